@@ -1,0 +1,185 @@
+//! A complete buffer that belongs to one owner.
+#![expect(unsafe_code, reason = "lends out slices of memory that nobody else can reach")]
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use longshore_mem::{DmaMemory, FileOffset};
+use longshore_sys::dma_buf::CpuAccess;
+
+use crate::dma_buf::{Bracketed, DmaBuf};
+use crate::error::Result;
+use crate::heap::Heap;
+use crate::memory::Memory;
+use crate::page_report::PageReport;
+use crate::shared::{Sealing, SharedBuffer};
+
+/// A buffer whose content is complete and which nobody else can reach yet.
+///
+/// It has given no descriptor to anyone, so it may be borrowed as slices, through guards that
+/// bracket the access where the memory is a dma-buf.
+#[derive(Debug)]
+pub struct Buffer {
+    memory: Memory,
+    pages: PageReport,
+}
+
+/// A buffer's content, for reading.
+#[derive(Debug)]
+pub struct ReadAccess<'a> {
+    content: &'a [u8],
+    _bracket: Bracketed<'a>,
+}
+
+/// A buffer's content, for reading and writing.
+#[derive(Debug)]
+pub struct WriteAccess<'a> {
+    content: &'a mut [u8],
+    _bracket: Bracketed<'a>,
+}
+
+impl Buffer {
+    pub(crate) fn new(memory: Memory, pages: PageReport) -> Self {
+        Self { memory, pages }
+    }
+
+    /// The heap the memory comes from; never [`Heap::Auto`].
+    pub fn heap(&self) -> &Heap {
+        &self.memory.heap
+    }
+
+    /// The content's length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.memory.content_bytes
+    }
+
+    /// Whether there is no content.
+    pub fn is_empty(&self) -> bool {
+        self.memory.content_bytes == 0
+    }
+
+    /// The length of the file behind it: the content's, or more where the heap deals in whole
+    /// pages (udmabuf, dma-heap: base pages; hugetlb: 2 MiB). What lies between is zero.
+    pub fn file_len_bytes(&self) -> u64 {
+        self.memory.file_bytes
+    }
+
+    /// The page sizes the memory came out in.
+    pub fn page_report(&self) -> PageReport {
+        self.pages
+    }
+
+    /// Borrows the content for reading.
+    ///
+    /// # Errors
+    /// [`crate::Error::Kernel`] where the memory is a dma-buf whose exporter refuses CPU access.
+    pub fn read(&self) -> Result<ReadAccess<'_>> {
+        let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::Read)?;
+        // SAFETY: nobody else has the memory, and `write` needs an exclusive borrow.
+        let content = unsafe { self.memory.as_slice() };
+        Ok(ReadAccess { content, _bracket: bracket })
+    }
+
+    /// Borrows the content for reading and writing.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    pub fn write(&mut self) -> Result<WriteAccess<'_>> {
+        let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::ReadWrite)?;
+        // SAFETY: mapped and writable, and `self` is borrowed exclusively while the slice lives.
+        let content = unsafe { &mut *self.memory.content_ptr() };
+        Ok(WriteAccess { content, _bracket: bracket })
+    }
+
+    /// Gives the memory descriptors that others can be given, sealed as asked. From here on others
+    /// may change it, unless its content is sealed.
+    ///
+    /// # Errors
+    /// [`crate::Error::CannotSealContent`] for [`Sealing::Content`] where the heap cannot do it,
+    /// [`crate::Error::Kernel`] where the kernel refuses a seal or the dma-buf. The memory is freed
+    /// then.
+    pub fn share(self, sealing: Sealing) -> Result<SharedBuffer> {
+        SharedBuffer::new(self.memory, self.pages, sealing)
+    }
+}
+
+impl Deref for ReadAccess<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.content
+    }
+}
+
+impl Deref for WriteAccess<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.content
+    }
+}
+
+impl DerefMut for WriteAccess<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.content
+    }
+}
+
+// SAFETY: the mapping is the buffer's own until it is dropped and stays where it is when the
+// buffer moves; slices are lent out only under the buffer's borrow; the memfd is the one mapped,
+// from its start.
+unsafe impl DmaMemory for Buffer {
+    fn host(&self) -> NonNull<[u8]> {
+        self.memory.host()
+    }
+
+    fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        self.memory.memfd().map(|memfd| (memfd.as_fd(), FileOffset::new(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_keeps_what_is_written() {
+        for len in [0usize, 1, 4095, 4096, 4097, (2 << 20) - 1, 2 << 20, (2 << 20) + 1] {
+            let mut buffer = Heap::Memfd.allocate(len as u64).unwrap();
+            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 0), "fresh memory is zero");
+            for (at, byte) in buffer.write().unwrap().iter_mut().enumerate() {
+                *byte = at as u8;
+            }
+            let content = buffer.read().unwrap();
+            assert_eq!(content.len(), len);
+            assert!(content.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+        }
+    }
+
+    #[test]
+    fn base_pages_are_what_they_say() {
+        let buffer = Heap::MemfdBasePages.allocate(4 << 20).unwrap();
+        let report = buffer.page_report();
+        assert_eq!((report.base_bytes, report.total_bytes()), (4 << 20, 4 << 20));
+    }
+
+    #[test]
+    fn the_file_is_the_memory() {
+        let mut buffer = Heap::Memfd.allocate(10_000).unwrap();
+        buffer.write().unwrap()[9_999] = 7;
+        let (file, offset) = buffer.file().unwrap();
+        let mut byte = [0];
+        rustix::io::pread(file, &mut byte, offset.raw() + 9_999).unwrap();
+        assert_eq!(byte, [7]);
+        assert_eq!(buffer.host().len(), 10_000);
+    }
+
+    #[test]
+    fn a_heap_that_is_not_there_says_so() {
+        let missing = Heap::DmaHeap("no-such-heap".into()).allocate(4096).unwrap_err();
+        assert!(matches!(missing, crate::Error::NoSuchHeap { .. }), "{missing}");
+        let vast = Heap::Memfd.allocate(u64::MAX).unwrap_err();
+        assert!(matches!(vast, crate::Error::TooLong { .. }), "{vast}");
+    }
+}

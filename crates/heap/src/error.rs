@@ -1,0 +1,129 @@
+//! What can go wrong with a heap.
+
+use std::io;
+use std::ops::Range;
+
+use crate::heap::Heap;
+
+/// The result of a heap operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, with which heap, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No heap of that name exists on this machine.
+    #[error("there is no dma-heap named '{name}' on this machine; {}", describe_heaps(available))]
+    NoSuchHeap {
+        /// The name asked for.
+        name: String,
+        /// The heaps there are.
+        available: Vec<String>,
+    },
+    /// The kernel interface the heap needs is absent or closed to this process.
+    #[error("heap '{heap}' is not available: {hint}")]
+    Unavailable {
+        /// The heap.
+        heap: Heap,
+        /// What is missing and how to enable it.
+        hint: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A udmabuf larger than the machine's limit, which this process may not raise.
+    #[error(
+        "a udmabuf of {len_bytes} bytes is above this machine's limit of {limit_bytes}: write at \
+         least {} to /sys/module/udmabuf/parameters/size_limit_mb as root, or use heap 'memfd'",
+        len_bytes.div_ceil(1 << 20)
+    )]
+    AboveUdmabufLimit {
+        /// The length asked for.
+        len_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+        /// Why the limit could not be raised.
+        #[source]
+        source: io::Error,
+    },
+    /// No address or file can be as long as was asked for.
+    #[error("a buffer of {len_bytes} bytes does not fit {what}")]
+    TooLong {
+        /// The length asked for.
+        len_bytes: u64,
+        /// What it does not fit, with the limit.
+        what: String,
+    },
+    /// Memory ran out while the pages of a range were made.
+    #[error(
+        "heap '{heap}': no memory for bytes {} to {} of {len_bytes}",
+        range.start, range.end
+    )]
+    OutOfMemory {
+        /// The heap.
+        heap: Heap,
+        /// The bytes that could not be backed.
+        range: Range<u64>,
+        /// The length of the whole buffer.
+        len_bytes: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The content of this heap's buffers cannot be sealed.
+    #[error("heap '{heap}' cannot seal its content against writing; use heap 'memfd'")]
+    CannotSealContent {
+        /// The heap.
+        heap: Heap,
+    },
+    /// A range was named that is not inside the buffer.
+    #[error(
+        "bytes {} to {} are not inside a buffer of {len_bytes}", range.start, range.end
+    )]
+    OutOfRange {
+        /// The range named.
+        range: Range<u64>,
+        /// The length of the buffer.
+        len_bytes: u64,
+    },
+    /// A system call failed.
+    #[error("heap '{heap}': {operation} of {len_bytes} bytes failed")]
+    Kernel {
+        /// The heap.
+        heap: Heap,
+        /// What was being done.
+        operation: &'static str,
+        /// The length of the buffer.
+        len_bytes: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn describe_heaps(available: &[String]) -> String {
+    if available.is_empty() {
+        "it has none (the kernel needs CONFIG_DMABUF_HEAPS); use heap 'memfd'".to_owned()
+    } else {
+        format!("it has {}", available.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_is_there_and_what_to_do() {
+        let none = Error::NoSuchHeap { name: "cma".into(), available: vec![] }.to_string();
+        assert!(none.contains("'cma'") && none.contains("use heap 'memfd'"), "{none}");
+        let some = Error::NoSuchHeap { name: "cma".into(), available: vec!["system".into()] };
+        assert!(some.to_string().ends_with("it has system"), "{some}");
+        let limit = Error::AboveUdmabufLimit {
+            len_bytes: (64 << 20) + 1,
+            limit_bytes: 64 << 20,
+            source: io::ErrorKind::PermissionDenied.into(),
+        };
+        assert!(limit.to_string().contains("write at least 65 to"), "{limit}");
+    }
+}

@@ -1,0 +1,292 @@
+//! The memory behind a reservation, a buffer and a shared buffer: descriptor and mapping.
+#![expect(unsafe_code, reason = "makes views and slices of mapped memory")]
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use longshore_mem::{Granule, OutOfBounds, VolatileSlice, VolatileSliceMut};
+use longshore_sys::mapping::{Access, Mapping};
+use longshore_sys::memfd::{self, Backing};
+use longshore_sys::{dma_heap, huge_pages, memory, page_size_bytes, udmabuf};
+
+use crate::dma_buf::DmaBuf;
+use crate::error::{Error, Result};
+use crate::heap::Heap;
+
+/// The descriptor that holds the memory.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    Memfd(OwnedFd),
+    DmaHeap(DmaBuf),
+}
+
+/// Mapped memory and the descriptor that holds it. The bytes past `content_bytes` up to the end of
+/// the mapping's last page are zero in anything that was finished.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// Never [`Heap::Auto`].
+    pub(crate) heap: Heap,
+    pub(crate) mapping: Mapping,
+    pub(crate) origin: Origin,
+    /// What was asked for.
+    pub(crate) content_bytes: u64,
+    /// The file's length: as long, or rounded up to what the heap can make.
+    pub(crate) file_bytes: u64,
+}
+
+impl Memory {
+    pub(crate) fn take(heap: &Heap, content_bytes: u64) -> Result<Self> {
+        match heap {
+            Heap::Auto => Self::take_best(content_bytes),
+            Heap::Memfd => {
+                let pool = huge_pages::pool_2m().unwrap_or_default();
+                let pages = content_bytes / Granule::SIZE_2M.bytes();
+                let fits = Granule::SIZE_2M.is_aligned(content_bytes)
+                    && pages > 0
+                    && pages <= pool.available_pages;
+                if fits && let Ok(memory) = Self::of_memfd(heap, content_bytes, Backing::Hugetlb2M)
+                {
+                    return Ok(memory);
+                }
+                Self::of_memfd(heap, content_bytes, Backing::Shmem)
+            }
+            Heap::MemfdBasePages => Self::of_memfd(heap, content_bytes, Backing::Shmem),
+            Heap::Hugetlb => Self::of_memfd(heap, content_bytes, Backing::Hugetlb2M),
+            Heap::Udmabuf => {
+                require_udmabuf(content_bytes)?;
+                Self::of_memfd(heap, content_bytes, Backing::Shmem)
+            }
+            Heap::DmaHeap(name) => Self::of_dma_heap(heap, name, content_bytes),
+        }
+    }
+
+    fn take_best(content_bytes: u64) -> Result<Self> {
+        // A dma-buf of no pages does not exist.
+        if content_bytes > 0 && udmabuf::is_present() && require_udmabuf(content_bytes).is_ok() {
+            return Self::of_memfd(&Heap::Udmabuf, content_bytes, Backing::Shmem);
+        }
+        Self::take(&Heap::Memfd, content_bytes)
+    }
+
+    fn of_memfd(heap: &Heap, content_bytes: u64, backing: Backing) -> Result<Self> {
+        let failed = |operation, source| Error::Kernel {
+            heap: heap.clone(),
+            operation,
+            len_bytes: content_bytes,
+            source,
+        };
+        let unit = match (heap, backing) {
+            (_, Backing::Hugetlb2M) => Granule::SIZE_2M,
+            (Heap::Udmabuf, _) => base_page(),
+            _ => byte(),
+        };
+        let file_bytes = unit
+            .checked_round_up(content_bytes)
+            .filter(|bytes| i64::try_from(*bytes).is_ok())
+            .ok_or_else(|| too_long(content_bytes, "any file"))?;
+        if let Some(limit) = memory::file_size_limit().filter(|limit| file_bytes > *limit) {
+            return Err(too_long(
+                content_bytes,
+                &format!("this process's file size limit of {limit} bytes (ulimit -f)"),
+            ));
+        }
+        let memfd = memfd::create("longshore", backing).map_err(|source| match backing {
+            Backing::Hugetlb2M => Error::Unavailable {
+                heap: heap.clone(),
+                hint: "this kernel has no 2 MiB hugetlb pages".to_owned(),
+                source,
+            },
+            Backing::Shmem => failed("memfd_create", source),
+        })?;
+        memfd::set_len(&memfd, file_bytes).map_err(|source| failed("ftruncate", source))?;
+        let mapping = Mapping::of_file(&memfd, file_bytes, Granule::SIZE_2M, Access::ReadWrite)
+            .map_err(|source| match (backing, source.kind()) {
+                (Backing::Hugetlb2M, std::io::ErrorKind::OutOfMemory) => Error::Unavailable {
+                    heap: heap.clone(),
+                    hint: format!(
+                        "the hugetlb pool lacks pages: write at least {} to \
+                         /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages as root",
+                        file_bytes / Granule::SIZE_2M.bytes()
+                    ),
+                    source,
+                },
+                _ => failed("mmap", source),
+            })?;
+        let heap = if backing == Backing::Hugetlb2M { &Heap::Hugetlb } else { heap };
+        let origin = Origin::Memfd(memfd);
+        Ok(Self { heap: heap.clone(), mapping, origin, content_bytes, file_bytes })
+    }
+
+    fn of_dma_heap(heap: &Heap, name: &str, content_bytes: u64) -> Result<Self> {
+        // The kernel refuses a length of zero; a page stands in, none of which is content.
+        let file_bytes = base_page()
+            .checked_round_up(content_bytes.max(1))
+            .ok_or_else(|| too_long(content_bytes, "any file"))?;
+        // It kills the caller rather than fail where memory is short, so ask first.
+        let available = memory::available().machine_bytes.unwrap_or(u64::MAX);
+        if name == "system" && file_bytes > available {
+            return Err(Error::OutOfMemory {
+                heap: heap.clone(),
+                range: 0..content_bytes,
+                len_bytes: content_bytes,
+                source: std::io::ErrorKind::OutOfMemory.into(),
+            });
+        }
+        let fd = dma_heap::allocate(name, file_bytes).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::NoSuchHeap { name: name.to_owned(), available: dma_heap::names() }
+            }
+            std::io::ErrorKind::PermissionDenied => Error::Unavailable {
+                heap: heap.clone(),
+                hint: format!("this user may not open {}/{name}", dma_heap::DIRECTORY),
+                source,
+            },
+            std::io::ErrorKind::OutOfMemory => Error::OutOfMemory {
+                heap: heap.clone(),
+                range: 0..content_bytes,
+                len_bytes: content_bytes,
+                source,
+            },
+            _ => Error::Kernel {
+                heap: heap.clone(),
+                operation: "DMA_HEAP_IOCTL_ALLOC",
+                len_bytes: content_bytes,
+                source,
+            },
+        })?;
+        let dma_buf = DmaBuf::new(fd, heap.clone(), file_bytes);
+        let mapping = Mapping::of_file(&dma_buf, file_bytes, base_page(), Access::ReadWrite)
+            .map_err(|source| Error::Kernel {
+                heap: heap.clone(),
+                operation: "mmap",
+                len_bytes: content_bytes,
+                source,
+            })?;
+        let origin = Origin::DmaHeap(dma_buf);
+        Ok(Self { heap: heap.clone(), mapping, origin, content_bytes, file_bytes })
+    }
+
+    pub(crate) fn memfd(&self) -> Option<&OwnedFd> {
+        match &self.origin {
+            Origin::Memfd(memfd) => Some(memfd),
+            Origin::DmaHeap(_) => None,
+        }
+    }
+
+    pub(crate) fn dma_heap_buf(&self) -> Option<&DmaBuf> {
+        match &self.origin {
+            Origin::Memfd(_) => None,
+            Origin::DmaHeap(dma_buf) => Some(dma_buf),
+        }
+    }
+
+    /// Content, and what lies behind it up to the end of its last page.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        // A length that could be mapped can be rounded up.
+        base_page().checked_round_up(self.file_bytes).unwrap_or(self.file_bytes)
+    }
+
+    pub(crate) fn host(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.mapping.start(), as_len(self.content_bytes))
+    }
+
+    pub(crate) fn view(&self) -> VolatileSlice<'_> {
+        // SAFETY: the mapping is readable as long as `self` is borrowed.
+        unsafe { VolatileSlice::from_raw_parts(self.mapping.start(), as_len(self.content_bytes)) }
+    }
+
+    /// The addresses of a range that may reach to the end of the last page, for asking the kernel
+    /// about its pages; past the content there is nothing to be read.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the range is not inside.
+    pub(crate) fn pages(
+        &self,
+        bytes: &Range<u64>,
+    ) -> std::result::Result<VolatileSlice<'_>, OutOfBounds> {
+        // SAFETY: the mapping reaches over whole pages and lives as long as `self` is borrowed.
+        let whole = unsafe {
+            VolatileSlice::from_raw_parts(self.mapping.start(), as_len(self.mapped_bytes()))
+        };
+        whole.subslice(as_len(bytes.start), as_len(bytes.end.saturating_sub(bytes.start)))
+    }
+
+    /// A writable view of a range, which may reach to the end of the last page.
+    ///
+    /// # Safety
+    /// No other view or slice of the same bytes may exist meanwhile that is written or relies on
+    /// them not changing.
+    pub(crate) unsafe fn window(
+        &self,
+        bytes: &Range<u64>,
+    ) -> std::result::Result<VolatileSliceMut<'_>, OutOfBounds> {
+        let pages = self.pages(bytes)?;
+        // SAFETY: the mapping is readable and writable as long as `self` is borrowed; the caller
+        // answers for the rest.
+        Ok(unsafe { VolatileSliceMut::from_raw_parts(pages.start(), pages.len_bytes()) })
+    }
+
+    /// # Safety
+    /// Nothing may write to the content while the slice lives: the owner has shared it with nobody
+    /// or it is sealed.
+    pub(crate) unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped and readable as long as `self` is borrowed; the caller answers for the
+        // rest.
+        unsafe { self.host().as_ref() }
+    }
+
+    /// Where the content is. Whoever dereferences it answers for aliasing.
+    pub(crate) fn content_ptr(&self) -> *mut [u8] {
+        self.host().as_ptr()
+    }
+}
+
+/// As an address offset. Longshore runs on 64-bit machines only, so every offset fits.
+fn as_len(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+pub(crate) fn base_page() -> Granule {
+    Granule::new(page_size_bytes() as u64).unwrap_or(Granule::SIZE_4K)
+}
+
+fn byte() -> Granule {
+    Granule::of_value(1).unwrap_or(Granule::SIZE_4K)
+}
+
+fn too_long(len_bytes: u64, what: &str) -> Error {
+    Error::TooLong { len_bytes, what: what.to_owned() }
+}
+
+/// Checks before anything is filled that the dma-buf can be made afterwards.
+fn require_udmabuf(content_bytes: u64) -> Result<()> {
+    let unavailable = |hint: &str, source| Error::Unavailable {
+        heap: Heap::Udmabuf,
+        hint: hint.to_owned(),
+        source,
+    };
+    udmabuf::check_access().map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => unavailable(
+            "there is no /dev/udmabuf (modprobe udmabuf; the kernel needs CONFIG_UDMABUF)",
+            source,
+        ),
+        _ => unavailable("this user may not open /dev/udmabuf (chmod or a udev rule)", source),
+    })?;
+    if content_bytes == 0 {
+        return Err(unavailable(
+            "a dma-buf cannot be empty; use heap 'memfd'",
+            std::io::ErrorKind::InvalidInput.into(),
+        ));
+    }
+    let limit_bytes = udmabuf::size_limit_bytes()
+        .map_err(|source| unavailable("its size limit cannot be read", source))?;
+    if content_bytes <= limit_bytes {
+        return Ok(());
+    }
+    udmabuf::raise_size_limit(content_bytes).map_err(|source| Error::AboveUdmabufLimit {
+        len_bytes: content_bytes,
+        limit_bytes,
+        source,
+    })
+}

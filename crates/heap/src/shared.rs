@@ -1,0 +1,256 @@
+//! A buffer that devices and other processes can be given.
+#![expect(unsafe_code, reason = "lends out a slice of memory that is sealed against writing")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, SharedDmaMemory, VolatileSlice};
+use longshore_sys::dma_buf::CpuAccess;
+use longshore_sys::mapping::{Access, Mapping};
+use longshore_sys::memfd::Seals;
+use longshore_sys::{file, memfd, udmabuf};
+
+use crate::dma_buf::{Bracketed, DmaBuf};
+use crate::error::{Error, Result};
+use crate::heap::Heap;
+use crate::memory::{Memory, Origin};
+use crate::page_report::PageReport;
+
+/// What a shared buffer's file is sealed against, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Sealing {
+    /// Shrinking and growing: nobody who maps it can be made to fault.
+    #[default]
+    Size,
+    /// That, and writing: nobody can change the content. Heap `memfd` only.
+    Content,
+}
+
+/// A complete buffer with descriptors for devices and other processes.
+///
+/// What others may change is seen through [`SharedBuffer::view`]; a slice exists only where the
+/// content is sealed ([`Sealing::Content`]).
+#[derive(Debug)]
+pub struct SharedBuffer {
+    memory: Memory,
+    pages: PageReport,
+    sealing: Sealing,
+    udmabuf: Option<DmaBuf>,
+}
+
+/// The descriptors of a [`SharedBuffer`].
+///
+/// The memfd is kept beside the dma-buf: tools can open `/proc/PID/fd/N` of a memfd and VFIO can
+/// map it, which neither can do with a dma-buf.
+#[derive(Clone, Copy, Debug)]
+pub struct Export<'a> {
+    /// The file, if the memory has one. Opened for reading only where its content is sealed.
+    pub memfd: Option<BorrowedFd<'a>>,
+    /// The dma-buf, if there is one.
+    pub dma_buf: Option<BorrowedFd<'a>>,
+    /// The content's length in bytes; a dma-buf and some memfds are longer, to a whole page.
+    pub len_bytes: u64,
+}
+
+/// A view of a shared buffer while the CPU may access it.
+#[derive(Debug)]
+pub struct SharedView<'a> {
+    bytes: VolatileSlice<'a>,
+    _bracket: Bracketed<'a>,
+}
+
+impl SharedBuffer {
+    pub(crate) fn new(mut memory: Memory, pages: PageReport, sealing: Sealing) -> Result<Self> {
+        let heap = memory.heap.clone();
+        let len_bytes = memory.content_bytes;
+        let failed = |operation| {
+            let heap = heap.clone();
+            move |source| Error::Kernel { heap, operation, len_bytes, source }
+        };
+        if sealing == Sealing::Content
+            && !matches!(heap, Heap::Memfd | Heap::MemfdBasePages | Heap::Hugetlb)
+        {
+            return Err(Error::CannotSealContent { heap });
+        }
+        let mut udmabuf = None;
+        if let Some(fd) = memory.memfd() {
+            let size = Seals { shrink: true, grow: true, ..Seals::default() };
+            memfd::add_seals(fd, size).map_err(failed("sealing the size"))?;
+            if heap == Heap::Udmabuf {
+                let range =
+                    AddrRange::new(FileOffset::new(0), memory.file_bytes).map_err(|_| {
+                        Error::TooLong { len_bytes, what: "any address space".to_owned() }
+                    })?;
+                let made = udmabuf::create(fd, range).map_err(failed("UDMABUF_CREATE"))?;
+                udmabuf = Some(DmaBuf::new(made, heap.clone(), memory.file_bytes));
+            }
+        }
+        if sealing == Sealing::Content {
+            memory = seal_content(memory)?;
+        }
+        Ok(Self { memory, pages, sealing, udmabuf })
+    }
+
+    /// The heap the memory comes from; never [`Heap::Auto`].
+    pub fn heap(&self) -> &Heap {
+        &self.memory.heap
+    }
+
+    /// The content's length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.memory.content_bytes
+    }
+
+    /// Whether there is no content.
+    pub fn is_empty(&self) -> bool {
+        self.memory.content_bytes == 0
+    }
+
+    /// The page sizes the memory came out in.
+    pub fn page_report(&self) -> PageReport {
+        self.pages
+    }
+
+    /// What the file is sealed against.
+    pub fn sealing(&self) -> Sealing {
+        self.sealing
+    }
+
+    /// The memfd, if the memory is one.
+    pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.memfd().map(AsFd::as_fd)
+    }
+
+    /// The dma-buf, if there is one.
+    pub fn dma_buf(&self) -> Option<&DmaBuf> {
+        self.udmabuf.as_ref().or(self.memory.dma_heap_buf())
+    }
+
+    /// The descriptors to give to a device or another process.
+    pub fn export(&self) -> Export<'_> {
+        Export {
+            memfd: self.memfd(),
+            dma_buf: self.dma_buf().map(AsFd::as_fd),
+            len_bytes: self.len_bytes(),
+        }
+    }
+
+    /// The content as a slice, where it is sealed and so cannot change; else `None`.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        // SAFETY: F_SEAL_WRITE was set, so neither this process nor any other can write to it.
+        (self.sealing == Sealing::Content).then(|| unsafe { self.memory.as_slice() })
+    }
+
+    /// A view of the content, which others may change meanwhile. While it lives the CPU may access
+    /// the memory; where it is a dma-buf, devices should not.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where the dma-buf's exporter refuses CPU access.
+    pub fn view(&self) -> Result<SharedView<'_>> {
+        let bracket = DmaBuf::begin(self.dma_buf(), CpuAccess::Read)?;
+        Ok(SharedView { bytes: self.memory.view(), _bracket: bracket })
+    }
+}
+
+/// Replaces the writable mapping and descriptor by ones that can only read, and seals the content.
+fn seal_content(memory: Memory) -> Result<Memory> {
+    let Memory { heap, mapping, origin, content_bytes, file_bytes } = memory;
+    let failed = |operation| {
+        let heap = heap.clone();
+        move |source| Error::Kernel { heap, operation, len_bytes: content_bytes, source }
+    };
+    let Origin::Memfd(writable) = origin else {
+        return Err(Error::CannotSealContent { heap });
+    };
+    // The seal is refused while a writable mapping exists.
+    drop(mapping);
+    let seals = Seals { write: true, seal: true, ..Seals::default() };
+    memfd::add_seals(&writable, seals).map_err(failed("sealing the content"))?;
+    // Before Linux 6.7 a sealed file can be mapped only through a descriptor that cannot write.
+    let read_only: OwnedFd =
+        file::reopen_read_only(&writable).map_err(failed("reopening for reading"))?;
+    drop(writable);
+    let mapping = Mapping::of_file(&read_only, file_bytes, Granule::SIZE_2M, Access::Read)
+        .map_err(failed("mapping for reading"))?;
+    let origin = Origin::Memfd(read_only);
+    Ok(Memory { heap, mapping, origin, content_bytes, file_bytes })
+}
+
+impl<'a> std::ops::Deref for SharedView<'a> {
+    type Target = VolatileSlice<'a>;
+
+    fn deref(&self) -> &VolatileSlice<'a> {
+        &self.bytes
+    }
+}
+
+// SAFETY: the mapping is the buffer's own until it is dropped and stays where it is when the
+// buffer moves; the only slice lent out is of sealed content, which documents that it is memory to
+// be read; the memfd is the one mapped, from its start.
+unsafe impl DmaMemory for SharedBuffer {
+    fn host(&self) -> NonNull<[u8]> {
+        self.memory.host()
+    }
+
+    fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        self.memfd().map(|memfd| (memfd, FileOffset::new(0)))
+    }
+}
+
+// SAFETY: a shared borrow lends out volatile views, and a slice only where nobody can write.
+unsafe impl SharedDmaMemory for SharedBuffer {}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn filled(len: usize) -> crate::Buffer {
+        let mut buffer = Heap::Memfd.allocate(len as u64).unwrap();
+        buffer.write().unwrap().fill(0x5a);
+        buffer
+    }
+
+    #[test]
+    fn a_shared_buffer_cannot_change_its_size() {
+        let shared = filled(5000).share(Sealing::Size).unwrap();
+        let memfd = shared.memfd().unwrap();
+        assert!(memfd::set_len(memfd, 0).is_err());
+        assert!(memfd::set_len(memfd, 1 << 20).is_err());
+        // But it may be written, which a view sees.
+        rustix::io::pwrite(memfd, b"!", 17).unwrap();
+        let mut byte = [0];
+        shared.view().unwrap().read(17, &mut byte).unwrap();
+        assert_eq!(byte, *b"!");
+        assert_eq!(shared.as_slice(), None);
+    }
+
+    #[test]
+    fn sealed_content_cannot_be_written_by_anyone_who_reopens_it() {
+        let shared = filled(5000).share(Sealing::Content).unwrap();
+        assert_eq!(shared.as_slice().unwrap(), [0x5a; 5000]);
+        let path = format!("/proc/self/fd/{}", shared.memfd().unwrap().as_raw_fd());
+        if let Ok(writable) = std::fs::OpenOptions::new().write(true).open(path) {
+            assert!(rustix::io::pwrite(&writable, b"no", 0).is_err());
+        }
+        assert!(memfd::seals(shared.memfd().unwrap()).unwrap().seal);
+    }
+
+    #[test]
+    fn an_export_names_the_content_length() {
+        let shared = filled(5000).share(Sealing::Size).unwrap();
+        let export = shared.export();
+        assert_eq!(export.len_bytes, 5000);
+        assert!(export.memfd.is_some() && export.dma_buf.is_none());
+    }
+
+    #[test]
+    fn an_empty_buffer_can_be_shared() {
+        for sealing in [Sealing::Size, Sealing::Content] {
+            let shared = Heap::Memfd.allocate(0).unwrap().share(sealing).unwrap();
+            assert!(shared.is_empty());
+            assert_eq!(shared.view().unwrap().len_bytes(), 0);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Which bytes of which files go where in the buffer.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use longshore_mem::{AddrRange, FileOffset, Granule};
+
+use crate::error::{Error, Result};
+use crate::source::SourceFile;
+
+/// Files start at multiples of this in the buffer, so that each can be read directly: no disk
+/// asks for more.
+pub const FILE_ALIGNMENT: Granule = Granule::SIZE_4K;
+
+/// Files and where each goes in one buffer.
+///
+/// One queue reads them all. A single whole file is the buffer's exact content; of several, each
+/// begins at a multiple of [`FILE_ALIGNMENT`], and the bytes between them are zero.
+#[derive(Debug, Default)]
+pub struct Plan {
+    files: Vec<PlannedFile>,
+    len_bytes: u64,
+}
+
+/// One file of a [`Plan`].
+#[derive(Debug)]
+pub struct PlannedFile {
+    pub(crate) source: SourceFile,
+    pub(crate) range: AddrRange<FileOffset>,
+    pub(crate) buffer_offset: u64,
+}
+
+impl Plan {
+    /// A plan of no files.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A plan of one whole file.
+    ///
+    /// # Errors
+    /// Those of [`SourceFile::open`].
+    pub fn of_path(path: impl Into<PathBuf>) -> Result<Self> {
+        let mut plan = Self::new();
+        plan.push(SourceFile::open(path)?)?;
+        Ok(plan)
+    }
+
+    /// Adds a whole file behind those that are there.
+    ///
+    /// # Errors
+    /// [`Error::NotEnoughMemory`] where the sum of the lengths passes 2^63.
+    pub fn push(&mut self, source: SourceFile) -> Result<()> {
+        let whole = 0..source.len_bytes();
+        self.push_range(source, whole)
+    }
+
+    /// Adds a range of a file behind those that are there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfFile`] where the file has no such range, [`Error::NotEnoughMemory`] where the
+    /// sum of the lengths passes 2^63.
+    pub fn push_range(&mut self, source: SourceFile, range: Range<u64>) -> Result<()> {
+        let len_bytes = range.end.checked_sub(range.start);
+        let claimed = len_bytes
+            .filter(|_| range.end <= source.len_bytes())
+            .and_then(|len| AddrRange::new(FileOffset::new(range.start), len).ok());
+        let Some(validated) = claimed else {
+            let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+            return Err(Error::OutOfFile { path, range, len_bytes });
+        };
+        let placed = FILE_ALIGNMENT.checked_round_up(self.len_bytes).and_then(|start| {
+            let end = start.checked_add(validated.len_bytes())?;
+            (end < 1 << 63).then_some((start, end))
+        });
+        let Some((buffer_offset, end)) = placed else {
+            return Err(Error::NotEnoughMemory {
+                needed_bytes: u64::MAX,
+                limit_bytes: (1 << 63) - 1,
+                limit_name: "the address space".to_owned(),
+                hint: "load fewer files at once",
+            });
+        };
+        self.len_bytes = end;
+        self.files.push(PlannedFile { source, range: validated, buffer_offset });
+        Ok(())
+    }
+
+    /// The files, in the order they were added.
+    pub fn files(&self) -> &[PlannedFile] {
+        &self.files
+    }
+
+    /// The length of the buffer to be filled.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// How many bytes of files there are to read: the length without what lies between files.
+    pub fn content_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.range.len_bytes()).sum()
+    }
+}
+
+impl PlannedFile {
+    /// The file.
+    pub fn source(&self) -> &SourceFile {
+        &self.source
+    }
+
+    /// Which bytes of it.
+    pub fn range(&self) -> AddrRange<FileOffset> {
+        self.range
+    }
+
+    /// Where in the buffer they go.
+    pub fn buffer_offset(&self) -> u64 {
+        self.buffer_offset
+    }
+
+    /// The bytes of the buffer they fill.
+    pub fn buffer_range(&self) -> Range<u64> {
+        self.buffer_offset..self.buffer_offset + self.range.len_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn source(len_bytes: usize) -> SourceFile {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![1; len_bytes]).unwrap();
+        SourceFile::from_fd(file.into()).unwrap()
+    }
+
+    #[test]
+    fn files_follow_each_other_at_page_boundaries() {
+        let mut plan = Plan::new();
+        for len_bytes in [100, 0, 4096, 4097] {
+            plan.push(source(len_bytes)).unwrap();
+        }
+        let offsets: Vec<u64> = plan.files().iter().map(PlannedFile::buffer_offset).collect();
+        assert_eq!(offsets, [0, 4096, 4096, 8192]);
+        assert_eq!((plan.len_bytes(), plan.content_bytes()), (8192 + 4097, 100 + 4096 + 4097));
+    }
+
+    #[test]
+    fn a_range_the_file_does_not_have_is_refused() {
+        let (start, end) = (2u64, 1u64);
+        for range in [0..101, 101..101, start..end, 0..u64::MAX] {
+            let refused = Plan::new().push_range(source(100), range.clone());
+            assert!(matches!(refused, Err(Error::OutOfFile { .. })), "{range:?}");
+        }
+        Plan::new().push_range(source(100), 100..100).unwrap();
+    }
+}

@@ -1,0 +1,43 @@
+//! How far a load has come, and how to stop it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How far a load has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that are in the buffer.
+    pub done_bytes: u64,
+    /// Bytes there are to be.
+    pub total_bytes: u64,
+    /// Time since the load began.
+    pub elapsed: Duration,
+}
+
+/// Stops a load from any thread, or from a signal handler: what is in flight is waited for, the
+/// rest is not begun.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// A token that has not been used.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A token around a flag that someone else sets.
+    pub fn from_flag(flag: Arc<AtomicBool>) -> Self {
+        Self(flag)
+    }
+
+    /// Asks every load that has this token to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`CancelToken::cancel`] was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,229 @@
+//! Ranges: a claim from outside, and the validated value it becomes.
+
+use core::fmt;
+
+/// An address space: what [`AddrRange`] can be a range of.
+///
+/// Implemented by the newtypes of [`crate::addr`]; a crate with an address space of its own may
+/// implement it too.
+pub trait Address: Copy + Ord + fmt::Debug {
+    /// The address as a number.
+    fn raw(self) -> u64;
+    /// The address with the value `raw`.
+    fn from_raw(raw: u64) -> Self;
+}
+
+/// A range as someone outside stated it: nothing about it has been checked.
+///
+/// It can be looked at and validated, and that is all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeClaim<A> {
+    /// The claimed first address.
+    pub start: A,
+    /// The claimed length in bytes.
+    pub len_bytes: u64,
+}
+
+/// A half-open range `[start, start + len)` whose end does not pass the top of its space.
+///
+/// May be empty. The end of a range that reaches the very top is 2^64, so ends are not handed out
+/// as addresses; [`AddrRange::last`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AddrRange<A> {
+    start: A,
+    len_bytes: u64,
+}
+
+/// Why a [`RangeClaim`] is no range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// `start + len` passes 2^64.
+    Overflow {
+        /// The claimed first address.
+        start: u64,
+        /// The claimed length in bytes.
+        len_bytes: u64,
+    },
+    /// The range is not inside the one it must be inside of.
+    Outside {
+        /// The claimed first address.
+        start: u64,
+        /// The claimed length in bytes.
+        len_bytes: u64,
+        /// First address of the range it must be inside of.
+        limit_start: u64,
+        /// Length of the range it must be inside of.
+        limit_len_bytes: u64,
+    },
+}
+
+impl<A: Address> RangeClaim<A> {
+    /// Checks that the range does not wrap around the top of its space.
+    ///
+    /// # Errors
+    /// [`RangeError::Overflow`] where it does.
+    pub fn validate(self) -> Result<AddrRange<A>, RangeError> {
+        AddrRange::new(self.start, self.len_bytes)
+    }
+
+    /// Checks that the range does not wrap and lies inside `limit`.
+    ///
+    /// # Errors
+    /// [`RangeError::Overflow`] or [`RangeError::Outside`].
+    pub fn validate_within(self, limit: AddrRange<A>) -> Result<AddrRange<A>, RangeError> {
+        let range = self.validate()?;
+        if limit.contains_range(range) {
+            return Ok(range);
+        }
+        Err(RangeError::Outside {
+            start: self.start.raw(),
+            len_bytes: self.len_bytes,
+            limit_start: limit.start.raw(),
+            limit_len_bytes: limit.len_bytes,
+        })
+    }
+}
+
+impl<A: Address> AddrRange<A> {
+    /// The range of `len_bytes` from `start`.
+    ///
+    /// # Errors
+    /// [`RangeError::Overflow`] where the end would pass 2^64.
+    pub fn new(start: A, len_bytes: u64) -> Result<Self, RangeError> {
+        let room = u64::MAX - start.raw();
+        // The last byte of a range that is not empty lies at start + len - 1.
+        if len_bytes == 0 || len_bytes - 1 <= room {
+            Ok(Self { start, len_bytes })
+        } else {
+            Err(RangeError::Overflow { start: start.raw(), len_bytes })
+        }
+    }
+
+    /// The first address.
+    pub fn start(self) -> A {
+        self.start
+    }
+
+    /// The length in bytes.
+    pub fn len_bytes(self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Whether there is no byte in it.
+    pub fn is_empty(self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// The last address in it, or `None` where it is empty.
+    pub fn last(self) -> Option<A> {
+        self.len_bytes.checked_sub(1).map(|span| A::from_raw(self.start.raw() + span))
+    }
+
+    /// Whether `address` lies in it.
+    pub fn contains(self, address: A) -> bool {
+        address.raw().checked_sub(self.start.raw()).is_some_and(|at| at < self.len_bytes)
+    }
+
+    /// Whether every byte of `inner` lies in it. An empty range lies in every range whose start
+    /// or end it touches.
+    pub fn contains_range(self, inner: Self) -> bool {
+        inner
+            .start
+            .raw()
+            .checked_sub(self.start.raw())
+            .is_some_and(|at| at <= self.len_bytes && inner.len_bytes <= self.len_bytes - at)
+    }
+
+    /// The bytes that both ranges have, or `None` where they share none.
+    pub fn intersection(self, other: Self) -> Option<Self> {
+        let first = self.start.max(other.start);
+        let last = self.last()?.min(other.last()?);
+        (first <= last)
+            .then(|| Self { start: first, len_bytes: (last.raw() - first.raw()).saturating_add(1) })
+    }
+}
+
+impl<A: Address> fmt::Debug for AddrRange<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} + {:#x}", self.start, self.len_bytes)
+    }
+}
+
+impl fmt::Display for RangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Overflow { start, len_bytes } => {
+                write!(f, "the range at {start:#x} of {len_bytes:#x} bytes passes 2^64")
+            }
+            Self::Outside { start, len_bytes, limit_start, limit_len_bytes } => write!(
+                f,
+                "the range at {start:#x} of {len_bytes:#x} bytes is not inside the one at \
+                 {limit_start:#x} of {limit_len_bytes:#x} bytes"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for RangeError {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Iova;
+
+    fn range(start: u64, len_bytes: u64) -> AddrRange<Iova> {
+        AddrRange::new(Iova::new(start), len_bytes).unwrap()
+    }
+
+    #[test]
+    fn a_range_may_reach_the_top_but_not_pass_it() {
+        assert_eq!(range(u64::MAX, 1).last(), Some(Iova::new(u64::MAX)));
+        assert_eq!(
+            AddrRange::new(Iova::new(u64::MAX), 2),
+            Err(RangeError::Overflow { start: u64::MAX, len_bytes: 2 })
+        );
+        assert!(AddrRange::new(Iova::new(1), u64::MAX).is_ok());
+    }
+
+    #[test]
+    fn a_claim_outside_its_limit_says_both() {
+        let claim = RangeClaim { start: Iova::new(0x1f00), len_bytes: 0x200 };
+        let error = claim.validate_within(range(0x1000, 0x1000)).unwrap_err();
+        assert_eq!(
+            error,
+            RangeError::Outside {
+                start: 0x1f00,
+                len_bytes: 0x200,
+                limit_start: 0x1000,
+                limit_len_bytes: 0x1000
+            }
+        );
+    }
+
+    proptest! {
+        // The oracle: the same questions asked in 128-bit arithmetic, where nothing wraps.
+        #[test]
+        fn questions_agree_with_wide_arithmetic(
+            a in prop_oneof![0u64..64, (u64::MAX - 64)..],
+            a_len in 0u64..64,
+            b in prop_oneof![0u64..64, (u64::MAX - 64)..],
+            b_len in 0u64..64,
+        ) {
+            let wide = |start: u64, len: u64| (u128::from(start), u128::from(start) + u128::from(len));
+            let (a0, a1) = wide(a, a_len);
+            let (b0, b1) = wide(b, b_len);
+            let made = AddrRange::new(Iova::new(a), a_len);
+            prop_assert_eq!(made.is_ok(), a1 <= 1 << 64);
+            if let (Ok(x), Ok(y)) = (made, AddrRange::new(Iova::new(b), b_len)) {
+                prop_assert_eq!(x.contains_range(y), a0 <= b0 && b1 <= a1);
+                prop_assert_eq!(x.contains(Iova::new(b)), a0 <= b0 && b0 < a1);
+                let (low, high) = (a0.max(b0), a1.min(b1));
+                let shared = x.intersection(y).map(|i| (u128::from(i.start().raw()), u128::from(i.len_bytes())));
+                prop_assert_eq!(shared, (low < high).then(|| (low, high - low)));
+            }
+        }
+    }
+}

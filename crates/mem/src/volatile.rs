@@ -1,0 +1,364 @@
+//! Views of memory that a device, a guest or another process may change at any moment.
+//!
+//! # Why no reference
+//!
+//! A `&[u8]` promises the compiler that the bytes do not change while it lives, and a `&mut [u8]`
+//! that nobody else reads or writes them. Neither can be promised of memory that is shared with a
+//! device, a guest or another process, so no reference to it is ever formed: a view holds a
+//! pointer and a length, and every access goes through `read_volatile` or `write_volatile`.
+//!
+//! # Why that is sound
+//!
+//! * The pointer is valid for the view's whole length and lifetime (the promise of
+//!   [`VolatileSlice::from_raw_parts`]), so an access within bounds touches mapped memory.
+//! * A volatile access is made exactly once, as written: the compiler may not repeat it, so a
+//!   value that was checked cannot be another one when it is used. Each foreign byte is read once,
+//!   into memory of our own, and only the copy is looked at.
+//! * A write by someone outside this process is outside the language's model of data races; to the
+//!   compiler a volatile read has an effect it knows nothing about. Writers inside this process
+//!   must be ordered by whoever hands out the views (`heap` shares memory only once nothing of
+//!   this process writes to it any more).
+//! * Bytes torn between an old and a new value are still bytes: `u8` and the unsigned integers
+//!   have no invalid values.
+#![expect(unsafe_code, reason = "reads and writes memory through pointers, see the module's text")]
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+/// An access that was to reach past the end of a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBounds {
+    /// Where the access was to begin, in bytes from the view's start.
+    pub offset: usize,
+    /// How many bytes it was to reach over.
+    pub len_bytes: usize,
+    /// How long the view is.
+    pub view_len_bytes: usize,
+}
+
+impl fmt::Display for OutOfBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { offset, len_bytes, view_len_bytes } = self;
+        write!(f, "{len_bytes} bytes at offset {offset} are not inside a view of {view_len_bytes}")
+    }
+}
+
+impl core::error::Error for OutOfBounds {}
+
+/// A readable view of memory that may change at any moment.
+#[derive(Clone, Copy)]
+pub struct VolatileSlice<'a> {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    lifetime: PhantomData<&'a ()>,
+}
+
+/// A view of memory that may change at any moment, which may also be written.
+///
+/// It is not `Copy`: whoever holds it is the one writer that its origin allowed.
+pub struct VolatileSliceMut<'a> {
+    readable: VolatileSlice<'a>,
+}
+
+// SAFETY: a view is a pointer to memory that is valid for its lifetime in every thread, and all
+// accesses are volatile, so which thread makes them does not matter.
+unsafe impl Send for VolatileSlice<'_> {}
+// SAFETY: as above; a shared view only reads.
+unsafe impl Sync for VolatileSlice<'_> {}
+
+impl<'a> VolatileSlice<'a> {
+    /// A view of `len_bytes` bytes at `start`.
+    ///
+    /// # Safety
+    /// For the whole of `'a` the bytes must stay mapped and readable, and nothing in this process
+    /// may write to them other than by volatile or atomic accesses or by system calls.
+    pub const unsafe fn from_raw_parts(start: NonNull<u8>, len_bytes: usize) -> Self {
+        Self { start, len_bytes, lifetime: PhantomData }
+    }
+
+    /// The view's length in bytes.
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether there is no byte in the view.
+    pub const fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Where the memory is, for a system call or a device that reads it.
+    pub const fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// Where the memory begins.
+    pub const fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The view of `len_bytes` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where that reaches past the end.
+    pub fn subslice(&self, offset: usize, len_bytes: usize) -> Result<Self, OutOfBounds> {
+        self.check(offset, len_bytes)?;
+        // SAFETY: `offset` is within the view, so the pointer stays within its allocation.
+        let start = unsafe { self.start.add(offset) };
+        Ok(Self { start, len_bytes, lifetime: PhantomData })
+    }
+
+    /// Copies the bytes from `offset` on into all of `into`, reading each byte once.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the view ends before; nothing is copied then.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.subslice(offset, into.len())?.start.as_ptr().cast_const();
+        // SAFETY: `from` is valid for `into.len()` bytes by the check above, `into` is ours.
+        unsafe { copy_volatile::<true>(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Reads eight bytes at `offset` as a little-endian number.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the view ends before.
+    pub fn read_u64_le(&self, offset: usize) -> Result<u64, OutOfBounds> {
+        let mut bytes = [0; 8];
+        self.read(offset, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn check(&self, offset: usize, len_bytes: usize) -> Result<(), OutOfBounds> {
+        if offset <= self.len_bytes && len_bytes <= self.len_bytes - offset {
+            Ok(())
+        } else {
+            Err(OutOfBounds { offset, len_bytes, view_len_bytes: self.len_bytes })
+        }
+    }
+}
+
+impl<'a> VolatileSliceMut<'a> {
+    /// A writable view of `len_bytes` bytes at `start`.
+    ///
+    /// # Safety
+    /// As [`VolatileSlice::from_raw_parts`], and the bytes must stay writable.
+    pub const unsafe fn from_raw_parts(start: NonNull<u8>, len_bytes: usize) -> Self {
+        // SAFETY: the caller's promise includes what the readable view asks for.
+        Self { readable: unsafe { VolatileSlice::from_raw_parts(start, len_bytes) } }
+    }
+
+    /// The same bytes, for reading.
+    pub fn as_readable(&self) -> VolatileSlice<'_> {
+        self.readable
+    }
+
+    /// The view's length in bytes.
+    pub const fn len_bytes(&self) -> usize {
+        self.readable.len_bytes
+    }
+
+    /// Whether there is no byte in the view.
+    pub const fn is_empty(&self) -> bool {
+        self.readable.len_bytes == 0
+    }
+
+    /// Where the memory is, for a system call or a device that writes it.
+    pub const fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.readable.start.as_ptr()
+    }
+
+    /// Borrows the view of `len_bytes` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where that reaches past the end.
+    pub fn subslice_mut(
+        &mut self,
+        offset: usize,
+        len_bytes: usize,
+    ) -> Result<VolatileSliceMut<'_>, OutOfBounds> {
+        self.readable.subslice(offset, len_bytes).map(|readable| VolatileSliceMut { readable })
+    }
+
+    /// Splits the view in two at `offset`, so that two writers may share it.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where `offset` lies past the end; the view is lost then only to the caller.
+    pub fn split_at_mut(self, offset: usize) -> Result<(Self, Self), OutOfBounds> {
+        let head = self.readable.subslice(0, offset)?;
+        let tail = self.readable.subslice(offset, self.readable.len_bytes - offset)?;
+        Ok((Self { readable: head }, Self { readable: tail }))
+    }
+
+    /// Copies all of `from` to the bytes from `offset` on, writing each byte once.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the view ends before; nothing is written then.
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfBounds> {
+        let into = self.readable.subslice(offset, from.len())?.start.as_ptr();
+        // SAFETY: `into` is valid for `from.len()` bytes by the check above, `from` is ours.
+        unsafe { copy_volatile::<false>(from.as_ptr(), into, from.len()) };
+        Ok(())
+    }
+
+    /// Sets `len_bytes` bytes from `offset` to zero.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the view ends before; nothing is written then.
+    pub fn zero(&mut self, offset: usize, len_bytes: usize) -> Result<(), OutOfBounds> {
+        const ZEROS: [u8; 256] = [0; 256];
+        let mut target = self.subslice_mut(offset, len_bytes)?;
+        for at in (0..len_bytes).step_by(ZEROS.len()) {
+            target.write(at, &ZEROS[..ZEROS.len().min(len_bytes - at)])?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for VolatileSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolatileSlice({:p} + {:#x})", self.start, self.len_bytes)
+    }
+}
+
+impl fmt::Debug for VolatileSliceMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolatileSliceMut({:p} + {:#x})", self.readable.start, self.len_bytes())
+    }
+}
+
+/// Copies `len_bytes` bytes in ascending order. The side that is foreign (the source where
+/// `FOREIGN_SOURCE`, else the destination) is accessed by volatile words where it is aligned and
+/// by volatile bytes at its ends; the other side is memory of our own.
+///
+/// # Safety
+/// Both sides must be valid for `len_bytes` bytes and must not overlap.
+unsafe fn copy_volatile<const FOREIGN_SOURCE: bool>(
+    from: *const u8,
+    to: *mut u8,
+    len_bytes: usize,
+) {
+    const WORD: usize = size_of::<u64>();
+    let foreign_addr = if FOREIGN_SOURCE { from.addr() } else { to.addr() };
+    let head = (foreign_addr.wrapping_neg() % WORD).min(len_bytes);
+    let words = (len_bytes - head) / WORD;
+    let body_end = head + words * WORD;
+    for at in (0..head).chain(body_end..len_bytes) {
+        // SAFETY: `at` is below `len_bytes`, for which the source is valid.
+        let from = unsafe { from.add(at) };
+        // SAFETY: the same of the destination.
+        let to = unsafe { to.add(at) };
+        if FOREIGN_SOURCE {
+            // SAFETY: `from` is valid for reading one byte, by the caller's promise.
+            let byte = unsafe { from.read_volatile() };
+            // SAFETY: `to` is valid for writing one byte, by the caller's promise.
+            unsafe { to.write(byte) };
+        } else {
+            // SAFETY: `from` is valid for reading one byte, by the caller's promise.
+            let byte = unsafe { from.read() };
+            // SAFETY: `to` is valid for writing one byte, by the caller's promise.
+            unsafe { to.write_volatile(byte) };
+        }
+    }
+    for at in (head..body_end).step_by(WORD) {
+        // SAFETY: `at + WORD` is not above `body_end`, so the whole word is in the source.
+        let from = unsafe { from.add(at) }.cast::<u64>();
+        // SAFETY: the same of the destination.
+        let to = unsafe { to.add(at) }.cast::<u64>();
+        if FOREIGN_SOURCE {
+            // SAFETY: valid by the above, aligned because `head` bytes were skipped.
+            let word = unsafe { from.read_volatile() };
+            // SAFETY: valid by the above; our side may have any alignment.
+            unsafe { to.write_unaligned(word) };
+        } else {
+            // SAFETY: valid by the above; our side may have any alignment.
+            let word = unsafe { from.read_unaligned() };
+            // SAFETY: valid by the above, aligned because `head` bytes were skipped.
+            unsafe { to.write_volatile(word) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn view_of(bytes: &mut [u8]) -> VolatileSliceMut<'_> {
+        let len_bytes = bytes.len();
+        let start = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        // SAFETY: the view borrows `bytes` for as long as it lives.
+        unsafe { VolatileSliceMut::from_raw_parts(start, len_bytes) }
+    }
+
+    #[test]
+    fn access_past_the_end_is_refused_and_copies_nothing() {
+        let mut memory = [7u8; 16];
+        let mut view = view_of(&mut memory);
+        let error = OutOfBounds { offset: 10, len_bytes: 7, view_len_bytes: 16 };
+        assert_eq!(view.write(10, &[0; 7]), Err(error));
+        let mut out = [1u8; 7];
+        assert_eq!(view.as_readable().read(10, &mut out), Err(error));
+        assert_eq!(out, [1; 7]);
+        let past = view.as_readable().subslice(17, 0).unwrap_err();
+        assert_eq!((past.offset, past.len_bytes), (17, 0));
+        assert!(view.as_readable().read(usize::MAX, &mut out).is_err());
+        assert_eq!(memory, [7; 16]);
+    }
+
+    #[test]
+    fn numbers_are_little_endian_at_any_alignment() {
+        let mut memory = [0u8; 17];
+        memory[3..11].copy_from_slice(&0x0102_0304_0506_0708u64.to_le_bytes());
+        let view = view_of(&mut memory);
+        assert_eq!(view.as_readable().read_u64_le(3).unwrap(), 0x0102_0304_0506_0708);
+    }
+
+    #[test]
+    fn split_views_cover_the_whole_and_do_not_meet() {
+        let mut memory = [0u8; 10];
+        let (mut low, mut high) = view_of(&mut memory).split_at_mut(4).unwrap();
+        low.write(0, &[1; 4]).unwrap();
+        high.write(0, &[2; 6]).unwrap();
+        assert!(low.write(4, &[9]).is_err());
+        assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn zeroing_touches_nothing_beside() {
+        let mut memory = vec![0xff; 1000];
+        view_of(&mut memory).zero(3, 900).unwrap();
+        let expected: Vec<u8> =
+            (0..1000).map(|at| if (3..903).contains(&at) { 0 } else { 0xff }).collect();
+        assert_eq!(memory, expected);
+    }
+
+    // Miri runs these too, with fewer cases.
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 8 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn copies_equal_slices_at_every_alignment(
+            skew in 0usize..8, own_skew in 0usize..8, len in 0usize..70,
+        ) {
+            let pattern: Vec<u8> = (0..len as u8).map(|at| at.wrapping_mul(37) ^ 0x5a).collect();
+            let mut own = vec![0u8; own_skew + len];
+            own[own_skew..].copy_from_slice(&pattern);
+            let mut memory = vec![0xeeu8; 8 + 70 + 8];
+            view_of(&mut memory).write(skew, &own[own_skew..]).unwrap();
+            prop_assert_eq!(&memory[skew..skew + len], &pattern[..]);
+            prop_assert!(memory[..skew].iter().chain(&memory[skew + len..]).all(|byte| *byte == 0xee));
+            let mut back = vec![0u8; own_skew + len];
+            view_of(&mut memory).as_readable().read(skew, &mut back[own_skew..]).unwrap();
+            prop_assert_eq!(&back[own_skew..], &pattern[..]);
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Files to read from: opening, `statx(2)`, `preadv2(2)`.
+#![expect(unsafe_code, reason = "a read into memory that others may see takes a raw pointer")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, StatxTimestamp};
+
+use crate::retry_interrupted;
+
+/// What a path or descriptor turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character or block device.
+    Device,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// The kind with its article, for messages.
+    pub fn described(self) -> &'static str {
+        match self {
+            Self::Regular => "a regular file",
+            Self::Directory => "a directory",
+            Self::Fifo => "a FIFO",
+            Self::Socket => "a socket",
+            Self::Device => "a device",
+            Self::Other => "not a regular file",
+        }
+    }
+}
+
+/// What tells one state of a file from another: identity, size and time of modification.
+///
+/// The time of status change is left out: renaming a file or linking it changes that too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    device: (u32, u32),
+    inode: u64,
+    len_bytes: u64,
+    modified: (i64, u32),
+}
+
+impl Version {
+    /// The length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// The time of the last modification: seconds and nanoseconds since 1970.
+    pub fn modified(&self) -> (i64, u32) {
+        self.modified
+    }
+
+    /// The device number and inode number: the same for two names of one file.
+    pub fn inode(&self) -> ((u32, u32), u64) {
+        (self.device, self.inode)
+    }
+}
+
+/// How direct I/O on a file must be aligned (`STATX_DIOALIGN`, Linux 6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlignment {
+    /// Of the memory read into.
+    pub memory: Granule,
+    /// Of the file offset and the length.
+    pub offset: Granule,
+}
+
+/// What `statx(2)` says of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Status {
+    /// What it is.
+    pub kind: Kind,
+    /// Its size, identity and times.
+    pub version: Version,
+    /// How to align direct I/O; `None` where the file system offers none or does not say.
+    pub direct: Option<DirectAlignment>,
+}
+
+/// How one read is to be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadFlags {
+    /// Only what is in the page cache (`RWF_NOWAIT`); `WouldBlock` where nothing is.
+    pub resident_only: bool,
+    /// Drop the pages from the page cache afterwards (`RWF_DONTCACHE`, Linux 6.14).
+    pub uncached: bool,
+}
+
+/// `RWF_DONTCACHE` of `linux/fs.h`, which libc does not name yet.
+const RWF_DONTCACHE: i32 = 0x80;
+
+/// Opens a file for reading. A FIFO does not block, a terminal does not become ours.
+///
+/// # Errors
+/// Those of `open(2)`.
+pub fn open(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+/// Opens the file behind a descriptor once more, for direct reads (`O_DIRECT`).
+///
+/// # Errors
+/// `EINVAL` where the file system has no direct I/O, `EACCES` where the file may not be opened,
+/// `ENOENT` where `/proc` is not mounted.
+pub fn reopen_direct(file: impl AsFd) -> io::Result<OwnedFd> {
+    reopen(file, OFlags::DIRECT)
+}
+
+/// Opens the file behind a descriptor once more, for reading through the page cache.
+///
+/// # Errors
+/// `EACCES` where the file may not be opened, `ENOENT` where `/proc` is not mounted.
+pub fn reopen_read_only(file: impl AsFd) -> io::Result<OwnedFd> {
+    reopen(file, OFlags::empty())
+}
+
+fn reopen(file: impl AsFd, extra: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | extra;
+    retry_interrupted(|| Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?))
+}
+
+/// Whether reads through this descriptor are direct (`O_DIRECT` is set on it).
+///
+/// # Errors
+/// Those of `fcntl(2)`.
+pub fn is_direct(file: impl AsFd) -> io::Result<bool> {
+    Ok(rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT))
+}
+
+/// Asks for a file's kind, version and direct I/O alignment.
+///
+/// # Errors
+/// Those of `statx(2)`.
+pub fn status(file: impl AsFd) -> io::Result<Status> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    let answer = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?;
+    let time = |at: StatxTimestamp| (at.tv_sec, at.tv_nsec);
+    // The file system says nothing, or says zero: it offers no direct I/O on this file.
+    let granule = |bytes: u32| Granule::new(u64::from(bytes)).ok();
+    let direct = granule(answer.stx_dio_mem_align)
+        .zip(granule(answer.stx_dio_offset_align))
+        .map(|(memory, offset)| DirectAlignment { memory, offset });
+    Ok(Status {
+        kind: kind_of(FileType::from_raw_mode(answer.stx_mode.into())),
+        version: Version {
+            device: (answer.stx_dev_major, answer.stx_dev_minor),
+            inode: answer.stx_ino,
+            len_bytes: answer.stx_size,
+            modified: time(answer.stx_mtime),
+        },
+        direct,
+    })
+}
+
+/// Reads once from `offset` into `memory`, as far as the kernel goes in one call.
+///
+/// # Errors
+/// Those of `preadv2(2)`; `WouldBlock` for [`ReadFlags::resident_only`] where nothing is resident,
+/// `Unsupported` where the file system or kernel does not know a flag. A signal's interruption is
+/// retried.
+pub fn read_at(
+    file: impl AsFd,
+    memory: &mut VolatileSliceMut<'_>,
+    offset: FileOffset,
+    flags: ReadFlags,
+) -> io::Result<usize> {
+    let offset = i64::try_from(offset.raw()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let target = libc::iovec { iov_len: memory.len_bytes(), iov_base: memory.as_mut_ptr().cast() };
+    let mut bits = 0;
+    if flags.resident_only {
+        bits |= libc::RWF_NOWAIT;
+    }
+    if flags.uncached {
+        bits |= RWF_DONTCACHE;
+    }
+    let fd = file.as_fd().as_raw_fd();
+    retry_interrupted(|| {
+        // SAFETY: the view is valid and writable for its length, and is borrowed for the call.
+        let done = unsafe { libc::preadv2(fd, &raw const target, 1, offset, bits) };
+        usize::try_from(done).map_err(|_| io::Error::last_os_error())
+    })
+}
+
+fn kind_of(file_type: FileType) -> Kind {
+    match file_type {
+        FileType::RegularFile => Kind::Regular,
+        FileType::Directory => Kind::Directory,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice | FileType::BlockDevice => Kind::Device,
+        _ => Kind::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::ptr::NonNull;
+
+    use super::*;
+
+    #[test]
+    fn kinds_are_told_apart_without_blocking() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::from(0o600), 0).unwrap();
+        assert_eq!(status(open(&fifo).unwrap()).unwrap().kind, Kind::Fifo);
+        assert_eq!(status(open(dir.path()).unwrap()).unwrap().kind, Kind::Directory);
+        assert_eq!(status(open(Path::new("/dev/null")).unwrap()).unwrap().kind, Kind::Device);
+    }
+
+    #[test]
+    fn a_version_changes_with_the_content() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let before = status(file.as_file()).unwrap().version;
+        assert_eq!(before, status(open(file.path()).unwrap()).unwrap().version);
+        file.write_all(b"more").unwrap();
+        let after = status(file.as_file()).unwrap().version;
+        assert_ne!(before, after);
+        assert_eq!(after.len_bytes(), 4);
+        assert_eq!(before.inode(), after.inode());
+    }
+
+    #[test]
+    fn a_read_stops_at_the_end_of_the_file() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let mut bytes = [0u8; 8];
+        // SAFETY: the view borrows `bytes` for the reads below.
+        let mut view = unsafe {
+            VolatileSliceMut::from_raw_parts(NonNull::from(&mut bytes).cast(), bytes.len())
+        };
+        let flags = ReadFlags::default();
+        assert_eq!(read_at(&file, &mut view, FileOffset::new(6), flags).unwrap(), 4);
+        assert_eq!(read_at(&file, &mut view, FileOffset::new(10), flags).unwrap(), 0);
+        let past = read_at(&file, &mut view, FileOffset::new(u64::MAX), flags).unwrap_err();
+        assert_eq!(past.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(&bytes[..4], b"6789");
+    }
+}

@@ -1,0 +1,49 @@
+//! The Linux interfaces Longshore stands on, each behind one small module.
+//!
+//! A module here turns one kernel interface into safe functions that return `io::Error`, adds what
+//! the interface leaves to convention (alignment, retry after a signal, draining before release)
+//! and holds no policy: which interface to use, and what to do where it is missing, is decided by
+//! the crates above.
+//!
+//! | module | kernel interface |
+//! | --- | --- |
+//! | [`memfd`] | `memfd_create`, file seals |
+//! | [`mapping`] | `mmap` of a shared file at a huge-page boundary |
+//! | [`pages`] | `madvise` (huge pages, collapse, populate), `mincore` on our own mappings |
+//! | [`page_cache`] | `cachestat`, `preadv2(RWF_NOWAIT)`: which part of a file is in memory |
+//! | [`file`] | opening, `statx` (identity, direct I/O alignment), `preadv2` |
+//! | [`uring`] | io_uring, for reads |
+//! | [`udmabuf`] | `/dev/udmabuf` |
+//! | [`dma_heap`] | `/dev/dma_heap/*` |
+//! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
+//! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
+//! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
+
+pub mod dma_buf;
+pub mod dma_heap;
+pub mod file;
+pub mod huge_pages;
+pub mod mapping;
+pub mod memfd;
+pub mod memory;
+pub mod page_cache;
+pub mod pages;
+pub mod udmabuf;
+pub mod uring;
+
+/// The size of a base page in bytes: 4096 on x86-64, 4096, 16384 or 65536 on aarch64.
+pub fn page_size_bytes() -> usize {
+    rustix::param::page_size()
+}
+
+/// Runs `call` again for as long as a signal interrupts it.
+pub(crate) fn retry_interrupted<T>(
+    mut call: impl FnMut() -> std::io::Result<T>,
+) -> std::io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}

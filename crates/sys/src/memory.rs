@@ -1,0 +1,179 @@
+//! How much memory there is for this process: the machine, its control groups, its own limits.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, getrlimit};
+
+/// Bytes of memory that can be taken without swapping or being killed, as far as each authority
+/// is concerned; `None` where it sets no bound or cannot be asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Available {
+    /// `MemAvailable` of `/proc/meminfo`.
+    pub machine_bytes: Option<u64>,
+    /// What the tightest control group above this process leaves, and the file that says so.
+    pub control_group: Option<(u64, PathBuf)>,
+    /// What `RLIMIT_AS` leaves of the address space.
+    pub address_space_bytes: Option<u64>,
+}
+
+/// Asks for everything in [`Available`].
+pub fn available() -> Available {
+    Available {
+        machine_bytes: meminfo_bytes("MemAvailable:"),
+        control_group: tightest_control_group(),
+        address_space_bytes: getrlimit(Resource::As)
+            .current
+            .map(|limit| limit.saturating_sub(address_space_used_bytes().unwrap_or(0))),
+    }
+}
+
+/// The largest file this process may make (`RLIMIT_FSIZE`), which bounds a memfd too: passing it
+/// raises `SIGXFSZ`.
+pub fn file_size_limit() -> Option<u64> {
+    getrlimit(Resource::Fsize).current
+}
+
+/// How much memory this process may lock or register (`RLIMIT_MEMLOCK`), in bytes; `None` where
+/// there is no limit.
+pub fn locked_memory_limit() -> Option<u64> {
+    getrlimit(Resource::Memlock).current
+}
+
+/// One field of `/proc/meminfo`, in bytes. `field` is as printed, with its colon.
+pub fn meminfo_bytes(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with(field))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+fn address_space_used_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split_whitespace().next()?.parse().ok()?;
+    pages.checked_mul(crate::page_size_bytes() as u64)
+}
+
+fn tightest_control_group() -> Option<(u64, PathBuf)> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    group_directories(&groups, &mounts)
+        .into_iter()
+        .filter_map(|(directory, version)| left_in(&directory, version).ok())
+        .min()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CgroupVersion {
+    V1,
+    V2,
+}
+
+/// The directories of this process's memory control groups, from its own up to each mount's root.
+fn group_directories(groups: &str, mounts: &str) -> Vec<(PathBuf, CgroupVersion)> {
+    let mut directories = Vec::new();
+    for mount in mounts.lines() {
+        // 35 24 0:30 ROOT MOUNTPOINT OPTIONS ... - TYPE SOURCE SUPEROPTIONS (proc_pid_mountinfo(5))
+        let Some((left, right)) = mount.split_once(" - ") else { continue };
+        let mut left = left.split(' ').skip(3);
+        let (Some(root), Some(point)) = (left.next(), left.next()) else { continue };
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next(), right.nth(1).unwrap_or(""));
+        let version = match kind {
+            Some("cgroup2") => CgroupVersion::V2,
+            Some("cgroup") if options.split(',').any(|o| o == "memory") => CgroupVersion::V1,
+            _ => continue,
+        };
+        let own_path = groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let matches = match version {
+                CgroupVersion::V2 => controllers.is_empty(),
+                CgroupVersion::V1 => controllers.split(',').any(|c| c == "memory"),
+            };
+            matches.then_some(path)
+        });
+        let Some(own_path) = own_path else { continue };
+        // A container sees its group as the mount's root while the path is the host's.
+        let below = own_path.strip_prefix(root).unwrap_or(own_path).trim_start_matches('/');
+        let own = Path::new(point).join(below);
+        directories.extend(
+            own.ancestors()
+                .take_while(|directory| directory.starts_with(point))
+                .map(|directory| (directory.to_owned(), version)),
+        );
+    }
+    directories
+}
+
+/// What a control group leaves: its limit less what it uses, counting page cache that the kernel
+/// would drop first as free. An error where it sets no limit.
+fn left_in(directory: &Path, version: CgroupVersion) -> io::Result<(u64, PathBuf)> {
+    let (limit_name, used_name, cache_field) = match version {
+        CgroupVersion::V2 => ("memory.max", "memory.current", "inactive_file "),
+        CgroupVersion::V1 => {
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+        }
+    };
+    let number = |name: &str| {
+        let text = fs::read_to_string(directory.join(name))?;
+        text.trim().parse::<u64>().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    };
+    let limit = number(limit_name)?;
+    let used = number(used_name)?;
+    let stat = fs::read_to_string(directory.join("memory.stat"))?;
+    let droppable = stat
+        .lines()
+        .find_map(|line| line.strip_prefix(cache_field)?.trim().parse::<u64>().ok())
+        .unwrap_or(0);
+    // Version 1 writes "no limit" as a number close to 2^63.
+    if limit >= 1 << 62 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok((limit.saturating_sub(used.saturating_sub(droppable)), directory.join(limit_name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_has_memory() {
+        assert!(available().machine_bytes.unwrap() > 1 << 20);
+        assert!(meminfo_bytes("NoSuchField:").is_none());
+    }
+
+    #[test]
+    fn groups_are_found_up_to_the_mount() {
+        let mounts = "35 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n\
+                      36 24 0:31 /docker/x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                      37 24 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        let groups = "4:memory:/docker/x/inner\n0::/user.slice/a.scope\n";
+        let found = group_directories(groups, mounts);
+        let paths: Vec<&str> = found.iter().map(|(path, _)| path.to_str().unwrap()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/sys/fs/cgroup/user.slice/a.scope",
+                "/sys/fs/cgroup/user.slice",
+                "/sys/fs/cgroup",
+                "/sys/fs/cgroup/memory/inner",
+                "/sys/fs/cgroup/memory",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_group_leaves_its_limit_less_what_cannot_be_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        write("memory.max", "1000\n");
+        write("memory.current", "700\n");
+        write("memory.stat", "anon 300\ninactive_file 400\n");
+        let (left, path) = left_in(dir.path(), CgroupVersion::V2).unwrap();
+        assert_eq!((left, path), (700, dir.path().join("memory.max")));
+        write("memory.max", "max\n");
+        assert!(left_in(dir.path(), CgroupVersion::V2).is_err());
+    }
+}

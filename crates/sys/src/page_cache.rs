@@ -1,0 +1,134 @@
+//! Which part of a file is in the page cache.
+#![expect(unsafe_code, reason = "cachestat has no wrapper in libc")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+
+use longshore_mem::{FileOffset, VolatileSliceMut};
+use rustix::fs::Advice;
+
+use crate::file::{ReadFlags, read_at};
+
+/// `struct cachestat` of `linux/mman.h` (Linux 6.5): counts of pages in a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CacheStat {
+    /// Pages that are resident.
+    pub cached_pages: u64,
+    /// Resident pages that differ from the disk.
+    pub dirty_pages: u64,
+    /// Pages on their way to the disk.
+    pub writeback_pages: u64,
+    /// Pages that were evicted.
+    pub evicted_pages: u64,
+    /// Pages that were evicted so lately that memory must be short.
+    pub recently_evicted_pages: u64,
+}
+
+/// The system call's number, the same on every architecture; libc does not name it everywhere.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+#[repr(C)]
+struct CacheStatRange {
+    offset_bytes: u64,
+    len_bytes: u64,
+}
+
+/// Counts the resident pages in a range of a file, exactly and without changing anything.
+///
+/// # Errors
+/// `EPERM` for a file that is neither ours nor writable by us, `ENOSYS` before Linux 6.5.
+pub fn stat(file: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<CacheStat> {
+    // A length of zero asks the kernel about everything up to the end of the file.
+    if len_bytes == 0 {
+        return Ok(CacheStat::default());
+    }
+    let range = CacheStatRange { offset_bytes: offset.raw(), len_bytes };
+    let mut answer = CacheStat::default();
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: both structures have the layout of `linux/mman.h` and live across the call.
+    match unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut answer, 0u32) } {
+        0 => Ok(answer),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether the byte at `offset` is resident, by trying to read it without waiting
+/// (`RWF_NOWAIT`). Works for any file that can be read.
+///
+/// A miss makes the kernel start reading that page unless `expect_random_reads` was called on the
+/// descriptor, in which case it reads at most that one page.
+///
+/// # Errors
+/// Those of `preadv2(2)` other than `EAGAIN`; `Unsupported` where the file system cannot tell.
+pub fn is_resident(file: impl AsFd, offset: FileOffset) -> io::Result<bool> {
+    let mut byte = 0u8;
+    // SAFETY: the view borrows `byte`, which lives across the call.
+    let mut view = unsafe { VolatileSliceMut::from_raw_parts(NonNull::from(&mut byte), 1) };
+    let flags = ReadFlags { resident_only: true, ..ReadFlags::default() };
+    match read_at(file, &mut view, offset, flags) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Tells the kernel not to read ahead on this open file (`POSIX_FADV_RANDOM`).
+///
+/// # Errors
+/// Those of `posix_fadvise(2)`.
+pub fn expect_random_reads(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, 0, None, Advice::Random)?)
+}
+
+/// Tells the kernel to read ahead generously on this open file (`POSIX_FADV_SEQUENTIAL`).
+///
+/// # Errors
+/// Those of `posix_fadvise(2)`.
+pub fn expect_sequential_reads(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, 0, None, Advice::Sequential)?)
+}
+
+/// Drops a file's clean pages from the page cache (`POSIX_FADV_DONTNEED`), after writing the dirty
+/// ones.
+///
+/// # Errors
+/// Those of `fdatasync(2)` and `posix_fadvise(2)`.
+pub fn evict(file: impl AsFd) -> io::Result<()> {
+    rustix::fs::fdatasync(&file)?;
+    Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// `/var/tmp` outlives a reboot by convention, so it is on a disk where `/tmp` may not be.
+    fn file_of(len_bytes: usize) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.write_all(&vec![7; len_bytes]).unwrap();
+        file.as_file().sync_all().unwrap();
+        file
+    }
+
+    #[test]
+    fn resident_pages_are_counted_and_evicted() {
+        let file = file_of(1 << 20);
+        let count = |len| stat(&file, FileOffset::new(0), len).map(|answer| answer.cached_pages);
+        match count(1 << 20) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                eprintln!("SKIPPED: no cachestat on this kernel");
+                return;
+            }
+            pages => assert_eq!(pages.unwrap(), (1 << 20) / crate::page_size_bytes() as u64),
+        }
+        assert!(is_resident(&file, FileOffset::new(4096)).unwrap());
+        evict(&file).unwrap();
+        assert_eq!(count(1 << 20).unwrap(), 0);
+        expect_random_reads(&file).unwrap();
+        assert!(!is_resident(&file, FileOffset::new(4096)).unwrap());
+    }
+}

@@ -1,0 +1,21 @@
+//! What the host and the guest say to each other.
+//!
+//! The host speaks once: a [`Plan`] lies in the initramfs. The guest answers with [`Event`]s, one
+//! line each, on its second serial port, where no kernel message can land in the middle of one:
+//!
+//! ```text
+//!            host                                      guest
+//!   Plan ──► /plan.json in the initramfs ─────────────► init
+//!   Event ◄─ QEMU's stdout ◄─ ttyS1 ◄── "@longshore {"n":7,"event":"end",...}\n"
+//!   log file ◄─────────────── ttyS0 ◄── kernel messages, and what init writes to stderr
+//! ```
+//!
+//! Events are numbered, so that one that was lost is noticed rather than missed.
+
+mod event;
+mod plan;
+mod task;
+
+pub use event::{DecodeError, Event, Exit, MAX_TEXT_BYTES, Outcome, Stream, decode, encode};
+pub use plan::{MountPlan, PLAN_PATH, Plan};
+pub use task::{DEFAULT_TIMEOUT, Task, Work};
