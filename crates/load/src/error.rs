@@ -87,9 +87,7 @@ pub enum Error {
         what: String,
     },
     /// The content does not fit in memory.
-    #[error(
-        "{needed_bytes} bytes are needed, but {limit_name} leaves {limit_bytes}; {hint}"
-    )]
+    #[error("{needed_bytes} bytes are needed, but {limit_name} leaves {limit_bytes}; {hint}")]
     NotEnoughMemory {
         /// What the load needs.
         needed_bytes: u64,

@@ -1,1 +1,40 @@
-//! To be written.
+//! Fills a shared buffer straight from files, at the disk's speed and without the page cache.
+//!
+//! ```text
+//!   Plan (which bytes of which files)
+//!     │
+//!     ▼
+//!   Loader::load ──► budget: does it fit? ──► Heap::reserve ──► fill ──► unchanged? verified?
+//!                                                                             │
+//!                                                                             ▼
+//!                                                        Loaded { buffer, files, report }
+//! ```
+//!
+//! A load returns a complete [`longshore_heap::Buffer`] or an error that says which file, which
+//! range, what failed and how many bytes were done; then nothing is left behind. How the reads
+//! overlap with making pages is drawn in the source of the `fill` module.
+//!
+//! Formats are looked at by [`mod@format`]: the header of a safetensors file is checked before
+//! anything is allocated.
+
+pub mod error;
+pub mod format;
+pub mod loader;
+pub mod mode;
+pub mod plan;
+pub mod progress;
+pub mod report;
+pub mod source;
+pub mod verify;
+
+mod budget;
+mod fill;
+
+pub use error::{Error, Result};
+pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
+pub use mode::{ParseModeError, ReadMode};
+pub use plan::{Plan, PlannedFile};
+pub use progress::{CancelToken, Progress};
+pub use report::{BytesByRoute, Engine, Report};
+pub use source::SourceFile;
+pub use verify::{DigestKind, Manifest, ParseDigestKindError};

@@ -31,9 +31,11 @@ impl SourceFile {
         match file::open(&path) {
             Ok(fd) => Self::examine(fd, path, false),
             // A socket cannot be opened at all.
-            Err(error) if error.raw_os_error() == Some(6) => {
-                Err(Error::NotRegular { path, kind: "a socket or a device without a driver", hint: "" })
-            }
+            Err(error) if error.raw_os_error() == Some(6) => Err(Error::NotRegular {
+                path,
+                kind: "a socket or a device without a driver",
+                hint: "",
+            }),
             Err(source) => Err(Error::Open { path, source }),
         }
     }
@@ -130,8 +132,7 @@ impl SourceFile {
             return Err(Error::Truncated { path, ended_at, len_bytes });
         }
         if now.len_bytes() > before.len_bytes() {
-            let what =
-                format!("it grew from {} to {} bytes", before.len_bytes(), now.len_bytes());
+            let what = format!("it grew from {} to {} bytes", before.len_bytes(), now.len_bytes());
             return Err(Error::Changed { path, what });
         }
         if now != before {

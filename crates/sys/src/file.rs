@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::ptr::NonNull;
 
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, StatxTimestamp};
@@ -196,6 +197,23 @@ pub fn read_at(
     })
 }
 
+/// Reads once from `offset` into memory of our own, as [`read_at`].
+///
+/// # Errors
+/// As [`read_at`].
+pub fn read_into(
+    file: impl AsFd,
+    bytes: &mut [u8],
+    offset: FileOffset,
+    flags: ReadFlags,
+) -> io::Result<usize> {
+    let len_bytes = bytes.len();
+    // SAFETY: the view borrows `bytes` exclusively for the call.
+    let mut view =
+        unsafe { VolatileSliceMut::from_raw_parts(NonNull::from(bytes).cast(), len_bytes) };
+    read_at(file, &mut view, offset, flags)
+}
+
 fn kind_of(file_type: FileType) -> Kind {
     match file_type {
         FileType::RegularFile => Kind::Regular,
@@ -210,7 +228,6 @@ fn kind_of(file_type: FileType) -> Kind {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::ptr::NonNull;
 
     use super::*;
 
@@ -241,15 +258,11 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let mut bytes = [0u8; 8];
-        // SAFETY: the view borrows `bytes` for the reads below.
-        let mut view = unsafe {
-            VolatileSliceMut::from_raw_parts(NonNull::from(&mut bytes).cast(), bytes.len())
-        };
-        let flags = ReadFlags::default();
-        assert_eq!(read_at(&file, &mut view, FileOffset::new(6), flags).unwrap(), 4);
-        assert_eq!(read_at(&file, &mut view, FileOffset::new(10), flags).unwrap(), 0);
-        let past = read_at(&file, &mut view, FileOffset::new(u64::MAX), flags).unwrap_err();
-        assert_eq!(past.kind(), io::ErrorKind::InvalidInput);
+        let mut read =
+            |offset| read_into(&file, &mut bytes, FileOffset::new(offset), ReadFlags::default());
+        assert_eq!(read(10).unwrap(), 0);
+        assert_eq!(read(u64::MAX).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(read(6).unwrap(), 4);
         assert_eq!(&bytes[..4], b"6789");
     }
 }

@@ -3,12 +3,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::NonNull;
 
-use longshore_mem::{FileOffset, VolatileSliceMut};
+use longshore_mem::FileOffset;
 use rustix::fs::Advice;
 
-use crate::file::{ReadFlags, read_at};
+use crate::file::{ReadFlags, read_into};
 
 /// `struct cachestat` of `linux/mman.h` (Linux 6.5): counts of pages in a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,11 +62,8 @@ pub fn stat(file: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<C
 /// # Errors
 /// Those of `preadv2(2)` other than `EAGAIN`; `Unsupported` where the file system cannot tell.
 pub fn is_resident(file: impl AsFd, offset: FileOffset) -> io::Result<bool> {
-    let mut byte = 0u8;
-    // SAFETY: the view borrows `byte`, which lives across the call.
-    let mut view = unsafe { VolatileSliceMut::from_raw_parts(NonNull::from(&mut byte), 1) };
     let flags = ReadFlags { resident_only: true, ..ReadFlags::default() };
-    match read_at(file, &mut view, offset, flags) {
+    match read_into(file, &mut [0], offset, flags) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error),

@@ -1,0 +1,85 @@
+//! Making pages ahead of the reads, by a bounded distance.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::ledger::Ledger;
+use super::piece::Piece;
+
+/// How often a waiting thread looks whether the fill was stopped.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// How far the pages of a list of pieces exist, and how far they have been used up.
+pub(super) struct Frontier<'a> {
+    pieces: &'a [Piece],
+    ahead_bytes: u64,
+    state: Mutex<State>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Pieces whose pages exist.
+    populated: usize,
+    /// Bytes populated and not yet read.
+    outstanding_bytes: u64,
+}
+
+impl<'a> Frontier<'a> {
+    pub(super) fn new(pieces: &'a [Piece], ahead_bytes: u64) -> Self {
+        Self { pieces, ahead_bytes, state: Mutex::default(), moved: Condvar::new() }
+    }
+
+    /// Populates piece after piece, never more than `ahead_bytes` beyond what was read, but always
+    /// at least one piece.
+    pub(super) fn run(&self, ledger: &Ledger<'_>) {
+        for piece in self.pieces {
+            let mut state = self.state();
+            while state.outstanding_bytes > 0
+                && state.outstanding_bytes + piece.read_bytes > self.ahead_bytes
+            {
+                if ledger.should_stop() {
+                    return;
+                }
+                state = self.wait(state);
+            }
+            drop(state);
+            if ledger.should_stop() || !ledger.populate(piece) {
+                break;
+            }
+            let mut state = self.state();
+            state.populated += 1;
+            state.outstanding_bytes += piece.read_bytes;
+            drop(state);
+            self.moved.notify_all();
+        }
+        self.moved.notify_all();
+    }
+
+    /// The piece at `index` if its pages exist. With `patience`, waits a moment for it.
+    pub(super) fn get(&self, index: usize, patience: bool) -> Option<Piece> {
+        let mut state = self.state();
+        if patience && state.populated <= index {
+            state = self.wait(state);
+        }
+        (index < state.populated).then(|| self.pieces[index])
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Notes that a populated piece has been read.
+    pub(super) fn used(&self, piece: &Piece) {
+        self.state().outstanding_bytes -= piece.read_bytes;
+        self.moved.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+        self.moved.wait_timeout(state, GLANCE).unwrap_or_else(PoisonError::into_inner).0
+    }
+}

@@ -1,0 +1,320 @@
+//! What all threads of a fill know together: how much is done, what failed, whether to stop.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use longshore_heap::Reservation;
+use longshore_mem::VolatileSliceMut;
+
+use super::piece::{Next, Piece, Route, Stretch};
+use crate::error::{Error, Result};
+use crate::plan::{Plan, PlannedFile};
+use crate::progress::{CancelToken, Progress};
+use crate::report::BytesByRoute;
+
+/// The books of one fill.
+pub(crate) struct Ledger<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) reservation: &'a Reservation,
+    cancel: &'a CancelToken,
+    began: Instant,
+    total_bytes: u64,
+    done_bytes: AtomicU64,
+    route_bytes: [AtomicU64; 4],
+    populate_nanos: AtomicU64,
+    stopped: AtomicBool,
+    follow: bool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    failure: Option<Error>,
+    lanes: usize,
+    closed: bool,
+    returned: Vec<Stretch>,
+    /// Complete stretches of the buffer, from start to end, merged; kept only for followers.
+    complete: BTreeMap<u64, u64>,
+}
+
+/// A lane at work; leaving is dropping it.
+pub(super) struct Lane<'a, 'b>(&'a Ledger<'b>);
+
+/// A piece on its way, which must end by [`InFlight::returned`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) piece: Piece,
+    pub(super) done_bytes: u64,
+}
+
+impl<'a> Ledger<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        reservation: &'a Reservation,
+        cancel: &'a CancelToken,
+        follow: bool,
+    ) -> Self {
+        Self {
+            plan,
+            reservation,
+            cancel,
+            began: Instant::now(),
+            total_bytes: plan.content_bytes(),
+            done_bytes: AtomicU64::new(0),
+            route_bytes: Default::default(),
+            populate_nanos: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            follow,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn enter(&self) -> Lane<'_, 'a> {
+        self.state().lanes += 1;
+        Lane(self)
+    }
+
+    /// Whether there is no point in going on: something failed or the caller cancelled.
+    pub(crate) fn should_stop(&self) -> bool {
+        if self.cancel.is_cancelled() && !self.stopped.load(Ordering::Relaxed) {
+            let (done_bytes, total_bytes) = (self.done_bytes(), self.total_bytes);
+            self.fail(Error::Cancelled { done_bytes, total_bytes });
+        }
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Notes a failure; the first one counts.
+    pub(super) fn fail(&self, error: Error) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.state().failure.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn fail_read(&self, piece: &Piece, done_bytes: u64, source: io::Error) {
+        let range = piece.file_range();
+        self.fail(Error::Read {
+            path: self.file(piece).source().path().to_owned(),
+            range: range.start + done_bytes..range.end,
+            done_bytes: self.done_bytes(),
+            source,
+        });
+    }
+
+    pub(super) fn file(&self, piece: &Piece) -> &'a PlannedFile {
+        &self.plan.files()[piece.file]
+    }
+
+    /// Makes the pages of a piece exist. `false` where that failed.
+    pub(super) fn populate(&self, piece: &Piece) -> bool {
+        let began = Instant::now();
+        let made = self.reservation.populate(piece.target());
+        let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.populate_nanos.fetch_add(nanos, Ordering::Relaxed);
+        made.map_err(|error| self.fail(error.into())).is_ok()
+    }
+
+    /// Where the next read of a piece goes.
+    ///
+    /// # Safety
+    /// The piece is in the caller's hands alone, which has no other window of it.
+    #[expect(unsafe_code, reason = "lends out the window of one piece")]
+    pub(super) unsafe fn window(&self, flight: &InFlight) -> Option<VolatileSliceMut<'a>> {
+        let target = flight.piece.target();
+        let range = target.start + flight.done_bytes..target.end;
+        // SAFETY: pieces do not overlap, and the caller has this one to itself.
+        match unsafe { self.reservation.window(range) } {
+            Ok(window) => Some(window),
+            Err(error) => {
+                self.fail(error.into());
+                None
+            }
+        }
+    }
+
+    /// Books the result of a read. Returns the piece where it has to be read on.
+    pub(super) fn book(&self, flight: InFlight, result: io::Result<usize>) -> Option<InFlight> {
+        let InFlight { piece, done_bytes } = flight;
+        let read_bytes = match result {
+            Ok(read_bytes) => read_bytes as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(flight),
+            Err(error) => {
+                self.fail_read(&piece, done_bytes, error);
+                return None;
+            }
+        };
+        match piece.after_read(done_bytes, read_bytes) {
+            Next::Again { done_bytes: now_done } => {
+                self.count(&piece, now_done - done_bytes);
+                Some(InFlight { piece, done_bytes: now_done })
+            }
+            Next::EndedAt(ended_at) => {
+                let source = self.file(&piece).source();
+                let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+                self.fail(Error::Truncated { path, ended_at, len_bytes });
+                None
+            }
+            Next::Complete => {
+                self.clear_slack(&flight);
+                self.count(&piece, piece.len_bytes - done_bytes);
+                self.complete(piece.buffer_offset, piece.len_bytes);
+                None
+            }
+        }
+    }
+
+    /// What a read brought beyond the bytes wanted is not content: it becomes zero.
+    #[expect(unsafe_code, reason = "writes to the slack behind a piece")]
+    fn clear_slack(&self, flight: &InFlight) {
+        let piece = flight.piece;
+        let slack = piece.buffer_offset + piece.len_bytes..piece.target().end;
+        if slack.is_empty() {
+            return;
+        }
+        // SAFETY: the slack belongs to this piece alone, whose reads are over.
+        let cleared = unsafe { self.reservation.window(slack) }.map(|mut window| {
+            let len_bytes = window.len_bytes();
+            window.zero(0, len_bytes)
+        });
+        if let Err(error) = cleared {
+            self.fail(error.into());
+        }
+    }
+
+    fn count(&self, piece: &Piece, bytes: u64) {
+        self.route_bytes[piece.route as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.done_bytes.fetch_add(bytes, Ordering::Release);
+    }
+
+    /// Takes back what is left of a piece that cannot be read by its route.
+    pub(super) fn give_back(&self, flight: InFlight) {
+        self.complete(flight.piece.buffer_offset, flight.done_bytes);
+        self.state().returned.push(flight.piece.rest(flight.done_bytes));
+    }
+
+    fn complete(&self, start: u64, len_bytes: u64) {
+        if !self.follow || len_bytes == 0 {
+            return;
+        }
+        let mut state = self.state();
+        let (mut start, mut end) = (start, start + len_bytes);
+        if let Some((&before, &before_end)) = state.complete.range(..start).next_back()
+            && before_end == start
+        {
+            state.complete.remove(&before);
+            start = before;
+        }
+        if let Some(after_end) = state.complete.remove(&end) {
+            end = after_end;
+        }
+        state.complete.insert(start, end);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the bytes of the buffer from `at` on are complete and returns up to where, at
+    /// most `end`; `None` where they never will be.
+    pub(crate) fn wait_complete(&self, at: u64, end: u64) -> Option<u64> {
+        let mut state = self.state();
+        loop {
+            let covering = state.complete.range(..=at).next_back().map(|(_, end)| *end);
+            if let Some(complete_end) = covering.filter(|complete_end| *complete_end > at) {
+                return Some(complete_end.min(end));
+            }
+            if state.closed || state.failure.is_some() {
+                return None;
+            }
+            state = self.wait(state, Duration::from_secs(1));
+        }
+    }
+
+    /// Waits until no lane is at work, but no longer than `patience`; whether none is.
+    pub(super) fn wait_idle(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut state = self.state();
+        while state.lanes > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.wait(state, left);
+        }
+        true
+    }
+
+    pub(super) fn take_returned(&self) -> Vec<Stretch> {
+        std::mem::take(&mut self.state().returned)
+    }
+
+    /// Tells followers that nothing more will be completed.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// The failure, if there was one, also where the caller cancelled and nobody had noticed.
+    pub(super) fn outcome(&self) -> Result<()> {
+        if self.done_bytes() < self.total_bytes {
+            self.should_stop();
+        }
+        let failure = self.state().failure.take();
+        match failure {
+            Some(error) => Err(error),
+            None if self.done_bytes() == self.total_bytes => Ok(()),
+            None => Err(Error::Process {
+                operation: "the fill",
+                source: io::Error::other("it ended before every byte was read"),
+            }),
+        }
+    }
+
+    pub(super) fn done_bytes(&self) -> u64 {
+        self.done_bytes.load(Ordering::Acquire)
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        Progress {
+            done_bytes: self.done_bytes(),
+            total_bytes: self.total_bytes,
+            elapsed: self.began.elapsed(),
+        }
+    }
+
+    pub(super) fn populating(&self) -> Duration {
+        Duration::from_nanos(self.populate_nanos.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn by_route(&self) -> BytesByRoute {
+        let bytes = |route: Route| self.route_bytes[route as usize].load(Ordering::Relaxed);
+        BytesByRoute {
+            direct: bytes(Route::Direct),
+            page_cache: bytes(Route::Resident),
+            uncached: bytes(Route::Uncached),
+            buffered: bytes(Route::Buffered),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state is valid after each statement, so a panic elsewhere leaves it usable.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'s>(&self, state: MutexGuard<'s, State>, patience: Duration) -> MutexGuard<'s, State> {
+        let waited = self.changed.wait_timeout(state, patience);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Drop for Lane<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stopped.store(true, Ordering::Relaxed);
+        }
+        self.0.state().lanes -= 1;
+        self.0.changed.notify_all();
+    }
+}

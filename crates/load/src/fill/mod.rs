@@ -1,0 +1,186 @@
+//! The overlapped reader: fills a reservation from the files of a plan.
+//!
+//! ```text
+//!             pieces (8 MiB, each with its route)
+//!                 │
+//!     ┌───────────┴────────────┐
+//!     ▼ resident, buffered,    ▼ direct
+//!  workers                  populate-ahead ──frontier──► ring (io_uring)
+//!  populate a piece,        makes pages, at most          keeps `depth` reads
+//!  read it at once,         populate_ahead bytes          in flight into pages
+//!  while it is in cache     beyond what was read          that exist
+//!     └───────────┬────────────┘
+//!                 ▼
+//!              ledger: bytes done, first failure, what is complete
+//!                 ├──► the caller's thread: progress, cancellation
+//!                 └──► digests, behind the reads
+//! ```
+//!
+//! Where io_uring is refused, direct pieces go to workers too, each populating what it reads.
+
+mod ahead;
+mod ledger;
+mod piece;
+mod ring;
+mod route;
+mod workers;
+
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+use longshore_heap::Reservation;
+use longshore_sys::uring;
+
+use crate::error::{Error, Result};
+use crate::mode::ReadMode;
+use crate::plan::Plan;
+use crate::progress::{CancelToken, Progress};
+use crate::report::{BytesByRoute, Engine};
+use crate::verify::{self, DigestKind};
+
+use ahead::Frontier;
+pub(crate) use ledger::Ledger;
+use piece::Piece;
+pub(crate) use piece::Route;
+use workers::Queue;
+pub(crate) use workers::{KernelReads, Reads};
+
+/// How often the caller hears of progress, and the longest a cancellation goes unnoticed.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What decides how fast a fill is and how much memory it takes ahead.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tuning {
+    pub(crate) mode: ReadMode,
+    pub(crate) populate_ahead_bytes: u64,
+    pub(crate) piece_bytes: u64,
+    pub(crate) depth: u32,
+    pub(crate) use_uring: bool,
+    pub(crate) workers: usize,
+}
+
+/// What a fill did.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    pub(crate) by_route: BytesByRoute,
+    pub(crate) engine: Engine,
+    /// Time spent making pages, summed over threads.
+    pub(crate) populating: Duration,
+    /// Digests of each file of the plan, in the order of the kinds asked for.
+    pub(crate) digests: Vec<Vec<String>>,
+}
+
+/// Fills `reservation` with every file of `plan`.
+pub(crate) fn fill(
+    plan: &Plan,
+    reservation: &Reservation,
+    tuning: &Tuning,
+    digests: &[DigestKind],
+    cancel: &CancelToken,
+    reads: &dyn Reads,
+    mut observe: impl FnMut(Progress),
+) -> Result<Filled> {
+    let filling = reservation.begin_filling()?;
+    let ledger = Ledger::new(plan, reservation, cancel, !digests.is_empty());
+    let pieces = route::pieces(plan, reservation, tuning)?;
+    let (direct, others): (Vec<Piece>, Vec<Piece>) =
+        pieces.into_iter().partition(|piece| piece.route == Route::Direct);
+    let mut engine = Engine::Threads { ring_refused: None };
+    if !direct.is_empty() && tuning.use_uring && reads.through_ring() {
+        engine = match uring::probe() {
+            Ok(()) => Engine::Uring,
+            Err(error) => Engine::Threads { ring_refused: Some(error.to_string()) },
+        };
+    }
+    let digests = thread::scope(|scope| {
+        let hashing = (!digests.is_empty())
+            .then(|| scope.spawn(|| verify::follow(plan, reservation, &ledger, digests)));
+        let lanes = Lanes { ledger: &ledger, tuning, reads };
+        lanes.run(&direct, &others, engine == Engine::Uring, &mut observe);
+        // What a worker found no longer resident is read from the disk after all.
+        let returned = route::from_disk(plan, reservation, tuning, &ledger.take_returned());
+        lanes.run(&[], &returned, false, &mut observe);
+        ledger.close();
+        hashing.map_or(Ok(Vec::new()), ScopedJoinHandle::join)
+    });
+    drop(filling);
+    ledger.outcome()?;
+    observe(ledger.progress());
+    Ok(Filled {
+        by_route: ledger.by_route(),
+        engine,
+        populating: ledger.populating(),
+        digests: digests.map_err(|_| panicked("the checksumming thread"))?,
+    })
+}
+
+/// The threads of a fill.
+struct Lanes<'a> {
+    ledger: &'a Ledger<'a>,
+    tuning: &'a Tuning,
+    reads: &'a dyn Reads,
+}
+
+impl Lanes<'_> {
+    /// Reads all pieces, `direct` ones by the ring if there is one, and returns when every thread
+    /// has ended.
+    fn run(
+        &self,
+        direct: &[Piece],
+        others: &[Piece],
+        use_ring: bool,
+        observe: &mut dyn FnMut(Progress),
+    ) {
+        let ledger = self.ledger;
+        let frontier = Frontier::new(direct, self.tuning.populate_ahead_bytes);
+        let direct_queue = Queue::new(if use_ring { &[] } else { direct });
+        let other_queue = Queue::new(others);
+        thread::scope(|scope| {
+            let mut started = Vec::new();
+            if use_ring && !direct.is_empty() {
+                started.push(start(scope, ledger, || frontier.run(ledger)));
+                started
+                    .push(start(scope, ledger, || ring::run(&frontier, ledger, self.tuning.depth)));
+            }
+            let direct_threads = (self.tuning.depth as usize).min(direct_queue.len());
+            let other_threads = self.tuning.workers.min(other_queue.len());
+            for _ in 0..direct_threads {
+                started.push(start(scope, ledger, || direct_queue.run(ledger, self.reads)));
+            }
+            for _ in 0..other_threads {
+                started.push(start(scope, ledger, || other_queue.run(ledger, self.reads)));
+            }
+            while !ledger.wait_idle(TICK) {
+                // Also notices a cancellation for threads that wait for each other.
+                ledger.should_stop();
+                observe(ledger.progress());
+            }
+            for thread in started.into_iter().flatten() {
+                if thread.join().is_err() {
+                    ledger.fail(panicked("a reading thread"));
+                }
+            }
+        });
+    }
+}
+
+/// Starts a thread of the fill; where that is refused, the fill fails and stops.
+fn start<'scope, 'env>(
+    scope: &'scope Scope<'scope, 'env>,
+    ledger: &'scope Ledger<'_>,
+    run: impl FnOnce() + Send + 'scope,
+) -> Option<ScopedJoinHandle<'scope, ()>> {
+    let lane = ledger.enter();
+    let started =
+        thread::Builder::new().name("longshore-load".to_owned()).spawn_scoped(scope, move || {
+            let _at_work = lane;
+            run();
+        });
+    started
+        .map_err(|source| ledger.fail(Error::Process { operation: "starting a thread", source }))
+        .ok()
+}
+
+fn panicked(operation: &'static str) -> Error {
+    Error::Process { operation, source: std::io::Error::other("the thread panicked") }
+}

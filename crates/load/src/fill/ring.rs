@@ -1,0 +1,88 @@
+//! Direct reads by io_uring: one thread keeps the disk's queue full.
+#![expect(unsafe_code, reason = "takes the windows of the pieces it has in flight")]
+
+use std::io;
+use std::time::Duration;
+
+use longshore_mem::FileOffset;
+use longshore_sys::uring::{self, Completion, Ring};
+
+use super::ahead::Frontier;
+use super::ledger::{InFlight, Ledger};
+use crate::error::Error;
+
+/// How long one wait for the disk may last before the fill is looked at again.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Reads every piece of `frontier` as its pages come to exist, `depth` of them at a time.
+pub(super) fn run(frontier: &Frontier<'_>, ledger: &Ledger<'_>, depth: u32) {
+    let ran = uring::with_ring(depth, |ring| drive(ring, frontier, ledger, depth));
+    if let Err(source) = ran.and_then(|driven| driven) {
+        ledger.fail(Error::Process { operation: "reading by io_uring", source });
+    }
+}
+
+fn drive<'mem>(
+    ring: &mut Ring<'mem>,
+    frontier: &Frontier<'_>,
+    ledger: &Ledger<'mem>,
+    depth: u32,
+) -> io::Result<()> {
+    // A piece in flight has a slot, and the slot's number is its token.
+    let mut slots: Vec<Option<InFlight>> = (0..depth).map(|_| None).collect();
+    let mut next = 0;
+    let mut again: Vec<InFlight> = Vec::new();
+    let mut finished: Vec<Completion> = Vec::new();
+    loop {
+        if ledger.should_stop() {
+            // Leaving `with_ring` waits for what is in flight.
+            return Ok(());
+        }
+        while ring.room() > 0 {
+            let flight = again.pop().or_else(|| {
+                let piece = frontier.get(next, ring.in_flight() == 0 && next < frontier.len())?;
+                next += 1;
+                Some(InFlight { piece, done_bytes: 0 })
+            });
+            let Some(flight) = flight else { break };
+            push(ring, ledger, &mut slots, flight)?;
+        }
+        if ring.in_flight() == 0 {
+            if next == frontier.len() {
+                return Ok(());
+            }
+            continue;
+        }
+        ring.wait(PATIENCE, |completion| finished.push(completion))?;
+        for completion in finished.drain(..) {
+            let slot = usize::try_from(completion.token).ok().and_then(|at| slots.get_mut(at));
+            let Some(flight) = slot.and_then(Option::take) else { continue };
+            match ledger.book(flight, completion.result) {
+                Some(rest) => again.push(rest),
+                None => frontier.used(&flight.piece),
+            }
+        }
+    }
+}
+
+fn push<'mem>(
+    ring: &mut Ring<'mem>,
+    ledger: &Ledger<'mem>,
+    slots: &mut [Option<InFlight>],
+    flight: InFlight,
+) -> io::Result<()> {
+    let Some(token) = slots.iter().position(Option::is_none) else {
+        return Err(io::ErrorKind::WouldBlock.into());
+    };
+    let Some((file, _)) = ledger.file(&flight.piece).source().direct() else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    // SAFETY: a piece is handed out once, and its last read, if any, has completed.
+    let Some(window) = (unsafe { ledger.window(&flight) }) else {
+        return Ok(());
+    };
+    let offset = FileOffset::new(flight.piece.file_offset + flight.done_bytes);
+    ring.push_read(file, window, offset, token as u64)?;
+    slots[token] = Some(flight);
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! The call that returns a filled buffer.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use longshore_heap::{Buffer, Heap};
+
+use crate::budget;
+use crate::error::Result;
+use crate::fill::{self, KernelReads, Reads, Tuning};
+use crate::mode::ReadMode;
+use crate::plan::Plan;
+use crate::progress::{CancelToken, Progress};
+use crate::report::Report;
+use crate::verify::{DigestKind, Manifest};
+
+/// Bytes a read asks for at once.
+///
+/// Between 4 and 8 MiB virtio and NVMe disks were seen to reach their limit at a queue depth of 4
+/// to 8; below 1 MiB they do not. Measure again with `longshore-bench load --filter tuning`.
+const PIECE_BYTES: u64 = 8 << 20;
+const DEPTH: u32 = 8;
+/// Threads that copy out of the page cache: two saturate the memory of a small machine, and more
+/// than four were never seen to gain.
+const WORKERS_MAX: usize = 4;
+
+/// How far pages are made ahead of the reads unless it is said: the published series' batch.
+pub const POPULATE_AHEAD_DEFAULT_BYTES: u64 = 128 << 20;
+
+/// Loads files into a buffer. Made by [`Loader::new`], set up by chained calls, run by
+/// [`Loader::load`].
+///
+/// ```no_run
+/// use longshore_heap::Sealing;
+/// use longshore_load::{Loader, Plan};
+///
+/// let loaded = Loader::new().load(&Plan::of_path("model.safetensors")?)?;
+/// println!("{:.2} GB/s", loaded.report.bytes_per_second() / 1e9);
+/// let shared = loaded.buffer.share(Sealing::Content)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Loader<'a> {
+    heap: Heap,
+    mode: ReadMode,
+    populate_ahead_bytes: u64,
+    memory_max: Option<u64>,
+    piece_bytes: u64,
+    depth: u32,
+    use_uring: bool,
+    digests: Vec<DigestKind>,
+    manifest: Option<&'a Manifest>,
+    cancel: CancelToken,
+    observe: Option<Box<dyn FnMut(Progress) + 'a>>,
+}
+
+/// A filled buffer and how it came to be.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The buffer: complete, and verified where that was asked for.
+    pub buffer: Buffer,
+    /// Each file, in the order of the plan.
+    pub files: Vec<LoadedFile>,
+    /// What was done and how long it took.
+    pub report: Report,
+}
+
+/// One file of a [`Loaded`].
+#[derive(Clone, Debug)]
+pub struct LoadedFile {
+    /// Its name.
+    pub path: PathBuf,
+    /// Where it begins in the buffer.
+    pub buffer_offset: u64,
+    /// How many bytes of it were read.
+    pub len_bytes: u64,
+    /// The checksums asked for.
+    pub digests: Vec<(DigestKind, String)>,
+}
+
+impl Default for Loader<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that picks the best heap and mode there is.
+    pub fn new() -> Self {
+        Self {
+            heap: Heap::Auto,
+            mode: ReadMode::Auto,
+            populate_ahead_bytes: POPULATE_AHEAD_DEFAULT_BYTES,
+            memory_max: None,
+            piece_bytes: PIECE_BYTES,
+            depth: DEPTH,
+            use_uring: true,
+            digests: Vec::new(),
+            manifest: None,
+            cancel: CancelToken::new(),
+            observe: None,
+        }
+    }
+
+    /// Where the buffer comes from.
+    pub fn heap(mut self, heap: Heap) -> Self {
+        self.heap = heap;
+        self
+    }
+
+    /// How files are read.
+    pub fn mode(mut self, mode: ReadMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// How many bytes of pages may be made ahead of the reads; at least one read's worth is.
+    pub fn populate_ahead(mut self, bytes: u64) -> Self {
+        self.populate_ahead_bytes = bytes;
+        self
+    }
+
+    /// Refuses to load more than so many bytes.
+    pub fn memory_max(mut self, bytes: u64) -> Self {
+        self.memory_max = Some(bytes);
+        self
+    }
+
+    /// Bytes a read asks for at once, rounded up to 2 MiB. The default is right for most disks.
+    pub fn read_size(mut self, bytes: u64) -> Self {
+        self.piece_bytes = bytes.max(1).next_multiple_of(2 << 20);
+        self
+    }
+
+    /// Direct reads in flight at once, 1 to 256. The default is right for most disks.
+    pub fn depth(mut self, depth: u32) -> Self {
+        self.depth = depth.clamp(1, 256);
+        self
+    }
+
+    /// Whether io_uring may be used; threads read directly where it may not.
+    pub fn use_uring(mut self, use_uring: bool) -> Self {
+        self.use_uring = use_uring;
+        self
+    }
+
+    /// Also computes this checksum of every file.
+    pub fn digest(mut self, kind: DigestKind) -> Self {
+        if !self.digests.contains(&kind) {
+            self.digests.push(kind);
+        }
+        self
+    }
+
+    /// Computes the checksums a manifest names and fails where one differs.
+    pub fn manifest(mut self, manifest: &'a Manifest) -> Self {
+        self.manifest = Some(manifest);
+        manifest.kinds().into_iter().fold(self, Self::digest)
+    }
+
+    /// Stops when this token is cancelled.
+    pub fn cancel(mut self, token: &CancelToken) -> Self {
+        self.cancel = token.clone();
+        self
+    }
+
+    /// Calls `observe` about twenty times a second, on the thread that loads, and once at the end.
+    pub fn observe(mut self, observe: impl FnMut(Progress) + 'a) -> Self {
+        self.observe = Some(Box::new(observe));
+        self
+    }
+
+    /// Reads every file of `plan` into a new buffer.
+    ///
+    /// # Errors
+    /// Any of [`crate::Error`]; nothing is left then, neither a descriptor nor memory.
+    pub fn load(self, plan: &Plan) -> Result<Loaded> {
+        self.load_by(plan, &KernelReads)
+    }
+
+    pub(crate) fn load_by(mut self, plan: &Plan, reads: &dyn Reads) -> Result<Loaded> {
+        let began = Instant::now();
+        let resident_before = resident_bytes(plan);
+        budget::check(plan.len_bytes(), &self.heap, self.memory_max)?;
+
+        let reservation = self.heap.reserve(plan.len_bytes())?;
+        let mapping = began.elapsed();
+        let tuning = Tuning {
+            mode: self.mode,
+            populate_ahead_bytes: self.populate_ahead_bytes,
+            piece_bytes: self.piece_bytes,
+            depth: self.depth,
+            use_uring: self.use_uring,
+            workers: std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
+        };
+        let reading_began = Instant::now();
+        let mut observe = self.observe.take();
+        let observe = |progress| {
+            if let Some(observe) = &mut observe {
+                observe(progress);
+            }
+        };
+        let filled =
+            fill::fill(plan, &reservation, &tuning, &self.digests, &self.cancel, reads, observe)?;
+        let reading = reading_began.elapsed();
+
+        for file in plan.files() {
+            file.source().check_unchanged()?;
+        }
+        let files = self.files(plan, filled.digests)?;
+        let resident_after = resident_bytes(plan);
+        let buffer = reservation.finish()?;
+        let report = Report {
+            content_bytes: plan.content_bytes(),
+            elapsed: began.elapsed(),
+            allocating: filled.populating,
+            mapping,
+            reading,
+            heap: buffer.heap().clone(),
+            pages: buffer.page_report(),
+            by_route: filled.by_route,
+            engine: filled.engine,
+            page_cache_growth_bytes: resident_before
+                .zip(resident_after)
+                .map(|(before, after)| after.cast_signed() - before.cast_signed()),
+        };
+        Ok(Loaded { buffer, files, report })
+    }
+
+    fn files(&self, plan: &Plan, digests: Vec<Vec<String>>) -> Result<Vec<LoadedFile>> {
+        // Without checksums there is nothing for any file.
+        let digests = digests.into_iter().chain(std::iter::repeat_with(Vec::new));
+        let mut files = Vec::with_capacity(plan.files().len());
+        for (file, digests) in plan.files().iter().zip(digests) {
+            let digests: Vec<_> = self.digests.iter().copied().zip(digests).collect();
+            if let Some(manifest) = self.manifest {
+                manifest.check(file.source().path(), &digests)?;
+            }
+            files.push(LoadedFile {
+                path: file.source().path().to_owned(),
+                buffer_offset: file.buffer_offset(),
+                len_bytes: file.range().len_bytes(),
+                digests,
+            });
+        }
+        Ok(files)
+    }
+}
+
+impl std::fmt::Debug for Loader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader")
+            .field("heap", &self.heap)
+            .field("mode", &self.mode)
+            .field("populate_ahead_bytes", &self.populate_ahead_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Bytes of all files that are in the page cache; a file that occurs twice counts twice.
+fn resident_bytes(plan: &Plan) -> Option<u64> {
+    plan.files().iter().map(|file| file.source().resident_bytes()).sum()
+}

@@ -1,0 +1,276 @@
+//! Checksums of what was loaded, computed behind the reads.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crc_fast::CrcAlgorithm;
+use longshore_heap::Reservation;
+use sha2::{Digest as _, Sha256};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::{Error, Result};
+use crate::fill::Ledger;
+use crate::plan::Plan;
+
+/// Bytes hashed between two looks at what else is complete: they are in the cache from the read
+/// if the hash keeps up with it.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// A checksum to compute over each file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DigestKind {
+    /// CRC-32C (Castagnoli, RFC 3720 appendix B.4), as eight hexadecimal digits.
+    Crc32c,
+    /// XXH3, 64 bits, seed 0, as sixteen hexadecimal digits.
+    Xxh3,
+    /// SHA-256 (FIPS 180-4), as 64 hexadecimal digits.
+    Sha256,
+}
+
+/// A word that names no checksum.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no checksum; there are crc32c, xxh3 and sha256")]
+pub struct ParseDigestKindError(String);
+
+impl FromStr for DigestKind {
+    type Err = ParseDigestKindError;
+
+    fn from_str(word: &str) -> std::result::Result<Self, ParseDigestKindError> {
+        Ok(match word {
+            "crc32c" => Self::Crc32c,
+            "xxh3" => Self::Xxh3,
+            "sha256" => Self::Sha256,
+            _ => return Err(ParseDigestKindError(word.to_owned())),
+        })
+    }
+}
+
+/// The word that [`FromStr`] reads back.
+impl fmt::Display for DigestKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Crc32c => "crc32c",
+            Self::Xxh3 => "xxh3",
+            Self::Sha256 => "sha256",
+        })
+    }
+}
+
+/// A checksum in the making.
+enum Hasher {
+    Crc32c(crc_fast::Digest),
+    Xxh3(Box<Xxh3>),
+    Sha256(Sha256),
+}
+
+impl Hasher {
+    fn new(kind: DigestKind) -> Self {
+        match kind {
+            DigestKind::Crc32c => Self::Crc32c(crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi)),
+            DigestKind::Xxh3 => Self::Xxh3(Box::new(Xxh3::new())),
+            DigestKind::Sha256 => Self::Sha256(Sha256::new()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Crc32c(digest) => digest.update(bytes),
+            Self::Xxh3(hasher) => hasher.update(bytes),
+            Self::Sha256(hasher) => hasher.update(bytes),
+        }
+    }
+
+    fn finish(self) -> String {
+        match self {
+            Self::Crc32c(digest) => format!("{:08x}", digest.finalize()),
+            Self::Xxh3(hasher) => format!("{:016x}", hasher.digest()),
+            Self::Sha256(hasher) => {
+                hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+            }
+        }
+    }
+}
+
+/// Follows a fill and computes the checksums of each file as its bytes come to be complete, in
+/// order. Returns less where the fill fails.
+pub(crate) fn follow(
+    plan: &Plan,
+    reservation: &Reservation,
+    ledger: &Ledger<'_>,
+    kinds: &[DigestKind],
+) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    for file in plan.files() {
+        let mut hashers: Vec<Hasher> = kinds.iter().copied().map(Hasher::new).collect();
+        let Range { start: mut at, end } = file.buffer_range();
+        while at < end {
+            let Some(complete) = ledger.wait_complete(at, end) else { return all };
+            let upto = complete.min(at + STEP_BYTES);
+            let Some(bytes) = completed(reservation, at..upto) else { return all };
+            for hasher in &mut hashers {
+                hasher.update(bytes);
+            }
+            at = upto;
+        }
+        all.push(hashers.into_iter().map(Hasher::finish).collect());
+    }
+    all
+}
+
+#[expect(unsafe_code, reason = "looks at bytes of a buffer that is still being filled")]
+fn completed(reservation: &Reservation, range: Range<u64>) -> Option<&[u8]> {
+    // SAFETY: the ledger reported the range complete: its reads are over, and no piece is read
+    // twice.
+    unsafe { reservation.filled(range) }.ok()
+}
+
+/// What checksums files are expected to have: lines of a checksum, two blanks and a file name, as
+/// `sha256sum` writes them. The length of the checksum tells its kind. Blank lines and those that
+/// begin with `#` are skipped.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    path: PathBuf,
+    entries: Vec<(String, DigestKind, PathBuf)>,
+}
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Manifest`] with the line that cannot be understood.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::parse(path, &text),
+            Err(source) if source.kind() == std::io::ErrorKind::InvalidData => {
+                Err(Error::Manifest { path, reason: "it is not text".to_owned() })
+            }
+            Err(source) => Err(Error::Open { path, source }),
+        }
+    }
+
+    fn parse(path: PathBuf, text: &str) -> Result<Self> {
+        let mut entries = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            if line.trim().is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let entry = line.split_once(char::is_whitespace).and_then(|(hex, name)| {
+                let kind = match hex.len() {
+                    8 => DigestKind::Crc32c,
+                    16 => DigestKind::Xxh3,
+                    64 => DigestKind::Sha256,
+                    _ => return None,
+                };
+                let name = name.trim_start().trim_start_matches('*');
+                let well_formed =
+                    !name.is_empty() && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+                well_formed.then(|| (hex.to_ascii_lowercase(), kind, PathBuf::from(name)))
+            });
+            let Some(entry) = entry else {
+                let reason = format!(
+                    "line {} is not a checksum of 8 (crc32c), 16 (xxh3) or 64 (sha256) hexadecimal \
+                     digits, blanks and a file name",
+                    index + 1
+                );
+                return Err(Error::Manifest { path, reason });
+            };
+            entries.push(entry);
+        }
+        Ok(Self { path, entries })
+    }
+
+    /// The kinds of checksum that occur in it.
+    pub fn kinds(&self) -> Vec<DigestKind> {
+        let mut kinds = Vec::new();
+        for (_, kind, _) in &self.entries {
+            if !kinds.contains(kind) {
+                kinds.push(*kind);
+            }
+        }
+        kinds
+    }
+
+    /// Holds the checksums of a file against what is expected. A name in the manifest means the
+    /// file of that path, or of that path beside the manifest, or else of that file name.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], [`Error::Manifest`] where the file is not named.
+    pub(crate) fn check(&self, file: &Path, found: &[(DigestKind, String)]) -> Result<()> {
+        let beside = self.path.parent().unwrap_or(Path::new(""));
+        let same_path = |name: &Path| name == file || beside.join(name) == file;
+        let same_name = |name: &Path| name.file_name() == file.file_name();
+        let by_path = self.entries.iter().any(|(.., name)| same_path(name));
+        let mut checked = false;
+        for (expected, kind, name) in &self.entries {
+            if !(if by_path { same_path(name) } else { same_name(name) }) {
+                continue;
+            }
+            let Some((_, found)) = found.iter().find(|(found_kind, _)| found_kind == kind) else {
+                continue;
+            };
+            if found != expected {
+                return Err(Error::Mismatch {
+                    path: file.to_owned(),
+                    kind: *kind,
+                    expected: expected.clone(),
+                    found: found.clone(),
+                });
+            }
+            checked = true;
+        }
+        if checked {
+            return Ok(());
+        }
+        let reason = format!("it does not name {}", file.display());
+        Err(Error::Manifest { path: self.path.clone(), reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(kind: DigestKind, bytes: &[u8]) -> String {
+        let mut hasher = Hasher::new(kind);
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
+    #[test]
+    fn checksums_are_those_of_their_standards() {
+        // RFC 3720 B.4, the XXH3 reference implementation, FIPS 180-4.
+        assert_eq!(digest(DigestKind::Crc32c, &[0; 32]), "8a9136aa");
+        assert_eq!(digest(DigestKind::Crc32c, b"123456789"), "e3069283");
+        assert_eq!(digest(DigestKind::Xxh3, b""), "2d06800538d394c2");
+        assert_eq!(
+            digest(DigestKind::Sha256, b"abc"),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+
+    #[test]
+    fn a_manifest_names_files_by_path_or_by_name() {
+        let text = "# models\n\ne3069283  b/x.bin\n8A9136AA *a/x.bin\n2d06800538d394c2  y.bin\n";
+        let manifest = Manifest::parse("/data/sums".into(), text).unwrap();
+        assert_eq!(manifest.kinds(), [DigestKind::Crc32c, DigestKind::Xxh3]);
+        let crc = |hex: &str| [(DigestKind::Crc32c, hex.to_owned())];
+        manifest.check(Path::new("/data/a/x.bin"), &crc("8a9136aa")).unwrap();
+        manifest.check(Path::new("b/x.bin"), &crc("e3069283")).unwrap();
+        let wrong = manifest.check(Path::new("/data/a/x.bin"), &crc("e3069283")).unwrap_err();
+        assert!(matches!(wrong, Error::Mismatch { ref expected, .. } if expected == "8a9136aa"));
+        let absent = manifest.check(Path::new("/data/z.bin"), &crc("e3069283")).unwrap_err();
+        assert!(absent.to_string().contains("does not name /data/z.bin"), "{absent}");
+    }
+
+    #[test]
+    fn a_line_that_is_no_entry_is_named() {
+        for text in ["e3069283", "zzzzzzzz  x", "123  x", "e3069283  "] {
+            let error = Manifest::parse("m".into(), &format!("# ok\n{text}\n")).unwrap_err();
+            assert!(error.to_string().contains("line 2"), "{text}: {error}");
+        }
+    }
+}

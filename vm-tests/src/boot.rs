@@ -1,0 +1,267 @@
+//! One run of a guest: starting QEMU, following its reports, and noticing when they stop.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Error, GuestFault, Result},
+    kernel_log,
+    protocol::{self, Event},
+    report::{Report, Transcript},
+    tool,
+};
+
+/// A boot sometimes fails in the emulator, before anything of ours runs. Once more is enough, and
+/// more would hide a guest that cannot boot.
+const BOOTS_MAX: u32 = 2;
+
+/// How long each step may stay silent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// From starting QEMU until init is up.
+    pub(crate) boot: Duration,
+    /// Between tasks.
+    pub(crate) idle: Duration,
+    /// Over a task's own limit, at which the guest ends it.
+    pub(crate) grace: Duration,
+    /// From the last report until QEMU is gone.
+    pub(crate) down: Duration,
+}
+
+impl Default for Limits {
+    /// A boot takes 3 to 4 s on an idle host. The limits allow for one that is very busy.
+    fn default() -> Self {
+        Self {
+            boot: Duration::from_secs(90),
+            idle: Duration::from_secs(60),
+            grace: Duration::from_secs(60),
+            down: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What to start and where its kernel log appears.
+pub(crate) struct Launch<'a> {
+    /// Makes QEMU's command line afresh for each try.
+    pub(crate) command: &'a dyn Fn() -> Result<Command>,
+    pub(crate) console_log: &'a Path,
+    pub(crate) limits: Limits,
+}
+
+impl Launch<'_> {
+    /// Boots the guest and follows it to its end. A boot that never reaches init is tried once
+    /// more; whatever happens after that is final.
+    pub(crate) fn run(&self, on_event: &mut dyn FnMut(&Event)) -> Result<Report> {
+        let mut boots = 1;
+        loop {
+            let mut transcript = Transcript::default();
+            let outcome = self.boot(&mut transcript, on_event)?;
+            let log = self.kernel_log()?;
+            let Err(Lost { fault, said }) = outcome else {
+                transcript.report.boots = boots;
+                return self.finish(transcript, &log);
+            };
+            let fault = kernel_log::fault(&log)
+                .map_or(fault, |line| GuestFault::Kernel(line.to_owned()));
+            let log_tail = [kernel_log::tail(&log), said].join("\n").trim().to_owned();
+            if transcript.up {
+                transcript.report.boots = boots;
+                transcript.report.console_log = self.console_log.to_owned();
+                transcript.report.kernel_warnings = kernel_log::warnings(&log);
+                let finished = Box::new(transcript.report);
+                return Err(Error::Guest { fault, finished, log_tail });
+            }
+            if boots == BOOTS_MAX {
+                let console_log = self.console_log.to_owned();
+                return Err(Error::Boot { attempts: boots, fault, log_tail, console_log });
+            }
+            eprintln!("the guest did not boot ({fault}); trying once more");
+            boots += 1;
+        }
+    }
+
+    /// A run that came to its end is good only if the kernel log is.
+    fn finish(&self, transcript: Transcript, log: &str) -> Result<Report> {
+        let mut report = transcript.report;
+        report.console_log = self.console_log.to_owned();
+        report.kernel_warnings = kernel_log::warnings(log);
+        match kernel_log::fault(log) {
+            None => Ok(report),
+            Some(line) => Err(Error::Guest {
+                fault: GuestFault::Kernel(line.to_owned()),
+                finished: Box::new(report),
+                log_tail: kernel_log::tail(log),
+            }),
+        }
+    }
+
+    fn boot(
+        &self,
+        transcript: &mut Transcript,
+        on_event: &mut dyn FnMut(&Event),
+    ) -> Result<std::result::Result<(), Lost>> {
+        // Of an earlier try.
+        if self.console_log.exists() {
+            fs::remove_file(self.console_log).map_err(Error::io("removing", self.console_log))?;
+        }
+        let started = Instant::now();
+        let mut qemu = Qemu::start((self.command)()?)?;
+        let result = self.follow(&mut qemu, started, transcript, on_event);
+        let said = qemu.end();
+        Ok(result.map_err(|fault| {
+            transcript.abandon(&fault.to_string(), started.elapsed());
+            Lost { fault, said }
+        }))
+    }
+
+    fn follow(
+        &self,
+        qemu: &mut Qemu,
+        started: Instant,
+        transcript: &mut Transcript,
+        on_event: &mut dyn FnMut(&Event),
+    ) -> std::result::Result<(), GuestFault> {
+        let mut expected = 0;
+        let mut step = started;
+        loop {
+            let (during, limit) = self.current_step(transcript);
+            // A task's lines do not give it more time: its step begins with it.
+            let left = limit.saturating_sub(step.elapsed());
+            let line = match qemu.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => {
+                    // The work is done; that QEMU would not leave is QEMU's matter.
+                    if transcript.down {
+                        return Ok(());
+                    }
+                    return Err(GuestFault::Hung { during, seconds: limit.as_secs() });
+                }
+                Err(RecvTimeoutError::Disconnected) if transcript.down => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(GuestFault::Died(qemu.status()));
+                }
+            };
+            let Some(decoded) = protocol::decode(&line) else { continue };
+            let (n, event) = decoded.map_err(|error| GuestFault::Protocol(error.to_string()))?;
+            if n != expected {
+                let lost = format!("report {expected} is missing, {n} came");
+                return Err(GuestFault::Protocol(lost));
+            }
+            expected += 1;
+            on_event(&event);
+            let is_line = matches!(event, Event::Line { .. });
+            if let Event::Fault { detail } = &event {
+                transcript.up = true;
+                return Err(GuestFault::Init(detail.clone()));
+            }
+            transcript.take(event.clone()).map_err(GuestFault::Protocol)?;
+            if let Event::Up { .. } = event {
+                transcript.report.boot = started.elapsed();
+            }
+            if !is_line {
+                step = Instant::now();
+            }
+        }
+    }
+
+    /// What the guest is doing, and how long that may take.
+    fn current_step(&self, transcript: &Transcript) -> (String, Duration) {
+        if !transcript.up {
+            ("while booting".into(), self.limits.boot)
+        } else if transcript.down {
+            ("while going down".into(), self.limits.down)
+        } else if let Some(running) = transcript.running() {
+            (format!("in {}", running.task), running.timeout + self.limits.grace)
+        } else {
+            ("between tasks".into(), self.limits.idle)
+        }
+    }
+
+    fn kernel_log(&self) -> Result<String> {
+        match fs::read(self.console_log) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            // QEMU left before it made the file; what QEMU said tells why.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) => Err(Error::io("reading", self.console_log)(error)),
+        }
+    }
+}
+
+/// A guest that did not come to its end.
+struct Lost {
+    fault: GuestFault,
+    /// What QEMU wrote to its standard error.
+    said: String,
+}
+
+/// A QEMU process. It is killed when this is dropped, so that no error path leaves one running.
+struct Qemu {
+    child: Child,
+    lines: Receiver<String>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Qemu {
+    fn start(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .map_err(Error::io("starting", tool::shown(&command)))?;
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let mut stderr = child.stderr.take().expect("stderr is piped");
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let mut stdout = BufReader::new(stdout);
+            let mut line = Vec::new();
+            // An error ends the lines, as the end of the stream does.
+            while matches!(stdout.read_until(b'\n', &mut line), Ok(1..)) {
+                if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                    break;
+                }
+                line.clear();
+            }
+        });
+        let stderr = thread::spawn(move || {
+            let mut said = Vec::new();
+            let _ = stderr.read_to_end(&mut said);
+            String::from_utf8_lossy(&said).into_owned()
+        });
+        Ok(Self { child, lines, stderr: Some(stderr) })
+    }
+
+    /// How it ended. Called when its output is closed, so it is ending.
+    fn status(&mut self) -> String {
+        match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Ends it if it still runs; what it wrote to its standard error.
+    fn end(mut self) -> String {
+        self.kill();
+        self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+
+    fn kill(&mut self) {
+        // It may be gone already, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests;

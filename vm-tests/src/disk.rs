@@ -1,0 +1,294 @@
+//! Disks of a guest.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::{
+    error::{Error, Result},
+    filesystem::{self, FileSystem},
+    protocol::MountPlan,
+};
+
+/// The longest serial number that both virtio-blk and nvme report whole.
+const SERIAL_BYTES_MAX: usize = 20;
+
+/// What the guest sees a disk as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Attach {
+    /// virtio-blk; the driver is a module and is loaded for it.
+    Virtio,
+    /// NVMe; the driver is built into the kernel.
+    Nvme,
+}
+
+/// A disk of a guest. The guest finds it by its name, which is the serial number it reports:
+/// `/dev/disk/NAME` leads to its device.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    name: String,
+    source: Source,
+    attach: Attach,
+    writable: bool,
+    read_errors: Vec<ReadError>,
+    mount: Option<(String, FileSystem)>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Null { bytes: u64 },
+    File(PathBuf),
+    Tree { file_system: FileSystem, dir: PathBuf, bytes: u64 },
+}
+
+/// A read that fails with EIO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadError {
+    sector: u64,
+    once: bool,
+}
+
+impl ReadError {
+    /// Every read that covers this sector (of 512 bytes) fails.
+    #[must_use]
+    pub fn at_sector(sector: u64) -> Self {
+        Self { sector, once: false }
+    }
+
+    /// Only the first such read fails.
+    #[must_use]
+    pub fn once(self) -> Self {
+        Self { once: true, ..self }
+    }
+}
+
+impl Disk {
+    /// A disk that reads as zeroes as fast as can be, to measure the path and not the medium.
+    #[must_use]
+    pub fn null(name: impl Into<String>, bytes: u64) -> Self {
+        Self::new(name, Source::Null { bytes })
+    }
+
+    /// A disk whose content is this file of the host. It is read-only unless [`Disk::writable`].
+    #[must_use]
+    pub fn file(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self::new(name, Source::File(path.into()))
+    }
+
+    /// A file of the host as a disk on which every read of `sector` (of 512 bytes) fails with EIO.
+    #[must_use]
+    pub fn with_read_error_at(
+        name: impl Into<String>,
+        path: impl Into<PathBuf>,
+        sector: u64,
+    ) -> Self {
+        Self::file(name, path).read_error(ReadError::at_sector(sector))
+    }
+
+    /// An ext4 file system of `bytes` with the content of `dir`, writable, made for each run.
+    #[must_use]
+    pub fn ext4_from_dir(name: impl Into<String>, dir: impl Into<PathBuf>, bytes: u64) -> Self {
+        Self::tree(name, FileSystem::Ext4, dir, bytes).writable()
+    }
+
+    /// An XFS file system of `bytes` (at least 300 MiB) with the content of `dir`, writable, made
+    /// for each run.
+    #[must_use]
+    pub fn xfs_from_dir(name: impl Into<String>, dir: impl Into<PathBuf>, bytes: u64) -> Self {
+        Self::tree(name, FileSystem::Xfs, dir, bytes).writable()
+    }
+
+    /// An EROFS file system, as large as it must be, with the content of `dir`, made for each run.
+    #[must_use]
+    pub fn erofs_from_dir(name: impl Into<String>, dir: impl Into<PathBuf>) -> Self {
+        Self::tree(name, FileSystem::Erofs, dir, 0)
+    }
+
+    /// How the guest sees it; virtio-blk unless told otherwise.
+    #[must_use]
+    pub fn attach(self, attach: Attach) -> Self {
+        Self { attach, ..self }
+    }
+
+    /// Lets the guest write to it.
+    #[must_use]
+    pub fn writable(self) -> Self {
+        Self { writable: true, ..self }
+    }
+
+    /// Adds a read that fails.
+    #[must_use]
+    pub fn read_error(mut self, error: ReadError) -> Self {
+        self.read_errors.push(error);
+        self
+    }
+
+    /// Has the guest mount it at `path` before the first task.
+    #[must_use]
+    pub fn mount(self, path: impl Into<String>, file_system: FileSystem) -> Self {
+        Self { mount: Some((path.into(), file_system)), ..self }
+    }
+
+    fn tree(
+        name: impl Into<String>,
+        file_system: FileSystem,
+        dir: impl Into<PathBuf>,
+        bytes: u64,
+    ) -> Self {
+        let name = name.into();
+        let at = format!("/disk/{name}");
+        let source = Source::Tree { file_system, dir: dir.into(), bytes };
+        Self::new(name, source).mount(at, file_system)
+    }
+
+    fn new(name: impl Into<String>, source: Source) -> Self {
+        Self {
+            name: name.into(),
+            source,
+            attach: Attach::Virtio,
+            writable: false,
+            read_errors: Vec::new(),
+            mount: None,
+        }
+    }
+
+    /// Modules that the guest needs for it.
+    pub(crate) fn modules(&self) -> Vec<String> {
+        let driver = (self.attach == Attach::Virtio).then_some("virtio_blk");
+        let file_system = self.mount.as_ref().map(|(_, file_system)| file_system.kernel_name());
+        driver.into_iter().chain(file_system).map(str::to_owned).collect()
+    }
+
+    /// What the guest does with it before the first task.
+    pub(crate) fn mount_plan(&self) -> Option<MountPlan> {
+        self.mount.as_ref().map(|(at, file_system)| MountPlan {
+            serial: self.name.clone(),
+            at: at.clone(),
+            file_system: file_system.kernel_name().to_owned(),
+            read_only: !self.writable,
+        })
+    }
+
+    /// Makes its image in `scratch` if it needs one, and gives QEMU's arguments for it as the disk
+    /// number `index`.
+    pub(crate) fn qemu_args(&self, index: usize, scratch: &Path) -> Result<Vec<String>> {
+        if self.name.is_empty() || self.name.len() > SERIAL_BYTES_MAX {
+            return Err(Error::Unsupported {
+                path: PathBuf::from(&self.name),
+                reason: "a disk's name is its serial number and has 1 to 20 bytes",
+            });
+        }
+        let node = format!("disk{index}");
+        let file = match &self.source {
+            // read-zeroes: without it what is read is whatever the buffer held before.
+            Source::Null { bytes } => {
+                json!({"driver": "null-co", "size": bytes, "read-zeroes": true})
+            }
+            Source::File(path) => host_file(path)?,
+            Source::Tree { file_system, dir, bytes } => {
+                let image = scratch.join(format!("{node}.img"));
+                filesystem::make_image(*file_system, dir, &image, *bytes)?;
+                host_file(&image)?
+            }
+        };
+        let block = json!({
+            "driver": "raw",
+            "node-name": node,
+            "read-only": !self.writable,
+            "file": self.with_read_errors(file),
+        });
+        let device = match self.attach {
+            Attach::Virtio => "virtio-blk-pci",
+            Attach::Nvme => "nvme",
+        };
+        let device = json!({"driver": device, "drive": node, "serial": self.name});
+        Ok(["-blockdev".into(), block.to_string(), "-device".into(), device.to_string()].into())
+    }
+
+    fn with_read_errors(&self, file: Value) -> Value {
+        if self.read_errors.is_empty() {
+            return file;
+        }
+        let rules: Vec<_> = self
+            .read_errors
+            .iter()
+            // "none" means: on the read itself, not when the format driver announces one.
+            .map(|error| {
+                json!({
+                    "event": "none",
+                    "iotype": "read",
+                    "errno": 5,
+                    "sector": error.sector,
+                    "once": error.once,
+                })
+            })
+            .collect();
+        json!({"driver": "blkdebug", "image": file, "inject-error": rules})
+    }
+}
+
+fn host_file(path: &Path) -> Result<Value> {
+    // QEMU runs in another folder than the caller may have meant.
+    let path = std::path::absolute(path).map_err(Error::io("finding", path))?;
+    match path.to_str() {
+        Some(name) => Ok(json!({"driver": "file", "filename": name})),
+        None => Err(Error::Unsupported { path, reason: "QEMU takes file names in UTF-8" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(disk: &Disk) -> Value {
+        let args = disk.qemu_args(0, Path::new("/nowhere")).unwrap();
+        assert_eq!((args[0].as_str(), args[2].as_str()), ("-blockdev", "-device"));
+        serde_json::from_str(&args[1]).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_read_only_unless_told_otherwise() {
+        let disk = Disk::file("weights", "/a,b.img");
+        assert_eq!(block(&disk)["read-only"], true);
+        assert_eq!(block(&disk)["file"]["filename"], "/a,b.img");
+        assert_eq!(block(&disk.writable())["read-only"], false);
+    }
+
+    #[test]
+    fn read_errors_go_between_the_disk_and_the_file() {
+        let disk = Disk::with_read_error_at("bad", "/a.img", 80)
+            .read_error(ReadError::at_sector(7).once());
+        let file = &block(&disk)["file"];
+        assert_eq!(file["driver"], "blkdebug");
+        assert_eq!(file["image"]["filename"], "/a.img");
+        assert_eq!(file["inject-error"][0]["sector"], 80);
+        assert_eq!(file["inject-error"][0]["once"], false);
+        assert_eq!(file["inject-error"][1]["once"], true);
+    }
+
+    #[test]
+    fn the_driver_module_follows_the_attachment() {
+        let disk = Disk::null("null", 1 << 20);
+        assert_eq!(disk.modules(), ["virtio_blk"]);
+        assert!(disk.attach(Attach::Nvme).modules().is_empty());
+        assert_eq!(Disk::xfs_from_dir("x", "/d", 1).modules(), ["virtio_blk", "xfs"]);
+    }
+
+    #[test]
+    fn a_tree_is_mounted_under_its_name() {
+        let plan = Disk::erofs_from_dir("image", "/d").mount_plan().unwrap();
+        assert_eq!((plan.serial.as_str(), plan.at.as_str()), ("image", "/disk/image"));
+        assert!(plan.read_only, "EROFS cannot be written");
+        assert!(!Disk::ext4_from_dir("e", "/d", 1).mount_plan().unwrap().read_only);
+        assert_eq!(Disk::null("n", 1).mount_plan(), None);
+    }
+
+    #[test]
+    fn a_name_that_would_be_cut_off_is_refused() {
+        for name in ["", "123456789012345678901"] {
+            assert!(Disk::null(name, 1).qemu_args(0, Path::new("/nowhere")).is_err(), "{name}");
+        }
+        assert!(Disk::null("12345678901234567890", 1).qemu_args(0, Path::new("/")).is_ok());
+    }
+}
