@@ -1,1 +1,41 @@
-fn main() {}
+//! The `longshore` command. See `longshore --help`.
+
+mod args;
+mod doctor;
+mod exit;
+mod generate;
+mod inspect;
+mod load;
+mod make_model;
+mod output;
+mod progress;
+mod signals;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (outcome, json) = match cli.command {
+        Command::Load(args) => {
+            let json = args.json;
+            (load::run(&args), json)
+        }
+        Command::Inspect(args) => {
+            let json = args.json;
+            (inspect::run(&args), json)
+        }
+        Command::Doctor(args) => (doctor::run(&args), args.json),
+        Command::MakeModel(args) => (make_model::run(&args), false),
+        Command::Completions(args) => (generate::completions(&args), false),
+        Command::Man(args) => (generate::man(&args), false),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error, json),
+    }
+}

@@ -30,13 +30,13 @@ impl SourceFile {
         let path = path.into();
         match file::open(&path) {
             Ok(fd) => Self::examine(fd, path, false),
-            // A socket cannot be opened at all.
-            Err(error) if error.raw_os_error() == Some(6) => Err(Error::NotRegular {
-                path,
-                kind: "a socket or a device without a driver",
-                hint: "",
-            }),
-            Err(source) => Err(Error::Open { path, source }),
+            Err(source) => match file::kind_at(&path) {
+                // A socket cannot be opened, nor a device without a driver.
+                Ok(kind @ (Kind::Socket | Kind::Device)) => {
+                    Err(Error::NotRegular { path, kind: kind.described(), hint: "" })
+                }
+                _ => Err(Error::Open { path, source }),
+            },
         }
     }
 

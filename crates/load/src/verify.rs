@@ -108,6 +108,10 @@ pub(crate) fn follow(
         let Range { start: mut at, end } = file.buffer_range();
         while at < end {
             let Some(complete) = ledger.wait_complete(at, end) else { return all };
+            // The reads may be far ahead, or over.
+            if ledger.should_stop() {
+                return all;
+            }
             let upto = complete.min(at + STEP_BYTES);
             let Some(bytes) = completed(reservation, at..upto) else { return all };
             for hasher in &mut hashers {

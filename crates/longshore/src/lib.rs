@@ -1,1 +1,43 @@
-//! To be written.
+//! The DMA data path as a userspace library: files into device-shareable memory at the disk's
+//! speed.
+//!
+//! This crate is what most people import. It re-exports the parts and paves the common path:
+//!
+//! ```
+//! use longshore::Sealing;
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("model.bin");
+//! # std::fs::write(&path, b"weights")?;
+//!
+//! // The file's content in huge pages, read directly, page cache untouched.
+//! let loaded = longshore::load(&path)?;
+//! println!("{} in {} pages", loaded.report.heap, loaded.report.pages);
+//!
+//! // Descriptors for devices and other processes; nobody can change the content.
+//! let shared = loaded.buffer.share(Sealing::Content)?;
+//! assert_eq!(shared.as_slice(), Some(&b"weights"[..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | part | what it is for |
+//! | --- | --- |
+//! | [`load`](mod@load) | plans, the overlapped reader, formats, verification |
+//! | [`heap`] | where buffers come from, how they are shared and sealed |
+//! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
+
+use std::path::Path;
+
+pub use longshore_heap as heap;
+pub use longshore_load as load;
+pub use longshore_mem as mem;
+
+pub use longshore_heap::{Buffer, Export, Heap, Sealing, SharedBuffer};
+pub use longshore_load::{CancelToken, Loaded, Loader, Plan, Progress, ReadMode, SourceFile};
+
+/// Loads one whole file into memory that can be sealed and shared: heap `memfd`, mode `auto`.
+///
+/// # Errors
+/// Those of [`Loader::load`]; nothing is left behind then.
+pub fn load(path: impl AsRef<Path>) -> load::Result<Loaded> {
+    Loader::new().heap(Heap::Memfd).load(&Plan::of_path(path.as_ref())?)
+}

@@ -168,6 +168,15 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
     })
 }
 
+/// Tells what is at `path` without opening it: a socket cannot be opened at all.
+///
+/// # Errors
+/// Those of `stat(2)`.
+pub fn kind_at(path: &Path) -> io::Result<Kind> {
+    let answer = rustix::fs::stat(path)?;
+    Ok(kind_of(FileType::from_raw_mode(answer.st_mode)))
+}
+
 /// Reads once from `offset` into `memory`, as far as the kernel goes in one call.
 ///
 /// # Errors

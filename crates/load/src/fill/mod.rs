@@ -25,6 +25,9 @@ mod ring;
 mod route;
 mod workers;
 
+#[cfg(test)]
+mod tests;
+
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 

@@ -1,1 +1,255 @@
-//! File formats.
+//! File formats: which tensors are in the files to be loaded, and where.
+//!
+//! ```text
+//!   paths ──► open ──┬─ model.safetensors             header read and checked ──┐
+//!                    ├─ model.safetensors.index.json  shards found and checked ─┼─► Opened
+//!                    └─ any other file                raw                      ─┘   │
+//!                                                                  Loader::load(&opened.plan)
+//! ```
+//!
+//! All that a file says of itself is held against the file before anything is allocated for its
+//! content. The content is then loaded as it is, header and all, so that where a tensor is in the
+//! buffer follows from where it is in its file: [`Opened::placed_tensors`].
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::str::FromStr;
+
+use longshore_mem::FileOffset;
+use longshore_sys::file::{self, ReadFlags};
+
+use crate::error::{Error, Result};
+use crate::plan::{Plan, PlannedFile};
+use crate::source::SourceFile;
+use index::ShardIndex;
+use safetensors::{Header, Tensor};
+
+pub mod index;
+pub mod safetensors;
+
+mod json;
+
+/// What files are taken to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum FormatChoice {
+    /// What their names say: `*.safetensors` is safetensors, `*.safetensors.index.json` stands for
+    /// the shards it names, and anything else is raw.
+    #[default]
+    Auto,
+    /// Bytes that nothing is known of, whatever the name.
+    Raw,
+    /// Safetensors whatever the name; `*.index.json` stands for the shards it names.
+    Safetensors,
+}
+
+/// A word that names no format.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no format; there are auto, raw and safetensors")]
+pub struct ParseFormatChoiceError(String);
+
+impl FromStr for FormatChoice {
+    type Err = ParseFormatChoiceError;
+
+    fn from_str(word: &str) -> std::result::Result<Self, ParseFormatChoiceError> {
+        Ok(match word {
+            "auto" => Self::Auto,
+            "raw" => Self::Raw,
+            "safetensors" => Self::Safetensors,
+            _ => return Err(ParseFormatChoiceError(word.to_owned())),
+        })
+    }
+}
+
+/// The word that [`FromStr`] reads back.
+impl fmt::Display for FormatChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Raw => "raw",
+            Self::Safetensors => "safetensors",
+        })
+    }
+}
+
+/// Files that are open, planned, and known as far as their format tells.
+#[derive(Debug)]
+pub struct Opened {
+    /// What to load, for [`crate::Loader::load`]. Shards take the place of their index, sorted by
+    /// name.
+    pub plan: Plan,
+    /// The tensors of each file that has some, in the order of the plan.
+    pub tensors: Vec<FileTensors>,
+}
+
+/// The tensors of one file of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileTensors {
+    /// Which of [`Plan::files`] it is.
+    pub file_index: usize,
+    /// What is in it.
+    pub header: Header,
+}
+
+/// A tensor and where in the buffer it goes.
+#[derive(Clone, Debug)]
+pub struct PlacedTensor<'a> {
+    /// The file it is in.
+    pub file: &'a PlannedFile,
+    /// The tensor; its `data` is where it is in the file.
+    pub tensor: &'a Tensor,
+    /// Its bytes in the buffer.
+    pub buffer_range: Range<u64>,
+}
+
+/// Opens files, finds out what is in them, and plans to load them whole, one behind the other.
+///
+/// ```no_run
+/// use longshore_load::{Loader, format};
+///
+/// let opened = format::open(&["model.safetensors.index.json"], format::FormatChoice::Auto)?;
+/// let loaded = Loader::new().load(&opened.plan)?;
+/// for placed in opened.placed_tensors() {
+///     println!("{:?} is at {:?}", placed.tensor.name, placed.buffer_range);
+/// }
+/// # Ok::<(), longshore_load::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`SourceFile::open`], [`Header::read`], [`ShardIndex::read`],
+/// [`ShardIndex::open_shards`] and [`Plan::push`]: what is wrong with the first file that has
+/// something wrong with it.
+pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> {
+    let mut opened = Opened { plan: Plan::new(), tensors: Vec::new() };
+    for path in paths {
+        let path = path.as_ref();
+        match Kind::of(path, choice) {
+            Kind::Raw => opened.plan.push(SourceFile::open(path)?)?,
+            Kind::Safetensors => {
+                let source = SourceFile::open(path)?;
+                let header = Header::read(&source)?;
+                opened.push(source, header)?;
+            }
+            Kind::Index => {
+                for (source, header) in ShardIndex::read(path)?.open_shards()? {
+                    opened.push(source, header)?;
+                }
+            }
+        }
+    }
+    Ok(opened)
+}
+
+impl Opened {
+    fn push(&mut self, source: SourceFile, header: Header) -> Result<()> {
+        let file_index = self.plan.files().len();
+        self.plan.push(source)?;
+        self.tensors.push(FileTensors { file_index, header });
+        Ok(())
+    }
+
+    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer.
+    pub fn placed_tensors(&self) -> impl Iterator<Item = PlacedTensor<'_>> {
+        self.tensors.iter().flat_map(|of_file| {
+            let file = &self.plan.files()[of_file.file_index];
+            of_file.header.tensors.iter().map(move |tensor| {
+                let buffer_range = buffer_range(file, tensor);
+                PlacedTensor { file, tensor, buffer_range }
+            })
+        })
+    }
+}
+
+/// The bytes of the buffer that a tensor of a file takes. The file must be planned whole, as
+/// [`open`] does.
+pub fn buffer_range(file: &PlannedFile, tensor: &Tensor) -> Range<u64> {
+    let shifted = |offset: u64| file.buffer_offset() + offset;
+    shifted(tensor.data.start)..shifted(tensor.data.end)
+}
+
+enum Kind {
+    Raw,
+    Safetensors,
+    Index,
+}
+
+impl Kind {
+    /// Names may be anything but UTF-8: only their ends count.
+    fn of(path: &Path, choice: FormatChoice) -> Self {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        // Variants have their name in front of the last ending: model.safetensors.index.fp16.json.
+        let is_index = name.ends_with(".json")
+            && (name.contains(".safetensors.index.")
+                || choice == FormatChoice::Safetensors && name.ends_with(".index.json"));
+        match choice {
+            FormatChoice::Raw => Self::Raw,
+            _ if is_index => Self::Index,
+            FormatChoice::Safetensors => Self::Safetensors,
+            FormatChoice::Auto if name.ends_with(".safetensors") => Self::Safetensors,
+            FormatChoice::Auto => Self::Raw,
+        }
+    }
+}
+
+/// Reads all of `bytes` from `offset`, through the page cache.
+fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = offset + done as u64;
+        let rest = &mut bytes[done..];
+        let range = at..at + rest.len() as u64;
+        let read =
+            file::read_into(source.buffered(), rest, FileOffset::new(at), ReadFlags::default());
+        let path = || source.path().to_owned();
+        match read {
+            Ok(0) => {
+                let len_bytes = source.len_bytes();
+                return Err(Error::Truncated { path: path(), ended_at: at, len_bytes });
+            }
+            Ok(read) => done += read,
+            Err(source) => {
+                return Err(Error::Read { path: path(), range, done_bytes: 0, source });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_the_format() {
+        use FormatChoice::{Auto, Raw, Safetensors};
+        let kinds = |name: &str| {
+            [Auto, Raw, Safetensors].map(|choice| match Kind::of(Path::new(name), choice) {
+                Kind::Raw => 'r',
+                Kind::Safetensors => 's',
+                Kind::Index => 'i',
+            })
+        };
+        for (name, expected) in [
+            ("a/model.safetensors", "srs"),
+            ("model.safetensors.index.json", "iri"),
+            ("model.safetensors.index.fp16.json", "iri"),
+            ("weights.index.json", "rri"),
+            ("model.safetensors.json", "rrs"),
+            ("model.gguf", "rrs"),
+            (".safetensors", "srs"),
+            ("model.safetensors/blob", "rrs"),
+            ("/", "rrs"),
+        ] {
+            assert_eq!(kinds(name).iter().collect::<String>(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn words_are_read_back_as_they_are_written() {
+        for word in ["auto", "raw", "safetensors"] {
+            assert_eq!(word.parse::<FormatChoice>().unwrap().to_string(), word);
+        }
+        assert!("gguf".parse::<FormatChoice>().is_err());
+    }
+}

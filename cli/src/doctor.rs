@@ -1,0 +1,317 @@
+//! `longshore doctor`: what this machine can do, and how to enable the rest.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use longshore::mem::Granule;
+use longshore::{Heap, heap};
+use longshore_sys::file::{self, ReadFlags};
+use longshore_sys::memfd::{self, Backing};
+use longshore_sys::{dma_heap, huge_pages, memory, page_cache, udmabuf, uring};
+use serde_json::{Value, json};
+
+use crate::args::DoctorArgs;
+use crate::output::print;
+use crate::units::Decimal;
+
+/// Whether something is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It is.
+    Yes,
+    /// In part, or slower than it could be.
+    Limited,
+    /// It is not.
+    No,
+}
+
+/// One line of the report.
+struct Finding {
+    name: &'static str,
+    state: State,
+    found: String,
+    /// How to enable what is missing, in one line.
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn yes(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, state: State::Yes, found: found.into(), advice: None }
+    }
+
+    fn limited(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        let advice = Some(advice.into());
+        Self { name, state: State::Limited, found: found.into(), advice }
+    }
+
+    fn no(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, state: State::No, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    let directory = &args.directory;
+    let mut findings = vec![kernel(), available_memory(), file_size(), locked_memory()];
+    findings.extend([io_uring(), memfd_heap(), huge_pages_of_memfd(), mid_pages(), hugetlb_pool()]);
+    findings.extend([udmabuf_heap(), udmabuf_limit(), dma_heaps()]);
+    findings.extend(file_system(directory));
+    let text = if args.json { format!("{}\n", as_json(&findings)) } else { as_table(&findings) };
+    print(&text)
+}
+
+fn as_table(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.state {
+            State::Yes => "yes    ",
+            State::Limited => "limited",
+            State::No => "no     ",
+        };
+        text += &format!("{mark}  {:<22}  {}\n", finding.name, finding.found);
+        if let Some(advice) = &finding.advice {
+            text += &format!("{:33}{advice}\n", "");
+        }
+    }
+    text
+}
+
+fn as_json(findings: &[Finding]) -> Value {
+    let findings: Vec<Value> = findings
+        .iter()
+        .map(|finding| {
+            json!({
+                "name": finding.name,
+                "state": match finding.state {
+                    State::Yes => "yes",
+                    State::Limited => "limited",
+                    State::No => "no",
+                },
+                "found": finding.found,
+                "advice": finding.advice,
+            })
+        })
+        .collect();
+    json!({ "findings": findings })
+}
+
+fn kernel() -> Finding {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Finding::yes("kernel", release.trim())
+}
+
+fn available_memory() -> Finding {
+    let available = memory::available();
+    let machine = available.machine_bytes.unwrap_or(0);
+    match available.control_group {
+        Some((left, path)) if left < machine => Finding::limited(
+            "memory",
+            format!("{} (the machine has {})", Decimal(left as f64), Decimal(machine as f64)),
+            format!("raise {}", path.display()),
+        ),
+        _ => Finding::yes("memory", format!("{} available", Decimal(machine as f64))),
+    }
+}
+
+fn file_size() -> Finding {
+    match memory::file_size_limit() {
+        None => Finding::yes("file size limit", "none"),
+        Some(limit) => Finding::limited(
+            "file size limit",
+            format!("{}; it bounds a memfd too", Decimal(limit as f64)),
+            "ulimit -f unlimited",
+        ),
+    }
+}
+
+fn locked_memory() -> Finding {
+    match memory::locked_memory_limit() {
+        None => Finding::yes("locked memory limit", "none"),
+        // Loading locks nothing; mapping buffers for devices by VFIO does.
+        Some(limit) if limit < 1 << 30 => Finding::limited(
+            "locked memory limit",
+            format!("{}; loading needs none, mapping for devices does", Decimal(limit as f64)),
+            "ulimit -l unlimited, or memlock in /etc/security/limits.conf",
+        ),
+        Some(limit) => Finding::yes("locked memory limit", Decimal(limit as f64).to_string()),
+    }
+}
+
+fn io_uring() -> Finding {
+    const NAME: &str = "io_uring";
+    match uring::probe() {
+        Ok(()) => Finding::yes(NAME, "reads, with timeouts"),
+        Err(error) => {
+            let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+            let advice = match (disabled.as_deref().map(str::trim), error.kind()) {
+                (Ok("1" | "2"), _) => "sysctl kernel.io_uring_disabled=0",
+                (_, ErrorKind::PermissionDenied) => {
+                    "a seccomp filter refuses it (containers: --security-opt seccomp=…)"
+                }
+                _ => "a kernel of 5.11 or later with CONFIG_IO_URING",
+            };
+            Finding::limited(NAME, format!("{error}; threads read instead"), advice)
+        }
+    }
+}
+
+fn memfd_heap() -> Finding {
+    const NAME: &str = "heap memfd";
+    match memfd::create("doctor", Backing::Shmem) {
+        Ok(_) => Finding::yes(NAME, "can be sealed and shared"),
+        Err(error) => Finding::no(NAME, error.to_string(), "a kernel with CONFIG_MEMFD_CREATE"),
+    }
+}
+
+/// Tries it: settings alone do not tell.
+fn huge_pages_of_memfd() -> Finding {
+    const NAME: &str = "2 MiB pages for memfd";
+    let setting = huge_pages::shmem_setting().unwrap_or_else(|_| "absent".to_owned());
+    match Heap::Memfd.allocate(16 << 20).map(|buffer| buffer.page_report()) {
+        Ok(report) if report.prevailing() == Some(Granule::SIZE_2M) => {
+            Finding::yes(NAME, format!("obtained (shmem_enabled is {setting})"))
+        }
+        Ok(report) => Finding::limited(
+            NAME,
+            format!("obtained {report} (shmem_enabled is {setting})"),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        ),
+        Err(error) => Finding::no(NAME, error.to_string(), "free some memory"),
+    }
+}
+
+fn mid_pages() -> Finding {
+    const NAME: &str = "64 KiB pages for memfd";
+    match huge_pages::shmem_setting_of(Granule::SIZE_64K).as_deref() {
+        Ok("never") => Finding::limited(
+            NAME,
+            "not taken where 2 MiB cannot be had",
+            "echo advise > /sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled",
+        ),
+        Ok(setting) => Finding::yes(NAME, format!("shmem_enabled is {setting}")),
+        Err(_) => Finding::limited(NAME, "unknown to this kernel", "a kernel of 6.11 or later"),
+    }
+}
+
+fn hugetlb_pool() -> Finding {
+    const NAME: &str = "heap hugetlb";
+    match huge_pages::pool_2m() {
+        Ok(pool) if pool.available_pages + pool.overcommit_pages > 0 => Finding::yes(
+            NAME,
+            format!(
+                "{} of {} pages of 2 MiB are free, {} more on demand",
+                pool.available_pages, pool.total_pages, pool.overcommit_pages
+            ),
+        ),
+        Ok(pool) => Finding::no(
+            NAME,
+            format!("none of {} pages of 2 MiB is free", pool.total_pages),
+            "echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages (optional)",
+        ),
+        Err(error) => Finding::no(NAME, error.to_string(), "a kernel with CONFIG_HUGETLBFS"),
+    }
+}
+
+fn udmabuf_heap() -> Finding {
+    const NAME: &str = "heap udmabuf";
+    match udmabuf::check_access() {
+        Ok(()) => match Heap::Udmabuf.allocate(4096).and_then(|b| b.share(heap::Sealing::Size)) {
+            Ok(_) => Finding::yes(NAME, "exports dma-bufs"),
+            Err(error) => Finding::no(NAME, error.to_string(), "see the kernel log"),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => Finding::no(
+            NAME,
+            format!("no {}", udmabuf::DEVICE),
+            "modprobe udmabuf, or a kernel with CONFIG_UDMABUF",
+        ),
+        Err(error) => Finding::no(
+            NAME,
+            error.to_string(),
+            format!("give this user access to {} (a udev rule)", udmabuf::DEVICE),
+        ),
+    }
+}
+
+fn udmabuf_limit() -> Finding {
+    const NAME: &str = "udmabuf size limit";
+    match udmabuf::size_limit_bytes() {
+        Ok(limit) => Finding::limited(
+            NAME,
+            format!("{}; root raises it as needed", Decimal(limit as f64)),
+            "echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb",
+        ),
+        Err(_) => Finding::no(NAME, "no udmabuf", "see heap udmabuf"),
+    }
+}
+
+fn dma_heaps() -> Finding {
+    const NAME: &str = "heap dma-heap";
+    let names = dma_heap::names();
+    if names.is_empty() {
+        let found = format!("no {}", dma_heap::DIRECTORY);
+        return Finding::no(NAME, found, "a kernel with CONFIG_DMABUF_HEAPS and one of its heaps");
+    }
+    Finding::yes(NAME, format!("{}; read through the page cache", names.join(", ")))
+}
+
+/// What the file system under `directory` offers, tried on a file of our own there.
+fn file_system(directory: &Path) -> Vec<Finding> {
+    let path = directory.join(format!(".longshore-doctor-{}", std::process::id()));
+    let probe = || -> io::Result<Vec<Finding>> {
+        fs::write(&path, vec![1; 8192])?;
+        let file = file::open(&path)?;
+        // From here on the file has no name, whatever happens.
+        fs::remove_file(&path)?;
+        Ok(vec![direct_io(&file)?, uncached_io(&file), residency(&file)])
+    };
+    let outcome = probe();
+    // Where it failed before.
+    let _ = fs::remove_file(&path);
+    outcome.unwrap_or_else(|error| {
+        vec![Finding::no(
+            "file system",
+            format!("cannot write to {}: {error}", directory.display()),
+            "name a directory you can write to: longshore doctor DIR",
+        )]
+    })
+}
+
+fn direct_io(file: &std::os::fd::OwnedFd) -> io::Result<Finding> {
+    const NAME: &str = "direct I/O";
+    let status = file::status(file)?;
+    Ok(match (status.direct, file::reopen_direct(file)) {
+        (Some(alignment), Ok(_)) => Finding::yes(
+            NAME,
+            format!("offsets to {}, memory to {}", alignment.offset, alignment.memory),
+        ),
+        (None, _) => Finding::no(
+            NAME,
+            "the file system reports none (statx)",
+            "ext4, xfs, btrfs or f2fs on Linux 6.1 or later; not tmpfs",
+        ),
+        (_, Err(error)) => Finding::no(NAME, error.to_string(), "another file system"),
+    })
+}
+
+fn uncached_io(file: &std::os::fd::OwnedFd) -> Finding {
+    const NAME: &str = "uncached reads";
+    let flags = ReadFlags { uncached: true, ..ReadFlags::default() };
+    match file::read_into(file, &mut [0], longshore::mem::FileOffset::new(0), flags) {
+        Ok(_) => Finding::yes(NAME, "RWF_DONTCACHE"),
+        Err(error) => Finding::limited(
+            NAME,
+            error.to_string(),
+            "Linux 6.14 or later with ext4, xfs or btrfs; direct I/O serves as well",
+        ),
+    }
+}
+
+fn residency(file: &std::os::fd::OwnedFd) -> Finding {
+    const NAME: &str = "page cache residency";
+    match page_cache::stat(file, longshore::mem::FileOffset::new(0), 8192) {
+        Ok(_) => Finding::yes(NAME, "cachestat"),
+        Err(error) => {
+            Finding::limited(NAME, format!("{error}; probed by reading"), "Linux 6.5 or later")
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Exit codes, and how errors are told.
+
+use std::process::ExitCode;
+
+use longshore::heap;
+use longshore::load::Error;
+use serde_json::json;
+
+use crate::output::print;
+use crate::signals;
+
+/// For `--help`; [`code`] is the truth it tells.
+pub(crate) const CODES_HELP: &str = "\
+Exit codes:
+    0  done
+    1  something else failed
+    2  the command line cannot be understood
+   10  no such file                    20  not enough memory
+   11  not a regular file              21  the heap is not available
+   12  no permission                   22  the read mode is not available
+   13  the disk failed                126  the program of --exec cannot be run
+   14  the file changed or shrank     127  the program of --exec was not found
+   15  not a valid file of its format
+   16  a checksum differs             130  Ctrl-C (128 + the signal's number)
+   17  the file is empty";
+
+/// A failure of the command itself that has an exit code of its own.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A failure with its exit code.
+pub(crate) fn failure(code: u8, message: impl Into<String>) -> anyhow::Error {
+    Failure { code, message: message.into() }.into()
+}
+
+/// Tells an error, on standard output too where JSON was asked for, and returns its exit code.
+pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
+    let code = code(error);
+    let mut message = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        // A transparent error says the same as its cause.
+        if !message.ends_with(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    if json {
+        // Whether or not that can be written, the error itself goes to standard error.
+        let _ = print(&format!("{}\n", json!({ "error": message, "exit_code": code })));
+    }
+    eprintln!("longshore: {message}");
+    ExitCode::from(code)
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    if let Some(failure) = error.downcast_ref::<Failure>() {
+        return failure.code;
+    }
+    let Some(error) = error.downcast_ref::<Error>() else {
+        return 1;
+    };
+    match error {
+        Error::Open { source, .. } => match source.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => 10,
+            std::io::ErrorKind::PermissionDenied => 12,
+            _ => 1,
+        },
+        Error::NotRegular { .. } => 11,
+        Error::Read { .. } => 13,
+        Error::Truncated { .. } | Error::Changed { .. } => 14,
+        Error::Format { .. } | Error::Manifest { .. } => 15,
+        Error::Mismatch { .. } => 16,
+        Error::NotEnoughMemory { .. } => 20,
+        Error::Heap(heap::Error::OutOfMemory { .. } | heap::Error::TooLong { .. }) => 20,
+        Error::Heap(
+            heap::Error::NoSuchHeap { .. }
+            | heap::Error::Unavailable { .. }
+            | heap::Error::AboveUdmabufLimit { .. }
+            | heap::Error::CannotSealContent { .. },
+        ) => 21,
+        Error::ModeUnavailable { .. } => 22,
+        Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_the_help_stands_alone() {
+        let mut codes: Vec<u8> = CODES_HELP
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .filter(|code| *code != 128)
+            .collect();
+        let told = codes.len();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!((codes.len(), told), (17, 17));
+    }
+}

@@ -1,0 +1,221 @@
+//! `longshore load`.
+
+use std::ffi::OsString;
+use std::fmt::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::Context;
+use longshore::load::format::{self, Opened};
+use longshore::load::{Engine, Manifest, Report};
+use longshore::{Loaded, Loader, Sealing, SharedBuffer};
+use rustix::io::FdFlags;
+use serde_json::{Map, Value, json};
+
+use crate::args::LoadArgs;
+use crate::exit::failure;
+use crate::output::print;
+use crate::progress::Display;
+use crate::signals;
+use crate::units::Decimal;
+
+pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
+    let cancel = signals::cancel_token()?;
+    let opened = format::open(&args.files, args.format)?;
+    if opened.plan.content_bytes() == 0 {
+        let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+        return Err(failure(17, format!("{} is empty: nothing to load", names.join(", "))));
+    }
+    let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
+    let mut display = Display::new(args.quiet || args.json);
+    let mut loader = Loader::new()
+        .heap(args.heap.clone())
+        .mode(args.mode)
+        .populate_ahead(args.populate_ahead.0)
+        .use_uring(!args.no_uring)
+        .cancel(&cancel)
+        .observe(|progress| display.show(progress));
+    if args.read_only && args.heap == longshore::Heap::Auto {
+        // The best heap whose content can be sealed.
+        loader = loader.heap(longshore::Heap::Memfd);
+    }
+    if let Some(limit) = args.memory_max {
+        loader = loader.memory_max(limit.0);
+    }
+    for kind in &args.verify {
+        loader = loader.digest(*kind);
+    }
+    if let Some(manifest) = &manifest {
+        loader = loader.manifest(manifest);
+    }
+    let loaded = loader.load(&opened.plan)?;
+    drop(display);
+    let Loaded { buffer, files, report } = loaded;
+    let sealing = if args.read_only { Sealing::Content } else { Sealing::Size };
+    let shared = buffer.share(sealing).map_err(longshore::load::Error::from)?;
+
+    if args.json {
+        let stays = args.hold || !args.exec.is_empty();
+        print(&format!("{}\n", as_json(&report, &files, &opened, &shared, stays)))?;
+    } else if !args.quiet {
+        print(&summary(args, &report, &files, &shared).context("writing the summary")?)?;
+    }
+    if args.hold {
+        signals::wait_for_end()
+    } else if !args.exec.is_empty() {
+        become_program(&args.exec, &shared)
+    } else {
+        Ok(())
+    }
+}
+
+fn summary(
+    args: &LoadArgs,
+    report: &Report,
+    files: &[longshore::load::LoadedFile],
+    shared: &SharedBuffer,
+) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    writeln!(
+        text,
+        "{} in {:.3} s: {}/s",
+        Decimal(report.content_bytes as f64),
+        report.elapsed.as_secs_f64(),
+        Decimal(report.bytes_per_second()),
+    )?;
+    writeln!(text, "  memory      {} in {} pages", report.heap, report.pages)?;
+    let routes = report.by_route;
+    let ways = [
+        ("direct", routes.direct),
+        ("from the page cache", routes.page_cache),
+        ("uncached", routes.uncached),
+        ("buffered", routes.buffered),
+    ];
+    let ways: Vec<String> = ways
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(way, bytes)| format!("{} {way}", Decimal(bytes as f64)))
+        .collect();
+    writeln!(text, "  read        {}", ways.join(", "))?;
+    if let Engine::Threads { ring_refused: Some(reason) } = &report.engine {
+        writeln!(text, "  note        io_uring is refused here ({reason}); threads read instead")?;
+    }
+    match report.page_cache_growth_bytes {
+        Some(growth) => writeln!(text, "  page cache  grew by {}", Decimal(growth as f64))?,
+        None => writeln!(text, "  page cache  not known (the kernel tells only a file's owner)")?,
+    }
+    for file in files {
+        for (kind, digest) in &file.digests {
+            writeln!(text, "  {kind:<11} {digest}  {}", file.path.display())?;
+        }
+    }
+    if args.hold {
+        if let Some(memfd) = shared.memfd() {
+            writeln!(text, "  memfd       {}", proc_path(memfd))?;
+        }
+        if let Some(dma_buf) = shared.dma_buf() {
+            writeln!(text, "  dma-buf     descriptor {}", dma_buf.as_fd().as_raw_fd())?;
+        }
+        writeln!(text, "held by process {}; Ctrl-C frees it", std::process::id())?;
+    } else if args.exec.is_empty() {
+        writeln!(text, "freed on exit; --hold keeps it, --exec hands it to a program")?;
+    }
+    Ok(text)
+}
+
+fn proc_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd())
+}
+
+fn as_json(
+    report: &Report,
+    files: &[longshore::load::LoadedFile],
+    opened: &Opened,
+    shared: &SharedBuffer,
+    stays: bool,
+) -> Value {
+    let files: Vec<Value> = files
+        .iter()
+        .map(|file| {
+            let digests: Map<String, Value> = file
+                .digests
+                .iter()
+                .map(|(kind, digest)| (kind.to_string(), digest.as_str().into()))
+                .collect();
+            json!({
+                "path": file.path.to_string_lossy(),
+                "buffer_offset": file.buffer_offset,
+                "bytes": file.len_bytes,
+                "digests": digests,
+            })
+        })
+        .collect();
+    let (engine, ring_refused) = match &report.engine {
+        Engine::Uring => ("io_uring", None),
+        Engine::Threads { ring_refused } => ("threads", ring_refused.clone()),
+        _ => ("unknown", None),
+    };
+    let pages = report.pages;
+    // Descriptors are worth telling only where they outlive this line.
+    let memfd = shared.memfd().filter(|_| stays);
+    let dma_buf = shared.dma_buf().filter(|_| stays);
+    json!({
+        "bytes": report.content_bytes,
+        "seconds": report.elapsed.as_secs_f64(),
+        "gb_per_second": report.bytes_per_second() / 1e9,
+        "allocating_seconds": report.allocating.as_secs_f64(),
+        "mapping_seconds": report.mapping.as_secs_f64(),
+        "reading_seconds": report.reading.as_secs_f64(),
+        "heap": report.heap.to_string(),
+        "page_size": report.pages.prevailing().map(longshore::mem::Granule::bytes),
+        "page_bytes": {
+            "hugetlb_2m": pages.hugetlb_2m_bytes,
+            "huge_2m": pages.huge_2m_bytes,
+            "mid_64k": pages.mid_64k_bytes,
+            "base": pages.base_bytes,
+            "unknown": pages.unknown_bytes,
+        },
+        "bytes_by_mode": {
+            "direct": report.by_route.direct,
+            "page_cache": report.by_route.page_cache,
+            "uncached": report.by_route.uncached,
+            "buffered": report.by_route.buffered,
+        },
+        "engine": engine,
+        "ring_refused": ring_refused,
+        "page_cache_growth_bytes": report.page_cache_growth_bytes,
+        "buffer_bytes": shared.len_bytes(),
+        "files": files,
+        "tensors": opened.tensors.iter().map(|file| file.header.tensors.len()).sum::<usize>(),
+        "pid": std::process::id(),
+        "memfd": memfd.map(|fd| fd.as_raw_fd()),
+        "memfd_path": memfd.map(proc_path),
+        "dma_buf_fd": dma_buf.map(|fd| fd.as_fd().as_raw_fd()),
+    })
+}
+
+/// Replaces this process by `words`, which inherits the descriptors.
+fn become_program(words: &[OsString], shared: &SharedBuffer) -> anyhow::Result<()> {
+    let Some((program, arguments)) = words.split_first() else {
+        return Ok(());
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).env("LONGSHORE_BYTES", shared.len_bytes().to_string());
+    let export = shared.export();
+    for (name, fd) in [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)] {
+        match fd {
+            Some(fd) => {
+                let kept = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+                kept.context("keeping a descriptor open for the program")?;
+                command.env(name, fd.as_raw_fd().to_string());
+            }
+            None => {
+                command.env_remove(name);
+            }
+        }
+    }
+    let error = command.exec();
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    Err(failure(code, format!("cannot run {}: {error}", program.to_string_lossy())))
+}

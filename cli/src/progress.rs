@@ -1,0 +1,77 @@
+//! Showing how far a load has come: a bar on a terminal, plain lines elsewhere.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use longshore::Progress;
+
+use crate::units::Decimal;
+
+/// Loads shorter than this show nothing.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// How often a plain line is printed.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Shows progress on standard error.
+pub(crate) enum Display {
+    /// Nothing.
+    Silent,
+    /// A bar that is drawn over.
+    Bar(ProgressBar),
+    /// A line now and then; when the next is due.
+    Lines(Duration),
+}
+
+impl Display {
+    /// What suits standard error, or nothing where `quiet`.
+    pub(crate) fn new(quiet: bool) -> Self {
+        if quiet {
+            Self::Silent
+        } else if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let template = "{bar:32} {percent:>3}%  {decimal_bytes} of {decimal_total_bytes}  \
+                            {decimal_bytes_per_sec}  {eta} left";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            Self::Bar(bar)
+        } else {
+            Self::Lines(LINE_EVERY)
+        }
+    }
+
+    /// Shows how far the load has come.
+    pub(crate) fn show(&mut self, progress: Progress) {
+        let Progress { done_bytes, total_bytes, elapsed } = progress;
+        match self {
+            Self::Silent => {}
+            Self::Bar(bar) if elapsed >= PATIENCE => {
+                bar.set_length(total_bytes);
+                bar.set_position(done_bytes);
+            }
+            Self::Lines(due) if elapsed >= *due && done_bytes < total_bytes => {
+                *due += LINE_EVERY;
+                let speed = done_bytes as f64 / elapsed.as_secs_f64();
+                let left = (total_bytes - done_bytes) as f64 / speed.max(1.0);
+                eprintln!(
+                    "{:3.0}%  {} of {}  {}/s  {left:.0} s left",
+                    done_bytes as f64 * 100.0 / total_bytes as f64,
+                    Decimal(done_bytes as f64),
+                    Decimal(total_bytes as f64),
+                    Decimal(speed),
+                );
+            }
+            Self::Bar(_) | Self::Lines(_) => {}
+        }
+    }
+}
+
+/// The bar is wiped, whether the load succeeded or not.
+impl Drop for Display {
+    fn drop(&mut self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Ctrl-C and its like: the first cancels, the second ends the process at once.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use anyhow::Context;
+use longshore::CancelToken;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// The signal that came; 0 before any did.
+static RECEIVED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+
+/// A token that is cancelled by SIGINT, SIGTERM or SIGHUP.
+pub(crate) fn cancel_token() -> anyhow::Result<CancelToken> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in ENDING {
+        // In this order: the second signal finds the flag set and ends the process.
+        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
+            .and_then(|_| {
+                flag::register_usize(signal, Arc::clone(&RECEIVED), signal.unsigned_abs() as usize)
+            })
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .context("catching signals")?;
+    }
+    Ok(CancelToken::from_flag(stop))
+}
+
+/// The signal that came, if one did.
+pub(crate) fn received() -> Option<u8> {
+    u8::try_from(RECEIVED.load(Ordering::Relaxed)).ok().filter(|signal| *signal > 0)
+}
+
+/// Blocks until SIGINT, SIGTERM or SIGHUP.
+pub(crate) fn wait_for_end() -> anyhow::Result<()> {
+    let mut signals = Signals::new(ENDING).context("catching signals")?;
+    if received().is_none() {
+        signals.forever().next();
+    }
+    Ok(())
+}

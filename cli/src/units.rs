@@ -1,0 +1,87 @@
+//! Sizes as people write and read them.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes, written as `128MiB`, `4GB`, `512k` or plainly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let digits = word.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(word.len());
+        let (number, unit) = word.split_at(digits);
+        // As in coreutils: K and KiB are 1024, KB is 1000.
+        let unit_bytes: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err(format!("'{unit}' is no unit; use KiB, MiB, GiB or KB, MB, GB")),
+        };
+        let refused = || format!("'{word}' is not a size such as 128MiB");
+        let bytes = if let Ok(whole) = number.parse::<u64>() {
+            whole.checked_mul(unit_bytes)
+        } else {
+            let fraction: f64 = number.parse().map_err(|_| refused())?;
+            let bytes = fraction * unit_bytes as f64;
+            (bytes < 1e18).then_some(bytes as u64)
+        };
+        bytes.map(Self).ok_or_else(|| format!("'{word}' is more than any machine holds"))
+    }
+}
+
+/// Decimal units, as disks and speeds are told in: `3.61 GB`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decimal(pub(crate) f64);
+
+impl fmt::Display for Decimal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let magnitude = self.0.abs();
+        let (divisor, unit) = match magnitude {
+            m if m >= 1e9 => (1e9, "GB"),
+            m if m >= 1e6 => (1e6, "MB"),
+            m if m >= 1e3 => (1e3, "kB"),
+            _ => return write!(f, "{} B", self.0),
+        };
+        write!(f, "{:.2} {unit}", self.0 / divisor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        let cases = [
+            ("0", 0),
+            ("4096", 4096),
+            ("512k", 512 << 10),
+            ("128MiB", 128 << 20),
+            ("1.5GiB", 3 << 29),
+            ("4GB", 4_000_000_000),
+            ("1 TiB", 1 << 40),
+        ];
+        for (word, bytes) in cases {
+            assert_eq!(word.parse(), Ok(Size(bytes)), "{word}");
+        }
+        for word in ["", "MiB", "-1", "1XB", "1.2.3G", "99999999999T", "18446744073709551616"] {
+            assert!(word.parse::<Size>().is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_told_in_decimal_units() {
+        assert_eq!(Decimal(999.0).to_string(), "999 B");
+        assert_eq!(Decimal(3_607_101_440.0).to_string(), "3.61 GB");
+        assert_eq!(Decimal(-86016.0).to_string(), "-86.02 kB");
+    }
+}

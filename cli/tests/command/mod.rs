@@ -1,0 +1,89 @@
+//! Running the `longshore` command.
+#![expect(unsafe_code, reason = "installs a seccomp filter between fork and exec")]
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+pub(crate) const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
+
+/// What a run came to.
+pub(crate) struct Outcome {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    /// Its one JSON object, where it succeeded.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    /// Holds it against an exit code and words of its error message, which is one line.
+    pub(crate) fn expect(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, code, "{}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "'{word}' in: {}", self.stderr);
+        }
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+    }
+}
+
+pub(crate) fn longshore(arguments: &[&str]) -> Outcome {
+    run(Command::new(LONGSHORE).args(arguments))
+}
+
+pub(crate) fn run(command: &mut Command) -> Outcome {
+    let output = command.output().unwrap();
+    Outcome {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Sends a signal by name to a process of ours.
+pub(crate) fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// Root may read everything, so it becomes someone who may not.
+pub(crate) fn as_nobody(command: &mut Command) {
+    const NOBODY: u32 = 65534;
+    if rustix::process::geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+}
+
+/// Installs a seccomp filter that refuses `io_uring_setup` with `EPERM`, as container runtimes do.
+pub(crate) fn refuse_io_uring(command: &mut Command) {
+    const IO_URING_SETUP: u32 = 425;
+    // Classic BPF over `struct seccomp_data`, whose first word is the system call's number.
+    let filter = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let program = [
+        filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, IO_URING_SETUP),
+        filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let mut program = program;
+        let program = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+        let check = |result: i32| match result {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        // SAFETY: no pointer is passed.
+        check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+        // SAFETY: the program lives across the call, which copies it.
+        let installed = unsafe {
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+        };
+        check(installed)
+    };
+    // SAFETY: between fork and exec only two system calls are made.
+    unsafe { command.pre_exec(install) };
+}

@@ -1,0 +1,272 @@
+//! `longshore load` as its users run it: what it hands on, and what it says when it cannot.
+
+mod command;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use command::{LONGSHORE, Outcome, longshore, run};
+
+/// `/var/tmp` is on a disk where `/tmp` may not be.
+struct Fixture(tempfile::TempDir);
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        // Another user is to get as far as the file.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+}
+
+fn content(len_bytes: usize) -> Vec<u8> {
+    (0..len_bytes).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
+}
+
+#[test]
+fn the_summary_and_the_json_say_what_was_done() {
+    let fixture = Fixture::new();
+    let path = fixture.file("model.bin", &content(5_000_000));
+    let plain = longshore(&["load", path.to_str().unwrap(), "--verify", "crc32c"]);
+    assert_eq!(plain.code, 0, "{}", plain.stderr);
+    for word in ["5.00 MB in", "memory", "page cache", "crc32c", "--hold"] {
+        assert!(plain.stdout.contains(word), "{word} in {}", plain.stdout);
+    }
+    let json = longshore(&["load", path.to_str().unwrap(), "--json", "--heap", "memfd"]).json();
+    assert_eq!(json["bytes"], 5_000_000);
+    assert_eq!(json["heap"], "memfd");
+    assert_eq!(json["files"][0]["path"], path.to_str().unwrap());
+    let modes = json["bytes_by_mode"].as_object().unwrap();
+    let read: u64 = modes.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert_eq!(read, 5_000_000);
+    assert!(json["seconds"].as_f64().unwrap() > 0.0);
+    assert!(json["memfd"].is_null(), "it is gone with the process");
+}
+
+#[test]
+fn a_program_gets_the_content_as_a_descriptor() {
+    let fixture = Fixture::new();
+    let path = fixture.file("model.bin", &content(3_000_001));
+    let script = "cmp /proc/self/fd/$LONGSHORE_FD \"$0\" && echo $LONGSHORE_BYTES and $1";
+    let name = path.to_str().unwrap();
+    let outcome = longshore(&[
+        "load", name, "--quiet", "--heap", "memfd", "--exec", "sh", "-c", script, name, "--json",
+    ]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "3000001 and --json\n"));
+
+    let write = "echo x 1<>/proc/self/fd/$LONGSHORE_FD";
+    let refused = longshore(&["load", name, "--quiet", "--read-only", "--exec", "sh", "-c", write]);
+    assert_ne!(refused.code, 0, "the content is sealed");
+    let absent = longshore(&["load", name, "--quiet", "--exec", "no-such-program"]);
+    assert_eq!(absent.code, 127, "{}", absent.stderr);
+}
+
+#[test]
+fn a_held_buffer_can_be_opened_by_others_until_it_is_let_go() {
+    let fixture = Fixture::new();
+    let content = content(2_500_000);
+    let path = fixture.file("model.bin", &content);
+    let mut child = Command::new(LONGSHORE)
+        .args(["load", "--hold", "--json", "--heap", "memfd"])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let mut shared = Vec::new();
+    let memfd_path = json["memfd_path"].as_str().unwrap();
+    File::open(memfd_path).unwrap().read_to_end(&mut shared).unwrap();
+    assert!(shared == content);
+    command::signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!std::path::Path::new(memfd_path).exists());
+}
+
+#[test]
+fn a_manifest_is_held_against_the_content() {
+    let fixture = Fixture::new();
+    let path = fixture.file("model.bin", b"123456789");
+    let good = fixture.file("good", b"e3069283  model.bin\n");
+    let bad = fixture.file("bad", b"e3069284  model.bin\n");
+    let load = |manifest: &PathBuf| {
+        longshore(&["load", path.to_str().unwrap(), "--manifest", manifest.to_str().unwrap()])
+    };
+    assert_eq!(load(&good).code, 0);
+    load(&bad).expect(16, &["model.bin", "crc32c is e3069283", "says e3069284"]);
+}
+
+#[test]
+fn what_is_no_file_is_told_apart() {
+    let fixture = Fixture::new();
+    let fifo = fixture.path("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let load = |path: &str| longshore(&["load", path]);
+    load("/no/such/file").expect(10, &["/no/such/file", "No such file"]);
+    load("/var/tmp").expect(11, &["/var/tmp is a directory", "index.json"]);
+    load(fifo.to_str().unwrap()).expect(11, &["is a FIFO", "copy it into a file"]);
+    load("/dev/null").expect(11, &["is a device"]);
+    let socket = fixture.path("socket");
+    let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    load(socket.to_str().unwrap()).expect(11, &["is a socket"]);
+    let empty = fixture.file("empty", b"");
+    load(empty.to_str().unwrap()).expect(17, &["is empty"]);
+}
+
+#[test]
+fn a_file_one_may_not_read_is_told() {
+    let fixture = Fixture::new();
+    let path = fixture.file("secret", b"weights");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+    // Another user may not get as far as where it was built.
+    let program = fixture.path("longshore");
+    fs::copy(LONGSHORE, &program).unwrap();
+    let mut command = Command::new(program);
+    command.arg("load").arg(&path);
+    command::as_nobody(&mut command);
+    run(&mut command).expect(12, &["secret", "Permission denied"]);
+}
+
+#[test]
+fn a_file_larger_than_memory_is_refused_before_it_is_read() {
+    let fixture = Fixture::new();
+    let path = fixture.path("vast");
+    // Sparse: it takes no room on the disk.
+    File::create(&path).unwrap().set_len(8 << 40).unwrap();
+    longshore(&["load", path.to_str().unwrap()])
+        .expect(20, &["8796109799424 bytes are needed", "MemAvailable"]);
+    let small = fixture.file("small", &content(100_000));
+    longshore(&["load", small.to_str().unwrap(), "--memory-max", "64KiB"])
+        .expect(20, &["100000 bytes are needed", "65536"]);
+}
+
+#[test]
+fn the_process_limits_are_named() {
+    let fixture = Fixture::new();
+    let path = fixture.path("file");
+    File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let limited = |limit: &str| {
+        let script = format!("ulimit {limit} && exec \"$0\" load \"$1\" --heap memfd");
+        run(Command::new("sh").args(["-c", &script, LONGSHORE]).arg(&path))
+    };
+    limited("-v 60000").expect(20, &["address space limit"]);
+    limited("-f 1000").expect(20, &["file size limit"]);
+    limited("-n 4").expect(1, &["Too many open files"]);
+    // Loading locks no memory.
+    assert_eq!(limited("-l 0").code, 0);
+}
+
+#[test]
+fn heaps_and_modes_that_are_not_there_are_told() {
+    let fixture = Fixture::new();
+    let path = fixture.file("file", &content(10_000));
+    let name = path.to_str().unwrap();
+    longshore(&["load", name, "--heap", "dma-heap:nowhere"])
+        .expect(21, &["no dma-heap named 'nowhere'"]);
+    longshore(&["load", name, "--heap", "shm"]).expect(2, &["'shm' is no heap", "udmabuf"]);
+    longshore(&["load", name, "--mode", "mmap"]).expect(2, &["'mmap' is no read mode"]);
+    if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
+        let path = dir.path().join("file");
+        fs::write(&path, content(10_000)).unwrap();
+        let outcome = longshore(&["load", path.to_str().unwrap(), "--mode", "direct"]);
+        // tmpfs reports no alignment for direct I/O.
+        outcome.expect(22, &["direct", "use mode auto"]);
+    }
+}
+
+#[test]
+fn hostile_and_truncated_safetensors_are_refused() {
+    let fixture = Fixture::new();
+    let header = br#"{"t":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
+    let mut whole = (header.len() as u64).to_le_bytes().to_vec();
+    whole.extend(header);
+    whole.extend([0; 16]);
+    let good = fixture.file("good.safetensors", &whole);
+    assert_eq!(longshore(&["load", good.to_str().unwrap()]).code, 0);
+    let truncated = fixture.file("short.safetensors", &whole[..whole.len() - 3]);
+    longshore(&["load", truncated.to_str().unwrap()]).expect(15, &["short.safetensors", "valid"]);
+    let vast = fixture.file("vast.safetensors", &(1u64 << 63).to_le_bytes());
+    longshore(&["load", vast.to_str().unwrap()]).expect(15, &["vast.safetensors", "valid"]);
+    // Whatever it is called, it can be loaded as bytes.
+    assert_eq!(longshore(&["load", truncated.to_str().unwrap(), "--format", "raw"]).code, 0);
+}
+
+#[test]
+fn ctrl_c_cancels_and_says_how_far_it_came() {
+    let fixture = Fixture::new();
+    let path = fixture.path("file");
+    File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    // A second of hashing.
+    let mut child = Command::new(LONGSHORE)
+        .args(["load", "--verify", "sha256", "--heap", "memfd:4k"])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(250));
+    command::signal(&child, "INT");
+    let status = child.wait().unwrap();
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    let outcome = Outcome { code: status.code().unwrap_or(-1), stdout: String::new(), stderr };
+    outcome.expect(130, &["cancelled after", "of 1073741824 bytes"]);
+}
+
+#[test]
+fn without_io_uring_threads_read_and_it_is_said() {
+    let fixture = Fixture::new();
+    let path = fixture.file("file", &content(20_000_000));
+    let file = File::open(&path).unwrap();
+    longshore_sys::page_cache::evict(&file).unwrap();
+    if longshore_sys::file::status(&file).unwrap().direct.is_none() {
+        eprintln!("SKIPPED: no direct I/O in /var/tmp");
+        return;
+    }
+    let mut command = Command::new(LONGSHORE);
+    command.args(["load", "--json", "--heap", "memfd", "--verify", "crc32c"]).arg(&path);
+    let with_ring = run(&mut command).json();
+    longshore_sys::page_cache::evict(&file).unwrap();
+    command::refuse_io_uring(&mut command);
+    let without = run(&mut command).json();
+    assert_eq!(without["engine"], "threads");
+    assert!(without["ring_refused"].as_str().unwrap().contains("not permitted"), "{without}");
+    assert_eq!(without["bytes_by_mode"]["direct"], 20_000_000);
+    assert_eq!(without["files"][0]["digests"], with_ring["files"][0]["digests"]);
+}
+
+#[test]
+fn a_killed_load_leaves_nothing() {
+    let fixture = Fixture::new();
+    let path = fixture.path("file");
+    File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let shmem = || longshore_sys::memory::meminfo_bytes("Shmem:").unwrap();
+    let mut child = Command::new(LONGSHORE)
+        .args(["load", "--quiet", "--hold", "--heap", "memfd"])
+        .arg(&path)
+        .spawn()
+        .unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let idle = shmem();
+    while shmem() < idle + (200 << 20) && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(shmem() > idle + (100 << 20), "it has begun");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Freed with the last descriptor; other tests may hold a little meanwhile.
+    assert!(shmem() < idle + (150 << 20), "{} of {idle} at rest", shmem());
+}

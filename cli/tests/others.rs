@@ -1,0 +1,91 @@
+//! The other commands.
+
+mod command;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use command::{LONGSHORE, longshore};
+
+#[test]
+fn a_made_model_can_be_inspected_and_loaded() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("model.safetensors");
+    let name = path.to_str().unwrap();
+    let made = longshore(&["make-model", "--size", "32MiB", name]);
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    let len_bytes = fs::metadata(&path).unwrap().len();
+    assert!(len_bytes.abs_diff(32 << 20) < (32 << 20) / 100, "{len_bytes}");
+    longshore(&["make-model", "--size", "1MiB", name]).expect(1, &["exists", "--force"]);
+
+    let table = longshore(&["inspect", name]);
+    assert_eq!(table.code, 0, "{}", table.stderr);
+    assert!(table.stdout.lines().count() > 10, "{}", table.stdout);
+    for word in ["tensor", "dtype", "shape", "offset", "BF16"] {
+        assert!(table.stdout.contains(word), "{word} in {}", table.stdout);
+    }
+    let json = longshore(&["inspect", "--json", name]).json();
+    let tensors = json["files"][0]["tensors"].as_array().unwrap();
+    let last = tensors.last().unwrap();
+    let end = last["offset"].as_u64().unwrap() + last["bytes"].as_u64().unwrap();
+    assert_eq!(end, len_bytes);
+    let loaded = longshore(&["load", "--json", name]).json();
+    assert_eq!(loaded["tensors"], tensors.len());
+}
+
+#[test]
+fn what_is_no_model_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notes.txt");
+    fs::write(&path, "a text").unwrap();
+    longshore(&["inspect", path.to_str().unwrap()]).expect(15, &["notes.txt", "safetensors"]);
+    longshore(&["inspect", "/no/such/file"]).expect(10, &["No such file"]);
+}
+
+#[test]
+fn the_doctor_has_a_finding_and_an_advice_for_each() {
+    let json = longshore(&["doctor", "--json", "/var/tmp"]).json();
+    let findings = json["findings"].as_array().unwrap();
+    assert!(findings.len() >= 14, "{findings:?}");
+    for finding in findings {
+        assert!(!finding["found"].as_str().unwrap().is_empty(), "{finding}");
+        let fine = finding["state"] == "yes";
+        assert_eq!(finding["advice"].is_null(), fine, "{finding}");
+    }
+    let plain = longshore(&["doctor", "/var/tmp"]);
+    assert!(plain.stdout.contains("io_uring"), "{}", plain.stdout);
+    assert_eq!(fs::read_dir("/var/tmp").unwrap().flatten().filter(is_probe).count(), 0);
+}
+
+fn is_probe(entry: &fs::DirEntry) -> bool {
+    entry.file_name().to_string_lossy().starts_with(".longshore-doctor")
+}
+
+#[test]
+fn help_completions_and_manual_are_there() {
+    let help = longshore(&["load", "--help"]);
+    for word in ["Examples:", "--exec", "--populate-ahead", "LONGSHORE_FD"] {
+        assert!(help.stdout.contains(word), "{word} in {}", help.stdout);
+    }
+    assert!(longshore(&["--help"]).stdout.contains("Exit codes:"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(longshore(&["completions", shell]).stdout.contains("populate-ahead"), "{shell}");
+    }
+    assert!(longshore(&["man"]).stdout.contains(".TH longshore"));
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(longshore(&["man", dir.path().to_str().unwrap()]).code, 0);
+    assert!(dir.path().join("longshore-load.1").exists());
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let mut child = Command::new(LONGSHORE)
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}

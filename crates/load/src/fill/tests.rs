@@ -1,0 +1,227 @@
+//! Fills with reads that fail, stop short or change the file under way: what a kernel does rarely,
+//! done always.
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use longshore_heap::Heap;
+use longshore_mem::{FileOffset, VolatileSliceMut};
+use proptest::prelude::*;
+
+use super::{KernelReads, Reads, Route};
+use crate::error::Error;
+use crate::loader::{Loaded, Loader};
+use crate::mode::ReadMode;
+use crate::plan::Plan;
+use crate::progress::CancelToken;
+use crate::source::SourceFile;
+use crate::verify::DigestKind;
+
+/// `/var/tmp` is on a disk where `/tmp` may not be.
+fn file_of(len_bytes: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
+    let mut state = len_bytes as u64 ^ 0x9e37_79b9_7f4a_7c15;
+    let content: Vec<u8> = (0..len_bytes)
+        .map(|_| {
+            // xorshift64 (Marsaglia 2003)
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect();
+    let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.write_all(&content).unwrap();
+    file.as_file().sync_all().unwrap();
+    (file, content)
+}
+
+fn load(path: &Path, loader: Loader<'_>, reads: &dyn Reads) -> crate::Result<Loaded> {
+    loader.heap(Heap::Memfd).load_by(&Plan::of_path(path)?, reads)
+}
+
+/// The kernel's reads, each preceded by what a test wants to happen.
+struct Staged<F> {
+    before: F,
+    count: AtomicU64,
+}
+
+impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Staged<F> {
+    /// `before` gets the number of the read, its route, offset and length, and says how many bytes
+    /// it may bring, or how it fails.
+    fn new(before: F) -> Self {
+        Self { before, count: AtomicU64::new(0) }
+    }
+}
+
+impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Reads for Staged<F> {
+    fn read(
+        &self,
+        source: &SourceFile,
+        route: Route,
+        memory: &mut VolatileSliceMut<'_>,
+        offset: FileOffset,
+    ) -> io::Result<usize> {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let len_bytes = memory.len_bytes();
+        let allowed = (self.before)(number, route, offset.raw(), len_bytes)?.min(len_bytes);
+        let mut part = memory.subslice_mut(0, allowed).map_err(io::Error::other)?;
+        KernelReads.read(source, route, &mut part, offset)
+    }
+
+    fn through_ring(&self) -> bool {
+        false
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn short_and_interrupted_reads_lose_nothing(
+        len_bytes in 1usize..5_000_000, seed: u64, direct: bool, mode_buffered: bool,
+    ) {
+        let (file, content) = file_of(len_bytes);
+        if direct {
+            longshore_sys::page_cache::evict(file.as_file()).unwrap();
+        }
+        // At most eight interruptions in a row, then some blocks, whole ones for direct reads.
+        let reads = Staged::new(|number, route, _, len_bytes| {
+            let random = (seed ^ number).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+            if number % 9 != 0 && random.is_multiple_of(3) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let unit = if route == Route::Direct { 4096 } else { 1 };
+            Ok((random as usize % len_bytes + unit).next_multiple_of(unit))
+        });
+        let mode = if mode_buffered { ReadMode::Buffered } else { ReadMode::Auto };
+        let loader = Loader::new().mode(mode).read_size(2 << 20).digest(DigestKind::Crc32c);
+        let loaded = load(file.path(), loader, &reads).unwrap();
+        prop_assert!(*loaded.buffer.read().unwrap() == *content);
+        let whole = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &content);
+        prop_assert_eq!(&loaded.files[0].digests[0].1, &format!("{whole:08x}"));
+    }
+}
+
+#[test]
+fn a_disk_error_names_the_file_the_range_and_what_was_done() {
+    let (file, _) = file_of(10 << 20);
+    let reads = Staged::new(|_, _, offset, len_bytes| {
+        if offset >= 4 << 20 { Err(io::Error::from_raw_os_error(5)) } else { Ok(len_bytes) }
+    });
+    let loader = Loader::new().mode(ReadMode::Buffered).read_size(2 << 20);
+    let error = load(file.path(), loader, &reads).unwrap_err();
+    let Error::Read { path, range, done_bytes, source } = &error else { panic!("{error}") };
+    assert_eq!(path, file.path());
+    assert!(range.start >= 4 << 20 && range.end <= 10 << 20, "{range:?}");
+    assert!(*done_bytes <= 4 << 20);
+    assert_eq!(source.raw_os_error(), Some(5));
+}
+
+#[test]
+fn evicted_pages_are_read_from_the_disk() {
+    let (file, content) = file_of((6 << 20) + 123);
+    // Every third read of what was resident finds it gone.
+    let reads = Staged::new(|number, route, _, len_bytes| {
+        if route == Route::Resident && number % 3 == 2 {
+            Err(io::ErrorKind::WouldBlock.into())
+        } else {
+            Ok(len_bytes)
+        }
+    });
+    let loader = Loader::new().read_size(2 << 20).digest(DigestKind::Xxh3);
+    let loaded = load(file.path(), loader, &reads).unwrap();
+    assert!(*loaded.buffer.read().unwrap() == *content);
+    let routes = loaded.report.by_route;
+    assert_eq!(
+        routes.direct + routes.page_cache + routes.uncached + routes.buffered,
+        content.len() as u64
+    );
+    assert!(routes.page_cache < content.len() as u64, "{routes:?}");
+    let whole = xxhash_rust::xxh3::xxh3_64(&content);
+    assert_eq!(loaded.files[0].digests, [(DigestKind::Xxh3, format!("{whole:016x}"))]);
+}
+
+#[test]
+fn a_file_that_is_truncated_meanwhile_is_told() {
+    let (file, _) = file_of(8 << 20);
+    let reads = Staged::new(|number, _, _, len_bytes| {
+        if number == 0 {
+            file.as_file().set_len(1 << 20)?;
+        }
+        Ok(len_bytes)
+    });
+    let loader = Loader::new().mode(ReadMode::Buffered).read_size(2 << 20);
+    let error = load(file.path(), loader, &reads).unwrap_err();
+    assert!(matches!(error, Error::Truncated { len_bytes, .. } if len_bytes == 8 << 20), "{error}");
+}
+
+#[test]
+fn a_file_that_is_written_or_grows_meanwhile_is_told() {
+    for grow in [false, true] {
+        let (file, _) = file_of(4 << 20);
+        let reads = Staged::new(|number, _, _, len_bytes| {
+            if number == 0 {
+                // The clock that stamps files ticks every few milliseconds.
+                std::thread::sleep(std::time::Duration::from_millis(30));
+                let offset = if grow { 4 << 20 } else { 17 };
+                rustix::io::pwrite(file.as_file().as_fd(), b"changed", offset)?;
+            }
+            Ok(len_bytes)
+        });
+        let error = load(file.path(), Loader::new(), &reads).unwrap_err();
+        let Error::Changed { what, .. } = &error else { panic!("{error}") };
+        assert_eq!(what.contains("grew"), grow, "{what}");
+    }
+}
+
+#[test]
+fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
+    let (file, _) = file_of(32 << 20);
+    let token = CancelToken::new();
+    let reads = Staged::new(|number, _, _, len_bytes| {
+        if number == 3 {
+            token.cancel();
+        }
+        Ok(len_bytes)
+    });
+    let loader = Loader::new().mode(ReadMode::Buffered).read_size(2 << 20).cancel(&token);
+    let error = load(file.path(), loader, &reads).unwrap_err();
+    let Error::Cancelled { done_bytes, total_bytes } = error else { panic!("{error}") };
+    assert_eq!(total_bytes, 32 << 20);
+    assert!(done_bytes < 32 << 20);
+    // Threads that had begun a read finish it; none begins another.
+    let reads_made = reads.count.load(Ordering::Relaxed);
+    assert!(reads_made <= 4 + 4, "{reads_made} reads");
+}
+
+#[test]
+fn reads_are_as_few_as_their_size_allows() {
+    let (file, content) = file_of((20 << 20) + 1);
+    let seen = Mutex::new(Vec::new());
+    let reads = Staged::new(|_, route, offset, len_bytes| {
+        seen.lock().unwrap().push((route, offset, len_bytes as u64));
+        Ok(len_bytes)
+    });
+    longshore_sys::page_cache::evict(file.as_file()).unwrap();
+    let loaded = load(file.path(), Loader::new().mode(ReadMode::Direct), &reads);
+    match loaded {
+        Err(Error::ModeUnavailable { .. }) => eprintln!("SKIPPED: no direct I/O in /var/tmp"),
+        loaded => {
+            assert!(*loaded.unwrap().buffer.read().unwrap() == *content);
+            let mut direct = seen.lock().unwrap().clone();
+            direct.sort_unstable_by_key(|(_, offset, _)| *offset);
+            let lengths: Vec<u64> = direct.iter().map(|(.., len_bytes)| *len_bytes).collect();
+            // Whole pieces, and the rest rounded up to a block.
+            assert_eq!(lengths.len(), 3);
+            assert_eq!(lengths[..2], [8 << 20, 8 << 20]);
+            assert!(lengths[2] > 4 << 20 && lengths[2] <= (4 << 20) + 4096);
+        }
+    }
+    seen.lock().unwrap().clear();
+    load(file.path(), Loader::new().mode(ReadMode::Buffered), &reads).unwrap();
+    // One a huge page, and one for the byte behind them.
+    assert_eq!(seen.lock().unwrap().len(), 11);
+}

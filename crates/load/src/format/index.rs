@@ -1,0 +1,428 @@
+//! Models in several files, and the index that says which tensor is in which.
+//!
+//! `model.safetensors.index.json` holds `{"metadata": {"total_size": n}, "weight_map": {tensor:
+//! file}}`; the files, called shards, are beside it. An index is as little to be trusted as the
+//! shards are: a name in it must not lead out of its folder.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use serde::de::{Error as _, MapAccess};
+
+use super::json::{At, Expect, Refusal, Skip, Text, quoted};
+use super::read_exact;
+use super::safetensors::{Dtype, HEADER_LEN_MAX_BYTES, Header, TENSORS_MAX};
+use crate::error::{Error, Result};
+use crate::source::SourceFile;
+
+/// The name of the format in messages.
+const FORMAT: &str = "safetensors index";
+
+/// The longest index that is read, in bytes: as a header, since it says less of each tensor.
+pub const INDEX_LEN_MAX_BYTES: u64 = HEADER_LEN_MAX_BYTES;
+
+/// The most shards a model may have: they are numbered with five digits.
+pub const SHARDS_MAX: usize = 99_999;
+
+/// The shortest entry of a weight map there is.
+const ENTRY_LEN_MIN: usize = r#""":"a""#.len();
+
+/// The most heap memory, in bytes, that reading an index of `len_bytes` takes at any moment,
+/// without the headers of the shards: its text, the names of the tensors, what it takes to undo the
+/// escapes of the longest string, and 48 MiB for the lists of [`TENSORS_MAX`] tensors and
+/// [`SHARDS_MAX`] shards.
+pub const fn parse_memory_max_bytes(len_bytes: u64) -> u64 {
+    len_bytes.saturating_mul(5).saturating_add(48 << 20)
+}
+
+/// Which tensor is in which shard of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardIndex {
+    path: PathBuf,
+    /// In the order of their names.
+    shards: Vec<String>,
+    /// Names of tensors and positions in `shards`, in the order of the names.
+    tensors: Vec<(String, u32)>,
+    total_size_bytes: Option<u64>,
+}
+
+impl ShardIndex {
+    /// Reads an index, and nothing of the shards.
+    ///
+    /// # Errors
+    /// [`Error::Format`] with the reason, those of [`SourceFile::open`], [`Error::Read`],
+    /// [`Error::Truncated`].
+    pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
+        let source = SourceFile::open(path)?;
+        let len_bytes = source.len_bytes();
+        if len_bytes > INDEX_LEN_MAX_BYTES {
+            let reason =
+                format!("it has {len_bytes} bytes, more than the {INDEX_LEN_MAX_BYTES} of any");
+            return Err(refused(source.path(), reason));
+        }
+        let mut bytes = vec![0; len_bytes as usize];
+        read_exact(&source, &mut bytes, 0)?;
+        Self::parse(source.path(), &bytes)
+    }
+
+    /// Reads an index out of the whole content of a file. The path is for messages, and its folder
+    /// is where the shards are.
+    ///
+    /// # Errors
+    /// [`Error::Format`] with the reason.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let claims = Claims::parse(bytes).map_err(|reason| refused(path, reason))?;
+        let mut tensors = claims.tensors;
+        tensors.sort_unstable();
+        if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let reason = format!("its weight_map has the tensor {} twice", quoted(&pair[0].0));
+            return Err(refused(path, reason));
+        }
+        // Numbered as they came; from here on as they are sorted.
+        let mut place_by_number = vec![0; claims.shards.len()];
+        for (place, number) in (0..).zip(claims.shards.values()) {
+            place_by_number[*number as usize] = place;
+        }
+        for (_, shard) in &mut tensors {
+            *shard = place_by_number[*shard as usize];
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            shards: claims.shards.into_keys().collect(),
+            tensors,
+            total_size_bytes: claims.total_size_bytes,
+        })
+    }
+
+    /// The path it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of the shards, each once and sorted. None leads out of the folder by itself.
+    pub fn shards(&self) -> &[String] {
+        &self.shards
+    }
+
+    /// Where a shard of that name is: in the folder of the index.
+    pub fn shard_path(&self, shard: &str) -> PathBuf {
+        self.path.with_file_name(shard)
+    }
+
+    /// The names of the tensors, sorted, and of the shards they are in.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.tensors.iter().map(|(name, shard)| (name.as_str(), self.shard_name(*shard)))
+    }
+
+    /// How many bytes of tensors there are in all shards, as far as the index says. Tools count
+    /// it in different ways.
+    pub fn total_size_bytes(&self) -> Option<u64> {
+        self.total_size_bytes
+    }
+
+    /// Opens the shards in the order of [`Self::shards`], reads their headers, and checks them
+    /// against the index as [`Self::check`] does.
+    ///
+    /// # Errors
+    /// [`Error::Format`] of the index where a shard is missing; those of [`SourceFile::open`],
+    /// [`Header::read`] and [`Self::check`].
+    pub fn open_shards(&self) -> Result<Vec<(SourceFile, Header)>> {
+        let mut sources = Vec::new();
+        for shard in &self.shards {
+            sources.push(SourceFile::open(self.shard_path(shard)).map_err(
+                |error| match error {
+                    Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                        self.missing(shard)
+                    }
+                    error => error,
+                },
+            )?);
+        }
+        let headers = sources.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
+        self.check(&headers)?;
+        Ok(sources.into_iter().zip(headers).collect())
+    }
+
+    /// Checks the headers of the shards, in the order of [`Self::shards`]: every tensor of the
+    /// index is in its shard, and none is in two. Tensors that the index does not name may be
+    /// there.
+    ///
+    /// A total size is only refused where no way of counting gives it. Known ways are the bytes of
+    /// the tensors, with truth values counted as bits, and the length of the files.
+    ///
+    /// # Errors
+    /// [`Error::Format`] of the index, with the reason.
+    pub fn check(&self, headers: &[Header]) -> Result<()> {
+        self.contradiction(headers).map_or(Ok(()), |reason| Err(refused(&self.path, reason)))
+    }
+
+    fn contradiction(&self, headers: &[Header]) -> Option<String> {
+        if headers.len() != self.shards.len() {
+            let (shards, given) = (self.shards.len(), headers.len());
+            return Some(format!("it has {shards} shards, and {given} headers were given"));
+        }
+        let mut there: Vec<(&str, u32)> = Vec::new();
+        for (shard, header) in (0..).zip(headers) {
+            there.extend(header.tensors.iter().map(|tensor| (tensor.name.as_str(), shard)));
+        }
+        there.sort_unstable();
+        if let Some(pair) = there.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Some(format!(
+                "tensor {} is in two shards, {} and {}",
+                quoted(pair[0].0),
+                quoted(self.shard_name(pair[0].1)),
+                quoted(self.shard_name(pair[1].1))
+            ));
+        }
+        for (name, shard) in &self.tensors {
+            let found = there.binary_search_by_key(&name.as_str(), |(name, _)| name);
+            let found = found.ok().map(|at| there[at].1);
+            if found == Some(*shard) {
+                continue;
+            }
+            let instead = match found {
+                Some(other) => format!("but in {}", quoted(self.shard_name(other))),
+                None => "nor in any other".to_owned(),
+            };
+            return Some(format!(
+                "tensor {} is not in the shard {} that it names, {instead}; are the shards and \
+                 the index of the same version?",
+                quoted(name),
+                quoted(self.shard_name(*shard))
+            ));
+        }
+        self.impossible_total_size(headers)
+    }
+
+    fn impossible_total_size(&self, headers: &[Header]) -> Option<String> {
+        let total_size = self.total_size_bytes?;
+        let (mut least, mut most) = (0u128, 0u128);
+        for header in headers {
+            most += u128::from(header.file_len_bytes());
+            for tensor in &header.tensors {
+                let counted_as_bits = if tensor.dtype == Dtype::Bool { 8 } else { 1 };
+                least += u128::from(tensor.len_bytes() / counted_as_bits);
+            }
+        }
+        (!(least..=most).contains(&u128::from(total_size))).then(|| {
+            format!(
+                "it says that the tensors have {total_size} bytes, but in the shards they have \
+                 {least}; name the shards one by one to load them as they are"
+            )
+        })
+    }
+
+    fn shard_name(&self, shard: u32) -> &str {
+        &self.shards[shard as usize]
+    }
+
+    fn missing(&self, shard: &str) -> Error {
+        let is_missing = |shard: &&String| !self.shard_path(shard).exists();
+        let (missing, all) = (self.shards.iter().filter(is_missing).count(), self.shards.len());
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        let reason = format!(
+            "its shard {} is not in {} ({missing} of {all} shards are missing); fetch it",
+            quoted(shard),
+            folder.display()
+        );
+        refused(&self.path, reason)
+    }
+}
+
+fn refused(path: &Path, reason: String) -> Error {
+    Error::Format { path: path.to_owned(), format: FORMAT, reason }
+}
+
+/// Why a shard may not have this name: it must be of a file in the folder of the index or below,
+/// written in the one way there is to write it.
+fn unusable(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        return Some("is empty");
+    }
+    if name.contains('\0') {
+        return Some("has a NUL in it");
+    }
+    let path = Path::new(name);
+    if path.is_absolute() {
+        return Some("is absolute");
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Some("has '..' in it");
+    }
+    // Components leave out what does not matter: './', '//' and a '/' at the end.
+    let plain: PathBuf =
+        path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    (plain.as_os_str() != path.as_os_str()).then_some("is not a plain relative name")
+}
+
+/// What an index says, not yet sorted.
+#[derive(Default)]
+struct Claims {
+    /// Names and the number of their shard.
+    tensors: Vec<(String, u32)>,
+    /// Numbers by name.
+    shards: BTreeMap<String, u32>,
+    total_size_bytes: Option<u64>,
+}
+
+impl Claims {
+    fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| format!("it is not UTF-8 from byte {} on", error.valid_up_to()))?;
+        let refusal = Refusal::default();
+        let claims = refusal
+            .read(text, IndexObject { refusal: &refusal, len_bytes: text.len() })
+            .map_err(|reason| format!("it cannot be read: {reason}"))?;
+        if claims.tensors.is_empty() {
+            return Err("its weight_map is missing or names no tensor".to_owned());
+        }
+        Ok(claims)
+    }
+}
+
+struct IndexObject<'a> {
+    refusal: &'a Refusal,
+    len_bytes: usize,
+}
+
+impl<'de> Expect<'de> for IndexObject<'_> {
+    type Value = Claims;
+    const WHAT: &'static str = "an object with a weight_map";
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> std::result::Result<Claims, A::Error> {
+        let mut claims = Claims::default();
+        let (mut map_seen, mut metadata_seen) = (false, false);
+        let twice = |seen: &mut bool, key: &str| {
+            if std::mem::replace(seen, true) {
+                return Err(self.refusal.refuse::<A::Error>(|| format!("{key} occurs twice")));
+            }
+            Ok(())
+        };
+        while let Some(key) = object.next_key_seed(At(Key))? {
+            match key {
+                "weight_map" => {
+                    twice(&mut map_seen, key)?;
+                    let fitting = self.len_bytes / ENTRY_LEN_MIN + 1;
+                    claims.tensors.reserve_exact(fitting.min(TENSORS_MAX));
+                    let seed = WeightMap { into: &mut claims, refusal: self.refusal };
+                    object.next_value_seed(At(seed))?;
+                    claims.tensors.shrink_to_fit();
+                }
+                "metadata" => {
+                    twice(&mut metadata_seen, key)?;
+                    claims.total_size_bytes = object.next_value_seed(At(MetadataObject))?;
+                }
+                _ => object.next_value_seed(At(Skip))?,
+            }
+        }
+        Ok(claims)
+    }
+}
+
+/// A key that matters, or an empty string for any other.
+struct Key;
+
+impl Expect<'_> for Key {
+    type Value = &'static str;
+    const WHAT: &'static str = "a name";
+
+    fn text<E: serde::de::Error>(self, text: &str) -> std::result::Result<&'static str, E> {
+        let known = ["weight_map", "metadata", "total_size"];
+        Ok(known.into_iter().find(|known| *known == text).unwrap_or(""))
+    }
+}
+
+struct WeightMap<'a> {
+    into: &'a mut Claims,
+    refusal: &'a Refusal,
+}
+
+impl<'de> Expect<'de> for WeightMap<'_> {
+    type Value = ();
+    const WHAT: &'static str = "a weight_map of tensors and their files";
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> std::result::Result<(), A::Error> {
+        let Self { into: Claims { tensors, shards, .. }, refusal } = self;
+        while let Some(tensor) = object.next_key_seed(At(Text))? {
+            if tensors.len() == TENSORS_MAX {
+                return Err(refusal.refuse(|| {
+                    format!("it names more than {TENSORS_MAX} tensors, the most that are read")
+                }));
+            }
+            let shard = object.next_value_seed(At(Text)).map_err(|error| {
+                refusal.refuse::<A::Error>(|| format!("tensor {}: {error}", quoted(&tensor)))
+            })?;
+            let number =
+                match shards.get(&shard) {
+                    Some(number) => *number,
+                    None => {
+                        if let Some(fault) = unusable(&shard) {
+                            return Err(refusal
+                                .refuse(|| format!("the shard name {} {fault}", quoted(&shard))));
+                        }
+                        if shards.len() == SHARDS_MAX {
+                            return Err(refusal
+                                .refuse(|| format!("it names more than {SHARDS_MAX} shards")));
+                        }
+                        // Fits: there are at most SHARDS_MAX.
+                        let number = shards.len() as u32;
+                        shards.insert(shard, number);
+                        number
+                    }
+                };
+            tensors.push((tensor, number));
+        }
+        Ok(())
+    }
+}
+
+/// The metadata, of which only the total size is of use.
+struct MetadataObject;
+
+impl<'de> Expect<'de> for MetadataObject {
+    type Value = Option<u64>;
+    const WHAT: &'static str = "an object";
+
+    fn null<E: serde::de::Error>(self) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn object<A: MapAccess<'de>>(
+        self,
+        mut object: A,
+    ) -> std::result::Result<Option<u64>, A::Error> {
+        let mut total_size = None;
+        while let Some(key) = object.next_key_seed(At(Key))? {
+            if key != "total_size" {
+                object.next_value_seed(At(Skip))?;
+            } else if total_size.replace(object.next_value_seed(At(TotalSize))?).is_some() {
+                return Err(A::Error::custom("total_size occurs twice"));
+            }
+        }
+        Ok(total_size.flatten())
+    }
+}
+
+/// A number of bytes. Some tools write it as a float; what is no whole number says nothing.
+struct TotalSize;
+
+impl Expect<'_> for TotalSize {
+    type Value = Option<u64>;
+    const WHAT: &'static str = "a number of bytes";
+
+    fn null<E: serde::de::Error>(self) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn unsigned<E: serde::de::Error>(self, number: u64) -> std::result::Result<Option<u64>, E> {
+        Ok(Some(number))
+    }
+
+    fn float<E: serde::de::Error>(self, number: f64) -> std::result::Result<Option<u64>, E> {
+        // Below 2^53 whole numbers are exact.
+        let exact = (0.0..9e15).contains(&number) && number.fract() == 0.0;
+        Ok(exact.then_some(number as u64))
+    }
+}

@@ -1,0 +1,284 @@
+//! Files like those of a language model, without the model.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::Header;
+use crate::progress::{CancelToken, Progress};
+use beside::Beside;
+use model::{Layout, Model};
+
+mod beside;
+mod model;
+
+/// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.
+pub const SYNTHETIC_LEN_MIN_BYTES: u64 = 32 << 10;
+
+/// The largest file [`Synthetic`] makes, in bytes: ten times the largest published models.
+pub const SYNTHETIC_LEN_MAX_BYTES: u64 = 16 << 40;
+
+/// Bytes written at once. Large enough that neither the calls nor the disk's latency count.
+const BLOCK_BYTES: usize = 8 << 20;
+
+/// What every word of content is spread by: 2^64 over the golden ratio, of SplitMix64.
+const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A safetensors file with the tensors of a language model, of a wanted length and with content
+/// that neither compresses nor repeats: for demonstrations, tests and measurements where no model
+/// is at hand.
+///
+/// It is a decoder of the common kind: embedding, layers of grouped-query attention and a gated
+/// feed-forward part, output head. Matrices are BF16, norms F32, and the file is laid out as the
+/// format's reference implementation does. Width and depth follow from the length. The bits are
+/// pseudo-random, so some elements are not numbers. Two of the same length and seed are equal,
+/// byte for byte.
+///
+/// ```no_run
+/// use longshore_load::CancelToken;
+/// use longshore_load::format::safetensors::Synthetic;
+///
+/// let model = Synthetic::new(1 << 30)?;
+/// model.write("model.safetensors", &CancelToken::new(), |progress| {
+///     println!("{} of {} bytes", progress.done_bytes, progress.total_bytes);
+/// })?;
+/// # Ok::<(), longshore_load::format::safetensors::SyntheticError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Synthetic {
+    /// All before the data: length and text of the header.
+    opening: Vec<u8>,
+    header: Header,
+    seed: u64,
+}
+
+/// Why a synthetic file could not be made. Nothing is left then, and a file that was there before
+/// is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SyntheticError {
+    /// No such file is as small or as large.
+    #[error(
+        "a synthetic model has {SYNTHETIC_LEN_MIN_BYTES} to {SYNTHETIC_LEN_MAX_BYTES} bytes, not \
+         {len_bytes}"
+    )]
+    Size {
+        /// The length asked for.
+        len_bytes: u64,
+    },
+    /// The file could not be written.
+    #[error("writing {} failed after {done_bytes} of {total_bytes} bytes", path.display())]
+    Write {
+        /// The name it was to have.
+        path: PathBuf,
+        /// How many bytes were written before.
+        done_bytes: u64,
+        /// How many there were to be.
+        total_bytes: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The caller cancelled it.
+    #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
+    Cancelled {
+        /// How many bytes were written.
+        done_bytes: u64,
+        /// How many there were to be.
+        total_bytes: u64,
+    },
+}
+
+impl Synthetic {
+    /// Lays out a file of `len_bytes` bytes, rounded down to a multiple of 8.
+    ///
+    /// # Errors
+    /// [`SyntheticError::Size`] where that is below [`SYNTHETIC_LEN_MIN_BYTES`] or above
+    /// [`SYNTHETIC_LEN_MAX_BYTES`].
+    pub fn new(len_bytes: u64) -> Result<Self, SyntheticError> {
+        if !(SYNTHETIC_LEN_MIN_BYTES..=SYNTHETIC_LEN_MAX_BYTES).contains(&len_bytes) {
+            return Err(SyntheticError::Size { len_bytes });
+        }
+        let Layout { opening, header } = Model::fill(len_bytes & !7);
+        Ok(Self { opening, header, seed: 0 })
+    }
+
+    /// Other content. The default is 0.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The length of the file in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.header.file_len_bytes()
+    }
+
+    /// What [`Header::read`] will find in the file.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Fills `bytes` with what the file has from `offset` on; with zeros past its end. Any part
+    /// can be had without the rest, so what was loaded can be held against it.
+    pub fn fill(&self, offset: u64, bytes: &mut [u8]) {
+        let left = self.len_bytes().saturating_sub(offset);
+        let inside_len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+        let (inside, past) = bytes.split_at_mut(inside_len);
+        past.fill(0);
+
+        let opening = usize::try_from(offset).ok().and_then(|at| self.opening.get(at..));
+        let opening = opening.unwrap_or(&[]);
+        let (from_opening, content) = inside.split_at_mut(opening.len().min(inside_len));
+        from_opening.copy_from_slice(&opening[..from_opening.len()]);
+        self.fill_content(offset + from_opening.len() as u64, content);
+    }
+
+    fn fill_content(&self, offset: u64, bytes: &mut [u8]) {
+        let into_word = (offset % 8) as usize;
+        let head_len = if into_word == 0 { 0 } else { (8 - into_word).min(bytes.len()) };
+        let (head, rest) = bytes.split_at_mut(head_len);
+        let mut index = offset / 8;
+        if head_len > 0 {
+            head.copy_from_slice(&self.word(index)[into_word..into_word + head_len]);
+            index += 1;
+        }
+        let mut words = rest.chunks_exact_mut(8);
+        for word in words.by_ref() {
+            word.copy_from_slice(&self.word(index));
+            index += 1;
+        }
+        let tail = words.into_remainder();
+        tail.copy_from_slice(&self.word(index)[..tail.len()]);
+    }
+
+    /// The eight bytes at `index * 8` of the file: output number `index` of SplitMix64 (Steele,
+    /// Lea and Flood, 2014), so that no word depends on another.
+    fn word(&self, index: u64) -> [u8; 8] {
+        let mut z = self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(WEYL));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)).to_le_bytes()
+    }
+
+    /// Writes the file under `path`, replacing one that is there. It comes to be under that name
+    /// when it is complete and on the disk; until then it is beside it under a name that ends in
+    /// `.partial`. Calls `observe` after every 8 MiB.
+    ///
+    /// # Errors
+    /// [`SyntheticError::Write`], also where something other than a regular file has the name;
+    /// [`SyntheticError::Cancelled`].
+    pub fn write(
+        &self,
+        path: impl AsRef<Path>,
+        cancel: &CancelToken,
+        mut observe: impl FnMut(Progress),
+    ) -> Result<(), SyntheticError> {
+        let path = path.as_ref();
+        let mut done_bytes = 0;
+        let total_bytes = self.len_bytes();
+        let written = Beside::create(path).and_then(|mut beside| {
+            let complete = self.write_to(beside.file(), cancel, &mut done_bytes, &mut observe)?;
+            if complete { beside.rename().map(|()| true) } else { Ok(false) }
+        });
+        match written {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(SyntheticError::Cancelled { done_bytes, total_bytes }),
+            Err(source) => Err(SyntheticError::Write {
+                path: path.to_owned(),
+                done_bytes,
+                total_bytes,
+                source,
+            }),
+        }
+    }
+
+    /// Writes all of it, and returns whether it was not cancelled.
+    fn write_to(
+        &self,
+        mut out: impl Write,
+        cancel: &CancelToken,
+        done_bytes: &mut u64,
+        mut observe: impl FnMut(Progress),
+    ) -> io::Result<bool> {
+        let began = Instant::now();
+        let total_bytes = self.len_bytes();
+        let mut block = vec![0; BLOCK_BYTES.min(total_bytes as usize)];
+        while *done_bytes < total_bytes {
+            if cancel.is_cancelled() {
+                return Ok(false);
+            }
+            let len = (total_bytes - *done_bytes).min(block.len() as u64);
+            let block = &mut block[..len as usize];
+            self.fill(*done_bytes, block);
+            out.write_all(block)?;
+            *done_bytes += len;
+            observe(Progress { done_bytes: *done_bytes, total_bytes, elapsed: began.elapsed() });
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes so many bytes and then is full.
+    struct Full(usize);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.0 == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let taken = bytes.len().min(self.0);
+            self.0 -= taken;
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn any_part_is_that_part_of_the_whole() {
+        let model = Synthetic::new(40_000).unwrap();
+        let mut whole = vec![0; 40_000];
+        model.fill(0, &mut whole);
+        let opening_len = model.opening.len();
+        for (offset, len) in
+            [(0, 1), (3, 5), (opening_len - 3, 20), (opening_len + 1, 6), (9_001, 77), (39_999, 1)]
+        {
+            let mut part = vec![0xff; len];
+            model.fill(offset as u64, &mut part);
+            assert_eq!(part, whole[offset..offset + len], "{len} at {offset}");
+        }
+        let mut past = [0xff; 4];
+        model.fill(39_998, &mut past);
+        assert_eq!(past, [whole[39_998], whole[39_999], 0, 0]);
+        model.fill(u64::MAX, &mut past);
+        assert_eq!(past, [0; 4]);
+    }
+
+    #[test]
+    fn content_is_that_of_its_seed() {
+        // The first outputs of SplitMix64 for the seed 1234567, as its authors' C code gives them.
+        let model = Synthetic::new(SYNTHETIC_LEN_MIN_BYTES).unwrap().seed(1_234_567);
+        let words = [0, 1, 2].map(|index| u64::from_le_bytes(model.word(index)));
+        assert_eq!(
+            words,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
+    }
+
+    #[test]
+    fn a_full_disk_is_reported_with_how_far_it_came() {
+        let model = Synthetic::new(20 << 20).unwrap();
+        let mut done_bytes = 0;
+        let error = model
+            .write_to(Full(9 << 20), &CancelToken::new(), &mut done_bytes, |_| {})
+            .unwrap_err();
+        assert_eq!((error.kind(), done_bytes), (io::ErrorKind::StorageFull, 8 << 20));
+    }
+}
