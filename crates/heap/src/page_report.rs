@@ -52,8 +52,7 @@ impl PageReport {
 impl fmt::Display for PageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(size) = self.prevailing() {
-            let pool = if self.hugetlb_2m_bytes > 0 { " (hugetlb)" } else { "" };
-            return write!(f, "{size}{pool}");
+            return size.fmt(f);
         }
         let total = self.total_bytes();
         if total == 0 {
@@ -86,7 +85,7 @@ mod tests {
         let huge = PageReport { huge_2m_bytes: 99, base_bytes: 1, ..PageReport::default() };
         assert_eq!(huge.to_string(), "2 MiB");
         let pool = PageReport { hugetlb_2m_bytes: 10, ..PageReport::default() };
-        assert_eq!(pool.to_string(), "2 MiB (hugetlb)");
+        assert_eq!(pool.to_string(), "2 MiB");
         let mixed = PageReport { huge_2m_bytes: 50, base_bytes: 50, ..PageReport::default() };
         assert_eq!(mixed.to_string(), "2 MiB 50%, base 50%");
         assert_eq!(PageReport::default().to_string(), "none");

@@ -42,7 +42,7 @@ impl FromStr for ReadMode {
 /// The word that [`FromStr`] reads back.
 impl fmt::Display for ReadMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Auto => "auto",
             Self::Direct => "direct",
             Self::Buffered => "buffered",

@@ -1,22 +1,14 @@
-//! Checksums of what was loaded, computed behind the reads.
+//! Checksums of what was loaded, and what they are expected to be.
 
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crc_fast::CrcAlgorithm;
-use longshore_heap::Reservation;
 use sha2::{Digest as _, Sha256};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, Result};
-use crate::fill::Ledger;
-use crate::plan::Plan;
-
-/// Bytes hashed between two looks at what else is complete: they are in the cache from the read
-/// if the hash keeps up with it.
-const STEP_BYTES: u64 = 1 << 20;
 
 /// A checksum to compute over each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +43,7 @@ impl FromStr for DigestKind {
 /// The word that [`FromStr`] reads back.
 impl fmt::Display for DigestKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Crc32c => "crc32c",
             Self::Xxh3 => "xxh3",
             Self::Sha256 => "sha256",
@@ -60,14 +52,14 @@ impl fmt::Display for DigestKind {
 }
 
 /// A checksum in the making.
-enum Hasher {
+pub(crate) enum Hasher {
     Crc32c(crc_fast::Digest),
     Xxh3(Box<Xxh3>),
     Sha256(Sha256),
 }
 
 impl Hasher {
-    fn new(kind: DigestKind) -> Self {
+    pub(crate) fn new(kind: DigestKind) -> Self {
         match kind {
             DigestKind::Crc32c => Self::Crc32c(crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi)),
             DigestKind::Xxh3 => Self::Xxh3(Box::new(Xxh3::new())),
@@ -75,7 +67,7 @@ impl Hasher {
         }
     }
 
-    fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Crc32c(digest) => digest.update(bytes),
             Self::Xxh3(hasher) => hasher.update(bytes),
@@ -83,7 +75,8 @@ impl Hasher {
         }
     }
 
-    fn finish(self) -> String {
+    /// As hexadecimal digits.
+    pub(crate) fn finish(self) -> String {
         match self {
             Self::Crc32c(digest) => format!("{:08x}", digest.finalize()),
             Self::Xxh3(hasher) => format!("{:016x}", hasher.digest()),
@@ -92,43 +85,6 @@ impl Hasher {
             }
         }
     }
-}
-
-/// Follows a fill and computes the checksums of each file as its bytes come to be complete, in
-/// order. Returns less where the fill fails.
-pub(crate) fn follow(
-    plan: &Plan,
-    reservation: &Reservation,
-    ledger: &Ledger<'_>,
-    kinds: &[DigestKind],
-) -> Vec<Vec<String>> {
-    let mut all = Vec::new();
-    for file in plan.files() {
-        let mut hashers: Vec<Hasher> = kinds.iter().copied().map(Hasher::new).collect();
-        let Range { start: mut at, end } = file.buffer_range();
-        while at < end {
-            let Some(complete) = ledger.wait_complete(at, end) else { return all };
-            // The reads may be far ahead, or over.
-            if ledger.should_stop() {
-                return all;
-            }
-            let upto = complete.min(at + STEP_BYTES);
-            let Some(bytes) = completed(reservation, at..upto) else { return all };
-            for hasher in &mut hashers {
-                hasher.update(bytes);
-            }
-            at = upto;
-        }
-        all.push(hashers.into_iter().map(Hasher::finish).collect());
-    }
-    all
-}
-
-#[expect(unsafe_code, reason = "looks at bytes of a buffer that is still being filled")]
-fn completed(reservation: &Reservation, range: Range<u64>) -> Option<&[u8]> {
-    // SAFETY: the ledger reported the range complete: its reads are over, and no piece is read
-    // twice.
-    unsafe { reservation.filled(range) }.ok()
 }
 
 /// What checksums files are expected to have: lines of a checksum, two blanks and a file name, as

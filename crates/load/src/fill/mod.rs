@@ -13,12 +13,13 @@
 //!                 ▼
 //!              ledger: bytes done, first failure, what is complete
 //!                 ├──► the caller's thread: progress, cancellation
-//!                 └──► digests, behind the reads
+//!                 └──► digest: checksums, behind the reads
 //! ```
 //!
 //! Where io_uring is refused, direct pieces go to workers too, each populating what it reads.
 
 mod ahead;
+mod digest;
 mod ledger;
 mod piece;
 mod ring;
@@ -39,12 +40,11 @@ use crate::mode::ReadMode;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::report::{BytesByRoute, Engine};
-use crate::verify::{self, DigestKind};
+use crate::verify::DigestKind;
 
 use ahead::Frontier;
-pub(crate) use ledger::Ledger;
-use piece::Piece;
-pub(crate) use piece::Route;
+use ledger::Ledger;
+use piece::{Piece, Route};
 use workers::Queue;
 pub(crate) use workers::{KernelReads, Reads};
 
@@ -97,7 +97,7 @@ pub(crate) fn fill(
     }
     let digests = thread::scope(|scope| {
         let hashing = (!digests.is_empty())
-            .then(|| scope.spawn(|| verify::follow(plan, reservation, &ledger, digests)));
+            .then(|| scope.spawn(|| digest::follow(plan, reservation, &ledger, digests)));
         let lanes = Lanes { ledger: &ledger, tuning, reads };
         lanes.run(&direct, &others, engine == Engine::Uring, &mut observe);
         // What a worker found no longer resident is read from the disk after all.
