@@ -141,6 +141,39 @@ fn a_file_one_may_not_read_is_told() {
 }
 
 #[test]
+fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become someone else");
+        return;
+    }
+    let fixture = Fixture::new();
+    let path = fixture.file("model.bin", &content(40_000_001));
+    let file = File::open(&path).unwrap();
+    longshore_sys::page_cache::evict(&file).unwrap();
+    if longshore_sys::file::status(&file).unwrap().direct.is_none() {
+        eprintln!("SKIPPED: no direct I/O in /var/tmp");
+        return;
+    }
+    let program = fixture.path("longshore");
+    fs::copy(LONGSHORE, &program).unwrap();
+    let mut command = Command::new(program);
+    command.args(["load", "--json", "--heap", "memfd", "--verify", "crc32c"]).arg(&path);
+    command::as_nobody(&mut command);
+    let cold = run(&mut command).json();
+    // The kernel tells residency only to the owner, so a few pages were probed by reading them.
+    assert!(cold["page_cache_growth_bytes"].is_null(), "{cold}");
+    assert!(cold["bytes_by_mode"]["direct"].as_u64().unwrap() > 39_000_000, "{cold}");
+    let offset = longshore::mem::FileOffset::new(0);
+    let grown = longshore_sys::page_cache::stat(&file, offset, 40_000_001).unwrap().cached_pages;
+    assert!(grown < 256, "{grown} pages");
+
+    assert_eq!(fs::read(&path).unwrap().len(), 40_000_001);
+    let warm = run(&mut command).json();
+    assert_eq!(warm["bytes_by_mode"]["page_cache"], 40_000_001, "{warm}");
+    assert_eq!(warm["files"][0]["digests"], cold["files"][0]["digests"]);
+}
+
+#[test]
 fn a_file_larger_than_memory_is_refused_before_it_is_read() {
     let fixture = Fixture::new();
     let path = fixture.path("vast");

@@ -32,7 +32,6 @@ pub(super) fn pieces(
         let mode = if file.source().asked_direct() { ReadMode::Direct } else { tuning.mode };
         match mode {
             ReadMode::Auto => {
-                let _ = page_cache::expect_random_reads(file.source().buffered());
                 let probe = Residency::new(file);
                 for part in stretch.cut(tuning.piece_bytes) {
                     probe.split(part, |part, resident| {
@@ -43,6 +42,7 @@ pub(super) fn pieces(
                         }
                     });
                 }
+                read_ahead_again(file);
             }
             ReadMode::Direct => {
                 ways.direct.map_err(|reason| unavailable(file, mode, reason))?;
@@ -59,12 +59,17 @@ pub(super) fn pieces(
                 pieces.extend(stretch.cut(tuning.piece_bytes).map(|p| p.piece(Route::Uncached)));
             }
             ReadMode::Buffered => {
-                let _ = page_cache::expect_sequential_reads(file.source().buffered());
+                read_ahead_again(file);
                 pieces.extend(stretch.cut(tuning.piece_bytes).map(|p| p.piece(Route::Buffered)));
             }
         }
     }
     Ok(pieces)
+}
+
+/// Undoes what probing asked for. An advice that is not taken costs speed and nothing else.
+fn read_ahead_again(file: &PlannedFile) {
+    let _ = page_cache::expect_sequential_reads(file.source().buffered());
 }
 
 /// The pieces that read `stretches` from the disk, whatever the page cache holds.
@@ -206,6 +211,10 @@ struct Residency<'a> {
 impl<'a> Residency<'a> {
     fn new(file: &'a PlannedFile) -> Self {
         let counts = page_cache::stat(file.source().buffered(), FileOffset::new(0), 1).is_ok();
+        if !counts {
+            // A probe that misses must not bring in more than its own page.
+            let _ = page_cache::expect_random_reads(file.source().buffered());
+        }
         Self { file, counts }
     }
 

@@ -420,9 +420,155 @@ impl Expect<'_> for TotalSize {
         Ok(Some(number))
     }
 
+    fn negative<E: serde::de::Error>(self, _: i64) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn text<E: serde::de::Error>(self, _: &str) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
     fn float<E: serde::de::Error>(self, number: f64) -> std::result::Result<Option<u64>, E> {
         // Below 2^53 whole numbers are exact.
         let exact = (0.0..9e15).contains(&number) && number.fract() == 0.0;
         Ok(exact.then_some(number as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::safetensors::Tensor;
+    use super::*;
+
+    const PATH: &str = "folder/model.safetensors.index.json";
+
+    fn parse(text: &str) -> std::result::Result<ShardIndex, String> {
+        ShardIndex::parse(Path::new(PATH), text.as_bytes()).map_err(reason)
+    }
+
+    fn reason(error: Error) -> String {
+        match error {
+            Error::Format { path, format: FORMAT, reason } if path == Path::new(PATH) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn header(tensors: &[(&str, Dtype, u64)]) -> Header {
+        let mut end = 100;
+        let tensors = tensors.iter().map(|(name, dtype, len)| {
+            let start = end;
+            end += len;
+            Tensor { name: (*name).to_owned(), dtype: *dtype, shape: vec![], data: start..end }
+        });
+        Header { tensors: tensors.collect(), metadata: BTreeMap::new(), data_offset: 100 }
+    }
+
+    const THREE: &str = r#"{"weight_map":{"b":"m-2","a":"m-1","c":"m-2"},"metadata":{"total_size":24.0,"format":[1]},"more":{}}"#;
+
+    #[test]
+    fn shards_are_told_once_and_in_order() {
+        let index = parse(THREE).unwrap();
+        assert_eq!(index.shards(), ["m-1", "m-2"]);
+        let tensors: Vec<_> = index.tensors().collect();
+        assert_eq!(tensors, [("a", "m-1"), ("b", "m-2"), ("c", "m-2")]);
+        assert_eq!(index.total_size_bytes(), Some(24));
+        assert_eq!(index.shard_path("sub/m-1"), Path::new("folder/sub/m-1"));
+        assert_eq!(index.path(), Path::new(PATH));
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        for (name, fault) in [
+            ("../m", "has '..' in it"),
+            ("a/../../m", "has '..' in it"),
+            ("a/..", "has '..' in it"),
+            ("/etc/passwd", "is absolute"),
+            ("", "is empty"),
+            (r"m\u0000.safetensors", "has a NUL in it"),
+            (".", "is not a plain relative name"),
+            ("./m", "is not a plain relative name"),
+            ("a//m", "is not a plain relative name"),
+            ("a/./m", "is not a plain relative name"),
+            ("m/", "is not a plain relative name"),
+        ] {
+            let reason = parse(&format!(r#"{{"weight_map":{{"t":"{name}"}}}}"#)).unwrap_err();
+            assert!(reason.starts_with("it cannot be read: the shard name"), "{name}: {reason}");
+            assert!(reason.ends_with(fault), "{name}: {reason}");
+        }
+        for name in ["m", "a/m", "..m", "a/...", ".hidden", r"a\\..\\m"] {
+            parse(&format!(r#"{{"weight_map":{{"t":"{name}"}}}}"#)).unwrap();
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_index() {
+        for (text, expected) in [
+            ("", "it cannot be read: EOF while parsing a value at line 1 column 0"),
+            ("{}", "its weight_map is missing or names no tensor"),
+            (r#"{"weight_map":{}}"#, "its weight_map is missing or names no tensor"),
+            (r#"{"weight_map":{"a":"x","a":"y"}}"#, r#"its weight_map has the tensor "a" twice"#),
+            (
+                r#"{"weight_map":{"a":"x"},"weight_map":{"b":"x"}}"#,
+                "it cannot be read: weight_map occurs twice",
+            ),
+            (
+                r#"{"weight_map":{"a":1}}"#,
+                r#"it cannot be read: tensor "a": expected a string, found 1 at line 1 column 20"#,
+            ),
+            (
+                "[]",
+                "it cannot be read: expected an object with a weight_map, found a list at line 1 \
+                 column 2",
+            ),
+        ] {
+            assert_eq!(parse(text).unwrap_err(), expected);
+        }
+        let latin = ShardIndex::parse(Path::new(PATH), b"{\"\xe4").unwrap_err();
+        assert_eq!(reason(latin), "it is not UTF-8 from byte 2 on");
+        for passed_over in ["null", "\"24\"", "-1", "0.5", "1e300"] {
+            let text = format!(
+                r#"{{"weight_map":{{"a":"x"}},"metadata":{{"total_size":{passed_over}}}}}"#
+            );
+            assert_eq!(parse(&text).unwrap().total_size_bytes(), None, "{passed_over}");
+        }
+    }
+
+    #[test]
+    fn shards_must_have_what_the_index_names_and_no_more_than_once() {
+        let index = parse(THREE).unwrap();
+        let check = |first: &[(&str, Dtype, u64)], second: &[(&str, Dtype, u64)]| {
+            index.check(&[header(first), header(second)]).map_err(reason)
+        };
+        let (u8, bool) = (Dtype::U8, Dtype::Bool);
+        // Counted as tensors, as files, and with truth values as bits.
+        check(&[("a", u8, 8)], &[("b", u8, 8), ("c", u8, 8)]).unwrap();
+        check(&[("a", u8, 1)], &[("unnamed", u8, 1), ("b", u8, 1), ("c", u8, 1)]).unwrap();
+        check(&[("a", u8, 16)], &[("b", bool, 64), ("c", bool, 0)]).unwrap();
+        for (first, second, expected) in [
+            (
+                &[("a", u8, 8), ("b", u8, 8)][..],
+                &[("b", u8, 8), ("c", u8, 8)][..],
+                r#"tensor "b" is in two shards, "m-1" and "m-2""#,
+            ),
+            (
+                &[("a", u8, 8)],
+                &[("b", u8, 8)],
+                r#"tensor "c" is not in the shard "m-2" that it names, nor in any other; are the shards and the index of the same version?"#,
+            ),
+            (
+                &[("a", u8, 8), ("c", u8, 8)],
+                &[("b", u8, 8)],
+                r#"tensor "c" is not in the shard "m-2" that it names, but in "m-1"; are the shards and the index of the same version?"#,
+            ),
+            (
+                &[("a", u8, 9)],
+                &[("b", u8, 8), ("c", u8, 8)],
+                "it says that the tensors have 24 bytes, but in the shards they have 25; name the shards one by one to load them as they are",
+            ),
+        ] {
+            assert_eq!(check(first, second).unwrap_err(), expected);
+        }
+        let one = reason(index.check(&[header(&[])]).unwrap_err());
+        assert_eq!(one, "it has 2 shards, and 1 headers were given");
     }
 }

@@ -4,6 +4,7 @@
 //! not wanted is skipped, never stored, and what is in the wrong place is refused without being
 //! copied into the message), and the stack (nesting ends at serde_json's limit of 128).
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 
@@ -206,19 +207,40 @@ impl Refusal {
 /// Characters of a name that go into a message.
 const QUOTED_CHARS_MAX: usize = 100;
 
-/// A name out of a file as it can be shown: in quotes, without control characters, and not longer
-/// than a line.
+/// A name out of a file for a message: in quotes, [`printable`], and not longer than a line.
 pub(super) fn quoted(name: &str) -> String {
-    let mut shown = String::from("\"");
-    let mut chars = name.chars();
-    for char in chars.by_ref().take(QUOTED_CHARS_MAX) {
-        shown.extend(char.escape_debug());
+    let cut = name.char_indices().nth(QUOTED_CHARS_MAX).map(|(at, _)| at);
+    let shown = printable(&name[..cut.unwrap_or(name.len())]);
+    match cut {
+        Some(_) => format!("\"{shown}…\" ({} bytes)", name.len()),
+        None => format!("\"{shown}\""),
     }
-    shown.push('"');
-    if !chars.as_str().is_empty() {
-        shown.push_str(&format!("… ({} bytes)", name.len()));
+}
+
+/// Text out of a file, fit for a terminal: control characters, and others that are not seen or
+/// change how what follows is seen, are written as Rust writes them in a string.
+///
+/// ```
+/// let name = longshore_load::format::printable("weight\u{1b}[2J");
+/// assert_eq!(name, "weight\\u{1b}[2J");
+/// ```
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_plain = |char: char| {
+        // These are escaped in a string for another reason.
+        matches!(char, '"' | '\'' | '\\') || char.escape_debug().len() == 1
+    };
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
     }
-    shown
+    let mut shown = String::new();
+    for char in text.chars() {
+        if is_plain(char) {
+            shown.push(char);
+        } else {
+            shown.extend(char.escape_debug());
+        }
+    }
+    Cow::Owned(shown)
 }
 
 #[cfg(test)]
@@ -255,8 +277,11 @@ mod tests {
 
     #[test]
     fn names_are_shown_without_harm() {
-        assert_eq!(quoted("a\"b\u{1b}[0m\n"), r#""a\"b\u{1b}[0m\n""#);
+        assert_eq!(quoted("a\"b\u{1b}[0m\n"), r#""a"b\u{1b}[0m\n""#);
         assert_eq!(quoted(&"é".repeat(100)), format!("\"{}\"", "é".repeat(100)));
-        assert_eq!(quoted(&"é".repeat(101)), format!("\"{}\"… (202 bytes)", "é".repeat(100)));
+        assert_eq!(quoted(&"é".repeat(101)), format!("\"{}…\" (202 bytes)", "é".repeat(100)));
+        // An override of the direction of writing.
+        assert_eq!(printable("a\u{202e}b\\c"), "a\\u{202e}b\\c");
+        assert!(matches!(printable("model.layers.0 'ä'"), Cow::Borrowed(_)));
     }
 }

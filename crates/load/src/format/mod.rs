@@ -30,6 +30,8 @@ pub mod safetensors;
 
 mod json;
 
+pub use json::printable;
+
 /// What files are taken to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]

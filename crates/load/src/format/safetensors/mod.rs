@@ -20,7 +20,8 @@
 //! White space before the `{` is let pass, as the reference implementation does since writers pad
 //! there to align the data.
 //!
-//! Names of tensors are as they are in the file: they may hold control characters.
+//! Names of tensors are as they are in the file, so they may hold control characters:
+//! [`super::printable`] makes them fit for a terminal.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,6 +35,8 @@ mod dtype;
 mod layout;
 mod parse;
 mod synthetic;
+#[cfg(test)]
+mod tests;
 
 pub use dtype::Dtype;
 pub use synthetic::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES, Synthetic, SyntheticError};
@@ -162,10 +165,9 @@ impl Header {
         }
         if described < there {
             return Err(format!(
-                "its tensors end at byte {}, but it has {file_len_bytes}: the last {} belong to \
-                 no tensor",
-                data_offset + described,
-                there - described
+                "its tensors end at byte {}, but it goes on to byte {file_len_bytes}: what is \
+                 there belongs to no tensor",
+                data_offset + described
             ));
         }
         for tensor in &mut tensors {
