@@ -1,1 +1,61 @@
-fn main() {}
+//! The published tables, measured here, beside the peers.
+//!
+//! ```text
+//!   longshore-bench NAME ──► Bench::measure ──► Session ──► rows: table or JSON, results, goals
+//!                                 │
+//!                                 └──► cases ──► candidates, by turns ──► a process for each run
+//! ```
+//!
+//! `README.md` tells how to run a bench, what its lines mean, and how to add one.
+
+mod harness;
+mod load;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Measures Longshore beside other programs and beside published figures.
+///
+/// Every figure is a ratio against a named candidate that ran in the same minutes, by turns.
+#[derive(Parser)]
+#[command(name = "longshore-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Files into buffers: the disk's limit, the page cache, the eight published schemes, peers
+    Load(load::Load),
+    /// One job in a process of its own, started by a bench
+    #[command(hide = true)]
+    Worker {
+        /// What to do, as JSON
+        job: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Load(bench) => harness::run(&bench),
+        Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("longshore-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

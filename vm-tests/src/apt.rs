@@ -46,8 +46,7 @@ impl Archive {
 
     /// The packages whose name matches `pattern`, an extended regular expression.
     pub(crate) fn names(&self, pattern: &str) -> Result<Vec<String>> {
-        let found =
-            tool::output(self.apt(APT_CACHE)?.args(["search", "--names-only", pattern]))?;
+        let found = tool::output(self.apt(APT_CACHE)?.args(["search", "--names-only", pattern]))?;
         let names: Vec<String> = String::from_utf8_lossy(&found)
             .lines()
             .filter_map(|line| line.split_whitespace().next())
@@ -137,7 +136,8 @@ fn configuration(dir: &Path) -> String {
     let dir = dir.display();
     // The hooks that are cleared maintain the machine's package state, which this does not touch.
     // apt cannot drop to its own user because that user may not enter the cache folder. Locking is
-    // the cache's, and the index lists are kept to the one that is needed.
+    // the cache's, and the index lists are kept to the one that is needed. Without Error-Mode, an
+    // archive that cannot be reached would look like one that has no packages.
     format!(
         r#"Dir::Etc::sourcelist "{dir}/sources.list";
 Dir::Etc::sourceparts "/dev/null";
@@ -151,6 +151,7 @@ Dir::Cache "{dir}/cache";
 Debug::NoLocking "true";
 APT::Sandbox::User "root";
 APT::Install-Recommends "false";
+APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;

@@ -68,8 +68,8 @@ impl Launch<'_> {
                 transcript.report.boots = boots;
                 return self.finish(transcript, &log);
             };
-            let fault = kernel_log::fault(&log)
-                .map_or(fault, |line| GuestFault::Kernel(line.to_owned()));
+            let fault =
+                kernel_log::fault(&log).map_or(fault, |line| GuestFault::Kernel(line.to_owned()));
             let log_tail = [kernel_log::tail(&log), said].join("\n").trim().to_owned();
             if transcript.up {
                 transcript.report.boots = boots;
@@ -211,9 +211,7 @@ struct Qemu {
 impl Qemu {
     fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .map_err(Error::io("starting", tool::shown(&command)))?;
+        let mut child = command.spawn().map_err(Error::io("starting", tool::shown(&command)))?;
         let stdout = child.stdout.take().expect("stdout is piped");
         let mut stderr = child.stderr.take().expect("stderr is piped");
         let (sender, lines) = mpsc::channel();

@@ -50,7 +50,12 @@ impl<W: Write> Writer<W> {
     }
 
     /// A character device.
-    pub(crate) fn character_device(&mut self, path: &str, major: u32, minor: u32) -> io::Result<()> {
+    pub(crate) fn character_device(
+        &mut self,
+        path: &str,
+        major: u32,
+        minor: u32,
+    ) -> io::Result<()> {
         let name = relative(path)?;
         self.parents(name)?;
         self.entry(name, CHARACTER_DEVICE | 0o600, (major, minor), &[])
@@ -183,8 +188,17 @@ mod tests {
         assert_eq!(
             names,
             [
-                "dev", "dev/console", "init", "some", "some/folder", "some/folder/0",
-                "some/folder/1", "some/folder/2", "some/folder/3", "some/folder/4", "empty",
+                "dev",
+                "dev/console",
+                "init",
+                "some",
+                "some/folder",
+                "some/folder/0",
+                "some/folder/1",
+                "some/folder/2",
+                "some/folder/3",
+                "some/folder/4",
+                "empty",
             ]
         );
         let long = cpio(&["--list", "--verbose", "--quiet"], &sample(), dir.path());
@@ -197,7 +211,11 @@ mod tests {
     #[test]
     fn cpio_extracts_the_same_content() {
         let dir = tempfile::tempdir().unwrap();
-        cpio(&["--extract", "--quiet", "init", "some/*", "empty"], &sample(), dir.path());
+        cpio(
+            &["--extract", "--make-directories", "--quiet", "init", "some/*", "empty"],
+            &sample(),
+            dir.path(),
+        );
         assert_eq!(fs::read(dir.path().join("init")).unwrap(), b"#!");
         for len in 0..5 {
             let file = dir.path().join(format!("some/folder/{len}"));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     error::{Error, Result},
     filesystem::{self, FileSystem},
-    protocol::MountPlan,
+    protocol::{DiskPlan, MountPlan},
 };
 
 /// The longest serial number that both virtio-blk and nvme report whole.
@@ -32,6 +32,7 @@ pub struct Disk {
     attach: Attach,
     writable: bool,
     read_errors: Vec<ReadError>,
+    reads_per_second_bytes: Option<u64>,
     mount: Option<(String, FileSystem)>,
 }
 
@@ -124,6 +125,12 @@ impl Disk {
         self
     }
 
+    /// Reads no faster than this, so that there is time to do something meanwhile.
+    #[must_use]
+    pub fn reads_per_second(self, bytes: u64) -> Self {
+        Self { reads_per_second_bytes: Some(bytes), ..self }
+    }
+
     /// Has the guest mount it at `path` before the first task.
     #[must_use]
     pub fn mount(self, path: impl Into<String>, file_system: FileSystem) -> Self {
@@ -149,6 +156,7 @@ impl Disk {
             attach: Attach::Virtio,
             writable: false,
             read_errors: Vec::new(),
+            reads_per_second_bytes: None,
             mount: None,
         }
     }
@@ -161,13 +169,13 @@ impl Disk {
     }
 
     /// What the guest does with it before the first task.
-    pub(crate) fn mount_plan(&self) -> Option<MountPlan> {
-        self.mount.as_ref().map(|(at, file_system)| MountPlan {
-            serial: self.name.clone(),
+    pub(crate) fn plan(&self) -> DiskPlan {
+        let mount = self.mount.as_ref().map(|(at, file_system)| MountPlan {
             at: at.clone(),
             file_system: file_system.kernel_name().to_owned(),
             read_only: !self.writable,
-        })
+        });
+        DiskPlan { serial: self.name.clone(), mount }
     }
 
     /// Makes its image in `scratch` if it needs one, and gives QEMU's arguments for it as the disk
@@ -192,18 +200,29 @@ impl Disk {
                 host_file(&image)?
             }
         };
+        let mut file = self.with_read_errors(file);
+        let mut args = Vec::new();
+        if let Some(bytes) = self.reads_per_second_bytes {
+            let group = format!("{node}-limit");
+            let limits = json!({"bps-read": bytes});
+            let object = json!({"qom-type": "throttle-group", "id": group, "limits": limits});
+            args.extend(["-object".into(), object.to_string()]);
+            file = json!({"driver": "throttle", "throttle-group": group, "file": file});
+        }
         let block = json!({
             "driver": "raw",
             "node-name": node,
             "read-only": !self.writable,
-            "file": self.with_read_errors(file),
+            "file": file,
         });
         let device = match self.attach {
             Attach::Virtio => "virtio-blk-pci",
             Attach::Nvme => "nvme",
         };
         let device = json!({"driver": device, "drive": node, "serial": self.name});
-        Ok(["-blockdev".into(), block.to_string(), "-device".into(), device.to_string()].into())
+        args.extend(["-blockdev".into(), block.to_string()]);
+        args.extend(["-device".into(), device.to_string()]);
+        Ok(args)
     }
 
     fn with_read_errors(&self, file: Value) -> Value {
@@ -268,6 +287,18 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_goes_around_the_file() {
+        let disk = Disk::file("slow", "/a.img").reads_per_second(1 << 20);
+        let args = disk.qemu_args(3, Path::new("/nowhere")).unwrap();
+        assert_eq!(args[0], "-object");
+        let object: Value = serde_json::from_str(&args[1]).unwrap();
+        assert_eq!(object["limits"]["bps-read"], 1 << 20);
+        let block: Value = serde_json::from_str(&args[3]).unwrap();
+        assert_eq!(block["file"]["throttle-group"], object["id"]);
+        assert_eq!(block["file"]["file"]["filename"], "/a.img");
+    }
+
+    #[test]
     fn the_driver_module_follows_the_attachment() {
         let disk = Disk::null("null", 1 << 20);
         assert_eq!(disk.modules(), ["virtio_blk"]);
@@ -277,11 +308,12 @@ mod tests {
 
     #[test]
     fn a_tree_is_mounted_under_its_name() {
-        let plan = Disk::erofs_from_dir("image", "/d").mount_plan().unwrap();
-        assert_eq!((plan.serial.as_str(), plan.at.as_str()), ("image", "/disk/image"));
-        assert!(plan.read_only, "EROFS cannot be written");
-        assert!(!Disk::ext4_from_dir("e", "/d", 1).mount_plan().unwrap().read_only);
-        assert_eq!(Disk::null("n", 1).mount_plan(), None);
+        let plan = Disk::erofs_from_dir("image", "/d").plan();
+        let mount = plan.mount.unwrap();
+        assert_eq!((plan.serial.as_str(), mount.at.as_str()), ("image", "/disk/image"));
+        assert!(mount.read_only, "EROFS cannot be written");
+        assert!(!Disk::ext4_from_dir("e", "/d", 1).plan().mount.unwrap().read_only);
+        assert_eq!(Disk::null("n", 1).plan(), DiskPlan { serial: "n".into(), mount: None });
     }
 
     #[test]

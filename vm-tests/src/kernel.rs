@@ -70,6 +70,12 @@ impl Kernel {
         &self.release
     }
 
+    /// One that is nowhere, for tests that start nothing.
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Self {
+        Self { root: "/kernel".into(), release: "6.12".into() }
+    }
+
     fn from_cache(cache: &Cache) -> Result<Self> {
         if let Some(kernel) = Self::newest_in(cache)? {
             return Ok(kernel);

@@ -1,1 +1,52 @@
-//! To be written.
+//! Runs test programs in a real kernel: QEMU, a Debian kernel, and an initramfs whose init is the
+//! crate `longshore-guest`.
+//!
+//! The host's kernel may lack udmabuf, dma-heap, VFIO or iommufd, and a test must not depend on it
+//! or disturb it. A guest has all of it and boots in seconds, without KVM and without root.
+//!
+//! ```text
+//!   Machine ──► initramfs: init, modules in load order, files, plan
+//!      │                        │
+//!      └──► QEMU ──► kernel ──► init ──► one process per test or command
+//!                       │         │
+//!   kernel log ◄── ttyS0┘         └ttyS1 ──► Event ──► Report
+//! ```
+//!
+//! - [`Machine`] is what most callers need: build one, [`Machine::run`] some [`Task`]s, read the
+//!   [`Report`]. [`static_binary()`] builds programs for it.
+//! - [`require`] says what to do where the guest cannot run.
+//! - [`protocol`], [`pattern`] and [`fixture`] are shared with the guest.
+//! - [`expected`] holds a run against the committed list of tests.
+
+#![forbid(unsafe_code)]
+
+mod apt;
+mod boot;
+mod cache;
+mod cpio;
+mod disk;
+mod error;
+pub mod expected;
+mod filesystem;
+pub mod fixture;
+mod initramfs;
+mod kernel;
+mod kernel_log;
+mod machine;
+pub mod pattern;
+pub mod protocol;
+mod qemu;
+mod report;
+pub mod require;
+mod static_binary;
+mod tool;
+
+pub use disk::{Attach, Disk, ReadError};
+pub use error::{Error, GuestFault, Result};
+pub use filesystem::{FileSystem, ext4_sector_of, make_image};
+pub use kernel::Kernel;
+pub use machine::{Iommu, Machine};
+pub use protocol::Task;
+pub use qemu::Qemu;
+pub use report::{CommandReport, Report, TestReport};
+pub use static_binary::{guest_init, static_binary};

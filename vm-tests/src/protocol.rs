@@ -17,5 +17,5 @@ mod plan;
 mod task;
 
 pub use event::{DecodeError, Event, Exit, MAX_TEXT_BYTES, Outcome, Stream, decode, encode};
-pub use plan::{MountPlan, PLAN_PATH, Plan};
+pub use plan::{DiskPlan, MountPlan, PLAN_PATH, Plan};
 pub use task::{DEFAULT_TIMEOUT, Task, Work};

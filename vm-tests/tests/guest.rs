@@ -1,1 +1,188 @@
-fn main() {}
+//! Runs the guest's tests in their machines, prints each as a line, and holds what ran against the
+//! committed list.
+//!
+//! It takes the arguments of an ordinary test program: `cargo test -p longshore-vm-tests --test
+//! guest -- load::` runs one suite, `--exact NAME` one test, `--list` names them, `--nocapture`
+//! shows what they write.
+
+#[path = "guest/arguments.rs"]
+mod arguments;
+#[path = "guest/machines.rs"]
+mod machines;
+
+use std::{
+    collections::BTreeSet,
+    env,
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
+
+use arguments::Arguments;
+use longshore_vm_tests::{
+    Error, Result, Task, TestReport, expected,
+    protocol::{Event, Outcome},
+    require,
+};
+use machines::Group;
+
+const EXPECTED: &str = include_str!("../expected-tests.txt");
+const EXPECTED_PATH: &str = "vm-tests/expected-tests.txt";
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::parse(env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(reason) => return complain(&reason),
+    };
+    let expected = match expected::parse(EXPECTED) {
+        Ok(expected) => expected,
+        Err(reason) => return complain(&format!("{EXPECTED_PATH}: {reason}")),
+    };
+    if arguments.list {
+        expected.iter().for_each(|name| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let selected: BTreeSet<String> =
+        expected.iter().filter(|name| arguments.selects(name)).cloned().collect();
+    // A filter that is meant for another test program of the package is no reason to boot.
+    if selected.is_empty() && arguments.is_filtering() {
+        println!(
+            "\nrunning 0 tests\n\ntest result: ok. 0 passed; {} filtered out\n",
+            expected.len()
+        );
+        return ExitCode::SUCCESS;
+    }
+    if let Err(error) = require::check() {
+        if error.is_unavailable() && !require::is_required() {
+            require::skip("the guest tests", &error);
+            return ExitCode::SUCCESS;
+        }
+        return complain(&error.to_string());
+    }
+    match run(&arguments, &selected) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => complain(&error.to_string()),
+    }
+}
+
+/// Runs the selected tests; whether all is well.
+fn run(arguments: &Arguments, selected: &BTreeSet<String>) -> Result<bool> {
+    let started = Instant::now();
+    let known: Vec<String> =
+        names_in_guest()?.into_iter().filter(|name| arguments.selects(name)).collect();
+    println!("\nrunning {} guest tests", known.len());
+    let fixtures = machines::fixtures()?;
+    let mut run = Run { show: arguments.show_output, ..Run::default() };
+    for group in machines::groups(fixtures.path())? {
+        run.group(&group, &known);
+    }
+    Ok(run.finish(selected, started.elapsed()))
+}
+
+/// What the guest's registry has, asked of the guest's program on the host.
+fn names_in_guest() -> Result<Vec<String>> {
+    let program = longshore_vm_tests::guest_init()?;
+    let listed = Command::new(&program).arg("--list").output().map_err(|source| Error::Io {
+        operation: "starting",
+        path: program.clone(),
+        source,
+    })?;
+    Ok(String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect())
+}
+
+/// What has been run so far.
+#[derive(Default)]
+struct Run {
+    show: bool,
+    tests: Vec<TestReport>,
+    troubles: Vec<String>,
+}
+
+impl Run {
+    /// Boots a group's machine and runs those of the tests `known` that belong to it.
+    fn group(&mut self, group: &Group, known: &[String]) {
+        let tasks: Vec<Task> = known
+            .iter()
+            .filter(|name| name.split("::").next().is_some_and(|s| group.suites.contains(&s)))
+            .map(|name| Task::test(name).timeout(group.timeout))
+            .collect();
+        if tasks.is_empty() {
+            return;
+        }
+        let show = self.show;
+        let result = group.machine.run_observed(&tasks, &mut |event| print(event, show));
+        let report = match result {
+            Ok(report) => report,
+            Err(Error::Guest { fault, finished, log_tail }) => {
+                let log = finished.console_log.display();
+                self.troubles.push(format!(
+                    "the machine of {:?}: {fault}\n{log_tail}\nthe whole log: {log}",
+                    group.suites
+                ));
+                *finished
+            }
+            Err(error) => {
+                self.troubles.push(error.to_string());
+                return;
+            }
+        };
+        println!(
+            "# {} on Linux {}, {} MiB, booted in {:.1} s ({} tried)",
+            group.suites.join(", "),
+            report.kernel,
+            report.memory_bytes >> 20,
+            report.boot.as_secs_f64(),
+            report.boots
+        );
+        report.kernel_warnings.iter().for_each(|warning| println!("# kernel: {warning}"));
+        self.tests.extend(report.tests);
+    }
+
+    /// Prints what failed and how the run deviates from the list; whether all is well.
+    fn finish(&self, selected: &BTreeSet<String>, elapsed: Duration) -> bool {
+        let mut failed = 0;
+        for test in &self.tests {
+            let Outcome::Failed(why) = &test.outcome else { continue };
+            failed += 1;
+            println!("\n---- {} ----\n{why}", test.name);
+            test.lines.iter().for_each(|(_, line)| println!("  | {line}"));
+        }
+        self.troubles.iter().for_each(|trouble| println!("\n{trouble}"));
+        let ran: Vec<_> =
+            self.tests.iter().map(|test| (test.name.clone(), test.outcome.clone())).collect();
+        let deviations = expected::compare(selected, &ran);
+        if !deviations.is_empty() {
+            println!("\nwhat ran is not what {EXPECTED_PATH} names:");
+            deviations.iter().for_each(|deviation| println!("  {deviation}"));
+        }
+        let good = failed == 0 && self.troubles.is_empty() && deviations.is_empty();
+        let passed = self.tests.iter().filter(|test| test.outcome == Outcome::Passed).count();
+        println!(
+            "\ntest result: {}. {passed} passed; {failed} failed; {} expected; in {:.1} s\n",
+            if good { "ok" } else { "FAILED" },
+            selected.len(),
+            elapsed.as_secs_f64()
+        );
+        good
+    }
+}
+
+fn print(event: &Event, show: bool) {
+    match event {
+        Event::End { task, outcome, seconds } => {
+            let word = match outcome {
+                Outcome::Passed => "ok",
+                Outcome::Failed(_) => "FAILED",
+                Outcome::Skipped(_) => "skipped",
+            };
+            println!("test {task} ... {word} ({seconds:.2} s)");
+        }
+        Event::Line { text, .. } if show => println!("  | {text}"),
+        _ => {}
+    }
+}
+
+fn complain(reason: &str) -> ExitCode {
+    eprintln!("{reason}");
+    ExitCode::FAILURE
+}

@@ -1,1 +1,83 @@
-fn main() {}
+//! Repository chores: `cargo xtask check` holds the tree against the rules of the house.
+//!
+//! A rule is a function from the [`Repository`] to the places that break it; each has tests that
+//! show it both kept and broken.
+
+mod arrows;
+mod dependencies;
+mod documents;
+mod manifests;
+mod metadata;
+mod no_std;
+mod repository;
+mod sources;
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use repository::Repository;
+
+const USAGE: &str = "\
+usage: cargo xtask check    hold the tree against the rules of the house";
+
+/// A rule of the house.
+struct Rule {
+    name: &'static str,
+    /// The places that break it, one line each.
+    broken: fn(&Repository) -> Result<Vec<String>>,
+}
+
+const RULES: &[Rule] = &[
+    Rule { name: "dependencies among the crates run one way", broken: arrows::broken },
+    Rule { name: "one version of each dependency", broken: dependencies::duplicates },
+    Rule { name: "licences of dependencies are allowed", broken: dependencies::licences },
+    Rule { name: "dependencies come from crates.io", broken: dependencies::sources },
+    Rule { name: "crates inherit what the workspace sets", broken: manifests::broken },
+    Rule { name: "source files are short", broken: sources::long_files },
+    Rule { name: "unsafe code is unlocked with a reason", broken: sources::unreasoned_unsafe },
+    Rule { name: "no unfinished marks, no home folders", broken: sources::forbidden_words },
+    Rule { name: "documents name what exists", broken: documents::broken },
+    Rule { name: "crates/mem builds without std", broken: no_std::broken },
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["check"] => match check() {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        ["--help" | "-h" | "help"] => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether every rule is kept. Says of each whether it is.
+fn check() -> Result<bool> {
+    let repository = Repository::read()?;
+    let mut kept = true;
+    for rule in RULES {
+        let began = Instant::now();
+        let broken = (rule.broken)(&repository)?;
+        let verdict = if broken.is_empty() { "ok" } else { "BROKEN" };
+        println!("{:<46} {verdict:<6} {:>5.1} s", rule.name, began.elapsed().as_secs_f64());
+        for place in &broken {
+            println!("    {place}");
+        }
+        kept &= broken.is_empty();
+    }
+    Ok(kept)
+}

@@ -613,8 +613,11 @@ fn write_index(path: &Path, shards: &[(&str, &Header)]) {
             header.tensors.iter().map(|tensor| (tensor.name.clone(), *shard))
         })
         .collect();
-    let total: u64 =
-        shards.iter().flat_map(|(_, header)| &header.tensors).map(|it| it.len_bytes()).sum();
+    let total: u64 = shards
+        .iter()
+        .flat_map(|(_, header)| &header.tensors)
+        .map(safetensors::Tensor::len_bytes)
+        .sum();
     let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
     fs::write(path, index.to_string()).unwrap();
 }

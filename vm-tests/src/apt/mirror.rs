@@ -7,8 +7,16 @@ const DEFAULT_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Suites whose archive also carries the suites that the harness needs.
 const DEBIAN_SUITES: [&str; 10] = [
-    "bullseye", "bookworm", "trixie", "forky", "sid", "oldoldstable", "oldstable", "stable",
-    "testing", "unstable",
+    "bullseye",
+    "bookworm",
+    "trixie",
+    "forky",
+    "sid",
+    "oldoldstable",
+    "oldstable",
+    "stable",
+    "testing",
+    "unstable",
 ];
 
 /// A Debian archive and the keys that sign it.
@@ -145,10 +153,14 @@ mod tests {
         assert_eq!(Mirror::configured_under(dir.path()), None);
         fs::create_dir(dir.path().join("sources.list.d")).unwrap();
         let parts = dir.path().join("sources.list.d");
-        fs::write(parts.join("debian.sources.disabled"), "Types: deb\nURIs: x\nSuites: sid").unwrap();
+        fs::write(parts.join("debian.sources.disabled"), "Types: deb\nURIs: x\nSuites: sid")
+            .unwrap();
         assert_eq!(Mirror::configured_under(dir.path()), None);
         fs::write(parts.join("b.list"), "deb http://b.example bookworm main").unwrap();
-        assert_eq!(Mirror::configured_under(dir.path()), mirror("http://b.example", DEFAULT_KEYRING));
+        assert_eq!(
+            Mirror::configured_under(dir.path()),
+            mirror("http://b.example", DEFAULT_KEYRING)
+        );
     }
 
     #[test]

@@ -157,7 +157,11 @@ mod tests {
             Event::Up { kernel: "6.12".into(), memory_bytes: u64::MAX },
             Event::Fault { detail: "no disk".into() },
             Event::Begin { task: task(), timeout_seconds: 60 },
-            Event::Line { task: task(), stream: Stream::Out, text: "a\n\"b\"\u{0}\t\u{fffd}".into() },
+            Event::Line {
+                task: task(),
+                stream: Stream::Out,
+                text: "a\n\"b\"\u{0}\t\u{fffd}".into(),
+            },
             Event::Line { task: task(), stream: Stream::Err, text: String::new() },
             end(Outcome::Passed),
             end(Outcome::Failed("line one\nline two".into())),

@@ -12,17 +12,26 @@ pub const PLAN_PATH: &str = "/plan.json";
 pub struct Plan {
     /// Kernel modules by path, in the order in which they must be loaded.
     pub modules: Vec<String>,
-    /// Disks to mount before the first task.
-    pub mounts: Vec<MountPlan>,
+    /// Disks to wait for, and to mount, before the first task.
+    pub disks: Vec<DiskPlan>,
+    /// How long to wait before the first task.
+    pub settle_seconds: u64,
     /// What to run, in order.
     pub tasks: Vec<Task>,
 }
 
-/// One disk to mount, found by its serial number because device names depend on probing order.
+/// One disk, found by its serial number because device names depend on probing order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskPlan {
+    /// The serial number that the device reports; `/dev/disk/SERIAL` is made to lead to it.
+    pub serial: String,
+    /// Where to mount it, if it is to be mounted.
+    pub mount: Option<MountPlan>,
+}
+
+/// How to mount a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPlan {
-    /// The serial number that the device reports.
-    pub serial: String,
     /// The directory to mount it on; it is made if it is not there.
     pub at: String,
     /// The file system, as `mount -t` takes it.
@@ -60,12 +69,18 @@ mod tests {
     fn a_plan_survives_its_json_form() {
         let plan = Plan {
             modules: vec!["/modules/00-virtio_blk.ko".into()],
-            mounts: vec![MountPlan {
-                serial: "weights".into(),
-                at: "/disk/weights".into(),
-                file_system: "ext4".into(),
-                read_only: true,
-            }],
+            disks: vec![
+                DiskPlan { serial: "raw".into(), mount: None },
+                DiskPlan {
+                    serial: "weights".into(),
+                    mount: Some(MountPlan {
+                        at: "/disk/weights".into(),
+                        file_system: "ext4".into(),
+                        read_only: true,
+                    }),
+                },
+            ],
+            settle_seconds: 5,
             tasks: vec![
                 Task::suite("kernel"),
                 Task::test("load::empty"),

@@ -29,14 +29,17 @@ pub(super) fn check(tensors: &mut [Tensor]) -> Result<u64, String> {
 fn follows(tensor: &Tensor, previous: Option<&Tensor>) -> Result<(), String> {
     let (start, end) = (tensor.data.start, tensor.data.end);
     let expected = previous.map_or(0, |previous| previous.data.end);
-    let name = quoted(&tensor.name);
+    let name = || quoted(&tensor.name);
     if end < start {
-        return Err(format!("tensor {name} begins at byte {start} of the data but ends at {end}"));
+        return Err(format!(
+            "tensor {} begins at byte {start} of the data but ends at {end}",
+            name()
+        ));
     }
     if let Some(previous) = previous.filter(|_| start < expected) {
         return Err(format!(
-            "tensor {name} (bytes {start} to {end} of the data) overlaps tensor {} (bytes {} to \
-             {})",
+            "tensor {} (bytes {start} to {end} of the data) overlaps tensor {} (bytes {} to {})",
+            name(),
             quoted(&previous.name),
             previous.data.start,
             previous.data.end
@@ -44,7 +47,8 @@ fn follows(tensor: &Tensor, previous: Option<&Tensor>) -> Result<(), String> {
     }
     if start != expected {
         return Err(format!(
-            "bytes {expected} to {start} of the data, before tensor {name}, belong to no tensor"
+            "bytes {expected} to {start} of the data, before tensor {}, belong to no tensor",
+            name()
         ));
     }
     Ok(())

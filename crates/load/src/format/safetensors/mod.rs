@@ -65,12 +65,12 @@ pub const METADATA_ENTRIES_MAX: usize = 1 << 15;
 /// The most heap memory, in bytes, that reading a header of `header_len_bytes` takes at any
 /// moment, whatever is in it.
 ///
-/// Term by term, for a header of n bytes: n for its text. At most 1.5 n for the list of tensors
-/// (72 bytes each, and the shortest description has 49). At most 2.9 n for what tensors own,
-/// which is when each has 64 dimensions of one digit; or else, for one string as long as
-/// the header, 3 n to undo its escapes in a buffer that doubles. And 8 MiB for the tree of
-/// metadata, which has at most [`METADATA_ENTRIES_MAX`] entries of some 130 bytes, and for small
-/// things. The tests hold the allocator to it.
+/// Term by term, for a header of n bytes: n for its text; at most 1.5 n for the list of tensors,
+/// 72 bytes for every 49 that the shortest description has; at most 2.9 n for what tensors own,
+/// which is when each has 64 dimensions of one digit, and then 0.4 n to cut their list to size, or
+/// else 3 n to undo the escapes of a string as long as the header in a buffer that doubles. And
+/// 8 MiB for the tree of metadata, which has at most [`METADATA_ENTRIES_MAX`] entries of some 130
+/// bytes, and for small things. The tests hold the allocator to it.
 pub const fn parse_memory_max_bytes(header_len_bytes: u64) -> u64 {
     header_len_bytes.saturating_mul(6).saturating_add(8 << 20)
 }

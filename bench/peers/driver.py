@@ -1,0 +1,234 @@
+"""Loads a safetensors file into host memory with one of the peers, timing only that.
+
+    driver.py load PEER FILE REHEARSAL     ready, go, done, verify, verified (one JSON object a line)
+    driver.py convert PEER FILE OUTPUT     makes the file that a peer with a format of its own reads
+    driver.py versions                     the versions of what is installed
+
+Imports and one load of a small file come before "ready", so that neither is in the time.
+"""
+
+import importlib.metadata
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+
+PAGE_BYTES = 4096
+
+
+# A peer is a function that imports what it needs and returns another, which loads a path and
+# returns its tensors by name, or the whole file as one array of bytes.
+
+
+def safetensors():
+    """The file mapped, every page of it touched: tensors are the page cache's own pages."""
+    import torch
+    from safetensors.torch import load_file
+
+    def load(path):
+        tensors = load_file(path)
+        for tensor in tensors.values():
+            tensor.reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+        return tensors
+
+    return load
+
+
+def safetensors_numpy():
+    """Tensors as arrays of their own, copied out of the mapped file."""
+    from safetensors.numpy import load_file
+
+    return load_file
+
+
+def readinto():
+    """The file read through the page cache into one array."""
+    import numpy
+
+    def load(path):
+        with open(path, "rb", buffering=0) as file:
+            content = numpy.empty(os.fstat(file.fileno()).st_size, dtype=numpy.uint8)
+            view, done = memoryview(content), 0
+            while done < len(view):
+                done += file.readinto(view[done:])
+        return content
+
+    return load
+
+
+def mmap_clone():
+    """The file mapped and copied into one array."""
+    import numpy
+
+    def load(path):
+        with open(path, "rb") as file, mmap.mmap(
+            file.fileno(), 0, prot=mmap.PROT_READ
+        ) as mapped:
+            source = numpy.frombuffer(mapped, dtype=numpy.uint8)
+            content = source.copy()
+            del source
+        return content
+
+    return load
+
+
+def runai_model_streamer():
+    from runai_model_streamer import SafetensorsStreamer
+
+    def load(path):
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_file(path)
+            return dict(streamer.get_tensors())
+
+    return load
+
+
+def fastsafetensors():
+    import torch  # noqa: F401  (imported by the package when it is first used)
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    def load(path):
+        loader = SafeTensorsFileLoader(SingleGroup(), device="cpu", nogds=True)
+        loader.add_filenames({0: [path]})
+        content = loader.copy_files_to_device()
+        return {name: content.get_tensor(name) for name in loader.get_keys()}
+
+    return load
+
+
+def tensorizer():
+    from tensorizer import TensorDeserializer
+
+    def load(path):
+        readers = min(4, os.cpu_count() or 1)
+        return dict(TensorDeserializer(path, device="cpu", num_readers=readers))
+
+    return load
+
+
+def convert_tensorizer(path, output):
+    from safetensors.torch import load_file
+    from tensorizer import TensorSerializer
+
+    serializer = TensorSerializer(output)
+    serializer.write_state_dict(load_file(path))
+    serializer.close()
+
+
+PEERS = {
+    "safetensors": safetensors,
+    "safetensors-numpy": safetensors_numpy,
+    "readinto": readinto,
+    "mmap+clone": mmap_clone,
+    "runai-model-streamer": runai_model_streamer,
+    "fastsafetensors": fastsafetensors,
+    "tensorizer": tensorizer,
+}
+CONVERTERS = {"tensorizer": convert_tensorizer}
+PACKAGES = [
+    "numpy",
+    "safetensors",
+    "torch",
+    "runai-model-streamer",
+    "fastsafetensors",
+    "tensorizer",
+]
+
+
+def as_bytes(tensor):
+    if type(tensor).__module__.startswith("torch"):
+        import torch
+
+        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.reshape(-1).view("uint8")
+
+
+def check(loaded, path):
+    """Compares both ends of each tensor, and a word of each of its pages, with the file."""
+    with open(path, "rb") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(header_bytes))
+        start = 8 + header_bytes
+        header.pop("__metadata__", None)
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            if isinstance(loaded, dict):
+                if set(loaded) != set(header):
+                    raise ValueError("the tensors' names are not those of the file")
+                for name, facts in header.items():
+                    begin, end = facts["data_offsets"]
+                    compare(as_bytes(loaded[name]), content, start + begin, start + end, name)
+            else:
+                compare(as_bytes(loaded), content, 0, len(content), "the file")
+
+
+def compare(seen, content, begin, end, name):
+    if len(seen) != end - begin:
+        raise ValueError(f"{name} has {len(seen)} bytes and not {end - begin}")
+    places = {0, max(0, len(seen) - PAGE_BYTES), *range(0, len(seen), 256 * PAGE_BYTES)}
+    for at in places:
+        stop = min(at + PAGE_BYTES, len(seen))
+        if seen[at:stop].tobytes() != content[begin + at : begin + stop]:
+            raise ValueError(f"{name} differs from the file at byte {at}")
+
+
+def say(out, **message):
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+def load(out, peer, path, rehearsal):
+    began = time.perf_counter()
+    try:
+        run = PEERS[peer]()
+    except ImportError as error:
+        return say(out, say="unavailable", reason=f"{peer} cannot be imported: {error}")
+    import_seconds = time.perf_counter() - began
+    check(run(rehearsal), source_of(rehearsal))
+    say(out, say="ready", import_seconds=import_seconds)
+    if sys.stdin.readline().strip() != "go":
+        return None
+    began = time.perf_counter()
+    loaded = run(path)
+    say(out, say="done", seconds=time.perf_counter() - began)
+    if sys.stdin.readline().strip() == "verify":
+        check(loaded, source_of(path))
+        say(out, say="verified")
+    # Without the interpreter's slow farewell: the bench has what it wanted.
+    os._exit(0)
+
+
+def source_of(path):
+    """The safetensors file that a converted file was made of lies beside it."""
+    return path.removesuffix(".tensors")
+
+
+def main():
+    # Libraries print what they like; messages have the standard output to themselves.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    verb, *arguments = sys.argv[1:]
+    if verb == "load":
+        peer = arguments[0]
+        try:
+            load(out, *arguments)
+        except Exception as error:  # whatever a peer raises is reported, never hidden
+            say(out, say="failed", reason=f"{peer}: {type(error).__name__}: {error}")
+    elif verb == "convert":
+        peer, path, output = arguments
+        CONVERTERS[peer](path, output)
+    elif verb == "versions":
+        found = {}
+        for package in PACKAGES:
+            try:
+                found[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                pass
+        out.write(json.dumps(found) + "\n")
+    else:
+        sys.exit(f"unknown verb {verb}")
+
+
+if __name__ == "__main__":
+    main()

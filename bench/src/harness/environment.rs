@@ -1,0 +1,169 @@
+//! The machine and the programs that figures were measured with.
+
+mod date;
+mod disk;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use longshore_sys::{huge_pages, memory};
+use serde_json::{Map, Value, json};
+
+pub(crate) use disk::{Disk, disk_of};
+
+/// What has to be known of a machine to read figures measured on it. It names no folder and no
+/// host, so that results can be committed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Environment {
+    facts: Map<String, Value>,
+}
+
+impl Environment {
+    /// The machine, its kernel, and this program.
+    pub(crate) fn of_machine() -> Self {
+        let mut environment = Self::default();
+        environment.set("date", date::now_utc());
+        environment.set("longshore", env!("CARGO_PKG_VERSION"));
+        environment.set("commit", commit());
+        environment.set("rustc", env!("LONGSHORE_BENCH_RUSTC"));
+        let cpu = cpuinfo();
+        environment.set("cpu", cpu.model);
+        environment.set("cores", std::thread::available_parallelism().map_or(0, usize::from));
+        environment.set("virtual_machine", cpu.is_guest);
+        environment.set("memory_bytes", memory::meminfo_bytes("MemTotal:"));
+        environment.set("memory_available_bytes", memory::available().machine_bytes);
+        let system = rustix::system::uname();
+        environment.set("kernel", system.release().to_string_lossy());
+        environment.set("architecture", system.machine().to_string_lossy());
+        environment.set("transparent_huge_pages", setting("transparent_hugepage/enabled"));
+        environment.set("transparent_huge_pages_defrag", setting("transparent_hugepage/defrag"));
+        environment.set("shmem_huge_pages", huge_pages::shmem_setting().ok());
+        environment
+            .set("hugetlb_pages", huge_pages::pool_2m().ok().map(|pool| pool.available_pages));
+        environment.set("load_average", first_word("/proc/loadavg"));
+        environment
+    }
+
+    /// Adds a fact.
+    pub(crate) fn set(&mut self, name: &str, value: impl Into<JsonFact>) {
+        self.facts.insert(name.to_owned(), value.into().0);
+    }
+
+    /// The environment of another machine, as its own line gave it.
+    pub(crate) fn from_line(line: &Value) -> Option<Self> {
+        let facts = line.get("environment")?.as_object()?.clone();
+        Some(Self { facts })
+    }
+
+    pub(crate) fn line(&self, bench: &str) -> Value {
+        json!({"bench": bench, "environment": self.facts})
+    }
+}
+
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.facts.keys().map(String::len).max().unwrap_or(0);
+        for (name, value) in &self.facts {
+            match value {
+                Value::Null => writeln!(f, "  {name:<width$}  unknown")?,
+                Value::String(text) => writeln!(f, "  {name:<width$}  {text}")?,
+                other => writeln!(f, "  {name:<width$}  {other}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A fact's value; what is not known is null.
+pub(crate) struct JsonFact(Value);
+
+impl<T: Into<JsonFact>> From<Option<T>> for JsonFact {
+    fn from(fact: Option<T>) -> Self {
+        fact.map_or(Self(Value::Null), Into::into)
+    }
+}
+
+macro_rules! facts {
+    ($($kind:ty),*) => {$(
+        impl From<$kind> for JsonFact {
+            fn from(fact: $kind) -> Self {
+                Self(Value::from(fact))
+            }
+        }
+    )*};
+}
+facts!(&str, String, std::borrow::Cow<'_, str>, bool, u64, usize, Value);
+
+struct Cpu {
+    model: Option<String>,
+    is_guest: bool,
+}
+
+fn cpuinfo() -> Cpu {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(key, _)| key.trim() == name)
+            .map(|(_, value)| value.trim().to_owned())
+    };
+    let flags = field("flags").unwrap_or_default();
+    Cpu {
+        model: field("model name").or_else(|| field("CPU part")),
+        is_guest: flags.split(' ').any(|flag| flag == "hypervisor"),
+    }
+}
+
+/// The word in brackets, which is how the kernel marks the setting in force.
+fn setting(name: &str) -> Option<String> {
+    let text = fs::read_to_string(Path::new("/sys/kernel/mm").join(name)).ok()?;
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+fn first_word(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.split_whitespace().next()?.to_owned())
+}
+
+/// The commit this was built from, if this is a checkout and git is there; marked where the tree
+/// differs from it.
+fn commit() -> Option<String> {
+    let answer = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent()?)
+        .output()
+        .ok()?;
+    answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).trim().to_owned())
+}
+
+/// The first line that `program` prints when asked for its version; `None` where it is absent.
+pub(crate) fn version_of(program: &str) -> Option<String> {
+    let answer = Command::new(program).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+    text.lines().next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_survives_its_line() {
+        let environment = Environment::of_machine();
+        let line = environment.line("load");
+        assert!(line["environment"]["cores"].as_u64().unwrap() > 0);
+        let read = Environment::from_line(&line).unwrap();
+        assert_eq!(read.facts, environment.facts);
+        assert!(environment.to_string().contains("kernel"));
+    }
+
+    #[test]
+    fn what_is_unknown_is_null() {
+        let mut environment = Environment::default();
+        environment.set("fio", None::<String>);
+        assert!(environment.line("load")["environment"]["fio"].is_null());
+        assert_eq!(version_of("no-such-program-at-all"), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! The values of one case, and the rows made of them.
+
+use crate::harness::candidate::{Metric, Sample, Trouble};
+use crate::harness::row::Row;
+use crate::harness::statistics::Summary;
+
+/// The values of one candidate, a value for each metric and round.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) candidate: String,
+    pub(crate) series: Vec<(Metric, Vec<f64>)>,
+    pub(crate) trouble: Option<Trouble>,
+    pub(crate) note: Option<String>,
+    ours_failed: bool,
+}
+
+/// The values of one case.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    case: String,
+    entries: Vec<Entry>,
+    not_measured: Option<String>,
+}
+
+/// Which candidate a metric is compared with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Against<'a> {
+    pub(crate) metric: Metric,
+    pub(crate) baseline: &'a str,
+    /// Only this candidate; everyone where there is none.
+    pub(crate) only: Option<&'a str>,
+}
+
+impl Entry {
+    pub(crate) fn new(candidate: &str) -> Self {
+        Self {
+            candidate: candidate.to_owned(),
+            series: Vec::new(),
+            trouble: None,
+            note: None,
+            ours_failed: false,
+        }
+    }
+
+    pub(crate) fn add(&mut self, sample: Sample) {
+        for (metric, value) in sample {
+            match self.series.iter_mut().find(|(known, _)| *known == metric) {
+                Some((_, values)) => values.push(value),
+                None => self.series.push((metric, vec![value])),
+            }
+        }
+    }
+
+    pub(crate) fn give_up(&mut self, trouble: Trouble, is_ours: bool) {
+        self.ours_failed = is_ours && matches!(trouble, Trouble::Failed(_));
+        self.series.clear();
+        self.trouble = Some(trouble);
+    }
+
+    fn values(&self, metric: Metric) -> Option<&[f64]> {
+        self.series.iter().find(|(known, _)| *known == metric).map(|(_, values)| &values[..])
+    }
+}
+
+impl Measured {
+    pub(crate) fn new(case: &str, entries: Vec<Entry>) -> Self {
+        Self { case: case.to_owned(), entries, not_measured: None }
+    }
+
+    /// A candidate's values of a metric, round by round.
+    pub(crate) fn values(&self, candidate: &str, metric: Metric) -> Option<&[f64]> {
+        self.entries.iter().find(|entry| entry.candidate == candidate)?.values(metric)
+    }
+
+    /// Why a candidate has no values: `None` where it has.
+    pub(crate) fn why_not(&self, candidate: &str) -> Option<String> {
+        match self.entries.iter().find(|entry| entry.candidate == candidate) {
+            None => Some(format!("{candidate} was not part of the case")),
+            Some(entry) => entry.trouble.as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// Candidates of ours that failed.
+    pub(crate) fn failures(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.ours_failed).count()
+    }
+
+    /// Adds a candidate that is, in each round, the best of those named that ran.
+    pub(crate) fn add_best_of(&mut self, name: &str, of: &[&str], metric: Metric) {
+        let mut entry = Entry::new(name);
+        let series: Vec<&[f64]> = of.iter().filter_map(|one| self.values(one, metric)).collect();
+        let rounds = series.iter().map(|values| values.len()).min().unwrap_or(0);
+        for round in 0..rounds {
+            let best = series.iter().map(|values| values[round]).fold(f64::MIN, f64::max);
+            entry.add(vec![(metric, best)]);
+        }
+        let ran: Vec<&str> =
+            of.iter().copied().filter(|one| self.values(one, metric).is_some()).collect();
+        if ran.is_empty() {
+            let why = of.iter().filter_map(|one| self.why_not(one)).next();
+            let why = why.unwrap_or_else(|| "none of its candidates ran".to_owned());
+            entry.trouble = Some(Trouble::NotRun(why));
+        } else {
+            entry.note = Some(format!("in each round the best of: {}", ran.join(", ")));
+        }
+        self.entries.push(entry);
+    }
+
+    /// Says that no figure of the case counts, and why.
+    pub(crate) fn set_not_measured(&mut self, why: String) {
+        self.not_measured = Some(why);
+    }
+
+    /// A row for each candidate, metric and baseline, and one for each that did not run.
+    pub(crate) fn rows(&self, bench: &str, against: &[Against<'_>]) -> Vec<Row> {
+        let mut metrics: Vec<Metric> = Vec::new();
+        for (metric, _) in self.entries.iter().flat_map(|entry| &entry.series) {
+            if !metrics.contains(metric) {
+                metrics.push(*metric);
+            }
+        }
+        let mut rows = Vec::new();
+        for metric in metrics {
+            for entry in &self.entries {
+                let Some(values) = entry.values(metric) else { continue };
+                let mut baselines = against
+                    .iter()
+                    .filter(|rule| rule.metric == metric)
+                    .filter(|rule| rule.only.is_none_or(|only| only == entry.candidate))
+                    .map(|rule| rule.baseline)
+                    .peekable();
+                if baselines.peek().is_none() {
+                    rows.push(self.row(bench, entry, metric, values, None));
+                }
+                rows.extend(
+                    baselines.map(|name| self.row(bench, entry, metric, values, Some(name))),
+                );
+            }
+        }
+        for entry in &self.entries {
+            if let Some(trouble) = &entry.trouble {
+                let mut row =
+                    Row::not_run(bench, &self.case, &entry.candidate, &trouble.to_string());
+                row.not_measured.clone_from(&self.not_measured);
+                rows.push(row);
+            }
+        }
+        rows
+    }
+
+    fn row(
+        &self,
+        bench: &str,
+        entry: &Entry,
+        metric: Metric,
+        values: &[f64],
+        baseline: Option<&str>,
+    ) -> Row {
+        let summary = Summary::of(values);
+        let ratio = baseline
+            .and_then(|name| self.values(name, metric))
+            .and_then(|base| Summary::of_ratios(values, base));
+        Row {
+            bench: bench.to_owned(),
+            case: self.case.clone(),
+            candidate: entry.candidate.clone(),
+            metric: metric.name.to_owned(),
+            unit: metric.unit.to_owned(),
+            median: summary.map(|of| of.median),
+            min: summary.map(|of| of.min),
+            max: summary.map(|of| of.max),
+            mean: summary.map(|of| of.mean),
+            runs: values.len(),
+            baseline: baseline.map(str::to_owned),
+            ratio: ratio.map(|of| of.median),
+            ratio_min: ratio.map(|of| of.min),
+            ratio_max: ratio.map(|of| of.max),
+            note: entry.note.clone(),
+            not_run: None,
+            not_measured: self.not_measured.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPEED: Metric = Metric { name: "speed", unit: "GB/s" };
+    const PEAK: Metric = Metric { name: "peak", unit: "MiB" };
+
+    fn entry(candidate: &str, values: &[f64]) -> Entry {
+        let mut entry = Entry::new(candidate);
+        for value in values {
+            entry.add(vec![(SPEED, *value)]);
+        }
+        entry
+    }
+
+    fn measured() -> Measured {
+        let mut absent = Entry::new("dd");
+        absent.give_up(Trouble::NotRun("dd is not installed".to_owned()), false);
+        Measured::new(
+            "cold",
+            vec![
+                entry("ours", &[2.0, 3.0]),
+                entry("fio 4 MiB", &[4.0, 2.0]),
+                entry("fio 8 MiB", &[3.0, 3.0]),
+                absent,
+            ],
+        )
+    }
+
+    #[test]
+    fn the_best_is_taken_in_each_round() {
+        let mut measured = measured();
+        measured.add_best_of("fio", &["fio 4 MiB", "fio 8 MiB", "dd"], SPEED);
+        assert_eq!(measured.values("fio", SPEED).unwrap(), [4.0, 3.0]);
+        let against = [Against { metric: SPEED, baseline: "fio", only: None }];
+        let rows = measured.rows("load", &against);
+        let ours = rows.iter().find(|row| row.candidate == "ours").unwrap();
+        assert_eq!((ours.median, ours.ratio, ours.runs), (Some(2.5), Some(0.75), 2));
+        let fio = rows.iter().find(|row| row.candidate == "fio").unwrap();
+        assert_eq!(fio.ratio, Some(1.0));
+        assert!(fio.note.as_ref().unwrap().ends_with("fio 4 MiB, fio 8 MiB"));
+    }
+
+    #[test]
+    fn what_did_not_run_has_a_row_that_says_why() {
+        let mut measured = measured();
+        measured.add_best_of("limit", &["dd"], SPEED);
+        let rows = measured.rows("load", &[]);
+        for candidate in ["dd", "limit"] {
+            let row = rows.iter().find(|row| row.candidate == candidate).unwrap();
+            assert_eq!(row.not_run.as_deref(), Some("dd is not installed"), "{candidate}");
+            assert_eq!((row.median, row.runs), (None, 0));
+        }
+    }
+
+    #[test]
+    fn a_candidate_may_have_several_baselines_and_a_metric_none() {
+        let mut measured = measured();
+        measured.entries[0].add(vec![(PEAK, 1.0), (PEAK, 3.0)]);
+        measured.set_not_measured("no fio".to_owned());
+        let rows = measured.rows(
+            "load",
+            &[
+                Against { metric: SPEED, baseline: "fio 4 MiB", only: None },
+                Against { metric: SPEED, baseline: "dd", only: Some("ours") },
+            ],
+        );
+        let ours: Vec<_> = rows
+            .iter()
+            .filter(|row| row.candidate == "ours")
+            .map(|row| (row.metric.as_str(), row.baseline.as_deref(), row.ratio))
+            .collect();
+        assert_eq!(
+            ours,
+            [
+                ("speed", Some("fio 4 MiB"), Some(1.0)),
+                ("speed", Some("dd"), None),
+                ("peak", None, None)
+            ]
+        );
+        assert!(rows.iter().all(|row| row.not_measured.as_deref() == Some("no fio")));
+    }
+
+    #[test]
+    fn only_a_failure_of_ours_fails_the_bench() {
+        let mut ours = Entry::new("ours");
+        ours.give_up(Trouble::Failed(anyhow::anyhow!("broken")), true);
+        let mut theirs = Entry::new("theirs");
+        theirs.give_up(Trouble::Failed(anyhow::anyhow!("broken")), false);
+        let mut absent = Entry::new("absent");
+        absent.give_up(Trouble::NotRun("absent".to_owned()), true);
+        assert_eq!(Measured::new("c", vec![ours, theirs, absent]).failures(), 1);
+    }
+}

@@ -1,0 +1,93 @@
+//! One figure: a line of JSON, a line of a table, what a goal is compared with.
+
+use serde::{Deserialize, Serialize};
+
+/// One figure with its spread, or the reason why there is none.
+///
+/// As JSON it is one line of a bench's output; `README.md` describes the fields.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) bench: String,
+    pub(crate) case: String,
+    pub(crate) candidate: String,
+    pub(crate) metric: String,
+    pub(crate) unit: String,
+    pub(crate) median: Option<f64>,
+    pub(crate) min: Option<f64>,
+    pub(crate) max: Option<f64>,
+    pub(crate) mean: Option<f64>,
+    pub(crate) runs: usize,
+    pub(crate) baseline: Option<String>,
+    /// Median over the rounds of this candidate's value over the baseline's.
+    pub(crate) ratio: Option<f64>,
+    pub(crate) ratio_min: Option<f64>,
+    pub(crate) ratio_max: Option<f64>,
+    /// What must be known to read the figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
+    /// Why there is no figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) not_run: Option<String>,
+    /// Why the figure does not count: something it has to be seen beside did not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) not_measured: Option<String>,
+}
+
+impl Row {
+    /// A row that says only why there is no figure.
+    pub(crate) fn not_run(bench: &str, case: &str, candidate: &str, why: &str) -> Self {
+        Self {
+            bench: bench.to_owned(),
+            case: case.to_owned(),
+            candidate: candidate.to_owned(),
+            metric: String::new(),
+            unit: String::new(),
+            median: None,
+            min: None,
+            max: None,
+            mean: None,
+            runs: 0,
+            baseline: None,
+            ratio: None,
+            ratio_min: None,
+            ratio_max: None,
+            note: None,
+            not_run: Some(why.to_owned()),
+            not_measured: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_has_the_fields_that_others_read() {
+        let row = Row {
+            median: Some(2.5),
+            runs: 5,
+            baseline: Some("fio".to_owned()),
+            not_run: None,
+            ..Row::not_run("load", "cold", "longshore", "")
+        };
+        let line = serde_json::to_value(&row).unwrap();
+        for field in [
+            "bench",
+            "case",
+            "candidate",
+            "metric",
+            "unit",
+            "median",
+            "min",
+            "max",
+            "runs",
+            "baseline",
+            "ratio",
+        ] {
+            assert!(line.get(field).is_some(), "{field}");
+        }
+        assert!(line["ratio"].is_null() && line.get("not_run").is_none());
+        assert_eq!(serde_json::from_value::<Row>(line).unwrap(), row);
+    }
+}

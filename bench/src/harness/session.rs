@@ -1,0 +1,218 @@
+//! One run of a bench: what is to run, what has been printed, what is kept.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::harness::candidate::{Candidate, Metric, Trouble};
+use crate::harness::environment::Environment;
+use crate::harness::measured::Measured;
+use crate::harness::options::CommonOptions;
+use crate::harness::results::Saving;
+use crate::harness::rounds::{self, Rounds};
+use crate::harness::row::Row;
+use crate::harness::table;
+
+/// `--quick` promises two minutes. No run is started after this, so that the last has time to end.
+const QUICK_LIMIT: Duration = Duration::from_secs(100);
+const ROUNDS: Rounds = Rounds { warm_up: 1, counted: 5 };
+const ROUNDS_QUICK: Rounds = Rounds { warm_up: 0, counted: 2 };
+
+/// One run of a bench.
+pub(crate) struct Session {
+    bench: &'static str,
+    json: bool,
+    filter: Option<String>,
+    rounds: Rounds,
+    until: Option<Instant>,
+    rows: Vec<Row>,
+    failures: usize,
+    saving: Option<Saving>,
+}
+
+impl Session {
+    pub(crate) fn begin(
+        bench: &'static str,
+        options: &CommonOptions,
+        environment: &Environment,
+    ) -> Result<Self> {
+        let mut rounds = if options.quick { ROUNDS_QUICK } else { ROUNDS };
+        if let Some(counted) = options.rounds {
+            rounds.counted = usize::from(counted);
+        }
+        let mut session = Self {
+            bench,
+            json: options.json,
+            filter: options.filter.clone(),
+            rounds,
+            until: options.quick.then(|| Instant::now() + QUICK_LIMIT),
+            rows: Vec::new(),
+            failures: 0,
+            saving: options.save.as_deref().map(|name| Saving::begin(bench, name)).transpose()?,
+        };
+        session.add_environment(environment)?;
+        Ok(session)
+    }
+
+    /// Prints and keeps the environment of the rows that follow.
+    pub(crate) fn add_environment(&mut self, environment: &Environment) -> Result<()> {
+        self.put(&environment.line(self.bench))?;
+        if !self.json {
+            print!("{environment}");
+        }
+        Ok(())
+    }
+
+    /// The name of the bench, as in its rows.
+    pub(crate) fn bench(&self) -> &'static str {
+        self.bench
+    }
+
+    pub(crate) fn rounds(&self) -> Rounds {
+        self.rounds
+    }
+
+    /// Whether a case is to run.
+    pub(crate) fn wants(&self, case: &str) -> bool {
+        self.filter.as_deref().is_none_or(|filter| case.contains(filter))
+    }
+
+    /// Whether a case was asked for by a name that begins with its own: for cases that take long
+    /// and answer a question few have.
+    pub(crate) fn wants_by_name(&self, case: &str) -> bool {
+        self.filter.as_deref().is_some_and(|filter| !filter.is_empty() && case.starts_with(filter))
+    }
+
+    /// Runs the candidates of a case by turns.
+    pub(crate) fn run(
+        &mut self,
+        case: &str,
+        mut candidates: Vec<Box<dyn Candidate + '_>>,
+    ) -> Measured {
+        let until = self.until;
+        let out_of_time = || {
+            until
+                .is_some_and(|until| Instant::now() > until)
+                .then(|| "the time of --quick was over".to_owned())
+        };
+        let rounds = self.rounds;
+        let measured = rounds::run(
+            case,
+            rounds,
+            &mut candidates,
+            |round, candidate, outcome| tell(case, rounds, round, candidate, outcome),
+            out_of_time,
+        );
+        self.failures += measured.failures();
+        measured
+    }
+
+    /// Takes rows as final: keeps and prints them.
+    pub(crate) fn publish(&mut self, rows: Vec<Row>) -> Result<()> {
+        if !self.json && !rows.is_empty() {
+            print!("\n{}", table::of_rows(&rows));
+        }
+        self.keep(rows)
+    }
+
+    /// As [`Session::publish`], with a table of the case's own making.
+    pub(crate) fn publish_as(&mut self, rows: Vec<Row>, table: &str) -> Result<()> {
+        if !self.json {
+            print!("\n{table}");
+        }
+        self.keep(rows)
+    }
+
+    /// Says that a whole case did not run.
+    pub(crate) fn not_run(&mut self, case: &str, candidate: &str, why: &str) -> Result<()> {
+        self.publish(vec![Row::not_run(self.bench, case, candidate, why)])
+    }
+
+    /// Counts a failure of ours that no candidate stands for.
+    pub(crate) fn count_failure(&mut self) {
+        self.failures += 1;
+    }
+
+    /// All rows, and how many failures of ours there were.
+    pub(crate) fn end(self) -> Result<(Vec<Row>, usize)> {
+        if let Some(saving) = self.saving {
+            saving.end()?;
+        }
+        Ok((self.rows, self.failures))
+    }
+
+    fn keep(&mut self, rows: Vec<Row>) -> Result<()> {
+        for row in &rows {
+            self.put(&serde_json::to_value(row)?)?;
+        }
+        self.rows.extend(rows);
+        Ok(())
+    }
+
+    fn put(&mut self, line: &Value) -> Result<()> {
+        if let Some(saving) = &mut self.saving {
+            saving.put(line)?;
+        }
+        if self.json {
+            let mut stdout = io::stdout().lock();
+            writeln!(stdout, "{line}")?;
+            stdout.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// Progress, on standard error.
+fn tell(
+    case: &str,
+    rounds: Rounds,
+    round: usize,
+    candidate: &str,
+    outcome: &Result<Vec<(Metric, f64)>, Trouble>,
+) {
+    let stage = match round.checked_sub(rounds.warm_up) {
+        None => "warm-up".to_owned(),
+        Some(counted) => format!("round {} of {}", counted + 1, rounds.counted),
+    };
+    let how = match outcome {
+        Ok(sample) => match sample.first() {
+            Some((metric, value)) => format!("{} {}", table::figure(*value), metric.unit),
+            None => String::new(),
+        },
+        Err(trouble) => format!("not run: {trouble}"),
+    };
+    // Progress that nobody watches live is kept to one line a run all the same.
+    let dim = if io::stderr().is_terminal() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+    eprintln!("{}{case}, {stage}: {candidate}: {how}{}", dim.0, dim.1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(filter: Option<&str>) -> Session {
+        let options = CommonOptions {
+            json: false,
+            quick: false,
+            filter: filter.map(str::to_owned),
+            rounds: Some(1),
+            check: false,
+            save: None,
+            from: None,
+        };
+        Session::begin("load", &options, &Environment::default()).unwrap()
+    }
+
+    #[test]
+    fn a_filter_picks_cases_and_some_run_only_by_name() {
+        let all = session(None);
+        assert!(all.wants("cold") && !all.wants_by_name("tuning"));
+        let tuning = session(Some("tuning"));
+        assert!(!tuning.wants("cold") && tuning.wants_by_name("tuning"));
+        let schemes = session(Some("8 MB"));
+        assert!(schemes.wants("schemes/8 MB") && !schemes.wants_by_name("tuning"));
+        assert!(!session(Some("")).wants_by_name("tuning"));
+    }
+}

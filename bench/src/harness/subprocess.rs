@@ -1,0 +1,195 @@
+//! A process that does one job when it is told to.
+//!
+//! ```text
+//!   bench                         process
+//!         ◄── {"say":"ready"}      everything imported, a small job done once
+//!   (memory and page cache are made ready)
+//!   go\n  ──►                      the clock runs here
+//!         ◄── {"say":"done"}       seconds
+//!   (memory and page cache are looked at)
+//!   verify\n ──►                   the content is compared with what it must be
+//!         ◄── {"say":"verified"}
+//! ```
+//!
+//! A job has a process of its own so that its peak memory is its own, and so that what one
+//! candidate leaves in an allocator does not serve the next.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+
+use crate::harness::candidate::Trouble;
+
+/// The longest that any step of a job may take.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// What a process says, one JSON object a line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub(crate) enum Message {
+    /// It waits for `go`.
+    Ready {
+        /// How long it took to import what it needs.
+        #[serde(default)]
+        import_seconds: Option<f64>,
+        #[serde(default)]
+        note: Option<String>,
+    },
+    /// The job is done.
+    Done {
+        seconds: f64,
+        #[serde(default)]
+        note: Option<String>,
+    },
+    /// The content is what it must be.
+    Verified,
+    /// The job cannot be done here.
+    Unavailable { reason: String },
+    /// The job went wrong, or the content is not what it must be.
+    Failed { reason: String },
+}
+
+/// What `/proc` says of a process's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) resident_bytes: u64,
+    /// The most it ever had resident, shared memory and mapped files included.
+    pub(crate) peak_bytes: u64,
+}
+
+/// A running process. It is killed when this is dropped.
+pub(crate) struct Subprocess {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Subprocess {
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().with_context(|| format!("starting {program}"))?;
+        let stdout = child.stdout.take().context("stdout is piped")?;
+        let mut stderr = child.stderr.take().context("stderr is piped")?;
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { break };
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let stderr = thread::spawn(move || {
+            let mut said = Vec::new();
+            // A stream that breaks off ends as one that is closed.
+            let _ = stderr.read_to_end(&mut said);
+            String::from_utf8_lossy(&said).into_owned()
+        });
+        let stdin = child.stdin.take();
+        Ok(Self { child, stdin, lines, stderr: Some(stderr) })
+    }
+
+    /// Waits for the next message. What is not the expected kind is trouble.
+    pub(crate) fn hear(&mut self) -> std::result::Result<Message, Trouble> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => match serde_json::from_str(&line) {
+                Ok(Message::Unavailable { reason }) => Err(Trouble::NotRun(reason)),
+                Ok(Message::Failed { reason }) => Err(Trouble::Failed(anyhow!(reason))),
+                Ok(message) => Ok(message),
+                Err(_) => Err(Trouble::Failed(anyhow!("it said what is no message: {line}"))),
+            },
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Trouble::Failed(anyhow!("nothing was heard for {} s", PATIENCE.as_secs())))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Trouble::Failed(self.obituary())),
+        }
+    }
+
+    /// Tells the process to go on.
+    pub(crate) fn tell(&mut self, word: &str) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("stdin is piped")?;
+        writeln!(stdin, "{word}").context("the process is gone")
+    }
+
+    /// Its memory now.
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        memory_in(&status).context("the process is gone")
+    }
+
+    fn obituary(&mut self) -> anyhow::Error {
+        let how = self.child.wait().map_or_else(|error| error.to_string(), |end| end.to_string());
+        let said = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        anyhow!("the process ended early ({how}): {}", last_lines(&said))
+    }
+}
+
+impl Drop for Subprocess {
+    fn drop(&mut self) {
+        // An end of its input lets it go by itself, but there is nothing to wait for.
+        drop(self.stdin.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn memory_in(status: &str) -> Option<Memory> {
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Memory { resident_bytes: field("VmRSS:")?, peak_bytes: field("VmHWM:")? })
+}
+
+/// The end of what a program said, on one line: the part that names the cause.
+pub(crate) fn last_lines(said: &str) -> String {
+    const LINES_MAX: usize = 3;
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES_MAX)..].join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Subprocess {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Subprocess::start(command).unwrap()
+    }
+
+    #[test]
+    fn messages_are_heard_and_words_told() {
+        let mut process = shell(
+            r#"echo '{"say":"ready"}'; read word; echo "{\"say\":\"done\",\"seconds\":1.5,\"note\":\"$word\"}"; read end"#,
+        );
+        assert_eq!(process.hear().unwrap(), Message::Ready { import_seconds: None, note: None });
+        assert!(process.memory().unwrap().peak_bytes > 0);
+        process.tell("go").unwrap();
+        let done = Message::Done { seconds: 1.5, note: Some("go".to_owned()) };
+        assert_eq!(process.hear().unwrap(), done);
+    }
+
+    #[test]
+    fn trouble_is_told_apart() {
+        let unavailable = shell(r#"echo '{"say":"unavailable","reason":"no torch"}'"#).hear();
+        assert!(matches!(unavailable, Err(Trouble::NotRun(reason)) if reason == "no torch"));
+        let died = shell("echo why >&2; exit 7").hear().unwrap_err().to_string();
+        assert!(died.contains("status: 7") && died.contains("why"), "{died}");
+        assert!(shell("echo nonsense").hear().is_err());
+    }
+
+    #[test]
+    fn the_end_of_what_was_said_is_kept() {
+        assert_eq!(last_lines("a\n\nb \nc\nd\n"), "b | c | d");
+        assert_eq!(last_lines(""), "");
+    }
+}

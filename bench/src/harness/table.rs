@@ -1,0 +1,182 @@
+//! Rows as tables for people.
+
+use std::fmt::Write as _;
+
+use crate::harness::row::Row;
+
+/// One table of columns that line up. Text is set left, figures right.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    lines: Vec<Vec<Cell>>,
+}
+
+/// One cell of a [`Table`].
+#[derive(Clone, Debug)]
+pub(crate) enum Cell {
+    Text(String),
+    Figure(String),
+}
+
+impl Table {
+    pub(crate) fn push(&mut self, line: Vec<Cell>) {
+        self.lines.push(line);
+    }
+
+    /// The table as text, each line indented by two.
+    pub(crate) fn print(&self) -> String {
+        let columns = self.lines.iter().map(Vec::len).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| {
+                self.lines.iter().filter_map(|line| line.get(column)).map(Cell::width).max()
+            })
+            .map(Option::unwrap_or_default)
+            .collect();
+        let mut text = String::new();
+        for line in &self.lines {
+            let mut printed = String::new();
+            for (cell, width) in line.iter().zip(&widths) {
+                // Writing to a string does not fail.
+                let _ = match cell {
+                    Cell::Text(text) => write!(printed, "  {text:<width$}"),
+                    Cell::Figure(text) => write!(printed, "  {text:>width$}"),
+                };
+            }
+            text.push_str(printed.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+impl Cell {
+    fn width(&self) -> usize {
+        match self {
+            Self::Text(text) | Self::Figure(text) => text.chars().count(),
+        }
+    }
+}
+
+pub(crate) fn text(text: impl Into<String>) -> Cell {
+    Cell::Text(text.into())
+}
+
+pub(crate) fn number(text: impl Into<String>) -> Cell {
+    Cell::Figure(text.into())
+}
+
+/// A value in three significant digits.
+pub(crate) fn figure(value: f64) -> String {
+    let digits = match value.abs() {
+        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 0.1 => 2,
+        _ => 4,
+    };
+    format!("{value:.digits$}")
+}
+
+/// Rows of one case, a table for each metric.
+pub(crate) fn of_rows(rows: &[Row]) -> String {
+    let mut out = String::new();
+    let Some(first) = rows.first() else { return out };
+    let _ = writeln!(out, "{}", first.case);
+    if let Some(why) = &first.not_measured {
+        let _ = writeln!(out, "  not measured: {why}; what follows is for orientation only");
+    }
+    let mut metrics: Vec<(&str, &str)> = Vec::new();
+    for row in rows.iter().filter(|row| row.not_run.is_none()) {
+        if !metrics.contains(&(&row.metric, &row.unit)) {
+            metrics.push((&row.metric, &row.unit));
+        }
+    }
+    for (metric, unit) in metrics {
+        let mut table = Table::default();
+        let unit = if unit.is_empty() { metric.to_owned() } else { format!("{metric}, {unit}") };
+        table.push(
+            [text(unit)]
+                .into_iter()
+                .chain(
+                    ["median", "min", "max", "runs", "ratio", "ratio min", "ratio max"].map(number),
+                )
+                .chain([text("against")])
+                .collect(),
+        );
+        for row in rows.iter().filter(|row| row.metric == metric && row.not_run.is_none()) {
+            table.push(line_of(row));
+        }
+        out.push_str(&table.print());
+    }
+    for row in rows {
+        if let Some(why) = &row.not_run {
+            let _ = writeln!(out, "  not run: {}: {why}", row.candidate);
+        }
+    }
+    let mut told: Vec<(&str, &str)> = Vec::new();
+    for row in rows {
+        if let Some(note) = &row.note
+            && !told.contains(&(row.candidate.as_str(), note.as_str()))
+        {
+            let _ = writeln!(out, "  {}: {note}", row.candidate);
+            told.push((&row.candidate, note));
+        }
+    }
+    out
+}
+
+fn line_of(row: &Row) -> Vec<Cell> {
+    let shown = |value: Option<f64>| number(value.map_or_else(|| "-".to_owned(), figure));
+    let ratio =
+        |value: Option<f64>| number(value.map_or_else(String::new, |of| format!("{of:.3}")));
+    vec![
+        text(&row.candidate),
+        shown(row.median),
+        shown(row.min),
+        shown(row.max),
+        number(row.runs.to_string()),
+        ratio(row.ratio),
+        ratio(row.ratio_min),
+        ratio(row.ratio_max),
+        text(row.baseline.clone().unwrap_or_default()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::default();
+        table.push(vec![text("a"), number("10")]);
+        table.push(vec![text("long"), number("5"), text("x")]);
+        assert_eq!(table.print(), "  a     10\n  long   5  x\n");
+    }
+
+    #[test]
+    fn values_keep_three_digits() {
+        let shown: Vec<String> =
+            [0.0, 1234.5, 12.34, 1.239, 0.001_25, -3.0].into_iter().map(figure).collect();
+        assert_eq!(shown, ["0", "1234", "12.3", "1.24", "0.0013", "-3.00"]);
+    }
+
+    #[test]
+    fn a_table_tells_what_did_not_run_and_what_does_not_count() {
+        let mut rows = vec![
+            Row {
+                metric: "speed".to_owned(),
+                unit: "GB/s".to_owned(),
+                median: Some(2.0),
+                runs: 3,
+                baseline: Some("fio".to_owned()),
+                not_run: None,
+                ..Row::not_run("load", "cold", "longshore", "")
+            },
+            Row::not_run("load", "cold", "fio", "fio is not installed"),
+        ];
+        rows[0].not_measured = Some("fio did not run".to_owned());
+        let table = of_rows(&rows);
+        assert!(table.contains("not measured: fio did not run"), "{table}");
+        assert!(table.contains("not run: fio: fio is not installed"), "{table}");
+        assert!(table.contains("longshore      2.00"), "{table}");
+    }
+}

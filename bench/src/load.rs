@@ -1,0 +1,125 @@
+//! The bench `load`: files into buffers.
+
+mod cases;
+mod data;
+mod guest;
+mod machine;
+mod metrics;
+mod peers;
+mod published;
+mod schemes;
+mod timed;
+mod tools;
+pub(crate) mod worker;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::harness::environment::{Environment, version_of};
+use crate::harness::{Bench, CommonOptions, Session};
+use data::{Folder, parse_size};
+use machine::Machine;
+use peers::Peers;
+use schemes::Kinds;
+
+/// The published test's size on the host: a model of 3.4 GB.
+const SIZE_BYTES: u64 = 3_400_000_000;
+const SIZE_QUICK_BYTES: u64 = 512 << 20;
+
+/// The bench and its options.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Load {
+    #[command(flatten)]
+    common: CommonOptions,
+    /// A folder on the disk to be measured [default: the user's cache]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// The size of the model, as 3.4GB or 512MiB [default: 3.4GB, with --quick 512MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Leave the data files where they are, for the next run
+    #[arg(long)]
+    keep: bool,
+    /// Also install and run the peers that bring torch (up to 6 GB on disk)
+    #[arg(long, conflicts_with = "quick")]
+    peers: bool,
+    /// The Python that the peers' environment is made with
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    python: PathBuf,
+    /// Before a cold run evict the file only, even where the whole page cache could be dropped
+    #[arg(long)]
+    evict_only: bool,
+    /// Of the schemes' sizes only this one, on the host and in the guest; may be given several times
+    #[arg(long, value_name = "SIZE", value_parser = ["512KB", "8MB", "1GB", "3GB"])]
+    scheme_size: Vec<String>,
+    /// Also run the schemes in a guest whose kernel has dma-heap and udmabuf
+    #[arg(long, conflicts_with = "quick")]
+    guest: bool,
+    /// There at 3 GB too, in a guest with 8 GiB of memory
+    #[arg(long, requires = "guest")]
+    guest_3g: bool,
+}
+
+/// What all cases of a run share.
+struct Context<'a> {
+    options: &'a Load,
+    folder: Folder,
+    machine: Machine,
+    peers: Peers,
+}
+
+impl Bench for Load {
+    const NAME: &'static str = "load";
+    const GOALS: &'static str = include_str!("../goals/load.json");
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn describe(&self, environment: &mut Environment) -> Result<()> {
+        let folder = Folder::open(self.dir.as_deref(), self.keep)?;
+        environment.set("disk", folder.disk().to_json());
+        environment.set("size_bytes", self.size_bytes());
+        environment.set("cold", Machine::new(self.evict_only).describe());
+        environment.set("memory_kinds", Kinds::of_machine().describe());
+        environment.set("fio", version_of("fio"));
+        environment.set("dd", version_of("dd"));
+        environment.set("python", version_of(&self.python.to_string_lossy()));
+        Ok(())
+    }
+
+    fn measure(&self, session: &mut Session) -> Result<()> {
+        let context = Context {
+            options: self,
+            folder: Folder::open(self.dir.as_deref(), self.keep)?,
+            machine: Machine::new(self.evict_only),
+            peers: self.install_peers(session),
+        };
+        if let Some(versions) = context.peers.versions() {
+            let mut installed = Environment::default();
+            installed.set("peers", versions);
+            session.add_environment(&installed)?;
+        }
+        cases::run(&context, session)
+    }
+}
+
+impl Load {
+    fn size_bytes(&self) -> u64 {
+        let default = if self.common.quick { SIZE_QUICK_BYTES } else { SIZE_BYTES };
+        self.size.unwrap_or(default)
+    }
+
+    /// Peers are installed only for cases that have some.
+    fn install_peers(&self, session: &Session) -> Peers {
+        if self.common.quick {
+            return Peers::none("peers are not run by --quick");
+        }
+        if !cases::WITH_PEERS.iter().any(|case| session.wants(case)) {
+            return Peers::none("no case of this run has peers");
+        }
+        Peers::install(&self.python, self.peers)
+    }
+}

@@ -1,0 +1,65 @@
+//! The cases of the bench, in the order in which they run.
+
+mod cold;
+mod first_use;
+mod overlap;
+mod page_size;
+mod schemes;
+mod tuning;
+mod warm;
+
+use anyhow::Result;
+
+use crate::harness::Session;
+use crate::load::data::DataFile;
+use crate::load::{Context, guest};
+
+pub(super) use schemes::{CASE as SCHEMES, print_from as print_schemes};
+
+/// The cases that other programs take part in.
+pub(super) const WITH_PEERS: [&str; 3] = [cold::CASE, warm::CASE, first_use::CASE];
+
+/// A small file of the same kind, which every job does once before the clock runs.
+const REHEARSAL_BYTES: u64 = 1 << 20;
+
+/// The files that most cases load.
+struct Model {
+    file: DataFile,
+    rehearsal: DataFile,
+}
+
+/// Runs every case that is wanted.
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
+    let with_model = [cold::CASE, warm::CASE, overlap::CASE, page_size::CASE];
+    if with_model.iter().any(|case| session.wants(case)) || session.wants_by_name(tuning::CASE) {
+        let model = Model {
+            file: context.folder.safetensors_file(context.options.size_bytes())?,
+            rehearsal: context.folder.safetensors_file(REHEARSAL_BYTES)?,
+        };
+        if session.wants(cold::CASE) {
+            cold::run(context, &model, session)?;
+        }
+        if session.wants(overlap::CASE) {
+            overlap::run(context, &model, session)?;
+        }
+        if session.wants(page_size::CASE) {
+            page_size::run(context, &model, session)?;
+        }
+        if session.wants_by_name(tuning::CASE) {
+            tuning::run(context, &model, session)?;
+        }
+        if session.wants(warm::CASE) {
+            warm::run(context, &model, session)?;
+        }
+        // The schemes' files need the room.
+        context.folder.discard(&model.file.path);
+    }
+    if session.wants(first_use::CASE) {
+        first_use::run(context, session)?;
+    }
+    schemes::run(context, session)?;
+    if context.options.guest {
+        guest::run(context, session)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! The published table, measured here.
+
+use anyhow::{Context as _, Result};
+
+use super::REHEARSAL_BYTES;
+use crate::harness::table::{self, Table, number, text};
+use crate::harness::{Against, Candidate, Row, Session};
+use crate::load::Context;
+use crate::load::metrics::TIME;
+use crate::load::published::{self, Published};
+use crate::load::schemes::{ALL, Kinds, SIZES, Size};
+use crate::load::timed::{Interest, TimedJob};
+use crate::load::worker::Work;
+
+pub(crate) const CASE: &str = "schemes";
+/// What the table compares everything with.
+const BASELINE: &str = "normal";
+const OURS: &str = "longshore auto";
+const PUBLISHED_BEST: &str = "async direct";
+/// The larger of the two sizes that `--quick` has time for.
+const QUICK_BYTES_MAX: u64 = 8 << 20;
+
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
+    for size in SIZES {
+        let case = format!("{CASE}/{}", size.name);
+        let asked_for = &context.options.scheme_size;
+        let too_long = context.options.common.quick && size.bytes > QUICK_BYTES_MAX;
+        let listed = asked_for.is_empty() || asked_for.iter().any(|name| name == size.name);
+        if !session.wants(&case) || !listed || too_long {
+            continue;
+        }
+        match why_not(context, size) {
+            Some(why) => session.not_run(&case, OURS, &why)?,
+            None => run_size(context, session, &case, size)?,
+        }
+    }
+    Ok(())
+}
+
+fn why_not(context: &Context<'_>, size: Size) -> Option<String> {
+    let available = longshore_sys::memory::available().machine_bytes.unwrap_or(u64::MAX);
+    // The buffer and the page cache's copy, and something for everyone else.
+    let needed = size.bytes * 2 + (512 << 20);
+    if available < needed {
+        return Some(format!("{needed} bytes of memory are needed, {available} are available"));
+    }
+    (!context.folder.has_room(size.bytes)).then(|| "the disk has no room for the file".to_owned())
+}
+
+fn run_size(context: &Context<'_>, session: &mut Session, case: &str, size: Size) -> Result<()> {
+    let file = context.folder.raw_file(size.bytes)?;
+    let rehearsal = context.folder.raw_file(REHEARSAL_BYTES)?;
+    let candidates = ALL
+        .into_iter()
+        .map(|scheme| -> Box<dyn Candidate> {
+            let work = Work::Scheme { name: scheme.name().to_owned() };
+            let job = TimedJob::of_worker(scheme.name(), work, &file, &rehearsal, context.machine);
+            Box::new(job.interest(Interest::Time))
+        })
+        .collect();
+    let measured = session.run(case, candidates);
+    context.folder.discard(&file.path);
+    let mut rows = measured.rows(
+        session.bench(),
+        &[
+            Against { metric: TIME, baseline: BASELINE, only: None },
+            Against { metric: TIME, baseline: PUBLISHED_BEST, only: Some(OURS) },
+        ],
+    );
+    let published = published_rows(session.bench(), &Published::read()?, size);
+    let title = format!("{case} ({})", Kinds::of_machine().describe());
+    let table = print(&title, &rows, &published);
+    rows.extend(published);
+    session.publish_as(rows, &table)
+}
+
+/// The published figures of one size as rows of a case of their own.
+fn published_rows(bench: &str, published: &Published, size: Size) -> Vec<Row> {
+    let case = format!("published/{}", size.name);
+    let millis = |name: &str| {
+        let scheme = ALL.into_iter().find(|scheme| scheme.name() == name)?;
+        published.millis(scheme.published_name()?, size.name)
+    };
+    let normal = millis(BASELINE);
+    ALL.into_iter()
+        .filter_map(|scheme| {
+            let mean = millis(scheme.name())?;
+            Some(Row {
+                metric: TIME.name.to_owned(),
+                unit: TIME.unit.to_owned(),
+                mean: Some(mean),
+                runs: published::RUNS,
+                baseline: Some(BASELINE.to_owned()),
+                ratio: normal.map(|normal| mean / normal),
+                note: Some("published: a phone with UFS 4.0, kernel 6.1; the mean".to_owned()),
+                not_run: None,
+                ..Row::not_run(bench, &case, scheme.name(), "")
+            })
+        })
+        .collect()
+}
+
+/// Ours and the published figures side by side, each beside its own `normal`.
+fn print(title: &str, rows: &[Row], published: &[Row]) -> String {
+    let shown = |value: Option<f64>| number(value.map_or_else(|| "-".to_owned(), table::figure));
+    let ratio = |value: Option<f64>| {
+        number(value.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")))
+    };
+    let mut table = Table::default();
+    table.push(
+        [text("time, ms")]
+            .into_iter()
+            .chain(
+                ["median", "mean", "min", "max", "/ normal", "ratio min", "ratio max"].map(number),
+            )
+            .chain(["published", "/ normal"].map(number))
+            .collect(),
+    );
+    let of = |rows: &'_ [Row], name: &str| -> Option<Row> {
+        let mut of_scheme = rows.iter().filter(|row| row.candidate == name);
+        of_scheme.find(|row| row.baseline.as_deref() == Some(BASELINE)).cloned()
+    };
+    let mut notes = String::new();
+    for scheme in ALL {
+        let ours = of(rows, scheme.name());
+        let theirs = of(published, scheme.name());
+        if ours.is_none() && theirs.is_none() {
+            continue;
+        }
+        let field = |get: fn(&Row) -> Option<f64>| ours.as_ref().and_then(get);
+        table.push(vec![
+            text(scheme.name()),
+            shown(field(|row| row.median)),
+            shown(field(|row| row.mean)),
+            shown(field(|row| row.min)),
+            shown(field(|row| row.max)),
+            ratio(field(|row| row.ratio)),
+            ratio(field(|row| row.ratio_min)),
+            ratio(field(|row| row.ratio_max)),
+            shown(theirs.as_ref().and_then(|row| row.mean)),
+            ratio(theirs.as_ref().and_then(|row| row.ratio)),
+        ]);
+        if let Some(note) = ours.and_then(|row| row.note) {
+            notes.push_str(&format!("  {}: {note}\n", scheme.name()));
+        }
+    }
+    for row in rows {
+        if let Some(why) = &row.not_run {
+            notes.push_str(&format!("  not run: {}: {why}\n", row.candidate));
+        }
+    }
+    format!("{title}\n{}{notes}", table.print())
+}
+
+/// The table of a case that ran elsewhere, `.../SIZE`.
+pub(crate) fn print_from(bench: &str, case: &str, rows: &[Row]) -> Result<String> {
+    let size = SIZES.into_iter().find(|size| case.ends_with(&format!("/{}", size.name)));
+    let size = size.with_context(|| format!("'{case}' names no size"))?;
+    Ok(print(case, rows, &published_rows(bench, &Published::read()?, size)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_ratios_stand_beside_ours() {
+        let published = published_rows("load", &Published::read().unwrap(), SIZES[3]);
+        assert_eq!(published.len(), 8);
+        let best = published.iter().find(|row| row.candidate == PUBLISHED_BEST).unwrap();
+        assert_eq!(best.median, None, "a mean is no median");
+        assert!((best.ratio.unwrap() - 0.42).abs() < 0.001);
+        let table = print("schemes/3GB", &[Row::not_run("load", "c", OURS, "why")], &published);
+        assert!(table.contains("not run: longshore auto: why"), "{table}");
+        let line = table.lines().find(|line| line.contains("async direct")).unwrap();
+        assert!(line.ends_with("1400     0.420"), "{line}");
+    }
+}

@@ -1,0 +1,171 @@
+//! Getting the machine ready for a run: the page cache and the memory.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use longshore_heap::Heap;
+use longshore_mem::{FileOffset, Granule, VolatileSlice};
+use longshore_sys::mapping::{Access, Mapping};
+use longshore_sys::{memory, page_cache, page_size_bytes, pages};
+
+use crate::harness::Trouble;
+
+const TRIES_MAX: u32 = 5;
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+
+/// Whether a run finds its file in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Not a page of it.
+    Cold,
+    /// Every page of it.
+    Warm,
+}
+
+/// How the machine is made ready before each run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    drops_all_caches: bool,
+}
+
+impl Machine {
+    /// Drops the whole page cache before a cold run where it may, unless `evict_only`; the file's
+    /// own pages in any case.
+    pub(crate) fn new(evict_only: bool) -> Self {
+        let may = || File::options().write(true).open(DROP_CACHES).is_ok();
+        Self { drops_all_caches: !evict_only && may() }
+    }
+
+    /// What is dropped before a cold run, for the environment.
+    pub(crate) fn describe(&self) -> &'static str {
+        if self.drops_all_caches {
+            "the whole page cache is dropped before each cold run"
+        } else {
+            "the file is evicted from the page cache before each cold run"
+        }
+    }
+
+    /// Makes `file` cold or warm, and memory warm for a run that takes up to `memory_bytes`.
+    ///
+    /// # Errors
+    /// [`Trouble::NotRun`] where the page cache will not be as it must.
+    pub(crate) fn prepare(
+        &self,
+        file: &Path,
+        start: Start,
+        memory_bytes: u64,
+    ) -> std::result::Result<(), Trouble> {
+        for _ in 0..TRIES_MAX {
+            match start {
+                Start::Cold => self.make_cold(file)?,
+                Start::Warm => make_warm(file)?,
+            }
+            touch_memory(memory_bytes, start)?;
+            let resident = resident_bytes(file)?;
+            let whole = fs::metadata(file)?.len();
+            match start {
+                Start::Cold if resident == 0 => return Ok(()),
+                Start::Warm if resident >= whole => return Ok(()),
+                _ => {}
+            }
+        }
+        Err(Trouble::NotRun(match start {
+            Start::Cold => "the file could not be evicted from the page cache".to_owned(),
+            Start::Warm => "the page cache did not keep the file: memory is short".to_owned(),
+        }))
+    }
+
+    fn make_cold(&self, file: &Path) -> Result<()> {
+        let open = File::open(file)?;
+        page_cache::evict(&open).context("evicting the file from the page cache")?;
+        if self.drops_all_caches {
+            fs::write(DROP_CACHES, "3").context("dropping the page cache")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the file through the page cache.
+fn make_warm(file: &Path) -> Result<()> {
+    let mut open = File::open(file)?;
+    let mut chunk = vec![0; 8 << 20];
+    while open.read(&mut chunk)? > 0 {}
+    Ok(())
+}
+
+/// Touches and frees as much memory as a run will take.
+///
+/// On a virtual machine whose host takes back free memory, memory that was not touched lately costs
+/// 0.3 to 0.8 GB/s to back. Whoever ran first would pay for everyone. It is touched as a heap does
+/// it, in the largest pages there are, so that such pages are free afterwards.
+fn touch_memory(memory_bytes: u64, start: Start) -> Result<()> {
+    let available = memory::available();
+    let limits = [available.machine_bytes, available.control_group.map(|(bytes, _)| bytes)];
+    let mut bytes =
+        limits.into_iter().flatten().map(|limit| limit / 10 * 7).fold(memory_bytes, u64::min);
+    if start == Start::Warm
+        && let Some(free) = memory::meminfo_bytes("MemFree:")
+    {
+        // What the page cache holds must stay there.
+        bytes = bytes.min(free / 10 * 9);
+    }
+    drop(Heap::Memfd.allocate(bytes).context("touching memory before a run")?);
+    Ok(())
+}
+
+/// How many bytes of a file are in the page cache, in whole pages.
+///
+/// # Errors
+/// Where the kernel does not tell.
+pub(crate) fn resident_bytes(file: &Path) -> Result<u64> {
+    let open = File::open(file)?;
+    let len_bytes = open.metadata()?.len();
+    match page_cache::stat(&open, FileOffset::new(0), len_bytes) {
+        Ok(answer) => Ok(answer.cached_pages * page_size_bytes() as u64),
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+            resident_by_mincore(&open, len_bytes)
+        }
+        Err(error) => Err(error).context("asking which pages of the file are in memory"),
+    }
+}
+
+/// For kernels before 6.5: a call for each page.
+#[expect(unsafe_code, reason = "asks the kernel about a mapping by address")]
+fn resident_by_mincore(file: &File, len_bytes: u64) -> Result<u64> {
+    let page = page_size_bytes();
+    let granule = Granule::new(page as u64).context("the size of a page")?;
+    let mapping = Mapping::of_file(file, len_bytes, granule, Access::Read)?;
+    // SAFETY: the view does not outlive the mapping, and nothing is read through it.
+    let whole = unsafe { VolatileSlice::from_raw_parts(mapping.start(), mapping.len_bytes()) };
+    let mut resident = 0;
+    for at in (0..mapping.len_bytes()).step_by(page) {
+        let one = whole.subslice(at, page.min(mapping.len_bytes() - at))?;
+        resident += pages::resident_prefix_bytes(one)? as u64;
+    }
+    Ok(resident)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::data::Folder;
+
+    #[test]
+    fn a_file_becomes_warm_and_cold_and_both_counts_agree() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let folder = Folder::open(Some(dir.path()), false).unwrap();
+        let file = folder.raw_file((1 << 20) + 5).unwrap();
+        let machine = Machine::new(true);
+        let open = File::open(&file.path).unwrap();
+        for (start, pages) in [(Start::Warm, 257), (Start::Cold, 0), (Start::Warm, 257)] {
+            machine.prepare(&file.path, start, 4 << 20).unwrap();
+            let bytes = pages * page_size_bytes() as u64;
+            if page_size_bytes() == 4096 {
+                assert_eq!(resident_bytes(&file.path).unwrap(), bytes);
+                assert_eq!(resident_by_mincore(&open, file.len_bytes).unwrap(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The Python environment of the peers, which the bench makes itself.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::requirement::{self, Requirement};
+use crate::harness::environment::disk_of;
+use crate::harness::subprocess::last_lines;
+use crate::load::data::cache;
+
+const BASE: &str = include_str!("../../../peers/requirements.txt");
+const WITH_TORCH: &str = include_str!("../../../peers/requirements-torch.txt");
+const DRIVER: &str = include_str!("../../../peers/driver.py");
+
+/// torch without CUDA, a twentieth of what the Python Package Index has.
+const TORCH_INDEX: &str = "https://download.pytorch.org/whl/cpu";
+/// What torch from the Python Package Index takes with all it depends on, and some room.
+const TORCH_BYTES: u64 = 12 << 30;
+
+/// The environment.
+pub(crate) struct Venv {
+    root: PathBuf,
+    driver: PathBuf,
+    installed: BTreeMap<String, String>,
+    failures: BTreeMap<&'static str, String>,
+}
+
+impl Venv {
+    /// Makes the environment where there is none and installs what is not in it. A package that
+    /// cannot be installed does not keep the others from it.
+    ///
+    /// # Errors
+    /// Why there is no environment at all.
+    pub(crate) fn install(python: &Path, with_torch: bool) -> Result<Self, String> {
+        Self::try_install(python, with_torch).map_err(|error| format!("{error:#}"))
+    }
+
+    fn try_install(python: &Path, with_torch: bool) -> Result<Self> {
+        let cache = cache()?;
+        fs::create_dir_all(&cache)?;
+        // Two benches must not install into one folder at once.
+        let lock = File::create(cache.join("venv.lock"))?;
+        lock.lock()?;
+        let root = cache.join("venv");
+        let driver = root.join("driver.py");
+        if !runs(&root) {
+            eprintln!("making a Python environment for the peers");
+            let mut make = Command::new(python);
+            make.args(["-m", "venv", "--clear"]).arg(&root);
+            output(&mut make).context("making a Python environment")?;
+        }
+        fs::write(&driver, DRIVER)?;
+        let mut venv = Self { root, driver, installed: BTreeMap::new(), failures: BTreeMap::new() };
+        venv.look()?;
+        let mut wanted = requirement::parse(BASE);
+        if with_torch {
+            wanted.extend(requirement::parse(WITH_TORCH));
+        }
+        for requirement in wanted {
+            if !venv.has(&requirement)
+                && let Err(error) = venv.install_one(requirement)
+            {
+                venv.failures.insert(requirement.package, format!("{error:#}"));
+            }
+        }
+        venv.look()?;
+        Ok(venv)
+    }
+
+    /// Why a package is not there; `None` where it is.
+    pub(super) fn why_missing(&self, package: &str) -> Option<String> {
+        if let Some(why) = self.failures.get(package) {
+            return Some(why.clone());
+        }
+        (!self.installed.contains_key(package)).then(|| format!("{package} is not installed"))
+    }
+
+    pub(super) fn versions(&self) -> Value {
+        serde_json::json!(self.installed)
+    }
+
+    pub(super) fn python(&self) -> PathBuf {
+        python_in(&self.root)
+    }
+
+    /// The driver, to which the caller adds what it is to do.
+    pub(super) fn driver(&self) -> Command {
+        let mut command = Command::new(self.python());
+        command.arg(&self.driver);
+        command
+    }
+
+    /// Makes the file that a peer with a format of its own reads.
+    pub(super) fn convert(&self, peer: &str, from: &Path, into: &Path) -> Result<()> {
+        eprintln!("converting the file for {peer}");
+        let partial = into.with_extension("partial");
+        let mut command = self.driver();
+        command.arg("convert").arg(peer).arg(from).arg(&partial);
+        output(&mut command).with_context(|| format!("converting the file for {peer}"))?;
+        File::open(&partial)?.sync_all()?;
+        Ok(fs::rename(&partial, into)?)
+    }
+
+    fn has(&self, requirement: &Requirement) -> bool {
+        let installed = self.installed.get(requirement.package);
+        installed.is_some_and(|version| requirement.is_met_by(version))
+    }
+
+    fn look(&mut self) -> Result<()> {
+        let answer = output(self.driver().arg("versions"))?;
+        self.installed = serde_json::from_slice(&answer.stdout)?;
+        Ok(())
+    }
+
+    fn install_one(&self, requirement: Requirement) -> Result<()> {
+        eprintln!("installing {}", requirement.to_pip());
+        if requirement.package != "torch" {
+            return self.pip(requirement, &[]);
+        }
+        // pip would try for a minute where the index cannot be reached.
+        let index = ["--index-url", TORCH_INDEX, "--retries", "1", "--timeout", "15"];
+        let from_own_index = self.pip(requirement, &index);
+        if from_own_index.is_ok() {
+            return Ok(());
+        }
+        let free_bytes = disk_of(&self.root)?.free_bytes;
+        ensure!(
+            free_bytes >= TORCH_BYTES,
+            "torch needs {} GiB of disk, and {} are free",
+            TORCH_BYTES >> 30,
+            free_bytes >> 30
+        );
+        eprintln!("torch's own index has none; installing it with CUDA (5 GB)");
+        self.pip(requirement, &[])
+    }
+
+    fn pip(&self, requirement: Requirement, options: &[&str]) -> Result<()> {
+        let mut pip = Command::new(self.python());
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+        pip.args(options).arg(requirement.to_pip());
+        output(&mut pip).map(drop).with_context(|| format!("pip: {}", requirement.to_pip()))
+    }
+}
+
+fn python_in(root: &Path) -> PathBuf {
+    root.join("bin/python")
+}
+
+fn runs(root: &Path) -> bool {
+    let python = python_in(root);
+    python.exists() && output(Command::new(python).args(["-m", "pip", "--version"])).is_ok()
+}
+
+/// Runs a program to its end; one that fails is an error with the end of what it said.
+fn output(command: &mut Command) -> Result<Output> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let answer = command.output().with_context(|| format!("starting {name}"))?;
+    let said = String::from_utf8_lossy(&answer.stderr);
+    ensure!(answer.status.success(), "{name}: {}", last_lines(&said));
+    Ok(answer)
+}

@@ -1,0 +1,77 @@
+//! Which kinds of memory this machine has for the schemes.
+
+use longshore_heap::Heap;
+use longshore_sys::{dma_heap, udmabuf};
+
+const SYSTEM_HEAP: &str = "system";
+
+/// The kinds of memory there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kinds {
+    dma_heap: bool,
+    udmabuf: bool,
+}
+
+impl Kinds {
+    pub(crate) fn of_machine() -> Self {
+        Self {
+            dma_heap: dma_heap::names().iter().any(|name| name == SYSTEM_HEAP),
+            udmabuf: udmabuf::check_access().is_ok(),
+        }
+    }
+
+    /// Memory that the kernel allocates at once.
+    pub(super) fn allocated(&self) -> Heap {
+        self.dma_heap().unwrap_or(Heap::Memfd)
+    }
+
+    /// Memory whose pages are made when and as large as we say.
+    pub(super) fn populated(&self) -> Heap {
+        if self.udmabuf { Heap::Udmabuf } else { Heap::Memfd }
+    }
+
+    /// Memory whose pages are made by whoever writes to it.
+    pub(super) fn plain(&self) -> Heap {
+        if self.udmabuf { Heap::Udmabuf } else { Heap::MemfdBasePages }
+    }
+
+    /// A kernel heap, if there is one.
+    pub(super) fn dma_heap(&self) -> Option<Heap> {
+        self.dma_heap.then(|| Heap::DmaHeap(SYSTEM_HEAP.to_owned()))
+    }
+
+    /// A heap whose buffers are dma-bufs, if there is one.
+    pub(super) fn dma_buf(&self) -> Option<Heap> {
+        self.dma_heap().or(self.udmabuf.then_some(Heap::Udmabuf))
+    }
+
+    /// What stands for what is absent, for tables and environments.
+    pub(crate) fn describe(&self) -> String {
+        let missing: Vec<&str> = [("dma-heap", self.dma_heap), ("udmabuf", self.udmabuf)]
+            .into_iter()
+            .filter(|(_, present)| !present)
+            .map(|(name, _)| name)
+            .collect();
+        if missing.is_empty() {
+            return "this kernel has dma-heap and udmabuf".to_owned();
+        }
+        format!("this kernel has no {}: a memfd stands for it", missing.join(" and no "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memfd_stands_for_what_is_absent() {
+        let none = Kinds { dma_heap: false, udmabuf: false };
+        assert_eq!(none.allocated(), Heap::Memfd);
+        assert_eq!((none.populated(), none.plain()), (Heap::Memfd, Heap::MemfdBasePages));
+        assert_eq!(none.dma_buf(), None);
+        assert!(none.describe().contains("no dma-heap and no udmabuf"));
+        let both = Kinds { dma_heap: true, udmabuf: true };
+        assert_eq!(both.allocated(), Heap::DmaHeap("system".to_owned()));
+        assert_eq!((both.populated(), both.plain()), (Heap::Udmabuf, Heap::Udmabuf));
+    }
+}

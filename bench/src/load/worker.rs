@@ -1,0 +1,142 @@
+//! The process that does one job: the other end of [`crate::harness::subprocess`].
+
+mod allocate_then_read;
+mod direct_loop;
+mod longshore;
+mod memory_copy;
+mod ring;
+
+use std::io::{self, BufRead, Write};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use longshore_heap::SharedBuffer;
+use serde::{Deserialize, Serialize};
+
+use crate::harness::Trouble;
+use crate::harness::subprocess::Message;
+use crate::load::data::{self, DataFile};
+use crate::load::schemes;
+
+/// What to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub(crate) enum Work {
+    /// The library's own load.
+    Longshore {
+        heap: String,
+        mode: String,
+        /// Bytes a read asks for and reads in flight, where they are not the library's own.
+        read_size: Option<(u64, u32)>,
+    },
+    /// Direct reads into a little memory that exists and is used again and again: the disk's limit
+    /// without any allocation.
+    DirectLoop,
+    /// All pages first, then the reads.
+    AllocateThenRead,
+    /// A copy in memory by two threads.
+    MemoryCopy {
+        /// Into pages that are made on the way, rather than ones that exist.
+        fresh: bool,
+    },
+    /// One of the published schemes, or the library beside them.
+    Scheme { name: String },
+}
+
+/// A job: what to do with which file, and a small file to do it with once before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) work: Work,
+    pub(crate) file: DataFile,
+    pub(crate) rehearsal: DataFile,
+}
+
+/// What a job comes to.
+pub(crate) struct Finished {
+    /// Compares the content with what it must be, and frees it.
+    pub(crate) check: Box<dyn FnOnce() -> Result<()>>,
+    pub(crate) note: Option<String>,
+}
+
+/// A job whose preparations are over.
+pub(crate) type Prepared = Box<dyn FnOnce() -> Result<Finished>>;
+
+impl Work {
+    /// Does what the clock does not count.
+    fn prepare(&self, file: &DataFile) -> std::result::Result<Prepared, Trouble> {
+        match self {
+            Self::Longshore { heap, mode, read_size } => {
+                longshore::prepare(file, heap, mode, *read_size)
+            }
+            Self::DirectLoop => Ok(direct_loop::prepare(file)?),
+            Self::AllocateThenRead => Ok(allocate_then_read::prepare(file)),
+            Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
+            Self::Scheme { name } => schemes::prepare(name, file),
+        }
+    }
+
+    /// What must be known to read the figures, before there are any.
+    fn remark(&self, rehearsal: &DataFile) -> Option<String> {
+        match self {
+            Self::Scheme { name } => schemes::refusal(name, rehearsal),
+            _ => None,
+        }
+    }
+}
+
+/// The command that does `job` in a process of its own.
+pub(crate) fn command(job: &Job) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+    command.arg("worker").arg(serde_json::to_string(job)?);
+    Ok(command)
+}
+
+/// Does one job as it is told to on standard input.
+///
+/// # Errors
+/// Where the job is none, or the bench is gone. What the job meets is said, and no error here.
+pub(crate) fn serve(job: &str) -> Result<()> {
+    let job: Job = serde_json::from_str(job).context("the job is none")?;
+    match follow(&job) {
+        Ok(()) => Ok(()),
+        Err(Trouble::NotRun(reason)) => say(&Message::Unavailable { reason }),
+        Err(Trouble::Failed(error)) => say(&Message::Failed { reason: format!("{error:#}") }),
+    }
+}
+
+fn follow(job: &Job) -> std::result::Result<(), Trouble> {
+    let rehearsed = job.work.prepare(&job.rehearsal)?()?;
+    (rehearsed.check)()?;
+    let note = job.work.remark(&job.rehearsal);
+    let prepared = job.work.prepare(&job.file)?;
+    say(&Message::Ready { import_seconds: None, note })?;
+
+    let mut words = io::stdin().lock().lines();
+    // A bench that is gone, or has what it wanted, ends the words.
+    if words.next().transpose()?.as_deref() != Some("go") {
+        return Ok(());
+    }
+    let began = Instant::now();
+    let finished = prepared()?;
+    let seconds = began.elapsed().as_secs_f64();
+    say(&Message::Done { seconds, note: finished.note })?;
+    if words.next().transpose()?.as_deref() == Some("verify") {
+        (finished.check)()?;
+        say(&Message::Verified)?;
+    }
+    Ok(())
+}
+
+impl Finished {
+    /// A buffer that must hold the content of `file`.
+    pub(crate) fn loaded(file: DataFile, buffer: SharedBuffer, note: Option<String>) -> Self {
+        Self { check: Box::new(move || data::check(&file, *buffer.view()?)), note }
+    }
+}
+
+fn say(message: &Message) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{}", serde_json::to_string(message)?)?;
+    Ok(stdout.flush()?)
+}

@@ -1,0 +1,3 @@
+//! What the fuzz targets check.
+
+pub mod checks;

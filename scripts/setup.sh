@@ -1,0 +1,173 @@
+#!/usr/bin/env bash
+# Installs what Longshore needs and this machine lacks; says nothing where all is there.
+#
+#   scripts/setup.sh build    what building and loading need: a C linker and Rust
+#   scripts/setup.sh test     that, and QEMU, file system tools, Miri and the oldest Rust
+#
+# The other scripts source it and call its functions.
+
+# The Rust that is installed where none is recent enough. A newer one builds Longshore too, but may
+# bring lints that were never seen to pass.
+RUST_TO_INSTALL=1.95.0
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+rust_oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$repository/Cargo.toml")
+
+: "${HOME:=$(getent passwd "$(id -u)" | cut -d: -f6)}"
+export HOME
+# Asking whether a toolchain is there must not install it.
+export RUSTUP_AUTO_INSTALL=0
+
+# Debian's packages, each with a program or file that shows that it is there.
+build_packages=(
+    gcc:gcc
+    libc6-dev:/usr/include/stdio.h
+    ca-certificates:/etc/ssl/certs/ca-certificates.crt
+)
+test_packages=(
+    git:git
+    qemu-system-x86:qemu-system-x86_64
+    kmod:depmod
+    xz-utils:xz
+    cpio:cpio
+    e2fsprogs:mke2fs
+    xfsprogs:mkfs.xfs
+    erofs-utils:mkfs.erofs
+    fio:fio
+    shellcheck:shellcheck
+)
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+has_program() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
+
+# Prints those of the packages named as PACKAGE:SIGN that are not there.
+missing_packages() {
+    local entry sign
+    for entry in "$@"; do
+        sign=${entry#*:}
+        case $sign in
+        /*) [[ -e $sign ]] || echo "${entry%%:*}" ;;
+        *) has_program "$sign" || echo "${entry%%:*}" ;;
+        esac
+    done
+}
+
+# Installs those of the packages named as PACKAGE:SIGN that are not there.
+ensure_packages() {
+    local missing as_root=()
+    mapfile -t missing < <(missing_packages "$@")
+    [[ ${#missing[@]} -gt 0 ]] || return 0
+    if ! has_program apt-get; then
+        say "this system has no apt: install what Debian calls ${missing[*]} by its own means"
+        return 1
+    fi
+    if [[ $(id -u) -ne 0 ]]; then
+        if ! has_program sudo; then
+            say "these packages are missing: ${missing[*]}"
+            say "neither root nor sudo is here; as root run: apt-get install ${missing[*]}"
+            return 1
+        fi
+        as_root=(sudo)
+    fi
+    say "installing ${missing[*]}"
+    local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get
+        -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 --quiet=2)
+    "${apt[@]}" update >&2 &&
+        "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >&2
+}
+
+# Whether the version $1 is $2 or newer.
+is_at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort --version-sort | head -n 1) == "$2" ]]; }
+
+cargo_is_recent() {
+    local version
+    version=$(cargo --version 2>/dev/null | cut -d ' ' -f 2) || return 1
+    [[ -n $version ]] && is_at_least "$version" "$rust_oldest"
+}
+
+# Makes a recent enough cargo the one that is called.
+ensure_rust() {
+    cargo_is_recent && return
+    PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+    export PATH
+    cargo_is_recent && return
+    if has_program rustup; then
+        say "installing Rust $RUST_TO_INSTALL"
+        rustup toolchain install "$RUST_TO_INSTALL" --profile minimal \
+            --component rustfmt --component clippy --no-self-update || return
+        export RUSTUP_TOOLCHAIN=$RUST_TO_INSTALL
+    else
+        say "installing rustup and Rust $RUST_TO_INSTALL in $HOME"
+        ensure_packages curl:curl || return
+        # What https://rustup.rs offers, from the host that Rust itself comes from.
+        curl --proto '=https' --tlsv1.2 --silent --show-error --fail --retry 3 \
+            https://static.rust-lang.org/rustup/rustup-init.sh |
+            RUSTUP_INIT_SKIP_PATH_CHECK=yes sh -s -- -y --profile minimal \
+                --default-toolchain "$RUST_TO_INSTALL" --component rustfmt --component clippy ||
+            return
+        say "new shells find cargo by themselves; this one does after: . $HOME/.cargo/env"
+    fi
+    cargo_is_recent
+}
+
+# Makes rustfmt and clippy callable.
+ensure_lints() {
+    cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
+    if ! has_program rustup; then
+        say "cargo fmt or cargo clippy is missing: install them by the means that Rust came by"
+        return 1
+    fi
+    rustup component add rustfmt clippy
+}
+
+# Makes `cargo +nightly miri` callable.
+ensure_miri() {
+    cargo +nightly miri --version >/dev/null 2>&1 && return
+    has_program rustup || return
+    say "installing Miri"
+    rustup toolchain install nightly --profile minimal --no-self-update \
+        --component miri --component rust-src
+}
+
+# Makes the oldest Rust that Longshore promises to build with callable as `cargo +VERSION`.
+ensure_oldest_rust() {
+    cargo "+$rust_oldest" --version >/dev/null 2>&1 && return
+    has_program rustup || return
+    say "installing Rust $rust_oldest"
+    rustup toolchain install "$rust_oldest" --profile minimal --no-self-update
+}
+
+setup_build() {
+    if ! ensure_packages "${build_packages[@]}" && ! has_program cc; then
+        say "without a C compiler nothing can be linked"
+        return 1
+    fi
+    if ! ensure_rust; then
+        say "no Rust $rust_oldest or newer could be had; see https://rustup.rs"
+        return 1
+    fi
+}
+
+# What only some tests need may stay missing: those say so when they are skipped.
+setup_test() {
+    setup_build || return
+    ensure_lints || return
+    ensure_packages "${test_packages[@]}" || say "some tests will be skipped"
+    ensure_miri || say "Miri could not be installed"
+    ensure_oldest_rust || say "Rust $rust_oldest could not be installed"
+    return 0
+}
+
+# Called and not sourced.
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+    set -uo pipefail
+    case "$#:${1:-}" in
+    0: | 1:test) setup_test ;;
+    1:build) setup_build ;;
+    *)
+        echo "usage: scripts/setup.sh [build | test]" >&2
+        exit 2
+        ;;
+    esac
+fi

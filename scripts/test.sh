@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# Installs what is missing and runs every test, the cheap ones first.
+#
+#   scripts/test.sh            everything
+#   scripts/test.sh --quick    without the steps that take minutes
+#
+# With CI=true the tests in a real kernel may not be skipped. What each step printed is kept in
+# target/test-logs. The last line counts tests; a step that failed without a test counts as one.
+set -uo pipefail
+# shellcheck source=scripts/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+case "$#:${1:-}" in
+0:) quick=false ;;
+1:--quick) quick=true ;;
+*)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+    exit 2
+    ;;
+esac
+
+cd "$repository" || exit
+logs=${CARGO_TARGET_DIR:-target}/test-logs
+locked=()
+bounded=()
+if [[ ${CI:-} == true ]]; then
+    export LONGSHORE_REQUIRE_GUEST=1 CARGO_INCREMENTAL=0 CARGO_TERM_PROGRESS_WHEN=never
+    # What is committed is what is tested, and nobody is there to stop what hangs.
+    locked=(--locked)
+    bounded=(timeout --kill-after=10 30m)
+fi
+export CARGO_TERM_COLOR=never
+
+# --- The steps --------------------------------------------------------------------------------
+
+format() { cargo fmt --all --check; }
+
+# The scripts are all that is not Rust.
+shell_scripts() { shellcheck --external-sources scripts/*.sh .ci/run; }
+
+lints() { cargo clippy --workspace --all-targets "${locked[@]}" -- --deny warnings; }
+
+rules() { cargo xtask check; }
+
+# All but the guest tests, also of the package that has them. A test that finds no ground to run on
+# says SKIPPED, which is seen only with --show-output.
+unit_tests() {
+    local status=0
+    "${bounded[@]}" cargo test --workspace --exclude longshore-vm-tests --no-fail-fast \
+        "${locked[@]}" -- --show-output || status=1
+    "${bounded[@]}" cargo test --package longshore-vm-tests --lib -- --show-output || status=1
+    "${bounded[@]}" cargo test --package longshore-vm-tests --doc || status=1
+    return "$status"
+}
+
+# Miri has no memfd, no madvise and no io_uring, so what asks the kernel for memory cannot run under
+# it. The modules named here do not, and every test in them passes.
+miri_tests() {
+    local status=0
+    # The clock and the current folder are asked for by proptest; its cases take seconds each.
+    local -x MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=8
+    local miri=("${bounded[@]}" cargo +nightly miri test "${locked[@]}")
+    cargo +nightly miri --version
+    "${miri[@]}" --package longshore-mem --lib || status=1
+    "${miri[@]}" --package longshore-heap --lib -- heap:: page_report:: error:: || status=1
+    "${miri[@]}" --package longshore-load --lib -- budget:: fill::piece:: fill::route:: || status=1
+    return "$status"
+}
+
+documentation() { RUSTDOCFLAGS='--deny warnings' cargo doc --workspace --no-deps "${locked[@]}"; }
+
+oldest_rust() { cargo "+$rust_oldest" check --workspace --all-targets "${locked[@]}"; }
+
+# A workspace of its own. libFuzzer itself, which is C++, is built only to fuzz.
+fuzz_targets() {
+    export CUSTOM_LIBFUZZER_PATH=/not/built/libfuzzer.a
+    cargo fmt --manifest-path fuzz/Cargo.toml --check &&
+        cargo clippy --manifest-path fuzz/Cargo.toml --target-dir "${logs%/*}/fuzz" \
+            "${locked[@]}" -- --deny warnings
+}
+
+# The command that the README begins with, on a small model of its own.
+load_a_model() {
+    local cache status=0
+    cache=$(mktemp -d) || return
+    LONGSHORE_CACHE=$cache LONGSHORE_MODEL_SIZE=64MiB scripts/load-a-model.sh || status=1
+    rm -rf "$cache"
+    return "$status"
+}
+
+guest_tests() {
+    "${bounded[@]}" cargo test --package longshore-vm-tests --test '*' --no-fail-fast "${locked[@]}"
+}
+
+bench() {
+    "${bounded[@]}" cargo run --release --package longshore-bench "${locked[@]}" -- \
+        load --quick --json
+}
+
+# --- Running and counting them ----------------------------------------------------------------
+
+table=()
+skips=()
+passed=0 failed=0 skipped=0
+
+# Prints how many tests the log names as $2: passed, failed or ignored.
+count() {
+    awk -v word="$2" '
+        /^ *test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1) }
+        END { print sum + 0 }' "$1"
+}
+
+# Runs the function $1 as a step.
+run() {
+    local name=$1 log=$logs/$1.log began=$SECONDS status line
+    printf '\n==> %s\n' "${name//_/ }"
+    "$name" 2>&1 </dev/null | tee "$log"
+    status=${PIPESTATUS[0]}
+    local here_passed here_failed here_skipped=()
+    here_passed=$(count "$log" passed)
+    here_failed=$(count "$log" failed)
+    mapfile -t here_skipped < <(grep '^ *SKIPPED' "$log")
+    for line in "${here_skipped[@]}"; do
+        skips+=("${name//_/ }: $line")
+    done
+    # A test that skipped itself was counted as passed.
+    local unfounded=$((${#here_skipped[@]} < here_passed ? ${#here_skipped[@]} : here_passed))
+    passed=$((passed + here_passed - unfounded))
+    skipped=$((skipped + ${#here_skipped[@]} + $(count "$log" ignored)))
+    local verdict=ok
+    [[ $here_passed -gt 0 || ${#here_skipped[@]} -eq 0 ]] || verdict=skipped
+    if [[ $status -ne 0 || $here_failed -gt 0 ]]; then
+        verdict=FAILED
+        failed=$((failed + (here_failed > 0 ? here_failed : 1)))
+    fi
+    table+=("$(printf '%-16s %-8s %5d s' "${name//_/ }" "$verdict" $((SECONDS - began)))")
+    printf '==> %s: %s after %d s\n' "${name//_/ }" "$verdict" $((SECONDS - began))
+}
+
+# Notes that the step $1 is not run, and why.
+skip() {
+    local line
+    line=$(printf '%-16s %-8s' "${1//_/ }" skipped)
+    printf '\n==> %s: SKIPPED: %s\n' "${1//_/ }" "$2"
+    table+=("$line")
+    skips+=("${1//_/ }: $2")
+    skipped=$((skipped + 1))
+}
+
+# Runs the step $1 where the command that follows it succeeds; skips it with the reason $2 else.
+run_if() {
+    local name=$1 reason=$2
+    shift 2
+    if "$@" >/dev/null 2>&1; then run "$name"; else skip "$name" "$reason"; fi
+}
+
+finish() {
+    local status=$?
+    # Leaving before the end is a failure of its own.
+    [[ $status -eq 0 ]] || failed=$((failed + 1))
+    printf '\n'
+    if [[ ${#table[@]} -gt 0 ]]; then printf '%s\n' "${table[@]}"; fi
+    if [[ ${#skips[@]} -gt 0 ]]; then printf '\nNot run:\n' && printf '  %s\n' "${skips[@]}"; fi
+    printf '\n%d s; logs in %s\n' "$SECONDS" "$logs"
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    [[ $failed -eq 0 ]] || exit 1
+}
+trap finish EXIT
+
+rm -rf "$logs"
+mkdir -p "$logs" || exit
+printf '==> setup\n'
+setup_test || exit
+table+=("$(printf '%-16s %-8s %5d s' setup ok "$SECONDS")")
+
+run format
+run_if shell_scripts "shellcheck is not installed" has_program shellcheck
+run lints
+run rules
+run unit_tests
+if $quick; then
+    for step in miri_tests documentation oldest_rust fuzz_targets load_a_model guest_tests bench; do
+        skip "$step" "--quick"
+    done
+else
+    run_if miri_tests "there is no nightly toolchain with Miri" cargo +nightly miri --version
+    run documentation
+    run_if oldest_rust "there is no Rust $rust_oldest" cargo "+$rust_oldest" --version
+    run fuzz_targets
+    run load_a_model
+    run guest_tests
+    run bench
+fi

@@ -1,0 +1,188 @@
+//! A load that cannot succeed says why, and leaves nothing.
+
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use longshore_heap::Heap;
+use longshore_load::{CancelToken, Error, Loader, Plan, ReadMode};
+use longshore_vm_tests::fixture::{BROKEN_AT, LARGE_FILE_BYTES, file_name};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::{
+    leftovers::Holdings,
+    outcome::{Passed, TestResult, described, ensure},
+    peer,
+};
+
+/// How long another process may take to start loading.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// Every kind of memory, since each is given back in another way.
+fn heaps() -> [Heap; 3] {
+    [Heap::Udmabuf, Heap::Memfd, Heap::DmaHeap("system".to_owned())]
+}
+
+pub(super) fn bad_sector_fails_the_load() -> TestResult {
+    let path = Path::new("/disk/broken").join(file_name(LARGE_FILE_BYTES));
+    let before = Holdings::now()?;
+    for heap in heaps() {
+        for (mode, use_uring) in
+            [(ReadMode::Auto, true), (ReadMode::Auto, false), (ReadMode::Buffered, false)]
+        {
+            let case = format!("heap {heap}, mode {mode}, io_uring {use_uring}");
+            let loader = Loader::new().heap(heap.clone()).mode(mode).use_uring(use_uring);
+            let error = loader.load(&Plan::of_path(&path)?).err();
+            let error = error.ok_or_else(|| format!("{case}: it did not fail"))?;
+            check_read_error(&error, &path).map_err(|why| format!("{case}: {why}"))?;
+            before.ensure_unchanged().map_err(|why| format!("{case}: {why}"))?;
+        }
+    }
+    Ok(Passed::Yes)
+}
+
+/// The error names the file, a range with the bad sector in it, EIO, and what was done by then.
+fn check_read_error(error: &Error, file: &Path) -> Result<(), String> {
+    let Error::Read { path, range, done_bytes, source } = error else {
+        return Err(format!("the error is {error:?}"));
+    };
+    let eio = source.raw_os_error() == Some(libc::EIO);
+    let done = *done_bytes < LARGE_FILE_BYTES;
+    if path != file || !range.contains(&BROKEN_AT) || !eio || !done {
+        return Err(format!("the error is {error:?}"));
+    }
+    let said = described(error);
+    for part in [file.display().to_string(), "Input/output error".to_owned()] {
+        if !said.contains(&part) {
+            return Err(format!("the message does not say {part}: {said}"));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn cancelling_leaves_nothing() -> TestResult {
+    // Slow, so that it cannot be over before it is cancelled.
+    let path = Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES));
+    let before = Holdings::now()?;
+    for heap in heaps() {
+        let token = CancelToken::new();
+        let observer = token.clone();
+        let loader = Loader::new().heap(heap.clone()).cancel(&token).observe(move |progress| {
+            if progress.done_bytes > 0 {
+                observer.cancel();
+            }
+        });
+        let error = loader.load(&Plan::of_path(&path)?).err();
+        let error = error.ok_or_else(|| format!("heap {heap}: it was not cancelled"))?;
+        let Error::Cancelled { done_bytes, total_bytes } = error else {
+            return Err(format!("heap {heap}: {error:?}").into());
+        };
+        ensure!(done_bytes < total_bytes, "heap {heap}: {done_bytes} of {total_bytes} were done");
+        before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
+    }
+    Ok(Passed::Yes)
+}
+
+pub(super) fn killing_leaves_nothing() -> TestResult {
+    let path = Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES));
+    let before = Holdings::now()?;
+    for heap in heaps() {
+        let mut loading = peer::start_load(&path, &heap)?;
+        // Once it holds memory it is in the middle, since the disk is slow.
+        let started = Instant::now();
+        while !Holdings::now()?.holds_more_memory_than(&before) {
+            ensure!(started.elapsed() < START_LIMIT, "heap {heap}: it took no memory");
+            thread::sleep(Duration::from_millis(10));
+        }
+        loading.kill()?;
+        let signal = loading.wait()?.signal();
+        ensure!(signal == Some(libc::SIGKILL), "heap {heap}: it ended with signal {signal:?}");
+        drop(loading);
+        before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
+    }
+    Ok(Passed::Yes)
+}
+
+pub(super) fn too_much_for_the_machine() -> TestResult {
+    // A hole takes no memory, so that the file can be larger than the machine.
+    let path = Path::new("/tmp/vast");
+    fs::File::create(path)?.set_len(1 << 40)?;
+    let before = Holdings::now()?;
+    for heap in heaps() {
+        let error = Loader::new().heap(heap.clone()).load(&Plan::of_path(path)?).err();
+        let error = error.ok_or_else(|| format!("heap {heap}: it was not refused"))?;
+        let Error::NotEnoughMemory { needed_bytes, limit_bytes, limit_name, .. } = &error else {
+            return Err(format!("heap {heap}: {error:?}").into());
+        };
+        ensure!(*needed_bytes >= 1 << 40, "it says that {needed_bytes} are needed");
+        ensure!(*limit_bytes < 1 << 40, "it says that there are {limit_bytes}");
+        ensure!(limit_name.contains("MemAvailable"), "the limit it names is {limit_name}");
+        before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
+    }
+    fs::remove_file(path)?;
+    Ok(Passed::Yes)
+}
+
+pub(super) fn too_much_for_the_group() -> TestResult {
+    let root = Path::new("/sys/fs/cgroup");
+    let group = root.join("narrow");
+    fs::write(root.join("cgroup.subtree_control"), "+memory")?;
+    fs::create_dir(&group)?;
+    fs::write(group.join("memory.max"), (32 << 20).to_string())?;
+    fs::write(group.join("cgroup.procs"), "0")?;
+    let result = refused_by_the_group(&group);
+    fs::write(root.join("cgroup.procs"), "0")?;
+    fs::remove_dir(&group)?;
+    result
+}
+
+fn refused_by_the_group(group: &Path) -> TestResult {
+    let path = Path::new("/disk/ext4").join(file_name((64 << 20) + 1));
+    let before = Holdings::now()?;
+    for heap in heaps() {
+        let error = Loader::new().heap(heap.clone()).load(&Plan::of_path(&path)?).err();
+        let error = error.ok_or_else(|| format!("heap {heap}: it was not refused"))?;
+        let Error::NotEnoughMemory { limit_bytes, limit_name, .. } = &error else {
+            return Err(format!("heap {heap}: {error:?}").into());
+        };
+        ensure!(*limit_bytes <= 32 << 20, "heap {heap}: it says that there are {limit_bytes}");
+        let named = group.join("memory.max").display().to_string();
+        ensure!(limit_name.contains(&named), "heap {heap}: the limit it names is {limit_name}");
+        before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
+    }
+    Ok(Passed::Yes)
+}
+
+pub(super) fn too_many_descriptors() -> TestResult {
+    let path = Path::new("/disk/ext4").join(file_name(4097));
+    let plan = Plan::of_path(&path)?;
+    let before = Holdings::now()?;
+    let open = fs::read_dir("/proc/self/fd")?.count() as u64;
+    // From none left, for every call that needs one more, to plenty.
+    let mut refusals = 0;
+    for spare in 0..16 {
+        for heap in heaps() {
+            let limit = Rlimit { current: Some(open - 1 + spare), maximum: Some(1024) };
+            setrlimit(Resource::Nofile, limit)?;
+            let result = Loader::new().heap(heap.clone()).load(&plan);
+            let plenty = Rlimit { current: Some(1024), maximum: Some(1024) };
+            setrlimit(Resource::Nofile, plenty)?;
+            match result {
+                Ok(loaded) => drop(loaded),
+                Err(error) => {
+                    refusals += 1;
+                    let case = format!("{spare} to spare, heap {heap}");
+                    let said = described(&error);
+                    ensure!(said.contains("Too many open files"), "{case}: {said}");
+                }
+            }
+            before.ensure_unchanged().map_err(|why| format!("{spare} to spare: {why}"))?;
+        }
+    }
+    ensure!(refusals > 0, "no limit was ever reached");
+    Ok(Passed::Yes)
+}

@@ -1,0 +1,296 @@
+//! A guest machine: what it has, and how it is run.
+
+mod command_line;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    boot::{Launch, Limits},
+    disk::Disk,
+    error::{Error, Result},
+    initramfs::{Content, GuestFile, Initramfs},
+    kernel::Kernel,
+    protocol::{Event, Plan, Task},
+    qemu::Qemu,
+    report::Report,
+    static_binary,
+};
+
+/// After this the times of a machine that counts instructions were seen to agree to the nanosecond.
+const SETTLING_TIME: Duration = Duration::from_secs(5);
+
+/// The IOMMU in front of a machine's PCI devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Iommu {
+    /// VT-d.
+    Intel,
+    /// virtio-iommu.
+    Virtio,
+}
+
+/// A guest machine. Nothing is shared between two runs of it.
+///
+/// ```no_run
+/// use longshore_vm_tests::{Disk, Machine, Task};
+///
+/// let report = Machine::new("example")
+///     .memory_mib(2048)
+///     .disk(Disk::null("null", 1 << 30))
+///     .run(&[Task::suite("kernel")])?;
+/// for test in report.tests {
+///     println!("{} {:?}", test.name, test.outcome);
+/// }
+/// # Ok::<(), longshore_vm_tests::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Machine {
+    name: String,
+    qemu: Option<Qemu>,
+    memory_mib: u32,
+    cpus: u32,
+    iommu: Option<Iommu>,
+    counts_instructions: bool,
+    settle: Duration,
+    modules: Vec<String>,
+    kernel_args: Vec<String>,
+    devices: Vec<String>,
+    qemu_args: Vec<String>,
+    disks: Vec<Disk>,
+    files: Vec<GuestFile>,
+}
+
+impl Machine {
+    /// A machine with 1 GiB of memory, two processors, and nothing else. Machines of one name run
+    /// one after the other, and each overwrites the log of the one before.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            qemu: None,
+            memory_mib: 1024,
+            cpus: 2,
+            iommu: None,
+            counts_instructions: false,
+            settle: Duration::ZERO,
+            modules: Vec::new(),
+            kernel_args: Vec::new(),
+            devices: Vec::new(),
+            qemu_args: Vec::new(),
+            disks: Vec::new(),
+            files: Vec::new(),
+        }
+    }
+
+    /// The QEMU that runs it; the machine's own unless told otherwise.
+    #[must_use]
+    pub fn qemu(self, qemu: Qemu) -> Self {
+        Self { qemu: Some(qemu), ..self }
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn memory_mib(self, memory_mib: u32) -> Self {
+        Self { memory_mib, ..self }
+    }
+
+    /// How many processors it has. All of them run on one thread of the host.
+    #[must_use]
+    pub fn cpus(self, cpus: u32) -> Self {
+        Self { cpus, ..self }
+    }
+
+    /// Puts an IOMMU in front of its PCI devices and has the kernel use it.
+    #[must_use]
+    pub fn iommu(self, iommu: Iommu) -> Self {
+        Self { iommu: Some(iommu), ..self }
+    }
+
+    /// Makes its clock count instructions instead of time, for figures that repeat: two runs of the
+    /// same code agree within 1%. It then has one processor, and it settles, which costs nothing:
+    /// time in which nobody computes is skipped.
+    #[must_use]
+    pub fn counting_instructions(self) -> Self {
+        Self { counts_instructions: true, ..self }.settle(SETTLING_TIME)
+    }
+
+    /// Lets it idle before the first task, in whole seconds. For some seconds after the boot the
+    /// kernel has work of its own, which was seen to take half a processor from what was measured.
+    #[must_use]
+    pub fn settle(self, settle: Duration) -> Self {
+        Self { settle, ..self }
+    }
+
+    /// A kernel module to load, with all that it depends on.
+    #[must_use]
+    pub fn module(mut self, name: impl Into<String>) -> Self {
+        self.modules.push(name.into());
+        self
+    }
+
+    /// A word of the kernel's command line.
+    #[must_use]
+    pub fn kernel_arg(mut self, arg: impl Into<String>) -> Self {
+        self.kernel_args.push(arg.into());
+        self
+    }
+
+    /// A device, as QEMU's `-device` takes it.
+    #[must_use]
+    pub fn device(mut self, device: impl Into<String>) -> Self {
+        self.devices.push(device.into());
+        self
+    }
+
+    /// Arguments for QEMU that no other method covers.
+    #[must_use]
+    pub fn qemu_args<S: Into<String>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.qemu_args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// A disk.
+    #[must_use]
+    pub fn disk(mut self, disk: Disk) -> Self {
+        self.disks.push(disk);
+        self
+    }
+
+    /// A program: the file `host_path` as `guest_path`. It must be linked statically, as those that
+    /// [`static_binary`](fn@crate::static_binary) builds: the guest has no libraries.
+    #[must_use]
+    pub fn binary(mut self, host_path: impl Into<PathBuf>, guest_path: impl Into<String>) -> Self {
+        let content = Content::HostFile(host_path.into());
+        self.files.push(GuestFile { at: guest_path.into(), content, executable: true });
+        self
+    }
+
+    /// A file with this content.
+    #[must_use]
+    pub fn file(mut self, guest_path: impl Into<String>, content: impl Into<Vec<u8>>) -> Self {
+        let content = Content::Bytes(content.into());
+        self.files.push(GuestFile { at: guest_path.into(), content, executable: false });
+        self
+    }
+
+    /// Boots it, runs the tasks in order, and powers it off.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be built or booted, or is lost on the way. A test or command that fails is no
+    /// error here: the report says how each ended.
+    pub fn run(&self, tasks: &[Task]) -> Result<Report> {
+        self.run_observed(tasks, &mut |_| {})
+    }
+
+    /// As [`Machine::run`], and shows each event as it comes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::run`].
+    pub fn run_observed(&self, tasks: &[Task], on_event: &mut dyn FnMut(&Event)) -> Result<Report> {
+        let qemu = self.qemu.clone().map_or_else(Qemu::system, Ok)?;
+        let kernel = Kernel::obtain()?;
+        let init = static_binary::guest_init()?;
+        let logs = static_binary::target_dir().join("vm-tests");
+        fs::create_dir_all(&logs).map_err(Error::io("making", &logs))?;
+        // Held to the end: another run under this name would write to the same log.
+        let _turn = lock(&logs.join(format!("{}.lock", self.name)))?;
+        let scratch = Scratch::new(logs.join(format!("{}.run", self.name)))?;
+
+        let initramfs = scratch.path.join("initramfs");
+        let modules = kernel.modules(&self.all_modules())?;
+        let disks = self.disks.iter().map(Disk::plan).collect();
+        let settle_seconds = self.settle.as_secs();
+        let plan = Plan { modules: Vec::new(), disks, settle_seconds, tasks: tasks.to_vec() };
+        Initramfs { init: &init, modules: &modules, files: &self.files }.write(&initramfs, plan)?;
+
+        let console_log = logs.join(format!("{}.console.log", self.name));
+        let args = self.args(&kernel, &initramfs, &console_log, &scratch.path)?;
+        let command = || {
+            let mut command = qemu.command()?;
+            command.args(&args).current_dir(&scratch.path);
+            Ok(command)
+        };
+        let mut limits = Limits::default();
+        limits.idle += self.settle;
+        Launch { command: &command, console_log: &console_log, limits }.run(on_event)
+    }
+
+    fn all_modules(&self) -> Vec<String> {
+        let iommu = matches!(self.iommu, Some(Iommu::Virtio)).then(|| "virtio-iommu".to_owned());
+        let mut names: Vec<String> = iommu.into_iter().collect();
+        for name in self.disks.iter().flat_map(Disk::modules).chain(self.modules.iter().cloned()) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+}
+
+/// A folder for one run. Only the holder of the machine's lock may have it, so that what a run that
+/// was killed left in it can be thrown away.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(path: PathBuf) -> Result<Self> {
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(Error::io("removing", &path))?;
+        }
+        fs::create_dir(&path).map_err(Error::io("making", &path))?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is removed before the next run, or stops it with the reason.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn lock(path: &Path) -> Result<File> {
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .map_err(Error::io("opening", path))?;
+    file.lock().map_err(Error::io("locking", path))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_starts_with_an_empty_folder_and_leaves_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.run");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("left by a run that was killed"), "").unwrap();
+        let scratch = Scratch::new(path.clone()).unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+        drop(scratch);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn each_module_is_asked_for_once_and_the_iommus_first() {
+        let machine = Machine::new("m")
+            .module("overlay")
+            .module("xfs")
+            .iommu(Iommu::Virtio)
+            .disk(Disk::xfs_from_dir("a", "/a", 1))
+            .disk(Disk::ext4_from_dir("b", "/b", 1));
+        assert_eq!(machine.all_modules(), ["virtio-iommu", "virtio_blk", "xfs", "ext4", "overlay"]);
+    }
+}

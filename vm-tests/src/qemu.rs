@@ -1,0 +1,58 @@
+//! Which QEMU runs the guest.
+
+mod unpacked;
+
+use std::{path::PathBuf, process::Command};
+
+use crate::{
+    error::Result,
+    tool::{QEMU, SETPRIV},
+};
+
+/// A QEMU that can be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qemu {
+    program: PathBuf,
+    leading_args: Vec<String>,
+}
+
+impl Qemu {
+    /// The machine's own; Debian 12 has 7.2.
+    ///
+    /// # Errors
+    ///
+    /// [`MissingTool`](crate::Error::MissingTool) if it is not installed.
+    pub fn system() -> Result<Self> {
+        Ok(Self { program: QEMU.find()?, leading_args: Vec::new() })
+    }
+
+    /// QEMU 11, which knows vfio-user, from Debian's next release: downloaded (48 MB) and unpacked
+    /// into the cache beside the machine's own, with every library it needs.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::Error::Unavailable) if it is not in the cache and cannot be had.
+    pub fn v11() -> Result<Self> {
+        let unpacked = unpacked::obtain()?;
+        Ok(Self { program: unpacked.loader, leading_args: unpacked.leading_args })
+    }
+
+    /// The version, as `--version` prints it on its first line.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn version(&self) -> Result<String> {
+        let said = crate::tool::output(self.command()?.arg("--version"))?;
+        let said = String::from_utf8_lossy(&said);
+        Ok(said.lines().next().unwrap_or_default().to_owned())
+    }
+
+    /// A call of it that the kernel ends when the calling thread does, so that a harness that is
+    /// killed leaves no guest burning a processor.
+    pub(crate) fn command(&self) -> Result<Command> {
+        let mut command = SETPRIV.command()?;
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(&self.leading_args);
+        Ok(command)
+    }
+}

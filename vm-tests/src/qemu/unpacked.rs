@@ -1,0 +1,150 @@
+//! QEMU 11 from a later Debian, beside the machine's own.
+//!
+//! Its packages and all that they depend on, down to libc, are unpacked into one folder. It then
+//! runs with that folder's own dynamic loader and libraries, which needs neither root nor a
+//! container, and sees the host's files under their own names:
+//!
+//! ```text
+//! CACHE/qemu/11.1.3+ds-1~bpo13+1/
+//!   usr/bin/qemu-system-x86_64
+//!   usr/bin/qemu-loader             a copy of the folder's ld-linux: QEMU looks for its parts
+//!                                   beside /proc/self/exe, which is the loader
+//!   usr/bin/qemu-bundle -> ../..    where QEMU then finds /usr/share/qemu and its plug-ins,
+//!                                   rather than those of the machine's own QEMU
+//!   lib -> usr/lib, ...             the merged /usr that packages of this age rely on
+//! ```
+
+use std::{fs, os::unix::fs::symlink, path::Path, path::PathBuf};
+
+use crate::{
+    apt::{self, Archive},
+    cache::{Building, Cache},
+    error::{Error, Result},
+};
+
+const CACHE_KIND: &str = "qemu";
+const PACKAGE: &str = "qemu-system-x86";
+const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+
+/// Any 11: archives keep only the last build of a version. Its firmware is newer than the release's
+/// and comes from the backports too, which apt leaves alone unless they are made its equal.
+const PREFERENCES: &str = "\
+Package: qemu-*
+Pin: version 1:11.*
+Pin-Priority: 990
+
+Package: *
+Pin: release n=trixie-backports
+Pin-Priority: 500
+";
+
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LOADER: &str = "usr/bin/qemu-loader";
+const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+
+/// How to start the unpacked QEMU.
+pub(super) struct Unpacked {
+    pub(super) loader: PathBuf,
+    pub(super) leading_args: Vec<String>,
+}
+
+/// The unpacked QEMU of the cache; if there is none, it is downloaded first.
+pub(super) fn obtain() -> Result<Unpacked> {
+    let cache = Cache::of_user()?;
+    if let Some(root) = in_cache(&cache)? {
+        return in_folder(&root);
+    }
+    let building = cache.lock(CACHE_KIND)?;
+    // Another process may have built it while this one waited for the lock.
+    if let Some(root) = in_cache(&cache)? {
+        return in_folder(&root);
+    }
+    let root = download(&building)
+        .map_err(|error| error.into_unavailable("QEMU 11 could not be downloaded"))?;
+    in_folder(&root)
+}
+
+fn in_cache(cache: &Cache) -> Result<Option<PathBuf>> {
+    Ok(cache.entries(CACHE_KIND)?.into_iter().map(|(_, root)| root).max())
+}
+
+fn in_folder(root: &Path) -> Result<Unpacked> {
+    let text = |path: PathBuf| {
+        path.into_os_string().into_string().map_err(|path| Error::Unsupported {
+            path: path.into(),
+            reason: "the cache folder's name must be UTF-8",
+        })
+    };
+    let libraries = text(root.join(LIBRARIES))?;
+    if libraries.contains([':', ';']) {
+        let reason = "the loader takes a colon or semicolon in a folder's name for a list of two";
+        return Err(Error::Unsupported { path: libraries.into(), reason });
+    }
+    let program = text(root.join(PROGRAM))?;
+    let leading_args = vec!["--library-path".into(), libraries, program];
+    Ok(Unpacked { loader: root.join(LOADER), leading_args })
+}
+
+fn download(building: &Building) -> Result<PathBuf> {
+    eprintln!("downloading QEMU 11 and its libraries (48 MB, once)");
+    let scratch = building.scratch()?;
+    let archive = Archive::open(&scratch.path().join("apt"), &SUITES, PREFERENCES)?;
+    let version = archive.version(PACKAGE)?;
+    let packages = archive.download_with_dependencies(PACKAGE)?;
+    let tree = scratch.path().join("tree");
+    merge_usr(&tree)?;
+    apt::unpack(&packages, &tree)?;
+    let loader = tree.join("usr/lib64/ld-linux-x86-64.so.2");
+    fs::copy(&loader, tree.join(LOADER)).map_err(Error::io("copying", loader))?;
+    let bundle = tree.join("usr/bin/qemu-bundle");
+    symlink("../..", &bundle).map_err(Error::io("linking", bundle))?;
+    building.publish(&tree, without_epoch(&version))
+}
+
+/// A version without the number before its colon, which the loader would trip over.
+fn without_epoch(version: &str) -> &str {
+    version.split_once(':').map_or(version, |(_, rest)| rest)
+}
+
+/// Makes the links that a Debian of this age has at its root, before any package is unpacked.
+fn merge_usr(root: &Path) -> Result<()> {
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        let real = root.join("usr").join(name);
+        fs::create_dir_all(&real).map_err(Error::io("making", real))?;
+        let link = root.join(name);
+        symlink(format!("usr/{name}"), &link).map_err(Error::io("linking", link))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_that_does_not_know_of_the_merge_lands_in_usr() {
+        let dir = tempfile::tempdir().unwrap();
+        merge_usr(dir.path()).unwrap();
+        fs::write(dir.path().join("lib/x"), "x").unwrap();
+        assert!(dir.path().join("usr/lib/x").is_file());
+    }
+
+    #[test]
+    fn it_runs_by_its_own_loader_with_its_own_libraries() {
+        let unpacked = in_folder(Path::new("/cache/qemu/11")).unwrap();
+        assert!(
+            in_folder(Path::new("/cache/1:11")).is_err(),
+            "the loader would look in two places"
+        );
+        assert_eq!(without_epoch("1:11.1.3+ds-1"), "11.1.3+ds-1");
+        assert_eq!(unpacked.loader, Path::new("/cache/qemu/11/usr/bin/qemu-loader"));
+        assert_eq!(
+            unpacked.leading_args,
+            [
+                "--library-path",
+                "/cache/qemu/11/usr/lib/x86_64-linux-gnu",
+                "/cache/qemu/11/usr/bin/qemu-system-x86_64"
+            ]
+        );
+    }
+}

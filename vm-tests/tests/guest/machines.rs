@@ -1,0 +1,81 @@
+//! The machines that the guest tests run in, and which suites run in which.
+
+use std::{fs, io, path::Path, time::Duration};
+
+use longshore_vm_tests::{
+    Attach, Disk, Error, FileSystem, Machine, Result, ext4_sector_of, fixture, make_image,
+};
+
+/// Room for the file system of the one large file.
+const LARGE_DISK_BYTES: u64 = 2 * fixture::LARGE_FILE_BYTES;
+
+/// A machine and the suites that run in it, in one boot.
+pub(crate) struct Group {
+    pub(crate) machine: Machine,
+    pub(crate) suites: &'static [&'static str],
+    /// The limit of each of their tests.
+    pub(crate) timeout: Duration,
+}
+
+/// A folder with the content of every disk.
+pub(crate) fn fixtures() -> Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+    let dir =
+        dir.map_err(|source| failed("making a folder in", env!("CARGO_TARGET_TMPDIR"), source))?;
+    let at = dir.path();
+    write(at).map_err(|source| failed("writing", at, source))?;
+    Ok(dir)
+}
+
+fn write(at: &Path) -> io::Result<()> {
+    for (name, seed) in
+        [("virtio", fixture::VIRTIO_SEED), ("nvme", fixture::NVME_SEED), ("bad", fixture::BAD_SEED)]
+    {
+        fixture::write_file(&at.join(name), seed, fixture::RAW_DISK_BYTES)?;
+    }
+    for folder in ["sized", "large"] {
+        fs::create_dir(at.join(folder))?;
+    }
+    fixture::write_sized_files(&at.join("sized"))?;
+    let len = fixture::LARGE_FILE_BYTES;
+    fixture::write_file(&at.join("large").join(fixture::file_name(len)), len, len)
+}
+
+/// All machines. The disks' content is in `fixtures`.
+pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
+    Ok(vec![Group {
+        machine: plain(fixtures)?,
+        suites: &["kernel", "heap", "load"],
+        timeout: Duration::from_secs(90),
+    }])
+}
+
+fn plain(fixtures: &Path) -> Result<Machine> {
+    let sized = fixtures.join("sized");
+    Ok(Machine::new("plain")
+        .module("overlay")
+        .disk(Disk::file("virtio", fixtures.join("virtio")))
+        .disk(Disk::file("nvme", fixtures.join("nvme")).attach(Attach::Nvme))
+        .disk(Disk::with_read_error_at("bad", fixtures.join("bad"), fixture::BAD_SECTOR))
+        .disk(Disk::ext4_from_dir("ext4", &sized, 128 << 20))
+        .disk(Disk::xfs_from_dir("xfs", &sized, 320 << 20).attach(Attach::Nvme))
+        .disk(Disk::erofs_from_dir("erofs", &sized))
+        .disk(broken(fixtures)?)
+        .disk(
+            Disk::ext4_from_dir("slow", fixtures.join("large"), LARGE_DISK_BYTES)
+                .reads_per_second(fixture::SLOW_BYTES_PER_SECOND),
+        ))
+}
+
+/// A file system that is whole but for a sector in the middle of its one file.
+fn broken(fixtures: &Path) -> Result<Disk> {
+    let image = fixtures.join("broken");
+    make_image(FileSystem::Ext4, &fixtures.join("large"), &image, LARGE_DISK_BYTES)?;
+    let file = format!("/{}", fixture::file_name(fixture::LARGE_FILE_BYTES));
+    let sector = ext4_sector_of(&image, &file, fixture::BROKEN_AT)?;
+    Ok(Disk::with_read_error_at("broken", image, sector).mount("/disk/broken", FileSystem::Ext4))
+}
+
+fn failed(operation: &'static str, path: impl AsRef<Path>, source: io::Error) -> Error {
+    Error::Io { operation, path: path.as_ref().to_owned(), source }
+}

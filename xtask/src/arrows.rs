@@ -1,0 +1,152 @@
+//! Which crate may depend on which.
+//!
+//! ```text
+//!   cli          bench ──► vm-tests ◄── guest     the rim: no crate of the library knows it
+//!     ╲            │
+//!      └─────► longshore                          the facade
+//!              ╱       ╲
+//!           load      domain ──► access ──► pagetable
+//!            │ ╲      ╱ │ ╲       │   │         │
+//!            │  heap ◄┘ │  └─► iov ◄──┘         │
+//!            │  │  ╲────│──────►│               │
+//!            ▼  ▼       ▼       ▼               │
+//!            sys ─────────────► mem ◄───────────┘
+//! ```
+//!
+//! Whoever may depend on a crate may also depend on what that crate may depend on.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+
+use crate::metadata::{Metadata, Package};
+use crate::repository::Repository;
+
+/// Every crate of the house, also those still to be built, and its arrows.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("longshore-mem", &[]),
+    ("longshore-iov", &["longshore-mem"]),
+    ("longshore-sys", &["longshore-mem"]),
+    ("longshore-heap", &["longshore-iov", "longshore-sys"]),
+    ("longshore-load", &["longshore-heap", "longshore-sys"]),
+    ("longshore-pagetable", &["longshore-mem"]),
+    ("longshore-access", &["longshore-pagetable", "longshore-iov", "longshore-sys"]),
+    ("longshore-domain", &["longshore-access", "longshore-iov", "longshore-heap", "longshore-sys"]),
+    ("longshore", &["longshore-load", "longshore-domain"]),
+    ("longshore-cli", &["longshore"]),
+    ("longshore-bench", &["longshore", "longshore-vm-tests"]),
+    ("longshore-vm-tests", &["longshore"]),
+    ("longshore-guest", &["longshore", "longshore-vm-tests"]),
+    ("xtask", &[]),
+];
+
+/// The dependencies that run another way, and the crates that have no place yet.
+pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
+    Ok(wrong_ways(&repository.metadata))
+}
+
+fn wrong_ways(metadata: &Metadata) -> Vec<String> {
+    let mut places = Vec::new();
+    for package in metadata.members() {
+        let Some(allowed) = reachable(&package.name) else {
+            places.push(format!("{}: has no place in xtask/src/arrows.rs", package.name));
+            continue;
+        };
+        for target in targets(package) {
+            if !allowed.contains(target) {
+                places.push(format!("{} → {target}: no arrow runs this way", package.name));
+            }
+        }
+    }
+    places
+}
+
+/// The crates of this tree that `package` depends on, for whatever purpose.
+fn targets(package: &Package) -> BTreeSet<&str> {
+    let ours = package.dependencies.iter().filter(|dependency| dependency.path.is_some());
+    ours.map(|dependency| dependency.name.as_str()).collect()
+}
+
+/// All crates at the end of arrows that begin at `name`; `None` for a crate that has no place.
+fn reachable(name: &str) -> Option<BTreeSet<&'static str>> {
+    let arrows_of = |name: &str| Some(ARROWS.iter().find(|(from, _)| *from == name)?.1);
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&str> = arrows_of(name)?.to_vec();
+    while let Some(next) = open.pop() {
+        if found.insert(next) {
+            open.extend(arrows_of(next).unwrap_or_default());
+        }
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::Dependency;
+    use crate::repository;
+
+    fn package(name: &str, dependencies: &[&str]) -> Package {
+        let dependency =
+            |name: &&str| Dependency { name: (*name).to_owned(), path: Some(name.into()) };
+        Package {
+            name: name.to_owned(),
+            dependencies: dependencies.iter().map(dependency).collect(),
+            ..Package::default()
+        }
+    }
+
+    fn wrong(packages: Vec<Package>) -> Vec<String> {
+        wrong_ways(&Metadata { packages })
+    }
+
+    #[test]
+    fn this_workspace_keeps_the_rule() {
+        let metadata = Metadata::of(&repository::root()).unwrap();
+        assert!(metadata.members().count() > 5);
+        assert_eq!(wrong_ways(&metadata), [""; 0]);
+    }
+
+    #[test]
+    fn an_arrow_that_runs_the_other_way_is_named() {
+        let packages = vec![
+            package("longshore-mem", &["longshore-heap"]),
+            package("longshore-load", &["longshore-mem", "longshore-domain"]),
+            package("longshore", &["longshore-load", "longshore-domain", "longshore-mem"]),
+            package("longshore-guest", &["longshore-vm-tests"]),
+            package("longshore-heap", &["longshore-vm-tests"]),
+            package("longshore-bench", &["longshore-cli"]),
+        ];
+        assert_eq!(
+            wrong(packages),
+            [
+                "longshore-mem → longshore-heap: no arrow runs this way",
+                "longshore-load → longshore-domain: no arrow runs this way",
+                "longshore-heap → longshore-vm-tests: no arrow runs this way",
+                "longshore-bench → longshore-cli: no arrow runs this way",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_crate_without_a_place_is_named_and_foreign_ones_are_not_looked_at() {
+        let newcomer = package("longshore-new", &[]);
+        assert_eq!(wrong(vec![newcomer]), ["longshore-new: has no place in xtask/src/arrows.rs"]);
+        let mut foreign = package("libc", &["longshore-mem"]);
+        foreign.source = Some("registry".to_owned());
+        let mut user = package("longshore-mem", &["libc"]);
+        user.dependencies[0].path = None;
+        assert_eq!(wrong(vec![foreign, user]), [""; 0]);
+    }
+
+    #[test]
+    fn the_house_has_no_circle_and_load_does_not_reach_domain() {
+        for (name, arrows) in ARROWS {
+            assert!(!reachable(name).unwrap().contains(name), "{name} is on a circle");
+            for target in *arrows {
+                assert!(reachable(target).is_some(), "{target} has no place");
+            }
+        }
+        assert!(!reachable("longshore-load").unwrap().contains("longshore-domain"));
+    }
+}

@@ -1,0 +1,63 @@
+//! What every crate takes from the workspace instead of saying it anew.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::repository::Repository;
+
+/// Keys of `[package]`.
+const INHERITED: [&str; 6] =
+    ["version", "edition", "rust-version", "license", "repository", "publish"];
+
+/// The keys that a crate sets for itself or leaves out.
+pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
+    let mut places = Vec::new();
+    for package in repository.metadata.members() {
+        let path = &package.manifest_path;
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        for key in not_inherited(&text).with_context(|| path.display().to_string())? {
+            places.push(format!("{}: {key}.workspace is not true", package.name));
+        }
+    }
+    Ok(places)
+}
+
+fn not_inherited(manifest: &str) -> Result<Vec<String>> {
+    let manifest: Value = basic_toml::from_str(manifest)?;
+    let inherits = |value: &Value| *value == json!({ "workspace": true });
+    let of_package = INHERITED.into_iter().filter(|key| !inherits(&manifest["package"][key]));
+    let mut keys: Vec<String> = of_package.map(str::to_owned).collect();
+    if !inherits(&manifest["lints"]) {
+        keys.push("lints".to_owned());
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_set_or_left_out_is_named() {
+        let manifest = r#"
+            [package]
+            name = "crate"
+            version.workspace = true
+            edition = "2021"
+            license.workspace = true
+            rust-version = { workspace = true }
+            publish.workspace = false
+            [lints.rust]
+            unsafe_code = "allow"
+        "#;
+        let keys = not_inherited(manifest).unwrap();
+        assert_eq!(keys, ["edition", "repository", "publish", "lints"]);
+    }
+
+    #[test]
+    fn this_crate_inherits_everything() {
+        assert_eq!(not_inherited(include_str!("../Cargo.toml")).unwrap(), [""; 0]);
+    }
+}

@@ -1,0 +1,147 @@
+//! What must not be found in the text of the tree.
+
+use anyhow::Result;
+
+use crate::repository::{Repository, TextFile};
+
+/// A file past 600 lines wants a second look; one past this is two files.
+const LINES_MAX: usize = 900;
+
+const SOURCE_EXTENSIONS: [&str; 6] = ["rs", "sh", "py", "c", "h", "toml"];
+
+/// Marks of unfinished work. Written in two parts, so that this file has none.
+const UNFINISHED: [&str; 5] = [
+    concat!("to", "do!("),
+    concat!("unimpl", "emented!("),
+    concat!("TO", "DO"),
+    concat!("FIX", "ME"),
+    concat!("XX", "X"),
+];
+
+/// Where people keep their own things.
+const HOMES: [&str; 3] = ["/home/", "/Users/", "/root/"];
+
+/// Source files that are too long.
+pub(crate) fn long_files(repository: &Repository) -> Result<Vec<String>> {
+    Ok(repository.files.iter().filter_map(too_long).collect())
+}
+
+fn too_long(file: &TextFile) -> Option<String> {
+    let lines = file.text.lines().count();
+    (SOURCE_EXTENSIONS.contains(&file.extension()) && lines > LINES_MAX)
+        .then(|| format!("{}: {lines} lines, above {LINES_MAX}", file.path))
+}
+
+/// Attributes that unlock unsafe code and do not say why.
+pub(crate) fn unreasoned_unsafe(repository: &Repository) -> Result<Vec<String>> {
+    let rust = repository.files.iter().filter(|file| file.extension() == "rs");
+    Ok(rust.flat_map(unlocked_without_reason).collect())
+}
+
+fn unlocked_without_reason(file: &TextFile) -> Vec<String> {
+    let mut places = Vec::new();
+    for (at, lint) in file.text.match_indices("unsafe_code") {
+        let (before, after) = file.text.split_at(at);
+        let Some(start) = before.rfind("#[").max(before.rfind("#![")) else { continue };
+        let head = &before[start..];
+        if head.contains(']') || !(head.contains("allow(") || head.contains("expect(")) {
+            // A word outside an attribute, or an attribute that locks.
+            continue;
+        }
+        let tail = after[lint.len()..].split(")]").next().unwrap_or_default();
+        if !head.contains("reason =") && !tail.contains("reason =") {
+            places.push(format!("{}:{}: gives no reason", file.path, line_number(before)));
+        }
+    }
+    places
+}
+
+/// Marks of unfinished work and paths into someone's home folder.
+pub(crate) fn forbidden_words(repository: &Repository) -> Result<Vec<String>> {
+    Ok(repository.files.iter().flat_map(forbidden_in).collect())
+}
+
+fn forbidden_in(file: &TextFile) -> Vec<String> {
+    let is_word = |next: Option<char>| next.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let mut places = Vec::new();
+    for word in UNFINISHED.into_iter().chain(HOMES) {
+        for (at, _) in file.text.match_indices(word) {
+            let (before, from) = file.text.split_at(at);
+            let followed_by_word = is_word(from[word.len()..].chars().next());
+            let forbidden = if word.starts_with('/') {
+                // The folder itself is nobody's.
+                followed_by_word
+            } else {
+                let stands_alone = !followed_by_word || word.ends_with('(');
+                stands_alone && !is_word(before.chars().next_back())
+            };
+            if forbidden {
+                places.push(format!("{}:{}: {word}", file.path, line_number(before)));
+            }
+        }
+    }
+    places
+}
+
+fn line_number(before: &str) -> usize {
+    before.matches('\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: impl Into<String>) -> TextFile {
+        TextFile { path: path.to_owned(), text: text.into() }
+    }
+
+    #[test]
+    fn only_source_files_are_counted_and_only_long_ones_named() {
+        let text = "line\n".repeat(LINES_MAX);
+        assert_eq!(too_long(&file("a.rs", text.clone())), None);
+        let longer = text + "line\n";
+        assert_eq!(too_long(&file("a.rs", longer.clone())).unwrap(), "a.rs: 901 lines, above 900");
+        assert_eq!(too_long(&file("Cargo.lock", longer)), None);
+    }
+
+    #[test]
+    fn unlocking_needs_a_reason_and_locking_does_not() {
+        // The lint's name is put in here, so that this file has no such attribute.
+        let broken_lines = |text: &str| {
+            unlocked_without_reason(&file("a.rs", text.replace("LINT", concat!("unsafe", "_code"))))
+        };
+        for kept in [
+            "#![forbid(LINT)]",
+            "#![expect(LINT, reason = \"ioctl\")]",
+            "#[allow(\n    LINT,\n    reason = \"calls (f) [g]\"\n)]\nfn f() {}",
+            "#[derive(Debug)]\nstruct S; // LINT is denied, allow( nothing",
+            "LINT",
+        ] {
+            assert_eq!(broken_lines(kept), [""; 0], "{kept}");
+        }
+        assert_eq!(broken_lines("//! x\n#![allow(LINT)]"), ["a.rs:2: gives no reason"]);
+        let later = "#[expect(dead_code, LINT)]\n#[expect(x, reason = \"not this one\")]";
+        assert_eq!(broken_lines(later), ["a.rs:1: gives no reason"]);
+    }
+
+    #[test]
+    fn unfinished_marks_are_found_as_words_only() {
+        for mark in UNFINISHED {
+            let text = format!("fine\n    // {mark} later");
+            assert_eq!(forbidden_in(&file("a.rs", text)), [format!("a.rs:2: {mark}")]);
+            let inside = format!("a{mark} _{mark}");
+            assert_eq!(forbidden_in(&file("a.rs", inside)), [""; 0]);
+        }
+        let template = format!("mktemp /tmp/{}", "X".repeat(6));
+        assert_eq!(forbidden_in(&file("a.sh", template)), [""; 0]);
+    }
+
+    #[test]
+    fn a_home_folder_is_found_and_the_folder_of_homes_is_not() {
+        for home in HOMES {
+            let place = forbidden_in(&file("a.md", format!("see {home}someone/x")));
+            assert_eq!(place, [format!("a.md:1: {home}")]);
+            assert_eq!(forbidden_in(&file("a.md", format!("{home} {home}.cache"))), [""; 0]);
+        }
+    }
+}
