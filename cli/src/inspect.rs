@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Context;
-use longshore::load::format::{self, FileTensors, FormatChoice, Opened};
+use longshore::load::format::{self, FileTensors, FormatChoice, Opened, printable};
 use longshore::mem::Granule;
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
         header.data_offset
     )?;
     for (key, value) in &header.metadata {
-        writeln!(text, "  {key}: {value}")?;
+        writeln!(text, "  {}: {}", printable(key), printable(value))?;
     }
     let rows: Vec<[String; 6]> = header
         .tensors
@@ -50,7 +50,7 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
             let bytes = tensor.data.end - tensor.data.start;
             let alignment = Granule::of_value(tensor.data.start);
             [
-                tensor.name.clone(),
+                printable(&tensor.name).into_owned(),
                 tensor.dtype.to_string(),
                 format!("[{}]", shape.join(", ")),
                 tensor.data.start.to_string(),

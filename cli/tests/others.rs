@@ -34,6 +34,21 @@ fn a_made_model_can_be_inspected_and_loaded() {
 }
 
 #[test]
+fn a_name_out_of_a_file_does_not_reach_the_terminal_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("odd.safetensors");
+    let header = br#"{"t\u001b[2J":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let mut whole = (header.len() as u64).to_le_bytes().to_vec();
+    whole.extend(header);
+    whole.push(0);
+    fs::write(&path, whole).unwrap();
+    let table = longshore(&["inspect", path.to_str().unwrap()]);
+    assert_eq!(table.code, 0, "{}", table.stderr);
+    assert!(!table.stdout.contains('\u{1b}'), "{}", table.stdout);
+    assert!(table.stdout.contains("u{1b}"), "{}", table.stdout);
+}
+
+#[test]
 fn what_is_no_model_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notes.txt");
