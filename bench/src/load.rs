@@ -63,8 +63,8 @@ pub(crate) struct Load {
 }
 
 /// What all cases of a run share.
-struct Context<'a> {
-    options: &'a Load,
+pub(crate) struct Context {
+    options: Load,
     folder: Folder,
     machine: Machine,
     peers: Peers,
@@ -73,36 +73,32 @@ struct Context<'a> {
 impl Bench for Load {
     const NAME: &'static str = "load";
     const GOALS: &'static str = include_str!("../goals/load.json");
+    type Setting = Context;
 
     fn common(&self) -> &CommonOptions {
         &self.common
     }
 
-    fn describe(&self, environment: &mut Environment) -> Result<()> {
-        let folder = Folder::open(self.dir.as_deref(), self.keep)?;
-        environment.set("disk", folder.disk().to_json());
+    fn set_up(&self, environment: &mut Environment) -> Result<Context> {
+        let context = Context {
+            options: self.clone(),
+            folder: Folder::open(self.dir.as_deref(), self.keep)?,
+            machine: Machine::new(self.evict_only),
+            peers: self.install_peers(),
+        };
+        environment.set("disk", context.folder.disk().to_json());
         environment.set("size_bytes", self.size_bytes());
-        environment.set("cold", Machine::new(self.evict_only).describe());
+        environment.set("cold", context.machine.describe());
         environment.set("memory_kinds", Kinds::of_machine().describe());
         environment.set("fio", version_of("fio"));
         environment.set("dd", version_of("dd"));
         environment.set("python", version_of(&self.python.to_string_lossy()));
-        Ok(())
+        environment.set("peers", context.peers.versions());
+        Ok(context)
     }
 
-    fn measure(&self, session: &mut Session) -> Result<()> {
-        let context = Context {
-            options: self,
-            folder: Folder::open(self.dir.as_deref(), self.keep)?,
-            machine: Machine::new(self.evict_only),
-            peers: self.install_peers(session),
-        };
-        if let Some(versions) = context.peers.versions() {
-            let mut installed = Environment::default();
-            installed.set("peers", versions);
-            session.add_environment(&installed)?;
-        }
-        cases::run(&context, session)
+    fn measure(&self, context: &Context, session: &mut Session) -> Result<()> {
+        cases::run(context, session)
     }
 }
 
@@ -113,11 +109,11 @@ impl Load {
     }
 
     /// Peers are installed only for cases that have some.
-    fn install_peers(&self, session: &Session) -> Peers {
+    fn install_peers(&self) -> Peers {
         if self.common.quick {
             return Peers::none("peers are not run by --quick");
         }
-        if !cases::WITH_PEERS.iter().any(|case| session.wants(case)) {
+        if !cases::WITH_PEERS.iter().any(|case| self.common.wants(case)) {
             return Peers::none("no case of this run has peers");
         }
         Peers::install(&self.python, self.peers)

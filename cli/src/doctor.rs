@@ -1,7 +1,7 @@
 //! `longshore doctor`: what this machine can do, and how to enable the rest.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 
 use longshore::mem::Granule;
@@ -139,7 +139,7 @@ fn locked_memory() -> Finding {
 
 fn io_uring() -> Finding {
     const NAME: &str = "io_uring";
-    match uring::probe() {
+    match uring::probe(8) {
         Ok(()) => Finding::yes(NAME, "reads, with timeouts"),
         Err(error) => {
             let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
@@ -167,7 +167,8 @@ fn memfd_heap() -> Finding {
 fn huge_pages_of_memfd() -> Finding {
     const NAME: &str = "2 MiB pages for memfd";
     let setting = huge_pages::shmem_setting().unwrap_or_else(|_| "absent".to_owned());
-    match Heap::Memfd.allocate(16 << 20).map(|buffer| buffer.page_report()) {
+    // Of a length that the hugetlb pool does not serve.
+    match Heap::Memfd.allocate((16 << 20) + 4096).map(|buffer| buffer.page_report()) {
         Ok(report) if report.prevailing() == Some(Granule::SIZE_2M) => {
             Finding::yes(NAME, format!("obtained (shmem_enabled is {setting})"))
         }
@@ -258,16 +259,14 @@ fn dma_heaps() -> Finding {
 fn file_system(directory: &Path) -> Vec<Finding> {
     let path = directory.join(format!(".longshore-doctor-{}", std::process::id()));
     let probe = || -> io::Result<Vec<Finding>> {
-        fs::write(&path, vec![1; 8192])?;
+        // Never one that is there, nor what a link leads to.
+        fs::File::create_new(&path)?.write_all(&[1; 8192])?;
         let file = file::open(&path)?;
         // From here on the file has no name, whatever happens.
         fs::remove_file(&path)?;
         Ok(vec![direct_io(&file)?, uncached_io(&file), residency(&file)])
     };
-    let outcome = probe();
-    // Where it failed before.
-    let _ = fs::remove_file(&path);
-    outcome.unwrap_or_else(|error| {
+    probe().unwrap_or_else(|error| {
         vec![Finding::no(
             "file system",
             format!("cannot write to {}: {error}", directory.display()),

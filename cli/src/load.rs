@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::Context;
 use longshore::load::format::{self, Opened};
 use longshore::load::{Engine, Manifest, Report};
-use longshore::{Loaded, Loader, Sealing, SharedBuffer};
+use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
 use rustix::io::FdFlags;
 use serde_json::{Map, Value, json};
 
@@ -22,6 +22,15 @@ use crate::units::Decimal;
 
 pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
+    let heap = match &args.heap {
+        // The best heap whose content can be sealed.
+        Heap::Auto if args.read_only => Heap::Memfd,
+        heap => heap.clone(),
+    };
+    if args.read_only && !heap.seals_content() {
+        let refused = longshore::heap::Error::CannotSealContent { heap };
+        return Err(longshore::load::Error::from(refused).into());
+    }
     let opened = format::open(&args.files, args.format)?;
     if opened.plan.content_bytes() == 0 {
         let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
@@ -30,16 +39,12 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
     let mut display = Display::new(args.quiet || args.json);
     let mut loader = Loader::new()
-        .heap(args.heap.clone())
+        .heap(heap)
         .mode(args.mode)
         .populate_ahead(args.populate_ahead.0)
         .use_uring(!args.no_uring)
         .cancel(&cancel)
         .observe(|progress| display.show(progress));
-    if args.read_only && args.heap == longshore::Heap::Auto {
-        // The best heap whose content can be sealed.
-        loader = loader.heap(longshore::Heap::Memfd);
-    }
     if let Some(limit) = args.memory_max {
         loader = loader.memory_max(limit.0);
     }
@@ -62,12 +67,13 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         print(&summary(args, &report, &files, &shared).context("writing the summary")?)?;
     }
     if args.hold {
-        signals::wait_for_end()
-    } else if !args.exec.is_empty() {
-        become_program(&args.exec, &shared)
-    } else {
-        Ok(())
+        return signals::wait_for_end();
     }
+    if let Some(signal) = signals::received() {
+        // It came when everything was read already.
+        return Err(failure(128 + signal, format!("ended by signal {signal}")));
+    }
+    if args.exec.is_empty() { Ok(()) } else { become_program(&args.exec, &shared) }
 }
 
 fn summary(
@@ -84,7 +90,7 @@ fn summary(
         report.elapsed.as_secs_f64(),
         Decimal(report.bytes_per_second()),
     )?;
-    writeln!(text, "  memory      {} in {} pages", report.heap, report.pages)?;
+    writeln!(text, "  memory      {} in {} pages", shared.heap(), report.pages)?;
     let routes = report.by_route;
     let ways = [
         ("direct", routes.direct),
@@ -167,7 +173,7 @@ fn as_json(
         "allocating_seconds": report.allocating.as_secs_f64(),
         "mapping_seconds": report.mapping.as_secs_f64(),
         "reading_seconds": report.reading.as_secs_f64(),
-        "heap": report.heap.to_string(),
+        "heap": shared.heap().to_string(),
         "page_size": report.pages.prevailing().map(longshore::mem::Granule::bytes),
         "page_bytes": {
             "hugetlb_2m": pages.hugetlb_2m_bytes,

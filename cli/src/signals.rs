@@ -14,10 +14,20 @@ const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 /// The signal that came; 0 before any did.
 static RECEIVED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
+/// The signals that end this process: not those that its parent had it ignore, as nohup does.
+fn ending() -> impl Iterator<Item = i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok())
+        .unwrap_or(0);
+    ENDING.into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
+}
+
 /// A token that is cancelled by SIGINT, SIGTERM or SIGHUP.
 pub(crate) fn cancel_token() -> anyhow::Result<CancelToken> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in ENDING {
+    for signal in ending() {
         // In this order: the second signal finds the flag set and ends the process.
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
             .and_then(|_| {
@@ -36,7 +46,7 @@ pub(crate) fn received() -> Option<u8> {
 
 /// Blocks until SIGINT, SIGTERM or SIGHUP.
 pub(crate) fn wait_for_end() -> anyhow::Result<()> {
-    let mut signals = Signals::new(ENDING).context("catching signals")?;
+    let mut signals = Signals::new(ending()).context("catching signals")?;
     if received().is_none() {
         signals.forever().next();
     }

@@ -97,6 +97,28 @@ fn a_held_buffer_can_be_opened_by_others_until_it_is_let_go() {
 }
 
 #[test]
+fn what_the_parent_has_ignored_stays_ignored() {
+    let fixture = Fixture::new();
+    let path = fixture.file("model.bin", &content(100_000));
+    let script = "trap '' HUP; exec \"$0\" load --hold --json --heap memfd \"$1\"";
+    let mut child = Command::new("sh")
+        .args(["-c", script, LONGSHORE])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&line).unwrap();
+    command::signal(&child, "HUP");
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(child.try_wait().unwrap(), None, "it goes on, as under nohup");
+    assert!(File::open(json["memfd_path"].as_str().unwrap()).is_ok());
+    command::signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn a_manifest_is_held_against_the_content() {
     let fixture = Fixture::new();
     let path = fixture.file("model.bin", b"123456789");
@@ -209,6 +231,8 @@ fn heaps_and_modes_that_are_not_there_are_told() {
     let name = path.to_str().unwrap();
     longshore(&["load", name, "--heap", "dma-heap:nowhere"])
         .expect(21, &["no dma-heap named 'nowhere'"]);
+    longshore(&["load", name, "--heap", "udmabuf", "--read-only"])
+        .expect(21, &["cannot seal its content", "use heap 'memfd'"]);
     longshore(&["load", name, "--heap", "shm"]).expect(2, &["'shm' is no heap", "udmabuf"]);
     longshore(&["load", name, "--mode", "mmap"]).expect(2, &["'mmap' is no read mode"]);
     if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
@@ -292,14 +316,23 @@ fn a_killed_load_leaves_nothing() {
         .arg(&path)
         .spawn()
         .unwrap();
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let idle = shmem();
-    while shmem() < idle + (200 << 20) && std::time::Instant::now() < until {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    assert!(shmem() > idle + (100 << 20), "it has begun");
+    let own = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssShmem:")).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    };
+    wait_until("it has begun", || own() > 200 << 20);
+    let before = shmem();
     child.kill().unwrap();
     child.wait().unwrap();
-    // Freed with the last descriptor; other tests may hold a little meanwhile.
-    assert!(shmem() < idle + (150 << 20), "{} of {idle} at rest", shmem());
+    wait_until("its memory is free", || shmem() < before - (150 << 20));
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let patience = std::time::Duration::from_secs(30);
+    let began = std::time::Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < patience, "{what}: not within {patience:?}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }

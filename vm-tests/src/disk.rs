@@ -219,7 +219,11 @@ impl Disk {
             Attach::Virtio => "virtio-blk-pci",
             Attach::Nvme => "nvme",
         };
-        let device = json!({"driver": device, "drive": node, "serial": self.name});
+        let mut device = json!({"driver": device, "drive": node, "serial": self.name});
+        if self.attach == Attach::Virtio && !self.read_errors.is_empty() {
+            // Or a read fails because QEMU made one request of it and of the one that is to fail.
+            device["request-merging"] = false.into();
+        }
         args.extend(["-blockdev".into(), block.to_string()]);
         args.extend(["-device".into(), device.to_string()]);
         Ok(args)
@@ -284,6 +288,9 @@ mod tests {
         assert_eq!(file["inject-error"][0]["sector"], 80);
         assert_eq!(file["inject-error"][0]["once"], false);
         assert_eq!(file["inject-error"][1]["once"], true);
+        let args = disk.qemu_args(0, Path::new("/nowhere")).unwrap();
+        let device: Value = serde_json::from_str(&args[3]).unwrap();
+        assert_eq!(device["request-merging"], false);
     }
 
     #[test]

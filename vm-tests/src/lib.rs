@@ -16,11 +16,12 @@
 //!   [`Report`]. [`static_binary()`] builds programs for it.
 //! - [`require`] says what to do where the guest cannot run.
 //! - [`protocol`], [`pattern`] and [`fixture`] are shared with the guest.
-//! - [`expected`] holds a run against the committed list of tests.
+//! - [`expected`] holds a run against the committed list of tests; [`arguments`] chooses among them.
 
 #![forbid(unsafe_code)]
 
 mod apt;
+pub mod arguments;
 mod boot;
 mod cache;
 mod cpio;

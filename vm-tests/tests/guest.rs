@@ -5,8 +5,6 @@
 //! guest -- load::` runs one suite, `--exact NAME` one test, `--list` names them, `--nocapture`
 //! shows what they write.
 
-#[path = "guest/arguments.rs"]
-mod arguments;
 #[path = "guest/machines.rs"]
 mod machines;
 
@@ -17,9 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arguments::Arguments;
 use longshore_vm_tests::{
-    Error, Result, Task, TestReport, expected,
+    Error, Result, Task, TestReport,
+    arguments::Arguments,
+    expected,
     protocol::{Event, Outcome},
     require,
 };
@@ -37,12 +36,12 @@ fn main() -> ExitCode {
         Ok(expected) => expected,
         Err(reason) => return complain(&format!("{EXPECTED_PATH}: {reason}")),
     };
-    if arguments.list {
-        expected.iter().for_each(|name| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
     let selected: BTreeSet<String> =
         expected.iter().filter(|name| arguments.selects(name)).cloned().collect();
+    if arguments.list {
+        selected.iter().for_each(|name| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
     // A filter that is meant for another test program of the package is no reason to boot.
     if selected.is_empty() && arguments.is_filtering() {
         println!(

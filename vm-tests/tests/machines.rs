@@ -62,7 +62,7 @@ fn programs_and_files_are_where_they_were_put() {
     let report = machine
         .run(&[Task::command(["/opt/tool", "--list"]), Task::command(["/etc/note"])])
         .unwrap();
-    assert!(report.commands[0].stdout().contains("kernel::io_uring_reads\n"));
+    assert!(report.commands[0].stdout().contains("kernel::io_uring_is_allowed\n"));
     // It is there, and it is not a program.
     let exit = format!("{:?}", report.commands[1].exit);
     assert!(exit.contains("Permission denied"), "{exit}");

@@ -35,20 +35,23 @@ pub(crate) trait Bench {
     /// Its committed goals, as JSON (`goals/NAME.json`).
     const GOALS: &'static str;
 
+    /// What its cases share: folders, files, other programs.
+    type Setting;
+
     /// The options that all benches take.
     fn common(&self) -> &CommonOptions;
 
-    /// Adds to the environment what only this bench depends on.
+    /// Gets ready, and adds to the environment what only this bench depends on.
     ///
     /// # Errors
     /// Where the bench cannot run on this machine at all.
-    fn describe(&self, environment: &mut environment::Environment) -> Result<()>;
+    fn set_up(&self, environment: &mut environment::Environment) -> Result<Self::Setting>;
 
     /// Runs the cases and hands their rows to the session.
     ///
     /// # Errors
     /// Where it cannot go on; what a single candidate meets becomes a row.
-    fn measure(&self, session: &mut Session) -> Result<()>;
+    fn measure(&self, setting: &Self::Setting, session: &mut Session) -> Result<()>;
 }
 
 /// Runs a bench, or reads an earlier run of it, and compares it with its goals if asked to.
@@ -62,11 +65,10 @@ pub(crate) fn run<B: Bench>(bench: &B) -> Result<ExitCode> {
         None => {
             let mut environment = environment::Environment::of_machine();
             environment.set("quick", options.quick);
-            bench.describe(&mut environment)?;
+            let setting = bench.set_up(&mut environment)?;
             let mut session = Session::begin(B::NAME, options, &environment)?;
-            let outcome = bench.measure(&mut session);
+            bench.measure(&setting, &mut session)?;
             let (rows, failures) = session.end()?;
-            outcome?;
             (rows, options.quick, failures)
         }
     };

@@ -27,3 +27,44 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "NAME", requires = "check", conflicts_with_all = ["save", "quick"])]
     pub(crate) from: Option<String>,
 }
+
+impl CommonOptions {
+    /// Whether a case is to run.
+    pub(crate) fn wants(&self, case: &str) -> bool {
+        self.filter.as_deref().is_none_or(|filter| case.contains(filter))
+    }
+
+    /// Whether a case was asked for by a name that begins with its own: for cases that take long
+    /// and answer a question few have.
+    pub(crate) fn wants_by_name(&self, case: &str) -> bool {
+        self.filter.as_deref().is_some_and(|filter| !filter.is_empty() && case.starts_with(filter))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(filter: Option<&str>) -> CommonOptions {
+        CommonOptions {
+            json: false,
+            quick: false,
+            filter: filter.map(str::to_owned),
+            rounds: None,
+            check: false,
+            save: None,
+            from: None,
+        }
+    }
+
+    #[test]
+    fn a_filter_picks_cases_and_some_run_only_by_name() {
+        let all = options(None);
+        assert!(all.wants("cold") && !all.wants_by_name("tuning"));
+        let tuning = options(Some("tuning"));
+        assert!(!tuning.wants("cold") && tuning.wants_by_name("tuning"));
+        let schemes = options(Some("8MB"));
+        assert!(schemes.wants("schemes/8MB") && !schemes.wants_by_name("tuning"));
+        assert!(!options(Some("")).wants_by_name("tuning"));
+    }
+}

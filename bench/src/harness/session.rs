@@ -24,7 +24,6 @@ const ROUNDS_QUICK: Rounds = Rounds { warm_up: 0, counted: 2 };
 pub(crate) struct Session {
     bench: &'static str,
     json: bool,
-    filter: Option<String>,
     rounds: Rounds,
     until: Option<Instant>,
     rows: Vec<Row>,
@@ -45,7 +44,6 @@ impl Session {
         let mut session = Self {
             bench,
             json: options.json,
-            filter: options.filter.clone(),
             rounds,
             until: options.quick.then(|| Instant::now() + QUICK_LIMIT),
             rows: Vec::new(),
@@ -72,17 +70,6 @@ impl Session {
 
     pub(crate) fn rounds(&self) -> Rounds {
         self.rounds
-    }
-
-    /// Whether a case is to run.
-    pub(crate) fn wants(&self, case: &str) -> bool {
-        self.filter.as_deref().is_none_or(|filter| case.contains(filter))
-    }
-
-    /// Whether a case was asked for by a name that begins with its own: for cases that take long
-    /// and answer a question few have.
-    pub(crate) fn wants_by_name(&self, case: &str) -> bool {
-        self.filter.as_deref().is_some_and(|filter| !filter.is_empty() && case.starts_with(filter))
     }
 
     /// Runs the candidates of a case by turns.
@@ -186,33 +173,4 @@ fn tell(
     // Progress that nobody watches live is kept to one line a run all the same.
     let dim = if io::stderr().is_terminal() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
     eprintln!("{}{case}, {stage}: {candidate}: {how}{}", dim.0, dim.1);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn session(filter: Option<&str>) -> Session {
-        let options = CommonOptions {
-            json: false,
-            quick: false,
-            filter: filter.map(str::to_owned),
-            rounds: Some(1),
-            check: false,
-            save: None,
-            from: None,
-        };
-        Session::begin("load", &options, &Environment::default()).unwrap()
-    }
-
-    #[test]
-    fn a_filter_picks_cases_and_some_run_only_by_name() {
-        let all = session(None);
-        assert!(all.wants("cold") && !all.wants_by_name("tuning"));
-        let tuning = session(Some("tuning"));
-        assert!(!tuning.wants("cold") && tuning.wants_by_name("tuning"));
-        let schemes = session(Some("8 MB"));
-        assert!(schemes.wants("schemes/8 MB") && !schemes.wants_by_name("tuning"));
-        assert!(!session(Some("")).wants_by_name("tuning"));
-    }
 }

@@ -14,7 +14,7 @@ use crate::harness::Session;
 use crate::load::data::DataFile;
 use crate::load::{Context, guest};
 
-pub(super) use schemes::{CASE as SCHEMES, print_from as print_schemes};
+pub(super) use schemes::{CASE as SCHEMES, OURS as SCHEMES_OURS, print_from as print_schemes};
 
 /// The cases that other programs take part in.
 pub(super) const WITH_PEERS: [&str; 3] = [cold::CASE, warm::CASE, first_use::CASE];
@@ -29,32 +29,33 @@ struct Model {
 }
 
 /// Runs every case that is wanted.
-pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+    let options = &context.options.common;
     let with_model = [cold::CASE, warm::CASE, overlap::CASE, page_size::CASE];
-    if with_model.iter().any(|case| session.wants(case)) || session.wants_by_name(tuning::CASE) {
+    if with_model.iter().any(|case| options.wants(case)) || options.wants_by_name(tuning::CASE) {
         let model = Model {
             file: context.folder.safetensors_file(context.options.size_bytes())?,
             rehearsal: context.folder.safetensors_file(REHEARSAL_BYTES)?,
         };
-        if session.wants(cold::CASE) {
+        if options.wants(cold::CASE) {
             cold::run(context, &model, session)?;
         }
-        if session.wants(overlap::CASE) {
+        if options.wants(overlap::CASE) {
             overlap::run(context, &model, session)?;
         }
-        if session.wants(page_size::CASE) {
+        if options.wants(page_size::CASE) {
             page_size::run(context, &model, session)?;
         }
-        if session.wants_by_name(tuning::CASE) {
+        if options.wants_by_name(tuning::CASE) {
             tuning::run(context, &model, session)?;
         }
-        if session.wants(warm::CASE) {
+        if options.wants(warm::CASE) {
             warm::run(context, &model, session)?;
         }
         // The schemes' files need the room.
         context.folder.discard(&model.file.path);
     }
-    if session.wants(first_use::CASE) {
+    if options.wants(first_use::CASE) {
         first_use::run(context, session)?;
     }
     schemes::run(context, session)?;

@@ -3,7 +3,6 @@
 //! The guest's processor is emulated, so its times are many times too long; they tell how the
 //! schemes stand to each other, and what the kernel refuses.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use serde_json::Value;
 use crate::harness::environment::Environment;
 use crate::harness::{Row, Session};
 use crate::load::Context;
-use crate::load::cases::{self, SCHEMES};
+use crate::load::cases::{self, SCHEMES, SCHEMES_OURS as OURS};
 
 /// Begins the names of cases that ran in the guest.
 const PREFIX: &str = "guest/";
@@ -31,13 +30,17 @@ const DISK_BYTES: u64 = 8 << 30;
 const TIME_LIMIT: Duration = Duration::from_secs(4 * 3600);
 
 /// Runs the schemes in the guest and publishes their rows as cases `guest/schemes/SIZE`.
-pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     let case = format!("{PREFIX}{SCHEMES}");
-    if !session.wants(&case) {
+    if !context.options.common.wants(&case) {
         return Ok(());
     }
-    if let Err(error) = require::check() {
-        return session.not_run(&case, "longshore auto", &error.to_string());
+    match require::check() {
+        Ok(()) => {}
+        Err(error) if error.is_unavailable() => {
+            return session.not_run(&case, OURS, &error.to_string());
+        }
+        Err(error) => return Err(error).context("looking for what the guest needs"),
     }
     let program = static_binary("longshore-bench", "longshore-bench")
         .context("building this program for the guest")?;
@@ -68,7 +71,7 @@ pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     if !command.success() {
         session.count_failure();
         let how = format!("the bench in the guest ended with {:?}", command.exit);
-        session.not_run(&case, "longshore auto", &how)?;
+        session.not_run(&case, OURS, &how)?;
     }
     Ok(())
 }
@@ -98,11 +101,9 @@ fn merge(session: &mut Session, stdout: &str) -> Result<()> {
             rows.push(row);
         }
     }
-    let names: BTreeSet<String> = rows.iter().map(|row| row.case.clone()).collect();
-    for name in names {
-        let of_case: Vec<Row> = rows.iter().filter(|row| row.case == name).cloned().collect();
-        let table = cases::print_schemes(session.bench(), &name, &of_case)?;
-        session.publish_as(of_case, &table)?;
+    for of_case in rows.chunk_by(|one, next| one.case == next.case) {
+        let table = cases::print_schemes(session.bench(), &of_case[0].case, of_case)?;
+        session.publish_as(of_case.to_vec(), &table)?;
     }
     Ok(())
 }

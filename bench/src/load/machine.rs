@@ -101,10 +101,7 @@ fn make_warm(file: &Path) -> Result<()> {
 /// 0.3 to 0.8 GB/s to back. Whoever ran first would pay for everyone. It is touched as a heap does
 /// it, in the largest pages there are, so that such pages are free afterwards.
 fn touch_memory(memory_bytes: u64, start: Start) -> Result<()> {
-    let available = memory::available();
-    let limits = [available.machine_bytes, available.control_group.map(|(bytes, _)| bytes)];
-    let mut bytes =
-        limits.into_iter().flatten().map(|limit| limit / 10 * 7).fold(memory_bytes, u64::min);
+    let mut bytes = memory_bytes.min(available_bytes() / 10 * 7);
     if start == Start::Warm
         && let Some(free) = memory::meminfo_bytes("MemFree:")
     {
@@ -113,6 +110,28 @@ fn touch_memory(memory_bytes: u64, start: Start) -> Result<()> {
     }
     drop(Heap::Memfd.allocate(bytes).context("touching memory before a run")?);
     Ok(())
+}
+
+/// Checks that `bytes` of memory are to be had.
+///
+/// # Errors
+/// [`Trouble::NotRun`] where they are not.
+pub(crate) fn require_memory(bytes: u64) -> std::result::Result<(), Trouble> {
+    match available_bytes() {
+        available if available < bytes => Err(Trouble::NotRun(format!(
+            "{} MiB of memory are needed, {} are available",
+            bytes >> 20,
+            available >> 20
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What the machine and this process's control group leave.
+fn available_bytes() -> u64 {
+    let available = memory::available();
+    let limits = [available.machine_bytes, available.control_group.map(|(bytes, _)| bytes)];
+    limits.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
 /// How many bytes of a file are in the page cache, in whole pages.

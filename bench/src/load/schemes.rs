@@ -51,6 +51,11 @@ pub(crate) trait Scheme: Sync {
     /// Fills a buffer and gives it descriptors.
     fn fill(&self, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer>;
 
+    /// Whether it reads past the page cache, which not every file system can do.
+    fn reads_directly(&self) -> bool {
+        false
+    }
+
     /// What the kernel says to the scheme as it was published, where that is a refusal.
     fn refusal(&self, _file: &DataFile, _kinds: &Kinds) -> Option<String> {
         None
@@ -108,6 +113,11 @@ pub(crate) fn prepare(name: &str, file: &DataFile) -> Result<Prepared, Trouble> 
     }))
 }
 
+/// Whether the scheme called `name` reads past the page cache.
+pub(crate) fn reads_directly(name: &str) -> bool {
+    named(name).is_some_and(Scheme::reads_directly)
+}
+
 /// What the kernel says to the scheme called `name` as it was published.
 pub(crate) fn refusal(name: &str, file: &DataFile) -> Option<String> {
     named(name)?.refusal(file, &Kinds::of_machine())
@@ -129,7 +139,7 @@ mod tests {
                 let buffer = scheme
                     .fill(&file, &kinds)
                     .unwrap_or_else(|error| panic!("{}: {error:#}", scheme.name()));
-                check(&file, *buffer.view().unwrap())
+                check(&file, buffer.view().unwrap().bytes())
                     .unwrap_or_else(|error| panic!("{}: {error:#}", scheme.name()));
             }
         }

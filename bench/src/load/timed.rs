@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 use crate::harness::subprocess::{Message, Subprocess};
 use crate::harness::{Candidate, Sample, Trouble};
 use crate::load::data::DataFile;
-use crate::load::machine::{Machine, Start, resident_bytes};
+use crate::load::machine::{Machine, Start, require_memory, resident_bytes};
 use crate::load::metrics::{
     IMPORT, PAGE_CACHE, PEAK, SPEED, TIME, gigabytes_per_second, mebibytes,
 };
@@ -34,6 +34,8 @@ pub(crate) struct TimedJob<'a> {
     start: Start,
     interest: Interest,
     is_ours: bool,
+    /// The memory without which it is not tried.
+    needs_bytes: u64,
     note: Option<String>,
 }
 
@@ -46,10 +48,12 @@ impl<'a> TimedJob<'a> {
         rehearsal: &DataFile,
         machine: Machine,
     ) -> Self {
+        let needs_bytes = work.memory_bytes(file.len_bytes);
         let job = Job { work, file: file.clone(), rehearsal: rehearsal.clone() };
         let command = move || worker::command(&job);
         let (path, len_bytes) = (file.path.clone(), file.len_bytes);
-        Self { is_ours: true, ..Self::of_program(name, command, path, len_bytes, machine) }
+        let program = Self::of_program(name, command, path, len_bytes, machine);
+        Self { is_ours: true, needs_bytes, ..program }
     }
 
     /// A job of another program that speaks as [`crate::harness::subprocess`] asks.
@@ -69,6 +73,7 @@ impl<'a> TimedJob<'a> {
             start: Start::Cold,
             interest: Interest::Everything,
             is_ours: false,
+            needs_bytes: len_bytes,
             note: None,
         }
     }
@@ -82,6 +87,8 @@ impl<'a> TimedJob<'a> {
     }
 
     fn sample(&mut self) -> std::result::Result<Sample, Trouble> {
+        let cached_bytes = if self.start == Start::Warm { self.len_bytes } else { 0 };
+        require_memory(self.needs_bytes + cached_bytes)?;
         let mut process = Subprocess::start((self.command)()?)?;
         let Message::Ready { import_seconds, note: remark } = process.hear()? else {
             return Err(out_of_turn());

@@ -6,6 +6,7 @@ mod longshore;
 mod memory_copy;
 mod ring;
 
+use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::process::Command;
 use std::time::Instant;
@@ -63,16 +64,40 @@ pub(crate) struct Finished {
 pub(crate) type Prepared = Box<dyn FnOnce() -> Result<Finished>>;
 
 impl Work {
+    /// How much memory the job takes at most, for a file of `len_bytes`.
+    pub(crate) fn memory_bytes(&self, len_bytes: u64) -> u64 {
+        const OWN_BYTES: u64 = 128 << 20;
+        let buffers = match self {
+            Self::MemoryCopy { .. } => 2,
+            Self::DirectLoop => 0,
+            Self::Longshore { .. } | Self::AllocateThenRead | Self::Scheme { .. } => 1,
+        };
+        len_bytes * buffers + OWN_BYTES
+    }
+
     /// Does what the clock does not count.
     fn prepare(&self, file: &DataFile) -> std::result::Result<Prepared, Trouble> {
+        if self.reads_directly() {
+            require_direct_io(file)?;
+        }
         match self {
             Self::Longshore { heap, mode, read_size } => {
                 longshore::prepare(file, heap, mode, *read_size)
             }
-            Self::DirectLoop => Ok(direct_loop::prepare(file)?),
-            Self::AllocateThenRead => Ok(allocate_then_read::prepare(file)),
+            Self::DirectLoop => direct_loop::prepare(file),
+            Self::AllocateThenRead => allocate_then_read::prepare(file),
             Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
             Self::Scheme { name } => schemes::prepare(name, file),
+        }
+    }
+
+    /// Whether it cannot do without direct I/O.
+    fn reads_directly(&self) -> bool {
+        match self {
+            Self::Longshore { mode, .. } => mode == "direct",
+            Self::DirectLoop | Self::AllocateThenRead => true,
+            Self::MemoryCopy { .. } => false,
+            Self::Scheme { name } => schemes::reads_directly(name),
         }
     }
 
@@ -131,7 +156,16 @@ fn follow(job: &Job) -> std::result::Result<(), Trouble> {
 impl Finished {
     /// A buffer that must hold the content of `file`.
     pub(crate) fn loaded(file: DataFile, buffer: SharedBuffer, note: Option<String>) -> Self {
-        Self { check: Box::new(move || data::check(&file, *buffer.view()?)), note }
+        Self { check: Box::new(move || data::check(&file, buffer.view()?.bytes())), note }
+    }
+}
+
+/// Where the file system has no direct I/O, what needs it cannot be measured.
+fn require_direct_io(file: &DataFile) -> std::result::Result<(), Trouble> {
+    let open = File::open(&file.path)?;
+    match longshore_sys::file::reopen_direct(open) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Trouble::NotRun(format!("the file system has no direct I/O: {error}"))),
     }
 }
 

@@ -17,8 +17,9 @@ use crate::shared::{Sealing, SharedBuffer};
 
 /// A buffer whose content is complete and which nobody else can reach yet.
 ///
-/// It has given no descriptor to anyone, so it may be borrowed as slices, through guards that
-/// bracket the access where the memory is a dma-buf.
+/// It gives its descriptor to nobody but who promises what a device's driver must
+/// ([`DmaMemory::file`]), so it may be borrowed as slices, through guards that bracket the access
+/// where the memory is a dma-buf.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Memory,
@@ -134,7 +135,7 @@ unsafe impl DmaMemory for Buffer {
         self.memory.host()
     }
 
-    fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         self.memory.memfd().map(|memfd| (memfd.as_fd(), FileOffset::new(0)))
     }
 }
@@ -168,7 +169,8 @@ mod tests {
     fn the_file_is_the_memory() {
         let mut buffer = Heap::Memfd.allocate(10_000).unwrap();
         buffer.write().unwrap()[9_999] = 7;
-        let (file, offset) = buffer.file().unwrap();
+        // SAFETY: the descriptor is read from, and no slice is borrowed.
+        let (file, offset) = unsafe { buffer.file() }.unwrap();
         let mut byte = [0];
         rustix::io::pread(file, &mut byte, offset.raw() + 9_999).unwrap();
         assert_eq!(byte, [7]);

@@ -11,7 +11,8 @@ use crate::reservation::Reservation;
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Heap {
-    /// The best there is: [`Heap::Udmabuf`] where this process may use it, else [`Heap::Memfd`].
+    /// The best there is: [`Heap::Udmabuf`] where this process may use it, else [`Heap::Memfd`],
+    /// also where the kernel refuses the dma-buf in the end.
     #[default]
     Auto,
     /// A memfd in the largest pages to be had: the hugetlb pool where it has enough and the length
@@ -21,7 +22,8 @@ pub enum Heap {
     MemfdBasePages,
     /// A memfd in 2 MiB pages of the hugetlb pool, or an error. Its length is rounded up to 2 MiB.
     Hugetlb,
-    /// A memfd as [`Heap::Memfd`] in whole pages, exported as a dma-buf too.
+    /// A memfd as [`Heap::Memfd`] in whole pages, exported as a dma-buf too. Where it is larger
+    /// than the machine's `size_limit_mb` and this process may raise that, it does.
     Udmabuf,
     /// A dma-buf of a kernel heap: `system`, a CMA area, a vendor's. Direct I/O into it is refused
     /// by the kernel.
@@ -42,9 +44,16 @@ impl Heap {
     /// # Errors
     /// [`crate::Error::Unavailable`], [`crate::Error::NoSuchHeap`],
     /// [`crate::Error::AboveUdmabufLimit`], [`crate::Error::TooLong`],
-    /// [`crate::Error::OutOfMemory`] where the heap takes its pages at once.
+    /// [`crate::Error::OutOfMemory`] where the heap takes its pages at once,
+    /// [`crate::Error::Kernel`] for anything else the kernel refuses.
     pub fn reserve(&self, len_bytes: u64) -> Result<Reservation> {
         Reservation::new(self, len_bytes)
+    }
+
+    /// Whether the content of this heap's buffers can be sealed against writing. `auto` may choose
+    /// one where it cannot.
+    pub fn seals_content(&self) -> bool {
+        matches!(self, Self::Memfd | Self::MemfdBasePages | Self::Hugetlb)
     }
 
     /// A buffer of `len_bytes` zero bytes.

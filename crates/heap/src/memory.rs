@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use longshore_mem::{Granule, OutOfBounds, VolatileSlice, VolatileSliceMut};
 use longshore_sys::mapping::{Access, Mapping};
-use longshore_sys::memfd::{self, Backing};
+use longshore_sys::memfd::{self, Backing, Seals};
 use longshore_sys::{dma_heap, huge_pages, memory, page_size_bytes, udmabuf};
 
 use crate::dma_buf::DmaBuf;
@@ -27,6 +27,8 @@ pub(crate) enum Origin {
 pub(crate) struct Memory {
     /// Never [`Heap::Auto`].
     pub(crate) heap: Heap,
+    /// Whether the heap was not asked for by name.
+    pub(crate) chosen: bool,
     pub(crate) mapping: Mapping,
     pub(crate) origin: Origin,
     /// What was asked for.
@@ -64,7 +66,8 @@ impl Memory {
     fn take_best(content_bytes: u64) -> Result<Self> {
         // A dma-buf of no pages does not exist.
         if content_bytes > 0 && udmabuf::is_present() && require_udmabuf(content_bytes).is_ok() {
-            return Self::of_memfd(&Heap::Udmabuf, content_bytes, Backing::Shmem);
+            let memory = Self::of_memfd(&Heap::Udmabuf, content_bytes, Backing::Shmem)?;
+            return Ok(Self { chosen: true, ..memory });
         }
         Self::take(&Heap::Memfd, content_bytes)
     }
@@ -100,6 +103,8 @@ impl Memory {
             Backing::Shmem => failed("memfd_create", source),
         })?;
         memfd::set_len(&memfd, file_bytes).map_err(|source| failed("ftruncate", source))?;
+        let size = Seals { shrink: true, grow: true, ..Seals::default() };
+        memfd::add_seals(&memfd, size).map_err(|source| failed("sealing the size", source))?;
         let mapping = Mapping::of_file(&memfd, file_bytes, Granule::SIZE_2M, Access::ReadWrite)
             .map_err(|source| match (backing, source.kind()) {
                 (Backing::Hugetlb2M, std::io::ErrorKind::OutOfMemory) => Error::Unavailable {
@@ -115,7 +120,8 @@ impl Memory {
             })?;
         let heap = if backing == Backing::Hugetlb2M { &Heap::Hugetlb } else { heap };
         let origin = Origin::Memfd(memfd);
-        Ok(Self { heap: heap.clone(), mapping, origin, content_bytes, file_bytes })
+        let heap = heap.clone();
+        Ok(Self { heap, chosen: false, mapping, origin, content_bytes, file_bytes })
     }
 
     fn of_dma_heap(heap: &Heap, name: &str, content_bytes: u64) -> Result<Self> {
@@ -164,7 +170,8 @@ impl Memory {
                 source,
             })?;
         let origin = Origin::DmaHeap(dma_buf);
-        Ok(Self { heap: heap.clone(), mapping, origin, content_bytes, file_bytes })
+        let heap = heap.clone();
+        Ok(Self { heap, chosen: false, mapping, origin, content_bytes, file_bytes })
     }
 
     pub(crate) fn memfd(&self) -> Option<&OwnedFd> {
@@ -234,6 +241,20 @@ impl Memory {
         // SAFETY: mapped and readable as long as `self` is borrowed; the caller answers for the
         // rest.
         unsafe { self.host().as_ref() }
+    }
+
+    /// A range as a slice.
+    ///
+    /// # Safety
+    /// Nothing may write to the range while the slice lives.
+    pub(crate) unsafe fn slice(
+        &self,
+        bytes: &Range<u64>,
+    ) -> std::result::Result<&[u8], OutOfBounds> {
+        let pages = self.pages(bytes)?;
+        // SAFETY: mapped and readable as long as `self` is borrowed; the caller answers for the
+        // rest.
+        Ok(unsafe { std::slice::from_raw_parts(pages.as_ptr(), pages.len_bytes()) })
     }
 
     /// Where the content is. Whoever dereferences it answers for aliasing.

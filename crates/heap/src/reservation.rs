@@ -96,13 +96,13 @@ impl Reservation {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub unsafe fn filled(&self, range: Range<u64>) -> Result<&[u8]> {
-        // SAFETY: nothing is written here any more, as the caller promises.
-        let content = unsafe { self.memory.as_slice() };
-        usize::try_from(range.start)
-            .ok()
-            .zip(usize::try_from(range.end).ok())
-            .and_then(|(start, end)| content.get(start..end))
-            .ok_or_else(|| Error::OutOfRange { range, len_bytes: self.len_bytes() })
+        if range.start > range.end || range.end > self.len_bytes() {
+            return Err(Error::OutOfRange { range, len_bytes: self.len_bytes() });
+        }
+        // SAFETY: nothing is written to this range any more, as the caller promises; what is
+        // written to beside it is not part of the slice.
+        let filled = unsafe { self.memory.slice(&range) };
+        filled.map_err(|_| Error::OutOfRange { range, len_bytes: self.len_bytes() })
     }
 
     /// The page sizes that came out so far.

@@ -22,7 +22,8 @@ pub enum Sealing {
     /// Shrinking and growing: nobody who maps it can be made to fault.
     #[default]
     Size,
-    /// That, and writing: nobody can change the content. Heap `memfd` only.
+    /// That, and writing: nobody can change the content. Not for udmabuf and dma-heaps
+    /// ([`Heap::seals_content`]).
     Content,
 }
 
@@ -67,22 +68,21 @@ impl SharedBuffer {
             let heap = heap.clone();
             move |source| Error::Kernel { heap, operation, len_bytes, source }
         };
-        if sealing == Sealing::Content
-            && !matches!(heap, Heap::Memfd | Heap::MemfdBasePages | Heap::Hugetlb)
-        {
+        if sealing == Sealing::Content && !heap.seals_content() {
             return Err(Error::CannotSealContent { heap });
         }
         let mut udmabuf = None;
-        if let Some(fd) = memory.memfd() {
-            let size = Seals { shrink: true, grow: true, ..Seals::default() };
-            memfd::add_seals(fd, size).map_err(failed("sealing the size"))?;
-            if heap == Heap::Udmabuf {
-                let range =
-                    AddrRange::new(FileOffset::new(0), memory.file_bytes).map_err(|_| {
-                        Error::TooLong { len_bytes, what: "any address space".to_owned() }
-                    })?;
-                let made = udmabuf::create(fd, range).map_err(failed("UDMABUF_CREATE"))?;
-                udmabuf = Some(DmaBuf::new(made, heap.clone(), memory.file_bytes));
+        if let Some(fd) = memory.memfd().filter(|_| heap == Heap::Udmabuf) {
+            let range = AddrRange::new(FileOffset::new(0), memory.file_bytes)
+                .map_err(|_| Error::TooLong { len_bytes, what: "any address space".to_owned() })?;
+            match udmabuf::create(fd, range) {
+                Ok(made) => {
+                    udmabuf = Some(DmaBuf::new(made, heap.clone(), memory.file_bytes));
+                }
+                // Kernels before 6.13 need one piece of memory for the list of pages, which
+                // they do not have above 2 GiB. Nobody asked for a dma-buf by name.
+                Err(_) if memory.chosen => memory.heap = Heap::Memfd,
+                Err(source) => return Err(failed("UDMABUF_CREATE")(source)),
             }
         }
         if sealing == Sealing::Content {
@@ -154,7 +154,7 @@ impl SharedBuffer {
 
 /// Replaces the writable mapping and descriptor by ones that can only read, and seals the content.
 fn seal_content(memory: Memory) -> Result<Memory> {
-    let Memory { heap, mapping, origin, content_bytes, file_bytes } = memory;
+    let Memory { heap, chosen, mapping, origin, content_bytes, file_bytes } = memory;
     let failed = |operation| {
         let heap = heap.clone();
         move |source| Error::Kernel { heap, operation, len_bytes: content_bytes, source }
@@ -173,14 +173,13 @@ fn seal_content(memory: Memory) -> Result<Memory> {
     let mapping = Mapping::of_file(&read_only, file_bytes, Granule::SIZE_2M, Access::Read)
         .map_err(failed("mapping for reading"))?;
     let origin = Origin::Memfd(read_only);
-    Ok(Memory { heap, mapping, origin, content_bytes, file_bytes })
+    Ok(Memory { heap, chosen, mapping, origin, content_bytes, file_bytes })
 }
 
-impl<'a> std::ops::Deref for SharedView<'a> {
-    type Target = VolatileSlice<'a>;
-
-    fn deref(&self) -> &VolatileSlice<'a> {
-        &self.bytes
+impl SharedView<'_> {
+    /// The bytes, for as long as the CPU may access them.
+    pub fn bytes(&self) -> VolatileSlice<'_> {
+        self.bytes
     }
 }
 
@@ -192,7 +191,7 @@ unsafe impl DmaMemory for SharedBuffer {
         self.memory.host()
     }
 
-    fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         self.memfd().map(|memfd| (memfd, FileOffset::new(0)))
     }
 }
@@ -221,7 +220,7 @@ mod tests {
         // But it may be written, which a view sees.
         rustix::io::pwrite(memfd, b"!", 17).unwrap();
         let mut byte = [0];
-        shared.view().unwrap().read(17, &mut byte).unwrap();
+        shared.view().unwrap().bytes().read(17, &mut byte).unwrap();
         assert_eq!(byte, *b"!");
         assert_eq!(shared.as_slice(), None);
     }
@@ -250,7 +249,7 @@ mod tests {
         for sealing in [Sealing::Size, Sealing::Content] {
             let shared = Heap::Memfd.allocate(0).unwrap().share(sealing).unwrap();
             assert!(shared.is_empty());
-            assert_eq!(shared.view().unwrap().len_bytes(), 0);
+            assert_eq!(shared.view().unwrap().bytes().len_bytes(), 0);
         }
     }
 }

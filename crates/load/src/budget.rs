@@ -2,7 +2,6 @@
 
 use longshore_heap::Heap;
 use longshore_mem::Granule;
-use longshore_sys::huge_pages;
 use longshore_sys::memory::{self, Available};
 
 use crate::error::{Error, Result};
@@ -10,8 +9,9 @@ use crate::error::{Error, Result};
 /// What the load itself takes beside the content: page tables, threads, the queue, digests.
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
-/// Checks that `content_bytes` fit in what `heap`'s memory, the control group, the process's
-/// limits and `memory_max` leave.
+/// Checks that `content_bytes` fit in what the control group, the process's limits and
+/// `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages
+/// from the hugetlb pool, what the machine leaves is not asked yet: see [`check_pages`].
 pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) -> Result<()> {
     if let Some(limit_bytes) = memory_max.filter(|limit| content_bytes > *limit) {
         return Err(Error::NotEnoughMemory {
@@ -21,20 +21,26 @@ pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) ->
             hint: "raise it, or load less",
         });
     }
-    check_against(content_bytes, from_pool(content_bytes, heap), &memory::available())
+    let may_be_pool = matches!(heap, Heap::Auto | Heap::Memfd | Heap::Hugetlb);
+    check_against(content_bytes, may_be_pool, &memory::available())
 }
 
-/// Pages of the hugetlb pool are set aside already and no longer count as available.
-fn from_pool(content_bytes: u64, heap: &Heap) -> bool {
-    match heap {
-        Heap::Hugetlb => true,
-        Heap::Auto | Heap::Memfd => {
-            let pages = huge_pages::pool_2m().unwrap_or_default().available_pages;
-            Granule::SIZE_2M.is_aligned(content_bytes)
-                && content_bytes / Granule::SIZE_2M.bytes() <= pages
-        }
-        _ => false,
+/// Checks that the pages of what was reserved can be had. `heap` is the one that was chosen; pages
+/// of the hugetlb pool are set aside already and do not count as available.
+pub(crate) fn check_pages(content_bytes: u64, heap: &Heap) -> Result<()> {
+    // A kernel heap has taken its pages, and was asked before.
+    if matches!(heap, Heap::Hugetlb | Heap::DmaHeap(_)) {
+        return Ok(());
     }
+    check_against(
+        content_bytes,
+        false,
+        &Available {
+            // The addresses are taken.
+            address_space_bytes: None,
+            ..memory::available()
+        },
+    )
 }
 
 fn check_against(content_bytes: u64, from_pool: bool, available: &Available) -> Result<()> {

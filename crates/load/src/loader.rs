@@ -31,10 +31,11 @@ pub const POPULATE_AHEAD_DEFAULT_BYTES: u64 = 128 << 20;
 /// [`Loader::load`].
 ///
 /// ```no_run
-/// use longshore_heap::Sealing;
+/// use longshore_heap::{Heap, Sealing};
 /// use longshore_load::{Loader, Plan};
 ///
-/// let loaded = Loader::new().load(&Plan::of_path("model.safetensors")?)?;
+/// let plan = Plan::of_path("model.safetensors")?;
+/// let loaded = Loader::new().heap(Heap::Memfd).load(&plan)?;
 /// println!("{:.2} GB/s", loaded.report.bytes_per_second() / 1e9);
 /// let shared = loaded.buffer.share(Sealing::Content)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -125,9 +126,10 @@ impl<'a> Loader<'a> {
         self
     }
 
-    /// Bytes a read asks for at once, rounded up to 2 MiB. The default is right for most disks.
+    /// Bytes a read asks for at once, 2 MiB to 1 GiB, rounded up to 2 MiB. The default is right for
+    /// most disks.
     pub fn read_size(mut self, bytes: u64) -> Self {
-        self.piece_bytes = bytes.max(1).next_multiple_of(2 << 20);
+        self.piece_bytes = bytes.clamp(2 << 20, 1 << 30).next_multiple_of(2 << 20);
         self
     }
 
@@ -184,6 +186,7 @@ impl<'a> Loader<'a> {
 
         let reservation = self.heap.reserve(plan.len_bytes())?;
         let mapping = began.elapsed();
+        budget::check_pages(plan.len_bytes(), reservation.heap())?;
         let tuning = Tuning {
             mode: self.mode,
             populate_ahead_bytes: self.populate_ahead_bytes,

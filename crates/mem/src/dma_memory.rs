@@ -25,7 +25,11 @@ pub unsafe trait DmaMemory: Send {
 
     /// The file whose pages these are, and where in it they begin, if there is one: a device of
     /// another process can be given the descriptor.
-    fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)>;
+    ///
+    /// # Safety
+    /// Who writes through the descriptor, or is given it, writes to the memory: the same holds for
+    /// them as for a device. No reference to the memory that the value lent out may live meanwhile.
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)>;
 }
 
 /// Memory that several owners may hand to devices at once: one model mapped into many domains.
@@ -42,7 +46,8 @@ unsafe impl<T: SharedDmaMemory> DmaMemory for Arc<T> {
         (**self).host()
     }
 
-    fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
-        (**self).file()
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        // SAFETY: the caller makes the same promise.
+        unsafe { (**self).file() }
     }
 }

@@ -87,7 +87,12 @@ impl Mapping {
                 file,
                 0,
             )
-        }?;
+        }
+        .inspect_err(|_| {
+            // The kernel may have removed the reservation before it failed, and another thread may
+            // have mapped something there since: better to lose addresses than to unmap that.
+            whole.reserved_bytes = 0;
+        })?;
         whole.start = non_null(placed)?;
         whole.len_bytes = len_bytes;
         Ok(whole)

@@ -44,12 +44,12 @@ pub fn with_ring<'mem, R>(entries: u32, body: impl FnOnce(&mut Ring<'mem>) -> R)
     Ok(body(&mut ring))
 }
 
-/// Whether this process may use io_uring for reads, and if not, why.
+/// Whether this process may use a ring of `entries` places for reads, and if not, why.
 ///
 /// # Errors
 /// As [`with_ring`].
-pub fn probe() -> io::Result<()> {
-    with_ring(1, |_| ())
+pub fn probe(entries: u32) -> io::Result<()> {
+    with_ring(entries, |_| ())
 }
 
 impl<'mem> Ring<'mem> {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn skip_without_uring() -> bool {
-        match probe() {
+        match probe(2) {
             Ok(()) => false,
             Err(error) => {
                 eprintln!("SKIPPED: no io_uring here: {error}");

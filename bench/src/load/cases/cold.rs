@@ -23,7 +23,7 @@ const LIMIT_BLOCKS_MIB: [u64; 2] = [4, 8];
 const BEST_PEER: &str = "best peer";
 const PEERS: [Peer; 5] = [SAFETENSORS, SAFETENSORS_NUMPY, RUNAI, FASTSAFETENSORS, TENSORIZER];
 
-pub(super) fn run(context: &Context<'_>, model: &Model, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let machine = context.machine;
     let ours = |name: &str, work: Work, interest: Interest| -> Box<dyn Candidate> {
         let job = TimedJob::of_worker(name, work, &model.file, &model.rehearsal, machine);

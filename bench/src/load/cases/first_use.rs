@@ -27,7 +27,7 @@ const RUNAI_PROGRAM: &str = "import sys\n\
     \x20   streamer.stream_file(sys.argv[1])\n\
     \x20   dict(streamer.get_tensors())";
 
-pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     let file = context.folder.safetensors_file(REHEARSAL_BYTES)?;
     let python = |peer: Peer, program: &str| {
         let command = context.peers.python_for(peer).map(|python| {

@@ -13,7 +13,7 @@ use crate::load::worker::Work;
 pub(super) const CASE: &str = "overlap";
 const IN_TURN: &str = "allocate, then read";
 
-pub(super) fn run(context: &Context<'_>, model: &Model, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let direct =
         Work::Longshore { heap: "memfd".to_owned(), mode: "direct".to_owned(), read_size: None };
     let candidates = [(OURS, direct), (IN_TURN, Work::AllocateThenRead)]

@@ -12,7 +12,7 @@ use crate::load::worker::Work;
 pub(super) const CASE: &str = "page-size";
 const BASE_PAGES: &str = "memfd:4k";
 
-pub(super) fn run(context: &Context<'_>, model: &Model, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let candidates = ["memfd", BASE_PAGES]
         .into_iter()
         .map(|heap| -> Box<dyn Candidate> {

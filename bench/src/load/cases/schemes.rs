@@ -15,39 +15,30 @@ use crate::load::worker::Work;
 pub(crate) const CASE: &str = "schemes";
 /// What the table compares everything with.
 const BASELINE: &str = "normal";
-const OURS: &str = "longshore auto";
+pub(crate) const OURS: &str = "longshore auto";
 const PUBLISHED_BEST: &str = "async direct";
 /// The larger of the two sizes that `--quick` has time for.
 const QUICK_BYTES_MAX: u64 = 8 << 20;
 
-pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     for size in SIZES {
         let case = format!("{CASE}/{}", size.name);
         let asked_for = &context.options.scheme_size;
         let too_long = context.options.common.quick && size.bytes > QUICK_BYTES_MAX;
         let listed = asked_for.is_empty() || asked_for.iter().any(|name| name == size.name);
-        if !session.wants(&case) || !listed || too_long {
+        if !context.options.common.wants(&case) || !listed || too_long {
             continue;
         }
-        match why_not(context, size) {
-            Some(why) => session.not_run(&case, OURS, &why)?,
-            None => run_size(context, session, &case, size)?,
+        if context.folder.has_room(size.bytes) {
+            run_size(context, session, &case, size)?;
+        } else {
+            session.not_run(&case, OURS, "the disk has no room for the file")?;
         }
     }
     Ok(())
 }
 
-fn why_not(context: &Context<'_>, size: Size) -> Option<String> {
-    let available = longshore_sys::memory::available().machine_bytes.unwrap_or(u64::MAX);
-    // The buffer and the page cache's copy, and something for everyone else.
-    let needed = size.bytes * 2 + (512 << 20);
-    if available < needed {
-        return Some(format!("{needed} bytes of memory are needed, {available} are available"));
-    }
-    (!context.folder.has_room(size.bytes)).then(|| "the disk has no room for the file".to_owned())
-}
-
-fn run_size(context: &Context<'_>, session: &mut Session, case: &str, size: Size) -> Result<()> {
+fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) -> Result<()> {
     let file = context.folder.raw_file(size.bytes)?;
     let rehearsal = context.folder.raw_file(REHEARSAL_BYTES)?;
     let candidates = ALL

@@ -14,7 +14,7 @@ const DEFAULTS: &str = "defaults";
 const READS_MIB: [u64; 4] = [2, 4, 8, 16];
 const DEPTHS: [u32; 4] = [2, 4, 8, 16];
 
-pub(super) fn run(context: &Context<'_>, model: &Model, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let candidate = |name: String, read_size: Option<(u64, u32)>| -> Box<dyn Candidate> {
         let work =
             Work::Longshore { heap: "memfd".to_owned(), mode: "direct".to_owned(), read_size };

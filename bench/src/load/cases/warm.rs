@@ -19,7 +19,7 @@ const COPY_POPULATED: &str = "memcpy, populated";
 const COPY_FRESH: &str = "memcpy, fresh pages";
 const PEERS: [Peer; 4] = [READINTO, MMAP_CLONE, SAFETENSORS_NUMPY, RUNAI];
 
-pub(super) fn run(context: &Context<'_>, model: &Model, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let machine = context.machine;
     let ours = |name: &str, work: Work, interest: Interest| -> Box<dyn Candidate> {
         let job = TimedJob::of_worker(name, work, &model.file, &model.rehearsal, machine);

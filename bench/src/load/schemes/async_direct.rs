@@ -19,6 +19,10 @@ impl Scheme for AsyncDirect {
         Some("alloc+read async direct (patch 1-4)")
     }
 
+    fn reads_directly(&self) -> bool {
+        true
+    }
+
     fn fill(&self, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
         let source = open_direct(file)?;
         let memory = kinds.populated().reserve(file.len_bytes)?;

@@ -4,7 +4,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
 use longshore_heap::{Sealing, SharedBuffer};
-use longshore_mem::DmaMemory;
 
 use super::reading::{DIRECT_BYTES, open_buffered};
 use super::{Kinds, Scheme};
@@ -32,8 +31,8 @@ impl Scheme for SendfileBuffered {
 
 /// Sends a file into a new memfd.
 pub(super) fn send(source: &OwnedFd, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
-    let buffer = kinds.plain().reserve(file.len_bytes)?.finish()?;
-    let (memfd, _) = buffer.file().context("the memory is no file")?;
+    let buffer = kinds.plain().reserve(file.len_bytes)?.finish()?.share(Sealing::Size)?;
+    let memfd = buffer.memfd().context("the memory is no file")?;
     let mut offset = 0;
     while offset < file.len_bytes {
         // Direct reads end at a block; beyond the file's end there is nothing to send.
@@ -43,7 +42,7 @@ pub(super) fn send(source: &OwnedFd, file: &DataFile, kinds: &Kinds) -> Result<S
             .with_context(|| format!("sendfile at byte {offset}"))?;
         ensure!(sent > 0, "the file ended at byte {offset}");
     }
-    Ok(buffer.share(Sealing::Size)?)
+    Ok(buffer)
 }
 
 /// What the kernel says to `sendfile` into a dma-buf, where it is a refusal.

@@ -18,6 +18,10 @@ impl Scheme for SendfileDirect {
         Some("sendfile direct")
     }
 
+    fn reads_directly(&self) -> bool {
+        true
+    }
+
     fn fill(&self, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
         sendfile_buffered::send(&open_direct(file)?, file, kinds)
     }

@@ -18,6 +18,10 @@ impl Scheme for SyncDirect {
         Some("alloc+read sync direct (patch 1)")
     }
 
+    fn reads_directly(&self) -> bool {
+        true
+    }
+
     fn fill(&self, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
         let source = open_direct(file)?;
         let memory = kinds.populated().reserve(file.len_bytes)?;

@@ -18,6 +18,10 @@ impl Scheme for UdmabufDirect {
         Some("udmabuf direct")
     }
 
+    fn reads_directly(&self) -> bool {
+        true
+    }
+
     fn fill(&self, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
         let source = open_direct(file)?;
         let memory = kinds.plain().reserve(file.len_bytes)?;

@@ -8,11 +8,13 @@ use longshore_heap::{Heap, Sealing};
 
 use super::ring;
 use super::{Finished, Prepared};
+use crate::harness::Trouble;
 use crate::load::data::DataFile;
 
-pub(super) fn prepare(file: &DataFile) -> Prepared {
+pub(super) fn prepare(file: &DataFile) -> Result<Prepared, Trouble> {
+    ring::require()?;
     let file = file.clone();
-    Box::new(move || {
+    Ok(Box::new(move || {
         let (len_bytes, direct) = (file.len_bytes, ring::open_direct(&file.path)?);
         let memory = Heap::Memfd.reserve(len_bytes)?;
         memory.populate(0..len_bytes)?;
@@ -25,5 +27,5 @@ pub(super) fn prepare(file: &DataFile) -> Prepared {
         let note = format!("into {} pages", memory.page_report());
         let buffer = memory.finish()?.share(Sealing::Size)?;
         Ok(Finished::loaded(file, buffer, Some(note)))
-    })
+    }))
 }

@@ -4,14 +4,15 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use anyhow::Result;
 use longshore_heap::Heap;
 
 use super::ring::{self, BLOCK_BYTES, DEPTH};
 use super::{Finished, Prepared};
+use crate::harness::Trouble;
 use crate::load::data::DataFile;
 
-pub(super) fn prepare(file: &DataFile) -> Result<Prepared> {
+pub(super) fn prepare(file: &DataFile) -> Result<Prepared, Trouble> {
+    ring::require()?;
     let (path, len_bytes) = (file.path.clone(), file.len_bytes);
     let memory_bytes = u64::from(DEPTH) * BLOCK_BYTES;
     let memory = Heap::Memfd.reserve(memory_bytes)?;

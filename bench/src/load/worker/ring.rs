@@ -11,6 +11,8 @@ use anyhow::{Context, Result};
 use longshore_mem::{FileOffset, VolatileSliceMut};
 use longshore_sys::{file, uring};
 
+use crate::harness::Trouble;
+
 /// As the library reads by default.
 pub(super) const BLOCK_BYTES: u64 = 8 << 20;
 pub(super) const DEPTH: u32 = 8;
@@ -20,6 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Opens a file for direct reads.
 pub(super) fn open_direct(path: &Path) -> Result<OwnedFd> {
     file::reopen_direct(File::open(path)?).context("opening the file for direct reads")
+}
+
+/// Where io_uring is refused, as in many containers, what needs it cannot be measured.
+pub(super) fn require() -> std::result::Result<(), Trouble> {
+    uring::probe(8).map_err(|error| Trouble::NotRun(format!("io_uring is refused here: {error}")))
 }
 
 /// Reads the first `len_bytes` of `file`. `memory` gives the memory for a range of the file, which

@@ -44,6 +44,9 @@ struct State {
 /// A lane at work; leaving is dropping it.
 pub(super) struct Lane<'a, 'b>(&'a Ledger<'b>);
 
+/// Stops the fill where the thread that made it panics, so that no scope waits for ever.
+pub(super) struct StopOnPanic<'a, 'b>(&'a Ledger<'b>);
+
 /// A piece on its way, which must end by [`InFlight::returned`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
@@ -77,6 +80,11 @@ impl<'a> Ledger<'a> {
     pub(super) fn enter(&self) -> Lane<'_, 'a> {
         self.state().lanes += 1;
         Lane(self)
+    }
+
+    /// Guards a scope whose threads would go on, or wait, while this one unwinds.
+    pub(super) fn stop_on_panic(&self) -> StopOnPanic<'_, 'a> {
+        StopOnPanic(self)
     }
 
     /// Whether there is no point in going on: something failed or the caller cancelled.
@@ -316,5 +324,14 @@ impl Drop for Lane<'_, '_> {
         }
         self.0.state().lanes -= 1;
         self.0.changed.notify_all();
+    }
+}
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stopped.store(true, Ordering::Relaxed);
+            self.0.close();
+        }
     }
 }

@@ -90,12 +90,13 @@ pub(crate) fn fill(
         pieces.into_iter().partition(|piece| piece.route == Route::Direct);
     let mut engine = Engine::Threads { ring_refused: None };
     if !direct.is_empty() && tuning.use_uring && reads.through_ring() {
-        engine = match uring::probe() {
+        engine = match uring::probe(tuning.depth) {
             Ok(()) => Engine::Uring,
             Err(error) => Engine::Threads { ring_refused: Some(error.to_string()) },
         };
     }
     let digests = thread::scope(|scope| {
+        let _guard = ledger.stop_on_panic();
         let hashing = (!digests.is_empty())
             .then(|| scope.spawn(|| digest::follow(plan, reservation, &ledger, digests)));
         let lanes = Lanes { ledger: &ledger, tuning, reads };
@@ -139,6 +140,7 @@ impl Lanes<'_> {
         let direct_queue = Queue::new(if use_ring { &[] } else { direct });
         let other_queue = Queue::new(others);
         thread::scope(|scope| {
+            let _guard = ledger.stop_on_panic();
             let mut started = Vec::new();
             if use_ring && !direct.is_empty() {
                 started.push(start(scope, ledger, || frontier.run(ledger)));

@@ -172,8 +172,8 @@ impl DirectWay {
         if !strictest.is_aligned(skew) {
             return None;
         }
-        let tail_fits = alignment.offset <= FILE_ALIGNMENT
-            && alignment.offset.bytes() <= page_size_bytes() as u64;
+        let tail_fits =
+            strictest <= FILE_ALIGNMENT && strictest.bytes() <= page_size_bytes() as u64;
         Some(Self { offset: strictest, tail_fits })
     }
 

@@ -225,3 +225,30 @@ fn reads_are_as_few_as_their_size_allows() {
     // One a huge page, and one for the byte behind them.
     assert_eq!(seen.lock().unwrap().len(), 11);
 }
+
+#[test]
+fn an_observer_that_panics_ends_the_load() {
+    let (file, _) = file_of(8 << 20);
+    let reads = Staged::new(|number, route, _, len_bytes| {
+        // Leaves a piece to be read later, which never is.
+        if route == Route::Resident && number == 1 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        Ok(len_bytes)
+    });
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let loader = Loader::new().read_size(2 << 20).digest(DigestKind::Crc32c);
+        load(file.path(), loader.observe(|_| panic!("the observer's own")), &reads).map(drop)
+    }));
+    assert!(ended.is_err(), "the panic reaches the caller");
+}
+
+#[test]
+fn read_sizes_out_of_bounds_are_brought_within() {
+    let (file, content) = file_of(5 << 20);
+    for bytes in [0, 1, u64::MAX] {
+        let loaded = load(file.path(), Loader::new().read_size(bytes), &KernelReads).unwrap();
+        assert!(*loaded.buffer.read().unwrap() == *content);
+    }
+}

@@ -4,6 +4,7 @@ use std::{error::Error, fs, os::fd::AsFd, path::Path};
 
 use longshore_heap::{Heap, Sealing};
 use longshore_load::{Engine, Loader, Plan, ReadMode, Report, SourceFile};
+use longshore_sys::page_cache;
 use longshore_vm_tests::{
     fixture::{FILE_SIZES, file_name, write_sized_files},
     pattern,
@@ -66,8 +67,14 @@ pub(super) fn tmpfs_into_udmabuf() -> TestResult {
 pub(super) fn every_mode_gives_the_same() -> TestResult {
     let path = Path::new(EXT4).join(file_name(LARGE));
     for mode in [ReadMode::Auto, ReadMode::Direct, ReadMode::Buffered] {
-        load_and_check(&path, LARGE, &Heap::Udmabuf, Loader::new().mode(mode))
+        page_cache::evict(fs::File::open(&path)?)?;
+        let report = load_and_check(&path, LARGE, &Heap::Udmabuf, Loader::new().mode(mode))
             .map_err(|error| format!("mode {mode}: {error}"))?;
+        if mode == ReadMode::Buffered {
+            ensure!(report.by_route.buffered == LARGE, "the bytes came {:?}", report.by_route);
+        } else {
+            only_direct(&report).map_err(|why| format!("mode {mode}: {why}"))?;
+        }
     }
     // What the page cache now holds is taken from there.
     let report = load_and_check(&path, LARGE, &Heap::Udmabuf, Loader::new())?;

@@ -2,9 +2,11 @@
 
 /// What was asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arguments {
-    pub(crate) list: bool,
-    pub(crate) show_output: bool,
+pub struct Arguments {
+    /// Name the tests instead of running them.
+    pub list: bool,
+    /// Show what they write.
+    pub show_output: bool,
     exact: bool,
     only_ignored: bool,
     filters: Vec<String>,
@@ -13,7 +15,11 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// Reads the arguments after the program's name.
-    pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+    ///
+    /// # Errors
+    ///
+    /// An option that is not known, or lacks its value.
+    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let mut parsed = Self::default();
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
@@ -41,17 +47,61 @@ impl Arguments {
     }
 
     /// Whether anything narrows the tests down.
-    pub(crate) fn is_filtering(&self) -> bool {
+    #[must_use]
+    pub fn is_filtering(&self) -> bool {
         self.only_ignored || !self.filters.is_empty() || !self.skips.is_empty()
     }
 
     /// Whether the test called `name` is to run.
-    pub(crate) fn selects(&self, name: &str) -> bool {
+    #[must_use]
+    pub fn selects(&self, name: &str) -> bool {
         let matches = |pattern: &String| {
             if self.exact { name == pattern } else { name.contains(pattern.as_str()) }
         };
         !self.only_ignored
             && (self.filters.is_empty() || self.filters.iter().any(matches))
             && !self.skips.iter().any(matches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Arguments {
+        Arguments::parse(line.split_whitespace().map(str::to_owned)).unwrap()
+    }
+
+    #[test]
+    fn nothing_said_is_everything() {
+        assert!(parsed("").selects("load::any"));
+        assert!(!parsed("").is_filtering());
+        assert!(!parsed("--nocapture --test-threads 1 --color=never -q").is_filtering());
+    }
+
+    #[test]
+    fn filters_match_parts_and_exact_ones_the_whole() {
+        let some = parsed("load:: heap::auto");
+        assert!(some.is_filtering());
+        assert!(some.selects("load::any") && some.selects("heap::auto_takes"));
+        assert!(!some.selects("kernel::any"));
+        let exact = parsed("--exact load::a --nocapture");
+        assert!(exact.selects("load::a") && !exact.selects("load::ab") && exact.show_output);
+    }
+
+    #[test]
+    fn skips_win_over_filters_and_nothing_is_ignored() {
+        let some = parsed("load:: --skip slow --skip=tmpfs");
+        assert!(some.selects("load::ext4"));
+        assert!(!some.selects("load::slow") && !some.selects("load::tmpfs"));
+        assert!(!parsed("--ignored").selects("load::ext4"));
+        assert!(parsed("--list --format terse").list);
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        let refused = |arg: &str| Arguments::parse([arg.to_owned()]).unwrap_err();
+        assert!(refused("--bench").contains("--bench"));
+        assert!(refused("--skip").contains("needs a value"));
     }
 }
