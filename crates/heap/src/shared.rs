@@ -79,8 +79,8 @@ impl SharedBuffer {
                 Ok(made) => {
                     udmabuf = Some(DmaBuf::new(made, heap.clone(), memory.file_bytes));
                 }
-                // Kernels before 6.13 need one piece of memory for the list of pages, which
-                // they do not have above 2 GiB. Nobody asked for a dma-buf by name.
+                // A kernel may lack the memory for its list of the pages, also below its limit.
+                // Nobody asked for a dma-buf by name.
                 Err(_) if memory.chosen => memory.heap = Heap::Memfd,
                 Err(source) => return Err(failed("UDMABUF_CREATE")(source)),
             }
