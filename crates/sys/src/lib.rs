@@ -11,7 +11,7 @@
 //! | [`mapping`] | `mmap` of a shared file at a huge-page boundary |
 //! | [`pages`] | `madvise` (huge pages, collapse, populate), `mincore` on our own mappings |
 //! | [`page_cache`] | `cachestat`, `preadv2(RWF_NOWAIT)`: which part of a file is in memory |
-//! | [`file`] | opening, `statx` (identity, direct I/O alignment), `preadv2` |
+//! | [`mod@file`] | opening, `statx` (identity, direct I/O alignment), `preadv2` |
 //! | [`uring`] | io_uring, for reads |
 //! | [`udmabuf`] | `/dev/udmabuf` |
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
