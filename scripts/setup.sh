@@ -26,6 +26,7 @@ build_packages=(
 )
 test_packages=(
     git:git
+    procps:kill
     qemu-system-x86:qemu-system-x86_64
     kmod:depmod
     xz-utils:xz

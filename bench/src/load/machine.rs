@@ -2,7 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use anyhow::{Context, Result};
 use longshore_heap::Heap;
@@ -110,9 +113,29 @@ fn make_warm(file: &Path) -> Result<()> {
 /// 0.3 to 0.8 GB/s to back. Whoever ran first would pay for everyone. It is touched as a heap does
 /// it, in the largest pages there are, so that such pages are free afterwards.
 fn touch_memory(memory_bytes: u64) -> Result<()> {
+    const STEP_BYTES: u64 = 64 << 20;
     let bytes = memory_bytes.min(available_bytes() / 10 * 7);
-    drop(Heap::Memfd.allocate(bytes).context("touching memory before a run")?);
-    Ok(())
+    let memory = Heap::Memfd.reserve(bytes).context("touching memory before a run")?;
+    let steps = AtomicU64::new(0);
+    let touch = || {
+        loop {
+            let start = steps.fetch_add(1, Ordering::Relaxed) * STEP_BYTES;
+            if start >= bytes {
+                return Ok(());
+            }
+            memory.populate(start..bytes.min(start + STEP_BYTES))?;
+        }
+    };
+    let others = thread::available_parallelism().map_or(0, |cores| cores.get() - 1);
+    let touched: Result<(), longshore_heap::Error> = thread::scope(|scope| {
+        let others: Vec<_> = (0..others).map(|_| scope.spawn(touch)).collect();
+        let mine = touch();
+        let joined = others
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        joined.chain([mine]).collect()
+    });
+    touched.context("touching memory before a run")
 }
 
 /// Checks that `bytes` of memory are to be had.

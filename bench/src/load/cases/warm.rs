@@ -7,7 +7,7 @@ use super::cold::OURS;
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
 use crate::load::machine::Start;
-use crate::load::metrics::{PAGE_CACHE, PEAK, SPEED};
+use crate::load::metrics::{IMPORT, PAGE_CACHE, PEAK, SPEED};
 use crate::load::peers::{MMAP_CLONE, Peer, READINTO, RUNAI, SAFETENSORS_NUMPY};
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
@@ -50,6 +50,7 @@ pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Re
             Against { metric: SPEED, baseline: COPY_FRESH, only: Some(OURS) },
             Against { metric: PAGE_CACHE, baseline: SAFETENSORS_NUMPY.name, only: None },
             Against { metric: PEAK, baseline: SAFETENSORS_NUMPY.name, only: None },
+            Against { metric: IMPORT, baseline: SAFETENSORS_NUMPY.name, only: None },
         ],
     );
     session.publish(rows)
