@@ -16,8 +16,9 @@ use crate::error::{Error, Result};
 use crate::mode::ReadMode;
 use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 
-/// A piece that is partly resident is looked at in units of this.
-const RESIDENCY_UNIT_BYTES: u64 = 256 << 10;
+/// A piece that is partly resident is looked at in units of this: less is not worth a read of its
+/// own beside the disk's.
+const RESIDENCY_UNIT_BYTES: u64 = 1 << 20;
 
 /// Cuts the plan into pieces and gives each its route, in the order of the buffer.
 pub(super) fn pieces(
@@ -42,7 +43,12 @@ pub(super) fn pieces(
                         }
                     });
                 }
-                read_ahead_again(file);
+                if ways.direct.is_ok() {
+                    // What is resident is copied, and nothing beside it is to become so.
+                    let _ = page_cache::expect_random_reads(file.source().buffered());
+                } else {
+                    read_ahead_again(file);
+                }
             }
             ReadMode::Direct => {
                 ways.direct.map_err(|reason| unavailable(file, mode, reason))?;
