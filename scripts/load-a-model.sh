@@ -26,10 +26,8 @@ if [[ -z $model ]]; then
     model=$cache/model-$size.safetensors
     if [[ ! -e $model ]]; then
         mkdir -p "$cache"
-        trap 'rm -f "$model.unfinished"' EXIT
-        "$longshore" make-model --force --size "$size" "$model.unfinished"
-        mv "$model.unfinished" "$model"
-        echo "made $model; it is kept for the next time"
+        "$longshore" make-model --size "$size" "$model"
+        echo "it is kept for the next time"
     fi
     # What was just written lies in memory: drop it from there, so that the disk is read.
     sync "$model"
