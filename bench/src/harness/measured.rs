@@ -57,6 +57,17 @@ impl Entry {
         self.trouble = Some(trouble);
     }
 
+    /// Keeps the values of the first `rounds` rounds; where there is none, `why` is the reason.
+    pub(crate) fn end_after(&mut self, rounds: usize, why: &str) {
+        for (_, values) in &mut self.series {
+            values.truncate(rounds);
+        }
+        self.series.retain(|(_, values)| !values.is_empty());
+        if self.series.is_empty() && self.trouble.is_none() {
+            self.trouble = Some(Trouble::NotRun(why.to_owned()));
+        }
+    }
+
     fn values(&self, metric: Metric) -> Option<&[f64]> {
         self.series.iter().find(|(known, _)| *known == metric).map(|(_, values)| &values[..])
     }

@@ -8,7 +8,7 @@
 //! By turns, because a machine's speed drifts; each round begins with another candidate, because
 //! what ran before leaves its marks on memory and disk.
 
-use crate::harness::candidate::{Candidate, Metric, Trouble};
+use crate::harness::candidate::{Candidate, Sample, Trouble};
 use crate::harness::measured::{Entry, Measured};
 
 /// How often candidates run.
@@ -22,29 +22,33 @@ pub(crate) struct Rounds {
 /// Runs every candidate in every round. One that cannot run, or fails, is left out from there on,
 /// and what it gave before does not count.
 ///
-/// `tell` hears of each run: the round, of how many, the candidate, and how it went. `out_of_time`
-/// is asked before each run.
+/// `tell` hears of each run: the round, the candidate, and how it went. `out_of_time` is asked
+/// before each run; where it says why there is no more time, the rounds end, and those that were
+/// completed count.
 pub(crate) fn run(
     case: &str,
     rounds: Rounds,
     candidates: &mut [Box<dyn Candidate + '_>],
-    mut tell: impl FnMut(usize, &str, &Result<Vec<(Metric, f64)>, Trouble>),
+    mut tell: impl FnMut(usize, &str, &Result<Sample, Trouble>),
     out_of_time: impl Fn() -> Option<String>,
 ) -> Measured {
     let mut entries: Vec<Entry> =
         candidates.iter().map(|candidate| Entry::new(candidate.name())).collect();
-    for round in 0..rounds.warm_up + rounds.counted {
+    'rounds: for round in 0..rounds.warm_up + rounds.counted {
         let first = round.saturating_sub(rounds.warm_up);
         for turn in 0..candidates.len() {
             let at = (first + turn) % candidates.len();
-            let (candidate, entry) = (&mut candidates[at], &mut entries[at]);
-            if entry.trouble.is_some() {
+            if entries[at].trouble.is_some() {
                 continue;
             }
-            let outcome = match out_of_time() {
-                Some(why) => Err(Trouble::NotRun(why)),
-                None => candidate.measure(),
-            };
+            if let Some(why) = out_of_time() {
+                for entry in &mut entries {
+                    entry.end_after(first, &why);
+                }
+                break 'rounds;
+            }
+            let (candidate, entry) = (&mut candidates[at], &mut entries[at]);
+            let outcome = candidate.measure();
             tell(round, &entry.candidate, &outcome);
             match outcome {
                 Ok(sample) if round >= rounds.warm_up => entry.add(sample),
@@ -64,6 +68,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::harness::candidate::Metric;
 
     const SPEED: Metric = Metric { name: "speed", unit: "GB/s" };
 
@@ -104,14 +109,25 @@ mod tests {
     }
 
     #[test]
-    fn time_that_is_over_is_said_so() {
+    fn when_time_is_over_the_completed_rounds_count() {
         let log = RefCell::new(String::new());
-        let candidate = Counted { name: "a", runs: 0.0, fails_at: None, log: &log };
-        let rounds = Rounds { warm_up: 0, counted: 2 };
-        let mut candidates: [Box<dyn Candidate + '_>; 1] = [Box::new(candidate)];
-        let measured =
-            run("case", rounds, &mut candidates, |_, _, _| {}, || Some("over".to_owned()));
-        assert_eq!(measured.why_not("a").as_deref(), Some("over"));
-        assert!(log.borrow().is_empty());
+        let counted = |name| -> Box<dyn Candidate + '_> {
+            Box::new(Counted { name, runs: 0.0, fails_at: None, log: &log })
+        };
+        let rounds = Rounds { warm_up: 0, counted: 3 };
+        let run_until = |runs: usize| {
+            log.borrow_mut().clear();
+            let over = || (log.borrow().len() >= runs).then(|| "over".to_owned());
+            run("case", rounds, &mut [counted("a"), counted("b")], |_, _, _| {}, over)
+        };
+        let measured = run_until(3);
+        assert_eq!(*log.borrow(), "abb", "the second round began with b");
+        for name in ["a", "b"] {
+            assert_eq!(measured.values(name, SPEED).unwrap(), [1.0], "{name}");
+        }
+        let measured = run_until(1);
+        for name in ["a", "b"] {
+            assert_eq!(measured.why_not(name).as_deref(), Some("over"), "{name}");
+        }
     }
 }
