@@ -117,9 +117,6 @@ fn make_warm(file: &Path) -> Result<()> {
 /// the host of what earlier runs left free, which would otherwise go on beside the run: without
 /// that 1.2 to 1.9 GB/s were read on such a machine, with it 1.9 to 2.3.
 fn touch_memory(memory_bytes: u64) -> Result<()> {
-    /// The kernel tells the host of free pages two seconds after they became free
-    /// (`PAGE_REPORTING_DELAY` in Linux's mm/page_reporting.c).
-    const FREE_PAGE_REPORTING: Duration = Duration::from_millis(2500);
     const STEP_BYTES: u64 = 64 << 20;
     let bytes = (2 * memory_bytes).min(available_bytes() / 10 * 7);
     let memory = Heap::Memfd.reserve(bytes).context("touching memory before a run")?;
@@ -143,8 +140,26 @@ fn touch_memory(memory_bytes: u64) -> Result<()> {
         joined.chain([mine]).collect()
     });
     touched.context("touching memory before a run")?;
-    thread::sleep(FREE_PAGE_REPORTING);
+    await_free_page_reporting();
     Ok(())
+}
+
+/// Waits until the kernel has told the host of all pages that are free, so that it will not do so
+/// beside the run. It begins two seconds after pages became free (`PAGE_REPORTING_DELAY` in Linux's
+/// mm/page_reporting.c); some kernels count what was told.
+fn await_free_page_reporting() {
+    const COUNT: &str = "/sys/module/page_reporting/parameters/reported_kib";
+    const QUIET: Duration = Duration::from_millis(2500);
+    const WAITS_MAX: usize = 20;
+    let mut before: Option<Option<String>> = None;
+    for _ in 0..WAITS_MAX {
+        let reported = fs::read_to_string(COUNT).ok();
+        if before.as_ref() == Some(&reported) {
+            return;
+        }
+        before = Some(reported);
+        thread::sleep(QUIET);
+    }
 }
 
 /// Checks that `bytes` of memory are to be had.
