@@ -9,6 +9,7 @@
 //! `README.md` tells how to run a bench, what its lines mean, and how to add one.
 
 mod harness;
+mod iov;
 mod load;
 
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ struct Cli {
 enum Command {
     /// Files into buffers: the disk's limit, the page cache, the eight published schemes, peers
     Load(load::Load),
+    /// Cursors: each kind of memory, copies, checksums and digests in bytes per cycle
+    Iov(iov::Iov),
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
@@ -40,6 +43,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Load(bench) => harness::run(&bench),
+        Command::Iov(bench) => harness::run(&bench),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

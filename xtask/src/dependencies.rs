@@ -27,6 +27,16 @@ struct Policy {
 struct Licenses {
     /// SPDX identifiers.
     allow: Vec<String>,
+    /// What packages are licensed under that name no licence in their manifest.
+    #[serde(default)]
+    clarify: Vec<Clarified>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Clarified {
+    #[serde(rename = "crate")]
+    package: String,
+    expression: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -96,7 +106,8 @@ fn unlicensed(metadata: &Metadata, licenses: &Licenses) -> Vec<String> {
     let allows = |identifier: &str| licenses.allow.iter().any(|allowed| allowed == identifier);
     let mut places = Vec::new();
     for Package { name, version, license, .. } in &metadata.packages {
-        match license {
+        let clarified = licenses.clarify.iter().find(|clarified| clarified.package == *name);
+        match license.as_ref().or(clarified.map(|clarified| &clarified.expression)) {
             None => places.push(format!("{name} {version}: names no licence")),
             Some(license) => match spdx::satisfied(license, &allows) {
                 Some(true) => {}
@@ -161,7 +172,10 @@ mod tests {
 
     #[test]
     fn a_licence_must_be_there_and_allowed() {
-        let licenses = Licenses { allow: vec!["MIT".to_owned()] };
+        let clarified = Clarified { package: "told".to_owned(), expression: "MIT".to_owned() };
+        let licenses = Licenses { allow: vec!["MIT".to_owned()], clarify: vec![clarified] };
+        let mut told = package("told", "1.0.0", "");
+        told.license = None;
         let mut silent = package("silent", "1.0.0", "");
         silent.license = None;
         let packages = vec![
@@ -169,6 +183,7 @@ mod tests {
             package("viral", "1.0.0", "GPL-2.0-only"),
             package("odd", "1.0.0", "MIT OR"),
             silent,
+            told,
         ];
         assert_eq!(
             unlicensed(&Metadata { packages }, &licenses),

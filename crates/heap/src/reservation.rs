@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::VolatileSliceMut;
 use longshore_sys::dma_buf::CpuAccess;
 
@@ -122,11 +123,10 @@ impl Reservation {
             self.populate(content..end)?;
             let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::Write)?;
             // SAFETY: `self` is owned here, so no other window exists.
-            let mut tail = unsafe { self.window(content..end) }?;
+            let tail = unsafe { self.window(content..end) }?;
             let len_bytes = tail.len_bytes();
-            // The view is as long as its own length.
-            let zeroed = tail.zero(0, len_bytes);
-            debug_assert!(zeroed.is_ok());
+            let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(tail), len_bytes);
+            debug_assert_eq!(zeroed, Ok(len_bytes), "the last page was populated");
             drop(bracket);
         }
         let pages = self.page_report();

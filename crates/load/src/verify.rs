@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crc_fast::CrcAlgorithm;
+use longshore_iov::crc32c::Crc32c;
 use sha2::{Digest as _, Sha256};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -53,7 +53,7 @@ impl fmt::Display for DigestKind {
 
 /// A checksum in the making.
 pub(crate) enum Hasher {
-    Crc32c(crc_fast::Digest),
+    Crc32c(Crc32c),
     Xxh3(Box<Xxh3>),
     Sha256(Sha256),
 }
@@ -61,7 +61,7 @@ pub(crate) enum Hasher {
 impl Hasher {
     pub(crate) fn new(kind: DigestKind) -> Self {
         match kind {
-            DigestKind::Crc32c => Self::Crc32c(crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi)),
+            DigestKind::Crc32c => Self::Crc32c(Crc32c::new()),
             DigestKind::Xxh3 => Self::Xxh3(Box::new(Xxh3::new())),
             DigestKind::Sha256 => Self::Sha256(Sha256::new()),
         }
@@ -78,7 +78,7 @@ impl Hasher {
     /// As hexadecimal digits.
     pub(crate) fn finish(self) -> String {
         match self {
-            Self::Crc32c(digest) => format!("{:08x}", digest.finalize()),
+            Self::Crc32c(digest) => format!("{:08x}", digest.finish()),
             Self::Xxh3(hasher) => format!("{:016x}", hasher.digest()),
             Self::Sha256(hasher) => {
                 hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()

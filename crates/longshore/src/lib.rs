@@ -23,11 +23,13 @@
 //! | --- | --- |
 //! | [`load`](mod@load) | plans, the overlapped reader, formats, verification |
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
+//! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
 
 use std::path::Path;
 
 pub use longshore_heap as heap;
+pub use longshore_iov as iov;
 pub use longshore_load as load;
 pub use longshore_mem as mem;
 

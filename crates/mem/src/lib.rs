@@ -8,7 +8,9 @@
 //! * `DmaMemory`: memory that stays where it is while a device uses it (feature `std`, on by
 //!   default, because it lends a file descriptor).
 //! * [`VolatileSlice`], [`VolatileSliceMut`]: views of memory that someone else may change at any
-//!   moment; no reference to it is ever formed ([`volatile`]).
+//!   moment; no reference to it is ever formed ([`volatile`]). [`Page`]: a page of it.
+//! * [`copy`]: bulk copies of such memory, which survive its vanishing while a `FaultGuard` lives
+//!   ([`fault`]), by the instructions the machine has ([`isa`]).
 //!
 //! The crate is `no_std` without its `std` feature and depends on nothing else.
 #![no_std]
@@ -17,9 +19,13 @@
 extern crate std;
 
 pub mod addr;
+pub mod copy;
 #[cfg(feature = "std")]
 pub mod dma_memory;
+pub mod fault;
 pub mod granule;
+pub mod isa;
+pub mod page;
 pub mod range;
 pub mod volatile;
 
@@ -27,5 +33,6 @@ pub use addr::{BusAddr, FileOffset, GuestPhys, HostAddr, Iova};
 #[cfg(feature = "std")]
 pub use dma_memory::{DmaMemory, SharedDmaMemory};
 pub use granule::{Granule, NotAPowerOfTwo};
+pub use page::{NotAPage, Page};
 pub use range::{AddrRange, Address, RangeClaim, RangeError};
 pub use volatile::{OutOfBounds, VolatileSlice, VolatileSliceMut};

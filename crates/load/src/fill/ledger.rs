@@ -7,6 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use longshore_heap::Reservation;
+use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::VolatileSliceMut;
 
 use super::piece::{Next, Piece, Route, Stretch};
@@ -184,9 +185,10 @@ impl<'a> Ledger<'a> {
             return;
         }
         // SAFETY: the slack belongs to this piece alone, whose reads are over.
-        let cleared = unsafe { self.reservation.window(slack) }.map(|mut window| {
+        let cleared = unsafe { self.reservation.window(slack) }.map(|window| {
             let len_bytes = window.len_bytes();
-            window.zero(0, len_bytes)
+            let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(window), len_bytes);
+            debug_assert_eq!(zeroed, Ok(len_bytes), "a read has filled it");
         });
         if let Err(error) = cleared {
             self.fail(error.into());

@@ -1,0 +1,48 @@
+//! The bench `iov`: cursors, copies, checksums and digests.
+
+mod bytes_per_clock;
+mod clock;
+mod faults;
+mod kinds;
+mod published;
+mod steps;
+mod timed;
+
+use anyhow::Result;
+use clap::Args;
+use longshore_mem::isa::Path;
+
+use crate::harness::environment::Environment;
+use crate::harness::{Bench, CommonOptions, Session};
+
+/// The bench and its options.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Iov {
+    #[command(flatten)]
+    common: CommonOptions,
+}
+
+impl Bench for Iov {
+    const NAME: &'static str = "iov";
+    const GOALS: &'static str = include_str!("../goals/iov.json");
+    type Setting = ();
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn set_up(&self, environment: &mut Environment) -> Result<()> {
+        let paths: Vec<&str> = Path::all().map(|path| path.isa().name()).collect();
+        environment.set("instruction_sets", paths.join(" "));
+        environment.set("core_clock_mhz", (clock::core_hz() / 1e6) as u64);
+        Ok(())
+    }
+
+    fn measure(&self, (): &(), session: &mut Session) -> Result<()> {
+        let quick = self.common.quick;
+        bytes_per_clock::run(&self.common, session)?;
+        steps::run(&self.common, session)?;
+        faults::run(&self.common, session)?;
+        kinds::run(&self.common, quick, session)
+    }
+}

@@ -1,0 +1,217 @@
+//! Copies, checksums and digests by size, in bytes per cycle of the core.
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::io::IoSlice;
+
+use anyhow::Result;
+use longshore_iov::checksum::Checksum;
+use longshore_iov::copy::Engine;
+use longshore_iov::crc32c::Crc32c;
+use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
+use longshore_mem::isa::Isa;
+
+use super::timed::{BYTES_PER_CLOCK, Repeated, Unit, boxed};
+use crate::harness::{Against, Candidate, CommonOptions, Session};
+
+/// A name, and the bytes of one buffer: a copy has two, and both are to fit the cache named.
+const SIZES: [(&str, usize); 6] = [
+    ("1500 B", 1500),
+    ("4 KiB", 4096),
+    ("L1", 12 << 10),
+    ("L2", 256 << 10),
+    ("L3", 4 << 20),
+    ("DRAM", 256 << 20),
+];
+const DRAM_QUICK_BYTES: usize = 16 << 20;
+
+const MEMCPY: &str = "memcpy";
+/// Half a page between the two buffers' places in a page: at the same place a load has to wait for
+/// the store before it that seems to be at its address, and so for none but this is measured.
+const TARGET_SKEW: usize = 2048;
+
+type Candidates<'a> = Vec<Box<dyn Candidate + 'a>>;
+type Target<'a> = &'a RefCell<&'a mut [u8]>;
+
+pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    for (size, bytes) in SIZES {
+        let bytes = if options.quick { bytes.min(DRAM_QUICK_BYTES) } else { bytes };
+        let source: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(167) >> 3) as u8).collect();
+        let mut target = vec![0u8; TARGET_SKEW + bytes];
+        let unit = Unit::BytesPerClock(bytes);
+        type Build = for<'a> fn(&'a [u8], Target<'a>, Unit) -> Candidates<'a>;
+        let cases: [(&str, Build); 6] = [
+            ("copy", copies),
+            ("checksum", checksums),
+            ("copy+checksum", checksummed_copies),
+            ("crc32c", crcs),
+            ("copy+crc32c", digested_copies),
+            ("is zero", zero_scans),
+        ];
+        for (name, build) in cases {
+            let case = format!("{name}, {size}");
+            if !options.wants(&case) {
+                continue;
+            }
+            // One target for all, so that they find the same memory.
+            let target = RefCell::new(&mut target[TARGET_SKEW..TARGET_SKEW + bytes]);
+            let measured = session.run(&case, build(&source, &target, unit));
+            let against = [Against { metric: BYTES_PER_CLOCK, baseline: MEMCPY, only: None }];
+            session.publish(measured.rows(session.bench(), &against))?;
+        }
+    }
+    Ok(())
+}
+
+/// The engines: the best by the project's name, the others by theirs too.
+fn engines() -> impl Iterator<Item = (String, Engine)> {
+    let best = Engine::active().isa();
+    Isa::ALL.into_iter().rev().filter_map(move |isa| {
+        let engine = Engine::with(isa)?;
+        let name = if isa == best { "longshore".to_owned() } else { format!("longshore, {isa}") };
+        Some((name, engine))
+    })
+}
+
+fn memcpy<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Box<dyn Candidate + 'a> {
+    boxed(Repeated::new(MEMCPY, unit, move || {
+        black_box(&mut **target.borrow_mut()).copy_from_slice(black_box(source));
+    }))
+}
+
+fn copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
+    let mut candidates = vec![memcpy(source, target, unit)];
+    for (name, engine) in engines() {
+        candidates.push(boxed(Repeated::ours(name, unit, move || {
+            let slices = [IoSlice::new(source)];
+            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            engine
+                .read(&mut cursor, black_box(&mut target.borrow_mut()))
+                .expect("own memory does not fault");
+        })));
+    }
+    candidates.push(boxed(Repeated::new("bytes", unit, move || {
+        use bytes::Buf;
+        let mut buffer = black_box(source);
+        buffer.copy_to_slice(black_box(&mut target.borrow_mut()));
+    })));
+    candidates.push(boxed(Repeated::new("vm-memory", unit, move || {
+        use vm_memory::VolatileMemory;
+        // A view of the target, as a guest's memory would be.
+        let mut target = target.borrow_mut();
+        let view = vm_memory::VolatileSlice::from(&mut **target);
+        view.as_volatile_slice().copy_from(black_box(source));
+    })));
+    candidates
+}
+
+fn checksums<'a>(source: &'a [u8], _: Target<'a>, unit: Unit) -> Candidates<'a> {
+    let mut candidates: Candidates<'a> = Vec::new();
+    for (name, engine) in engines() {
+        candidates.push(boxed(Repeated::ours(name, unit, move || {
+            let mut checksum = Checksum::new();
+            engine.checksum(black_box(source), &mut checksum);
+            black_box(checksum.finish());
+        })));
+    }
+    candidates.push(boxed(Repeated::new("internet-checksum", unit, move || {
+        black_box(internet_checksum::checksum(black_box(source)));
+    })));
+    // Its checksum is public only as that of a packet: of one with a header of eight bytes.
+    let mut packet = source[..source.len().min(60_000)].to_vec();
+    let packet_unit = Unit::BytesPerClock(packet.len());
+    candidates.push(boxed(Repeated::new("smoltcp", packet_unit, move || {
+        let mut packet = smoltcp::wire::Icmpv4Packet::new_unchecked(black_box(&mut packet[..]));
+        packet.fill_checksum();
+    })));
+    candidates
+}
+
+fn checksummed_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
+    let mut candidates = vec![memcpy(source, target, unit)];
+    for (name, engine) in engines() {
+        candidates.push(boxed(Repeated::ours(name, unit, move || {
+            let slices = [IoSlice::new(source)];
+            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let mut checksum = Checksum::new();
+            let done = engine.read_checksummed(
+                &mut cursor,
+                black_box(&mut target.borrow_mut()),
+                &mut checksum,
+            );
+            black_box((done.is_ok(), checksum.finish()));
+        })));
+    }
+    candidates.push(boxed(Repeated::new("memcpy, then internet-checksum", unit, move || {
+        let mut target = target.borrow_mut();
+        target.copy_from_slice(black_box(source));
+        black_box(internet_checksum::checksum(black_box(&target)));
+    })));
+    candidates
+}
+
+fn crcs<'a>(source: &'a [u8], _: Target<'a>, unit: Unit) -> Candidates<'a> {
+    let mut candidates: Candidates<'a> = Vec::new();
+    for (name, engine) in engines() {
+        candidates.push(boxed(Repeated::ours(name, unit, move || {
+            let mut crc = Crc32c::new();
+            engine.crc32c(black_box(source), &mut crc);
+            black_box(crc.finish());
+        })));
+    }
+    candidates.push(boxed(Repeated::new("crc-fast", unit, move || {
+        let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
+        black_box(crc_fast::checksum(algorithm, black_box(source)));
+    })));
+    candidates.push(boxed(Repeated::new("crc32c", unit, move || {
+        black_box(crc32c::crc32c(black_box(source)));
+    })));
+    candidates
+}
+
+fn digested_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
+    let mut candidates = vec![memcpy(source, target, unit)];
+    for (name, engine) in engines() {
+        candidates.push(boxed(Repeated::ours(name, unit, move || {
+            let slices = [IoSlice::new(source)];
+            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let mut crc = Crc32c::new();
+            let done =
+                engine.read_crc32c(&mut cursor, black_box(&mut target.borrow_mut()), &mut crc);
+            black_box((done.is_ok(), crc.finish()));
+        })));
+    }
+    candidates.push(boxed(Repeated::new("memcpy, then crc-fast", unit, move || {
+        let mut target = target.borrow_mut();
+        target.copy_from_slice(black_box(source));
+        let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
+        black_box(crc_fast::checksum(algorithm, black_box(&target)));
+    })));
+    candidates
+}
+
+/// A block driver's question, as a step of a user's own (see the example `is_zero`).
+fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
+    target.borrow_mut().fill(0);
+    let is_zero = |bytes: &[u8]| {
+        bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |ored, byte| ored | byte) == 0)
+    };
+    vec![
+        boxed(Repeated::ours("longshore", unit, move || {
+            let zeros = target.borrow();
+            let slices = [IoSlice::new(black_box(&zeros))];
+            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let walked =
+                cursor.iterate_own_vec(
+                    source.len(),
+                    |bytes, _| {
+                        if is_zero(bytes) { 0 } else { bytes.len() }
+                    },
+                );
+            black_box((walked, cursor.remaining()));
+        })),
+        boxed(Repeated::new("bare loop", unit, move || {
+            black_box(is_zero(black_box(&target.borrow())));
+        })),
+    ]
+}

@@ -1,0 +1,65 @@
+//! What surviving faults costs: nothing where nothing faults, and so much where something does.
+#![expect(unsafe_code, reason = "sees memory as foreign that is not there")]
+
+use std::hint::black_box;
+use std::io::IoSlice;
+use std::ptr::NonNull;
+
+use anyhow::Result;
+use longshore_iov::{Cursor, Error, Source, copy};
+use longshore_mem::VolatileSlice;
+use longshore_mem::fault::FaultGuard;
+
+use super::timed::{BYTES_PER_CLOCK, CYCLES, Repeated, Unit, boxed};
+use crate::harness::{Against, CommonOptions, Session};
+
+const CASE: &str = "fault-tolerant copy";
+const FAULT_CASE: &str = "a fault";
+const WITHOUT: &str = "without a guard";
+const COPIES: usize = 10_000;
+const COPY_BYTES: usize = 4096;
+
+pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    if options.wants(CASE) {
+        let source = vec![5u8; COPY_BYTES];
+        let unit = Unit::BytesPerClock(COPIES * COPY_BYTES);
+        let many = |into: &mut [u8]| {
+            for _ in 0..COPIES {
+                let slices = [IoSlice::new(black_box(&source))];
+                let done = copy::read(&mut Cursor::<Source>::own_vec(&slices), black_box(into));
+                black_box(done.is_ok());
+            }
+        };
+        let (mut plain, mut guarded) = (vec![0u8; COPY_BYTES], vec![0u8; COPY_BYTES]);
+        let candidates = vec![
+            boxed(Repeated::ours(WITHOUT, unit, || many(&mut plain))),
+            boxed(Repeated::ours("with a guard", unit, || {
+                let guard = FaultGuard::install().expect("a signal handler can be installed");
+                many(&mut guarded);
+                drop(guard);
+            })),
+        ];
+        let measured = session.run(CASE, candidates);
+        let against = [Against { metric: BYTES_PER_CLOCK, baseline: WITHOUT, only: None }];
+        session.publish(measured.rows(session.bench(), &against))?;
+    }
+    if options.wants(FAULT_CASE) {
+        let _guard = FaultGuard::install()?;
+        // The first page of every process is mapped by none (`mmap_min_addr`).
+        // SAFETY: foreign memory that faults, under a guard.
+        let nowhere =
+            unsafe { VolatileSlice::from_raw_parts(NonNull::without_provenance(START), 64) };
+        let mut into = [0; 64];
+        let candidates = vec![boxed(Repeated::ours("longshore", Unit::CyclesEach(1), || {
+            let done =
+                copy::read(&mut Cursor::<Source>::foreign_buf(nowhere), black_box(&mut into));
+            assert!(matches!(done, Err(Error::Fault { done_bytes: 0, .. })), "{done:?}");
+        }))];
+        let measured = session.run(FAULT_CASE, candidates);
+        let against = [Against { metric: CYCLES, baseline: "longshore", only: None }];
+        session.publish(measured.rows(session.bench(), &against))?;
+    }
+    Ok(())
+}
+
+const START: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).unwrap();

@@ -1,0 +1,194 @@
+//! The same bytes through each kind of memory, as the published table has them.
+#![expect(unsafe_code, reason = "sees one memory as slices, foreign ranges and pages")]
+
+use std::hint::black_box;
+use std::io::IoSlice;
+use std::ptr::NonNull;
+
+use anyhow::Result;
+use longshore_iov::{Cursor, PageIndex, PageQueue, PageSegment, SegmentList, Source, copy};
+use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
+
+use super::published::{OWN, Published};
+use super::timed::{Repeated, TIME, Unit, boxed};
+use crate::harness::{Against, Candidate, CommonOptions, Session};
+
+const BYTES: usize = 256 << 20;
+const QUICK_BYTES: usize = 8 << 20;
+/// A page pool that fits the second cache, walked until all bytes were copied.
+const POOL_BYTES: usize = 256 << 10;
+const PAGE_LOG2: u32 = 12;
+const PAGE_BYTES: usize = 1 << PAGE_LOG2;
+/// What lies side by side in one segment, where segments are not split.
+const RUN_LOG2: u32 = 18;
+const MEMCPY: &str = "memcpy, by page";
+
+/// Memory that is read through every kind, and written by nobody.
+pub(super) struct Memory {
+    aligned: Vec<Aligned>,
+}
+
+#[derive(Clone)]
+#[repr(align(262144))]
+struct Aligned(#[expect(dead_code, reason = "read as bytes")] [u8; 1 << RUN_LOG2]);
+
+impl Memory {
+    pub(super) fn new(len_bytes: usize) -> Self {
+        let runs = len_bytes.div_ceil(1 << RUN_LOG2);
+        let mut aligned = Vec::with_capacity(runs);
+        for run in 0..runs {
+            aligned.push(Aligned([run as u8 | 1; 1 << RUN_LOG2]));
+        }
+        Self { aligned }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        let start = self.aligned.as_ptr().cast();
+        // SAFETY: a run is an array of bytes without padding, and a vector's lie side by side.
+        unsafe { std::slice::from_raw_parts(start, self.aligned.len() << RUN_LOG2) }
+    }
+
+    pub(super) fn view(&self) -> VolatileSlice<'_> {
+        let bytes = self.bytes();
+        // SAFETY: borrowed for as long as the view lives.
+        unsafe { VolatileSlice::from_raw_parts(NonNull::from(bytes).cast(), bytes.len()) }
+    }
+
+    pub(super) fn views(&self, len_bytes: usize) -> impl Iterator<Item = VolatileSlice<'_>> {
+        let whole = self.view();
+        (0..whole.len_bytes())
+            .step_by(len_bytes)
+            .map(move |at| whole.subslice(at, len_bytes).expect("the length divides the whole"))
+    }
+
+    /// Pages that are only read.
+    pub(super) fn pages(&self, size_log2: u32) -> Vec<Page<'_>> {
+        self.views(1 << size_log2)
+            .map(|view| {
+                // SAFETY: nobody writes through it, here or elsewhere.
+                let view =
+                    unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len_bytes()) };
+                Page::new(view).expect("a run is aligned to its size")
+            })
+            .collect()
+    }
+}
+
+pub(super) fn run(options: &CommonOptions, quick: bool, session: &mut Session) -> Result<()> {
+    let whole = if quick { QUICK_BYTES } else { BYTES };
+    for (case, memory_bytes) in [("kinds, DRAM", whole), ("kinds, pool", POOL_BYTES)] {
+        if options.wants(case) {
+            one(case, memory_bytes, whole, session)?;
+        }
+    }
+    Ok(())
+}
+
+fn one(case: &str, memory_bytes: usize, whole: usize, session: &mut Session) -> Result<()> {
+    let memory = Memory::new(memory_bytes);
+    let mut target = vec![1u8; memory_bytes];
+    let target = std::cell::RefCell::new(&mut target[..]);
+    let rounds = whole / memory_bytes;
+    // A list of segments has at most 1,024; larger memory is walked by several.
+    let slices: Vec<IoSlice<'_>> = memory.bytes().chunks(PAGE_BYTES).map(IoSlice::new).collect();
+    let views: Vec<VolatileSlice<'_>> = memory.views(PAGE_BYTES).collect();
+    let lists: Vec<SegmentList<'_, Source>> = views
+        .chunks(1024)
+        .map(|views| SegmentList::new(views.iter().copied()))
+        .collect::<Result<_, _>>()?;
+    let pages = memory.pages(PAGE_LOG2);
+    let runs = memory.pages(RUN_LOG2);
+    let split: Vec<PageSegment<'_, Source>> =
+        pages.iter().map(|page| PageSegment::new(page, 0, PAGE_BYTES)).collect::<Result<_, _>>()?;
+    let contiguous: Vec<PageSegment<'_, Source>> = runs
+        .iter()
+        .map(|page| PageSegment::new(page, 0, 1 << RUN_LOG2))
+        .collect::<Result<_, _>>()?;
+    let mut index = PageIndex::new(PAGE_LOG2)?;
+    let (mut appender, queue) = PageQueue::new();
+    for (at, page) in pages.iter().enumerate() {
+        index.insert(at as u64, page)?;
+        appender.append(PageSegment::new(page, 0, PAGE_BYTES)?);
+    }
+    let read = |cursor: &mut Cursor<'_, Source>, into: &mut [u8]| {
+        let done = copy::read(cursor, into);
+        assert_eq!(done, Ok(into.len()), "own memory does not fault");
+    };
+    type Walk<'a> = Box<dyn Fn(&mut [u8]) + 'a>;
+    let walks: Vec<(&str, Walk<'_>)> = vec![
+        (
+            "ForeignBuf",
+            Box::new(|into: &mut [u8]| {
+                read(&mut Cursor::<Source>::foreign_buf(memory.view()), into);
+            }),
+        ),
+        (
+            "ForeignVec",
+            Box::new(|into: &mut [u8]| {
+                for (list, into) in lists.iter().zip(into.chunks_mut(1024 * PAGE_BYTES)) {
+                    read(&mut Cursor::<Source>::foreign_vec(list), into);
+                }
+            }),
+        ),
+        (
+            "PageVec",
+            Box::new(|into: &mut [u8]| {
+                read(&mut Cursor::<Source>::page_vec(&contiguous), into);
+            }),
+        ),
+        (
+            "PageVec, split",
+            Box::new(|into: &mut [u8]| {
+                read(&mut Cursor::<Source>::page_vec(&split), into);
+            }),
+        ),
+        (
+            "OwnVec",
+            Box::new(|into: &mut [u8]| {
+                read(&mut Cursor::<Source>::own_vec(&slices), into);
+            }),
+        ),
+        (
+            "SparsePages",
+            Box::new(|into: &mut [u8]| {
+                let cursor = Cursor::<Source>::sparse_pages(&index, 0, into.len());
+                read(&mut cursor.expect("it is short"), into);
+            }),
+        ),
+        (
+            "PageQueue",
+            Box::new(|into: &mut [u8]| {
+                read(&mut Cursor::<Source>::page_queue(&queue, into.len()), into);
+            }),
+        ),
+    ];
+    let mut candidates: Vec<Box<dyn Candidate + '_>> = vec![
+        boxed(Repeated::new(MEMCPY, Unit::Time, || {
+            let mut target = target.borrow_mut();
+            for _ in 0..rounds {
+                let pages = memory.bytes().chunks(PAGE_BYTES);
+                for (from, to) in black_box(pages).zip(target.chunks_mut(PAGE_BYTES)) {
+                    to.copy_from_slice(black_box(from));
+                }
+            }
+        })),
+        boxed(Repeated::new("memcpy, whole", Unit::Time, || {
+            for _ in 0..rounds {
+                target.borrow_mut().copy_from_slice(black_box(memory.bytes()));
+            }
+        })),
+    ];
+    for (name, walk) in &walks {
+        candidates.push(boxed(Repeated::ours(*name, Unit::Time, || {
+            let mut target = target.borrow_mut();
+            (0..rounds).for_each(|_| walk(black_box(&mut target)));
+        })));
+    }
+    let measured = session.run(case, candidates);
+    let against = [
+        Against { metric: TIME, baseline: MEMCPY, only: None },
+        Against { metric: TIME, baseline: OWN, only: None },
+    ];
+    session.publish(measured.rows(session.bench(), &against))?;
+    session.publish(Published::read()?.rows(session.bench(), case))
+}

@@ -1,0 +1,58 @@
+//! Is it all zeros? What a block driver asks of data before it writes it, so as to leave a hole
+//! instead. A step of one's own, in as many lines as it takes.
+//!
+//!     cargo run --release --example is_zero
+
+use std::io::IoSlice;
+use std::ops::ControlFlow;
+
+use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
+
+/// Whether the next `len_bytes` bytes are zeros, and at which the first other one may be found: in
+/// own memory, by slices, which the compiler may look at in as wide registers as there are.
+fn first_nonzero_run(
+    cursor: &mut Cursor<'_, Source, OwnVec<'_, Source>>,
+    len_bytes: usize,
+) -> ControlFlow<usize> {
+    let walked = cursor.iterate_own_vec(len_bytes, |bytes, _| {
+        let mut chunks = bytes.chunks(256);
+        let zeros: usize = chunks
+            .by_ref()
+            .take_while(|chunk| chunk.iter().fold(0, |ored, byte| ored | byte) == 0)
+            .map(<[u8]>::len)
+            .sum();
+        bytes.len() - zeros
+    });
+    if walked == len_bytes { ControlFlow::Continue(()) } else { ControlFlow::Break(walked) }
+}
+
+/// The same for any kind of memory: words, each read once.
+fn is_zero(source: &mut impl SegmentSource<Source>, len_bytes: usize) -> bool {
+    let walked = source.iterate(len_bytes, |segment, _| {
+        let view = segment.view();
+        let words = segment.len_bytes() / 8;
+        let is_zero = |at: usize| view.read_u64_le(8 * at).is_ok_and(|word| word == 0);
+        let mut rest = [0; 8];
+        let rest = &mut rest[..segment.len_bytes() % 8];
+        let is_rest_read = view.read(8 * words, rest).is_ok();
+        let zeros = (0..words).all(is_zero) && is_rest_read && rest.iter().all(|byte| *byte == 0);
+        if zeros { 0 } else { segment.len_bytes() }
+    });
+    walked == len_bytes
+}
+
+fn main() {
+    let (zeros, mut data) = (vec![0u8; 1 << 20], vec![0u8; 1 << 20]);
+    data[777_777] = 1;
+    let slices = [IoSlice::new(&zeros), IoSlice::new(&data)];
+
+    let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), 2 << 20);
+    match first_nonzero_run(&mut cursor, 2 << 20) {
+        ControlFlow::Continue(()) => println!("2 MiB of zeros: a hole will do"),
+        ControlFlow::Break(at) => println!("data in the 256 bytes from {at}"),
+    }
+
+    let mut cursor = Cursor::<Source>::own_vec(&slices);
+    println!("the first MiB is zeros: {}", is_zero(&mut cursor, 1 << 20));
+    println!("the second MiB is zeros: {}", is_zero(&mut cursor, 1 << 20));
+}

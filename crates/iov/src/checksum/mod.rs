@@ -1,0 +1,295 @@
+//! The internet checksum (RFC 1071), alone or while copying.
+//!
+//! The sum of 16-bit words in one's complement, whose byte order does not matter to it (RFC 1071,
+//! section 2 B): words are added as they lie in memory, in as wide registers as there are, and the
+//! sum is folded in the end. Bytes are taken as one stream over all segments, so lengths and offsets
+//! may be odd anywhere.
+#![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
+
+#[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "x86_64.rs")]
+#[cfg_attr(all(target_arch = "aarch64", not(miri)), path = "aarch64.rs")]
+#[cfg_attr(miri, path = "bytewise.rs")]
+mod kernels;
+
+use longshore_mem::copy::{CopyFault, CopyKernels};
+use longshore_mem::fault::RawOutcome;
+
+use crate::copy::Engine;
+use crate::direction::{Dest, Source};
+use crate::error::Error;
+use crate::fused::{self, Absorb, Kernels};
+use crate::source::SegmentSource;
+use crate::through_buffer::copy_through_buffer;
+
+/// The checksum of a stream of bytes so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checksum {
+    /// Sum of the words as this machine reads them from memory, folded to 16 bits.
+    sum: u16,
+    /// Whether an odd number of bytes came so far: the next byte is the second of its word.
+    is_odd: bool,
+}
+
+impl Checksum {
+    /// That of no bytes.
+    pub const fn new() -> Self {
+        Self { sum: 0, is_odd: false }
+    }
+
+    /// Goes on with `bytes`.
+    pub fn update(&mut self, bytes: &[u8]) {
+        Engine::active().checksum(bytes, self);
+    }
+
+    /// Goes on with bytes whose checksum, from an even place on, is `other`.
+    pub const fn append(&mut self, other: Self) {
+        self.add(other.sum as u64, other.is_odd as usize);
+    }
+
+    /// The sum, not yet complemented: the words are taken as big-endian ones, as on the wire.
+    pub const fn partial(self) -> u16 {
+        u16::from_be(self.sum)
+    }
+
+    /// What goes into a header: the complement of the sum. As a number whose big-endian bytes are
+    /// to be sent.
+    pub const fn finish(self) -> u16 {
+        !self.partial()
+    }
+
+    /// Goes on with `len_bytes` bytes whose words, as little-endian ones from an even place on, add
+    /// up to `sum` in one's complement.
+    const fn add(&mut self, sum: u64, len_bytes: usize) {
+        let folded = fold(sum);
+        let folded = if self.is_odd { folded.swap_bytes() } else { folded };
+        let (total, carry) = self.sum.overflowing_add(folded);
+        self.sum = total + carry as u16;
+        self.is_odd ^= !len_bytes.is_multiple_of(2);
+    }
+}
+
+/// Adds the four words of `sum` in one's complement: zero only of zero.
+const fn fold(sum: u64) -> u16 {
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    ((sum >> 16) + (sum & 0xffff)) as u16
+}
+
+/// The checksum of `bytes`, as a number whose big-endian bytes are to be sent.
+pub fn of(bytes: &[u8]) -> u16 {
+    let mut checksum = Checksum::new();
+    checksum.update(bytes);
+    checksum.finish()
+}
+
+/// [`copy::read`](crate::copy::read), with the bytes added to `checksum` in the same pass.
+///
+/// # Errors
+/// As [`copy::read`](crate::copy::read); `checksum` has the bytes that were copied.
+#[doc(alias = "csum_and_copy_from_iter_full")]
+pub fn read(
+    source: &mut impl SegmentSource<Source>,
+    into: &mut [u8],
+    checksum: &mut Checksum,
+) -> Result<usize, Error> {
+    Engine::active().read_checksummed(source, into, checksum)
+}
+
+/// [`copy::write`](crate::copy::write), with the bytes added to `checksum` in the same pass: also
+/// those that go to a [`Discard`](crate::Discard).
+///
+/// # Errors
+/// As [`copy::write`](crate::copy::write); `checksum` has the bytes that were copied.
+#[doc(alias = "csum_and_copy_to_iter")]
+pub fn write(
+    dest: &mut impl SegmentSource<Dest>,
+    from: &[u8],
+    checksum: &mut Checksum,
+) -> Result<usize, Error> {
+    Engine::active().write_checksummed(dest, from, checksum)
+}
+
+/// [`copy::transfer`](crate::copy::transfer), with the bytes added to `checksum` in the same pass.
+/// Those that go to a [`Discard`](crate::Discard) are not looked at.
+///
+/// # Errors
+/// As [`copy::transfer`](crate::copy::transfer); `checksum` has the bytes that were copied.
+pub fn transfer(
+    source: &mut impl SegmentSource<Source>,
+    dest: &mut impl SegmentSource<Dest>,
+    len_bytes: usize,
+    checksum: &mut Checksum,
+) -> Result<usize, Error> {
+    Engine::active().transfer_checksummed(source, dest, len_bytes, checksum)
+}
+
+/// Adds the next `len_bytes` bytes of `source`, or as many as there are, to `checksum`. Returns how
+/// many. Of memory that others change it is the checksum of what was there; whoever needs the bytes
+/// too must take both at once, by [`read`].
+///
+/// # Errors
+/// As [`copy::read`](crate::copy::read).
+pub fn walk(
+    source: &mut impl SegmentSource<Source>,
+    len_bytes: usize,
+    checksum: &mut Checksum,
+) -> Result<usize, Error> {
+    Engine::active().walk_checksummed(source, len_bytes, checksum)
+}
+
+impl Engine {
+    /// See [`Checksum::update`].
+    pub fn checksum(self, bytes: &[u8], checksum: &mut Checksum) {
+        fused::own(self.path, bytes, checksum);
+    }
+
+    /// See [`read`].
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub fn read_checksummed(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        into: &mut [u8],
+        checksum: &mut Checksum,
+    ) -> Result<usize, Error> {
+        fused::read(self.path, source, into, checksum)
+    }
+
+    /// See [`write`].
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub fn write_checksummed(
+        self,
+        dest: &mut impl SegmentSource<Dest>,
+        from: &[u8],
+        checksum: &mut Checksum,
+    ) -> Result<usize, Error> {
+        fused::write(self.path, dest, from, checksum)
+    }
+
+    /// See [`transfer`].
+    ///
+    /// # Errors
+    /// As [`transfer`].
+    pub fn transfer_checksummed(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        dest: &mut impl SegmentSource<Dest>,
+        len_bytes: usize,
+        checksum: &mut Checksum,
+    ) -> Result<usize, Error> {
+        fused::transfer(self.path, source, dest, len_bytes, checksum)
+    }
+
+    /// See [`walk`].
+    ///
+    /// # Errors
+    /// As [`walk`].
+    pub fn walk_checksummed(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        len_bytes: usize,
+        checksum: &mut Checksum,
+    ) -> Result<usize, Error> {
+        fused::walk(self.path, source, len_bytes, checksum)
+    }
+}
+
+impl Absorb for Checksum {
+    #[inline(always)]
+    unsafe fn take<T: Kernels>(
+        &mut self,
+        token: T,
+        from: *const u8,
+        to: Option<*mut u8>,
+        len_bytes: usize,
+    ) -> Result<(), CopyFault> {
+        let mut done = 0;
+        while done < len_bytes {
+            let part = CHUNK_BYTES.min(len_bytes - done);
+            // SAFETY: within the range.
+            let from = unsafe { from.add(done) };
+            // SAFETY: as above.
+            let to = to.map(|to| unsafe { to.add(done) });
+            let (sum, outcome) = match to {
+                // SAFETY: the caller's promise.
+                Some(to) => unsafe { token.copy_sum_raw(from, to, part) },
+                // SAFETY: the caller's promise.
+                None => unsafe { token.sum_raw(from, part) },
+            };
+            let summed = part - outcome.left_bytes;
+            self.add(sum, summed);
+            done += summed;
+            if outcome.fault().is_some() {
+                // SAFETY: within the range.
+                let from = unsafe { from.add(summed) };
+                // SAFETY: as above.
+                let to = to.map(|to| unsafe { to.add(summed) });
+                // SAFETY: the caller's promise.
+                return unsafe { self.go_on(token, from, to, (done, len_bytes)) };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Checksum {
+    /// Goes on to the exact byte that faults, after `done` of `whole` bytes.
+    ///
+    /// # Safety
+    /// As [`copy`](longshore_mem::copy::copy), for what is left.
+    #[cold]
+    unsafe fn go_on<T: Kernels>(
+        &mut self,
+        token: T,
+        from: *const u8,
+        to: Option<*mut u8>,
+        (done, whole): (usize, usize),
+    ) -> Result<(), CopyFault> {
+        let absorb = |bytes: &[u8]| self.add(sum_of_own(bytes), bytes.len());
+        // SAFETY: the caller's promise.
+        let rest = unsafe { copy_through_buffer(token, from, to, whole - done, absorb) };
+        rest.map_err(|stop| CopyFault { done_bytes: done + stop.done_bytes, ..stop })
+    }
+}
+
+/// What a kernel may be given at once: its sum of signed words fits 32 bits.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// The checksums of one set of instructions.
+///
+/// Each returns the sum, in one's complement, of the little-endian words of the bytes that were
+/// done (an odd last byte is a word's low one), zero only if all of them are. Where it met a fault
+/// the bytes done are an even number.
+pub(crate) trait SumKernels: CopyKernels {
+    /// # Safety
+    /// As [`copy`](longshore_mem::copy::copy) of a source of at most `CHUNK_BYTES`.
+    unsafe fn sum_raw(self, from: *const u8, len_bytes: usize) -> (u64, RawOutcome);
+
+    /// # Safety
+    /// As [`copy`](longshore_mem::copy::copy), of at most `CHUNK_BYTES`.
+    unsafe fn copy_sum_raw(
+        self,
+        from: *const u8,
+        to: *mut u8,
+        len_bytes: usize,
+    ) -> (u64, RawOutcome);
+}
+
+/// The sum that kernels return, of own bytes and without assembly.
+fn sum_of_own(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    words.iter().chain([&last]).fold(0, |sum: u64, word| {
+        let (total, carry) = sum.overflowing_add(u64::from_le_bytes(*word));
+        total + u64::from(carry)
+    })
+}
+
+#[cfg(test)]
+mod tests;

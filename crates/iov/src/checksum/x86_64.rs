@@ -1,0 +1,411 @@
+//! Checksums for x86-64.
+//!
+//! One block of assembly per set of instructions, with the stores of a copy put in or left out.
+//! Each iteration loads, stores, and adds and moves on only then: where it faults, the sum is that
+//! of the bytes before it.
+//!
+//! The vector blocks add signed words. A word w is w ^ 0x8000 - as a signed one, w - 0x8000 - plus
+//! 0x8000, so one exclusive-or and one dot product with ones take in a whole register (VPDPWSSD, or
+//! VPMADDWD and VPADDD), and 0x8000 for each word that a register holds is added in the end. A
+//! masked load's absent words are zero, and count as such.
+
+use std::arch::asm;
+
+use longshore_mem::fault::RawOutcome;
+use longshore_mem::fault_range;
+use longshore_mem::isa::{Avx2, Avx512, Scalar};
+
+use super::SumKernels;
+
+/// Two signed words to flip, or two ones to multiply by.
+const BIAS: u32 = 0x8000_8000;
+const ONES: u32 = 0x0001_0001;
+
+/// A function of the block `$body`, which names its stores, with those given.
+macro_rules! avx512_block {
+    ($name:ident, $store_four:literal, $store_one:literal, $store_masked:literal) => {
+        /// # Safety
+        /// As [`SumKernels`]; the machine must have what [`Avx512`] names.
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,bmi2")]
+        unsafe fn $name(from: *const u8, to: *mut u8, len_bytes: usize) -> (u64, RawOutcome) {
+            let (sum, left_bytes, address, cause);
+            // SAFETY: reads and, if a copy, writes the caller's ranges; registers as declared.
+            unsafe {
+                asm!(
+                    "xor edx, edx",
+                    "vpbroadcastd zmm20, {bias:e}",
+                    "vpbroadcastd zmm21, {ones:e}",
+                    "vpxord zmm16, zmm16, zmm16",
+                    "vpxord zmm17, zmm17, zmm17",
+                    "vpxord zmm18, zmm18, zmm18",
+                    "vpxord zmm19, zmm19, zmm19",
+                    "xor {registers:e}, {registers:e}",
+                    "2:",
+                    "cmp rcx, 256",
+                    "jb 4f",
+                    "3:",
+                    "vmovdqu64 zmm24, [rsi]",
+                    "vmovdqu64 zmm25, [rsi + 64]",
+                    "vmovdqu64 zmm26, [rsi + 128]",
+                    "vmovdqu64 zmm27, [rsi + 192]",
+                    $store_four,
+                    "vpxord zmm24, zmm24, zmm20",
+                    "vpxord zmm25, zmm25, zmm20",
+                    "vpxord zmm26, zmm26, zmm20",
+                    "vpxord zmm27, zmm27, zmm20",
+                    "vpdpwssd zmm16, zmm24, zmm21",
+                    "vpdpwssd zmm17, zmm25, zmm21",
+                    "vpdpwssd zmm18, zmm26, zmm21",
+                    "vpdpwssd zmm19, zmm27, zmm21",
+                    "add rsi, 256",
+                    "add rdi, 256",
+                    "add {registers}, 4",
+                    "sub rcx, 256",
+                    "cmp rcx, 256",
+                    "jae 3b",
+                    "4:",
+                    "cmp rcx, 64",
+                    "jb 5f",
+                    "vmovdqu64 zmm24, [rsi]",
+                    $store_one,
+                    "vpxord zmm24, zmm24, zmm20",
+                    "vpdpwssd zmm16, zmm24, zmm21",
+                    "add rsi, 64",
+                    "add rdi, 64",
+                    "inc {registers}",
+                    "sub rcx, 64",
+                    "jmp 4b",
+                    "5:",
+                    "test rcx, rcx",
+                    "jz 6f",
+                    "mov {word}, -1",
+                    "bzhi {word}, {word}, rcx",
+                    "kmovq k1, {word}",
+                    "vmovdqu8 zmm24{{k1}}{{z}}, [rsi]",
+                    $store_masked,
+                    "vpxord zmm24, zmm24, zmm20",
+                    "vpdpwssd zmm17, zmm24, zmm21",
+                    "inc {registers}",
+                    "xor ecx, ecx",
+                    "6:",
+                    fault_range!("2b", "6b", "6b"),
+                    "vpaddd zmm16, zmm16, zmm17",
+                    "vpaddd zmm18, zmm18, zmm19",
+                    "vpaddd zmm16, zmm16, zmm18",
+                    "vextracti64x4 ymm17, zmm16, 1",
+                    "vpaddd ymm16, ymm16, ymm17",
+                    "vextracti32x4 xmm17, ymm16, 1",
+                    "vpaddd xmm16, xmm16, xmm17",
+                    "vpshufd xmm17, xmm16, 0x4e",
+                    "vpaddd xmm16, xmm16, xmm17",
+                    "vpshufd xmm17, xmm16, 0xb1",
+                    "vpaddd xmm16, xmm16, xmm17",
+                    "vmovd {word:e}, xmm16",
+                    "movsxd {word}, {word:e}",
+                    // 32 words a register, 0x8000 each.
+                    "shl {registers}, 20",
+                    "add {word}, {registers}",
+                    bias = in(reg) BIAS,
+                    ones = in(reg) ONES,
+                    registers = out(reg) _,
+                    word = out(reg) sum,
+                    inout("rcx") len_bytes => left_bytes,
+                    inout("rsi") from => _,
+                    inout("rdi") to => _,
+                    out("rax") address,
+                    out("rdx") cause,
+                    out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
+                    out("zmm20") _, out("zmm21") _, out("zmm24") _, out("zmm25") _,
+                    out("zmm26") _, out("zmm27") _, out("k1") _,
+                    options(nostack),
+                );
+            }
+            (sum, RawOutcome { left_bytes, address, cause })
+        }
+    };
+}
+
+avx512_block!(sum_avx512, "", "", "");
+avx512_block!(
+    copy_sum_avx512,
+    "vmovdqu64 [rdi], zmm24
+    vmovdqu64 [rdi + 64], zmm25
+    vmovdqu64 [rdi + 128], zmm26
+    vmovdqu64 [rdi + 192], zmm27",
+    "vmovdqu64 [rdi], zmm24",
+    "vmovdqu8 [rdi]{{k1}}, zmm24"
+);
+
+/// At most 31 bytes (or, in the scalar block, 63) in words of the sizes that the count has.
+macro_rules! tail {
+    ($store_8:literal, $store_4:literal, $store_2:literal, $store_1:literal) => {
+        concat!(
+            "25:
+            cmp rcx, 8
+            jb 26f
+            mov {word}, [rsi]\n",
+            $store_8,
+            "
+            add {tail}, {word}
+            adc {tail}, 0
+            add rsi, 8
+            add rdi, 8
+            sub rcx, 8
+            jmp 25b
+            26:
+            test cl, 4
+            jz 27f
+            mov {word:e}, [rsi]\n",
+            $store_4,
+            "
+            add {tail}, {word}
+            adc {tail}, 0
+            add rsi, 4
+            add rdi, 4
+            sub rcx, 4
+            27:
+            test cl, 2
+            jz 28f
+            movzx {word:e}, word ptr [rsi]\n",
+            $store_2,
+            "
+            add {tail}, {word}
+            adc {tail}, 0
+            add rsi, 2
+            add rdi, 2
+            sub rcx, 2
+            28:
+            test cl, 1
+            jz 29f
+            movzx {word:e}, byte ptr [rsi]\n",
+            $store_1,
+            "
+            add {tail}, {word}
+            adc {tail}, 0
+            dec rcx
+            29:\n"
+        )
+    };
+}
+
+macro_rules! avx2_block {
+    ($name:ident, $store_four:literal, $store_one:literal, $tail:expr) => {
+        /// # Safety
+        /// As [`SumKernels`]; the machine must have what [`Avx2`] names.
+        #[target_feature(enable = "avx2")]
+        unsafe fn $name(from: *const u8, to: *mut u8, len_bytes: usize) -> (u64, RawOutcome) {
+            let (sum, left_bytes, address, cause);
+            // SAFETY: reads and, if a copy, writes the caller's ranges; registers as declared.
+            unsafe {
+                asm!(
+                    "xor edx, edx",
+                    "vmovd xmm8, {bias:e}",
+                    "vpbroadcastd ymm8, xmm8",
+                    "vmovd xmm9, {ones:e}",
+                    "vpbroadcastd ymm9, xmm9",
+                    "vpxor ymm4, ymm4, ymm4",
+                    "vpxor ymm5, ymm5, ymm5",
+                    "vpxor ymm6, ymm6, ymm6",
+                    "vpxor ymm7, ymm7, ymm7",
+                    "xor {registers:e}, {registers:e}",
+                    "xor {tail:e}, {tail:e}",
+                    "2:",
+                    "cmp rcx, 128",
+                    "jb 4f",
+                    "3:",
+                    "vmovdqu ymm0, [rsi]",
+                    "vmovdqu ymm1, [rsi + 32]",
+                    "vmovdqu ymm2, [rsi + 64]",
+                    "vmovdqu ymm3, [rsi + 96]",
+                    $store_four,
+                    "vpxor ymm0, ymm0, ymm8",
+                    "vpxor ymm1, ymm1, ymm8",
+                    "vpxor ymm2, ymm2, ymm8",
+                    "vpxor ymm3, ymm3, ymm8",
+                    "vpmaddwd ymm0, ymm0, ymm9",
+                    "vpmaddwd ymm1, ymm1, ymm9",
+                    "vpmaddwd ymm2, ymm2, ymm9",
+                    "vpmaddwd ymm3, ymm3, ymm9",
+                    "vpaddd ymm4, ymm4, ymm0",
+                    "vpaddd ymm5, ymm5, ymm1",
+                    "vpaddd ymm6, ymm6, ymm2",
+                    "vpaddd ymm7, ymm7, ymm3",
+                    "sub rsi, -128",
+                    "sub rdi, -128",
+                    "add {registers}, 4",
+                    "add rcx, -128",
+                    "cmp rcx, 128",
+                    "jae 3b",
+                    "4:",
+                    "cmp rcx, 32",
+                    "jb 25f",
+                    "vmovdqu ymm0, [rsi]",
+                    $store_one,
+                    "vpxor ymm0, ymm0, ymm8",
+                    "vpmaddwd ymm0, ymm0, ymm9",
+                    "vpaddd ymm4, ymm4, ymm0",
+                    "add rsi, 32",
+                    "add rdi, 32",
+                    "inc {registers}",
+                    "sub rcx, 32",
+                    "jmp 4b",
+                    $tail,
+                    fault_range!("2b", "29b", "29b"),
+                    "vpaddd ymm4, ymm4, ymm5",
+                    "vpaddd ymm6, ymm6, ymm7",
+                    "vpaddd ymm4, ymm4, ymm6",
+                    "vextracti128 xmm5, ymm4, 1",
+                    "vpaddd xmm4, xmm4, xmm5",
+                    "vpshufd xmm5, xmm4, 0x4e",
+                    "vpaddd xmm4, xmm4, xmm5",
+                    "vpshufd xmm5, xmm4, 0xb1",
+                    "vpaddd xmm4, xmm4, xmm5",
+                    "vmovd {word:e}, xmm4",
+                    "movsxd {word}, {word:e}",
+                    "vzeroupper",
+                    // 16 words a register, 0x8000 each.
+                    "shl {registers}, 19",
+                    "add {word}, {registers}",
+                    "add {word}, {tail}",
+                    "adc {word}, 0",
+                    bias = in(reg) BIAS,
+                    ones = in(reg) ONES,
+                    registers = out(reg) _,
+                    tail = out(reg) _,
+                    word = out(reg) sum,
+                    inout("rcx") len_bytes => left_bytes,
+                    inout("rsi") from => _,
+                    inout("rdi") to => _,
+                    out("rax") address,
+                    out("rdx") cause,
+                    out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+                    out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+                    out("ymm8") _, out("ymm9") _,
+                    options(nostack),
+                );
+            }
+            (sum, RawOutcome { left_bytes, address, cause })
+        }
+    };
+}
+
+avx2_block!(sum_avx2, "", "", tail!("", "", "", ""));
+avx2_block!(
+    copy_sum_avx2,
+    "vmovdqu [rdi], ymm0
+    vmovdqu [rdi + 32], ymm1
+    vmovdqu [rdi + 64], ymm2
+    vmovdqu [rdi + 96], ymm3",
+    "vmovdqu [rdi], ymm0",
+    tail!("mov [rdi], {word}", "mov [rdi], {word:e}", "mov [rdi], {word:x}", "mov [rdi], {word:l}")
+);
+
+/// Two chains of additions with carry, which the processor runs side by side: each begins with an
+/// addition that takes no carry in.
+macro_rules! scalar_block {
+    ($name:ident, $store_low:literal, $store_high:literal, $tail:expr) => {
+        /// # Safety
+        /// As [`SumKernels`].
+        unsafe fn $name(from: *const u8, to: *mut u8, len_bytes: usize) -> (u64, RawOutcome) {
+            let (sum, left_bytes, address, cause);
+            // SAFETY: reads and, if a copy, writes the caller's ranges; registers as declared.
+            unsafe {
+                asm!(
+                    "xor edx, edx",
+                    "xor {low:e}, {low:e}",
+                    "xor {tail:e}, {tail:e}",
+                    "2:",
+                    "cmp rcx, 64",
+                    "jb 25f",
+                    "3:",
+                    "mov r8, [rsi]",
+                    "mov r9, [rsi + 8]",
+                    "mov r10, [rsi + 16]",
+                    "mov r11, [rsi + 24]",
+                    $store_low,
+                    "mov rax, [rsi + 32]",
+                    "mov {a}, [rsi + 40]",
+                    "mov {b}, [rsi + 48]",
+                    "mov {word}, [rsi + 56]",
+                    $store_high,
+                    "add {low}, r8",
+                    "adc {low}, r9",
+                    "adc {low}, r10",
+                    "adc {low}, r11",
+                    "adc {low}, 0",
+                    "add {tail}, rax",
+                    "adc {tail}, {a}",
+                    "adc {tail}, {b}",
+                    "adc {tail}, {word}",
+                    "adc {tail}, 0",
+                    "add rsi, 64",
+                    "add rdi, 64",
+                    "sub rcx, 64",
+                    "cmp rcx, 64",
+                    "jae 3b",
+                    $tail,
+                    fault_range!("2b", "29b", "29b"),
+                    "mov {word}, {low}",
+                    "add {word}, {tail}",
+                    "adc {word}, 0",
+                    low = out(reg) _,
+                    tail = out(reg) _,
+                    word = out(reg) sum,
+                    a = out(reg) _,
+                    b = out(reg) _,
+                    inout("rcx") len_bytes => left_bytes,
+                    inout("rsi") from => _,
+                    inout("rdi") to => _,
+                    out("rax") address,
+                    out("rdx") cause,
+                    out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+                    options(nostack),
+                );
+            }
+            (sum, RawOutcome { left_bytes, address, cause })
+        }
+    };
+}
+
+scalar_block!(sum_scalar, "", "", tail!("", "", "", ""));
+scalar_block!(
+    copy_sum_scalar,
+    "mov [rdi], r8
+    mov [rdi + 8], r9
+    mov [rdi + 16], r10
+    mov [rdi + 24], r11",
+    "mov [rdi + 32], rax
+    mov [rdi + 40], {a}
+    mov [rdi + 48], {b}
+    mov [rdi + 56], {word}",
+    tail!("mov [rdi], {word}", "mov [rdi], {word:e}", "mov [rdi], {word:x}", "mov [rdi], {word:l}")
+);
+
+macro_rules! kernels {
+    ($token:ident, $sum:ident, $copy_sum:ident) => {
+        impl SumKernels for $token {
+            #[inline(always)]
+            unsafe fn sum_raw(self, from: *const u8, len_bytes: usize) -> (u64, RawOutcome) {
+                let nowhere = std::ptr::null_mut();
+                // SAFETY: the token proves the instructions, the rest is the caller's promise; the
+                // block has no stores.
+                unsafe { $sum(from, nowhere, len_bytes) }
+            }
+
+            #[inline(always)]
+            unsafe fn copy_sum_raw(
+                self,
+                from: *const u8,
+                to: *mut u8,
+                len_bytes: usize,
+            ) -> (u64, RawOutcome) {
+                // SAFETY: the token proves the instructions, the rest is the caller's promise.
+                unsafe { $copy_sum(from, to, len_bytes) }
+            }
+        }
+    };
+}
+
+kernels!(Scalar, sum_scalar, copy_sum_scalar);
+kernels!(Avx2, sum_avx2, copy_sum_avx2);
+kernels!(Avx512, sum_avx512, copy_sum_avx512);

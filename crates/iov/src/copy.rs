@@ -1,0 +1,261 @@
+//! Copies from, to and between cursors.
+//!
+//! An [`Engine`] does them with one set of instructions; the functions here with the best that the
+//! machine has, or that `LONGSHORE_ISA` names ([`longshore_mem::isa`]).
+#![expect(unsafe_code, reason = "hands segments to the copies of `longshore-mem`")]
+
+use longshore_mem::Page;
+use longshore_mem::copy::fill as fill_bytes;
+use longshore_mem::isa::{Isa, Path};
+use longshore_mem::with_path;
+
+use crate::direction::{Dest, Direction, Source};
+use crate::error::Error;
+use crate::fused::{self, Nothing, ended};
+use crate::source::SegmentSource;
+
+/// Copies, checksums and digests with one set of instructions, chosen before any loop.
+#[derive(Clone, Copy, Debug)]
+pub struct Engine {
+    pub(crate) path: Path,
+}
+
+impl Engine {
+    /// The best that the machine has, or what `LONGSHORE_ISA` names.
+    #[inline]
+    pub fn active() -> Self {
+        Self { path: Path::active() }
+    }
+
+    /// With `isa`, where the machine has it.
+    pub fn with(isa: Isa) -> Option<Self> {
+        isa.path().map(|path| Self { path })
+    }
+
+    /// One for each set of instructions that the machine has, the least first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Path::all().map(|path| Self { path })
+    }
+
+    /// The set of instructions.
+    pub const fn isa(self) -> Isa {
+        self.path.isa()
+    }
+
+    /// See [`read`].
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub fn read(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        into: &mut [u8],
+    ) -> Result<usize, Error> {
+        fused::read(self.path, source, into, &mut Nothing)
+    }
+
+    /// See [`write`].
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub fn write(self, dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<usize, Error> {
+        fused::write(self.path, dest, from, &mut Nothing)
+    }
+
+    /// See [`fill`].
+    ///
+    /// # Errors
+    /// As [`fill`].
+    pub fn fill(
+        self,
+        dest: &mut impl SegmentSource<Dest>,
+        byte: u8,
+        len_bytes: usize,
+    ) -> Result<usize, Error> {
+        let mut met = None;
+        let done = with_path!(self.path, token => dest.iterate(len_bytes, |mut segment, _| {
+            // SAFETY: the segment is valid, as its maker promised.
+            match unsafe { fill_bytes(token, segment.as_mut_ptr(), byte, segment.len_bytes()) } {
+                Ok(()) => 0,
+                Err(stop) => {
+                    met = Some(stop.fault);
+                    segment.len_bytes() - stop.done_bytes
+                }
+            }
+        }));
+        ended(done, met)
+    }
+
+    /// See [`transfer`].
+    ///
+    /// # Errors
+    /// As [`transfer`].
+    pub fn transfer(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        dest: &mut impl SegmentSource<Dest>,
+        len_bytes: usize,
+    ) -> Result<usize, Error> {
+        fused::transfer(self.path, source, dest, len_bytes, &mut Nothing)
+    }
+}
+
+/// Copies the next bytes of `source` into `into`, as many as there are. Returns how many: fewer than
+/// `into` has only where the source ended.
+///
+/// # Errors
+/// [`Error::Fault`] where foreign memory was not there and a
+/// [`FaultGuard`](longshore_mem::fault::FaultGuard) lives; the cursor stands at the byte that
+/// faulted.
+#[doc(alias = "copy_from_iter")]
+pub fn read(source: &mut impl SegmentSource<Source>, into: &mut [u8]) -> Result<usize, Error> {
+    Engine::active().read(source, into)
+}
+
+/// [`read`] of all that `into` takes, or nothing: the cursor does not move where less is to be had.
+///
+/// # Errors
+/// [`Error::TooShort`], or what [`read`] returns; `into` may have been written to.
+#[doc(alias = "copy_from_iter_full")]
+pub fn read_full(source: &mut impl SegmentSource<Source>, into: &mut [u8]) -> Result<(), Error> {
+    in_full(source, into.len(), |source| read(source, into))
+}
+
+/// Copies `from` to the next bytes of `dest`, as many as fit. Returns how many: fewer than `from`
+/// has only where the destination ended.
+///
+/// # Errors
+/// As [`read`].
+#[doc(alias = "copy_to_iter")]
+pub fn write(dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<usize, Error> {
+    Engine::active().write(dest, from)
+}
+
+/// [`write`] of all of `from`, or the cursor does not move.
+///
+/// # Errors
+/// [`Error::TooShort`], or what [`write`] returns; memory behind the cursor may have been written.
+#[doc(alias = "copy_to_iter_full")]
+pub fn write_full(dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<(), Error> {
+    in_full(dest, from.len(), |dest| write(dest, from))
+}
+
+/// Sets the next `len_bytes` bytes to zero, or as many as there are. Returns how many.
+///
+/// # Errors
+/// As [`read`].
+#[doc(alias = "iov_iter_zero")]
+pub fn zero(dest: &mut impl SegmentSource<Dest>, len_bytes: usize) -> Result<usize, Error> {
+    fill(dest, 0, len_bytes)
+}
+
+/// Sets the next `len_bytes` bytes to `byte`, or as many as there are. Returns how many.
+///
+/// # Errors
+/// As [`read`].
+pub fn fill(
+    dest: &mut impl SegmentSource<Dest>,
+    byte: u8,
+    len_bytes: usize,
+) -> Result<usize, Error> {
+    Engine::active().fill(dest, byte, len_bytes)
+}
+
+/// Copies the next bytes of `source` to the next ones of `dest`: `len_bytes`, or as many as both
+/// have. Returns how many. Both cursors move by as much.
+///
+/// # Errors
+/// As [`read`]; and [`Error::Overlap`] before a segment of the source that shares bytes with one of
+/// the destination.
+pub fn transfer(
+    source: &mut impl SegmentSource<Source>,
+    dest: &mut impl SegmentSource<Dest>,
+    len_bytes: usize,
+) -> Result<usize, Error> {
+    Engine::active().transfer(source, dest, len_bytes)
+}
+
+/// [`transfer`] of all of `len_bytes`, or neither cursor moves.
+///
+/// # Errors
+/// [`Error::TooShort`], or what [`transfer`] returns; memory behind `dest` may have been written.
+pub fn transfer_full(
+    source: &mut impl SegmentSource<Source>,
+    dest: &mut impl SegmentSource<Dest>,
+    len_bytes: usize,
+) -> Result<(), Error> {
+    let (source_bytes, dest_bytes) = (source.remaining(), dest.remaining());
+    let available_bytes = source_bytes.min(dest_bytes);
+    if available_bytes < len_bytes {
+        return Err(Error::TooShort { wanted_bytes: len_bytes, available_bytes });
+    }
+    let outcome = transfer(source, dest, len_bytes);
+    if outcome == Ok(len_bytes) {
+        return Ok(());
+    }
+    source.revert(source_bytes - source.remaining())?;
+    dest.revert(dest_bytes - dest.remaining())?;
+    Err(match outcome {
+        Ok(available_bytes) => Error::TooShort { wanted_bytes: len_bytes, available_bytes },
+        Err(error) => error,
+    })
+}
+
+/// Copies `len_bytes` bytes from `offset` of a page to `dest`, or as many as fit. Returns how many.
+///
+/// # Errors
+/// [`Error::OutsidePage`], and as [`read`].
+#[doc(alias = "copy_page_to_iter")]
+pub fn write_page(
+    dest: &mut impl SegmentSource<Dest>,
+    page: &Page<'_>,
+    offset: usize,
+    len_bytes: usize,
+) -> Result<usize, Error> {
+    let outside = Error::OutsidePage { offset, len_bytes, page_bytes: page.size_bytes() };
+    let part = page.view().subslice(offset, len_bytes).map_err(|_| outside)?;
+    transfer(&mut crate::Cursor::<Source>::foreign_buf(part), dest, len_bytes)
+}
+
+/// Copies bytes from `source` to `len_bytes` bytes from `offset` of a page, as many as there are.
+/// Returns how many.
+///
+/// # Errors
+/// [`Error::OutsidePage`], and as [`read`].
+#[doc(alias = "copy_page_from_iter")]
+pub fn read_page(
+    source: &mut impl SegmentSource<Source>,
+    page: &mut Page<'_>,
+    offset: usize,
+    len_bytes: usize,
+) -> Result<usize, Error> {
+    let outside = Error::OutsidePage { offset, len_bytes, page_bytes: page.size_bytes() };
+    let mut whole = page.view_mut();
+    let part = whole.subslice_mut(offset, len_bytes).map_err(|_| outside)?;
+    transfer(source, &mut crate::Cursor::<Dest>::foreign_buf(part), len_bytes)
+}
+
+/// Does `work` on a cursor that has `len_bytes`, and moves the cursor back if not all was done.
+fn in_full<D: Direction, S: SegmentSource<D>>(
+    cursor: &mut S,
+    len_bytes: usize,
+    work: impl FnOnce(&mut S) -> Result<usize, Error>,
+) -> Result<(), Error> {
+    let before = cursor.remaining();
+    if before < len_bytes {
+        return Err(Error::TooShort { wanted_bytes: len_bytes, available_bytes: before });
+    }
+    let outcome = work(cursor);
+    let walked = before - cursor.remaining();
+    match outcome {
+        Ok(done) if done == len_bytes => Ok(()),
+        Ok(done) => {
+            cursor.revert(walked)?;
+            Err(Error::TooShort { wanted_bytes: len_bytes, available_bytes: done })
+        }
+        Err(error) => {
+            cursor.revert(walked)?;
+            Err(error)
+        }
+    }
+}

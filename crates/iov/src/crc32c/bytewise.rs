@@ -1,0 +1,12 @@
+//! CRCs without assembly: what Miri can run.
+
+use longshore_mem::isa::Scalar;
+
+use super::CrcKernels;
+use super::table::crc_by_table;
+
+impl CrcKernels for Scalar {
+    fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {
+        crc_by_table(register, bytes)
+    }
+}

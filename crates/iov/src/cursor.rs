@@ -1,0 +1,326 @@
+//! A place in memory, and how much of it may be walked.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::marker::PhantomData;
+
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+
+use crate::direction::{Dest, Direction, Source};
+use crate::error::Error;
+use crate::kinds::{
+    AnyKind, Discard, ForeignBuf, ForeignVec, Kind, OwnVec, PageIndex, PageQueue, PageSegment,
+    PageVec, QueuedPages, SparsePages,
+};
+use crate::segment::{Segment, SegmentList};
+use crate::source::SegmentSource;
+
+mod ask;
+
+/// A place in memory of some kind, from which up to [`remaining`](SegmentSource::remaining) bytes
+/// can be walked.
+///
+/// `Cursor<'m, D>` is of any kind; `Cursor<'m, D, OwnVec<'m, D>>` of a known one, for which each
+/// operation is compiled without asking which it is ([`Cursor::of`]).
+#[derive(Debug)]
+pub struct Cursor<'m, D: Direction, K = AnyKind<'m, D>> {
+    kind: K,
+    left: usize,
+    /// Bytes cut off by `truncate`, that `reexpand` may bring back.
+    hidden: usize,
+    walked: usize,
+    memory: PhantomData<Segment<'m, D>>,
+}
+
+/// Where a cursor was: what [`Cursor::save`] gives, and [`Cursor::restore`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    walked: usize,
+    left: usize,
+    hidden: usize,
+}
+
+/// The kinds that both directions have, and what they are made of.
+macro_rules! constructors {
+    ($direction:ident, $($reference:tt)*) => {
+        /// A cursor over a list of foreign ranges.
+        pub fn foreign_vec(list: $($reference)* SegmentList<'_, $direction>) -> Self {
+            let len_bytes = list.len_bytes();
+            Self::new(AnyKind::ForeignVec(ForeignVec::<$direction>::new(list)), len_bytes)
+        }
+
+        /// A cursor over parts of pages.
+        pub fn page_vec(parts: $($reference)* [PageSegment<'_, $direction>]) -> Self {
+            let len_bytes = sum(parts.iter().map(PageSegment::len_bytes));
+            Self::new(AnyKind::PageVec(PageVec::<$direction>::new(parts)), len_bytes)
+        }
+
+        /// A cursor over `len_bytes` bytes of sparse pages, from `start` bytes after the start of
+        /// page 0. A missing page ends a walk before.
+        ///
+        /// # Errors
+        /// [`Error::TooLong`] where that reaches past 2^64 or is more than an object can have.
+        pub fn sparse_pages(
+            pages: $($reference)* PageIndex<'_, $direction>,
+            start: u64,
+            len_bytes: usize,
+        ) -> Result<Self, Error> {
+            let is_possible =
+                len_bytes <= isize::MAX as usize && start.checked_add(len_bytes as u64).is_some();
+            if !is_possible {
+                return Err(Error::TooLong { segments: 1 });
+            }
+            let kind = SparsePages::<$direction>::new(pages, start);
+            Ok(Self::new(AnyKind::SparsePages(kind), len_bytes))
+        }
+
+        /// A cursor over the first `len_bytes` bytes of a queue, be they appended yet or not. Where
+        /// they are not a walk ends before, and goes on later.
+        pub fn page_queue(
+            queue: $($reference)* PageQueue<'_, $direction>,
+            len_bytes: usize,
+        ) -> Self {
+            let len_bytes = len_bytes.min(isize::MAX as usize);
+            Self::new(AnyKind::QueuedPages(QueuedPages::<$direction>::new(queue)), len_bytes)
+        }
+    };
+}
+
+impl<'m> Cursor<'m, Source> {
+    /// A cursor over one foreign range.
+    pub fn foreign_buf(view: VolatileSlice<'m>) -> Self {
+        let len_bytes = view.len_bytes();
+        Self::new(AnyKind::ForeignBuf(ForeignBuf::<Source>::new(view)), len_bytes)
+    }
+
+    /// A cursor over own slices.
+    pub fn own_vec(slices: &'m [IoSlice<'m>]) -> Self {
+        let len_bytes = sum(slices.iter().map(|slice| slice.len()));
+        Self::new(AnyKind::OwnVec(OwnVec::<Source>::new(slices)), len_bytes)
+    }
+
+    constructors!(Source, &'m);
+}
+
+impl<'m> Cursor<'m, Dest> {
+    /// A cursor over one foreign range.
+    pub fn foreign_buf(view: VolatileSliceMut<'m>) -> Self {
+        let len_bytes = view.len_bytes();
+        Self::new(AnyKind::ForeignBuf(ForeignBuf::<Dest>::new(view)), len_bytes)
+    }
+
+    /// A cursor over own slices.
+    pub fn own_vec(slices: &'m mut [IoSliceMut<'_>]) -> Self {
+        let len_bytes = sum(slices.iter().map(|slice| slice.len()));
+        Self::new(AnyKind::OwnVec(OwnVec::<Dest>::new(slices)), len_bytes)
+    }
+
+    /// A cursor that takes `len_bytes` bytes and keeps none.
+    pub fn discard(len_bytes: usize) -> Self {
+        Self::new(AnyKind::Discard(Discard), len_bytes)
+    }
+
+    constructors!(Dest, &'m mut);
+}
+
+fn sum(lens_bytes: impl Iterator<Item = usize>) -> usize {
+    // The same slice may be listed often, so the sum may exceed what an object can have.
+    lens_bytes.fold(0, usize::saturating_add).min(isize::MAX as usize)
+}
+
+impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
+    /// A cursor of a known kind, over at most `len_bytes` bytes.
+    pub fn of(kind: K, len_bytes: usize) -> Self {
+        Self::new(kind, len_bytes.min(isize::MAX as usize))
+    }
+
+    fn new(kind: K, left: usize) -> Self {
+        Self { kind, left, hidden: 0, walked: 0, memory: PhantomData }
+    }
+
+    /// The kind of memory, by name.
+    pub fn kind_name(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    /// Whether the memory can fault.
+    pub fn can_fault(&self) -> bool {
+        self.kind.can_fault()
+    }
+
+    /// Bytes walked since the cursor was made.
+    pub const fn walked(&self) -> usize {
+        self.walked
+    }
+
+    /// Lets no more than `len_bytes` be walked from here; the rest may come back by
+    /// [`reexpand`](Self::reexpand).
+    pub fn truncate(&mut self, len_bytes: usize) {
+        let cut = self.left.saturating_sub(len_bytes);
+        self.left -= cut;
+        self.hidden += cut;
+    }
+
+    /// Lets `len_bytes` be walked from here, where [`truncate`](Self::truncate) allowed less.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where that is more than there ever was; nothing changes then.
+    pub fn reexpand(&mut self, len_bytes: usize) -> Result<(), Error> {
+        let possible_bytes = self.left + self.hidden;
+        if len_bytes > possible_bytes {
+            return Err(Error::OutOfRange { asked_bytes: len_bytes, possible_bytes });
+        }
+        self.left = len_bytes;
+        self.hidden = possible_bytes - len_bytes;
+        Ok(())
+    }
+
+    /// Where the cursor is, for [`restore`](Self::restore).
+    pub const fn save(&self) -> Mark {
+        Mark { walked: self.walked, left: self.left, hidden: self.hidden }
+    }
+
+    /// Goes back (or on) to where the cursor was when `mark` was made.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a mark of another cursor, which lies outside of this one.
+    pub fn restore(&mut self, mark: Mark) -> Result<(), Error> {
+        let end = self.walked + self.left + self.hidden;
+        if mark.walked + mark.left + mark.hidden != end {
+            return Err(Error::OutOfRange { asked_bytes: mark.walked, possible_bytes: end });
+        }
+        if mark.walked <= self.walked {
+            self.kind.retreat(self.walked - mark.walked);
+            self.walked = mark.walked;
+        } else {
+            self.walked += self.kind.advance(mark.walked - self.walked);
+        }
+        self.left = (end - self.walked).min(mark.left);
+        self.hidden = end - self.walked - self.left;
+        Ok(())
+    }
+
+    /// Lends the next `len_bytes` bytes, or as many as remain, as a cursor of their own. This one
+    /// stands, in the end, where that one does.
+    pub fn take(&mut self, len_bytes: usize) -> Taken<'_, 'm, D, K> {
+        let outside = self.left.saturating_sub(len_bytes);
+        self.left -= outside;
+        Taken { cursor: self, outside }
+    }
+
+    /// [`iterate`](SegmentSource::iterate) for kinds whose memory cannot fault, with a step that
+    /// cannot end early.
+    ///
+    /// # Errors
+    /// [`Error::CanFault`] for the others; nothing moves then.
+    #[inline(always)]
+    pub fn iterate_infallible(
+        &mut self,
+        len_bytes: usize,
+        mut step: impl FnMut(Segment<'_, D>, usize),
+    ) -> Result<usize, Error> {
+        if self.kind.can_fault() {
+            return Err(Error::CanFault { kind: self.kind.name() });
+        }
+        Ok(self.iterate(len_bytes, |segment, done| {
+            step(segment, done);
+            0
+        }))
+    }
+
+    #[inline(always)]
+    fn moved(&mut self, len_bytes: usize) -> usize {
+        self.walked += len_bytes;
+        self.left -= len_bytes;
+        len_bytes
+    }
+}
+
+impl<D: Direction, K: Kind<D>> SegmentSource<D> for Cursor<'_, D, K> {
+    fn remaining(&self) -> usize {
+        self.left
+    }
+
+    #[inline]
+    fn next_segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+        let len_max = len_max.min(self.left);
+        if len_max == 0 { None } else { self.kind.segment(len_max) }
+    }
+
+    fn advance(&mut self, len_bytes: usize) {
+        let advanced = self.kind.advance(len_bytes.min(self.left));
+        self.moved(advanced);
+    }
+
+    fn revert(&mut self, len_bytes: usize) -> Result<(), Error> {
+        if len_bytes > self.walked {
+            return Err(Error::OutOfRange { asked_bytes: len_bytes, possible_bytes: self.walked });
+        }
+        self.kind.retreat(len_bytes);
+        self.walked -= len_bytes;
+        self.left += len_bytes;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn iterate(
+        &mut self,
+        len_bytes: usize,
+        step: impl FnMut(Segment<'_, D>, usize) -> usize,
+    ) -> usize {
+        let done = self.kind.iterate(len_bytes.min(self.left), step);
+        self.moved(done)
+    }
+}
+
+impl Cursor<'_, Source, OwnVec<'_, Source>> {
+    /// [`iterate`](SegmentSource::iterate) with slices: this kind's memory is the program's own.
+    #[inline(always)]
+    pub fn iterate_own_vec(
+        &mut self,
+        len_bytes: usize,
+        step: impl FnMut(&[u8], usize) -> usize,
+    ) -> usize {
+        let done = self.kind.iterate_slices(len_bytes.min(self.left), step);
+        self.moved(done)
+    }
+}
+
+impl Cursor<'_, Dest, OwnVec<'_, Dest>> {
+    /// [`iterate`](SegmentSource::iterate) with slices: this kind's memory is the program's own.
+    #[inline(always)]
+    pub fn iterate_own_vec(
+        &mut self,
+        len_bytes: usize,
+        step: impl FnMut(&mut [u8], usize) -> usize,
+    ) -> usize {
+        let done = self.kind.iterate_slices(len_bytes.min(self.left), step);
+        self.moved(done)
+    }
+}
+
+/// Part of a cursor, lent by [`Cursor::take`].
+#[derive(Debug)]
+pub struct Taken<'c, 'm, D: Direction, K: Kind<D> = AnyKind<'m, D>> {
+    cursor: &'c mut Cursor<'m, D, K>,
+    outside: usize,
+}
+
+impl<D: Direction, K: Kind<D>> Drop for Taken<'_, '_, D, K> {
+    fn drop(&mut self) {
+        self.cursor.left += self.outside;
+    }
+}
+
+impl<'m, D: Direction, K: Kind<D>> std::ops::Deref for Taken<'_, 'm, D, K> {
+    type Target = Cursor<'m, D, K>;
+
+    fn deref(&self) -> &Self::Target {
+        self.cursor
+    }
+}
+
+impl<D: Direction, K: Kind<D>> std::ops::DerefMut for Taken<'_, '_, D, K> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.cursor
+    }
+}

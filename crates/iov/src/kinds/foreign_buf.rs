@@ -1,0 +1,91 @@
+//! One foreign range.
+#![expect(unsafe_code, reason = "makes segments of the parts of a range")]
+
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+
+use super::{Kind, sealed};
+use crate::direction::{Dest, Direction, Source};
+use crate::segment::Segment;
+
+/// One range of memory that others may change and that may fault: a guest's, a device's, or what is
+/// shared with another process.
+#[doc(alias = "ubuf")]
+#[derive(Debug)]
+pub struct ForeignBuf<'m, D> {
+    range: Segment<'m, D>,
+    offset: usize,
+}
+
+impl<'m> ForeignBuf<'m, Source> {
+    /// The start of `view`.
+    pub fn new(view: VolatileSlice<'m>) -> Self {
+        Self { range: view.into(), offset: 0 }
+    }
+}
+
+impl<'m> ForeignBuf<'m, Dest> {
+    /// The start of `view`.
+    pub fn new(view: VolatileSliceMut<'m>) -> Self {
+        Self { range: view.into(), offset: 0 }
+    }
+}
+
+impl<D: Direction> ForeignBuf<'_, D> {
+    fn left(&self) -> usize {
+        self.range.len_bytes() - self.offset
+    }
+}
+
+impl<D> sealed::Sealed for ForeignBuf<'_, D> {}
+
+impl<D: Direction> Kind<D> for ForeignBuf<'_, D> {
+    fn name(&self) -> &'static str {
+        "ForeignBuf"
+    }
+
+    fn can_fault(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+        let len_bytes = self.left().min(len_max);
+        if len_bytes == 0 {
+            return None;
+        }
+        // SAFETY: the offset is inside the range or at its end.
+        let start = unsafe { self.range.start().add(self.offset) };
+        // SAFETY: the bytes are the range's, and the cursor is borrowed for as long as they are
+        // lent.
+        Some(unsafe { Segment::from_raw(start, len_bytes) })
+    }
+
+    fn advance(&mut self, len_bytes: usize) -> usize {
+        let len_bytes = len_bytes.min(self.left());
+        self.offset += len_bytes;
+        len_bytes
+    }
+
+    fn retreat(&mut self, len_bytes: usize) {
+        self.offset -= len_bytes;
+    }
+
+    fn twin(&self) -> Self {
+        // SAFETY: the same range; a twin only tells where its parts are.
+        let range = unsafe { Segment::from_raw(self.range.start(), self.range.len_bytes()) };
+        Self { range, offset: self.offset }
+    }
+
+    #[inline(always)]
+    fn iterate(
+        &mut self,
+        len_bytes: usize,
+        mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
+    ) -> usize {
+        let Some(segment) = self.segment(len_bytes) else { return 0 };
+        let part = segment.len_bytes();
+        let stepped = part.saturating_sub(step(segment, 0));
+        self.offset += stepped;
+        stepped
+    }
+}

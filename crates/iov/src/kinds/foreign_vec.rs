@@ -1,0 +1,81 @@
+//! A list of foreign ranges.
+#![expect(unsafe_code, reason = "makes segments of the parts of ranges")]
+
+use super::list::{Item, List};
+use super::{Kind, sealed};
+use crate::direction::{Dest, Direction, Source};
+use crate::segment::{Segment, SegmentList};
+
+/// A list of ranges of memory that others may change and that may fault.
+#[doc(alias = "iovec")]
+#[derive(Debug)]
+pub struct ForeignVec<'m, D> {
+    list: List<'m, Segment<'m, D>>,
+}
+
+impl<'m> ForeignVec<'m, Source> {
+    /// The start of `list`.
+    pub const fn new(list: &'m SegmentList<'_, Source>) -> Self {
+        Self { list: List::new(list.as_slice()) }
+    }
+}
+
+impl<'m> ForeignVec<'m, Dest> {
+    /// The start of `list`, which is lent to this one alone.
+    pub const fn new(list: &'m mut SegmentList<'_, Dest>) -> Self {
+        Self { list: List::new(list.as_slice()) }
+    }
+}
+
+impl<D: Direction> Item<D> for Segment<'_, D> {
+    #[inline(always)]
+    fn len_bytes(&self) -> usize {
+        Segment::len_bytes(self)
+    }
+
+    #[inline(always)]
+    fn part(&self, offset: usize, len_bytes: usize) -> Segment<'_, D> {
+        debug_assert!(offset + len_bytes <= Segment::len_bytes(self));
+        // SAFETY: the offset is inside the segment.
+        let start = unsafe { self.start().add(offset) };
+        // SAFETY: the bytes are the segment's; a list lends one part at a time.
+        unsafe { Segment::from_raw(start, len_bytes) }
+    }
+}
+
+impl<D> sealed::Sealed for ForeignVec<'_, D> {}
+
+impl<D: Direction> Kind<D> for ForeignVec<'_, D> {
+    fn name(&self) -> &'static str {
+        "ForeignVec"
+    }
+
+    fn can_fault(&self) -> bool {
+        true
+    }
+
+    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+        self.list.segment(len_max)
+    }
+
+    fn advance(&mut self, len_bytes: usize) -> usize {
+        self.list.advance(len_bytes)
+    }
+
+    fn retreat(&mut self, len_bytes: usize) {
+        self.list.retreat(len_bytes);
+    }
+
+    fn twin(&self) -> Self {
+        Self { list: self.list.twin() }
+    }
+
+    #[inline(always)]
+    fn iterate(
+        &mut self,
+        len_bytes: usize,
+        step: impl FnMut(Segment<'_, D>, usize) -> usize,
+    ) -> usize {
+        self.list.iterate(len_bytes, step)
+    }
+}

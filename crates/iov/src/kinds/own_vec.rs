@@ -1,0 +1,109 @@
+//! A list of own slices.
+#![expect(unsafe_code, reason = "sees slices as segments, and segments as slices")]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::slice;
+
+use super::list::List;
+use super::{Kind, sealed};
+use crate::direction::{Dest, Direction, Source};
+use crate::segment::Segment;
+
+/// A list of slices that are this program's own: nobody else changes them, and they cannot fault.
+#[doc(alias = "kvec")]
+#[derive(Debug)]
+pub struct OwnVec<'m, D> {
+    list: List<'m, Segment<'m, D>>,
+}
+
+impl<'m> OwnVec<'m, Source> {
+    /// The start of `slices`.
+    pub const fn new(slices: &'m [IoSlice<'m>]) -> Self {
+        const { assert!(size_of::<IoSlice<'_>>() == size_of::<Segment<'_, Source>>()) }
+        // SAFETY: `IoSlice` is guaranteed to be ABI compatible with `struct iovec`, as which
+        // `Segment` is laid out, and its pointer is a slice's, so it is not null.
+        let list = unsafe { slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
+        Self { list: List::new(list) }
+    }
+}
+
+impl<'m> OwnVec<'m, Dest> {
+    /// The start of `slices`.
+    pub const fn new(slices: &'m mut [IoSliceMut<'_>]) -> Self {
+        const { assert!(size_of::<IoSliceMut<'_>>() == size_of::<Segment<'_, Dest>>()) }
+        // SAFETY: as above, for `IoSliceMut`; the slices are lent to this one alone.
+        let list = unsafe { slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
+        Self { list: List::new(list) }
+    }
+}
+
+impl OwnVec<'_, Source> {
+    /// As [`Kind::iterate`], with slices.
+    #[inline(always)]
+    pub(crate) fn iterate_slices(
+        &mut self,
+        len_bytes: usize,
+        mut step: impl FnMut(&[u8], usize) -> usize,
+    ) -> usize {
+        self.list.iterate(len_bytes, |segment: Segment<'_, Source>, done| {
+            // SAFETY: the segment is part of a slice that is borrowed for the list's lifetime.
+            let bytes = unsafe { slice::from_raw_parts(segment.as_ptr(), segment.len_bytes()) };
+            step(bytes, done)
+        })
+    }
+}
+
+impl OwnVec<'_, Dest> {
+    /// As [`Kind::iterate`], with slices.
+    #[inline(always)]
+    pub(crate) fn iterate_slices(
+        &mut self,
+        len_bytes: usize,
+        mut step: impl FnMut(&mut [u8], usize) -> usize,
+    ) -> usize {
+        self.list.iterate(len_bytes, |mut segment: Segment<'_, Dest>, done| {
+            let len_bytes = segment.len_bytes();
+            // SAFETY: the segment is part of a slice that is borrowed mutably for the list's
+            // lifetime, and the list lends one part at a time.
+            let bytes = unsafe { slice::from_raw_parts_mut(segment.as_mut_ptr(), len_bytes) };
+            step(bytes, done)
+        })
+    }
+}
+
+impl<D> sealed::Sealed for OwnVec<'_, D> {}
+
+impl<D: Direction> Kind<D> for OwnVec<'_, D> {
+    fn name(&self) -> &'static str {
+        "OwnVec"
+    }
+
+    fn can_fault(&self) -> bool {
+        false
+    }
+
+    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+        self.list.segment(len_max)
+    }
+
+    fn advance(&mut self, len_bytes: usize) -> usize {
+        self.list.advance(len_bytes)
+    }
+
+    fn retreat(&mut self, len_bytes: usize) {
+        self.list.retreat(len_bytes);
+    }
+
+    fn twin(&self) -> Self {
+        Self { list: self.list.twin() }
+    }
+
+    #[inline(always)]
+    fn iterate(
+        &mut self,
+        len_bytes: usize,
+        step: impl FnMut(Segment<'_, D>, usize) -> usize,
+    ) -> usize {
+        self.list.iterate(len_bytes, step)
+    }
+}

@@ -1,0 +1,205 @@
+//! Pages by index.
+#![expect(unsafe_code, reason = "makes segments of parts of pages")]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use super::{Kind, sealed};
+use crate::direction::{Dest, Direction, Source};
+use crate::error::Error;
+use crate::segment::Segment;
+
+/// Slots of a leaf, as a logarithm: 1 KiB. A walk looks a leaf up once for so many pages.
+const LEAF_LOG2: u32 = 7;
+const LEAF_SLOTS: usize = 1 << LEAF_LOG2;
+
+/// Pages of one size, by index, with as many missing as may be: a file's cache, a guest's memory.
+///
+/// Two levels: a tree of leaves, and leaves of 128 slots.
+pub struct PageIndex<'m, D> {
+    leaves: BTreeMap<u64, Box<Leaf>>,
+    page_log2: u32,
+    memory: PhantomData<Segment<'m, D>>,
+}
+
+type Leaf = [Option<NonNull<u8>>; LEAF_SLOTS];
+
+// SAFETY: it stands for the segments in it, which may be sent.
+unsafe impl<D: Direction> Send for PageIndex<'_, D> {}
+// SAFETY: it stands for the segments in it, which may be shared.
+unsafe impl<D: Direction> Sync for PageIndex<'_, D> {}
+
+impl<'m, D: Direction> PageIndex<'m, D> {
+    /// An index without pages, for pages of 2^`page_log2` bytes.
+    ///
+    /// # Errors
+    /// [`Error::PageSize`] for pages that do not fit into an address space.
+    pub const fn new(page_log2: u32) -> Result<Self, Error> {
+        if page_log2 >= usize::BITS - 1 {
+            return Err(Error::PageSize { page_log2, index_log2: usize::BITS - 2 });
+        }
+        Ok(Self { leaves: BTreeMap::new(), page_log2, memory: PhantomData })
+    }
+
+    /// Puts a whole page at `index`: a `&Page` to read, a `&mut Page` to write. Returns the one
+    /// that was there.
+    ///
+    /// # Errors
+    /// [`Error::PageSize`] where its size is another one.
+    pub fn insert(
+        &mut self,
+        index: u64,
+        page: impl Into<Segment<'m, D>>,
+    ) -> Result<Option<Segment<'m, D>>, Error> {
+        let page = page.into();
+        if page.len_bytes() != 1 << self.page_log2 {
+            let page_log2 = page.len_bytes().checked_ilog2().unwrap_or(0);
+            return Err(Error::PageSize { page_log2, index_log2: self.page_log2 });
+        }
+        let leaf = self.leaves.entry(index >> LEAF_LOG2);
+        let leaf = leaf.or_insert_with(|| Box::new([None; LEAF_SLOTS]));
+        let before = leaf[slot_of(index)].replace(page.start());
+        Ok(before.map(|start| self.whole(start)))
+    }
+
+    /// Takes the page at `index` out.
+    pub fn remove(&mut self, index: u64) -> Option<Segment<'m, D>> {
+        let leaf = self.leaves.get_mut(&(index >> LEAF_LOG2))?;
+        let start = leaf[slot_of(index)].take()?;
+        if leaf.iter().all(Option::is_none) {
+            self.leaves.remove(&(index >> LEAF_LOG2));
+        }
+        Some(self.whole(start))
+    }
+
+    /// Logarithm of the size of its pages.
+    pub const fn page_log2(&self) -> u32 {
+        self.page_log2
+    }
+
+    fn whole(&self, start: NonNull<u8>) -> Segment<'m, D> {
+        // SAFETY: `start` is that of a segment of `'m` that was put in, of the index' page size;
+        // it is out of the index by now, or was replaced.
+        unsafe { Segment::from_raw(start, 1 << self.page_log2) }
+    }
+
+    fn leaf(&self, index: u64) -> Option<&Leaf> {
+        self.leaves.get(&(index >> LEAF_LOG2)).map(|leaf| &**leaf)
+    }
+}
+
+const fn slot_of(index: u64) -> usize {
+    (index % LEAF_SLOTS as u64) as usize
+}
+
+impl<D> fmt::Debug for PageIndex<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageIndex({} leaves, pages of 2^{} bytes)", self.leaves.len(), self.page_log2)
+    }
+}
+
+/// The pages of an index, one after another from some byte on. A missing page ends the walk.
+#[doc(alias = "xarray")]
+#[derive(Debug)]
+pub struct SparsePages<'m, D> {
+    pages: &'m PageIndex<'m, D>,
+    /// In bytes from the index' page 0.
+    at: u64,
+}
+
+impl<'m> SparsePages<'m, Source> {
+    /// The place `start` bytes from the start of page 0.
+    pub const fn new(pages: &'m PageIndex<'_, Source>, start: u64) -> Self {
+        Self { pages, at: start }
+    }
+}
+
+impl<'m> SparsePages<'m, Dest> {
+    /// The place `start` bytes from the start of page 0.
+    pub const fn new(pages: &'m mut PageIndex<'_, Dest>, start: u64) -> Self {
+        Self { pages, at: start }
+    }
+}
+
+impl<'m, D: Direction> SparsePages<'m, D> {
+    /// Where in which page the place is.
+    const fn place(&self) -> (u64, usize) {
+        let page_log2 = self.pages.page_log2;
+        (self.at >> page_log2, (self.at & ((1 << page_log2) - 1)) as usize)
+    }
+
+    #[inline(always)]
+    fn part(start: NonNull<u8>, offset: usize, len_bytes: usize) -> Segment<'m, D> {
+        // SAFETY: the offset is inside the page.
+        let start = unsafe { start.add(offset) };
+        // SAFETY: the page is valid for `'m`; a walk lends one part at a time.
+        unsafe { Segment::from_raw(start, len_bytes) }
+    }
+}
+
+impl<D> sealed::Sealed for SparsePages<'_, D> {}
+
+impl<D: Direction> Kind<D> for SparsePages<'_, D> {
+    fn name(&self) -> &'static str {
+        "SparsePages"
+    }
+
+    fn can_fault(&self) -> bool {
+        false
+    }
+
+    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+        let (index, offset) = self.place();
+        let start = self.pages.leaf(index)?[slot_of(index)]?;
+        let here = (1 << self.pages.page_log2) - offset;
+        Some(Self::part(start, offset, here.min(len_max)))
+    }
+
+    fn advance(&mut self, len_bytes: usize) -> usize {
+        self.at += len_bytes as u64;
+        len_bytes
+    }
+
+    fn retreat(&mut self, len_bytes: usize) {
+        self.at -= len_bytes as u64;
+    }
+
+    fn twin(&self) -> Self {
+        Self { pages: self.pages, at: self.at }
+    }
+
+    #[inline(always)]
+    fn iterate(
+        &mut self,
+        len_bytes: usize,
+        mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
+    ) -> usize {
+        let page_bytes = 1usize << self.pages.page_log2;
+        let (mut index, mut offset) = self.place();
+        let mut done = 0;
+        'leaves: while done < len_bytes
+            && let Some(leaf) = self.pages.leaf(index)
+        {
+            for slot in &leaf[slot_of(index)..] {
+                let Some(start) = *slot else { break 'leaves };
+                let here = page_bytes - offset;
+                let part = here.min(len_bytes - done);
+                let stepped = part.saturating_sub(step(Self::part(start, offset, part), done));
+                done += stepped;
+                offset = 0;
+                if stepped < here || done == len_bytes {
+                    break 'leaves;
+                }
+            }
+            index = ((index >> LEAF_LOG2) + 1) << LEAF_LOG2;
+        }
+        self.at += done as u64;
+        done
+    }
+
+    fn page_log2(&self) -> Option<u32> {
+        Some(self.pages.page_log2)
+    }
+}

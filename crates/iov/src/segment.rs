@@ -1,0 +1,271 @@
+//! One run of memory that a step is given.
+#![expect(unsafe_code, reason = "makes views out of addresses and lengths")]
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+use longshore_mem::Page;
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+
+use crate::direction::{Dest, Direction, Source};
+use crate::error::Error;
+
+/// Bytes that lie side by side, to be read or written as `D` says, and only by volatile accesses:
+/// others may change them at any moment.
+///
+/// Laid out as the system's `struct iovec`, so a list of them can be handed to a system call as it
+/// is ([`Segment::as_iovecs`]).
+#[repr(C)]
+pub struct Segment<'m, D> {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    memory: PhantomData<(&'m (), D)>,
+}
+
+// SAFETY: a segment is a volatile view, which may be used from any thread.
+unsafe impl<D: Direction> Send for Segment<'_, D> {}
+// SAFETY: a shared segment only reads, by volatile accesses.
+unsafe impl<D: Direction> Sync for Segment<'_, D> {}
+
+impl Clone for Segment<'_, Source> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl Copy for Segment<'_, Source> {}
+
+impl<'m, D: Direction> Segment<'m, D> {
+    /// # Safety
+    /// The bytes must be valid for `'m` as a [`VolatileSlice`] asks, or a [`VolatileSliceMut`] for
+    /// [`Dest`]; of the latter no second one may be in use at once.
+    #[inline(always)]
+    pub(crate) const unsafe fn from_raw(start: NonNull<u8>, len_bytes: usize) -> Self {
+        Self { start, len_bytes, memory: PhantomData }
+    }
+
+    /// How many bytes it has.
+    #[inline(always)]
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether it has none.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Where it begins.
+    #[inline(always)]
+    pub const fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Where it begins, for a device or a system call that reads it.
+    #[inline(always)]
+    pub const fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// A list of segments as the system's array of `struct iovec`, for as many as the list has.
+    pub const fn as_iovecs(list: &[Self]) -> *const () {
+        list.as_ptr().cast()
+    }
+}
+
+impl<'m> Segment<'m, Source> {
+    /// The bytes as a view.
+    #[inline(always)]
+    pub const fn view(&self) -> VolatileSlice<'m> {
+        // SAFETY: what the segment promises is what the view asks.
+        unsafe { VolatileSlice::from_raw_parts(self.start, self.len_bytes) }
+    }
+}
+
+impl<'m> Segment<'m, Dest> {
+    /// Where it begins, for a device or a system call that writes it.
+    #[inline(always)]
+    pub const fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The bytes as a view that can be written.
+    #[inline(always)]
+    pub const fn into_view(self) -> VolatileSliceMut<'m> {
+        // SAFETY: what the segment promises is what the view asks; it is given up for it.
+        unsafe { VolatileSliceMut::from_raw_parts(self.start, self.len_bytes) }
+    }
+}
+
+impl<'m> From<VolatileSlice<'m>> for Segment<'m, Source> {
+    fn from(view: VolatileSlice<'m>) -> Self {
+        Self { start: view.start(), len_bytes: view.len_bytes(), memory: PhantomData }
+    }
+}
+
+impl<'m> From<VolatileSliceMut<'m>> for Segment<'m, Dest> {
+    fn from(view: VolatileSliceMut<'m>) -> Self {
+        let readable = view.as_readable();
+        Self { start: readable.start(), len_bytes: view.len_bytes(), memory: PhantomData }
+    }
+}
+
+impl<'m> From<&'m Page<'_>> for Segment<'m, Source> {
+    fn from(page: &'m Page<'_>) -> Self {
+        page.view().into()
+    }
+}
+
+impl<'m> From<&'m mut Page<'_>> for Segment<'m, Dest> {
+    fn from(page: &'m mut Page<'_>) -> Self {
+        page.view_mut().into()
+    }
+}
+
+impl<D> fmt::Debug for Segment<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({:p} + {:#x})", self.start, self.len_bytes)
+    }
+}
+
+/// A list of foreign ranges that was copied and validated: what was checked is what is walked, even
+/// if the array it came from lies in memory that others change.
+#[derive(Debug)]
+pub struct SegmentList<'m, D> {
+    segments: Box<[Segment<'m, D>]>,
+    len_bytes: usize,
+}
+
+/// The system's `struct iovec` (POSIX `<sys/uio.h>`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RawSegment {
+    /// Where it begins.
+    pub base: *mut u8,
+    /// Its length in bytes.
+    pub len_bytes: usize,
+}
+
+/// The most segments one list may have: Linux's `UIO_MAXIOV`.
+pub const SEGMENTS_MAX: usize = 1024;
+
+impl<'m, D: Direction> SegmentList<'m, D> {
+    /// The list of `views`.
+    ///
+    /// # Errors
+    /// [`Error::TooManySegments`], [`Error::TooLong`].
+    pub fn new(views: impl IntoIterator<Item = impl Into<Segment<'m, D>>>) -> Result<Self, Error> {
+        let mut segments = Vec::new();
+        let mut len_bytes = 0usize;
+        for view in views {
+            if segments.len() == SEGMENTS_MAX {
+                return Err(Error::TooManySegments { count: SEGMENTS_MAX + 1, max: SEGMENTS_MAX });
+            }
+            let segment = view.into();
+            len_bytes = total(len_bytes, segment.len_bytes, segments.len() + 1)?;
+            segments.push(segment);
+        }
+        Ok(Self { segments: segments.into(), len_bytes })
+    }
+
+    /// The list that the array of `count` `struct iovec` at `array` has now. Each field is read
+    /// once, so the array may lie in foreign memory.
+    ///
+    /// # Errors
+    /// [`Error::TooManySegments`] before anything is read, [`Error::TooLong`],
+    /// [`Error::NullSegment`] for an address of zero with a length; empty ones are left out.
+    ///
+    /// # Safety
+    /// `array` must be readable for `count` entries. Each range with a length must be valid for
+    /// `'m` as a [`VolatileSlice`] or [`VolatileSliceMut`] asks; those of a [`Dest`] must not
+    /// overlap, nor be another writer's. (Ranges may fault as [`copy`](longshore_mem::copy) allows.)
+    pub unsafe fn from_iovecs(array: *const RawSegment, count: usize) -> Result<Self, Error> {
+        if count > SEGMENTS_MAX {
+            return Err(Error::TooManySegments { count, max: SEGMENTS_MAX });
+        }
+        let mut segments = Vec::with_capacity(count);
+        let mut len_bytes = 0usize;
+        for index in 0..count {
+            // SAFETY: within the array, by the caller's promise.
+            let entry = unsafe { array.add(index) };
+            // SAFETY: readable by the caller's promise.
+            let raw = unsafe { entry.read_volatile() };
+            if raw.len_bytes == 0 {
+                continue;
+            }
+            let Some(start) = NonNull::new(raw.base) else {
+                return Err(Error::NullSegment { index, len_bytes: raw.len_bytes });
+            };
+            len_bytes = total(len_bytes, raw.len_bytes, index + 1)?;
+            if start.addr().get().checked_add(raw.len_bytes).is_none() {
+                return Err(Error::TooLong { segments: index + 1 });
+            }
+            // SAFETY: the caller's promise.
+            segments.push(unsafe { Segment::from_raw(start, raw.len_bytes) });
+        }
+        Ok(Self { segments: segments.into(), len_bytes })
+    }
+
+    /// Bytes of all segments together.
+    pub const fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether there is no byte in it.
+    pub const fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// How many segments it has.
+    pub const fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    pub(crate) const fn as_slice(&self) -> &[Segment<'m, D>] {
+        &self.segments
+    }
+}
+
+/// `sum + len_bytes`, where that is the length of an object.
+fn total(sum: usize, len_bytes: usize, segments: usize) -> Result<usize, Error> {
+    sum.checked_add(len_bytes)
+        .filter(|total| *total <= isize::MAX as usize)
+        .ok_or(Error::TooLong { segments })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_validated_before_anything_is_walked() {
+        let raw = |base: usize, len_bytes| RawSegment {
+            base: std::ptr::without_provenance_mut(base),
+            len_bytes,
+        };
+        // SAFETY: no range is accessed here.
+        let list_of = |list: &[RawSegment]| unsafe {
+            SegmentList::<'static, Source>::from_iovecs(list.as_ptr(), list.len())
+                .map(|list| list.len_bytes())
+        };
+        assert_eq!(list_of(&[]), Ok(0));
+        assert_eq!(list_of(&[raw(0, 0), raw(16, 5)]), Ok(5));
+        assert_eq!(
+            list_of(&[raw(16, 5), raw(0, 1)]),
+            Err(Error::NullSegment { index: 1, len_bytes: 1 })
+        );
+        let half = isize::MAX as usize;
+        assert_eq!(list_of(&[raw(16, half)]), Ok(half));
+        assert_eq!(list_of(&[raw(16, half), raw(16, 1)]), Err(Error::TooLong { segments: 2 }));
+        assert_eq!(
+            list_of(&[raw(16, usize::MAX), raw(16, 2)]),
+            Err(Error::TooLong { segments: 1 })
+        );
+        let many = [raw(16, 1); SEGMENTS_MAX + 1];
+        assert_eq!(list_of(&many[..SEGMENTS_MAX]), Ok(SEGMENTS_MAX));
+        let error = Error::TooManySegments { count: SEGMENTS_MAX + 1, max: SEGMENTS_MAX };
+        assert_eq!(list_of(&many), Err(error));
+    }
+}

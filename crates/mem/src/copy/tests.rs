@@ -1,0 +1,68 @@
+use std::vec;
+use std::vec::Vec;
+
+use super::*;
+
+fn pattern(len_bytes: usize) -> Vec<u8> {
+    (0..len_bytes).map(|at| (at.wrapping_mul(167) ^ (at >> 8)) as u8).collect()
+}
+
+/// Copies every length up to `len_max` at all pairs of `skews`, and looks at every byte around.
+fn copies_exactly(path: Path, lens: impl Iterator<Item = usize> + Clone, skews: &[usize]) {
+    const MARGIN: usize = 80;
+    for len_bytes in lens {
+        for from_skew in skews {
+            for to_skew in skews {
+                let source = pattern(from_skew + len_bytes);
+                let mut target = vec![0xa5u8; to_skew + len_bytes + MARGIN];
+                // SAFETY: both lie within their vectors.
+                let from = unsafe { source.as_ptr().add(*from_skew) };
+                // SAFETY: as above.
+                let to = unsafe { target.as_mut_ptr().add(*to_skew) };
+                // SAFETY: both vectors are this test's own.
+                let copied = with_path!(path, token => unsafe { copy(token, from, to, len_bytes) });
+                copied.unwrap();
+                let end = to_skew + len_bytes;
+                assert_eq!(&target[*to_skew..end], &source[*from_skew..], "{:?}", path.isa());
+                let around = target[..*to_skew].iter().chain(&target[end..]);
+                assert!(around.clone().all(|byte| *byte == 0xa5), "{:?} {len_bytes}", path.isa());
+            }
+        }
+    }
+}
+
+fn fills_exactly(path: Path, lens: impl Iterator<Item = usize>, skews: &[usize]) {
+    for len_bytes in lens {
+        for skew in skews {
+            let mut target = vec![0xa5u8; skew + len_bytes + 80];
+            // SAFETY: within the vector.
+            let to = unsafe { target.as_mut_ptr().add(*skew) };
+            // SAFETY: the vector is this test's own.
+            with_path!(path, token => unsafe { fill(token, to, 0x3c, len_bytes) }).unwrap();
+            let expected = (0..target.len())
+                .map(|at| if (*skew..skew + len_bytes).contains(&at) { 0x3c } else { 0xa5 });
+            assert!(target.iter().copied().eq(expected), "{:?} {len_bytes}", path.isa());
+        }
+    }
+}
+
+#[test]
+fn every_length_at_every_small_skew() {
+    let (len_max, skews): (usize, &[usize]) =
+        if cfg!(miri) { (40, &[0, 3]) } else { (700, &[0, 1, 7, 31, 63]) };
+    for path in Path::all() {
+        copies_exactly(path, 0..len_max, skews);
+        fills_exactly(path, 0..len_max, skews);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the same code, and slow")]
+fn lengths_around_every_threshold() {
+    let around = |at: usize| [at - 1, at, at + 1, at + 65];
+    let lens = [1 << 12, 1 << 16, 1 << 20, 2 << 20].into_iter().flat_map(around);
+    for path in Path::all() {
+        copies_exactly(path, lens.clone(), &[0, 5]);
+        fills_exactly(path, lens.clone(), &[0, 5]);
+    }
+}

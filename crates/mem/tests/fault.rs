@@ -1,0 +1,334 @@
+//! Copies of memory that is not there: real faults, in this process.
+#![cfg(not(miri))]
+#![expect(unsafe_code, reason = "maps memory and takes pages away under copies")]
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::process::Command;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use longshore_mem::copy::{CopyFault, copy, fill};
+use longshore_mem::fault::{FaultCause, FaultGuard};
+use longshore_mem::isa::Path;
+use longshore_mem::with_path;
+
+const PAGE: usize = 4096;
+
+/// A file in memory, mapped whole.
+struct Mapped {
+    file: File,
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+impl Mapped {
+    fn of(len_bytes: usize) -> Self {
+        // SAFETY: makes a descriptor out of nothing; the name is a C string.
+        let fd = unsafe { libc::memfd_create(c"longshore-test".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(len_bytes as u64).unwrap();
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        let mapped = Self { file, start: NonNull::new(start.cast()).unwrap(), len_bytes };
+        for at in 0..len_bytes {
+            // SAFETY: within the mapping, which nobody else knows yet.
+            unsafe { mapped.at(at).write(byte_at(at)) };
+        }
+        mapped
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        self.start.as_ptr().wrapping_add(offset)
+    }
+
+    fn bytes(&self, offset: usize, len_bytes: usize) -> Vec<u8> {
+        let read = |at| {
+            // SAFETY: within the mapping, where the tests left something to read.
+            unsafe { self.at(at).read_volatile() }
+        };
+        (offset..offset + len_bytes).map(read).collect()
+    }
+
+    fn truncate(&self, len_bytes: usize) {
+        self.file.set_len(len_bytes as u64).unwrap();
+    }
+
+    fn forbid(&self, from: usize, protection: i32) {
+        // SAFETY: the range is of this mapping.
+        let done =
+            unsafe { libc::mprotect(self.at(from).cast(), self.len_bytes - from, protection) };
+        assert_eq!(done, 0);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+fn byte_at(offset: usize) -> u8 {
+    (offset.wrapping_mul(31) ^ (offset >> 9)) as u8
+}
+
+fn copy_with(path: Path, from: *const u8, to: *mut u8, len_bytes: usize) -> Result<(), CopyFault> {
+    // SAFETY: the tests hand over their own memory and mappings of theirs that fault.
+    with_path!(path, token => unsafe { copy(token, from, to, len_bytes) })
+}
+
+#[test]
+fn a_truncated_source_stops_the_copy_at_the_exact_byte() {
+    let _guard = FaultGuard::install().unwrap();
+    let mapped = Mapped::of(16 * PAGE);
+    mapped.truncate(8 * PAGE);
+    for path in Path::all() {
+        for before in [0, 1, 3, 63, 64, 65, 200, 255, 256, 1000, 4096, 5000, 8 * PAGE] {
+            for len_bytes in [before + 1, before + 7, before + 300, before + 2 * PAGE] {
+                let mut target = vec![0xee; len_bytes + 64];
+                let from = mapped.at(8 * PAGE - before);
+                let fault = copy_with(path, from, target.as_mut_ptr(), len_bytes).unwrap_err();
+                let case = format!("{} of {len_bytes}, {}", before, path.isa());
+                assert_eq!(fault.done_bytes, before, "{case}");
+                assert_eq!(fault.fault.cause, FaultCause::NotBacked, "{case}");
+                assert_eq!(fault.fault.address.raw(), mapped.at(8 * PAGE).addr() as u64, "{case}");
+                for (at, byte) in target.iter().enumerate() {
+                    let expected = if at < before { byte_at(8 * PAGE - before + at) } else { 0xee };
+                    assert_eq!(*byte, expected, "{case}, byte {at}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_target_that_may_not_be_written_stops_copies_and_fills_at_the_exact_byte() {
+    let _guard = FaultGuard::install().unwrap();
+    let mapped = Mapped::of(4 * PAGE);
+    mapped.forbid(2 * PAGE, libc::PROT_READ);
+    let source = vec![0x77; 3 * PAGE];
+    for path in Path::all() {
+        for before in [0, 1, 15, 64, 100, 255, 256, 777, 4095, 2 * PAGE] {
+            let to = mapped.at(2 * PAGE - before);
+            let len_bytes = before + PAGE;
+            let fault = copy_with(path, source.as_ptr(), to, len_bytes).unwrap_err();
+            assert_eq!((fault.done_bytes, fault.fault.cause), (before, FaultCause::NotMapped));
+            assert!(mapped.bytes(2 * PAGE - before, before).iter().all(|byte| *byte == 0x77));
+            // SAFETY: as for the copy.
+            let filled = with_path!(path, token => unsafe { fill(token, to, 0x11, len_bytes) });
+            let fault = filled.unwrap_err();
+            assert_eq!((fault.done_bytes, fault.fault.cause), (before, FaultCause::NotMapped));
+            assert!(mapped.bytes(2 * PAGE - before, before).iter().all(|byte| *byte == 0x11));
+        }
+    }
+    assert_eq!(mapped.bytes(2 * PAGE, 1), [byte_at(2 * PAGE)], "nothing beyond");
+}
+
+#[test]
+fn an_address_that_is_none_is_a_fault_too() {
+    let _guard = FaultGuard::install().unwrap();
+    let mut target = [0; 100];
+    for path in Path::all() {
+        for wild in [1usize << 63, usize::MAX - 200, 8] {
+            let from = ptr::without_provenance(wild);
+            let fault = copy_with(path, from, target.as_mut_ptr(), 100).unwrap_err();
+            assert_eq!(fault.done_bytes, 0, "{wild:#x}");
+        }
+    }
+}
+
+#[test]
+fn threads_survive_faults_side_by_side() {
+    let _guard = FaultGuard::install().unwrap();
+    let stop = AtomicBool::new(false);
+    let faults = AtomicUsize::new(0);
+    let mapped = Mapped::of(64 * PAGE);
+    let base = mapped.start.addr();
+    thread::scope(|scope| {
+        for path in Path::all().chain(Path::all()) {
+            let (stop, faults) = (&stop, &faults);
+            scope.spawn(move || {
+                let mut target = vec![0; 64 * PAGE];
+                while !stop.load(Ordering::Relaxed) {
+                    let from = ptr::with_exposed_provenance(base.get());
+                    match copy_with(path, from, target.as_mut_ptr(), 64 * PAGE) {
+                        Ok(()) => {}
+                        Err(fault) => {
+                            // Not always at a page: one may vanish while it is being copied.
+                            let stopped_at = (base.get() + fault.done_bytes) as u64;
+                            assert_eq!(fault.fault.address.raw(), stopped_at);
+                            faults.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        for round in 0..2000 {
+            mapped.truncate((round % 64) * PAGE);
+            mapped.truncate(64 * PAGE);
+        }
+        mapped.truncate(17 * PAGE);
+        while faults.load(Ordering::Relaxed) < 8 {
+            thread::yield_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What a child process does, chosen by the environment; none in an ordinary run.
+#[test]
+fn child() {
+    let Ok(what) = std::env::var("LONGSHORE_FAULT_TEST") else { return };
+    if what == "raise under the guard" {
+        // The standard library's handler returns from a signal that was sent; the default does not.
+        // SAFETY: the default action.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+    }
+    let guard = FaultGuard::install();
+    let mapped = Mapped::of(2 * PAGE);
+    mapped.truncate(PAGE);
+    let mut target = vec![0; 2 * PAGE];
+    match what.as_str() {
+        "copy after the guard" => {
+            drop(guard);
+            let _ = copy_with(Path::active(), mapped.at(0), target.as_mut_ptr(), 2 * PAGE);
+        }
+        "touch under the guard" => {
+            // SAFETY: this is what the process is to die of.
+            unsafe { mapped.at(PAGE).read_volatile() };
+        }
+        "overflow the stack under the guard" => {
+            #[expect(unconditional_recursion, reason = "the stack is to overflow")]
+            fn deeper(depth: u64) -> u64 {
+                let space = std::hint::black_box([depth; 512]);
+                deeper(depth + 1) + space[7]
+            }
+            std::hint::black_box(deeper(0));
+        }
+        "raise under the guard" => {
+            // SAFETY: this is what the process is to die of.
+            unsafe { libc::raise(libc::SIGSEGV) };
+        }
+        other => panic!("no such child: {other}"),
+    }
+    unreachable!("the process was to die");
+}
+
+fn child_dies_of(what: &str) -> (Option<i32>, String) {
+    use std::os::unix::process::ExitStatusExt;
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+        .env("LONGSHORE_FAULT_TEST", what)
+        .output()
+        .unwrap();
+    (output.status.signal(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn what_is_not_a_copy_dies_as_it_always_did() {
+    assert_eq!(child_dies_of("copy after the guard").0, Some(libc::SIGBUS));
+    assert_eq!(child_dies_of("touch under the guard").0, Some(libc::SIGBUS));
+    assert_eq!(child_dies_of("raise under the guard").0, Some(libc::SIGSEGV));
+    let (signal, words) = child_dies_of("overflow the stack under the guard");
+    assert_eq!(signal, Some(libc::SIGABRT), "{words}");
+    assert!(words.contains("has overflowed its stack"), "Rust's own handler spoke: {words}");
+}
+
+mod others {
+    use super::*;
+
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    static SAW: AtomicUsize = AtomicUsize::new(0);
+
+    /// Maps a page where the access failed, as a garbage collector's or a VMM's handler would.
+    extern "C" fn maps_what_is_missing(
+        _: libc::c_int,
+        info: *mut libc::siginfo_t,
+        _: *mut libc::c_void,
+    ) {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the kernel's own `siginfo_t`.
+        let info = unsafe { &*info };
+        // SAFETY: a SIGSEGV has an address.
+        let address = unsafe { info.si_addr() };
+        SAW.store(address.addr(), Ordering::Relaxed);
+        // SAFETY: opens the page of the test's own mapping that was forbidden.
+        unsafe {
+            libc::mprotect(
+                address.map_addr(|addr| addr & !(PAGE - 1)),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
+        };
+    }
+
+    /// In a process of its own, because a signal's action is the whole process's.
+    #[test]
+    fn chained() {
+        if std::env::var("LONGSHORE_FAULT_TEST").as_deref() != Ok("chained") {
+            return;
+        }
+        // SAFETY: zeros are a valid action.
+        let mut theirs: libc::sigaction = unsafe { std::mem::zeroed() };
+        theirs.sa_sigaction = maps_what_is_missing as *const () as usize;
+        theirs.sa_flags = libc::SA_SIGINFO;
+        // SAFETY: a valid action.
+        assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &theirs, ptr::null_mut()) }, 0);
+
+        let guard = FaultGuard::install().unwrap();
+        let second = FaultGuard::install().unwrap();
+        let mapped = Mapped::of(4 * PAGE);
+        mapped.forbid(PAGE, libc::PROT_NONE);
+
+        // A copy's fault is ours.
+        let mut target = vec![0; 2 * PAGE];
+        let copied = copy_with(Path::active(), mapped.at(0), target.as_mut_ptr(), 2 * PAGE);
+        assert_eq!(copied.unwrap_err().done_bytes, PAGE);
+        assert_eq!(CALLS.load(Ordering::Relaxed), 0);
+
+        // Any other is theirs, which repairs it.
+        // SAFETY: faults once, and then reads the test's own mapping.
+        assert_eq!(unsafe { mapped.at(PAGE + 5).read_volatile() }, byte_at(PAGE + 5));
+        assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+        assert_eq!(SAW.load(Ordering::Relaxed), mapped.at(PAGE + 5).addr());
+
+        // With the last guard theirs is back.
+        drop(guard);
+        assert!(copy_with(Path::active(), mapped.at(0), target.as_mut_ptr(), 3 * PAGE).is_err());
+        drop(second);
+        copy_with(Path::active(), mapped.at(0), target.as_mut_ptr(), 2 * PAGE).unwrap();
+        let mut now = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: asks only.
+        unsafe { libc::sigaction(libc::SIGSEGV, ptr::null(), now.as_mut_ptr()) };
+        // SAFETY: written by the call.
+        let now = unsafe { now.assume_init() };
+        assert_eq!(now.sa_sigaction, maps_what_is_missing as *const () as usize);
+        println!("the chain holds");
+    }
+
+    #[test]
+    fn handlers_installed_before_are_called_for_what_is_theirs_and_come_back() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["others::chained", "--exact", "--nocapture"])
+            .env("LONGSHORE_FAULT_TEST", "chained")
+            .output()
+            .unwrap();
+        let words = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && words.contains("the chain holds"), "{words}{errors}");
+    }
+}
