@@ -293,6 +293,57 @@ proptest! {
     }
 }
 
+/// Every sequence of three operations, out of those that decide where a place goes, on every list of
+/// up to three segments of up to three bytes. Checked within these bounds and not beyond.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of thousands of runs")]
+fn exhaustively_within_small_bounds() {
+    const LEN_MAX: usize = 3;
+    let walk = |len, stop| Op::Walk { len, stop };
+    let all = [
+        walk(9, 9),
+        walk(2, 9),
+        walk(9, 1),
+        walk(9, 4),
+        Op::Advance(1),
+        Op::Advance(5),
+        Op::Revert(1),
+        Op::Revert(3),
+        Op::Truncate(2),
+        Op::Reexpand(4),
+        Op::Take(3),
+        Op::ReadFull(3),
+    ];
+    let lens = || 0..=LEN_MAX;
+    let mut runs = 0;
+    for (one, two, three) in lens()
+        .flat_map(|one| lens().flat_map(move |two| lens().map(move |three| (one, two, three))))
+    {
+        let shape = Shape { lens: vec![one, two, three] };
+        for kind in KINDS {
+            let content = pattern(shape.len_bytes(kind));
+            with_source(kind, &shape, &content, &mut |cursor| {
+                let left = content.len();
+                let fresh = Model { content: content.clone(), at: 0, left, hidden: 0 };
+                let start = cursor.save();
+                for first in &all {
+                    for second in &all {
+                        for third in &all {
+                            let mut model = fresh.clone();
+                            for op in [first, second, third] {
+                                apply(cursor, &mut model, &mut None, op);
+                            }
+                            cursor.restore(start).unwrap();
+                            runs += 1;
+                        }
+                    }
+                }
+            });
+        }
+    }
+    assert_eq!(runs, (LEN_MAX + 1).pow(3) * KINDS.len() * all.len().pow(3));
+}
+
 /// The kernel's own tests do this for each of its iterators: a pattern per page, copied in and out.
 #[test]
 fn patterns_of_pages_go_in_and_out() {
