@@ -235,6 +235,13 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
     }
 }
 
+/// Two cursors may read the same memory.
+impl<K: Kind<Source>> Clone for Cursor<'_, Source, K> {
+    fn clone(&self) -> Self {
+        Self { kind: self.kind.twin(), memory: PhantomData, ..*self }
+    }
+}
+
 impl<D: Direction, K: Kind<D>> SegmentSource<D> for Cursor<'_, D, K> {
     fn remaining(&self) -> usize {
         self.left

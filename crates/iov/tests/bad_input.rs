@@ -1,0 +1,223 @@
+//! What is wrong with what was handed over comes back as an error or a defined short count.
+#![expect(unsafe_code, reason = "makes views of the tests' own memory")]
+
+mod memory;
+
+use std::io::IoSlice;
+use std::ptr::NonNull;
+use std::thread;
+
+use longshore_iov::{
+    Cursor, Dest, Error, PageIndex, PageQueue, PageSegment, Segment, SegmentList, SegmentSource,
+    Source, checksum, copy, crc32c, hash,
+};
+use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
+use memory::{KINDS, Shape, pattern, with_dest, with_source};
+
+fn view_of(bytes: &mut [u8]) -> (VolatileSlice<'_>, NonNull<u8>) {
+    let start = NonNull::from(&mut *bytes).cast();
+    // SAFETY: the bytes are borrowed for as long as the view lives.
+    (unsafe { VolatileSlice::from_raw_parts(start, bytes.len()) }, start)
+}
+
+#[test]
+fn a_source_and_a_destination_that_overlap_are_an_error_at_the_segment_that_does() {
+    let mut memory = pattern(100);
+    let before = memory.clone();
+    let (whole, start) = view_of(&mut memory);
+    for (from, to, len) in [(0, 10, 50), (10, 0, 50), (20, 20, 30), (0, 49, 50)] {
+        let source = whole.subslice(from, len).unwrap();
+        // SAFETY: inside the memory; that it is the source's too is what is tested.
+        let at = unsafe { start.add(to) };
+        // SAFETY: as above.
+        let dest = unsafe { VolatileSliceMut::from_raw_parts(at, len) };
+        let mut source = Cursor::<Source>::foreign_buf(source);
+        let mut dest = Cursor::<Dest>::foreign_buf(dest);
+        let expected = Err(Error::Overlap { done_bytes: 0 });
+        assert_eq!(copy::transfer(&mut source, &mut dest, len), expected, "{from} to {to}");
+        let mut sum = checksum::Checksum::new();
+        assert_eq!(checksum::transfer(&mut source, &mut dest, len, &mut sum), expected);
+        assert_eq!(sum, checksum::Checksum::new());
+        let mut crc = crc32c::Crc32c::new();
+        assert_eq!(crc32c::transfer(&mut source, &mut dest, len, &mut crc), expected);
+        assert_eq!(hash::transfer(&mut source, &mut dest, len, |_| unreachable!()), expected);
+        assert_eq!((source.walked(), dest.walked()), (0, 0));
+    }
+    // Side by side is not over each other.
+    // SAFETY: inside the memory, behind what the source reads.
+    let at = unsafe { start.add(50) };
+    // SAFETY: as above.
+    let behind = unsafe { VolatileSliceMut::from_raw_parts(at, 50) };
+    let mut source = Cursor::<Source>::foreign_buf(whole.subslice(0, 50).unwrap());
+    let mut dest = Cursor::<Dest>::foreign_buf(behind);
+    assert_eq!(copy::transfer(&mut source, &mut dest, 50), Ok(50));
+    assert_eq!(memory[50..], before[..50]);
+}
+
+#[test]
+fn a_step_that_claims_to_have_left_more_than_it_got_left_all_of_it() {
+    let shape = Shape { lens: vec![10, 20, 30] };
+    for kind in KINDS {
+        let content = pattern(shape.len_bytes(kind));
+        with_source(kind, &shape, &content, &mut |source| {
+            let mut calls = 0;
+            let step = |segment: Segment<'_, Source>, _| {
+                calls += 1;
+                if calls == 1 { 3 } else { segment.len_bytes() + 1000 }
+            };
+            let first = source.segment_len_bytes();
+            assert_eq!(source.iterate(60, step), first - 3, "{kind:?}: short, so it ends there");
+            assert_eq!(source.iterate(60, |_, _| usize::MAX), 0);
+            assert_eq!(source.walked(), first - 3);
+            assert_eq!(source.iterate_dyn(60, &mut |_, _| usize::MAX), 0);
+        });
+        with_dest(kind, &shape, 0, &mut |dest| {
+            assert_eq!(dest.iterate(60, |_, _| usize::MAX), 0);
+            assert_eq!(dest.walked(), 0);
+        });
+    }
+}
+
+/// A kind of a user's own that says what is not true.
+struct Liar<'m> {
+    bytes: VolatileSlice<'m>,
+    says: usize,
+}
+
+impl SegmentSource<Source> for Liar<'_> {
+    fn remaining(&self) -> usize {
+        self.says
+    }
+
+    fn next_segment(&mut self, _: usize) -> Option<Segment<'_, Source>> {
+        Some(self.bytes.into())
+    }
+
+    fn advance(&mut self, _: usize) {}
+
+    fn revert(&mut self, _: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn iterate(
+        &mut self,
+        _: usize,
+        mut step: impl FnMut(Segment<'_, Source>, usize) -> usize,
+    ) -> usize {
+        // Steps for places that are none, and a count that is none.
+        for done in [0, 5, 1000, usize::MAX] {
+            step(self.bytes.into(), done);
+        }
+        usize::MAX
+    }
+}
+
+#[test]
+fn a_kind_that_lies_writes_nowhere_else() {
+    let mut memory = pattern(64);
+    let (bytes, _) = view_of(&mut memory);
+    let mut into = vec![0; 100];
+    let mut liar = Liar { bytes, says: 1000 };
+    let _ = copy::read(&mut liar, &mut into);
+    assert!(into[69..].iter().all(|byte| *byte == 0), "only places that were told and fit");
+    let mut sum = checksum::Checksum::new();
+    let _ = checksum::read(&mut liar, &mut into, &mut sum);
+    let mut dest = [0; 10];
+    let mut slices = [std::io::IoSliceMut::new(&mut dest)];
+    let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
+    let _ = copy::transfer(&mut liar, &mut cursor, 10);
+}
+
+#[test]
+fn parts_that_are_not_inside_their_page_are_refused() {
+    #[repr(align(64))]
+    struct Aligned([u8; 64]);
+    let mut memory = Aligned([0; 64]);
+    let start = NonNull::from(&mut memory.0).cast();
+    // SAFETY: borrowed for as long as the test.
+    let view = unsafe { VolatileSliceMut::from_raw_parts(start, 64) };
+    let page = Page::new(view).unwrap();
+    for (offset, len_bytes) in [(0, 65), (1, 64), (65, 0), (usize::MAX, 2), (2, usize::MAX)] {
+        let expected = Error::OutsidePage { offset, len_bytes, page_bytes: 64 };
+        assert_eq!(PageSegment::new(&page, offset, len_bytes).unwrap_err(), expected);
+        let mut nowhere = Cursor::<Dest>::discard(100);
+        assert_eq!(copy::write_page(&mut nowhere, &page, offset, len_bytes), Err(expected));
+    }
+    let mut index: PageIndex<'_, Source> = PageIndex::new(12).unwrap();
+    let expected = Error::PageSize { page_log2: 6, index_log2: 12 };
+    assert_eq!(index.insert(0, &page).unwrap_err(), expected);
+    assert!(PageIndex::<Source>::new(64).is_err());
+    assert!(Cursor::<Source>::sparse_pages(&index, u64::MAX, 2).is_err());
+}
+
+#[test]
+fn a_hole_in_sparse_memory_ends_the_walk() {
+    #[repr(align(64))]
+    struct Aligned([u8; 3 * 64]);
+    let mut memory = Aligned([9; 3 * 64]);
+    let start = NonNull::from(&mut memory.0).cast();
+    // SAFETY: borrowed for as long as the test.
+    let view = unsafe { VolatileSliceMut::from_raw_parts(start, 3 * 64) };
+    let (one, rest) = view.split_at_mut(64).unwrap();
+    let (two, three) = rest.split_at_mut(64).unwrap();
+    let pages = [one, two, three].map(|view| Page::new(view).unwrap());
+    let mut index = PageIndex::new(6).unwrap();
+    for (at, page) in [7, 8, 10].into_iter().zip(&pages) {
+        assert!(index.insert(at, page).unwrap().is_none());
+    }
+    let mut cursor = Cursor::<Source>::sparse_pages(&index, 7 * 64 + 60, 200).unwrap();
+    let mut into = [0; 200];
+    assert_eq!(copy::read(&mut cursor, &mut into), Ok(68));
+    assert_eq!(cursor.remaining(), 132);
+    let short = Error::TooShort { wanted_bytes: 10, available_bytes: 0 };
+    assert_eq!(copy::read_full(&mut cursor, &mut into[..10]), Err(short));
+    // Over the hole, by hand.
+    cursor.advance(64);
+    assert_eq!(copy::read(&mut cursor, &mut into), Ok(64));
+    assert_eq!(index.remove(8).unwrap().len_bytes(), 64);
+    assert!(index.remove(8).is_none());
+    let mut cursor = Cursor::<Source>::sparse_pages(&index, 7 * 64, 200).unwrap();
+    assert_eq!(copy::read(&mut cursor, &mut into), Ok(64));
+}
+
+#[test]
+fn a_queue_is_appended_to_while_it_is_walked() {
+    const PARTS: usize = if cfg!(miri) { 100 } else { 20_000 };
+    let mut memory = pattern(PARTS * 3);
+    let expected: Vec<u8> = memory.iter().copied().step_by(3).collect();
+    let (whole, _) = view_of(&mut memory);
+    let (mut appender, queue) = PageQueue::new();
+    let read = thread::scope(|scope| {
+        let whole = &whole;
+        scope.spawn(move || {
+            for part in 0..PARTS {
+                // A page of one byte is aligned wherever it lies.
+                let byte = whole.subslice(part * 3, 1).unwrap();
+                appender.append(PageSegment::new(byte, 0, 1).unwrap());
+            }
+        });
+        let mut cursor = Cursor::<Source>::page_queue(&queue, PARTS);
+        let mut into = vec![0; PARTS];
+        let mut read = 0;
+        while read < PARTS {
+            // What was appended by now; the rest is not there yet, and no error.
+            read += copy::read(&mut cursor, &mut into[read..]).unwrap();
+            thread::yield_now();
+        }
+        into
+    });
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn one_slice_listed_often_is_walked_as_often() {
+    let bytes = pattern(10);
+    let slices = [IoSlice::new(&bytes); 50];
+    let mut cursor = Cursor::<Source>::own_vec(&slices);
+    assert_eq!((cursor.remaining(), cursor.segments()), (500, 50));
+    let mut into = vec![0; 600];
+    assert_eq!(copy::read(&mut cursor, &mut into), Ok(500));
+    let list = SegmentList::<Source>::new(std::iter::empty::<VolatileSlice<'_>>()).unwrap();
+    assert!(list.is_empty());
+    assert_eq!(copy::read(&mut Cursor::<Source>::foreign_vec(&list), &mut into), Ok(0));
+}
