@@ -257,7 +257,7 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             "xor edx, edx",
             "cmp rcx, 64",
             "jbe 6f",
-            "cmp rcx, 512",
+            "cmp rcx, 2048",
             "jb 3f",
             "cmp rcx, {string_min}",
             "jae 8f",
