@@ -2,7 +2,7 @@
 # Installs what Longshore needs and this machine lacks; says nothing where all is there.
 #
 #   scripts/setup.sh build    what building and loading need: a C linker and Rust
-#   scripts/setup.sh test     that, and QEMU, file system tools, Miri and the oldest Rust
+#   scripts/setup.sh test     that, and QEMU, file system tools, Miri, the oldest Rust and AArch64
 #
 # The other scripts source it and call its functions.
 
@@ -36,6 +36,11 @@ test_packages=(
     erofs-utils:mkfs.erofs
     fio:fio
     shellcheck:shellcheck
+)
+aarch64_packages=(
+    qemu-user:qemu-aarch64
+    gcc-aarch64-linux-gnu:aarch64-linux-gnu-gcc
+    libc6-dev-arm64-cross:/usr/aarch64-linux-gnu/include/stdio.h
 )
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -139,6 +144,22 @@ ensure_oldest_rust() {
     rustup toolchain install "$rust_oldest" --profile minimal --no-self-update
 }
 
+# Whether programs for AArch64 can be built and run: Rust's library, a linker and an emulator.
+has_aarch64() {
+    [[ -d $(rustc --print target-libdir --target aarch64-unknown-linux-gnu) ]] &&
+        [[ -z $(missing_packages "${aarch64_packages[@]}") ]]
+}
+
+# Makes programs for AArch64 buildable and runnable.
+ensure_aarch64() {
+    has_aarch64 && return
+    ensure_packages "${aarch64_packages[@]}" || return
+    has_aarch64 && return
+    has_program rustup || return
+    say "installing Rust's standard library for AArch64"
+    rustup target add aarch64-unknown-linux-gnu
+}
+
 setup_build() {
     if ! ensure_packages "${build_packages[@]}" && ! has_program cc; then
         say "without a C compiler nothing can be linked"
@@ -157,6 +178,7 @@ setup_test() {
     ensure_packages "${test_packages[@]}" || say "some tests will be skipped"
     ensure_miri || say "Miri could not be installed"
     ensure_oldest_rust || say "Rust $rust_oldest could not be installed"
+    ensure_aarch64 || say "what AArch64 needs could not be installed"
     return 0
 }
 

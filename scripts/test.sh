@@ -53,6 +53,23 @@ unit_tests() {
     return "$status"
 }
 
+# Copies, checksums and digests with one set of instructions, also where tests leave the choice to
+# the machine.
+scalar_tests() { tests_with scalar; }
+avx2_tests() { tests_with avx2; }
+avx512_tests() { tests_with avx512; }
+
+tests_with() {
+    LONGSHORE_ISA=$1 "${bounded[@]}" cargo test --package longshore-mem --package longshore-iov \
+        --tests --no-fail-fast "${locked[@]}" -- --show-output
+}
+
+# Whether the machine has the set of instructions $1, by what the tests themselves find.
+has_isa() {
+    cargo test --package longshore-mem --lib "${locked[@]}" -- isa:: --show-output 2>/dev/null |
+        grep --ignore-case --word-regexp "instruction sets of this machine: .*$1"
+}
+
 # Miri has no memfd, no madvise and no io_uring, so what asks the kernel for memory cannot run under
 # it. The modules named here do not, and every test in them passes.
 miri_tests() {
@@ -62,8 +79,27 @@ miri_tests() {
     local miri=("${bounded[@]}" cargo +nightly miri test "${locked[@]}")
     cargo +nightly miri --version
     "${miri[@]}" --package longshore-mem --lib || status=1
+    "${miri[@]}" --package longshore-iov --lib --test model || status=1
     "${miri[@]}" --package longshore-heap --lib -- heap:: page_report:: error:: || status=1
     "${miri[@]}" --package longshore-load --lib -- budget:: fill::piece:: fill::route:: || status=1
+    return "$status"
+}
+
+# The assembly for AArch64, emulated. Faults of memory are delivered as a kernel would, but the
+# emulator is of one process: a test that starts another of its kind cannot. What the first of
+# those left out starts is run by itself; the other's are deaths that no assembly has part in.
+aarch64_tests() {
+    local status=0
+    local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+    local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64 -L /usr/aarch64-linux-gnu'
+    # Emulating what is not optimised takes minutes.
+    local -x CARGO_PROFILE_DEV_OPT_LEVEL=1
+    local tests=("${bounded[@]}" cargo test --target aarch64-unknown-linux-gnu "${locked[@]}")
+    "${tests[@]}" --package longshore-mem --package longshore-iov --tests --no-fail-fast -- \
+        --show-output --skip others::handlers_installed_before --skip what_is_not_a_copy_dies ||
+        status=1
+    LONGSHORE_FAULT_TEST=chained "${tests[@]}" --package longshore-mem --test fault -- \
+        --exact others::chained || status=1
     return "$status"
 }
 
@@ -179,11 +215,16 @@ run lints
 run rules
 run unit_tests
 if $quick; then
-    for step in miri_tests documentation oldest_rust fuzz_targets load_a_model guest_tests bench; do
+    for step in scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
+        oldest_rust fuzz_targets load_a_model guest_tests bench; do
         skip "$step" "--quick"
     done
 else
+    run scalar_tests
+    run_if avx2_tests "this machine has no AVX2, or not all that goes with it" has_isa avx2
+    run_if avx512_tests "this machine has no AVX-512, or not all that goes with it" has_isa avx512
     run_if miri_tests "there is no nightly toolchain with Miri" cargo +nightly miri --version
+    run_if aarch64_tests "nothing here builds and runs programs for AArch64" has_aarch64
     run documentation
     run_if oldest_rust "there is no Rust $rust_oldest" cargo "+$rust_oldest" --version
     run fuzz_targets

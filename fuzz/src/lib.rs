@@ -1,3 +1,7 @@
 //! What the fuzz targets check.
 
 pub mod checks;
+pub mod cursor;
+/// The memory that the cursors' own tests walk.
+#[path = "../../crates/iov/tests/memory/mod.rs"]
+mod memory;

@@ -6,6 +6,7 @@
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
 /// x^`power` mod P, reflected.
+#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 pub(super) const fn power_of_x(power: u32) -> u32 {
     let mut value = 0x8000_0000;
     let mut done = 0;
@@ -26,6 +27,7 @@ pub(super) const fn times_x(value: u32) -> u32 {
 /// the second. Reflected, so that the product is one place too low, which the shift makes good
 /// ("Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al., Intel
 /// 2009).
+#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 pub(super) const fn fold_factors(distance: u32) -> [u64; 2] {
     [(power_of_x(distance + 32) as u64) << 1, (power_of_x(distance - 32) as u64) << 1]
 }

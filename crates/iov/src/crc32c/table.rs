@@ -36,7 +36,6 @@ pub(super) fn crc_by_table(register: u32, bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks();
     let register = words.iter().fold(register, |register, word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word) ^ u64::from(register);
-        // One by one: as a loop it is a third as fast.
         let from = |table: usize, shift: u32| TABLES[table][((word >> shift) & 0xff) as usize];
         from(7, 0)
             ^ from(6, 8)
