@@ -129,8 +129,10 @@ guest_tests() {
 }
 
 bench() {
-    "${bounded[@]}" cargo run --release --package longshore-bench "${locked[@]}" -- \
-        load --quick --json
+    local status=0 run=(cargo run --release --package longshore-bench "${locked[@]}" --)
+    "${bounded[@]}" "${run[@]}" load --quick --json || status=1
+    "${bounded[@]}" "${run[@]}" iov --quick --json || status=1
+    return "$status"
 }
 
 # --- Running and counting them ----------------------------------------------------------------
