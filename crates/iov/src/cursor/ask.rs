@@ -117,7 +117,7 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
             }
             segment.len_bytes() - offset
         });
-        Ok(done)
+        Ok(if given == 0 { 0 } else { done })
     }
 
     /// Calls `tell` with the address and length of every segment that remains.
