@@ -54,10 +54,10 @@ impl Engine {
         fused::read(self.path, source, into, &mut Nothing)
     }
 
-    /// See [`write`].
+    /// See [`write()`].
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn write(self, dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<usize, Error> {
         fused::write(self.path, dest, from, &mut Nothing)
     }
@@ -131,10 +131,10 @@ pub fn write(dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<usize, 
     Engine::active().write(dest, from)
 }
 
-/// [`write`] of all of `from`, or the cursor does not move.
+/// [`write()`] of all of `from`, or the cursor does not move.
 ///
 /// # Errors
-/// [`Error::TooShort`], or what [`write`] returns; memory behind the cursor may have been written.
+/// [`Error::TooShort`], or what [`write()`] returns; memory behind the cursor may have been written.
 #[doc(alias = "copy_to_iter_full")]
 pub fn write_full(dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<(), Error> {
     in_full(dest, from.len(), |dest| write(dest, from))

@@ -1,7 +1,7 @@
 //! Which instructions the copies, checksums and digests use: asked of the machine once, before a
 //! loop, never inside it.
 //!
-//! A [`Path`] holds a token ([`Scalar`], [`Avx2`], [`Avx512`], [`Neon`]) that exists only on a
+//! A [`Path`] holds a token (`Scalar`, `Avx2`, `Avx512`, `Neon`) that exists only on a
 //! machine that has the instructions, so code that takes a token by value need not ask again.
 //! `LONGSHORE_ISA=scalar|avx2|avx512|neon` in the environment chooses a lesser one, so that every
 //! path can be tested on one machine.

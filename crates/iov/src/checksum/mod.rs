@@ -158,10 +158,10 @@ impl Engine {
         fused::read(self.path, source, into, checksum)
     }
 
-    /// See [`write`].
+    /// See [`write()`].
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn write_checksummed(
         self,
         dest: &mut impl SegmentSource<Dest>,

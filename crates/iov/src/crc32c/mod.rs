@@ -129,10 +129,10 @@ impl Engine {
         fused::read(self.path, source, into, crc)
     }
 
-    /// See [`write`].
+    /// See [`write()`].
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn write_crc32c(
         self,
         dest: &mut impl SegmentSource<Dest>,
