@@ -39,10 +39,9 @@ impl Bench for Iov {
     }
 
     fn measure(&self, (): &(), session: &mut Session) -> Result<()> {
-        let quick = self.common.quick;
         bytes_per_clock::run(&self.common, session)?;
         steps::run(&self.common, session)?;
         faults::run(&self.common, session)?;
-        kinds::run(&self.common, quick, session)
+        kinds::run(&self.common, session)
     }
 }

@@ -28,7 +28,7 @@ const DRAM_QUICK_BYTES: usize = 16 << 20;
 const MEMCPY: &str = "memcpy";
 /// Half a page between the two buffers' places in a page: at the same place a load has to wait for
 /// the store before it that seems to be at its address, and so for none but this is measured.
-const TARGET_SKEW: usize = 2048;
+pub(super) const TARGET_SKEW: usize = 2048;
 
 type Candidates<'a> = Vec<Box<dyn Candidate + 'a>>;
 type Target<'a> = &'a RefCell<&'a mut [u8]>;

@@ -1,6 +1,7 @@
 //! What surviving faults costs: nothing where nothing faults, and so much where something does.
 #![expect(unsafe_code, reason = "sees memory as foreign that is not there")]
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::io::IoSlice;
 use std::ptr::NonNull;
@@ -10,6 +11,7 @@ use longshore_iov::{Cursor, Error, Source, copy};
 use longshore_mem::VolatileSlice;
 use longshore_mem::fault::FaultGuard;
 
+use super::bytes_per_clock::TARGET_SKEW;
 use super::timed::{BYTES_PER_CLOCK, CYCLES, Repeated, Unit, boxed};
 use crate::harness::{Against, CommonOptions, Session};
 
@@ -30,12 +32,14 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
                 black_box(done.is_ok());
             }
         };
-        let (mut plain, mut guarded) = (vec![0u8; COPY_BYTES], vec![0u8; COPY_BYTES]);
+        // One target for both, so that they find the same memory.
+        let mut target = vec![0u8; TARGET_SKEW + COPY_BYTES];
+        let target = RefCell::new(&mut target[TARGET_SKEW..]);
         let candidates = vec![
-            boxed(Repeated::ours(WITHOUT, unit, || many(&mut plain))),
+            boxed(Repeated::ours(WITHOUT, unit, || many(&mut target.borrow_mut()))),
             boxed(Repeated::ours("with a guard", unit, || {
                 let guard = FaultGuard::install().expect("a signal handler can be installed");
-                many(&mut guarded);
+                many(&mut target.borrow_mut());
                 drop(guard);
             })),
         ];

@@ -9,6 +9,7 @@ use anyhow::Result;
 use longshore_iov::{Cursor, PageIndex, PageQueue, PageSegment, SegmentList, Source, copy};
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
+use super::bytes_per_clock::TARGET_SKEW;
 use super::published::{OWN, Published};
 use super::timed::{Repeated, TIME, Unit, boxed};
 use crate::harness::{Against, Candidate, CommonOptions, Session};
@@ -74,8 +75,8 @@ impl Memory {
     }
 }
 
-pub(super) fn run(options: &CommonOptions, quick: bool, session: &mut Session) -> Result<()> {
-    let whole = if quick { QUICK_BYTES } else { BYTES };
+pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    let whole = if options.quick { QUICK_BYTES } else { BYTES };
     for (case, memory_bytes) in [("kinds, DRAM", whole), ("kinds, pool", POOL_BYTES)] {
         if options.wants(case) {
             one(case, memory_bytes, whole, session)?;
@@ -86,8 +87,8 @@ pub(super) fn run(options: &CommonOptions, quick: bool, session: &mut Session) -
 
 fn one(case: &str, memory_bytes: usize, whole: usize, session: &mut Session) -> Result<()> {
     let memory = Memory::new(memory_bytes);
-    let mut target = vec![1u8; memory_bytes];
-    let target = std::cell::RefCell::new(&mut target[..]);
+    let mut target = vec![1u8; TARGET_SKEW + memory_bytes];
+    let target = std::cell::RefCell::new(&mut target[TARGET_SKEW..]);
     let rounds = whole / memory_bytes;
     // A list of segments has at most 1,024; larger memory is walked by several.
     let slices: Vec<IoSlice<'_>> = memory.bytes().chunks(PAGE_BYTES).map(IoSlice::new).collect();

@@ -115,7 +115,7 @@ fn make_warm(file: &Path) -> Result<()> {
 /// does it, in the largest pages there are, so that such pages are free afterwards; twice over,
 /// because the run may be given any of the free pages. It is then held until the kernel has told
 /// the host of what earlier runs left free, which would otherwise go on beside the run: without
-/// that 1.2 to 1.9 GB/s were read on such a machine, with it 1.9 to 2.3.
+/// that 1.3 to 1.9 GB/s were read on such a machine, with it 1.7 to 2.5.
 fn touch_memory(memory_bytes: u64) -> Result<()> {
     const STEP_BYTES: u64 = 64 << 20;
     let bytes = (2 * memory_bytes).min(available_bytes() / 10 * 7);

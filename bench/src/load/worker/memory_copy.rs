@@ -14,8 +14,7 @@ use crate::load::data::DataFile;
 const THREADS: usize = 2;
 const PIECE_BYTES: usize = 8 << 20;
 const PAGE_BYTES: usize = 2 << 20;
-/// One call of the C library's copy. Of 4 KiB to 8 MiB and a half of everything, 64 KiB was the
-/// fastest or as fast, into memory that exists and into new pages.
+/// One call of the C library's copy: what it moves while it is in the cache.
 const CALL_BYTES: usize = 64 << 10;
 
 pub(super) fn prepare(file: &DataFile, fresh: bool) -> Result<Prepared> {
