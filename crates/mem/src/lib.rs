@@ -12,7 +12,8 @@
 //! * [`copy`]: bulk copies of such memory, which survive its vanishing while a `FaultGuard` lives
 //!   ([`fault`]), by the instructions the machine has ([`isa`]).
 //!
-//! The crate is `no_std` without its `std` feature and depends on nothing else.
+//! The crate is `no_std` without its `std` feature and depends on nothing then; with it on `libc`,
+//! for the signal handler.
 #![no_std]
 
 #[cfg(any(feature = "std", test))]

@@ -200,9 +200,9 @@ impl Interrupted {
     /// How many bytes lie before the fault, where that may be believed.
     ///
     /// A poisoned page's start is always right, and the page must not be touched again: that would
-    /// raise another machine check. On x86-64 the address is the lowest of the access that lies in
-    /// the page at fault (CR2; Intel SDM volume 3, section 4.7), and all blocks go upwards, so it is
-    /// the first byte that is missing. Elsewhere, and where no address was told, it is found by
+    /// raise another machine check. On x86-64 the address told is the first that the access
+    /// has in the page at fault, and all blocks go upwards, so it is the first byte that is missing:
+    /// `tests/fault.rs` holds that at every threshold. Elsewhere, and where no address was told, it is found by
     /// going there byte by byte.
     fn bytes_to_fault<const N: usize>(&self, starts: [usize; N]) -> Option<usize> {
         let is_poisoned = self.fault.cause == FaultCause::Poisoned;

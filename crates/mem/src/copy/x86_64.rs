@@ -11,10 +11,11 @@ use crate::fault::RawOutcome;
 use crate::fault_range;
 use crate::isa::{Avx2, Avx512, Scalar};
 
-/// From this length on `rep movsb` copies: its microcode writes whole lines without reading them.
+/// From this length on `rep movsb` copies: of 256 MiB, on a Zen 4 core, 1.6 to 1.8 times as fast as the C
+/// library (`bench/results/iov-quiet.jsonl`).
 const STRING_MIN_BYTES: usize = 1 << 20;
 
-/// Without vector registers `rep movsb` is the faster one much sooner.
+/// The same where there are no vector registers to do better.
 const SCALAR_STRING_MIN_BYTES: usize = 256;
 
 /// From this length on `rep stosb` fills.

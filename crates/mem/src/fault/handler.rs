@@ -18,7 +18,7 @@ const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// What was installed before, per signal. Never freed: a handler in another thread may be reading.
 static BEFORE: [AtomicPtr<sigaction>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-/// How many guards live, and which actions are installed.
+/// How many guards live.
 static GUARDS: Mutex<usize> = Mutex::new(0);
 
 /// Counts one guard more, and installs the handler for the first.
