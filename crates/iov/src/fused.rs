@@ -13,6 +13,9 @@ use crate::direction::{Dest, Source};
 use crate::error::Error;
 use crate::source::SegmentSource;
 
+/// What stores past the caches want their target aligned to.
+pub(crate) const LINE_BYTES: usize = 64;
+
 /// All that a set of instructions can do.
 pub(crate) trait Kernels: CopyKernels + SumKernels + CrcKernels {}
 

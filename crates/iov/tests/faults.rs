@@ -11,6 +11,7 @@ use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, Dest, Error, SegmentList, SegmentSource, Source, copy, hash};
+use longshore_mem::copy::STREAM_MIN_BYTES;
 use longshore_mem::fault::{FaultCause, FaultGuard};
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
@@ -144,6 +145,11 @@ fn reads_end_at_the_exact_byte_and_digests_have_what_was_read() {
             assert_eq!(checksum.finish(), longshore_iov::checksum::of(&expected), "{case}");
 
             cursor.revert(before).unwrap();
+            let mut crc = Crc32c::new();
+            assert_fault(engine.walk_crc32c(&mut cursor, 3 * PAGE, &mut crc), before, &case);
+            assert_eq!(crc.finish(), longshore_iov::crc32c::of(&expected), "{case}");
+
+            cursor.revert(before).unwrap();
             let mut seen = Vec::new();
             let fed = hash::read(&mut cursor, &mut into, |bytes| seen.extend_from_slice(bytes));
             assert_fault(fed, before, &case);
@@ -189,6 +195,51 @@ fn writes_end_at_the_exact_byte_and_digests_have_what_was_written() {
             assert_fault(done, before, &case);
             let expected = longshore_iov::checksum::of(&content[..before]);
             assert_eq!(checksum.finish(), expected, "{case}");
+        }
+    }
+}
+
+#[test]
+fn digests_past_the_caches_are_right_and_end_at_the_exact_byte() {
+    let _guard = FaultGuard::install().unwrap();
+    let pages = STREAM_MIN_BYTES / PAGE;
+    let source = Truncated::new(pages + 4, pages + 2);
+    let mut target = Truncated::new(pages + 4, pages + 1);
+    for (before_source, before_target) in [(source.backed_bytes - 77, pages * PAGE - 3), (5, 3)] {
+        let from = source.backed_bytes - before_source;
+        let to = target.backed_bytes - before_target;
+        let done = before_source.min(before_target);
+        let expected: Vec<u8> = (from..from + done).map(byte_at).collect();
+        let checksum_expected = longshore_iov::checksum::of(&expected);
+        let crc_expected = longshore_iov::crc32c::of(&expected);
+        for engine in Engine::all() {
+            let case = format!("{done} before, {}", engine.isa());
+            let start = target.start;
+            let mut dest = Cursor::<Dest>::foreign_buf(target.around_the_end_mut(before_target));
+            let mut cursor = Cursor::<Source>::foreign_buf(source.around_the_end(before_source));
+            let written = || -> Vec<u8> {
+                // SAFETY: within the mapping.
+                let start = unsafe { start.add(to) };
+                // SAFETY: the bytes before the end of the file are there.
+                let byte = |at| unsafe { start.add(at).read_volatile() };
+                (0..done).map(byte).collect()
+            };
+            let mut checksum = Checksum::new();
+            let outcome =
+                engine.transfer_checksummed(&mut cursor, &mut dest, usize::MAX, &mut checksum);
+            assert_fault(outcome, done, &case);
+            assert_eq!(checksum.finish(), checksum_expected, "{case}");
+            assert!(written() == expected, "{case}");
+
+            cursor.revert(done).unwrap();
+            dest.revert(done).unwrap();
+            engine.fill(&mut dest, 0, done).unwrap();
+            dest.revert(done).unwrap();
+            let mut crc = Crc32c::new();
+            let outcome = engine.transfer_crc32c(&mut cursor, &mut dest, usize::MAX, &mut crc);
+            assert_fault(outcome, done, &case);
+            assert_eq!(crc.finish(), crc_expected, "{case}");
+            assert!(written() == expected, "{case}");
         }
     }
 }

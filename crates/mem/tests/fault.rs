@@ -9,7 +9,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use longshore_mem::copy::{CopyFault, copy, fill};
+use longshore_mem::copy::{CopyFault, STREAM_MIN_BYTES, copy, fill};
 use longshore_mem::fault::{FaultCause, FaultGuard};
 use longshore_mem::isa::Path;
 use longshore_mem::with_path;
@@ -136,6 +136,33 @@ fn a_target_that_may_not_be_written_stops_copies_and_fills_at_the_exact_byte() {
         }
     }
     assert_eq!(mapped.bytes(2 * PAGE, 1), [byte_at(2 * PAGE)], "nothing beyond");
+}
+
+#[test]
+fn copies_past_the_caches_stop_at_the_exact_byte_too() {
+    let _guard = FaultGuard::install().unwrap();
+    let len_bytes = STREAM_MIN_BYTES + 4 * PAGE;
+    let (source, target) = (Mapped::of(len_bytes), Mapped::of(len_bytes));
+    for path in Path::all() {
+        for (before, skew) in [(STREAM_MIN_BYTES / PAGE, 3), (1, 77), (0, 0)] {
+            for (shortened, other) in [(&source, &target), (&target, &source)] {
+                shortened.truncate(before * PAGE);
+                // What was cut off is zeros when it comes back, and so is what is not copied.
+                let (from, to) = (source.at(skew), target.at(skew));
+                let fault = copy_with(path, from, to, len_bytes - skew).unwrap_err();
+                let done = (before * PAGE).saturating_sub(skew);
+                let case = format!("{before} pages, {skew} skew, {}", path.isa());
+                assert_eq!(fault.done_bytes, done, "{case}");
+                assert_eq!(fault.fault.cause, FaultCause::NotBacked, "{case}");
+                assert_eq!(source.bytes(skew, done), target.bytes(skew, done), "{case}");
+                shortened.truncate(len_bytes);
+                for at in (0..len_bytes).step_by(97) {
+                    // SAFETY: within the mapping, which is whole again.
+                    unsafe { other.at(at).write(byte_at(at + 1)) };
+                }
+            }
+        }
+    }
 }
 
 #[test]

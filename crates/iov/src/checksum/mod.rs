@@ -11,13 +11,13 @@
 #[cfg_attr(miri, path = "bytewise.rs")]
 mod kernels;
 
-use longshore_mem::copy::{CopyFault, CopyKernels};
+use longshore_mem::copy::{CopyFault, CopyKernels, STREAM_MIN_BYTES};
 use longshore_mem::fault::RawOutcome;
 
 use crate::copy::Engine;
 use crate::direction::{Dest, Source};
 use crate::error::Error;
-use crate::fused::{self, Absorb, Kernels};
+use crate::fused::{self, Absorb, Kernels, LINE_BYTES};
 use crate::source::SegmentSource;
 use crate::through_buffer::copy_through_buffer;
 
@@ -208,14 +208,19 @@ impl Absorb for Checksum {
         to: Option<*mut u8>,
         len_bytes: usize,
     ) -> Result<(), CopyFault> {
+        let streams = len_bytes >= STREAM_MIN_BYTES;
         let mut done = 0;
         while done < len_bytes {
-            let part = CHUNK_BYTES.min(len_bytes - done);
             // SAFETY: within the range.
             let from = unsafe { from.add(done) };
             // SAFETY: as above.
             let to = to.map(|to| unsafe { to.add(done) });
+            let skew = to.map_or(0, |to| to.addr() % LINE_BYTES);
+            let part = if streams && skew > 0 { LINE_BYTES - skew } else { CHUNK_BYTES };
+            let part = part.min(len_bytes - done);
             let (sum, outcome) = match to {
+                // SAFETY: the caller's promise.
+                Some(to) if streams => unsafe { token.stream_sum_raw(from, to, part) },
                 // SAFETY: the caller's promise.
                 Some(to) => unsafe { token.copy_sum_raw(from, to, part) },
                 // SAFETY: the caller's promise.
@@ -263,8 +268,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// The checksums of one set of instructions.
 ///
 /// Each returns the sum, in one's complement, of the little-endian words of the bytes that were
-/// done (an odd last byte is a word's low one), zero only if all of them are. Where it met a fault
-/// the bytes done are an even number.
+/// done (an odd last byte is a word's low one), zero only if all of them are.
 pub(crate) trait SumKernels: CopyKernels {
     /// # Safety
     /// As [`copy`](longshore_mem::copy::copy) of a source of at most `CHUNK_BYTES`.
@@ -278,6 +282,21 @@ pub(crate) trait SumKernels: CopyKernels {
         to: *mut u8,
         len_bytes: usize,
     ) -> (u64, RawOutcome);
+
+    /// The same past the caches, where the set has such stores.
+    ///
+    /// # Safety
+    /// As [`copy_sum_raw`](Self::copy_sum_raw). From 256 bytes on the target must lie at the start
+    /// of a line.
+    unsafe fn stream_sum_raw(
+        self,
+        from: *const u8,
+        to: *mut u8,
+        len_bytes: usize,
+    ) -> (u64, RawOutcome) {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_sum_raw(from, to, len_bytes) }
+    }
 }
 
 /// The sum that kernels return, of own bytes and without assembly.

@@ -53,6 +53,37 @@ fn every_length_at_every_alignment() {
 }
 
 #[test]
+fn copied_at_every_alignment() {
+    let lens: Vec<usize> = if cfg!(miri) {
+        vec![0, 1, 2, 67]
+    } else {
+        (0..330).chain([511, 512, 513, 900, 1500, 4097]).collect()
+    };
+    let bytes = pattern(5000, 4);
+    for engine in Engine::all() {
+        for len_bytes in &lens {
+            for (from_skew, to_skew) in [(0, 1), (1, 0), (1, 1), (2, 33), (5, 62), (33, 63), (0, 0)]
+            {
+                let part = &bytes[from_skew..from_skew + len_bytes];
+                let slices = [IoSlice::new(part)];
+                let mut cursor = Cursor::<Source>::own_vec(&slices);
+                let mut target = vec![0xaa; 64 + to_skew + len_bytes + 64];
+                let at = target.as_ptr().align_offset(64) + to_skew;
+                let mut checksum = Checksum::new();
+                let into = &mut target[at..at + len_bytes];
+                let done = engine.read_checksummed(&mut cursor, into, &mut checksum);
+                let case = format!("{} {len_bytes} {from_skew} {to_skew}", engine.isa());
+                assert_eq!(done, Ok(*len_bytes), "{case}");
+                assert_eq!(into, part, "{case}");
+                assert_eq!(checksum.finish(), by_the_rfc(part), "{case}");
+                let around = target[..at].iter().chain(&target[at + len_bytes..]);
+                assert!(around.clone().all(|byte| *byte == 0xaa), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
 fn all_ones_all_zeros_and_more_than_64_kib() {
     let lens: &[usize] =
         if cfg!(miri) { &[1, 2, 3000] } else { &[1, 2, 65_535, 65_536, 65_537, 300_001, 9 << 20] };

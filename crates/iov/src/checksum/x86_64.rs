@@ -8,6 +8,11 @@
 //! 0x8000, so one exclusive-or and one dot product with ones take in a whole register (VPDPWSSD, or
 //! VPMADDWD and VPADDD), and 0x8000 for each word that a register holds is added in the end. A
 //! masked load's absent words are zero, and count as such.
+//!
+//! Accesses that cross a line cost twice. The AVX-512 blocks therefore take in lines: those of the
+//! target in a copy, for stores cost more, else those of the source. The first is masked. Where it
+//! begins at an odd place, so does each word, and the sum comes out with its bytes swapped (RFC
+//! 1071, section 2 B).
 
 use std::arch::asm;
 
@@ -21,9 +26,12 @@ use super::SumKernels;
 const BIAS: u32 = 0x8000_8000;
 const ONES: u32 = 0x0001_0001;
 
-/// A function of the block `$body`, which names its stores, with those given.
+/// The AVX-512 block. `$line` points to what is brought to the start of a line.
 macro_rules! avx512_block {
-    ($name:ident, $store_four:literal, $store_one:literal, $store_masked:literal) => {
+    (
+        $name:ident, $line:literal, take four: $take_four:expr, take one: $take_one:literal,
+        store masked: $store_masked:literal, end: $end:literal
+    ) => {
         /// # Safety
         /// As [`SumKernels`]; the machine must have what [`Avx512`] names.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,bmi2")]
@@ -40,19 +48,34 @@ macro_rules! avx512_block {
                     "vpxord zmm18, zmm18, zmm18",
                     "vpxord zmm19, zmm19, zmm19",
                     "xor {registers:e}, {registers:e}",
+                    concat!("mov {skew}, ", $line),
+                    "and {skew}, 63",
+                    "jz 3f",
+                    // What the first line has of the bytes.
+                    "mov {part:e}, 64",
+                    "sub {part}, {skew}",
+                    "cmp rcx, {part}",
+                    "cmovb {part}, rcx",
+                    "mov {word}, -1",
+                    "bzhi {word}, {word}, {part}",
+                    "shlx {word}, {word}, {skew}",
+                    "kmovq k1, {word}",
+                    "sub rsi, {skew}",
+                    "sub rdi, {skew}",
                     "2:",
-                    "cmp rcx, 256",
-                    "jb 4f",
-                    "3:",
-                    "vmovdqu64 zmm24, [rsi]",
-                    "vmovdqu64 zmm25, [rsi + 64]",
-                    "vmovdqu64 zmm26, [rsi + 128]",
-                    "vmovdqu64 zmm27, [rsi + 192]",
-                    $store_four,
+                    "vmovdqu8 zmm24{{k1}}{{z}}, [rsi]",
+                    $store_masked,
                     "vpxord zmm24, zmm24, zmm20",
-                    "vpxord zmm25, zmm25, zmm20",
-                    "vpxord zmm26, zmm26, zmm20",
-                    "vpxord zmm27, zmm27, zmm20",
+                    "vpdpwssd zmm19, zmm24, zmm21",
+                    "add rsi, 64",
+                    "add rdi, 64",
+                    "inc {registers}",
+                    "sub rcx, {part}",
+                    "3:",
+                    "cmp rcx, 256",
+                    "jb 5f",
+                    "4:",
+                    $take_four,
                     "vpdpwssd zmm16, zmm24, zmm21",
                     "vpdpwssd zmm17, zmm25, zmm21",
                     "vpdpwssd zmm18, zmm26, zmm21",
@@ -62,22 +85,20 @@ macro_rules! avx512_block {
                     "add {registers}, 4",
                     "sub rcx, 256",
                     "cmp rcx, 256",
-                    "jae 3b",
-                    "4:",
+                    "jae 4b",
+                    "5:",
                     "cmp rcx, 64",
-                    "jb 5f",
-                    "vmovdqu64 zmm24, [rsi]",
-                    $store_one,
-                    "vpxord zmm24, zmm24, zmm20",
+                    "jb 6f",
+                    $take_one,
                     "vpdpwssd zmm16, zmm24, zmm21",
                     "add rsi, 64",
                     "add rdi, 64",
                     "inc {registers}",
                     "sub rcx, 64",
-                    "jmp 4b",
-                    "5:",
+                    "jmp 5b",
+                    "6:",
                     "test rcx, rcx",
-                    "jz 6f",
+                    "jz 7f",
                     "mov {word}, -1",
                     "bzhi {word}, {word}, rcx",
                     "kmovq k1, {word}",
@@ -87,8 +108,9 @@ macro_rules! avx512_block {
                     "vpdpwssd zmm17, zmm24, zmm21",
                     "inc {registers}",
                     "xor ecx, ecx",
-                    "6:",
-                    fault_range!("2b", "6b", "6b"),
+                    "7:",
+                    fault_range!("2b", "7b", "7b"),
+                    $end,
                     "vpaddd zmm16, zmm16, zmm17",
                     "vpaddd zmm18, zmm18, zmm19",
                     "vpaddd zmm16, zmm16, zmm18",
@@ -105,9 +127,15 @@ macro_rules! avx512_block {
                     // 32 words a register, 0x8000 each.
                     "shl {registers}, 20",
                     "add {word}, {registers}",
+                    "mov {part}, {word}",
+                    "rol {part}, 8",
+                    "test {skew:l}, 1",
+                    "cmovnz {word}, {part}",
                     bias = in(reg) BIAS,
                     ones = in(reg) ONES,
                     registers = out(reg) _,
+                    skew = out(reg) _,
+                    part = out(reg) _,
                     word = out(reg) sum,
                     inout("rcx") len_bytes => left_bytes,
                     inout("rsi") from => _,
@@ -125,16 +153,48 @@ macro_rules! avx512_block {
     };
 }
 
-avx512_block!(sum_avx512, "", "", "");
 avx512_block!(
-    copy_sum_avx512,
-    "vmovdqu64 [rdi], zmm24
-    vmovdqu64 [rdi + 64], zmm25
-    vmovdqu64 [rdi + 128], zmm26
-    vmovdqu64 [rdi + 192], zmm27",
-    "vmovdqu64 [rdi], zmm24",
-    "vmovdqu8 [rdi]{{k1}}, zmm24"
+    sum_avx512,
+    "rsi",
+    take four: "vpxord zmm24, zmm20, [rsi]
+    vpxord zmm25, zmm20, [rsi + 64]
+    vpxord zmm26, zmm20, [rsi + 128]
+    vpxord zmm27, zmm20, [rsi + 192]",
+    take one: "vpxord zmm24, zmm20, [rsi]",
+    store masked: "",
+    end: ""
 );
+
+macro_rules! avx512_copy {
+    ($name:ident, $store:literal, end: $end:literal) => {
+        avx512_block!(
+            $name,
+            "rdi",
+            take four: concat!(
+                "vmovdqu64 zmm24, [rsi]
+                vmovdqu64 zmm25, [rsi + 64]
+                vmovdqu64 zmm26, [rsi + 128]
+                vmovdqu64 zmm27, [rsi + 192]\n",
+                $store, " [rdi], zmm24\n",
+                $store, " [rdi + 64], zmm25\n",
+                $store, " [rdi + 128], zmm26\n",
+                $store, " [rdi + 192], zmm27\n",
+                "vpxord zmm24, zmm24, zmm20
+                vpxord zmm25, zmm25, zmm20
+                vpxord zmm26, zmm26, zmm20
+                vpxord zmm27, zmm27, zmm20",
+            ),
+            take one: "vmovdqu64 zmm24, [rsi]
+            vmovdqu64 [rdi], zmm24
+            vpxord zmm24, zmm24, zmm20",
+            store masked: "vmovdqu8 [rdi]{{k1}}, zmm24",
+            end: $end
+        );
+    };
+}
+
+avx512_copy!(copy_sum_avx512, "vmovdqu64", end: "");
+avx512_copy!(stream_sum_avx512, "vmovntdq", end: "sfence");
 
 /// At most 31 bytes (or, in the scalar block, 63) in words of the sizes that the count has.
 macro_rules! tail {
@@ -189,7 +249,10 @@ macro_rules! tail {
 }
 
 macro_rules! avx2_block {
-    ($name:ident, $store_four:literal, $store_one:literal, $tail:expr) => {
+    (
+        $name:ident, take four: $take_four:expr, take one: $take_one:literal, tail: $tail:expr,
+        end: $end:literal
+    ) => {
         /// # Safety
         /// As [`SumKernels`]; the machine must have what [`Avx2`] names.
         #[target_feature(enable = "avx2")]
@@ -213,15 +276,7 @@ macro_rules! avx2_block {
                     "cmp rcx, 128",
                     "jb 4f",
                     "3:",
-                    "vmovdqu ymm0, [rsi]",
-                    "vmovdqu ymm1, [rsi + 32]",
-                    "vmovdqu ymm2, [rsi + 64]",
-                    "vmovdqu ymm3, [rsi + 96]",
-                    $store_four,
-                    "vpxor ymm0, ymm0, ymm8",
-                    "vpxor ymm1, ymm1, ymm8",
-                    "vpxor ymm2, ymm2, ymm8",
-                    "vpxor ymm3, ymm3, ymm8",
+                    $take_four,
                     "vpmaddwd ymm0, ymm0, ymm9",
                     "vpmaddwd ymm1, ymm1, ymm9",
                     "vpmaddwd ymm2, ymm2, ymm9",
@@ -239,9 +294,7 @@ macro_rules! avx2_block {
                     "4:",
                     "cmp rcx, 32",
                     "jb 25f",
-                    "vmovdqu ymm0, [rsi]",
-                    $store_one,
-                    "vpxor ymm0, ymm0, ymm8",
+                    $take_one,
                     "vpmaddwd ymm0, ymm0, ymm9",
                     "vpaddd ymm4, ymm4, ymm0",
                     "add rsi, 32",
@@ -251,6 +304,7 @@ macro_rules! avx2_block {
                     "jmp 4b",
                     $tail,
                     fault_range!("2b", "29b", "29b"),
+                    $end,
                     "vpaddd ymm4, ymm4, ymm5",
                     "vpaddd ymm6, ymm6, ymm7",
                     "vpaddd ymm4, ymm4, ymm6",
@@ -289,21 +343,101 @@ macro_rules! avx2_block {
     };
 }
 
-avx2_block!(sum_avx2, "", "", tail!("", "", "", ""));
 avx2_block!(
-    copy_sum_avx2,
-    "vmovdqu [rdi], ymm0
-    vmovdqu [rdi + 32], ymm1
-    vmovdqu [rdi + 64], ymm2
-    vmovdqu [rdi + 96], ymm3",
-    "vmovdqu [rdi], ymm0",
-    tail!("mov [rdi], {word}", "mov [rdi], {word:e}", "mov [rdi], {word:x}", "mov [rdi], {word:l}")
+    sum_avx2,
+    take four: "vpxor ymm0, ymm8, [rsi]
+    vpxor ymm1, ymm8, [rsi + 32]
+    vpxor ymm2, ymm8, [rsi + 64]
+    vpxor ymm3, ymm8, [rsi + 96]",
+    take one: "vpxor ymm0, ymm8, [rsi]",
+    tail: tail!("", "", "", ""),
+    end: ""
 );
 
-/// Two chains of additions with carry, which the processor runs side by side: each begins with an
-/// addition that takes no carry in.
+macro_rules! avx2_copy {
+    ($name:ident, $store:literal, end: $end:literal) => {
+        avx2_block!(
+            $name,
+            take four: concat!(
+                "vmovdqu ymm0, [rsi]
+                vmovdqu ymm1, [rsi + 32]
+                vmovdqu ymm2, [rsi + 64]
+                vmovdqu ymm3, [rsi + 96]\n",
+                $store, " [rdi], ymm0\n",
+                $store, " [rdi + 32], ymm1\n",
+                $store, " [rdi + 64], ymm2\n",
+                $store, " [rdi + 96], ymm3\n",
+                "vpxor ymm0, ymm0, ymm8
+                vpxor ymm1, ymm1, ymm8
+                vpxor ymm2, ymm2, ymm8
+                vpxor ymm3, ymm3, ymm8",
+            ),
+            take one: "vmovdqu ymm0, [rsi]
+            vmovdqu [rdi], ymm0
+            vpxor ymm0, ymm0, ymm8",
+            tail: tail!(
+                "mov [rdi], {word}", "mov [rdi], {word:e}", "mov [rdi], {word:x}",
+                "mov [rdi], {word:l}"
+            ),
+            end: $end
+        );
+    };
+}
+
+avx2_copy!(copy_sum_avx2, "vmovdqu", end: "");
+avx2_copy!(stream_sum_avx2, "vmovntdq", end: "sfence");
+
+/// 64 bytes in one chain of additions with carry.
+macro_rules! chain {
+    ($chain:literal, $store:literal) => {
+        concat!(
+            "mov r8, [rsi]
+            mov r9, [rsi + 8]
+            mov r10, [rsi + 16]
+            mov r11, [rsi + 24]
+            mov rax, [rsi + 32]
+            mov {a}, [rsi + 40]
+            mov {b}, [rsi + 48]
+            mov {word}, [rsi + 56]\n",
+            $store,
+            "\nadd ",
+            $chain,
+            ", r8\n",
+            "adc ",
+            $chain,
+            ", r9\n",
+            "adc ",
+            $chain,
+            ", r10\n",
+            "adc ",
+            $chain,
+            ", r11\n",
+            "adc ",
+            $chain,
+            ", rax\n",
+            "adc ",
+            $chain,
+            ", {a}\n",
+            "adc ",
+            $chain,
+            ", {b}\n",
+            "adc ",
+            $chain,
+            ", {word}\n",
+            "adc ",
+            $chain,
+            ", 0
+            add rsi, 64
+            add rdi, 64
+            sub rcx, 64",
+        )
+    };
+}
+
+/// Two chains in turn, which the processor runs side by side: each begins with an addition that
+/// takes no carry in.
 macro_rules! scalar_block {
-    ($name:ident, $store_low:literal, $store_high:literal, $tail:expr) => {
+    ($name:ident, $store:literal, $tail:expr) => {
         /// # Safety
         /// As [`SumKernels`].
         unsafe fn $name(from: *const u8, to: *mut u8, len_bytes: usize) -> (u64, RawOutcome) {
@@ -315,34 +449,17 @@ macro_rules! scalar_block {
                     "xor {low:e}, {low:e}",
                     "xor {tail:e}, {tail:e}",
                     "2:",
+                    "cmp rcx, 128",
+                    "jb 4f",
+                    "3:",
+                    chain!("{low}", $store),
+                    chain!("{tail}", $store),
+                    "cmp rcx, 128",
+                    "jae 3b",
+                    "4:",
                     "cmp rcx, 64",
                     "jb 25f",
-                    "3:",
-                    "mov r8, [rsi]",
-                    "mov r9, [rsi + 8]",
-                    "mov r10, [rsi + 16]",
-                    "mov r11, [rsi + 24]",
-                    $store_low,
-                    "mov rax, [rsi + 32]",
-                    "mov {a}, [rsi + 40]",
-                    "mov {b}, [rsi + 48]",
-                    "mov {word}, [rsi + 56]",
-                    $store_high,
-                    "add {low}, r8",
-                    "adc {low}, r9",
-                    "adc {low}, r10",
-                    "adc {low}, r11",
-                    "adc {low}, 0",
-                    "add {tail}, rax",
-                    "adc {tail}, {a}",
-                    "adc {tail}, {b}",
-                    "adc {tail}, {word}",
-                    "adc {tail}, 0",
-                    "add rsi, 64",
-                    "add rdi, 64",
-                    "sub rcx, 64",
-                    "cmp rcx, 64",
-                    "jae 3b",
+                    chain!("{low}", $store),
                     $tail,
                     fault_range!("2b", "29b", "29b"),
                     "mov {word}, {low}",
@@ -367,14 +484,14 @@ macro_rules! scalar_block {
     };
 }
 
-scalar_block!(sum_scalar, "", "", tail!("", "", "", ""));
+scalar_block!(sum_scalar, "", tail!("", "", "", ""));
 scalar_block!(
     copy_sum_scalar,
     "mov [rdi], r8
     mov [rdi + 8], r9
     mov [rdi + 16], r10
-    mov [rdi + 24], r11",
-    "mov [rdi + 32], rax
+    mov [rdi + 24], r11
+    mov [rdi + 32], rax
     mov [rdi + 40], {a}
     mov [rdi + 48], {b}
     mov [rdi + 56], {word}",
@@ -382,7 +499,7 @@ scalar_block!(
 );
 
 macro_rules! kernels {
-    ($token:ident, $sum:ident, $copy_sum:ident) => {
+    ($token:ident, $sum:ident, $copy_sum:ident, $stream_sum:ident) => {
         impl SumKernels for $token {
             #[inline(always)]
             unsafe fn sum_raw(self, from: *const u8, len_bytes: usize) -> (u64, RawOutcome) {
@@ -402,10 +519,21 @@ macro_rules! kernels {
                 // SAFETY: the token proves the instructions, the rest is the caller's promise.
                 unsafe { $copy_sum(from, to, len_bytes) }
             }
+
+            #[inline(always)]
+            unsafe fn stream_sum_raw(
+                self,
+                from: *const u8,
+                to: *mut u8,
+                len_bytes: usize,
+            ) -> (u64, RawOutcome) {
+                // SAFETY: as above.
+                unsafe { $stream_sum(from, to, len_bytes) }
+            }
         }
     };
 }
 
-kernels!(Scalar, sum_scalar, copy_sum_scalar);
-kernels!(Avx2, sum_avx2, copy_sum_avx2);
-kernels!(Avx512, sum_avx512, copy_sum_avx512);
+kernels!(Scalar, sum_scalar, copy_sum_scalar, copy_sum_scalar);
+kernels!(Avx2, sum_avx2, copy_sum_avx2, stream_sum_avx2);
+kernels!(Avx512, sum_avx512, copy_sum_avx512, stream_sum_avx512);

@@ -11,12 +11,12 @@ mod kernels;
 mod polynomial;
 mod table;
 
-use longshore_mem::copy::{CopyFault, CopyKernels};
+use longshore_mem::copy::{CopyFault, CopyKernels, STREAM_MIN_BYTES};
 
 use crate::copy::Engine;
 use crate::direction::{Dest, Source};
 use crate::error::Error;
-use crate::fused::{self, Absorb, Kernels};
+use crate::fused::{self, Absorb, Kernels, LINE_BYTES};
 use crate::source::SegmentSource;
 use crate::through_buffer::copy_through_buffer;
 
@@ -179,8 +179,20 @@ impl Absorb for Crc32c {
         to: Option<*mut u8>,
         len_bytes: usize,
     ) -> Result<(), CopyFault> {
+        // A copy past the caches begins where a line does.
+        let head = match to {
+            Some(to) if len_bytes >= STREAM_MIN_BYTES => to.addr().wrapping_neg() % LINE_BYTES,
+            _ => 0,
+        };
         // SAFETY: the caller's promise.
-        unsafe { token.copy_crc(&mut self.register, from, to, len_bytes) }
+        unsafe { token.copy_crc(&mut self.register, from, to, head) }?;
+        // SAFETY: within the range.
+        let from = unsafe { from.add(head) };
+        // SAFETY: as above.
+        let to = to.map(|to| unsafe { to.add(head) });
+        // SAFETY: the caller's promise.
+        unsafe { token.copy_crc(&mut self.register, from, to, len_bytes - head) }
+            .map_err(|stop| CopyFault { done_bytes: head + stop.done_bytes, ..stop })
     }
 
     fn take_own<T: Kernels>(&mut self, token: T, bytes: &[u8]) {

@@ -56,6 +56,32 @@ fn every_length_at_every_alignment() {
 }
 
 #[test]
+fn copied_at_every_length() {
+    let len_max = if cfg!(miri) { 20 } else { 1300 };
+    let bytes = pattern(len_max + 1);
+    for engine in Engine::all() {
+        for len_bytes in 0..=len_max {
+            let part = &bytes[1..=len_bytes];
+            let slices = [IoSlice::new(part)];
+            let mut cursor = Cursor::<Source>::own_vec(&slices);
+            let mut into = vec![0xaa; len_bytes + 70];
+            let mut crc = Crc32c::new();
+            let done = engine.read_crc32c(&mut cursor, &mut into[3..3 + len_bytes], &mut crc);
+            let case = format!("{} {len_bytes}", engine.isa());
+            assert_eq!(done, Ok(len_bytes), "{case}");
+            assert_eq!(&into[3..3 + len_bytes], part, "{case}");
+            assert_eq!(crc.finish(), !table::crc_by_table(!0, part), "{case}");
+            let around = into[..3].iter().chain(&into[3 + len_bytes..]);
+            assert!(around.clone().all(|byte| *byte == 0xaa), "{case}");
+            let mut crc = Crc32c::new();
+            cursor.revert(len_bytes).unwrap();
+            assert_eq!(engine.walk_crc32c(&mut cursor, len_bytes, &mut crc), Ok(len_bytes));
+            assert_eq!(crc.finish(), !table::crc_by_table(!0, part), "{case}");
+        }
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "the same code, and slow")]
 fn much_at_once() {
     let bytes = pattern(3 << 20);

@@ -1,31 +1,28 @@
 //! CRCs for x86-64.
 //!
-//! With SSE4.2 (the token [`Avx2`]): the CRC32 instruction, which takes three cycles and can be
-//! begun in each, on three streams side by side, over bytes that were brought into a buffer.
+//! Two units of a core can take bytes into a CRC, side by side: one multiplies without carry, by
+//! which a register of data is carried over the data after it ("Fast CRC Computation for Generic
+//! Polynomials Using PCLMULQDQ Instruction", Gopal et al., Intel 2009), the other has the CRC32
+//! instruction, begun once a cycle and done three later. So a turn takes some words and four vectors
+//! after them. The words go through the CRC32 instruction from zero, and what comes out is added to
+//! the first 32 bits of the vector that follows, where that register would have stood; the vectors
+//! are carried over the next turn. So words do not wait for those of the turn before, all bytes are
+//! taken in order, and a fault ends a block after whole turns.
 //!
-//! With VPCLMULQDQ ([`Avx512`]), copying: one block of assembly that loads, stores and folds 256 bytes a turn
-//! in four registers, of which each is carried over the next 256 bytes by two carry-less
-//! multiplications ("Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-//! Gopal et al., Intel 2009). What is left in the end goes through the CRC32 instruction, which
-//! also does the reduction. Bytes of our own that are not copied need not be taken in order: there
-//! the two ways run side by side, on units of the core that do not wait for each other.
+//! How many words a turn has is a matter of what else it does, for both units have to be busy: on a
+//! Zen 4 core a multiplication takes two cycles, of 16 bytes or of 64.
 
 use std::arch::asm;
-use std::arch::x86_64::{
-    __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
-    _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128,
-    _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
-    _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
-};
 
-use longshore_mem::copy::CopyFault;
+use longshore_mem::copy::{CopyFault, STREAM_MIN_BYTES};
 use longshore_mem::fault::RawOutcome;
 use longshore_mem::fault_range;
 use longshore_mem::isa::{Avx2, Avx512, Scalar};
 
 use super::CrcKernels;
-use super::polynomial::{fold_factors, power_of_x};
+use super::polynomial::fold_factors;
 use super::table::crc_by_table;
+use crate::fused::LINE_BYTES;
 use crate::through_buffer::copy_through_buffer;
 
 impl CrcKernels for Scalar {
@@ -34,209 +31,193 @@ impl CrcKernels for Scalar {
     }
 }
 
-impl CrcKernels for Avx2 {
-    fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {
-        // SAFETY: the token proves the instructions.
-        unsafe { crc_by_streams(register, bytes) }
-    }
+/// Whether a copy is to go past the caches, and its target lies as such stores want it.
+fn streams(to: *mut u8, len_bytes: usize) -> bool {
+    len_bytes >= STREAM_MIN_BYTES - LINE_BYTES && to.addr().is_multiple_of(LINE_BYTES)
 }
 
-impl CrcKernels for Avx512 {
-    fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {
-        // SAFETY: the token proves the instructions.
-        let (register, bytes) = unsafe { side_by_side::<64>(register, bytes) };
-        // SAFETY: as above.
-        let (register, bytes) = unsafe { side_by_side::<8>(register, bytes) };
-        let (from, nowhere) = (bytes.as_ptr(), std::ptr::null_mut());
-        // SAFETY: the token proves the instructions; the bytes are borrowed, the block has no
-        // stores.
-        unsafe { crc_avx512(register, from, nowhere, bytes.len()) }.0
-    }
+/// The blocks of one set of instructions.
+macro_rules! kernels {
+    ($token:ident, $own:ident, $read:ident, $copy:ident, $stream:ident) => {
+        impl CrcKernels for $token {
+            fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {
+                let (from, nowhere) = (bytes.as_ptr(), std::ptr::null_mut());
+                // SAFETY: the token proves the instructions; the bytes are borrowed, and the block
+                // has no stores.
+                unsafe { $own(register, from, nowhere, bytes.len()) }.0
+            }
 
-    #[inline(always)]
-    unsafe fn copy_crc(
-        self,
-        register: &mut u32,
-        from: *const u8,
-        to: Option<*mut u8>,
-        len_bytes: usize,
-    ) -> Result<(), CopyFault> {
-        let (done, outcome) = match to {
-            // SAFETY: the token proves the instructions, the rest is the caller's promise.
-            Some(to) => unsafe { copy_crc_avx512(*register, from, to, len_bytes) },
-            // SAFETY: as above; the block has no stores.
-            None => unsafe { crc_avx512(*register, from, std::ptr::null_mut(), len_bytes) },
-        };
-        *register = done;
-        if outcome.fault().is_none() {
-            return Ok(());
-        }
-        // On to the exact byte.
-        let done_bytes = len_bytes - outcome.left_bytes;
-        // SAFETY: within the range.
-        let from = unsafe { from.add(done_bytes) };
-        // SAFETY: as above.
-        let to = to.map(|to| unsafe { to.add(done_bytes) });
-        let absorb = |bytes: &[u8]| *register = self.crc_own(*register, bytes);
-        // SAFETY: the caller's promise.
-        let rest = unsafe { copy_through_buffer(self, from, to, outcome.left_bytes, absorb) };
-        rest.map_err(|stop| CopyFault { done_bytes: done_bytes + stop.done_bytes, ..stop })
-    }
-}
-
-#[target_feature(enable = "sse4.2,pclmulqdq")]
-fn crc_by_streams(register: u32, bytes: &[u8]) -> u32 {
-    let (register, bytes) = three_streams::<640>(register, bytes);
-    let (register, bytes) = three_streams::<80>(register, bytes);
-    let (words, rest) = bytes.as_chunks();
-    let register = words.iter().fold(u64::from(register), |register, word| {
-        _mm_crc32_u64(register, u64::from_le_bytes(*word))
-    });
-    rest.iter().fold(register as u32, |register, byte| _mm_crc32_u8(register, *byte))
-}
-
-/// Takes in as many pieces of three times `STREAM` bytes as there are; the rest.
-#[target_feature(enable = "sse4.2,pclmulqdq")]
-fn three_streams<const STREAM: usize>(mut register: u32, bytes: &[u8]) -> (u32, &[u8]) {
-    let mut pieces = bytes.chunks_exact(3 * STREAM);
-    for piece in &mut pieces {
-        let (one, rest) = piece.split_at(STREAM);
-        let (two, three) = rest.split_at(STREAM);
-        let mut registers = [u64::from(register), 0, 0];
-        let words = one.as_chunks().0.iter().zip(two.as_chunks().0).zip(three.as_chunks().0);
-        for ((one, two), three) in words {
-            registers[0] = _mm_crc32_u64(registers[0], u64::from_le_bytes(*one));
-            registers[1] = _mm_crc32_u64(registers[1], u64::from_le_bytes(*two));
-            registers[2] = _mm_crc32_u64(registers[2], u64::from_le_bytes(*three));
-        }
-        let carried = carry(registers[0], const { power_of_x(16 * STREAM as u32 - 33) })
-            ^ carry(registers[1], const { power_of_x(8 * STREAM as u32 - 33) });
-        register = (_mm_crc32_u64(0, carried) ^ registers[2]) as u32;
-    }
-    (register, pieces.remainder())
-}
-
-/// Bytes of a turn that are folded, and those that each of three streams takes in meanwhile: what
-/// the units of a Zen 4 core do in the same 16 cycles (eight multiplications, one in two cycles; 15
-/// CRC32, one a cycle).
-const FOLDED_BYTES: usize = 256;
-const STREAM_BYTES: usize = 40;
-
-/// Takes in as many pieces of `TURNS` turns as there are; the rest. The first part of a piece is
-/// folded, the three after it go through the CRC32 instruction.
-#[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,sse4.2,pclmulqdq")]
-fn side_by_side<const TURNS: usize>(mut register: u32, bytes: &[u8]) -> (u32, &[u8]) {
-    let mut pieces = bytes.chunks_exact(TURNS * (FOLDED_BYTES + 3 * STREAM_BYTES));
-    for piece in &mut pieces {
-        let (folded, rest) = piece.split_at(TURNS * FOLDED_BYTES);
-        let (one, rest) = rest.split_at(TURNS * STREAM_BYTES);
-        let (two, three) = rest.split_at(TURNS * STREAM_BYTES);
-        let factors = factors_of(&FACTORS[0]);
-        let mut folds: Option<[__m512i; 4]> = None;
-        let mut registers = [0; 3];
-        let turns = folded.as_chunks::<FOLDED_BYTES>().0.iter();
-        let streams = one.as_chunks().0.iter().zip(two.as_chunks().0).zip(three.as_chunks().0);
-        for (data, ((one, two), three)) in turns.zip(streams) {
-            let data = load_four(data);
-            folds = Some(match folds {
-                None => {
-                    let [first, second, third, fourth] = data;
-                    let start = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register as i32));
-                    [_mm512_xor_si512(first, start), second, third, fourth]
+            #[inline(always)]
+            unsafe fn copy_crc(
+                self,
+                register: &mut u32,
+                from: *const u8,
+                to: Option<*mut u8>,
+                len_bytes: usize,
+            ) -> Result<(), CopyFault> {
+                let (done, outcome) = match to {
+                    // SAFETY: the token proves the instructions, the rest is the caller's promise.
+                    Some(to) if streams(to, len_bytes) => unsafe {
+                        $stream(*register, from, to, len_bytes)
+                    },
+                    // SAFETY: as above.
+                    Some(to) => unsafe { $copy(*register, from, to, len_bytes) },
+                    // SAFETY: as above; the block has no stores.
+                    None => unsafe { $read(*register, from, std::ptr::null_mut(), len_bytes) },
+                };
+                *register = done;
+                if outcome.fault().is_none() {
+                    return Ok(());
                 }
-                Some([first, second, third, fourth]) => [
-                    fold_over(first, factors, data[0]),
-                    fold_over(second, factors, data[1]),
-                    fold_over(third, factors, data[2]),
-                    fold_over(fourth, factors, data[3]),
-                ],
-            });
-            registers[0] = crc_of_stream(registers[0], one);
-            registers[1] = crc_of_stream(registers[1], two);
-            registers[2] = crc_of_stream(registers[2], three);
+                // On to the exact byte.
+                let done_bytes = len_bytes - outcome.left_bytes;
+                // SAFETY: within the range.
+                let from = unsafe { from.add(done_bytes) };
+                // SAFETY: as above.
+                let to = to.map(|to| unsafe { to.add(done_bytes) });
+                let absorb = |bytes: &[u8]| *register = self.crc_own(*register, bytes);
+                let left_bytes = outcome.left_bytes;
+                // SAFETY: the caller's promise.
+                let rest = unsafe { copy_through_buffer(self, from, to, left_bytes, absorb) };
+                rest.map_err(|stop| CopyFault { done_bytes: done_bytes + stop.done_bytes, ..stop })
+            }
         }
-        let folded = folds.map_or(u64::from(register), |folds| reduce(folds));
-        const STREAM_BITS: u32 = 8 * STREAM_BYTES as u32;
-        let carried = carry(folded, const { power_of_x(3 * STREAM_BITS * TURNS as u32 - 33) })
-            ^ carry(registers[0], const { power_of_x(2 * STREAM_BITS * TURNS as u32 - 33) })
-            ^ carry(registers[1], const { power_of_x(STREAM_BITS * TURNS as u32 - 33) });
-        register = (_mm_crc32_u64(0, carried) ^ registers[2]) as u32;
-    }
-    (register, pieces.remainder())
-}
-
-#[target_feature(enable = "sse4.2")]
-fn crc_of_stream(register: u64, bytes: &[u8; STREAM_BYTES]) -> u64 {
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .fold(register, |register, word| _mm_crc32_u64(register, u64::from_le_bytes(*word)))
-}
-
-#[target_feature(enable = "avx512f")]
-fn load_four(bytes: &[u8; FOLDED_BYTES]) -> [__m512i; 4] {
-    let at = |vector: usize| {
-        // SAFETY: a vector of 64 bytes, one of the four in the array, at any alignment.
-        unsafe { _mm512_loadu_si512(bytes[64 * vector..][..64].as_ptr().cast()) }
     };
-    [at(0), at(1), at(2), at(3)]
 }
 
-#[target_feature(enable = "avx512f")]
-fn factors_of(factors: &[u64; 2]) -> __m512i {
-    _mm512_broadcast_i32x4(_mm_set_epi64x(factors[1] as i64, factors[0] as i64))
+kernels!(Avx2, own_avx2, read_avx2, copy_avx2, stream_avx2);
+kernels!(Avx512, own_avx512, read_avx512, copy_avx512, stream_avx512);
+
+/// At most seven words and seven bytes.
+macro_rules! tail {
+    (read) => {
+        tail!(
+            "crc32 {crc}, qword ptr [rsi]",
+            "crc32 {crc:e}, dword ptr [rsi]",
+            "crc32 {crc:e}, word ptr [rsi]",
+            "crc32 {crc:e}, byte ptr [rsi]"
+        )
+    };
+    (copy) => {
+        tail!(
+            "mov rax, [rsi]
+            mov [rdi], rax
+            crc32 {crc}, rax",
+            "mov eax, [rsi]
+            mov [rdi], eax
+            crc32 {crc:e}, eax",
+            "movzx eax, word ptr [rsi]
+            mov [rdi], ax
+            crc32 {crc:e}, ax",
+            "movzx eax, byte ptr [rsi]
+            mov [rdi], al
+            crc32 {crc:e}, al"
+        )
+    };
+    ($take_8:literal, $take_4:literal, $take_2:literal, $take_1:literal) => {
+        concat!(
+            "25:
+            cmp rcx, 8
+            jb 26f\n",
+            $take_8,
+            "
+            add rsi, 8
+            add rdi, 8
+            sub rcx, 8
+            jmp 25b
+            26:
+            test cl, 4
+            jz 27f\n",
+            $take_4,
+            "
+            add rsi, 4
+            add rdi, 4
+            sub rcx, 4
+            27:
+            test cl, 2
+            jz 28f\n",
+            $take_2,
+            "
+            add rsi, 2
+            add rdi, 2
+            sub rcx, 2
+            28:
+            test cl, 1
+            jz 29f\n",
+            $take_1,
+            "
+            dec rcx
+            29:\n"
+        )
+    };
 }
 
-/// A register carried over a distance by its factors, with new data in.
-#[target_feature(enable = "avx512f,vpclmulqdq")]
-fn fold_over(register: __m512i, factors: __m512i, data: __m512i) -> __m512i {
-    let low = _mm512_clmulepi64_epi128::<0x00>(register, factors);
-    let high = _mm512_clmulepi64_epi128::<0x11>(register, factors);
-    _mm512_ternarylogic_epi64::<0x96>(low, high, data)
+/// The factors of a block, in the order in which it reads them: those that carry a vector of
+/// `vector_bytes` over a turn of `turn_bytes`, over the next three vectors of it, which begin
+/// `stride_bytes` after each other, two and one, over a vector alone, and those that carry the lanes
+/// of a register over the ones after them.
+const fn factors(turn_bytes: u32, stride_bytes: u32, vector_bytes: u32) -> [[u64; 2]; 9] {
+    let stride = 8 * stride_bytes;
+    [
+        fold_factors(8 * turn_bytes),
+        fold_factors(3 * stride),
+        fold_factors(2 * stride),
+        fold_factors(stride),
+        fold_factors(8 * vector_bytes),
+        fold_factors(3 * 128),
+        fold_factors(2 * 128),
+        fold_factors(128),
+        [0, 0],
+    ]
 }
 
-/// Four registers into one, its four lanes into one, and that through the CRC32 instruction.
-#[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
-fn reduce([first, second, third, fourth]: [__m512i; 4]) -> u64 {
-    let factors = factors_of(&FACTORS[1]);
-    let folded = fold_over(first, factors, second);
-    let folded = fold_over(folded, factors, third);
-    let folded = fold_over(folded, factors, fourth);
-    let lanes = [
-        _mm512_extracti32x4_epi32::<0>(folded),
-        _mm512_extracti32x4_epi32::<1>(folded),
-        _mm512_extracti32x4_epi32::<2>(folded),
-        _mm512_extracti32x4_epi32::<3>(folded),
-    ];
-    let factors = _mm_set_epi64x(FACTORS[2][1] as i64, FACTORS[2][0] as i64);
-    let [lane, rest @ ..] = lanes;
-    let lane = rest.into_iter().fold(lane, |lane, next| {
-        let low = _mm_clmulepi64_si128::<0x00>(lane, factors);
-        let high = _mm_clmulepi64_si128::<0x11>(lane, factors);
-        _mm_xor_si128(_mm_xor_si128(low, high), next)
-    });
-    let register = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
-    _mm_crc32_u64(register, _mm_extract_epi64::<1>(lane) as u64)
+/// The words at the places `$at`, through the CRC32 instruction.
+macro_rules! words {
+    (read, $at:literal) => {
+        concat!(".irp at,", $at, "\ncrc32 r8, qword ptr [rsi + \\at]\n.endr\n")
+    };
+    ($store:literal, $at:literal) => {
+        concat!(
+            ".irp at,",
+            $at,
+            "\n",
+            "mov rax, [rsi + \\at]\n",
+            $store,
+            " [rdi + \\at], rax\n",
+            "crc32 r8, rax\n",
+            ".endr\n"
+        )
+    };
 }
 
-/// A register times `factor`: in 64 bits reflected one place too low, which, with the 32 places of
-/// the CRC32 instruction, is why 33 places are taken off the factor's power.
-#[target_feature(enable = "sse4.2,pclmulqdq")]
-fn carry(register: u64, factor: u32) -> u64 {
-    let register = _mm_cvtsi64_si128(register as i64);
-    let factor = _mm_cvtsi64_si128(i64::from(factor));
-    _mm_cvtsi128_si64(_mm_clmulepi64_si128::<0>(register, factor)) as u64
+/// The vector at the place `$at`.
+macro_rules! vector {
+    (read, $load:literal $register:literal, $at:literal) => {
+        concat!($load, " ", $register, ", [rsi + ", $at, "]\n")
+    };
+    ($store:literal, $load:literal $register:literal, $at:literal) => {
+        concat!(
+            $load,
+            " ",
+            $register,
+            ", [rsi + ",
+            $at,
+            "]\n",
+            $store,
+            " [rdi + ",
+            $at,
+            "], ",
+            $register,
+            "\n",
+        )
+    };
 }
 
-/// The factors for 2048, 512 and 128 bits, in the block's order.
-static FACTORS: [[u64; 2]; 3] = [fold_factors(2048), fold_factors(512), fold_factors(128)];
-
-/// A register carried over a distance by the factors in `$by`, with new data in: clobbers zmm26.
-macro_rules! fold {
+/// A register carried over a distance by the factors in `$by`, with new data in.
+macro_rules! fold_512 {
     ($register:literal, $by:literal, $data:literal) => {
         concat!(
-            "vpclmulqdq zmm26, ",
+            "vpclmulqdq zmm21, ",
             $register,
             ", ",
             $by,
@@ -250,31 +231,19 @@ macro_rules! fold {
             ", 0x00\n",
             "vpternlogq ",
             $register,
-            ", zmm26, ",
+            ", zmm21, ",
             $data,
             ", 0x96\n",
         )
     };
 }
 
-/// One lane of 128 bits, carried over the next.
-macro_rules! fold_lane {
-    ($lane:literal) => {
-        concat!(
-            "vextracti32x4 xmm21, zmm16, ",
-            $lane,
-            "\n",
-            "vpclmulqdq xmm22, xmm20, xmm25, 0x11\n",
-            "vpclmulqdq xmm20, xmm20, xmm25, 0x00\n",
-            "vpternlogq xmm20, xmm22, xmm21, 0x96\n",
-        )
-    };
-}
-
+/// A block. `$turn` is a turn up to where it moves on, and all its loads and stores come before the
+/// first register changes where the block may stop, as `$faults` says.
 macro_rules! avx512_block {
     (
-        $name:ident, $store_four:literal, $store_one:literal,
-        $store_8:literal, $store_4:literal, $store_2:literal, $store_1:literal
+        $name:ident, words: $words_bytes:literal, turn: $turn:expr, vector: $vector:tt,
+        tail: $tail:tt, faults: $faults:expr, end: $end:literal
     ) => {
         /// The register after the bytes done.
         ///
@@ -287,133 +256,90 @@ macro_rules! avx512_block {
             to: *mut u8,
             len_bytes: usize,
         ) -> (u32, RawOutcome) {
+            const TURN_BYTES: u32 = $words_bytes + 4 * 64;
+            static FACTORS: [[u64; 2]; 9] = factors(TURN_BYTES, 64, 64);
             let (done, left_bytes, address, cause): (u64, usize, usize, usize);
             // SAFETY: reads and, if a copy, writes the caller's ranges, and reads the factors;
             // registers as declared.
             unsafe {
                 asm!(
                     "xor edx, edx",
-                    "cmp rcx, 256",
+                    "cmp rcx, 64",
                     "jb 25f",
-                    "vbroadcasti32x4 zmm23, [{factors}]",
-                    "vbroadcasti32x4 zmm24, [{factors} + 16]",
-                    "vmovdqu64 xmm25, [{factors} + 32]",
-                    // The first 256 bytes, with the register in the first 32 bits.
-                    "2:",
-                    "vmovdqu64 zmm27, [rsi]",
-                    "vmovdqu64 zmm28, [rsi + 64]",
-                    "vmovdqu64 zmm29, [rsi + 128]",
-                    "vmovdqu64 zmm30, [rsi + 192]",
-                    $store_four,
-                    "3:",
-                    fault_range!("2b", "3b", "29f"),
-                    "vmovd xmm16, {crc:e}",
-                    "vpxorq zmm16, zmm16, zmm27",
-                    "vmovdqa64 zmm17, zmm28",
-                    "vmovdqa64 zmm18, zmm29",
-                    "vmovdqa64 zmm19, zmm30",
-                    "add rsi, 256",
-                    "add rdi, 256",
-                    "sub rcx, 256",
-                    "cmp rcx, 256",
+                    "vpxorq zmm16, zmm16, zmm16",
+                    "vbroadcasti32x4 zmm22, [{factors} + 64]",
+                    "cmp rcx, {turn}",
                     "jb 5f",
+                    "vpxorq zmm17, zmm17, zmm17",
+                    "vpxorq zmm18, zmm18, zmm18",
+                    "vpxorq zmm19, zmm19, zmm19",
+                    "vbroadcasti32x4 zmm23, [{factors}]",
+                    "2:",
+                    $turn,
+                    "xor {crc:e}, {crc:e}",
+                    "add rsi, {turn}",
+                    "add rdi, {turn}",
+                    "sub rcx, {turn}",
+                    "cmp rcx, {turn}",
+                    "jae 2b",
                     "4:",
-                    "vmovdqu64 zmm27, [rsi]",
-                    "vmovdqu64 zmm28, [rsi + 64]",
-                    "vmovdqu64 zmm29, [rsi + 128]",
-                    "vmovdqu64 zmm30, [rsi + 192]",
-                    $store_four,
-                    fold!("zmm16", "zmm23", "zmm27"),
-                    fold!("zmm17", "zmm23", "zmm28"),
-                    fold!("zmm18", "zmm23", "zmm29"),
-                    fold!("zmm19", "zmm23", "zmm30"),
-                    "add rsi, 256",
-                    "add rdi, 256",
-                    "sub rcx, 256",
-                    "cmp rcx, 256",
-                    "jae 4b",
-                    "5:",
-                    fault_range!("4b", "5b", "5b"),
                     // Four registers into one.
-                    fold!("zmm16", "zmm24", "zmm17"),
-                    fold!("zmm16", "zmm24", "zmm18"),
-                    fold!("zmm16", "zmm24", "zmm19"),
+                    "vbroadcasti32x4 zmm24, [{factors} + 16]",
+                    "vbroadcasti32x4 zmm25, [{factors} + 32]",
+                    fold_512!("zmm18", "zmm22", "zmm19"),
+                    fold_512!("zmm17", "zmm25", "zmm18"),
+                    fold_512!("zmm16", "zmm24", "zmm17"),
                     "test edx, edx",
                     "jnz 7f",
-                    "6:",
                     "cmp rcx, 64",
                     "jb 7f",
-                    "vmovdqu64 zmm27, [rsi]",
-                    $store_one,
-                    fold!("zmm16", "zmm24", "zmm27"),
+                    // One vector a turn, without words.
+                    "5:",
+                    vector!($vector, "vmovdqu64" "zmm24", "0"),
+                    "vmovd xmm20, {crc:e}",
+                    "vpxorq zmm24, zmm24, zmm20",
+                    fold_512!("zmm16", "zmm22", "zmm24"),
+                    "xor {crc:e}, {crc:e}",
                     "add rsi, 64",
                     "add rdi, 64",
                     "sub rcx, 64",
-                    "jmp 6b",
+                    "cmp rcx, 64",
+                    "jae 5b",
                     "7:",
-                    fault_range!("6b", "7b", "7b"),
                     // Four lanes into one, and that through the CRC32 instruction.
-                    "vmovdqa64 xmm20, xmm16",
-                    fold_lane!("1"),
-                    fold_lane!("2"),
-                    fold_lane!("3"),
-                    "xor {crc:e}, {crc:e}",
-                    "vmovq {word}, xmm20",
-                    "crc32 {crc}, {word}",
-                    "vpshufd xmm20, xmm20, 0xee",
-                    "vmovq {word}, xmm20",
-                    "crc32 {crc}, {word}",
+                    "vmovdqu64 zmm24, [{factors} + 80]",
+                    "vextracti32x4 xmm25, zmm16, 3",
+                    "vpclmulqdq zmm17, zmm16, zmm24, 0x11",
+                    "vpclmulqdq zmm16, zmm16, zmm24, 0x00",
+                    "vpxorq zmm16, zmm16, zmm17",
+                    "vextracti64x4 ymm17, zmm16, 1",
+                    "vpxorq ymm16, ymm16, ymm17",
+                    "vextracti32x4 xmm17, ymm16, 1",
+                    "vpternlogq xmm16, xmm17, xmm25, 0x96",
+                    "xor r8d, r8d",
+                    "vmovq rax, xmm16",
+                    "crc32 r8, rax",
+                    "vpshufd xmm16, xmm16, 0xee",
+                    "vmovq rax, xmm16",
+                    "crc32 r8, rax",
+                    "xor {crc:e}, r8d",
                     "test edx, edx",
                     "jnz 29f",
-                    "25:",
-                    "cmp rcx, 8",
-                    "jb 26f",
-                    "mov {word}, [rsi]",
-                    $store_8,
-                    "crc32 {crc}, {word}",
-                    "add rsi, 8",
-                    "add rdi, 8",
-                    "sub rcx, 8",
-                    "jmp 25b",
-                    "26:",
-                    "test cl, 4",
-                    "jz 27f",
-                    "mov {word:e}, [rsi]",
-                    $store_4,
-                    "crc32 {crc:e}, {word:e}",
-                    "add rsi, 4",
-                    "add rdi, 4",
-                    "sub rcx, 4",
-                    "27:",
-                    "test cl, 2",
-                    "jz 28f",
-                    "movzx {word:e}, word ptr [rsi]",
-                    $store_2,
-                    "crc32 {crc:e}, {word:x}",
-                    "add rsi, 2",
-                    "add rdi, 2",
-                    "sub rcx, 2",
-                    "28:",
-                    "test cl, 1",
-                    "jz 29f",
-                    "movzx {word:e}, byte ptr [rsi]",
-                    $store_1,
-                    "crc32 {crc:e}, {word:l}",
-                    "dec rcx",
-                    "29:",
-                    fault_range!("25b", "29b", "29b"),
+                    tail!($tail),
+                    $faults,
+                    $end,
                     factors = in(reg) FACTORS.as_ptr(),
                     crc = inout(reg) u64::from(register) => done,
-                    word = out(reg) _,
+                    turn = const TURN_BYTES,
                     inout("rcx") len_bytes => left_bytes,
                     inout("rsi") from => _,
                     inout("rdi") to => _,
                     out("rax") address,
                     out("rdx") cause,
+                    out("r8") _,
                     out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
                     out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
                     out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _,
-                    out("zmm28") _, out("zmm29") _, out("zmm30") _,
                     options(nostack),
                 );
             }
@@ -422,16 +348,245 @@ macro_rules! avx512_block {
     };
 }
 
-avx512_block!(crc_avx512, "", "", "", "", "", "");
+/// Where a block may stop: a turn or a vector is then not done, and the rest of the block is left
+/// out.
+macro_rules! faults {
+    () => {
+        concat!(
+            fault_range!("2b", "4b", "4b"),
+            fault_range!("5b", "7b", "7b"),
+            fault_range!("25b", "29b", "29b"),
+        )
+    };
+}
+
+// Bytes that do not fault need not all be read before a turn changes its registers: words and
+// vectors take turns, and neither unit waits for the other.
 avx512_block!(
-    copy_crc_avx512,
-    "vmovdqu64 [rdi], zmm27
-    vmovdqu64 [rdi + 64], zmm28
-    vmovdqu64 [rdi + 128], zmm29
-    vmovdqu64 [rdi + 192], zmm30",
-    "vmovdqu64 [rdi], zmm27",
-    "mov [rdi], {word}",
-    "mov [rdi], {word:e}",
-    "mov [rdi], {word:x}",
-    "mov [rdi], {word:l}"
+    own_avx512,
+    words: 104,
+    turn: concat!(
+        "mov r8d, {crc:e}\n",
+        words!(read, "0,8,16,24"),
+        vector!(read, "vmovdqu64" "zmm24", "104"),
+        fold_512!("zmm16", "zmm23", "zmm24"),
+        words!(read, "32,40,48,56"),
+        vector!(read, "vmovdqu64" "zmm25", "168"),
+        fold_512!("zmm17", "zmm23", "zmm25"),
+        words!(read, "64,72,80,88"),
+        vector!(read, "vmovdqu64" "zmm26", "232"),
+        fold_512!("zmm18", "zmm23", "zmm26"),
+        words!(read, "96"),
+        vector!(read, "vmovdqu64" "zmm27", "296"),
+        fold_512!("zmm19", "zmm23", "zmm27"),
+        "vmovd xmm20, r8d
+        vpxorq zmm16, zmm16, zmm20\n",
+    ),
+    vector: read,
+    tail: read,
+    faults: "",
+    end: ""
 );
+
+// Each word stored takes as long as it gains: vectors alone.
+macro_rules! avx512_fused {
+    ($name:ident, $vector:tt, tail: $tail:tt, end: $end:literal) => {
+        avx512_block!(
+            $name,
+            words: 0,
+            turn: concat!(
+                vector!($vector, "vmovdqu64" "zmm24", "0"),
+                vector!($vector, "vmovdqu64" "zmm25", "64"),
+                vector!($vector, "vmovdqu64" "zmm26", "128"),
+                vector!($vector, "vmovdqu64" "zmm27", "192"),
+                "vmovd xmm20, {crc:e}
+                vpxorq zmm24, zmm24, zmm20\n",
+                fold_512!("zmm16", "zmm23", "zmm24"),
+                fold_512!("zmm17", "zmm23", "zmm25"),
+                fold_512!("zmm18", "zmm23", "zmm26"),
+                fold_512!("zmm19", "zmm23", "zmm27"),
+            ),
+            vector: $vector,
+            tail: $tail,
+            faults: faults!(),
+            end: $end
+        );
+    };
+}
+
+avx512_fused!(read_avx512, read, tail: read, end: "");
+avx512_fused!(copy_avx512, "vmovdqu64", tail: copy, end: "");
+avx512_fused!(stream_avx512, "vmovntdq", tail: copy, end: "sfence");
+
+/// As `fold_512`.
+macro_rules! fold_128 {
+    ($register:literal, $by:literal, $data:literal) => {
+        concat!(
+            "vpclmulqdq xmm13, ",
+            $register,
+            ", ",
+            $by,
+            ", 0x11\n",
+            "vpclmulqdq ",
+            $register,
+            ", ",
+            $register,
+            ", ",
+            $by,
+            ", 0x00\n",
+            "vpxor xmm13, xmm13, ",
+            $data,
+            "\n",
+            "vpxor ",
+            $register,
+            ", ",
+            $register,
+            ", xmm13\n",
+        )
+    };
+}
+
+/// As `avx512_block`, with vectors of 16 bytes.
+macro_rules! avx2_block {
+    (
+        $name:ident, words: $words_bytes:literal, turn: $turn:expr, vector: $vector:tt,
+        tail: $tail:tt, faults: $faults:expr, end: $end:literal
+    ) => {
+        /// The register after the bytes done.
+        ///
+        /// # Safety
+        /// As [`copy`](longshore_mem::copy::copy); the machine must have what [`Avx2`] names.
+        #[target_feature(enable = "avx2,pclmulqdq,sse4.2")]
+        unsafe fn $name(
+            register: u32,
+            from: *const u8,
+            to: *mut u8,
+            len_bytes: usize,
+        ) -> (u32, RawOutcome) {
+            const TURN_BYTES: u32 = $words_bytes + 4 * 16;
+            static FACTORS: [[u64; 2]; 9] = factors(TURN_BYTES, TURN_BYTES / 4, 16);
+            let (done, left_bytes, address, cause): (u64, usize, usize, usize);
+            // SAFETY: reads and, if a copy, writes the caller's ranges, and reads the factors;
+            // registers as declared.
+            unsafe {
+                asm!(
+                    "xor edx, edx",
+                    "cmp rcx, 16",
+                    "jb 25f",
+                    "vpxor xmm0, xmm0, xmm0",
+                    "vmovdqu xmm10, [{factors} + 64]",
+                    "cmp rcx, {turn}",
+                    "jb 5f",
+                    "vpxor xmm1, xmm1, xmm1",
+                    "vpxor xmm2, xmm2, xmm2",
+                    "vpxor xmm3, xmm3, xmm3",
+                    "vmovdqu xmm11, [{factors}]",
+                    "2:",
+                    $turn,
+                    "xor {crc:e}, {crc:e}",
+                    "add rsi, {turn}",
+                    "add rdi, {turn}",
+                    "sub rcx, {turn}",
+                    "cmp rcx, {turn}",
+                    "jae 2b",
+                    "4:",
+                    // Four registers into one.
+                    "vmovdqu xmm4, [{factors} + 16]",
+                    "vmovdqu xmm5, [{factors} + 32]",
+                    "vmovdqu xmm6, [{factors} + 48]",
+                    fold_128!("xmm2", "xmm6", "xmm3"),
+                    fold_128!("xmm1", "xmm5", "xmm2"),
+                    fold_128!("xmm0", "xmm4", "xmm1"),
+                    "test edx, edx",
+                    "jnz 7f",
+                    "cmp rcx, 16",
+                    "jb 7f",
+                    // One vector a turn, without words.
+                    "5:",
+                    vector!($vector, "vmovdqu" "xmm4", "0"),
+                    "vmovd xmm12, {crc:e}",
+                    "vpxor xmm4, xmm4, xmm12",
+                    fold_128!("xmm0", "xmm10", "xmm4"),
+                    "xor {crc:e}, {crc:e}",
+                    "add rsi, 16",
+                    "add rdi, 16",
+                    "sub rcx, 16",
+                    "cmp rcx, 16",
+                    "jae 5b",
+                    "7:",
+                    // What is left, through the CRC32 instruction.
+                    "xor r8d, r8d",
+                    "vmovq rax, xmm0",
+                    "crc32 r8, rax",
+                    "vpshufd xmm0, xmm0, 0xee",
+                    "vmovq rax, xmm0",
+                    "crc32 r8, rax",
+                    "xor {crc:e}, r8d",
+                    "test edx, edx",
+                    "jnz 29f",
+                    tail!($tail),
+                    $faults,
+                    $end,
+                    factors = in(reg) FACTORS.as_ptr(),
+                    crc = inout(reg) u64::from(register) => done,
+                    turn = const TURN_BYTES,
+                    inout("rcx") len_bytes => left_bytes,
+                    inout("rsi") from => _,
+                    inout("rdi") to => _,
+                    out("rax") address,
+                    out("rdx") cause,
+                    out("r8") _,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm10") _, out("xmm11") _, out("xmm12") _, out("xmm13") _,
+                    options(nostack),
+                );
+            }
+            (done as u32, RawOutcome { left_bytes, address, cause })
+        }
+    };
+}
+
+/// Words and the vector after them, with what came of the words in it.
+macro_rules! group_128 {
+    ($word:tt, $words:literal, $vector:tt, $register:literal, $at:literal) => {
+        concat!(
+            words!($word, $words),
+            vector!($vector, "vmovdqu" $register, $at),
+            "vmovd xmm12, r8d\n",
+            "vpxor ", $register, ", ", $register, ", xmm12\n",
+        )
+    };
+}
+
+macro_rules! avx2_fused {
+    ($name:ident, $word:tt, $vector:tt, tail: $tail:tt, faults: $faults:expr, end: $end:literal) => {
+        avx2_block!(
+            $name,
+            words: 128,
+            turn: concat!(
+                "mov r8d, {crc:e}\n",
+                group_128!($word, "0,8,16,24", $vector, "xmm4", "32"),
+                "xor r8d, r8d\n",
+                group_128!($word, "48,56,64,72", $vector, "xmm5", "80"),
+                "xor r8d, r8d\n",
+                group_128!($word, "96,104,112,120", $vector, "xmm6", "128"),
+                "xor r8d, r8d\n",
+                group_128!($word, "144,152,160,168", $vector, "xmm7", "176"),
+                fold_128!("xmm0", "xmm11", "xmm4"),
+                fold_128!("xmm1", "xmm11", "xmm5"),
+                fold_128!("xmm2", "xmm11", "xmm6"),
+                fold_128!("xmm3", "xmm11", "xmm7"),
+            ),
+            vector: $vector,
+            tail: $tail,
+            faults: $faults,
+            end: $end
+        );
+    };
+}
+
+avx2_fused!(own_avx2, read, read, tail: read, faults: "", end: "");
+avx2_fused!(read_avx2, read, read, tail: read, faults: faults!(), end: "");
+avx2_fused!(copy_avx2, "mov", "vmovdqu", tail: copy, faults: faults!(), end: "");
+avx2_fused!(stream_avx2, "movnti", "vmovntdq", tail: copy, faults: faults!(), end: "sfence");

@@ -60,9 +60,10 @@ fn every_length_at_every_small_skew() {
 #[cfg_attr(miri, ignore = "the same code, and slow")]
 fn lengths_around_every_threshold() {
     let around = |at: usize| [at - 1, at, at + 1, at + 65];
-    let lens = [1 << 12, 1 << 16, 1 << 20, 2 << 20].into_iter().flat_map(around);
+    let lens = [1 << 8, 1 << 12, 1 << 16, 1 << 20].into_iter().flat_map(around);
     for path in Path::all() {
         copies_exactly(path, lens.clone(), &[0, 5]);
         fills_exactly(path, lens.clone(), &[0, 5]);
+        copies_exactly(path, around(STREAM_MIN_BYTES).into_iter(), &[5]);
     }
 }
