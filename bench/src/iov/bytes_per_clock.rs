@@ -9,7 +9,7 @@ use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
-use longshore_mem::isa::Isa;
+use longshore_mem::isa::{Isa, Path};
 
 use super::timed::{BYTES_PER_CLOCK, Repeated, Unit, boxed};
 use crate::harness::{Against, Candidate, CommonOptions, Session};
@@ -193,25 +193,34 @@ fn digested_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Cand
 /// A block driver's question, as a step of a user's own (see the example `is_zero`).
 fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
     target.borrow_mut().fill(0);
-    let is_zero = |bytes: &[u8]| {
-        bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |ored, byte| ored | byte) == 0)
-    };
+    #[inline(always)]
+    fn is_zero(bytes: &[u8]) -> bool {
+        bytes.iter().fold(0, |ored, byte| ored | byte) == 0
+    }
+    #[inline(always)]
+    fn zeros(bytes: &[u8]) -> bool {
+        let (runs, rest) = bytes.as_chunks::<256>();
+        runs.iter().all(|run| is_zero(run)) && is_zero(rest)
+    }
+    let path = Path::active();
     vec![
         boxed(Repeated::ours("longshore", unit, move || {
-            let zeros = target.borrow();
-            let slices = [IoSlice::new(black_box(&zeros))];
+            let target = target.borrow();
+            let slices = [IoSlice::new(black_box(&target))];
             let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
-            let walked =
+            let walked = path.vectorize(|| {
                 cursor.iterate_own_vec(
                     source.len(),
                     |bytes, _| {
-                        if is_zero(bytes) { 0 } else { bytes.len() }
+                        if zeros(bytes) { 0 } else { bytes.len() }
                     },
-                );
+                )
+            });
             black_box((walked, cursor.remaining()));
         })),
         boxed(Repeated::new("bare loop", unit, move || {
-            black_box(is_zero(black_box(&target.borrow())));
+            let target = target.borrow();
+            black_box(path.vectorize(|| zeros(black_box(&target))));
         })),
     ]
 }

@@ -7,23 +7,28 @@ use std::io::IoSlice;
 use std::ops::ControlFlow;
 
 use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
+use longshore_mem::isa::Path;
 
 /// Whether the next `len_bytes` bytes are zeros, and at which the first other one may be found: in
-/// own memory, by slices, which the compiler may look at in as wide registers as there are.
+/// own memory, by slices, which the compiler may look at in as wide registers as this machine has.
 fn first_nonzero_run(
     cursor: &mut Cursor<'_, Source, OwnVec<'_, Source>>,
     len_bytes: usize,
 ) -> ControlFlow<usize> {
-    let walked = cursor.iterate_own_vec(len_bytes, |bytes, _| {
-        let mut chunks = bytes.chunks(256);
-        let zeros: usize = chunks
-            .by_ref()
-            .take_while(|chunk| chunk.iter().fold(0, |ored, byte| ored | byte) == 0)
-            .map(<[u8]>::len)
-            .sum();
-        bytes.len() - zeros
+    let walked = Path::active().vectorize(|| {
+        cursor.iterate_own_vec(len_bytes, |bytes, _| {
+            let (runs, rest) = bytes.as_chunks::<256>();
+            let zeros = runs.iter().take_while(|run| all_zeros(*run)).count();
+            let is_rest_zero = zeros == runs.len() && all_zeros(rest);
+            if is_rest_zero { 0 } else { bytes.len() - 256 * zeros }
+        })
     });
     if walked == len_bytes { ControlFlow::Continue(()) } else { ControlFlow::Break(walked) }
+}
+
+#[inline(always)]
+fn all_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |ored, byte| ored | byte) == 0
 }
 
 /// The same for any kind of memory: words, each read once.

@@ -5,6 +5,10 @@
 //! machine that has the instructions, so code that takes a token by value need not ask again.
 //! `LONGSHORE_ISA=scalar|avx2|avx512|neon` in the environment chooses a lesser one, so that every
 //! path can be tested on one machine.
+#![cfg_attr(
+    all(target_arch = "x86_64", not(miri)),
+    expect(unsafe_code, reason = "calls functions compiled for a set of instructions")
+)]
 
 use core::fmt;
 
@@ -119,6 +123,35 @@ impl Path {
         Self::Scalar(Scalar(()))
     }
 
+    /// Runs `work`, compiled for this set of instructions: a closure is built into a function that
+    /// may use them, and its loops with it. Loops over bytes that the compiler turns into vector
+    /// code become as wide as the set allows, whatever the rest of the program is built for.
+    ///
+    /// What `work` calls must be inlined to gain by it (`#[inline(always)]` where in doubt).
+    ///
+    /// ```
+    /// use longshore_mem::isa::Path;
+    ///
+    /// let bytes = [0u8; 4096];
+    /// let is_zero = Path::active().vectorize(|| bytes.iter().fold(0, |ored, byte| ored | byte) == 0);
+    /// assert!(is_zero);
+    /// ```
+    #[inline]
+    pub fn vectorize<R>(self, work: impl FnOnce() -> R) -> R {
+        match self {
+            Self::Scalar(_) => work(),
+            // SAFETY: the token proves the instructions.
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Avx2(_) => unsafe { vectorized::avx2(work) },
+            // SAFETY: as above.
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Avx512(_) => unsafe { vectorized::avx512(work) },
+            // What every AArch64 target is compiled for has its vectors.
+            #[cfg(all(target_arch = "aarch64", not(miri)))]
+            Self::Neon(_) => work(),
+        }
+    }
+
     /// Which set of instructions it stands for.
     pub const fn isa(self) -> Isa {
         match self {
@@ -156,6 +189,19 @@ macro_rules! with_path {
             _ => ::core::unreachable!("a path of another architecture"),
         }
     };
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod vectorized {
+    #[target_feature(enable = "avx2,bmi2,pclmulqdq,sse4.2")]
+    pub(super) fn avx2<R>(work: impl FnOnce() -> R) -> R {
+        work()
+    }
+
+    #[target_feature(enable = "avx2,bmi2,avx512f,avx512bw,avx512vl")]
+    pub(super) fn avx512<R>(work: impl FnOnce() -> R) -> R {
+        work()
+    }
 }
 
 #[cfg(all(feature = "std", not(miri), target_arch = "x86_64"))]
@@ -215,6 +261,18 @@ mod tests {
             assert_eq!(Isa::named(isa.name()), Some(isa));
         }
         assert_eq!(Isa::named("AVX2"), None);
+    }
+
+    #[test]
+    fn work_is_done_once_on_every_path() {
+        for path in Path::all() {
+            let mut calls = 0;
+            let sum = path.vectorize(|| {
+                calls += 1;
+                (0..1000u32).sum::<u32>()
+            });
+            assert_eq!((sum, calls), (499_500, 1), "{}", path.isa());
+        }
     }
 
     #[test]
