@@ -74,12 +74,14 @@ has_isa() {
 # it. The modules named here do not, and every test in them passes.
 miri_tests() {
     local status=0
-    # The clock and the current folder are asked for by proptest; its cases take seconds each.
-    local -x MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=8
+    # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
+    # Tree Borrows: crates/mem/src/copy/bytewise.rs.
+    local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
     local miri=("${bounded[@]}" cargo +nightly miri test "${locked[@]}")
     cargo +nightly miri --version
     "${miri[@]}" --package longshore-mem --lib || status=1
-    "${miri[@]}" --package longshore-iov --lib --test model || status=1
+    "${miri[@]}" --package longshore-iov --lib --test model --test bad_input --test concurrent ||
+        status=1
     "${miri[@]}" --package longshore-heap --lib -- heap:: page_report:: error:: || status=1
     "${miri[@]}" --package longshore-load --lib -- budget:: fill::piece:: fill::route:: || status=1
     return "$status"
