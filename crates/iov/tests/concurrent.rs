@@ -81,23 +81,23 @@ fn read_each(source: &mut Cursor<'_, Source>) {
     assert_eq!(copy::read(source, &mut into), Ok(len_bytes));
     assert_written(&into[..len_bytes]);
 
-    source.restore(start).unwrap();
+    source.restore(&start).unwrap();
     let mut sum = checksum::Checksum::new();
     assert_eq!(checksum::read(source, &mut into, &mut sum), Ok(len_bytes));
     assert_eq!(sum.finish(), checksum::of(&into[..len_bytes]));
 
-    source.restore(start).unwrap();
+    source.restore(&start).unwrap();
     let mut crc = crc32c::Crc32c::new();
     assert_eq!(crc32c::read(source, &mut into, &mut crc), Ok(len_bytes));
     assert_eq!(crc.finish(), crc32c::of(&into[..len_bytes]));
 
-    source.restore(start).unwrap();
+    source.restore(&start).unwrap();
     let mut hashed = Vec::new();
     let update = |bytes: &[u8]| hashed.extend_from_slice(bytes);
     assert_eq!(hash::read(source, &mut into, update), Ok(len_bytes));
     assert_eq!(hashed, into[..len_bytes]);
 
-    source.restore(start).unwrap();
+    source.restore(&start).unwrap();
     source.iterate(len_bytes, |segment, _| {
         assert_written(&bytes_of(&segment));
         0
