@@ -2,7 +2,8 @@
 # Installs what Longshore needs and this machine lacks; says nothing where all is there.
 #
 #   scripts/setup.sh build    what building and loading need: a C linker and Rust
-#   scripts/setup.sh test     that, and QEMU, file system tools, Miri, the oldest Rust and AArch64
+#   scripts/setup.sh test     that, and QEMU, file system tools, Go, Python, Miri, the oldest Rust
+#                             and AArch64
 #
 # The other scripts source it and call its functions.
 
@@ -36,6 +37,8 @@ test_packages=(
     erofs-utils:mkfs.erofs
     fio:fio
     shellcheck:shellcheck
+    golang-go:go
+    python3:python3
 )
 aarch64_packages=(
     qemu-user:qemu-aarch64

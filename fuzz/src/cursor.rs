@@ -127,10 +127,6 @@ impl Place {
         Self { at: 0, left, hidden: 0 }
     }
 
-    fn end(self) -> usize {
-        self.at + self.left + self.hidden
-    }
-
     /// Moves on by up to `len` bytes; the range they had.
     fn next(&mut self, len: usize) -> std::ops::Range<usize> {
         let len = len.min(self.left);
@@ -170,10 +166,10 @@ impl Run<'_> {
             let op = input.byte();
             match op % 32 {
                 which @ 0..=5 => {
-                    moves(which, input, source, &mut self.source, &mut source_mark, dest_mark);
+                    moves(which, input, source, &mut self.source, &mut source_mark);
                 }
                 which @ 6..=11 => {
-                    moves(which - 6, input, dest, &mut self.dest, &mut dest_mark, source_mark);
+                    moves(which - 6, input, dest, &mut self.dest, &mut dest_mark);
                 }
                 which @ 12..=19 => self.reads(which - 12, input, source),
                 which @ 20..=26 => self.writes(which - 20, input, dest),
@@ -244,7 +240,7 @@ impl Run<'_> {
         let mut checksum = Checksum::new();
         let first = self.engine.walk_checksummed(source, len / 3, &mut checksum).unwrap();
         let rest = self.engine.walk_checksummed(source, len - len / 3, &mut checksum).unwrap();
-        source.restore(mark).unwrap();
+        source.restore(&mark).unwrap();
         let mut crc = Crc32c::new();
         self.engine.walk_crc32c(source, len / 3, &mut crc).unwrap();
         self.engine.walk_crc32c(source, len - len / 3, &mut crc).unwrap();
@@ -399,13 +395,12 @@ impl Run<'_> {
 }
 
 /// Moves a cursor of either direction without a look at its bytes.
-fn moves<D: Direction>(
+fn moves<'m, D: Direction>(
     which: u8,
     input: &mut Input<'_>,
-    cursor: &mut Cursor<'_, D>,
+    cursor: &mut Cursor<'m, D>,
     place: &mut Place,
-    mark: &mut (Mark, Place),
-    of_the_other: (Mark, Place),
+    mark: &mut (Mark<'m, D>, Place),
 ) {
     match which {
         0 => {
@@ -447,13 +442,13 @@ fn moves<D: Direction>(
         }
         4 => *mark = (cursor.save(), *place),
         _ => {
-            // A mark of another cursor is known by where that one ends.
-            let (mark, marked) = if input.byte().is_multiple_of(4) { of_the_other } else { *mark };
-            if marked.end() == place.end() {
-                cursor.restore(mark).unwrap();
-                *place = marked;
+            // A mark of a part is known by where that one ends.
+            if input.byte().is_multiple_of(4) && place.left > 0 {
+                let of_a_part = cursor.take(place.left / 2).save();
+                assert!(matches!(cursor.restore(&of_a_part), Err(Error::OutOfRange { .. })));
             } else {
-                assert!(matches!(cursor.restore(mark), Err(Error::OutOfRange { .. })));
+                cursor.restore(&mark.0).unwrap();
+                *place = mark.1;
             }
         }
     }

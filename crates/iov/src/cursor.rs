@@ -32,11 +32,10 @@ pub struct Cursor<'m, D: Direction, K = AnyKind<'m, D>> {
 }
 
 /// Where a cursor was: what [`Cursor::save`] gives, and [`Cursor::restore`] takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
-    walked: usize,
-    left: usize,
-    hidden: usize,
+#[derive(Debug)]
+pub struct Mark<'m, D: Direction, K = AnyKind<'m, D>> {
+    /// Only ever copied from: what it could hand out may be another's.
+    at: Cursor<'m, D, K>,
 }
 
 /// The kinds that both directions have, and what they are made of.
@@ -175,27 +174,22 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
     }
 
     /// Where the cursor is, for [`restore`](Self::restore).
-    pub const fn save(&self) -> Mark {
-        Mark { walked: self.walked, left: self.left, hidden: self.hidden }
+    pub fn save(&self) -> Mark<'m, D, K> {
+        Mark { at: self.twin() }
     }
 
-    /// Goes back (or on) to where the cursor was when `mark` was made.
+    /// Goes back (or on) to where the cursor was when `mark` was made. Nothing is walked: it costs
+    /// the same however far that is.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a mark of another cursor, which lies outside of this one.
-    pub fn restore(&mut self, mark: Mark) -> Result<(), Error> {
-        let end = self.walked + self.left + self.hidden;
-        if mark.walked + mark.left + mark.hidden != end {
-            return Err(Error::OutOfRange { asked_bytes: mark.walked, possible_bytes: end });
+    /// [`Error::OutOfRange`] for a mark of other memory, or of a part or whole that ends elsewhere
+    /// ([`take`](Self::take)); nothing changes then.
+    pub fn restore(&mut self, mark: &Mark<'m, D, K>) -> Result<(), Error> {
+        let end = self.end();
+        if mark.at.end() != end || !mark.at.kind.is_in_memory_of(&self.kind) {
+            return Err(Error::OutOfRange { asked_bytes: mark.at.walked, possible_bytes: end });
         }
-        if mark.walked <= self.walked {
-            self.kind.retreat(self.walked - mark.walked);
-            self.walked = mark.walked;
-        } else {
-            self.walked += self.kind.advance(mark.walked - self.walked);
-        }
-        self.left = (end - self.walked).min(mark.left);
-        self.hidden = end - self.walked - self.left;
+        *self = mark.at.twin();
         Ok(())
     }
 
@@ -227,6 +221,15 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         }))
     }
 
+    /// The bytes walked when all is, also what was cut off: the same wherever the cursor is.
+    fn end(&self) -> usize {
+        self.walked + self.left + self.hidden
+    }
+
+    fn twin(&self) -> Self {
+        Self { kind: self.kind.twin(), memory: PhantomData, ..*self }
+    }
+
     #[inline(always)]
     fn moved(&mut self, len_bytes: usize) -> usize {
         self.walked += len_bytes;
@@ -238,7 +241,13 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
 /// Two cursors may read the same memory.
 impl<K: Kind<Source>> Clone for Cursor<'_, Source, K> {
     fn clone(&self) -> Self {
-        Self { kind: self.kind.twin(), memory: PhantomData, ..*self }
+        self.twin()
+    }
+}
+
+impl<D: Direction, K: Kind<D>> Clone for Mark<'_, D, K> {
+    fn clone(&self) -> Self {
+        Self { at: self.at.twin() }
     }
 }
 
@@ -329,5 +338,79 @@ impl<'m, D: Direction, K: Kind<D>> std::ops::Deref for Taken<'_, 'm, D, K> {
 impl<D: Direction, K: Kind<D>> std::ops::DerefMut for Taken<'_, '_, D, K> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.cursor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::kinds::sealed::Sealed;
+
+    /// Counts how often it is moved.
+    struct Counting<'a> {
+        at: usize,
+        moves: &'a Cell<usize>,
+    }
+
+    impl Sealed for Counting<'_> {}
+
+    impl Kind<Source> for Counting<'_> {
+        fn name(&self) -> &'static str {
+            "Counting"
+        }
+
+        fn can_fault(&self) -> bool {
+            false
+        }
+
+        fn segment(&mut self, _: usize) -> Option<Segment<'_, Source>> {
+            None
+        }
+
+        fn advance(&mut self, len_bytes: usize) -> usize {
+            self.moves.update(|moves| moves + 1);
+            self.at += len_bytes;
+            len_bytes
+        }
+
+        fn retreat(&mut self, len_bytes: usize) {
+            self.moves.update(|moves| moves + 1);
+            self.at -= len_bytes;
+        }
+
+        fn iterate(
+            &mut self,
+            len_bytes: usize,
+            _: impl FnMut(Segment<'_, Source>, usize) -> usize,
+        ) -> usize {
+            self.advance(len_bytes)
+        }
+
+        fn twin(&self) -> Self {
+            Self { ..*self }
+        }
+
+        fn is_in_memory_of(&self, other: &Self) -> bool {
+            std::ptr::eq(self.moves, other.moves)
+        }
+    }
+
+    #[test]
+    fn going_back_to_a_mark_walks_nothing() {
+        let moves = Cell::new(0);
+        let mut cursor = Cursor::of(Counting { at: 0, moves: &moves }, 1000);
+        let start = cursor.save();
+        cursor.advance(700);
+        cursor.truncate(100);
+        let late = cursor.save();
+        assert_eq!(moves.get(), 1);
+        for (mark, place) in [(&start, (0, 1000)), (&late, (700, 100)), (&late, (700, 100))] {
+            cursor.restore(mark).unwrap();
+            assert_eq!((cursor.walked(), cursor.remaining()), place);
+            assert_eq!((cursor.kind.at, moves.get()), (place.0, 1));
+        }
+        assert_eq!(cursor.reexpand(300), Ok(()), "what was cut off is known too");
     }
 }

@@ -4,6 +4,7 @@
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use longshore_mem::Page;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
@@ -148,6 +149,26 @@ pub struct RawSegment {
     pub len_bytes: usize,
 }
 
+impl RawSegment {
+    /// What is at `entry` now. Each field is read once, by a relaxed atomic load: a write at the
+    /// same time is no data race, and the fields may be of different moments.
+    ///
+    /// # Safety
+    /// `entry` must be readable and aligned.
+    unsafe fn read_foreign(entry: *const Self) -> Self {
+        let entry = entry.cast_mut();
+        // SAFETY: inside the entry.
+        let base = unsafe { &raw mut (*entry).base };
+        // SAFETY: readable and aligned by the caller's promise, and only read.
+        let base = unsafe { AtomicPtr::from_ptr(base) }.load(Ordering::Relaxed);
+        // SAFETY: inside the entry.
+        let len_bytes = unsafe { &raw mut (*entry).len_bytes };
+        // SAFETY: as of the first field.
+        let len_bytes = unsafe { AtomicUsize::from_ptr(len_bytes) }.load(Ordering::Relaxed);
+        Self { base, len_bytes }
+    }
+}
+
 /// The most segments one list may have: Linux's `UIO_MAXIOV`.
 pub const SEGMENTS_MAX: usize = 1024;
 
@@ -191,7 +212,7 @@ impl<'m, D: Direction> SegmentList<'m, D> {
             // SAFETY: within the array, by the caller's promise.
             let entry = unsafe { array.add(index) };
             // SAFETY: readable by the caller's promise.
-            let raw = unsafe { entry.read_volatile() };
+            let raw = unsafe { RawSegment::read_foreign(entry) };
             if raw.len_bytes == 0 {
                 continue;
             }

@@ -3,7 +3,7 @@
 
 mod memory;
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 use std::thread;
 
@@ -78,6 +78,63 @@ fn a_step_that_claims_to_have_left_more_than_it_got_left_all_of_it() {
     }
 }
 
+#[test]
+fn a_mark_of_a_part_is_no_mark_of_the_whole() {
+    let shape = Shape { lens: vec![10, 20, 30] };
+    for kind in KINDS {
+        let len_bytes = shape.len_bytes(kind);
+        with_source(kind, &shape, &pattern(len_bytes), &mut |source| {
+            source.advance(7);
+            let of_a_part = source.take(5).save();
+            let refused = Err(Error::OutOfRange { asked_bytes: 7, possible_bytes: len_bytes });
+            assert_eq!(source.restore(&of_a_part), refused, "{kind:?}");
+            let of_the_whole = source.save();
+            let refused = Err(Error::OutOfRange { asked_bytes: 7, possible_bytes: 12 });
+            assert_eq!(source.take(5).restore(&of_the_whole), refused, "{kind:?}");
+            assert_eq!((source.walked(), source.remaining()), (7, len_bytes - 7));
+        });
+    }
+}
+
+#[test]
+fn a_mark_of_other_memory_is_refused() {
+    let (mut one, mut two) = ([1; 10], [2; 10]);
+    let slices = [&one, &two].map(|bytes| [IoSlice::new(bytes)]);
+    let queues = [PageQueue::new().1, PageQueue::new().1];
+    let indices = [PageIndex::new(12).unwrap(), PageIndex::new(12).unwrap()];
+    let [view, other_view] = [&one, &two].map(|bytes| {
+        let start = NonNull::from(bytes).cast();
+        // SAFETY: the bytes are borrowed for as long as the views live.
+        unsafe { VolatileSlice::from_raw_parts(start, 10) }
+    });
+    let lists = [view, other_view].map(|view| SegmentList::new([view]).unwrap());
+    let parts = [view, other_view].map(|view| {
+        let byte = view.subslice(0, 1).unwrap();
+        [(); 10].map(|()| PageSegment::new(byte, 0, 1).unwrap())
+    });
+    let mut sources =
+        vec![Cursor::<Source>::foreign_buf(view), Cursor::<Source>::foreign_buf(other_view)];
+    for which in 0..2 {
+        sources.extend([
+            Cursor::<Source>::own_vec(&slices[which]),
+            Cursor::<Source>::foreign_vec(&lists[which]),
+            Cursor::<Source>::page_vec(&parts[which]),
+            Cursor::<Source>::page_queue(&queues[which], 10),
+            Cursor::<Source>::sparse_pages(&indices[which], 0, 10).unwrap(),
+        ]);
+    }
+    for at in 0..sources.len() {
+        let mark = sources[at].save();
+        for (other, source) in sources.iter_mut().enumerate() {
+            assert_eq!(source.restore(&mark).is_ok(), at == other, "{source:?} {mark:?}");
+        }
+    }
+    let (mut one, mut two) = ([IoSliceMut::new(&mut one)], [IoSliceMut::new(&mut two)]);
+    let mark = Cursor::<Dest>::own_vec(&mut one).save();
+    assert!(Cursor::<Dest>::own_vec(&mut two).restore(&mark).is_err());
+    assert!(Cursor::<Dest>::discard(10).restore(&mark).is_err());
+}
+
 /// A kind of a user's own that says what is not true.
 struct Liar<'m> {
     bytes: VolatileSlice<'m>,
@@ -123,7 +180,7 @@ fn a_kind_that_lies_writes_nowhere_else() {
     let mut sum = checksum::Checksum::new();
     let _ = checksum::read(&mut liar, &mut into, &mut sum);
     let mut dest = [0; 10];
-    let mut slices = [std::io::IoSliceMut::new(&mut dest)];
+    let mut slices = [IoSliceMut::new(&mut dest)];
     let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
     let _ = copy::transfer(&mut liar, &mut cursor, 10);
 }

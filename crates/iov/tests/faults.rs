@@ -270,7 +270,7 @@ fn both_cursors_of_a_transfer_stand_at_the_fault() {
         let outcome = copy::transfer_full(&mut source, &mut dest, before + 1);
         assert_fault(outcome, before, "in full");
         assert_eq!((source.walked(), dest.walked()), (50, 0));
-        source.restore(mark).unwrap();
+        source.restore(&mark).unwrap();
     }
 }
 

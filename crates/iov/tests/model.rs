@@ -79,10 +79,10 @@ fn step_until(
     }
 }
 
-fn apply(
-    cursor: &mut Cursor<'_, Source>,
+fn apply<'m>(
+    cursor: &mut Cursor<'m, Source>,
     model: &mut Model,
-    saved: &mut Option<(Mark, Model)>,
+    saved: &mut Option<(Mark<'m, Source>, Model)>,
     op: &Op,
 ) {
     match *op {
@@ -148,7 +148,7 @@ fn apply(
         Op::Save => *saved = Some((cursor.save(), model.clone())),
         Op::Restore => {
             if let Some((mark, before)) = saved {
-                cursor.restore(*mark).unwrap();
+                cursor.restore(mark).unwrap();
                 *model = before.clone();
             }
         }
@@ -173,7 +173,7 @@ fn ask(cursor: &mut Cursor<'_, Source>, model: &Model) {
         segments.push((segment.start().addr().get(), segment.len_bytes()));
         0
     });
-    cursor.restore(mark).unwrap();
+    cursor.restore(&mark).unwrap();
     assert_eq!(cursor.segments(), segments.len());
     assert_eq!(cursor.segment_len_bytes(), segments.first().map_or(0, |(_, len)| *len));
     let ored = segments.iter().fold(0, |ored, (start, len)| ored | start | len);
@@ -333,7 +333,7 @@ fn exhaustively_within_small_bounds() {
                             for op in [first, second, third] {
                                 apply(cursor, &mut model, &mut None, op);
                             }
-                            cursor.restore(start).unwrap();
+                            cursor.restore(&start).unwrap();
                             runs += 1;
                         }
                     }
@@ -364,6 +364,32 @@ fn patterns_of_pages_go_in_and_out() {
                 copy::read_full(source, &mut out).unwrap();
                 assert_eq!(out, bytes, "{kind:?}");
             }
+        });
+    }
+}
+
+/// Many segments, so that a queue has several batches.
+#[test]
+fn from_the_end_back_to_every_byte() {
+    let shape = Shape { lens: [3, 0, 1, 2].repeat(40) };
+    for kind in KINDS {
+        let content = pattern(shape.len_bytes(kind));
+        with_source(kind, &shape, &content, &mut |source| {
+            let end = content.len();
+            source.advance(end);
+            let stride = if cfg!(miri) { 31 } else { 1 };
+            for at in (0..end).step_by(stride) {
+                source.revert(end - at).unwrap();
+                let mark = source.save();
+                let mut rest = vec![0; end - at];
+                for _ in 0..2 {
+                    assert_eq!(copy::read(source, &mut rest), Ok(end - at), "{kind:?} {at}");
+                    assert_eq!(rest, &content[at..], "{kind:?} {at}");
+                    source.restore(&mark).unwrap();
+                }
+                source.advance(end - at);
+            }
+            assert!(source.revert(end + 1).is_err());
         });
     }
 }

@@ -5,15 +5,17 @@
 //! A `&[u8]` promises the compiler that the bytes do not change while it lives, and a `&mut [u8]`
 //! that nobody else reads or writes them. Neither can be promised of memory that is shared with a
 //! device, a guest or another process, so no reference to it is ever formed: a view holds a
-//! pointer and a length, and every access goes through `read_volatile` or `write_volatile`.
+//! pointer and a length. Aligned numbers are read by `read_volatile`, all else goes through the
+//! blocks of assembly of [`copy`](crate::copy), and under Miri everything through relaxed atomic
+//! bytes, so that Miri takes a writer in another thread for what it is: allowed.
 //!
 //! # Why that is sound
 //!
 //! * The pointer is valid for the view's whole length and lifetime (the promise of
 //!   [`VolatileSlice::from_raw_parts`]), so an access within bounds touches mapped memory.
-//! * A volatile access is made exactly once, as written: the compiler may not repeat it, so a
-//!   value that was checked cannot be another one when it is used. Each foreign byte is read once,
-//!   into memory of our own, and only the copy is looked at.
+//! * A volatile access or a block of assembly is executed exactly once, as written: the compiler
+//!   may not repeat it, so a value that was checked cannot be another one when it is used. Each
+//!   foreign byte is read once, into memory of our own, and only the copy is looked at.
 //! * A write by someone outside this process is outside the language's model of data races; to the
 //!   compiler a volatile read has an effect it knows nothing about. Writers inside this process
 //!   must be ordered by whoever hands out the views (`heap` shares memory only once nothing of
@@ -25,6 +27,8 @@
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
+
+use crate::copy::copy_bytes;
 
 /// An access that was to reach past the end of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,15 +119,24 @@ impl<'a> VolatileSlice<'a> {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.subslice(offset, into.len())?.start.as_ptr().cast_const();
         // SAFETY: `from` is valid for `into.len()` bytes by the check above, `into` is ours.
-        unsafe { copy_volatile::<true>(from, into.as_mut_ptr(), into.len()) };
+        unsafe { copy_all(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     /// Reads eight bytes at `offset` as a little-endian number.
     ///
+    /// Where its address is a multiple of eight it is read at once, so all of it was there at one
+    /// moment. Elsewhere, and under Miri everywhere, it may be torn: some bytes from before a write
+    /// and some from after it.
+    ///
     /// # Errors
     /// [`OutOfBounds`] where the view ends before.
     pub fn read_u64_le(&self, offset: usize) -> Result<u64, OutOfBounds> {
+        let word = self.subslice(offset, size_of::<u64>())?.as_ptr().cast::<u64>();
+        if word.is_aligned() && !cfg!(miri) {
+            // SAFETY: valid by the check above, and aligned.
+            return Ok(u64::from_le(unsafe { word.read_volatile() }));
+        }
         let mut bytes = [0; 8];
         self.read(offset, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
@@ -197,7 +210,7 @@ impl<'a> VolatileSliceMut<'a> {
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfBounds> {
         let into = self.readable.subslice(offset, from.len())?.start.as_ptr();
         // SAFETY: `into` is valid for `from.len()` bytes by the check above, `from` is ours.
-        unsafe { copy_volatile::<false>(from.as_ptr(), into, from.len()) };
+        unsafe { copy_all(from.as_ptr(), into, from.len()) };
         Ok(())
     }
 
@@ -227,55 +240,24 @@ impl fmt::Debug for VolatileSliceMut<'_> {
     }
 }
 
-/// Copies `len_bytes` bytes in ascending order. The side that is foreign (the source where
-/// `FOREIGN_SOURCE`, else the destination) is accessed by volatile words where it is aligned and
-/// by volatile bytes at its ends; the other side is memory of our own.
+/// Copies `len_bytes` bytes by the copy of this machine. Where a view's memory is not there against
+/// its maker's promise, the process dies of the access, with a `FaultGuard` as without: whoever wants
+/// to survive that calls [`copy`](crate::copy) itself.
 ///
 /// # Safety
 /// Both sides must be valid for `len_bytes` bytes and must not overlap.
-unsafe fn copy_volatile<const FOREIGN_SOURCE: bool>(
-    from: *const u8,
-    to: *mut u8,
-    len_bytes: usize,
-) {
-    const WORD: usize = size_of::<u64>();
-    let foreign_addr = if FOREIGN_SOURCE { from.addr() } else { to.addr() };
-    let head = (foreign_addr.wrapping_neg() % WORD).min(len_bytes);
-    let words = (len_bytes - head) / WORD;
-    let body_end = head + words * WORD;
-    for at in (0..head).chain(body_end..len_bytes) {
-        // SAFETY: `at` is below `len_bytes`, for which the source is valid.
-        let from = unsafe { from.add(at) };
-        // SAFETY: the same of the destination.
-        let to = unsafe { to.add(at) };
-        if FOREIGN_SOURCE {
-            // SAFETY: `from` is valid for reading one byte, by the caller's promise.
-            let byte = unsafe { from.read_volatile() };
-            // SAFETY: `to` is valid for writing one byte, by the caller's promise.
-            unsafe { to.write(byte) };
-        } else {
-            // SAFETY: `from` is valid for reading one byte, by the caller's promise.
-            let byte = unsafe { from.read() };
-            // SAFETY: `to` is valid for writing one byte, by the caller's promise.
-            unsafe { to.write_volatile(byte) };
-        }
-    }
-    for at in (head..body_end).step_by(WORD) {
-        // SAFETY: `at + WORD` is not above `body_end`, so the whole word is in the source.
-        let from = unsafe { from.add(at) }.cast::<u64>();
-        // SAFETY: the same of the destination.
-        let to = unsafe { to.add(at) }.cast::<u64>();
-        if FOREIGN_SOURCE {
-            // SAFETY: valid by the above, aligned because `head` bytes were skipped.
-            let word = unsafe { from.read_volatile() };
-            // SAFETY: valid by the above; our side may have any alignment.
-            unsafe { to.write_unaligned(word) };
-        } else {
-            // SAFETY: valid by the above; our side may have any alignment.
-            let word = unsafe { from.read_unaligned() };
-            // SAFETY: valid by the above, aligned because `head` bytes were skipped.
-            unsafe { to.write_volatile(word) };
-        }
+unsafe fn copy_all(mut from: *const u8, mut to: *mut u8, mut len_bytes: usize) {
+    // SAFETY: the caller's promise, also for the rest that is left when it goes round again.
+    while let Err(stop) = unsafe { copy_bytes(from, to, len_bytes) } {
+        len_bytes -= stop.done_bytes;
+        // SAFETY: the byte that faulted is within the range.
+        from = unsafe { from.add(stop.done_bytes) };
+        // SAFETY: as above.
+        to = unsafe { to.add(stop.done_bytes) };
+        // SAFETY: valid by the caller's promise; this is where the process dies if it is not.
+        let byte = unsafe { from.read_volatile() };
+        // SAFETY: as above.
+        unsafe { to.write_volatile(byte) };
     }
 }
 

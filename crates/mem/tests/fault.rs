@@ -12,7 +12,7 @@ use std::thread;
 use longshore_mem::copy::{CopyFault, STREAM_MIN_BYTES, copy, fill};
 use longshore_mem::fault::{FaultCause, FaultGuard};
 use longshore_mem::isa::Path;
-use longshore_mem::with_path;
+use longshore_mem::{VolatileSlice, VolatileSliceMut, with_path};
 
 const PAGE: usize = 4096;
 
@@ -238,6 +238,16 @@ fn child() {
             // SAFETY: this is what the process is to die of.
             unsafe { mapped.at(PAGE).read_volatile() };
         }
+        "read a view under the guard" => {
+            // SAFETY: half of it is not there, which the process is to die of.
+            let view = unsafe { VolatileSlice::from_raw_parts(mapped.start, 2 * PAGE) };
+            let _ = view.read(0, &mut target);
+        }
+        "write a view under the guard" => {
+            // SAFETY: as above.
+            let mut view = unsafe { VolatileSliceMut::from_raw_parts(mapped.start, 2 * PAGE) };
+            let _ = view.write(0, &target);
+        }
         "overflow the stack under the guard" => {
             #[expect(unconditional_recursion, reason = "the stack is to overflow")]
             fn deeper(depth: u64) -> u64 {
@@ -269,6 +279,8 @@ fn child_dies_of(what: &str) -> (Option<i32>, String) {
 fn what_is_not_a_copy_dies_as_it_always_did() {
     assert_eq!(child_dies_of("copy after the guard").0, Some(libc::SIGBUS));
     assert_eq!(child_dies_of("touch under the guard").0, Some(libc::SIGBUS));
+    assert_eq!(child_dies_of("read a view under the guard").0, Some(libc::SIGBUS));
+    assert_eq!(child_dies_of("write a view under the guard").0, Some(libc::SIGBUS));
     assert_eq!(child_dies_of("raise under the guard").0, Some(libc::SIGSEGV));
     let (signal, words) = child_dies_of("overflow the stack under the guard");
     assert_eq!(signal, Some(libc::SIGABRT), "{words}");

@@ -34,6 +34,10 @@ impl<D: Direction> Kind<D> for Discard {
         *self
     }
 
+    fn is_in_memory_of(&self, _: &Self) -> bool {
+        true
+    }
+
     #[inline(always)]
     fn iterate(
         &mut self,

@@ -76,6 +76,11 @@ impl<D: Direction> Kind<D> for ForeignBuf<'_, D> {
         Self { range, offset: self.offset }
     }
 
+    fn is_in_memory_of(&self, other: &Self) -> bool {
+        let (range, other) = (&self.range, &other.range);
+        (range.start(), range.len_bytes()) == (other.start(), other.len_bytes())
+    }
+
     #[inline(always)]
     fn iterate(
         &mut self,

@@ -1,5 +1,7 @@
 //! A place in a list of segments, whatever they are: what three kinds have in common.
 
+use std::ptr;
+
 use crate::direction::Direction;
 use crate::segment::Segment;
 
@@ -33,6 +35,10 @@ impl<'m, T> List<'m, T> {
 
     pub(super) const fn twin(&self) -> Self {
         Self { ..*self }
+    }
+
+    pub(super) fn is_in_memory_of(&self, other: &Self) -> bool {
+        ptr::eq(self.items, other.items)
     }
 
     pub(super) fn segment<D: Direction>(&mut self, len_max: usize) -> Option<Segment<'_, D>>

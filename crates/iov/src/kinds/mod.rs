@@ -69,6 +69,10 @@ pub trait Kind<D: Direction>: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn twin(&self) -> Self;
 
+    /// Whether `other` is a place in the same memory, so that either may take the other's place.
+    #[doc(hidden)]
+    fn is_in_memory_of(&self, other: &Self) -> bool;
+
     /// Logarithm of the size of the page that the segment here lies in, where the kind knows.
     #[doc(hidden)]
     fn page_log2(&self) -> Option<u32> {
@@ -157,6 +161,19 @@ impl<D: Direction> Kind<D> for AnyKind<'_, D> {
             Self::SparsePages(kind) => Self::SparsePages(kind.twin()),
             Self::QueuedPages(kind) => Self::QueuedPages(kind.twin()),
             Self::Discard(kind) => Self::Discard(*kind),
+        }
+    }
+
+    fn is_in_memory_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::ForeignBuf(kind), Self::ForeignBuf(other)) => kind.is_in_memory_of(other),
+            (Self::ForeignVec(kind), Self::ForeignVec(other)) => kind.is_in_memory_of(other),
+            (Self::OwnVec(kind), Self::OwnVec(other)) => kind.is_in_memory_of(other),
+            (Self::PageVec(kind), Self::PageVec(other)) => kind.is_in_memory_of(other),
+            (Self::SparsePages(kind), Self::SparsePages(other)) => kind.is_in_memory_of(other),
+            (Self::QueuedPages(kind), Self::QueuedPages(other)) => kind.is_in_memory_of(other),
+            (Self::Discard(_), Self::Discard(_)) => true,
+            _ => false,
         }
     }
 

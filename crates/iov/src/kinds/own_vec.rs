@@ -98,6 +98,10 @@ impl<D: Direction> Kind<D> for OwnVec<'_, D> {
         Self { list: self.list.twin() }
     }
 
+    fn is_in_memory_of(&self, other: &Self) -> bool {
+        self.list.is_in_memory_of(&other.list)
+    }
+
     #[inline(always)]
     fn iterate(
         &mut self,

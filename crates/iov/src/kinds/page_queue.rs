@@ -2,9 +2,9 @@
 #![expect(unsafe_code, reason = "keeps parts of pages under another lifetime")]
 
 use std::marker::PhantomData;
-
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::list::Item;
 use super::page_segment::PageSegment;
@@ -42,11 +42,18 @@ pub struct PageAppender<'m, D> {
 struct Batch<D> {
     slots: [OnceLock<PageSegment<'static, D>>; BATCH_SLOTS],
     next: OnceLock<Arc<Self>>,
+    /// The batch whose `next` this is. It is there as long as its queue: batches go from the first
+    /// one on.
+    previous: Option<Weak<Self>>,
 }
 
 impl<D: Direction> Batch<D> {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { slots: [const { OnceLock::new() }; BATCH_SLOTS], next: OnceLock::new() })
+    fn after(previous: Option<&Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self {
+            slots: [const { OnceLock::new() }; BATCH_SLOTS],
+            next: OnceLock::new(),
+            previous: previous.map(Arc::downgrade),
+        })
     }
 }
 
@@ -63,7 +70,7 @@ impl<D> Drop for Batch<D> {
 impl<'m, D: Direction> PageQueue<'m, D> {
     /// A queue without pages, and what appends to it.
     pub fn new() -> (PageAppender<'m, D>, Self) {
-        let first = Batch::new();
+        let first = Batch::after(None);
         let appended_bytes = Arc::new(AtomicUsize::new(0));
         let last = Arc::clone(&first);
         let appender = PageAppender {
@@ -90,7 +97,7 @@ impl<'m, D: Direction> PageAppender<'m, D> {
     /// Puts `part` at the end of the queue.
     pub fn append(&mut self, part: PageSegment<'m, D>) {
         if self.filled == BATCH_SLOTS {
-            let next = Batch::new();
+            let next = Batch::after(Some(&self.last));
             let link = self.last.next.get_or_init(|| Arc::clone(&next));
             debug_assert!(Arc::ptr_eq(link, &next), "there is one appender");
             self.last = next;
@@ -114,7 +121,6 @@ pub struct QueuedPages<'m, D> {
     batch: &'m Batch<D>,
     slot: usize,
     offset: usize,
-    walked: usize,
 }
 
 impl<'m> QueuedPages<'m, Source> {
@@ -133,7 +139,7 @@ impl<'m> QueuedPages<'m, Dest> {
 
 impl<'m, D: Direction> QueuedPages<'m, D> {
     fn at_start(first: &'m Batch<D>) -> Self {
-        Self { first, batch: first, slot: 0, offset: 0, walked: 0 }
+        Self { first, batch: first, slot: 0, offset: 0 }
     }
 
     /// The part of a page here. Goes over to the next batch where there is one.
@@ -143,6 +149,20 @@ impl<'m, D: Direction> QueuedPages<'m, D> {
             self.slot = 0;
         }
         self.batch.slots[self.slot].get()
+    }
+
+    /// Goes to the end of the part before, in whichever batch that is. Stays at the queue's start.
+    fn step_back(&mut self) -> Option<()> {
+        if self.slot == 0 {
+            let previous = self.batch.previous.as_ref()?;
+            // SAFETY: the batch is linked from the queue's first one, which lives as long as the
+            // queue and so for `'m`.
+            self.batch = unsafe { &*previous.as_ptr() };
+            self.slot = BATCH_SLOTS;
+        }
+        self.slot -= 1;
+        self.offset = self.batch.slots[self.slot].get()?.len_bytes();
+        Some(())
     }
 }
 
@@ -173,15 +193,24 @@ impl<D: Direction> Kind<D> for QueuedPages<'_, D> {
         self.iterate(len_bytes, |_, _| 0)
     }
 
-    /// The batches are linked one way, so it begins anew: as slow as walking all of it.
     fn retreat(&mut self, len_bytes: usize) {
-        let target = self.walked - len_bytes;
-        *self = Self::at_start(self.first);
-        self.advance(target);
+        let mut left = len_bytes;
+        while left > self.offset {
+            left -= self.offset;
+            self.offset = 0;
+            if self.step_back().is_none() {
+                return;
+            }
+        }
+        self.offset -= left;
     }
 
     fn twin(&self) -> Self {
         Self { ..*self }
+    }
+
+    fn is_in_memory_of(&self, other: &Self) -> bool {
+        ptr::eq(self.first, other.first)
     }
 
     #[inline(always)]
@@ -215,7 +244,6 @@ impl<D: Direction> Kind<D> for QueuedPages<'_, D> {
             }
             self.slot = slot;
         }
-        self.walked += done;
         done
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::{Kind, sealed};
 use crate::direction::{Dest, Direction, Source};
@@ -168,6 +168,10 @@ impl<D: Direction> Kind<D> for SparsePages<'_, D> {
 
     fn twin(&self) -> Self {
         Self { pages: self.pages, at: self.at }
+    }
+
+    fn is_in_memory_of(&self, other: &Self) -> bool {
+        ptr::eq(self.pages, other.pages)
     }
 
     #[inline(always)]

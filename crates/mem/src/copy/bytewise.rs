@@ -1,4 +1,13 @@
-//! Volatile bytes: what Miri can run.
+//! Relaxed atomic bytes: what Miri can run.
+//!
+//! To Miri a volatile access is an ordinary one: if another thread writes the byte meanwhile it is a
+//! data race. An atomic one is none. Bytes, because Miri refuses atomic accesses of different sizes
+//! that race; and both sides, because a copy is not told which of them is foreign.
+//!
+//! A source may lie in memory that may only be read, from which Stacked Borrows lets no atomic be
+//! made. Tree Borrows does, so Miri is run with `-Zmiri-tree-borrows`.
+
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::CopyKernels;
 use crate::fault::RawOutcome;
@@ -14,10 +23,11 @@ pub(super) unsafe fn bytes(from: *const u8, to: *mut u8, len_bytes: usize) -> Ra
         let from = unsafe { from.add(at) };
         // SAFETY: as above.
         let to = unsafe { to.add(at) };
+        // SAFETY: valid by the caller's promise, and only read.
+        let from = unsafe { AtomicU8::from_ptr(from.cast_mut()) };
         // SAFETY: valid by the caller's promise.
-        let byte = unsafe { from.read_volatile() };
-        // SAFETY: valid by the caller's promise.
-        unsafe { to.write_volatile(byte) };
+        let to = unsafe { AtomicU8::from_ptr(to) };
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     DONE
 }
@@ -29,7 +39,7 @@ pub(super) unsafe fn fill_bytes(to: *mut u8, byte: u8, len_bytes: usize) -> RawO
         // SAFETY: `at` is within the range.
         let to = unsafe { to.add(at) };
         // SAFETY: valid by the caller's promise.
-        unsafe { to.write_volatile(byte) };
+        unsafe { AtomicU8::from_ptr(to) }.store(byte, Ordering::Relaxed);
     }
     DONE
 }

@@ -3,7 +3,7 @@
 //! What [`volatile`](crate::volatile) says of single words holds for bulk too: no reference to
 //! foreign memory, and each foreign byte is read once and written once. Here that is done by blocks
 //! of inline assembly, which the compiler can neither split, repeat nor look into. Under Miri,
-//! which runs no assembly, the same is done by volatile bytes.
+//! which runs no assembly, the same is done by relaxed atomic bytes.
 //!
 //! Every copy ends early at memory that faults while a `FaultGuard` lives ([`fault`](crate::fault)),
 //! at the exact byte, and says how far it came.

@@ -1,7 +1,10 @@
+use core::ptr::NonNull;
+use std::thread;
 use std::vec;
 use std::vec::Vec;
 
 use super::*;
+use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
 fn pattern(len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|at| (at.wrapping_mul(167) ^ (at >> 8)) as u8).collect()
@@ -66,4 +69,43 @@ fn lengths_around_every_threshold() {
         fills_exactly(path, lens.clone(), &[0, 5]);
         copies_exactly(path, around(STREAM_MIN_BYTES).into_iter(), &[5]);
     }
+}
+
+/// Miri calls it a data race if any of these accesses is not atomic.
+#[test]
+fn foreign_bytes_may_be_written_while_they_are_read() {
+    const LEN_BYTES: usize = 40;
+    let mut memory = [0u64; LEN_BYTES / 8];
+    let start = NonNull::from(&mut memory).cast();
+    // SAFETY: the memory outlives the threads, and is accessed by views only while they run.
+    let read = unsafe { VolatileSlice::from_raw_parts(start, LEN_BYTES) };
+    // SAFETY: as above.
+    let mut written = unsafe { VolatileSliceMut::from_raw_parts(start, LEN_BYTES) };
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for byte in [1, 2, 3] {
+                written.write(0, &[byte; LEN_BYTES]).unwrap();
+                written.zero(9, 8).unwrap();
+                // SAFETY: the view's bytes.
+                unsafe { fill_all(written.as_mut_ptr(), byte, LEN_BYTES) };
+            }
+        });
+        for _ in 0..3 {
+            let mut bytes = [9; LEN_BYTES];
+            read.read(0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte <= 3), "{bytes:?}");
+            for offset in [8, 13] {
+                let number = read.read_u64_le(offset).unwrap();
+                assert!(number.to_le_bytes().iter().all(|byte| *byte <= 3), "{number:#x}");
+            }
+        }
+    });
+    assert_eq!(memory, [0x0303_0303_0303_0303; LEN_BYTES / 8]);
+}
+
+/// # Safety
+/// As [`fill`].
+unsafe fn fill_all(to: *mut u8, byte: u8, len_bytes: usize) {
+    // SAFETY: the caller's promise.
+    with_path!(Path::active(), token => unsafe { fill(token, to, byte, len_bytes) }).unwrap();
 }

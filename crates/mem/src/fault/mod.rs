@@ -18,7 +18,8 @@
 //! The handler is the process's: installed with the first guard, removed with the last unless
 //! somebody installed another one after it, which may call it. It runs on the alternative signal
 //! stack where there is one, so it works beside the stack-overflow handlers of Rust's standard
-//! library and of Go. A library that was loaded with `dlopen` must not be unloaded while its
+//! library and of Go, and beside Python's `faulthandler`, if they were installed before
+//! (`tests/hosts.rs`). A library that was loaded with `dlopen` must not be unloaded while its
 //! handler may still be called.
 
 #[cfg(feature = "std")]

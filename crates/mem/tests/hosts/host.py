@@ -1,0 +1,87 @@
+"""A Python program that loads the library, and whose faulthandler must go on working.
+
+    host.py LIBRARY                   copies in several threads
+    host.py LIBRARY segv | bus        then dies of a fault of its own, under the guard
+    host.py LIBRARY segv-unguarded    the same after the guard
+"""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import sys
+import threading
+
+PAGE = 4096
+PAGES = 4
+THREADS = 8
+ROUNDS = 100
+NOT_BACKED = 2
+
+faulthandler.enable()
+library = ctypes.CDLL(sys.argv[1])
+library.longshore_copy.restype = ctypes.c_size_t
+library.longshore_copy.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_int),
+]
+CONTENT = bytes((at * 31 ^ at >> 9) & 0xFF for at in range(PAGES * PAGE))
+failures = []
+
+
+def truncated_mapping(there):
+    """A mapping of which only the first pages are still there, and its address."""
+    fd = os.memfd_create("host")
+    os.ftruncate(fd, PAGES * PAGE)
+    mapping = mmap.mmap(fd, PAGES * PAGE)
+    mapping[:] = CONTENT
+    os.ftruncate(fd, there * PAGE)
+    os.close(fd)
+    return mapping, ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+
+
+def check_copies(which):
+    """Copies over the end of what is there, from many places."""
+    for round in range(ROUNDS):
+        there = 1 + (which + round) % (PAGES - 1)
+        mapping, address = truncated_mapping(there)
+        before = (which * 977 + round * 131) % (there * PAGE)
+        start = there * PAGE - before
+        target = ctypes.create_string_buffer(before + PAGE // 2)
+        cause = ctypes.c_int(-1)
+        # Other threads run meanwhile: ctypes gives the lock away for a call.
+        done = library.longshore_copy(address + start, target, len(target), ctypes.byref(cause))
+        expected = CONTENT[start : start + before] + bytes(PAGE // 2)
+        if (done, cause.value, target.raw) != (before, NOT_BACKED, expected):
+            failures.append(f"{done} bytes and cause {cause.value} where {before} were there")
+
+
+def fall_over_segv():
+    ctypes.string_at(0)
+
+
+def fall_over_bus():
+    mapping, _ = truncated_mapping(1)
+    mapping[PAGE]
+
+
+if library.longshore_guard() != 0:
+    sys.exit("no guard")
+threads = [threading.Thread(target=check_copies, args=[which]) for which in range(THREADS)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+if failures:
+    sys.exit("\n".join(failures))
+mode = sys.argv[2] if len(sys.argv) > 2 else ""
+if mode == "segv":
+    fall_over_segv()
+if mode == "bus":
+    fall_over_bus()
+library.longshore_unguard()
+if mode == "segv-unguarded":
+    fall_over_segv()
+print("the host holds")
