@@ -2,6 +2,7 @@
 
 mod bytes_per_clock;
 mod clock;
+mod code_size;
 mod faults;
 mod kinds;
 mod published;
@@ -42,6 +43,7 @@ impl Bench for Iov {
         bytes_per_clock::run(&self.common, session)?;
         steps::run(&self.common, session)?;
         faults::run(&self.common, session)?;
-        kinds::run(&self.common, session)
+        kinds::run(&self.common, session)?;
+        code_size::run(&self.common, session)
     }
 }

@@ -11,6 +11,7 @@ use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
 use longshore_mem::isa::{Isa, Path};
 
+use super::published;
 use super::timed::{BYTES_PER_CLOCK, Repeated, Unit, boxed};
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
@@ -57,7 +58,9 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             let target = RefCell::new(&mut target[TARGET_SKEW..TARGET_SKEW + bytes]);
             let measured = session.run(&case, build(&source, &target, unit));
             let against = [Against { metric: BYTES_PER_CLOCK, baseline: MEMCPY, only: None }];
-            session.publish(measured.rows(session.bench(), &against))?;
+            let mut rows = measured.rows(session.bench(), &against);
+            rows.extend(published::bounds(session.bench(), &case)?);
+            session.publish(rows)?;
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use super::timed::TIME;
+use super::timed::{BYTES_PER_CLOCK, TIME};
 use crate::harness::Row;
 
 const TABLE: &str = include_str!("../../published/iov_copy.csv");
@@ -54,6 +54,34 @@ impl Published {
             _ => return None,
         })
     }
+}
+
+const BOUNDS: &str = include_str!("../../published/checksum_bounds.csv");
+
+/// What was named as reachable, in bytes per core clock, as rows of the case that measures it.
+pub(super) fn bounds(bench: &str, case: &str) -> Result<Vec<Row>> {
+    let of_case = |what: &str| match case {
+        "checksum, 4 KiB" => what.starts_with("internet checksum"),
+        "copy, 4 KiB" => what.starts_with("rep movs"),
+        "copy+checksum, 4 KiB" => what.starts_with("fused"),
+        _ => false,
+    };
+    let lines = BOUNDS.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let mut rows = Vec::new();
+    for line in lines.skip(1) {
+        let (what, figure) = line.split_once(',').context("published/checksum_bounds.csv")?;
+        let figure = figure.parse().with_context(|| format!("checksum_bounds.csv: {line:?}"))?;
+        if of_case(what) {
+            rows.push(Row {
+                metric: BYTES_PER_CLOCK.name.to_owned(),
+                unit: BYTES_PER_CLOCK.unit.to_owned(),
+                median: Some(figure),
+                not_run: None,
+                ..Row::not_run(bench, case, &format!("published: {what}"), "")
+            });
+        }
+    }
+    Ok(rows)
 }
 
 fn parse(text: &str) -> Result<Published> {

@@ -7,6 +7,7 @@ use crate::harness::{Candidate, Metric, Sample, Trouble};
 
 pub(super) const BYTES_PER_CLOCK: Metric = Metric { name: "speed", unit: "B/clock" };
 pub(super) const TIME: Metric = Metric { name: "time", unit: "us" };
+pub(super) const CODE: Metric = Metric { name: "code", unit: "B" };
 pub(super) const CYCLES: Metric = Metric { name: "cycles", unit: "cycles" };
 
 /// What a run's time is turned into.

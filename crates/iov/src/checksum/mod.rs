@@ -229,7 +229,7 @@ impl Absorb for Checksum {
             let summed = part - outcome.left_bytes;
             self.add(sum, summed);
             done += summed;
-            if outcome.fault().is_some() {
+            if !outcome.is_complete() {
                 // SAFETY: within the range.
                 let from = unsafe { from.add(summed) };
                 // SAFETY: as above.
@@ -248,6 +248,7 @@ impl Checksum {
     /// # Safety
     /// As [`copy`](longshore_mem::copy::copy), for what is left.
     #[cold]
+    #[inline(never)]
     unsafe fn go_on<T: Kernels>(
         &mut self,
         token: T,

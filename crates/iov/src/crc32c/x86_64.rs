@@ -36,6 +36,24 @@ fn streams(to: *mut u8, len_bytes: usize) -> bool {
     len_bytes >= STREAM_MIN_BYTES - LINE_BYTES && to.addr().is_multiple_of(LINE_BYTES)
 }
 
+/// The rest of bytes that met a fault, up to the exact byte.
+///
+/// # Safety
+/// As [`copy`](longshore_mem::copy::copy).
+#[cold]
+#[inline(never)]
+unsafe fn go_on<T: CrcKernels>(
+    token: T,
+    register: &mut u32,
+    from: *const u8,
+    to: Option<*mut u8>,
+    len_bytes: usize,
+) -> Result<(), CopyFault> {
+    let absorb = |bytes: &[u8]| *register = token.crc_own(*register, bytes);
+    // SAFETY: the caller's promise.
+    unsafe { copy_through_buffer(token, from, to, len_bytes, absorb) }
+}
+
 /// The blocks of one set of instructions.
 macro_rules! kernels {
     ($token:ident, $own:ident, $read:ident, $copy:ident, $stream:ident) => {
@@ -66,20 +84,17 @@ macro_rules! kernels {
                     None => unsafe { $read(*register, from, std::ptr::null_mut(), len_bytes) },
                 };
                 *register = done;
-                if outcome.fault().is_none() {
+                if outcome.is_complete() {
                     return Ok(());
                 }
-                // On to the exact byte.
                 let done_bytes = len_bytes - outcome.left_bytes;
                 // SAFETY: within the range.
                 let from = unsafe { from.add(done_bytes) };
                 // SAFETY: as above.
                 let to = to.map(|to| unsafe { to.add(done_bytes) });
-                let absorb = |bytes: &[u8]| *register = self.crc_own(*register, bytes);
-                let left_bytes = outcome.left_bytes;
                 // SAFETY: the caller's promise.
-                let rest = unsafe { copy_through_buffer(self, from, to, left_bytes, absorb) };
-                rest.map_err(|stop| CopyFault { done_bytes: done_bytes + stop.done_bytes, ..stop })
+                unsafe { go_on(self, register, from, to, outcome.left_bytes) }
+                    .map_err(|stop| CopyFault { done_bytes: done_bytes + stop.done_bytes, ..stop })
             }
         }
     };

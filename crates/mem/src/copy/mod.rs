@@ -76,31 +76,47 @@ pub unsafe fn copy<T: CopyKernels>(
 ) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
     let outcome = unsafe { token.copy_raw(from, to, len_bytes) };
-    match outcome.fault() {
-        None => Ok(()),
-        Some(fault) => {
-            let done_bytes = len_bytes - outcome.left_bytes;
-            let at = |done_bytes: usize| {
-                // SAFETY: within the caller's range.
-                let from = unsafe { from.add(done_bytes) };
-                // SAFETY: as above.
-                (from, unsafe { to.add(done_bytes) })
-            };
-            Interrupted { done_bytes, len_bytes, fault }.go_on(
-                [from.addr(), to.addr()],
-                |done_bytes, part_bytes| {
-                    let (from, to) = at(done_bytes);
-                    // SAFETY: the caller's promise.
-                    unsafe { kernels::bytes(from, to, part_bytes) }
-                },
-                |done_bytes, part_bytes| {
-                    let (from, to) = at(done_bytes);
-                    // SAFETY: the caller's promise.
-                    unsafe { token.copy_raw(from, to, part_bytes) }
-                },
-            )
-        }
+    if outcome.is_complete() {
+        return Ok(());
     }
+    // SAFETY: the caller's promise.
+    unsafe { go_on_copying(token, from, to, len_bytes, outcome) }
+}
+
+/// The rest of a copy that met a fault, up to the exact byte.
+///
+/// # Safety
+/// As [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn go_on_copying<T: CopyKernels>(
+    token: T,
+    from: *const u8,
+    to: *mut u8,
+    len_bytes: usize,
+    outcome: RawOutcome,
+) -> Result<(), CopyFault> {
+    let Some(fault) = outcome.fault() else { return Ok(()) };
+    let done_bytes = len_bytes - outcome.left_bytes;
+    let at = |done_bytes: usize| {
+        // SAFETY: within the caller's range.
+        let from = unsafe { from.add(done_bytes) };
+        // SAFETY: as above.
+        (from, unsafe { to.add(done_bytes) })
+    };
+    Interrupted { done_bytes, len_bytes, fault }.go_on(
+        [from.addr(), to.addr()],
+        |done_bytes, part_bytes| {
+            let (from, to) = at(done_bytes);
+            // SAFETY: the caller's promise.
+            unsafe { kernels::bytes(from, to, part_bytes) }
+        },
+        |done_bytes, part_bytes| {
+            let (from, to) = at(done_bytes);
+            // SAFETY: the caller's promise.
+            unsafe { token.copy_raw(from, to, part_bytes) }
+        },
+    )
 }
 
 /// Sets `len_bytes` bytes to `byte`, upwards, with the instructions of `token`.
@@ -119,21 +135,37 @@ pub unsafe fn fill<T: CopyKernels>(
 ) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
     let outcome = unsafe { token.fill_raw(to, byte, len_bytes) };
-    match outcome.fault() {
-        None => Ok(()),
-        Some(fault) => {
-            let done_bytes = len_bytes - outcome.left_bytes;
-            // SAFETY: within the caller's range.
-            let at = |done_bytes: usize| unsafe { to.add(done_bytes) };
-            Interrupted { done_bytes, len_bytes, fault }.go_on(
-                [to.addr()],
-                // SAFETY: the caller's promise.
-                |done, part_bytes| unsafe { kernels::fill_bytes(at(done), byte, part_bytes) },
-                // SAFETY: the caller's promise.
-                |done, part_bytes| unsafe { token.fill_raw(at(done), byte, part_bytes) },
-            )
-        }
+    if outcome.is_complete() {
+        return Ok(());
     }
+    // SAFETY: the caller's promise.
+    unsafe { go_on_filling(token, to, byte, len_bytes, outcome) }
+}
+
+/// The rest of a fill that met a fault, up to the exact byte.
+///
+/// # Safety
+/// As [`fill`].
+#[cold]
+#[inline(never)]
+unsafe fn go_on_filling<T: CopyKernels>(
+    token: T,
+    to: *mut u8,
+    byte: u8,
+    len_bytes: usize,
+    outcome: RawOutcome,
+) -> Result<(), CopyFault> {
+    let Some(fault) = outcome.fault() else { return Ok(()) };
+    let done_bytes = len_bytes - outcome.left_bytes;
+    // SAFETY: within the caller's range.
+    let at = |done_bytes: usize| unsafe { to.add(done_bytes) };
+    Interrupted { done_bytes, len_bytes, fault }.go_on(
+        [to.addr()],
+        // SAFETY: the caller's promise.
+        |done, part_bytes| unsafe { kernels::fill_bytes(at(done), byte, part_bytes) },
+        // SAFETY: the caller's promise.
+        |done, part_bytes| unsafe { token.fill_raw(at(done), byte, part_bytes) },
+    )
 }
 
 /// [`copy`] with the best instructions of this machine.
@@ -171,7 +203,6 @@ impl Interrupted {
     /// Goes on to the exact byte: `exact` does bytes one by one and `fast` by large units, each
     /// told how many are done and how many to do. `starts` are the addresses at which the ranges
     /// begin.
-    #[cold]
     fn go_on<const N: usize>(
         mut self,
         starts: [usize; N],

@@ -53,7 +53,6 @@ pub(super) unsafe fn bytes(from: *const u8, to: *mut u8, len_bytes: usize) -> Ra
 }
 
 impl CopyKernels for Scalar {
-    #[inline]
     unsafe fn copy_raw(self, from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome {
         let (left_bytes, address, cause);
         // SAFETY: as in `bytes`.
@@ -101,7 +100,6 @@ impl CopyKernels for Scalar {
         RawOutcome { left_bytes, address, cause }
     }
 
-    #[inline]
     unsafe fn fill_raw(self, to: *mut u8, byte: u8, len_bytes: usize) -> RawOutcome {
         // SAFETY: the caller's promise.
         unsafe { fill(to, byte, len_bytes) }

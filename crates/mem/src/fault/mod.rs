@@ -83,6 +83,11 @@ pub struct RawOutcome {
 }
 
 impl RawOutcome {
+    /// Whether all was done.
+    pub const fn is_complete(self) -> bool {
+        self.cause == 0
+    }
+
     /// The fault, if one was met.
     pub fn fault(self) -> Option<Fault> {
         let cause = match self.cause {

@@ -1,0 +1,264 @@
+//! How much machine code the walks are, beside the kernel's: read off this program's own symbols.
+//!
+//! A function here holds the walk of every kind that its cursor may be, or of the one named, once
+//! for each set of instructions. Counted with it are the functions of `longshore-iov` that it calls,
+//! except for the blocks of assembly and what follows a fault: the kernel's are functions by
+//! themselves too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::hint::black_box;
+
+use anyhow::{Context, Result, bail};
+use longshore_iov::checksum::{self, Checksum};
+use longshore_iov::crc32c::{self, Crc32c};
+use longshore_iov::kinds::{QueuedPages, SparsePages};
+use longshore_iov::{
+    Cursor, Dest, Error, ForeignBuf, ForeignVec, OwnVec, PageVec, Segment, SegmentSource, Source,
+    copy,
+};
+use object::{Object, ObjectSection, ObjectSymbol};
+
+use super::timed::CODE;
+use crate::harness::{CommonOptions, Row, Session};
+
+const CASE: &str = "code size";
+const TABLE: &str = include_str!("../../published/iov_code_size.csv");
+/// A kernel's function, and what does the same here.
+const SAME: [(&str, &str); 6] = [
+    ("_copy_from_iter", "read"),
+    ("_copy_to_iter", "write"),
+    ("_copy_mc_to_iter", "write"),
+    ("csum_and_copy_from_iter", "read_checksummed"),
+    ("csum_and_copy_to_iter", "write_checksummed"),
+    ("iov_iter_zero", "zero"),
+];
+
+type Reading<'a, 'm> = &'a mut Cursor<'m, Source>;
+type Writing<'a, 'm> = &'a mut Cursor<'m, Dest>;
+type Known<'a, 'm, K> = &'a mut Cursor<'m, Source, K>;
+
+#[inline(never)]
+fn read(cursor: Reading<'_, '_>, into: &mut [u8]) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn write(cursor: Writing<'_, '_>, from: &[u8]) -> Result<usize, Error> {
+    copy::write(cursor, from)
+}
+#[inline(never)]
+fn zero(cursor: Writing<'_, '_>, len_bytes: usize) -> Result<usize, Error> {
+    copy::zero(cursor, len_bytes)
+}
+#[inline(never)]
+fn transfer(from: Reading<'_, '_>, to: Writing<'_, '_>) -> Result<usize, Error> {
+    copy::transfer(from, to, usize::MAX)
+}
+#[inline(never)]
+fn read_checksummed(
+    cursor: Reading<'_, '_>,
+    into: &mut [u8],
+    sum: &mut Checksum,
+) -> Result<usize, Error> {
+    checksum::read(cursor, into, sum)
+}
+#[inline(never)]
+fn write_checksummed(
+    cursor: Writing<'_, '_>,
+    from: &[u8],
+    sum: &mut Checksum,
+) -> Result<usize, Error> {
+    checksum::write(cursor, from, sum)
+}
+#[inline(never)]
+fn read_crc32c(cursor: Reading<'_, '_>, into: &mut [u8], crc: &mut Crc32c) -> Result<usize, Error> {
+    crc32c::read(cursor, into, crc)
+}
+#[inline(never)]
+fn write_crc32c(cursor: Writing<'_, '_>, from: &[u8], crc: &mut Crc32c) -> Result<usize, Error> {
+    crc32c::write(cursor, from, crc)
+}
+#[inline(never)]
+fn read_foreign_buf(
+    cursor: Known<'_, '_, ForeignBuf<'_, Source>>,
+    into: &mut [u8],
+) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn read_foreign_vec(
+    cursor: Known<'_, '_, ForeignVec<'_, Source>>,
+    into: &mut [u8],
+) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn read_own_vec(
+    cursor: Known<'_, '_, OwnVec<'_, Source>>,
+    into: &mut [u8],
+) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn read_page_vec(
+    cursor: Known<'_, '_, PageVec<'_, Source>>,
+    into: &mut [u8],
+) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn read_sparse_pages(
+    cursor: Known<'_, '_, SparsePages<'_, Source>>,
+    into: &mut [u8],
+) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn read_page_queue(
+    cursor: Known<'_, '_, QueuedPages<'_, Source>>,
+    into: &mut [u8],
+) -> Result<usize, Error> {
+    copy::read(cursor, into)
+}
+#[inline(never)]
+fn empty_step(cursor: Reading<'_, '_>) -> usize {
+    cursor.iterate(usize::MAX, |segment, _| {
+        black_box(segment.len_bytes());
+        0
+    })
+}
+#[inline(never)]
+fn empty_step_through_a_pointer(
+    cursor: Reading<'_, '_>,
+    step: &mut dyn FnMut(Segment<'_, Source>, usize) -> usize,
+) -> usize {
+    cursor.iterate_dyn(usize::MAX, step)
+}
+
+/// Their names. That somebody looks at where they are keeps them in the program.
+fn names() -> Vec<&'static str> {
+    macro_rules! looked_at {
+        ($($function:ident),* $(,)?) => {
+            vec![$({
+                black_box($function as *const ());
+                stringify!($function)
+            }),*]
+        };
+    }
+    looked_at!(
+        read,
+        write,
+        zero,
+        transfer,
+        read_checksummed,
+        write_checksummed,
+        read_crc32c,
+        write_crc32c,
+        read_foreign_buf,
+        read_foreign_vec,
+        read_own_vec,
+        read_page_vec,
+        read_sparse_pages,
+        read_page_queue,
+        empty_step,
+        empty_step_through_a_pointer
+    )
+}
+
+pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    if !options.wants(CASE) {
+        return Ok(());
+    }
+    let file = fs::read("/proc/self/exe").context("this program's own file")?;
+    let program = Program::read(&file).context("this program's own file")?;
+    let mut rows = Vec::new();
+    for name in names() {
+        rows.push(match program.code_bytes(name) {
+            Some(bytes) if cfg!(target_arch = "x86_64") => {
+                row(session.bench(), name.to_owned(), bytes)
+            }
+            _ => Row::not_run(session.bench(), CASE, name, "no symbols, or not x86-64"),
+        });
+    }
+    rows.extend(published(session.bench())?);
+    session.publish(rows)
+}
+
+/// The functions of a program, by their addresses: name, and code.
+struct Program<'a>(BTreeMap<u64, (&'a str, &'a [u8])>);
+
+impl<'a> Program<'a> {
+    fn read(file: &'a [u8]) -> object::Result<Self> {
+        let file = object::File::parse(file)?;
+        let code_of = |symbol: &object::Symbol<'a, '_>| {
+            let section = file.section_by_index(symbol.section_index()?).ok()?;
+            let code = section.data_range(symbol.address(), symbol.size()).ok()??;
+            (symbol.size() > 0).then_some((symbol.address(), (symbol.name().ok()?, code)))
+        };
+        Ok(Self(file.symbols().filter_map(|symbol| code_of(&symbol)).collect()))
+    }
+
+    /// The bytes of the function of this module that is called so, with what it calls.
+    fn code_bytes(&self, name: &str) -> Option<u64> {
+        // As the compiler writes a path into a symbol: each name after its length.
+        let path = format!("9code_size{}{name}", name.len());
+        let (start, _) = self.0.iter().find(|(_, (symbol, _))| symbol.contains(&path))?;
+        let mut counted = BTreeSet::from([*start]);
+        let mut to_visit = vec![*start];
+        while let Some(address) = to_visit.pop() {
+            let (_, code) = self.0[&address];
+            for target in called(address, code) {
+                let is_counted = |symbol: &str| {
+                    symbol.contains("longshore_iov")
+                        && !symbol.contains("kernels")
+                        && !symbol.contains("go_on")
+                };
+                if self.0.get(&target).is_some_and(|(symbol, _)| is_counted(symbol))
+                    && counted.insert(target)
+                {
+                    to_visit.push(target);
+                }
+            }
+        }
+        Some(counted.iter().map(|address| self.0[address].1.len() as u64).sum())
+    }
+}
+
+/// Where calls and jumps of the five-byte form may lead (Intel SDM, volume 2, CALL and JMP: E8 and
+/// E9 with a distance of 32 bits from the next instruction). Bytes that only look like one lead to
+/// the start of no function.
+fn called(address: u64, code: &[u8]) -> impl Iterator<Item = u64> {
+    code.windows(5).enumerate().filter_map(move |(at, bytes)| {
+        let [0xe8 | 0xe9, distance @ ..] = bytes else { return None };
+        let distance = i32::from_le_bytes(distance.try_into().ok()?);
+        address.checked_add(at as u64 + 5)?.checked_add_signed(distance.into())
+    })
+}
+
+fn row(bench: &str, candidate: String, bytes: u64) -> Row {
+    Row {
+        metric: CODE.name.to_owned(),
+        unit: CODE.unit.to_owned(),
+        median: Some(bytes as f64),
+        runs: 1,
+        not_run: None,
+        ..Row::not_run(bench, CASE, &candidate, "")
+    }
+}
+
+/// The kernel's functions of always-inlined steps, by what they are called here.
+fn published(bench: &str) -> Result<Vec<Row>> {
+    let lines = TABLE.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let mut rows = Vec::new();
+    for line in lines.skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [function, _, after] = fields[..] else {
+            bail!("published/iov_code_size.csv: {line:?} has not three fields");
+        };
+        let bytes = after.parse().with_context(|| format!("iov_code_size.csv: {line:?}"))?;
+        if let Some((_, here)) = SAME.iter().find(|(kernels, _)| *kernels == function) {
+            rows.push(row(bench, format!("{here}, published ({function})"), bytes));
+        }
+    }
+    Ok(rows)
+}
