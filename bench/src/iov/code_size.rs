@@ -174,9 +174,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     let mut rows = Vec::new();
     for name in names() {
         rows.push(match program.code_bytes(name) {
-            Some(bytes) if cfg!(target_arch = "x86_64") => {
-                row(session.bench(), name.to_owned(), bytes)
-            }
+            Some(bytes) if cfg!(target_arch = "x86_64") => row(session.bench(), name, bytes),
             _ => Row::not_run(session.bench(), CASE, name, "no symbols, or not x86-64"),
         });
     }
@@ -235,14 +233,14 @@ fn called(address: u64, code: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-fn row(bench: &str, candidate: String, bytes: u64) -> Row {
+fn row(bench: &str, candidate: &str, bytes: u64) -> Row {
     Row {
         metric: CODE.name.to_owned(),
         unit: CODE.unit.to_owned(),
         median: Some(bytes as f64),
         runs: 1,
         not_run: None,
-        ..Row::not_run(bench, CASE, &candidate, "")
+        ..Row::not_run(bench, CASE, candidate, "")
     }
 }
 
@@ -257,7 +255,7 @@ fn published(bench: &str) -> Result<Vec<Row>> {
         };
         let bytes = after.parse().with_context(|| format!("iov_code_size.csv: {line:?}"))?;
         if let Some((_, here)) = SAME.iter().find(|(kernels, _)| *kernels == function) {
-            rows.push(row(bench, format!("{here}, published ({function})"), bytes));
+            rows.push(row(bench, &format!("{here}, published ({function})"), bytes));
         }
     }
     Ok(rows)

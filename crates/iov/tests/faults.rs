@@ -217,13 +217,13 @@ fn digests_past_the_caches_are_right_and_end_at_the_exact_byte() {
             let start = target.start;
             let mut dest = Cursor::<Dest>::foreign_buf(target.around_the_end_mut(before_target));
             let mut cursor = Cursor::<Source>::foreign_buf(source.around_the_end(before_source));
-            let written = || -> Vec<u8> {
+            let byte = |at| {
                 // SAFETY: within the mapping.
-                let start = unsafe { start.add(to) };
+                let byte = unsafe { start.add(to + at) };
                 // SAFETY: the bytes before the end of the file are there.
-                let byte = |at| unsafe { start.add(at).read_volatile() };
-                (0..done).map(byte).collect()
+                unsafe { byte.read_volatile() }
             };
+            let written = || -> Vec<u8> { (0..done).map(byte).collect() };
             let mut checksum = Checksum::new();
             let outcome =
                 engine.transfer_checksummed(&mut cursor, &mut dest, usize::MAX, &mut checksum);
