@@ -4,7 +4,10 @@
 //! atomic in the scalar version, as an aligned eight-byte lane of a vector register in the others.
 //! The compiler gives no such promise for vectors, so those are inline assembly. Stores are not
 //! ordered among each other; whoever needs an order uses a fence.
-#![expect(unsafe_code, reason = "vector loads and stores of live entries in assembly")]
+#![cfg_attr(
+    not(any(miri, loom)),
+    expect(unsafe_code, reason = "vector loads and stores of live entries in assembly")
+)]
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, loom))))]
 mod aarch64;
@@ -12,7 +15,7 @@ mod scalar;
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 mod x86_64;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use longshore_mem::isa::Path;
@@ -20,6 +23,7 @@ use longshore_mem::isa::Path;
 use crate::sync::AtomicU64;
 
 /// Shorter runs are not worth a choice.
+#[cfg(not(any(miri, loom)))]
 const RUN_MIN: usize = 8;
 
 /// What can be done to a run of entries. Implemented by the tokens of [`longshore_mem::isa`].

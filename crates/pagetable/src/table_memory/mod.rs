@@ -3,7 +3,10 @@
 //! * [`Slab`]: a region that exists already, such as memory shared with whoever walks the tables.
 //! * [`HostPages`]: memory of this process, taken as it is needed (feature `std`).
 //! * [`SimulatedDram`]: for tests; a walker of it sees only what was cleaned (feature `std`).
-#![expect(unsafe_code, reason = "takes memory for tables and lends it as atomics")]
+#![cfg_attr(
+    all(feature = "std", not(loom)),
+    expect(unsafe_code, reason = "takes memory for tables and lends it as atomics")
+)]
 
 #[cfg(all(feature = "std", not(loom)))]
 mod host_pages;
@@ -11,6 +14,7 @@ mod host_pages;
 mod simulated;
 #[cfg(not(loom))]
 mod slab;
+#[cfg(not(loom))]
 mod units;
 
 use core::fmt;

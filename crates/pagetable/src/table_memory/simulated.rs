@@ -134,7 +134,10 @@ impl SimulatedDram {
     fn differing(&self, dram: &[u64]) -> Vec<usize> {
         let taken = (self.units.taken() << (UNIT_LOG2 - 3)) as usize;
         let lines = dram[..taken.min(dram.len())].chunks_exact(LINE_ENTRIES).enumerate();
-        lines.filter(|(line, content)| **content != self.line(*line)).map(|(line, _)| line).collect()
+        lines
+            .filter(|(line, content)| **content != self.line(*line))
+            .map(|(line, _)| line)
+            .collect()
     }
 
     fn show(&self, walker: &mut Walker) {

@@ -45,7 +45,7 @@ impl Units {
     }
 
     /// Units that are or were part of a table, or were skipped: all lie before this one.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(feature = "std")]
     pub(super) fn taken(&self) -> u64 {
         self.fresh.load(Ordering::Relaxed)
     }

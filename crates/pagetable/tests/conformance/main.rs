@@ -4,6 +4,8 @@
 //! asks of a format is taken from its geometry, so that nothing here knows an encoding. The
 //! encodings have tables of their own in `encodings.rs`.
 
+#![cfg(not(loom))]
+
 mod basic;
 mod counts;
 mod dirty;
