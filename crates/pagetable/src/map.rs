@@ -374,7 +374,6 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 while let Some(more) = parts.next_if(|part| {
                     self.leaf_fits(level, *part, target)
                         && self.decode(level, &entries[part.index]) == Entry::Absent
-                        && self.next_pending_for(pending, level - 1, part.span.first).is_none()
                 }) {
                     end = more.index + 1;
                 }

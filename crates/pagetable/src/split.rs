@@ -82,10 +82,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                     next = start + (1 << leaf.run_log2);
                     let mut touched = Touched::default();
                     let mut done = Ok(());
-                    for index in start..next {
+                    for (index, slot) in (start..next).zip(&entries[start..next]) {
                         let offset = (index as u64).wrapping_sub(first as u64);
                         let va = table_va.wrapping_add(offset << geometry.shift(level));
-                        done = self.split_slot(level, &entries[index], leaf, va, linked);
+                        done = self.split_slot(level, slot, leaf, va, linked);
                         if done.is_err() {
                             break;
                         }

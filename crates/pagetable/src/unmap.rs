@@ -242,7 +242,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             let Entry::Leaf(leaf) = self.decode(level, &entries[part.index]) else { continue };
             let run = 1 << leaf.run_log2;
             let mut was_dirty = false;
-            for slot in &entries[part.index..part.index + run] {
+            let start = part.index >> leaf.run_log2 << leaf.run_log2;
+            for slot in &entries[start..start + run] {
                 was_dirty |= test.matches(slot.swap(0, Ordering::AcqRel));
             }
             if was_dirty {

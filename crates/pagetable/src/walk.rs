@@ -70,7 +70,8 @@ impl fmt::Display for Mapping {
 /// Reads tables of the format `F` out of an image.
 ///
 /// It does what the hardware does and believes nothing: entries that the format reserves, and
-/// tables that are not in the image, end a walk as absent entries do. It terminates on any content.
+/// tables that are not in the image, end a walk as absent entries do. It ends on any content, though
+/// tables that lead to themselves can make it as long as there are addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Walker<'a, F, I: ?Sized> {
     format: &'a F,

@@ -58,15 +58,3 @@ impl<S: CacheSync> CacheSync for Counting<S> {
         self.inner.fence();
     }
 }
-
-impl<S: CacheSync> CacheSync for &Counting<S> {
-    const COHERENT: bool = S::COHERENT;
-
-    fn clean(&self, entries: &[AtomicU64]) {
-        (**self).clean(entries);
-    }
-
-    fn fence(&self) {
-        (**self).fence();
-    }
-}

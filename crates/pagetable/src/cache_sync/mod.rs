@@ -36,6 +36,20 @@ pub trait CacheSync {
     fn fence(&self);
 }
 
+impl<S: CacheSync + ?Sized> CacheSync for &S {
+    const COHERENT: bool = S::COHERENT;
+
+    #[inline]
+    fn clean(&self, entries: &[AtomicU64]) {
+        (**self).clean(entries);
+    }
+
+    #[inline]
+    fn fence(&self) {
+        (**self).fence();
+    }
+}
+
 /// The walker snoops the CPU's caches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coherent;

@@ -148,7 +148,7 @@ proptest! {
         while at < slots {
             let (va, bus) = ((va + at as u64) << 12, (bus + at as u64) << 12);
             let group = geometry.leaf_group(0, va, bus, slots - at, max).unwrap();
-            prop_assert!(group.slots > 0 && group.slots % (1 << group.run_log2) == 0);
+            prop_assert!(group.slots > 0 && group.slots.is_multiple_of(1 << group.run_log2));
             made.extend(core::iter::repeat_n(group.run_log2, group.slots >> group.run_log2));
             at += group.slots;
         }

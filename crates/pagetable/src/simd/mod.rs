@@ -53,7 +53,7 @@ macro_rules! choose {
 /// Stores `first`, `first + step`, `first + 2 * step`, … (wrapping).
 #[inline]
 pub(crate) fn fill(path: Path, entries: &[AtomicU64], first: u64, step: u64) {
-    choose!(path, entries, token => Kernels::fill(token, entries, first, step))
+    choose!(path, entries, token => Kernels::fill(token, entries, first, step));
 }
 
 /// Stores zeros.

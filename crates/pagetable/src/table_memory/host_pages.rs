@@ -78,7 +78,7 @@ impl HostPages {
         Self {
             chunks: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS],
             units: Units::new(),
-            limit_units: (limit_bytes >> UNIT_LOG2).min((FIRST << CHUNKS) - FIRST >> UNIT_LOG2),
+            limit_units: (limit_bytes >> UNIT_LOG2).min(((FIRST << CHUNKS) - FIRST) >> UNIT_LOG2),
         }
     }
 
@@ -149,10 +149,8 @@ impl TableMemory for HostPages {
         let next = |unit| Some(Self::unit(self.meta(Self::address(unit)).next()?));
         let table = Self::address(self.units.alloc(size_log2, self.limit_units, next)?);
         let (chunk, _) = Self::place(table)?;
-        if self.ensure_chunk(chunk).is_none() {
-            // Nothing lies there, so it cannot go on a list: it is lost, as all beyond it is.
-            return None;
-        }
+        // Where nothing lies there it cannot go on a list: it is lost, as all beyond it is.
+        self.ensure_chunk(chunk)?;
         Some(table)
     }
 

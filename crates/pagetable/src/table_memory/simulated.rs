@@ -28,7 +28,7 @@ type Observer = Box<dyn FnMut(&DramView<'_>) + Send>;
 
 /// A region of tables, and the copy of it that a walker sees.
 ///
-/// It is [`TableMemory`] and, as a reference, [`CacheSync`].
+/// It is both [`TableMemory`] and [`CacheSync`].
 pub struct SimulatedDram {
     entries: Box<[AtomicU64]>,
     metas: Box<[TableMeta]>,
@@ -210,7 +210,7 @@ impl TableMemory for SimulatedDram {
     }
 }
 
-impl CacheSync for &SimulatedDram {
+impl CacheSync for SimulatedDram {
     const COHERENT: bool = false;
 
     fn clean(&self, entries: &[AtomicU64]) {

@@ -9,8 +9,10 @@ use crate::sync::AtomicU64;
 /// Tables in a region that someone else owns, for instance one that is shared with the process or
 /// the guest that walks them.
 ///
-/// Whatever others write there, nothing but this process' view of the mappings suffers: entries are
-/// only ever read and written as atomic words, and addresses found in them are checked.
+/// Others must only read the region, but for a walker's accessed and dirty bits: what else they
+/// write there is taken for this table's own. It can make an operation panic or a table be handed
+/// out twice, and no more: entries are only ever read and written as atomic words, and addresses
+/// found in them are held against the region.
 #[derive(Debug)]
 pub struct Slab<'a> {
     entries: &'a [AtomicU64],

@@ -63,7 +63,7 @@ pub(crate) fn overlap<F: Format>(format: F) {
     for page_log2 in usable_sizes(&format) {
         let size = 1u64 << page_log2;
         let table = table(format);
-        let page = at(&format, size + size / 2 & !(granule - 1));
+        let page = at(&format, (size + size / 2) & !(granule - 1));
         table.map(page, bus(0), granule, prot).unwrap();
         let before = mappings(&table);
         // A block over a live page, and ranges that begin or end at it.
@@ -75,7 +75,7 @@ pub(crate) fn overlap<F: Format>(format: F) {
         assert_eq!(mappings(&table), before);
         // A page into a live block.
         table.map(at(&format, 2 * size), bus(0), size, prot).unwrap();
-        let inside = at(&format, 2 * size + size / 2 & !(granule - 1));
+        let inside = at(&format, (2 * size + size / 2) & !(granule - 1));
         assert_eq!(table.map(inside, bus(0), granule, prot), Err(Error::Exists { at: inside }));
     }
 }

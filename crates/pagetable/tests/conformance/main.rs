@@ -11,6 +11,7 @@ mod counts;
 mod dirty;
 mod dram;
 mod encodings;
+mod memories;
 mod memory;
 mod model;
 mod race;

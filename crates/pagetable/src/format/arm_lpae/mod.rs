@@ -183,8 +183,10 @@ impl Lpae {
             return Entry::Reserved;
         }
         let bus = self.decode_address(descriptor, self.geometry.shift(level));
-        let run_log2 =
-            if descriptor & CONTIGUOUS == 0 { 0 } else { self.contiguous_log2[level as usize] };
+        let run_log2 = self.contiguous_log2[level as usize];
+        // Without runs here the bit is a hint that means nothing.
+        let is_run = descriptor & CONTIGUOUS != 0 && self.geometry.runs(level) >> run_log2 & 1 != 0;
+        let run_log2 = if is_run { run_log2 } else { 0 };
         Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2 })
     }
 
