@@ -1,11 +1,11 @@
 //! Several threads, disjoint ranges, one page table, and readers meanwhile.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread;
 
 use longshore_mem::Iova;
-use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::cache_sync::{CacheSync, Coherent};
 use longshore_pagetable::table_memory::{HostPages, SimulatedDram, TableMemory};
 use longshore_pagetable::{Format, PageTable, Prot, TlbGather, Walker};
 
@@ -109,6 +109,54 @@ fn a_walker_of_dram_finds_what_map_returned_for() {
                 }
             });
         }
+    });
+}
+
+/// Holds up the thread that maps first, after it has linked its tables and before it cleans the
+/// link.
+struct HeldUp<'a> {
+    dram: &'a SimulatedDram,
+    /// Cleanings until then, of the thread that is held up; negative for never.
+    cleans_left: AtomicI64,
+    barrier: Barrier,
+}
+
+impl CacheSync for HeldUp<'_> {
+    const COHERENT: bool = false;
+
+    fn clean(&self, entries: &[AtomicU64]) {
+        if self.cleans_left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            // The other thread maps between these two.
+            self.barrier.wait();
+            self.barrier.wait();
+        }
+        self.dram.clean(entries);
+    }
+
+    fn fence(&self) {
+        self.dram.fence();
+    }
+}
+
+#[test]
+fn a_link_that_another_thread_has_not_cleaned_yet_is_cleaned() {
+    let memory = SimulatedDram::new(8 << 20);
+    let barrier = Barrier::new(2);
+    let sync = HeldUp { dram: &memory, cleans_left: AtomicI64::new(-1), barrier };
+    let table = PageTable::new(vtd_second(48), &memory, &sync).unwrap();
+    // Three new tables, then the slot of the root.
+    sync.cleans_left.store(3, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let table = &table;
+        scope.spawn(move || table.map(Iova::new(0), bus(0x7000), 0x1000, RW).unwrap());
+        sync.barrier.wait();
+        let iova = Iova::new(0x1000);
+        table.map(iova, bus(0x5000), 0x1000, RW).unwrap();
+        let seen = memory.with_view(|view| {
+            Walker::new(table.format(), view, table.root()).lookup(iova).unwrap()
+        });
+        sync.barrier.wait();
+        assert_eq!(seen.map(|mapping| mapping.bus), Some(bus(0x5000)));
     });
 }
 
