@@ -3,7 +3,10 @@
 //! *Cleaning* writes a line back to memory and may go on while other things happen; a *fence*
 //! waits until all cleaning before it is done. Cleaning is cheap, a fence costs some 200 ns: an
 //! operation cleans each run of changed entries once, and fences once or twice.
-#![expect(unsafe_code, reason = "cache maintenance instructions have no safe wrapper")]
+#![cfg_attr(
+    not(miri),
+    expect(unsafe_code, reason = "cache maintenance instructions have no safe wrapper")
+)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 mod aarch64;

@@ -6,6 +6,7 @@ use longshore_pagetable::Prot;
 use longshore_pagetable::format::{Entry, Format};
 use longshore_pagetable::table_memory::TableAddr;
 
+use crate::model::Random;
 use crate::setup::*;
 
 pub(crate) fn round_trip<F: Format>(format: F) {
@@ -48,6 +49,38 @@ pub(crate) fn round_trip<F: Format>(format: F) {
                 }
             }
             assert_eq!(format.decode(level, 0), Entry::Absent);
+        }
+    }
+}
+
+/// Whatever an entry holds, decoding it is possible, and a leaf is one that the format has.
+pub(crate) fn any_entry<F: Format>(format: F) {
+    let geometry = format.geometry();
+    let mut random = Random(0x0123_4567_89ab_cdef);
+    for _ in 0..20_000 {
+        let random_bits = random.below(u64::MAX);
+        // Some with all bits of a stretch set or clear, as sizes in addresses have them.
+        let low = u64::MAX >> random.below(64);
+        for entry in [random_bits, random_bits | low, random_bits & !low, low, !low] {
+            for level in 0..geometry.levels() {
+                let decoded = format.decode(level, entry);
+                if decoded != Entry::Absent {
+                    assert_ne!(entry & format.present_mask(), 0);
+                }
+                match decoded {
+                    Entry::Leaf(leaf) => {
+                        assert_ne!(geometry.runs(level) >> leaf.run_log2 & 1, 0);
+                        assert!(leaf.bus.raw() >> 56 == 0);
+                        assert_eq!(leaf.bus.raw() & ((1 << geometry.shift(level)) - 1), 0);
+                        let _ = (format.prot(entry), format.attributes_of(entry));
+                    }
+                    Entry::Table(table) => {
+                        assert!(level > 0);
+                        assert_eq!(table.raw() & 0xfff, 0);
+                    }
+                    Entry::Absent | Entry::Reserved => {}
+                }
+            }
         }
     }
 }

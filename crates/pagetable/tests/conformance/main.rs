@@ -51,6 +51,10 @@ macro_rules! conformance {
                 #[test]
                 fn entries_round_trip() { crate::encodings::round_trip(format()); }
                 #[test]
+                fn any_entry_decodes() {
+                    crate::encodings::any_entry(format());
+                }
+                #[test]
                 fn out_of_memory_leaves_nothing() { crate::memory::out_of_memory(format()); }
                 #[test]
                 fn unmap_allocates_nothing_and_nothing_is_reused_before_the_flush() { crate::memory::no_reuse(format()); }
