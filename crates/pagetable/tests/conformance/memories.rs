@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use longshore_mem::isa::Path;
 use longshore_mem::{Granule, Iova};
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use longshore_pagetable::cache_sync::{ClFlushOpt, Clwb};
 use longshore_pagetable::table_memory::{
     HostPages, Slab, SlabError, TableAddr, TableMemory, TableMeta,
@@ -70,7 +70,7 @@ fn map_and_unmap(sync: impl CacheSync) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
 fn lines_are_cleaned_by_the_machines_instructions() {
     match Clwb::new() {
@@ -83,7 +83,7 @@ fn lines_are_cleaned_by_the_machines_instructions() {
     }
 }
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 #[test]
 fn lines_are_cleaned_by_the_machines_instructions() {
     map_and_unmap(longshore_pagetable::cache_sync::DcCvac::new());
