@@ -53,6 +53,12 @@ unit_tests() {
     return "$status"
 }
 
+# Every interleaving of two threads that change one page table.
+loom_tests() {
+    RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom "${bounded[@]}" \
+        cargo test --release --package longshore-pagetable --test loom "${locked[@]}"
+}
+
 # Copies, checksums and digests with one set of instructions, also where tests leave the choice to
 # the machine.
 scalar_tests() { tests_with scalar; }
@@ -61,7 +67,7 @@ avx512_tests() { tests_with avx512; }
 
 tests_with() {
     LONGSHORE_ISA=$1 "${bounded[@]}" cargo test --package longshore-mem --package longshore-iov \
-        --tests --no-fail-fast "${locked[@]}" -- --show-output
+        --package longshore-pagetable --tests --no-fail-fast "${locked[@]}" -- --show-output
 }
 
 # Whether the machine has the set of instructions $1, by what the tests themselves find.
@@ -98,7 +104,8 @@ aarch64_tests() {
     # Emulating what is not optimised takes minutes.
     local -x CARGO_PROFILE_DEV_OPT_LEVEL=1
     local tests=("${bounded[@]}" cargo test --target aarch64-unknown-linux-gnu "${locked[@]}")
-    "${tests[@]}" --package longshore-mem --package longshore-iov --tests --no-fail-fast -- \
+    "${tests[@]}" --package longshore-mem --package longshore-iov --package longshore-pagetable \
+        --tests --no-fail-fast -- \
         --show-output --skip others::handlers_installed_before --skip what_is_not_a_copy_dies \
         --skip keeps_its_handlers || status=1
     LONGSHORE_FAULT_TEST=chained "${tests[@]}" --package longshore-mem --test fault -- \
@@ -220,11 +227,12 @@ run lints
 run rules
 run unit_tests
 if $quick; then
-    for step in scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
+    for step in loom_tests scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
         oldest_rust fuzz_targets load_a_model guest_tests bench; do
         skip "$step" "--quick"
     done
 else
+    run loom_tests
     run scalar_tests
     run_if avx2_tests "this machine has no AVX2, or not all that goes with it" has_isa avx2
     run_if avx512_tests "this machine has no AVX-512, or not all that goes with it" has_isa avx512

@@ -1,0 +1,193 @@
+//! AMD IOMMU, version 1 tables.
+//!
+//! Source: AMD I/O Virtualization Technology (IOMMU) Specification (48882), section 2.2.3 "I/O Page
+//! Tables for Host Translations": page directory and page translation entries, and the encoding of
+//! page sizes in the address. The manual's level 1 is level 0 here.
+//!
+//! ```text
+//!   63  62  61  60  59  58 … 52   51 … 12          11 … 9     8 7 6 5 4 … 1  0
+//!   ┌──┬───┬───┬───┬───┬────────┬────────────────┬───────────┬───┬─┬─┬──────┬──┐
+//!   │  │IW │IR │FC │ U │reserved│ address        │ next level│   │D│A│      │PR│
+//!   └──┴───┴───┴───┴───┴────────┴────────────────┴───────────┴───┴─┴─┴──────┴──┘
+//! ```
+//!
+//! A leaf's next level is 0 for the page size of its level, or 7: then the address' lowest clear
+//! bit from bit 12 on gives the size (bit 12 for 8 KiB, bit 13 for 16 KiB, …), and all entries that
+//! the page covers are the same.
+
+use longshore_mem::BusAddr;
+
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use crate::geometry::{Geometry, Shape, Window};
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+const PRESENT: u64 = 1 << 0;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const NEXT_LEVEL_SHIFT: u32 = 9;
+const NEXT_LEVEL: u64 = bits(11, 9);
+const SIZE_IN_ADDRESS: u64 = 7;
+const ADDRESS: u64 = bits(51, 12);
+const FORCE_COHERENT: u64 = 1 << 60;
+const READ: u64 = 1 << 61;
+const WRITE: u64 = 1 << 62;
+
+/// How a version 1 table is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AmdV1Config {
+    /// Levels (the device table entry's mode): 1 to 6.
+    pub levels: u32,
+    /// Bits of an address after translation: 32 to 52.
+    pub output_bits: u32,
+    /// Pages of sizes between those of two levels.
+    pub sizes_between: bool,
+    /// Let the hardware track dirty pages (`HD` in the device table entry).
+    pub dirty: bool,
+}
+
+impl AmdV1Config {
+    /// Of four levels (48 bits), 52 bits out, all page sizes, no dirty tracking.
+    pub const fn new() -> Self {
+        Self { levels: 4, output_bits: 52, sizes_between: true, dirty: false }
+    }
+}
+
+impl Default for AmdV1Config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// AMD IOMMU, version 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AmdV1 {
+    geometry: Geometry,
+    dirty: bool,
+}
+
+impl AmdV1 {
+    /// The format for `config`.
+    ///
+    /// # Errors
+    /// [`Unsupported`] where the architecture has no such set-up.
+    pub fn new(config: AmdV1Config) -> Result<Self, Unsupported> {
+        let unsupported = |why| Unsupported { format: Self::NAME, why };
+        if !(1..=6).contains(&config.levels) {
+            return Err(unsupported("levels are not between 1 and 6"));
+        }
+        if !(32..=52).contains(&config.output_bits) {
+            return Err(unsupported("output bits are not between 32 and 52"));
+        }
+        // Sizes up to half of the next level's; the topmost level has no pages.
+        let run = if config.sizes_between { bits(8, 0) as u32 } else { 1 };
+        let geometry = Geometry::new(Shape {
+            granule_log2: 12,
+            index_log2: 9,
+            levels: config.levels,
+            input_bits: (12 + 9 * config.levels).min(64),
+            output_bits: config.output_bits,
+            window: Window::Low,
+            runs: [run, run, run, run, run, 0],
+            linear_log2: 64,
+        });
+        Ok(Self { geometry, dirty: config.dirty })
+    }
+}
+
+impl Format for AmdV1 {
+    const NAME: &'static str = "AMD v1";
+    const RUNS_REPEAT: bool = true;
+    const READ_ONLY_KEEPS_DIRTY: bool = true;
+
+    #[inline]
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    #[inline]
+    fn present_mask(&self) -> u64 {
+        PRESENT
+    }
+
+    #[inline]
+    fn decode(&self, level: u32, entry: u64) -> Entry {
+        if entry & PRESENT == 0 {
+            return Entry::Absent;
+        }
+        let (next_level, address) = ((entry & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT, entry & ADDRESS);
+        let shift = self.geometry.shift(level);
+        let page_log2 = match next_level {
+            0 => shift,
+            SIZE_IN_ADDRESS => 13 + (address >> 12).trailing_ones(),
+            // Hardware may skip levels; nothing here does.
+            _ if next_level == u64::from(level) => return Entry::Table(TableAddr::new(address)),
+            _ => return Entry::Reserved,
+        };
+        match page_log2.checked_sub(shift) {
+            Some(run_log2) if run_log2 < 32 && self.geometry.runs(level) >> run_log2 & 1 != 0 => {
+                let bus = BusAddr::new(address & (u64::MAX << page_log2));
+                Entry::Leaf(LeafEntry { bus, run_log2 })
+            }
+            _ => Entry::Reserved,
+        }
+    }
+
+    #[inline]
+    fn attributes(&self, prot: Prot) -> Option<u64> {
+        let refused = Prot::EXECUTE | Prot::PRIVILEGED | Prot::DEVICE;
+        if !prot.intersects(Prot::READ_WRITE) || prot.intersects(refused) {
+            return None;
+        }
+        Some(
+            PRESENT
+                | when(prot.contains(Prot::READ), READ)
+                | when(prot.contains(Prot::WRITE), WRITE)
+                | when(prot.contains(Prot::COHERENT), FORCE_COHERENT)
+                | when(self.dirty, ACCESSED),
+        )
+    }
+
+    #[inline]
+    fn prot(&self, leaf: u64) -> Prot {
+        Prot::READ.when(leaf & READ != 0)
+            | Prot::WRITE.when(leaf & WRITE != 0)
+            | Prot::COHERENT.when(leaf & FORCE_COHERENT != 0)
+    }
+
+    #[inline]
+    fn attributes_of(&self, leaf: u64) -> u64 {
+        leaf & !(ADDRESS | NEXT_LEVEL)
+    }
+
+    #[inline]
+    fn leaf(&self, level: u32, run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
+        let page_log2 = self.geometry.shift(level) + run_log2;
+        let size = when(run_log2 != 0, {
+            SIZE_IN_ADDRESS << NEXT_LEVEL_SHIFT | ((1 << (page_log2 - 1)) - 1) & ADDRESS
+        });
+        bus.raw() | size | attributes
+    }
+
+    #[inline]
+    fn table(&self, level: u32, table: TableAddr) -> u64 {
+        // Permissions are those of all levels together.
+        table.raw() | PRESENT | READ | WRITE | u64::from(level) << NEXT_LEVEL_SHIFT
+    }
+
+    #[inline]
+    fn dirty_test(&self) -> Option<DirtyTest> {
+        let all = PRESENT | DIRTY;
+        self.dirty.then_some(DirtyTest { mask: all, value: all })
+    }
+
+    #[inline]
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
+        leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    #[inline]
+    fn needs_break_before_make(&self) -> bool {
+        false
+    }
+}

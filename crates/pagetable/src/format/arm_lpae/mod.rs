@@ -1,0 +1,197 @@
+//! Arm's 64-bit tables (VMSAv8-64), as walked by an SMMUv3 and by CPUs.
+//!
+//! Source: Arm Architecture Reference Manual for A-profile (DDI 0487), section D8.3 "Translation
+//! table descriptor formats": table, block and page descriptors of both stages; D8.2 for granules,
+//! levels and concatenated tables; D8.6 for memory attributes and the Contiguous bit; D8.5 for
+//! hardware-managed dirty state. The manual counts levels from the root down: its level 3 is level
+//! 0 here.
+//!
+//! ```text
+//!    63 … 55 54  53  52   51  50 49 … 12 (OA)          11 10 9 8 7 6 5 … 2   1     0
+//!   ┌───────┬───┬───┬────┬───┬──┬─────────────────────┬──┬──┬───┬─────┬─────┬─────┬─────┐
+//!   │       │UXN│PXN│Cont│DBM│  │ output address      │nG│AF│SH │AP21 │attr │table│valid│  stage 1
+//!   │       │ XN[1:0]│Cont│DBM│ │ output address      │  │AF│SH │S2AP │attr │table│valid│  stage 2
+//!   └───────┴───┴───┴────┴───┴──┴─────────────────────┴──┴──┴───┴─────┴─────┴─────┴─────┘
+//! ```
+
+mod stage1;
+mod stage2;
+
+pub use stage1::{Stage1, Stage1Config};
+pub use stage2::{Stage2, Stage2Config};
+
+use longshore_mem::{BusAddr, Granule};
+
+use super::{Entry, LeafEntry, Unsupported, bits, when};
+use crate::geometry::{Geometry, Shape, Window};
+use crate::table_memory::TableAddr;
+
+const VALID: u64 = 1 << 0;
+const TABLE_OR_PAGE: u64 = 1 << 1;
+const SH_SHIFT: u32 = 8;
+const SH_OUTER: u64 = 0b10 << SH_SHIFT;
+const SH_INNER: u64 = 0b11 << SH_SHIFT;
+const ACCESS_FLAG: u64 = 1 << 10;
+const DBM: u64 = 1 << 51;
+const CONTIGUOUS: u64 = 1 << 52;
+
+/// How an address lies in a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AddressBits {
+    /// Bits 47:n where they belong.
+    Plain,
+    /// FEAT_LPA: bits 51:48 in bits 15:12 of the descriptor.
+    High4In15To12,
+    /// FEAT_LPA2 (`DS` set): bits 51:50 in bits 9:8, which are no shareability then.
+    High2In9To8,
+}
+
+/// What both stages share: shape and place of the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lpae {
+    geometry: Geometry,
+    address: AddressBits,
+    /// Entries of a contiguous run at each level, as a logarithm; 0 where there are none.
+    contiguous_log2: [u32; 6],
+}
+
+/// What [`Lpae::new`] is made from.
+#[derive(Clone, Copy, Debug)]
+struct LpaeConfig {
+    format: &'static str,
+    granule: Granule,
+    input_bits: u32,
+    output_bits: u32,
+    window: Window,
+    contiguous: bool,
+    /// By how many bits a root may be larger than a table: 4 for stage 2's concatenated tables.
+    concatenation_log2: u32,
+}
+
+impl Lpae {
+    fn new(config: LpaeConfig) -> Result<Self, Unsupported> {
+        let LpaeConfig { format, granule, input_bits, output_bits, window, .. } = config;
+        let unsupported = |why| Unsupported { format, why };
+        let granule_log2 = u32::from(granule.log2());
+        let index_log2 = granule_log2 - 3;
+        if !(25..=52).contains(&input_bits) {
+            return Err(unsupported("input bits are not between 25 and 52"));
+        }
+        if !(32..=52).contains(&output_bits) {
+            return Err(unsupported("output bits are not between 32 and 52"));
+        }
+        let wide = output_bits > 48;
+        // With 4 KiB and 16 KiB granules one feature, FEAT_LPA2, widens both sides.
+        let lpa2 = granule_log2 < 16 && (input_bits > 48 || wide);
+        // Blocks of the larger sizes came with the wider addresses. (DDI 0487, D8.3, table "Block
+        // descriptor OA bits".) Contiguous runs: D8.6.1, from the pages upwards.
+        let (block_levels, contiguous_log2) = match granule_log2 {
+            12 => (if lpa2 { 4 } else { 3 }, [4, 4, 4, 0, 0, 0]),
+            14 => (if lpa2 { 3 } else { 2 }, [7, 5, 0, 0, 0, 0]),
+            16 => (if wide { 3 } else { 2 }, [5, 5, 0, 0, 0, 0]),
+            _ => return Err(unsupported("the granule is none of 4, 16 and 64 KiB")),
+        };
+        let contiguous_log2 = if config.contiguous { contiguous_log2 } else { [0; 6] };
+        let mut runs = [0; 6];
+        for (level, run) in runs.iter_mut().enumerate().take(block_levels) {
+            *run = 1 | 1 << contiguous_log2[level];
+        }
+        let above_granule = input_bits - granule_log2;
+        let levels =
+            above_granule.saturating_sub(config.concatenation_log2).div_ceil(index_log2).max(1);
+        let (address, linear_log2) = match (lpa2, wide) {
+            (true, _) => (AddressBits::High2In9To8, 50),
+            (false, true) => (AddressBits::High4In15To12, 48),
+            (false, false) => (AddressBits::Plain, 64),
+        };
+        let geometry = Geometry::new(Shape {
+            granule_log2,
+            index_log2,
+            levels,
+            input_bits,
+            output_bits,
+            window,
+            runs,
+            linear_log2,
+        });
+        Ok(Self { geometry, address, contiguous_log2 })
+    }
+
+    /// Whether descriptors have shareability bits.
+    const fn has_shareability(&self) -> bool {
+        !matches!(self.address, AddressBits::High2In9To8)
+    }
+
+    /// Where the address lies in a descriptor.
+    const fn address_mask(&self) -> u64 {
+        match self.address {
+            AddressBits::Plain => bits(47, 12),
+            AddressBits::High4In15To12 => bits(47, 12),
+            AddressBits::High2In9To8 => bits(49, 12) | bits(9, 8),
+        }
+    }
+
+    #[inline]
+    const fn encode_address(&self, address: u64) -> u64 {
+        match self.address {
+            AddressBits::Plain => address,
+            AddressBits::High4In15To12 => address & bits(47, 16) | (address >> 48 & 0xf) << 12,
+            AddressBits::High2In9To8 => address & bits(49, 12) | (address >> 50 & 3) << 8,
+        }
+    }
+
+    /// The address in `descriptor`, a multiple of 2^`aligned_log2`.
+    #[inline]
+    const fn decode_address(&self, descriptor: u64, aligned_log2: u32) -> u64 {
+        let high = match self.address {
+            AddressBits::Plain => 0,
+            AddressBits::High4In15To12 => (descriptor >> 12 & 0xf) << 48,
+            AddressBits::High2In9To8 => (descriptor >> 8 & 3) << 50,
+        };
+        let top = match self.address {
+            AddressBits::High2In9To8 => 49,
+            _ => 47,
+        };
+        descriptor & bits(top, 12) & (u64::MAX << aligned_log2) | high
+    }
+
+    #[inline]
+    const fn leaf(&self, level: u32, run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
+        self.encode_address(bus.raw())
+            | attributes
+            | VALID
+            | when(level == 0, TABLE_OR_PAGE)
+            | when(run_log2 != 0, CONTIGUOUS)
+    }
+
+    #[inline]
+    const fn table(&self, table: TableAddr) -> u64 {
+        self.encode_address(table.raw()) | VALID | TABLE_OR_PAGE
+    }
+
+    #[inline]
+    fn decode(&self, level: u32, descriptor: u64) -> Entry {
+        if descriptor & VALID == 0 {
+            return Entry::Absent;
+        }
+        let is_page_or_table = descriptor & TABLE_OR_PAGE != 0;
+        if level > 0 && is_page_or_table {
+            let granule_log2 = self.geometry.granule_log2();
+            return Entry::Table(TableAddr::new(self.decode_address(descriptor, granule_log2)));
+        }
+        if (level == 0) != is_page_or_table || self.geometry.runs(level) == 0 {
+            return Entry::Reserved;
+        }
+        let bus = self.decode_address(descriptor, self.geometry.shift(level));
+        let run_log2 = self.contiguous_log2[level as usize];
+        // Without runs here the bit is a hint that means nothing.
+        let is_run = descriptor & CONTIGUOUS != 0 && self.geometry.runs(level) >> run_log2 & 1 != 0;
+        let run_log2 = if is_run { run_log2 } else { 0 };
+        Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2 })
+    }
+
+    /// What is left of a descriptor without address, size and validity.
+    const fn attributes_of(&self, leaf: u64) -> u64 {
+        leaf & !(self.address_mask() | VALID | TABLE_OR_PAGE | CONTIGUOUS)
+    }
+}

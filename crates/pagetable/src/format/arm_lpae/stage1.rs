@@ -1,0 +1,184 @@
+//! Stage 1: what a process or a driver maps for a device.
+
+use longshore_mem::{BusAddr, Granule};
+
+use super::{ACCESS_FLAG, DBM, Lpae, LpaeConfig, SH_INNER, SH_OUTER, VALID};
+use crate::format::{DirtyTest, Entry, Format, Unsupported, when};
+use crate::geometry::{Geometry, Window};
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+const ATTR_INDEX_SHIFT: u32 = 2;
+/// AP[1]: unprivileged accesses are allowed.
+const AP_UNPRIVILEGED: u64 = 1 << 6;
+/// AP[2]: no writes; with DBM set, clean.
+const AP_READ_ONLY: u64 = 1 << 7;
+const NOT_GLOBAL: u64 = 1 << 11;
+const PXN: u64 = 1 << 53;
+const UXN: u64 = 1 << 54;
+
+/// Indexes into [`Stage1::MAIR`].
+const ATTR_NON_CACHEABLE: u64 = 0;
+const ATTR_WRITE_BACK: u64 = 1;
+const ATTR_DEVICE: u64 = 2;
+
+/// How a stage 1 table is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage1Config {
+    /// 4, 16 or 64 KiB.
+    pub granule: Granule,
+    /// Bits of an address that are translated: 25 to 52. Above 48, and for more than 48 output
+    /// bits, the hardware must have FEAT_LPA2 (4 and 16 KiB) or FEAT_LVA and FEAT_LPA (64 KiB).
+    pub input_bits: u32,
+    /// Bits of an address after translation: 32 to 52.
+    pub output_bits: u32,
+    /// Translate the top of the address space (TTBR1) instead of its bottom (TTBR0).
+    pub upper: bool,
+    /// Set the Contiguous bit where a run of entries allows it.
+    pub contiguous: bool,
+    /// Let the hardware track dirty pages (`HD` set).
+    pub dirty: bool,
+    /// The hardware tolerates a change of page size without break-before-make (FEAT_BBM level 2).
+    pub live_size_changes: bool,
+}
+
+impl Stage1Config {
+    /// Of `granule`, 48 bits on both sides, contiguous runs, no dirty tracking.
+    pub const fn new(granule: Granule) -> Self {
+        Self {
+            granule,
+            input_bits: 48,
+            output_bits: 48,
+            upper: false,
+            contiguous: true,
+            dirty: false,
+            live_size_changes: false,
+        }
+    }
+}
+
+/// Arm LPAE, stage 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage1 {
+    lpae: Lpae,
+    dirty: bool,
+    live_size_changes: bool,
+}
+
+impl Stage1 {
+    /// What the memory attribute register must hold: Normal non-cacheable, Normal write-back,
+    /// Device-nGnRE.
+    pub const MAIR: u64 = 0x04_ff_44;
+
+    /// The format for `config`.
+    ///
+    /// # Errors
+    /// [`Unsupported`] where the architecture has no such set-up.
+    pub fn new(config: Stage1Config) -> Result<Self, Unsupported> {
+        let lpae = Lpae::new(LpaeConfig {
+            format: Self::NAME,
+            granule: config.granule,
+            input_bits: config.input_bits,
+            output_bits: config.output_bits,
+            window: if config.upper { Window::High } else { Window::Low },
+            contiguous: config.contiguous,
+            concatenation_log2: 0,
+        })?;
+        Ok(Self { lpae, dirty: config.dirty, live_size_changes: config.live_size_changes })
+    }
+}
+
+impl Format for Stage1 {
+    const NAME: &'static str = "Arm LPAE stage 1";
+    const RUNS_REPEAT: bool = false;
+    const READ_ONLY_KEEPS_DIRTY: bool = false;
+
+    #[inline]
+    fn geometry(&self) -> &Geometry {
+        &self.lpae.geometry
+    }
+
+    #[inline]
+    fn present_mask(&self) -> u64 {
+        VALID
+    }
+
+    #[inline]
+    fn decode(&self, level: u32, entry: u64) -> Entry {
+        self.lpae.decode(level, entry)
+    }
+
+    #[inline]
+    fn attributes(&self, prot: Prot) -> Option<u64> {
+        // Whatever may be written may be read, and memory is not two kinds at once.
+        if !prot.contains(Prot::READ) || prot.contains(Prot::COHERENT | Prot::DEVICE) {
+            return None;
+        }
+        let (index, shareability) = if prot.contains(Prot::COHERENT) {
+            (ATTR_WRITE_BACK, SH_INNER)
+        } else if prot.contains(Prot::DEVICE) {
+            (ATTR_DEVICE, SH_OUTER)
+        } else {
+            (ATTR_NON_CACHEABLE, SH_OUTER)
+        };
+        let access = match (prot.contains(Prot::WRITE), self.dirty) {
+            (false, _) => AP_READ_ONLY,
+            (true, false) => 0,
+            (true, true) => AP_READ_ONLY | DBM,
+        };
+        Some(
+            ACCESS_FLAG
+                | NOT_GLOBAL
+                | index << ATTR_INDEX_SHIFT
+                | when(self.lpae.has_shareability(), shareability)
+                | when(!prot.contains(Prot::PRIVILEGED), AP_UNPRIVILEGED)
+                | when(!prot.contains(Prot::EXECUTE), PXN | UXN)
+                | access,
+        )
+    }
+
+    #[inline]
+    fn prot(&self, leaf: u64) -> Prot {
+        let index = leaf >> ATTR_INDEX_SHIFT & 7;
+        Prot::READ
+            | Prot::WRITE.when(leaf & AP_READ_ONLY == 0 || leaf & DBM != 0)
+            | Prot::EXECUTE.when(leaf & (UXN | PXN) == 0)
+            | Prot::PRIVILEGED.when(leaf & AP_UNPRIVILEGED == 0)
+            | Prot::COHERENT.when(index == ATTR_WRITE_BACK)
+            | Prot::DEVICE.when(index == ATTR_DEVICE)
+    }
+
+    #[inline]
+    fn attributes_of(&self, leaf: u64) -> u64 {
+        self.lpae.attributes_of(leaf)
+    }
+
+    #[inline]
+    fn leaf(&self, level: u32, run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
+        self.lpae.leaf(level, run_log2, bus, attributes)
+    }
+
+    #[inline]
+    fn table(&self, _level: u32, table: TableAddr) -> u64 {
+        self.lpae.table(table)
+    }
+
+    #[inline]
+    fn dirty_test(&self) -> Option<DirtyTest> {
+        self.dirty.then_some(DirtyTest { mask: VALID | DBM | AP_READ_ONLY, value: VALID | DBM })
+    }
+
+    #[inline]
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
+        match (leaf & DBM != 0, dirty) {
+            (false, _) => leaf,
+            (true, true) => leaf & !AP_READ_ONLY,
+            (true, false) => leaf | AP_READ_ONLY,
+        }
+    }
+
+    #[inline]
+    fn needs_break_before_make(&self) -> bool {
+        !self.live_size_changes
+    }
+}

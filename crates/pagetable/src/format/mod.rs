@@ -1,0 +1,149 @@
+//! Formats: each is a shape and a handful of functions on the bits of one entry.
+//!
+//! A format is a small value, made at run time from what the hardware says of itself (granule,
+//! input bits, output bits, features). The algorithm is generic over its type, so that its
+//! functions are inlined. `docs/formats.md` says how to add one.
+
+pub mod amd_v1;
+pub mod arm_lpae;
+pub mod riscv;
+pub mod vtd_first;
+pub mod vtd_second;
+pub mod x86_64;
+
+use core::fmt;
+
+use longshore_mem::BusAddr;
+
+use crate::geometry::Geometry;
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+pub use amd_v1::AmdV1;
+pub use arm_lpae::{Stage1, Stage2};
+pub use riscv::RiscV;
+pub use vtd_first::VtdFirst;
+pub use vtd_second::VtdSecond;
+pub use x86_64::X86_64;
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nothing: a walker faults.
+    Absent,
+    /// The next table.
+    Table(TableAddr),
+    /// A page or block, or one of the entries of a contiguous run.
+    Leaf(LeafEntry),
+    /// An encoding that the manual reserves: a walker faults. Never written here.
+    Reserved,
+}
+
+/// An entry that is a page or block, or one of a contiguous run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeafEntry {
+    /// Where the leaf begins: for a run, where this slot's part of it begins.
+    pub bus: BusAddr,
+    /// How many adjacent entries form the leaf, as a logarithm.
+    pub run_log2: u32,
+}
+
+/// How to see that an entry is of a dirty page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyTest {
+    /// The bits to look at.
+    pub mask: u64,
+    /// What they are in a dirty entry, and in no other.
+    pub value: u64,
+}
+
+impl DirtyTest {
+    /// Whether `entry` is of a dirty page.
+    #[inline]
+    pub const fn matches(self, entry: u64) -> bool {
+        entry & self.mask == self.value
+    }
+}
+
+/// A format of page tables: entries of eight bytes, zero for absent.
+///
+/// *Attributes* are the bits of a leaf that depend neither on its address nor on its level.
+pub trait Format: Copy + fmt::Debug + Send + Sync {
+    /// The format's name, as people write it.
+    const NAME: &'static str;
+
+    /// Whether all entries of a contiguous run are the same, instead of each having its own
+    /// address.
+    const RUNS_REPEAT: bool;
+
+    /// Whether an entry that lost the permission to be written still says whether it was.
+    const READ_ONLY_KEEPS_DIRTY: bool;
+
+    /// The shape of the tables.
+    fn geometry(&self) -> &Geometry;
+
+    /// An entry is present where any of these bits is set. At level 0 it is a leaf then.
+    fn present_mask(&self) -> u64;
+
+    /// What `entry` of a table of `level` is.
+    fn decode(&self, level: u32, entry: u64) -> Entry;
+
+    /// The attributes for `prot`, for a page that is clean where dirty pages are tracked; `None`
+    /// where the format cannot express it.
+    fn attributes(&self, prot: Prot) -> Option<u64>;
+
+    /// The permissions of a leaf.
+    fn prot(&self, leaf: u64) -> Prot;
+
+    /// The attributes of a leaf, dirty or clean as it is.
+    fn attributes_of(&self, leaf: u64) -> u64;
+
+    /// The first entry of a leaf of 2^`run_log2` entries of `level`.
+    fn leaf(&self, level: u32, run_log2: u32, bus: BusAddr, attributes: u64) -> u64;
+
+    /// By how much entries of adjacent slots of `level` differ where their targets are adjacent.
+    fn step(&self, level: u32) -> u64 {
+        1 << self.geometry().shift(level)
+    }
+
+    /// An entry of a table of `level` that leads to `table`.
+    fn table(&self, level: u32, table: TableAddr) -> u64;
+
+    /// How to see a dirty page; `None` where dirty pages are not tracked.
+    fn dirty_test(&self) -> Option<DirtyTest>;
+
+    /// A leaf, or its attributes, made dirty or clean. Only called where dirty pages are tracked;
+    /// a leaf that cannot be written may stay clean.
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64;
+
+    /// Whether a live entry must be cleared and flushed before another size of page takes its
+    /// place.
+    fn needs_break_before_make(&self) -> bool;
+}
+
+/// A format cannot be set up as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsupported {
+    /// Which format.
+    pub format: &'static str,
+    /// What it cannot do.
+    pub why: &'static str,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.format, self.why)
+    }
+}
+
+impl core::error::Error for Unsupported {}
+
+/// The bits `low..=high`.
+const fn bits(high: u32, low: u32) -> u64 {
+    (u64::MAX >> (63 - high)) & (u64::MAX << low)
+}
+
+/// `value` where `condition` holds, no bits where not.
+const fn when(condition: bool, value: u64) -> u64 {
+    if condition { value } else { 0 }
+}

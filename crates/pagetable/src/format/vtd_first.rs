@@ -1,0 +1,126 @@
+//! Intel VT-d, first stage.
+//!
+//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification (D51397),
+//! section 3.6 "First-Stage Translation" and 9.7 "First-Stage Paging Entries". The entries are those
+//! of [`x86_64`](super::x86_64), addresses are canonical as there, and bit 10 (extended accessed)
+//! is left clear. Instruction fetches are not told apart from reads here: [`Prot::EXECUTE`] is
+//! refused, and bit 63 (execute disable), which is reserved on some units, stays clear.
+
+use longshore_mem::BusAddr;
+
+use super::x86_64::{X86_64, X86_64Config};
+use super::{DirtyTest, Entry, Format, Unsupported};
+use crate::geometry::Geometry;
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+const EXECUTE_DISABLE: u64 = 1 << 63;
+
+/// How a first stage table is set up, from the unit's capability registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VtdFirstConfig {
+    /// Five levels and 57 bits of address (`CAP.FS5LP`) instead of four and 48.
+    pub five_levels: bool,
+    /// Bits of an address after translation: the host address width, 32 to 52.
+    pub output_bits: u32,
+    /// 1 GiB pages (`CAP.FS1GP`).
+    pub pages_1g: bool,
+    /// Leave the dirty bit to the hardware instead of setting it beforehand.
+    pub dirty: bool,
+}
+
+impl VtdFirstConfig {
+    /// Of four levels, 48 bits out, all page sizes, no dirty tracking.
+    pub const fn new() -> Self {
+        Self { five_levels: false, output_bits: 48, pages_1g: true, dirty: false }
+    }
+}
+
+impl Default for VtdFirstConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// VT-d, first stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VtdFirst {
+    entries: X86_64,
+}
+
+impl VtdFirst {
+    /// The format for `config`.
+    ///
+    /// # Errors
+    /// [`Unsupported`] where the architecture has no such set-up.
+    pub fn new(config: VtdFirstConfig) -> Result<Self, Unsupported> {
+        let VtdFirstConfig { five_levels, output_bits, pages_1g, dirty } = config;
+        let entries = X86_64::new(X86_64Config { five_levels, output_bits, pages_1g, dirty })
+            .map_err(|unsupported| Unsupported { format: Self::NAME, ..unsupported })?;
+        Ok(Self { entries })
+    }
+}
+
+impl Format for VtdFirst {
+    const NAME: &'static str = "VT-d first stage";
+    const RUNS_REPEAT: bool = X86_64::RUNS_REPEAT;
+    const READ_ONLY_KEEPS_DIRTY: bool = X86_64::READ_ONLY_KEEPS_DIRTY;
+
+    #[inline]
+    fn geometry(&self) -> &Geometry {
+        self.entries.geometry()
+    }
+
+    #[inline]
+    fn present_mask(&self) -> u64 {
+        self.entries.present_mask()
+    }
+
+    #[inline]
+    fn decode(&self, level: u32, entry: u64) -> Entry {
+        self.entries.decode(level, entry)
+    }
+
+    #[inline]
+    fn attributes(&self, prot: Prot) -> Option<u64> {
+        if prot.contains(Prot::EXECUTE) {
+            return None;
+        }
+        Some(self.entries.attributes(prot)? & !EXECUTE_DISABLE)
+    }
+
+    #[inline]
+    fn prot(&self, leaf: u64) -> Prot {
+        self.entries.prot(leaf).without(Prot::EXECUTE)
+    }
+
+    #[inline]
+    fn attributes_of(&self, leaf: u64) -> u64 {
+        self.entries.attributes_of(leaf)
+    }
+
+    #[inline]
+    fn leaf(&self, level: u32, run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
+        self.entries.leaf(level, run_log2, bus, attributes)
+    }
+
+    #[inline]
+    fn table(&self, level: u32, table: TableAddr) -> u64 {
+        self.entries.table(level, table)
+    }
+
+    #[inline]
+    fn dirty_test(&self) -> Option<DirtyTest> {
+        self.entries.dirty_test()
+    }
+
+    #[inline]
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
+        self.entries.with_dirty(leaf, dirty)
+    }
+
+    #[inline]
+    fn needs_break_before_make(&self) -> bool {
+        self.entries.needs_break_before_make()
+    }
+}

@@ -1,0 +1,184 @@
+//! Intel VT-d, second stage.
+//!
+//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification (D51397),
+//! section 3.7 "Second-Stage Translation" and 9.8 "Second-Stage Paging Entries".
+//!
+//! ```text
+//!    63 … 52   51 … 12             11  10  9 8  7  6 … 3   2   1   0
+//!   ┌────────┬────────────────────┬───┬───┬─┬─┬──┬───────┬───┬───┬───┐
+//!   │ ignored│ address            │SNP│   │D│A│PS│       │ X │ W │ R │
+//!   └────────┴────────────────────┴───┴───┴─┴─┴──┴───────┴───┴───┴───┘
+//! ```
+//!
+//! X is left clear: whether a device fetches instructions is not expressed here.
+
+use longshore_mem::BusAddr;
+
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use crate::geometry::{Geometry, Shape, Window};
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+const READ: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const PAGE_SIZE: u64 = 1 << 7;
+const ACCESSED: u64 = 1 << 8;
+const DIRTY: u64 = 1 << 9;
+const SNOOP: u64 = 1 << 11;
+const ADDRESS: u64 = bits(51, 12);
+
+/// How a second stage table is set up, from the unit's capability registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VtdSecondConfig {
+    /// Bits of an address that are translated (the domain's width, at most `CAP.MGAW` + 1): 31 to
+    /// 57. Up to 39 three levels are used, up to 48 four, above five (`CAP.SAGAW`).
+    pub input_bits: u32,
+    /// Bits of an address after translation: the host address width, 32 to 52.
+    pub output_bits: u32,
+    /// 2 MiB pages (`CAP.SSLPS` bit 0).
+    pub pages_2m: bool,
+    /// 1 GiB pages (`CAP.SSLPS` bit 1).
+    pub pages_1g: bool,
+    /// [`Prot::COHERENT`] sets the snoop bit (`ECAP.SC`); without, it is refused.
+    pub snoop_control: bool,
+    /// Let the hardware track dirty pages (`ECAP.SSADS`, enabled in the PASID entry).
+    pub dirty: bool,
+}
+
+impl VtdSecondConfig {
+    /// Of four levels, 48 bits on both sides, all page sizes and snoop control, no dirty tracking.
+    pub const fn new() -> Self {
+        Self {
+            input_bits: 48,
+            output_bits: 48,
+            pages_2m: true,
+            pages_1g: true,
+            snoop_control: true,
+            dirty: false,
+        }
+    }
+}
+
+impl Default for VtdSecondConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// VT-d, second stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VtdSecond {
+    geometry: Geometry,
+    snoop_control: bool,
+    dirty: bool,
+}
+
+impl VtdSecond {
+    /// The format for `config`.
+    ///
+    /// # Errors
+    /// [`Unsupported`] where the architecture has no such set-up.
+    pub fn new(config: VtdSecondConfig) -> Result<Self, Unsupported> {
+        let unsupported = |why| Unsupported { format: Self::NAME, why };
+        if !(31..=57).contains(&config.input_bits) {
+            return Err(unsupported("input bits are not between 31 and 57"));
+        }
+        if !(32..=52).contains(&config.output_bits) {
+            return Err(unsupported("output bits are not between 32 and 52"));
+        }
+        let geometry = Geometry::new(Shape {
+            granule_log2: 12,
+            index_log2: 9,
+            levels: (config.input_bits - 12).div_ceil(9),
+            input_bits: config.input_bits,
+            output_bits: config.output_bits,
+            window: Window::Low,
+            runs: [1, u32::from(config.pages_2m), u32::from(config.pages_1g), 0, 0, 0],
+            linear_log2: 64,
+        });
+        Ok(Self { geometry, snoop_control: config.snoop_control, dirty: config.dirty })
+    }
+}
+
+impl Format for VtdSecond {
+    const NAME: &'static str = "VT-d second stage";
+    const RUNS_REPEAT: bool = false;
+    const READ_ONLY_KEEPS_DIRTY: bool = true;
+
+    #[inline]
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    #[inline]
+    fn present_mask(&self) -> u64 {
+        READ | WRITE
+    }
+
+    #[inline]
+    fn decode(&self, level: u32, entry: u64) -> Entry {
+        if entry & (READ | WRITE) == 0 {
+            return Entry::Absent;
+        }
+        if level > 0 && entry & PAGE_SIZE == 0 {
+            return Entry::Table(TableAddr::new(entry & ADDRESS));
+        }
+        if self.geometry.runs(level) == 0 {
+            return Entry::Reserved;
+        }
+        let bus = entry & ADDRESS & (u64::MAX << self.geometry.shift(level));
+        Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2: 0 })
+    }
+
+    #[inline]
+    fn attributes(&self, prot: Prot) -> Option<u64> {
+        let refused = Prot::EXECUTE | Prot::PRIVILEGED | Prot::DEVICE;
+        let refused = refused | Prot::COHERENT.when(!self.snoop_control);
+        if !prot.intersects(Prot::READ_WRITE) || prot.intersects(refused) {
+            return None;
+        }
+        Some(
+            when(prot.contains(Prot::READ), READ)
+                | when(prot.contains(Prot::WRITE), WRITE)
+                | when(prot.contains(Prot::COHERENT), SNOOP)
+                | when(self.dirty, ACCESSED),
+        )
+    }
+
+    #[inline]
+    fn prot(&self, leaf: u64) -> Prot {
+        Prot::READ.when(leaf & READ != 0)
+            | Prot::WRITE.when(leaf & WRITE != 0)
+            | Prot::COHERENT.when(leaf & SNOOP != 0)
+    }
+
+    #[inline]
+    fn attributes_of(&self, leaf: u64) -> u64 {
+        leaf & !(ADDRESS | PAGE_SIZE)
+    }
+
+    #[inline]
+    fn leaf(&self, level: u32, _run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
+        bus.raw() | attributes | when(level > 0, PAGE_SIZE)
+    }
+
+    #[inline]
+    fn table(&self, _level: u32, table: TableAddr) -> u64 {
+        table.raw() | READ | WRITE
+    }
+
+    #[inline]
+    fn dirty_test(&self) -> Option<DirtyTest> {
+        self.dirty.then_some(DirtyTest { mask: DIRTY, value: DIRTY })
+    }
+
+    #[inline]
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
+        leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    #[inline]
+    fn needs_break_before_make(&self) -> bool {
+        false
+    }
+}

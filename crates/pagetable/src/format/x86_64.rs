@@ -1,0 +1,178 @@
+//! x86-64, as walked by CPUs and by AMD's IOMMU for its version 2 tables.
+//!
+//! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, section 4.5
+//! "4-Level Paging and 5-Level Paging"; AMD I/O Virtualization Technology Specification (48882),
+//! section 2.2.6 for the same tables walked for a device.
+//!
+//! ```text
+//!   63   62 … 52   51 … 12            8  7  6 5 4   3   2   1   0
+//!   ┌──┬─────────┬──────────────────┬──┬──┬─┬─┬───┬───┬───┬───┬───┐
+//!   │XD│ ignored │ address          │ G│PS│D│A│PCD│PWT│U/S│R/W│ P │
+//!   └──┴─────────┴──────────────────┴──┴──┴─┴─┴───┴───┴───┴───┴───┘
+//! ```
+//!
+//! Memory is coherent whether [`Prot::COHERENT`] asks for it or not, but for
+//! [`Prot::DEVICE`], which sets PCD and PWT: uncacheable with the PAT that machines start with.
+
+use longshore_mem::BusAddr;
+
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use crate::geometry::{Geometry, Shape, Window};
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const PWT: u64 = 1 << 3;
+const PCD: u64 = 1 << 4;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const PAGE_SIZE: u64 = 1 << 7;
+const ADDRESS: u64 = bits(51, 12);
+const EXECUTE_DISABLE: u64 = 1 << 63;
+
+/// How an x86-64 table is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct X86_64Config {
+    /// Five levels and 57 bits of address (LA57) instead of four and 48.
+    pub five_levels: bool,
+    /// Bits of a physical address: 32 to 52.
+    pub output_bits: u32,
+    /// 1 GiB pages.
+    pub pages_1g: bool,
+    /// Leave the dirty bit to the hardware instead of setting it beforehand.
+    pub dirty: bool,
+}
+
+impl X86_64Config {
+    /// Of four levels, 52 bits out, all page sizes, no dirty tracking.
+    pub const fn new() -> Self {
+        Self { five_levels: false, output_bits: 52, pages_1g: true, dirty: false }
+    }
+}
+
+impl Default for X86_64Config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// x86-64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct X86_64 {
+    geometry: Geometry,
+    dirty: bool,
+}
+
+impl X86_64 {
+    /// The format for `config`.
+    ///
+    /// # Errors
+    /// [`Unsupported`] where the architecture has no such set-up.
+    pub fn new(config: X86_64Config) -> Result<Self, Unsupported> {
+        if !(32..=52).contains(&config.output_bits) {
+            let why = "output bits are not between 32 and 52";
+            return Err(Unsupported { format: Self::NAME, why });
+        }
+        let levels = if config.five_levels { 5 } else { 4 };
+        let geometry = Geometry::new(Shape {
+            granule_log2: 12,
+            index_log2: 9,
+            levels,
+            input_bits: 12 + 9 * levels,
+            output_bits: config.output_bits,
+            window: Window::Signed,
+            runs: [1, 1, u32::from(config.pages_1g), 0, 0, 0],
+            linear_log2: 64,
+        });
+        Ok(Self { geometry, dirty: config.dirty })
+    }
+}
+
+impl Format for X86_64 {
+    const NAME: &'static str = "x86-64";
+    const RUNS_REPEAT: bool = false;
+    const READ_ONLY_KEEPS_DIRTY: bool = true;
+
+    #[inline]
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    #[inline]
+    fn present_mask(&self) -> u64 {
+        PRESENT
+    }
+
+    #[inline]
+    fn decode(&self, level: u32, entry: u64) -> Entry {
+        if entry & PRESENT == 0 {
+            return Entry::Absent;
+        }
+        if level > 0 && entry & PAGE_SIZE == 0 {
+            return Entry::Table(TableAddr::new(entry & ADDRESS));
+        }
+        if self.geometry.runs(level) == 0 {
+            return Entry::Reserved;
+        }
+        let bus = entry & ADDRESS & (u64::MAX << self.geometry.shift(level));
+        Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2: 0 })
+    }
+
+    #[inline]
+    fn attributes(&self, prot: Prot) -> Option<u64> {
+        if !prot.contains(Prot::READ) || prot.contains(Prot::COHERENT | Prot::DEVICE) {
+            return None;
+        }
+        Some(
+            PRESENT
+                | ACCESSED
+                | when(prot.contains(Prot::WRITE), WRITE | when(!self.dirty, DIRTY))
+                | when(!prot.contains(Prot::PRIVILEGED), USER)
+                | when(!prot.contains(Prot::EXECUTE), EXECUTE_DISABLE)
+                | when(prot.contains(Prot::DEVICE), PCD | PWT),
+        )
+    }
+
+    #[inline]
+    fn prot(&self, leaf: u64) -> Prot {
+        let device = leaf & (PCD | PWT) == PCD | PWT;
+        Prot::READ
+            | Prot::WRITE.when(leaf & WRITE != 0)
+            | Prot::PRIVILEGED.when(leaf & USER == 0)
+            | Prot::EXECUTE.when(leaf & EXECUTE_DISABLE == 0)
+            | if device { Prot::DEVICE } else { Prot::COHERENT }
+    }
+
+    #[inline]
+    fn attributes_of(&self, leaf: u64) -> u64 {
+        leaf & !(ADDRESS | PAGE_SIZE)
+    }
+
+    #[inline]
+    fn leaf(&self, level: u32, _run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
+        bus.raw() | attributes | when(level > 0, PAGE_SIZE)
+    }
+
+    #[inline]
+    fn table(&self, _level: u32, table: TableAddr) -> u64 {
+        table.raw() | PRESENT | WRITE | USER | ACCESSED
+    }
+
+    #[inline]
+    fn dirty_test(&self) -> Option<DirtyTest> {
+        let all = PRESENT | DIRTY;
+        self.dirty.then_some(DirtyTest { mask: all, value: all })
+    }
+
+    #[inline]
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
+        leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    #[inline]
+    fn needs_break_before_make(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,317 @@
+//! Index arithmetic: which slot of which table stands for which addresses.
+//!
+//! ```text
+//!   4 KiB granule, 48 bits           level 3     level 2     level 1     level 0
+//!                                  ┌─────────┬───────────┬───────────┬───────────┬────────┐
+//!                                  │ 47 … 39 │  38 … 30  │  29 … 21  │  20 … 12  │ offset │
+//!                                  └─────────┴───────────┴───────────┴───────────┴────────┘
+//!   a slot stands for                512 GiB     1 GiB       2 MiB       4 KiB
+//! ```
+//!
+//! Levels are counted from the pages upwards, so a level means the same size whatever the number of
+//! levels; Arm's manual counts from the root downwards. An address inside the translated window,
+//! with its sign extension taken off, is called a *va* here: it lies in `0..2^input_bits`.
+
+use longshore_mem::Iova;
+
+/// The most levels a format has: AMD's six.
+pub const LEVELS_MAX: usize = 6;
+
+/// Which addresses a table translates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// `0..2^n`.
+    Low,
+    /// The top 2^n addresses (Arm's TTBR1).
+    High,
+    /// Both halves: bit n - 1 is repeated in all bits above it (x86-64, RISC-V).
+    Signed,
+}
+
+/// The shape of a format's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    granule_log2: u32,
+    index_log2: u32,
+    root_index_log2: u32,
+    levels: u32,
+    input_bits: u32,
+    output_bits: u32,
+    linear_log2: u32,
+    window: Window,
+    runs: [u32; LEVELS_MAX],
+}
+
+/// What [`Geometry::new`] makes a shape from.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// The smallest page, as a logarithm.
+    pub granule_log2: u32,
+    /// Entries of a table below the root, as a logarithm.
+    pub index_log2: u32,
+    /// Levels, root included.
+    pub levels: u32,
+    /// Bits of an address that are translated, page offset included.
+    pub input_bits: u32,
+    /// Bits of an address after translation.
+    pub output_bits: u32,
+    /// Which addresses are translated.
+    pub window: Window,
+    /// For each level, from the pages upwards, how many adjacent entries may form one leaf: bit k
+    /// stands for 2^k. Zero where the level has no leaves; bit 0 is set where it has any.
+    pub runs: [u32; LEVELS_MAX],
+    /// Entries of adjacent leaves differ by a constant as long as their targets lie in one aligned
+    /// window of this size, as a logarithm.
+    pub linear_log2: u32,
+}
+
+/// Adjacent slots that take leaves of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeafGroup {
+    /// Slots that one leaf occupies, as a logarithm.
+    pub run_log2: u32,
+    /// Slots of all leaves together.
+    pub slots: usize,
+}
+
+/// A range of vas that is not empty, by its first and last byte: so that the whole of a 64-bit
+/// space can be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first byte.
+    pub first: u64,
+    /// The last byte.
+    pub last: u64,
+}
+
+/// A slot, and which part of what it stands for lies in a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which slot of its table.
+    pub index: usize,
+    /// The part of the span that the slot stands for.
+    pub span: Span,
+    /// Whether that is all that the slot stands for.
+    pub whole: bool,
+}
+
+impl Geometry {
+    /// A shape, with runs that no table of it could hold taken out.
+    ///
+    /// # Panics
+    /// Where the levels cannot translate the input bits: a mistake of a format, not of its user.
+    pub const fn new(shape: Shape) -> Self {
+        let below_root = shape.granule_log2 + shape.index_log2 * (shape.levels - 1);
+        assert!(shape.levels >= 1 && shape.levels as usize <= LEVELS_MAX);
+        assert!(below_root < shape.input_bits && shape.input_bits <= 64);
+        let mut made = Self {
+            granule_log2: shape.granule_log2,
+            index_log2: shape.index_log2,
+            root_index_log2: shape.input_bits - below_root,
+            levels: shape.levels,
+            input_bits: shape.input_bits,
+            output_bits: shape.output_bits,
+            linear_log2: shape.linear_log2,
+            window: shape.window,
+            runs: [0; LEVELS_MAX],
+        };
+        let mut level = 0;
+        while level < shape.levels {
+            let bits = made.slots_log2(level);
+            // A leaf that no target is large enough for would never be chosen.
+            let room = shape.output_bits.saturating_sub(made.shift(level));
+            let most = if bits < room { bits } else { room };
+            let fits = if room == 0 { 0 } else { (2u32 << most) - 1 };
+            made.runs[level as usize] = shape.runs[level as usize] & fits;
+            level += 1;
+        }
+        made
+    }
+
+    /// The smallest page, as a logarithm.
+    #[inline]
+    pub const fn granule_log2(&self) -> u32 {
+        self.granule_log2
+    }
+
+    /// Levels, root included.
+    #[inline]
+    pub const fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    /// The root's level.
+    #[inline]
+    pub const fn root_level(&self) -> u32 {
+        self.levels - 1
+    }
+
+    /// Bits of an address that are translated.
+    #[inline]
+    pub const fn input_bits(&self) -> u32 {
+        self.input_bits
+    }
+
+    /// Bits of an address after translation.
+    #[inline]
+    pub const fn output_bits(&self) -> u32 {
+        self.output_bits
+    }
+
+    /// Which addresses are translated.
+    #[inline]
+    pub const fn window(&self) -> Window {
+        self.window
+    }
+
+    /// What a slot of `level` stands for, in bytes, as a logarithm.
+    #[inline]
+    pub const fn shift(&self, level: u32) -> u32 {
+        self.granule_log2 + self.index_log2 * level
+    }
+
+    /// Entries of a table of `level`, as a logarithm.
+    #[inline]
+    pub const fn slots_log2(&self, level: u32) -> u32 {
+        if level + 1 == self.levels { self.root_index_log2 } else { self.index_log2 }
+    }
+
+    /// Entries of a table of `level`.
+    #[inline]
+    pub const fn slots(&self, level: u32) -> usize {
+        1 << self.slots_log2(level)
+    }
+
+    /// Memory of a table of `level` in bytes, as a logarithm. A small root takes a granule all the
+    /// same.
+    #[inline]
+    pub const fn table_log2(&self, level: u32) -> u32 {
+        let log2 = self.slots_log2(level) + 3;
+        if log2 < self.granule_log2 { self.granule_log2 } else { log2 }
+    }
+
+    /// The slot of a table of `level` that stands for `va`.
+    #[inline]
+    pub const fn index(&self, level: u32, va: u64) -> usize {
+        (va >> self.shift(level)) as usize & (self.slots(level) - 1)
+    }
+
+    /// How many adjacent entries may form one leaf at `level`: bit k stands for 2^k.
+    #[inline]
+    pub const fn runs(&self, level: u32) -> u32 {
+        self.runs[level as usize]
+    }
+
+    /// All page sizes: bit k stands for pages of 2^k bytes.
+    pub const fn page_sizes(&self) -> u64 {
+        let mut sizes = 0;
+        let mut level = 0;
+        while level < self.levels {
+            sizes |= (self.runs(level) as u64) << self.shift(level);
+            level += 1;
+        }
+        sizes
+    }
+
+    /// Everything that is translated.
+    #[inline]
+    pub const fn all(&self) -> Span {
+        Span { first: 0, last: u64::MAX >> (64 - self.input_bits) }
+    }
+
+    /// The va of `iova`, or `None` where it is outside of the window.
+    #[inline]
+    pub const fn va(&self, iova: Iova) -> Option<u64> {
+        let (raw, all) = (iova.raw(), self.all().last);
+        let inside = match self.window {
+            Window::Low => raw <= all,
+            Window::High => raw | all == u64::MAX,
+            Window::Signed => {
+                let unused = 64 - self.input_bits;
+                ((raw << unused) as i64 >> unused) as u64 == raw
+            }
+        };
+        if inside { Some(raw & all) } else { None }
+    }
+
+    /// The address whose va is `va`.
+    #[inline]
+    pub const fn iova(&self, va: u64) -> Iova {
+        let unused = 64 - self.input_bits;
+        Iova::new(match self.window {
+            Window::Low => va,
+            Window::High => va | !self.all().last,
+            Window::Signed => ((va << unused) as i64 >> unused) as u64,
+        })
+    }
+
+    /// The span of `len_bytes` from `iova`; `None` where it is empty or not inside the window. The
+    /// two halves of a signed window are no neighbours.
+    #[inline]
+    pub fn span(&self, iova: Iova, len_bytes: u64) -> Option<Span> {
+        let last = iova.checked_add(len_bytes.checked_sub(1)?)?;
+        let span = Span { first: self.va(iova)?, last: self.va(last)? };
+        (span.last.wrapping_sub(span.first) == len_bytes - 1).then_some(span)
+    }
+
+    /// The slots of a table of `level` that stand for a part of `span`, which lies in what the
+    /// table stands for, first to last.
+    #[inline]
+    pub fn parts(&self, level: u32, span: Span) -> impl DoubleEndedIterator<Item = Part> + use<> {
+        let (shift, first) = (self.shift(level), self.index(level, span.first));
+        let offset_mask = (1 << shift) - 1;
+        let table = span.first & !offset_mask;
+        (first..=self.index(level, span.last)).map(move |index| {
+            let slot = table.wrapping_add(((index - first) as u64) << shift);
+            let part =
+                Span { first: span.first.max(slot), last: span.last.min(slot | offset_mask) };
+            Part { index, span: part, whole: part.last - part.first == offset_mask }
+        })
+    }
+
+    /// The largest leaves for `slots` slots of `level` from `va`, which begins a slot, to `bus`,
+    /// of at most `page_log2_max`; `None` where the level has no leaf that fits the alignment.
+    #[inline]
+    pub fn leaf_group(
+        &self,
+        level: u32,
+        va: u64,
+        bus: u64,
+        slots: usize,
+        page_log2_max: u32,
+    ) -> Option<LeafGroup> {
+        let shift = self.shift(level);
+        let possible = self.runs(level) & Self::runs_up_to(page_log2_max.checked_sub(shift)?);
+        let aligned = (va | bus).trailing_zeros().checked_sub(shift)?;
+        let room = slots.checked_ilog2()?;
+        let fitting = possible & Self::runs_up_to(aligned.min(room));
+        let run_log2 = fitting.checked_ilog2()?;
+        // Up to where a larger leaf could begin, if there is room for it then.
+        let larger = possible & !Self::runs_up_to(run_log2);
+        let mut end = slots;
+        if larger != 0 {
+            let size_log2 = larger.trailing_zeros();
+            let mask = (1u64 << (shift + size_log2)) - 1;
+            let before = ((va.wrapping_neg() & mask) >> shift) as usize;
+            if (va ^ bus) & mask == 0 && before != 0 && before + (1 << size_log2) <= slots {
+                end = before;
+            }
+        }
+        // Up to where the entries stop to differ by a constant.
+        if self.linear_log2 < self.output_bits && shift < self.linear_log2 {
+            let window = 1u64 << self.linear_log2;
+            let left = (window - (bus & (window - 1))) >> shift;
+            end = end.min(usize::try_from(left).unwrap_or(usize::MAX));
+        }
+        Some(LeafGroup { run_log2, slots: (end >> run_log2).max(1) << run_log2 })
+    }
+
+    /// The runs of up to 2^`log2` entries.
+    #[inline]
+    const fn runs_up_to(log2: u32) -> u32 {
+        if log2 >= 31 { u32::MAX } else { (2u32 << log2) - 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

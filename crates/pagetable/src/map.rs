@@ -1,0 +1,461 @@
+//! Mapping, in two passes.
+//!
+//! 1. *Prepare* looks at every slot that will change and builds, out of sight, each subtree that is
+//!    missing. All that can fail fails here, and then what was built is freed: no walker has seen
+//!    anything.
+//! 2. *Commit*, after one fence if anything was built, links the subtrees and fills leaves into
+//!    tables that were there. It ends with the other fence.
+//!
+//! Subtrees wait between the passes on a list through their tables' [`TableMeta`], in the order of
+//! their addresses.
+//!
+//! [`TableMeta`]: crate::table_memory::TableMeta
+
+use longshore_mem::{BusAddr, Granule, Iova};
+
+use crate::cache_sync::CacheSync;
+use crate::error::Error;
+use crate::format::{Entry, Format};
+use crate::geometry::{Part, Span};
+use crate::prot::Prot;
+use crate::simd;
+use crate::sync::{AtomicU64, Ordering};
+use crate::table::{PageTable, Touched};
+use crate::table_memory::{TableAddr, TableMemory};
+
+/// What is to be mapped, apart from where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// What to add to a va, wrapping, for its bus address.
+    pub(crate) delta: u64,
+    pub(crate) attributes: u64,
+    /// The largest page to use, as a logarithm.
+    pub(crate) page_log2_max: u32,
+}
+
+impl Target {
+    #[inline]
+    fn bus(&self, va: u64) -> u64 {
+        va.wrapping_add(self.delta)
+    }
+}
+
+/// Subtrees that were built and are not linked yet.
+#[derive(Debug, Default)]
+struct Pending {
+    first: Option<TableAddr>,
+    last: Option<TableAddr>,
+    /// Those that were linked since, a list of their own.
+    linked: Option<TableAddr>,
+}
+
+impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
+    /// Maps `len_bytes` from `iova` to `bus` and up, in the largest pages that fit.
+    ///
+    /// Where a table is in the way of a block it is used instead, even if it is empty:
+    /// [`reclaim`](Self::reclaim) takes out those that earlier unmapping left.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::OutOfMemory`], [`Error::Misaligned`], [`Error::OutOfRange`],
+    /// [`Error::BusOutOfRange`], [`Error::Prot`]. Nothing has changed then, not even for a moment.
+    pub fn map(&self, iova: Iova, bus: BusAddr, len_bytes: u64, prot: Prot) -> Result<(), Error> {
+        self.map_up_to(iova, bus, len_bytes, prot, u64::BITS)
+    }
+
+    /// Maps `count` pages of `page` bytes each.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map), and [`Error::PageSize`] where the format has no pages of that size.
+    pub fn map_pages(
+        &self,
+        iova: Iova,
+        bus: BusAddr,
+        page: Granule,
+        count: u64,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        let len_bytes = self.pages_len(iova, page, count)?;
+        let page_log2 = u32::from(page.log2());
+        if bus.raw() & (page.bytes() - 1) != 0 {
+            return Err(Error::Misaligned { value: bus.raw(), page_log2 });
+        }
+        self.map_up_to(iova, bus, len_bytes, prot, page_log2)
+    }
+
+    /// The length of `count` pages at `iova`, if the format has such pages and `iova` is aligned.
+    pub(crate) fn pages_len(&self, iova: Iova, page: Granule, count: u64) -> Result<u64, Error> {
+        let page_log2 = u32::from(page.log2());
+        if self.format.geometry().page_sizes() & page.bytes() == 0 {
+            return Err(Error::PageSize { page_log2 });
+        }
+        if !iova.is_aligned(page) {
+            return Err(Error::Misaligned { value: iova.raw(), page_log2 });
+        }
+        let too_long = Error::OutOfRange { iova, len_bytes: u64::MAX };
+        count.checked_mul(page.bytes()).ok_or(too_long)
+    }
+
+    fn map_up_to(
+        &self,
+        iova: Iova,
+        bus: BusAddr,
+        len_bytes: u64,
+        prot: Prot,
+        page_log2_max: u32,
+    ) -> Result<(), Error> {
+        let span = self.span(iova, len_bytes)?;
+        let geometry = self.format.geometry();
+        let page_log2 = geometry.granule_log2();
+        if bus.raw() & ((1 << page_log2) - 1) != 0 {
+            return Err(Error::Misaligned { value: bus.raw(), page_log2 });
+        }
+        let bus_last = bus.raw().checked_add(len_bytes - 1);
+        if bus_last.is_none_or(|last| last >> geometry.output_bits() != 0) {
+            return Err(Error::BusOutOfRange { bus, len_bytes });
+        }
+        let attributes = self.format.attributes(prot).ok_or(Error::Prot { prot })?;
+        let delta = bus.raw().wrapping_sub(span.first);
+        self.map_span(span, &Target { delta, attributes, page_log2_max })
+    }
+
+    fn map_span(&self, span: Span, target: &Target) -> Result<(), Error> {
+        let (level, table) = self.descend_to_map(span)?;
+        let mut pending = Pending::default();
+        let prepared = self.prepare(level, table, span, target, &mut pending);
+        if prepared.is_err() {
+            self.discard(pending.first);
+            return prepared;
+        }
+        if pending.first.is_some() {
+            self.sync.fence();
+        }
+        let committed = self.commit(level, table, span, target, &mut pending);
+        self.sync.fence();
+        if committed.is_err() {
+            // Only where another thread mapped the same range meanwhile.
+            self.discard(pending.first);
+            return committed;
+        }
+        if !S::COHERENT {
+            self.settle(pending.linked);
+        }
+        Ok(())
+    }
+
+    /// The lowest table that `span` lies in.
+    #[inline]
+    fn descend_to_map(&self, span: Span) -> Result<(u32, TableAddr), Error> {
+        let geometry = self.format.geometry();
+        let (mut level, mut table) = (geometry.root_level(), self.root);
+        while level > 0 {
+            let index = geometry.index(level, span.first);
+            if geometry.index(level, span.last) != index {
+                break;
+            }
+            let slot = &self.entries(level, table)[index];
+            match self.decode(level, slot) {
+                Entry::Table(child) => {
+                    self.settle_path(slot, child);
+                    table = child;
+                    level -= 1;
+                }
+                Entry::Absent => break,
+                Entry::Leaf(_) | Entry::Reserved => {
+                    return Err(Error::Exists { at: self.iova(span.first) });
+                }
+            }
+        }
+        Ok((level, table))
+    }
+
+    /// The table was linked by another thread, which may not have got as far as its last fence: what
+    /// is mapped through the table is to be seen after our own.
+    #[inline]
+    fn settle_path(&self, slot: &AtomicU64, child: TableAddr) {
+        if !S::COHERENT && !self.memory.meta(child).is_settled() {
+            self.sync.clean(core::slice::from_ref(slot));
+        }
+    }
+
+    /// The links to these tables have been fenced.
+    pub(crate) fn settle(&self, mut next: Option<TableAddr>) {
+        while let Some(table) = next {
+            let meta = self.memory.meta(table);
+            next = meta.next();
+            meta.set_settled(true);
+        }
+    }
+
+    fn discard(&self, mut next: Option<TableAddr>) {
+        while let Some(table) = next {
+            let meta = self.memory.meta(table);
+            next = meta.next();
+            self.free_subtree(meta.level(), table);
+        }
+    }
+
+    /// Whether the slot can be a leaf: what it stands for is mapped whole, and to an aligned address.
+    #[inline]
+    fn leaf_fits(&self, level: u32, part: Part, target: &Target) -> bool {
+        let geometry = self.format.geometry();
+        let shift = geometry.shift(level);
+        part.whole
+            && geometry.runs(level) != 0
+            && shift <= target.page_log2_max
+            && target.bus(part.span.first) & ((1 << shift) - 1) == 0
+    }
+
+    fn prepare(
+        &self,
+        level: u32,
+        table: TableAddr,
+        span: Span,
+        target: &Target,
+        pending: &mut Pending,
+    ) -> Result<(), Error> {
+        let geometry = self.format.geometry();
+        let entries = self.entries(level, table);
+        if level == 0 {
+            let slots = &entries[geometry.index(0, span.first)..=geometry.index(0, span.last)];
+            let present = self.format.present_mask();
+            return match simd::find_different(self.path, slots, present, 0) {
+                None => Ok(()),
+                Some(at) => {
+                    let va = span.first + ((at as u64) << geometry.granule_log2());
+                    Err(Error::Exists { at: self.iova(va) })
+                }
+            };
+        }
+        for part in geometry.parts(level, span) {
+            let slot = &entries[part.index];
+            match self.decode(level, slot) {
+                Entry::Table(child) => {
+                    self.settle_path(slot, child);
+                    self.prepare(level - 1, child, part.span, target, pending)?;
+                }
+                Entry::Leaf(_) | Entry::Reserved => {
+                    return Err(Error::Exists { at: self.iova(part.span.first) });
+                }
+                Entry::Absent if self.leaf_fits(level, part, target) => {}
+                Entry::Absent => {
+                    let built = self.build(level - 1, part.span, target)?;
+                    let meta = self.memory.meta(built);
+                    meta.note(level - 1, part.span.first);
+                    meta.set_next(None);
+                    if !S::COHERENT {
+                        meta.set_settled(false);
+                    }
+                    match pending.last.replace(built) {
+                        Some(last) => self.memory.meta(last).set_next(Some(built)),
+                        None => pending.first = Some(built),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A table of `level` that maps `span`, which no walker sees yet, and the tables below it.
+    /// Everything in it is written once and cleaned once.
+    pub(crate) fn build(
+        &self,
+        level: u32,
+        span: Span,
+        target: &Target,
+    ) -> Result<TableAddr, Error> {
+        let geometry = self.format.geometry();
+        let table = self.alloc_table(level)?;
+        let entries = self.entries(level, table);
+        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
+        simd::clear(self.path, &entries[..first]);
+        simd::clear(self.path, &entries[last + 1..]);
+        if level == 0 {
+            self.fill_leaves(&entries[first..=last], 0, span.first, target);
+            self.sync.clean(entries);
+            return Ok(table);
+        }
+        let mut parts = geometry.parts(level, span).peekable();
+        while let Some(part) = parts.next() {
+            if self.leaf_fits(level, part, target) {
+                let mut end = part.index + 1;
+                while let Some(more) = parts.next_if(|part| self.leaf_fits(level, *part, target)) {
+                    end = more.index + 1;
+                }
+                self.fill_leaves(&entries[part.index..end], level, part.span.first, target);
+                continue;
+            }
+            match self.build(level - 1, part.span, target) {
+                Ok(child) => {
+                    if !S::COHERENT {
+                        self.memory.meta(child).set_settled(true);
+                    }
+                    let entry = self.format.table(level, child);
+                    entries[part.index].store(entry, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    self.free_children(level, &entries[first..part.index]);
+                    self.free_table(level, table);
+                    return Err(error);
+                }
+            }
+        }
+        self.sync.clean(entries);
+        Ok(table)
+    }
+
+    /// Fills `slots`, the first of which stands for `va`, with the largest leaves that fit.
+    #[inline]
+    fn fill_leaves(&self, slots: &[AtomicU64], level: u32, va: u64, target: &Target) {
+        let geometry = self.format.geometry();
+        let shift = geometry.shift(level);
+        let mut done = 0;
+        while done < slots.len() {
+            let va = va + ((done as u64) << shift);
+            let (bus, left) = (target.bus(va), slots.len() - done);
+            let Some(group) = geometry.leaf_group(level, va, bus, left, target.page_log2_max)
+            else {
+                break;
+            };
+            let run = &slots[done..done + group.slots];
+            let leaf = |bus| {
+                let bus = BusAddr::new(bus);
+                self.format.leaf(level, group.run_log2, bus, target.attributes)
+            };
+            if F::RUNS_REPEAT && group.run_log2 != 0 {
+                let page = 1u64 << (shift + group.run_log2);
+                for (run, nth) in run.chunks_exact(1 << group.run_log2).zip(0u64..) {
+                    simd::fill(self.path, run, leaf(bus + nth * page), 0);
+                }
+            } else {
+                simd::fill(self.path, run, leaf(bus), self.format.step(level));
+            }
+            done += group.slots;
+        }
+    }
+
+    fn commit(
+        &self,
+        level: u32,
+        table: TableAddr,
+        span: Span,
+        target: &Target,
+        pending: &mut Pending,
+    ) -> Result<(), Error> {
+        let geometry = self.format.geometry();
+        let entries = self.entries(level, table);
+        if level == 0 {
+            let slots = &entries[geometry.index(0, span.first)..=geometry.index(0, span.last)];
+            self.fill_leaves(slots, 0, span.first, target);
+            self.sync.clean(slots);
+            return Ok(());
+        }
+        let mut touched = Touched::default();
+        let mut parts = geometry.parts(level, span).peekable();
+        while let Some(part) = parts.next() {
+            let slot = &entries[part.index];
+            if let Some(built) = self.next_pending_for(pending, level - 1, part.span.first) {
+                let meta = self.memory.meta(built);
+                pending.first = meta.next();
+                match self.link(level, slot, built, part.span) {
+                    Ok(true) => meta.set_next(pending.linked.replace(built)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        self.clean(entries, &mut touched);
+                        return Err(error);
+                    }
+                }
+                touched.extend(part.index..part.index + 1);
+            } else if let Entry::Table(child) = self.decode(level, slot) {
+                self.clean(entries, &mut touched);
+                self.commit(level - 1, child, part.span, target, pending)?;
+            } else {
+                // Prepared as a leaf, with as many as follow.
+                let mut end = part.index + 1;
+                while let Some(more) = parts.next_if(|part| {
+                    self.leaf_fits(level, *part, target)
+                        && self.decode(level, &entries[part.index]) == Entry::Absent
+                }) {
+                    end = more.index + 1;
+                }
+                self.fill_leaves(&entries[part.index..end], level, part.span.first, target);
+                touched.extend(part.index..end);
+            }
+        }
+        self.clean(entries, &mut touched);
+        Ok(())
+    }
+
+    /// The next subtree that waits, if it is a table of `level` for addresses from `va`.
+    #[inline]
+    fn next_pending_for(&self, pending: &Pending, level: u32, va: u64) -> Option<TableAddr> {
+        pending.first.filter(|next| {
+            let meta = self.memory.meta(*next);
+            meta.level() == level && meta.first_va() == va
+        })
+    }
+
+    /// Links `built`, a table of the level below, which maps `span`, into `slot`. Where another
+    /// thread has linked a table there meanwhile, moves what is in `built` over to it and says
+    /// false.
+    fn link(
+        &self,
+        level: u32,
+        slot: &AtomicU64,
+        built: TableAddr,
+        span: Span,
+    ) -> Result<bool, Error> {
+        let mut before = slot.load(Ordering::Acquire);
+        loop {
+            match self.format.decode(level, before) {
+                Entry::Absent => {
+                    let entry = self.format.table(level, built);
+                    // Release: who finds the table finds it filled.
+                    match slot.compare_exchange(before, entry, Ordering::AcqRel, Ordering::Acquire)
+                    {
+                        Ok(_) => return Ok(true),
+                        Err(now) => before = now,
+                    }
+                }
+                Entry::Table(live) => {
+                    self.move_over(level - 1, built, live, span)?;
+                    return Ok(false);
+                }
+                Entry::Leaf(_) | Entry::Reserved => {
+                    self.free_subtree(level - 1, built);
+                    return Err(Error::Exists { at: self.iova(span.first) });
+                }
+            }
+        }
+    }
+
+    /// Moves the entries for `span` from `built`, which no walker has seen and which is freed, to
+    /// `live`, which another thread has linked in its place. Nothing is allocated.
+    ///
+    /// Only the slots at the ends of `span` can be taken in `live`, by tables: the others are this
+    /// call's alone.
+    fn move_over(
+        &self,
+        level: u32,
+        built: TableAddr,
+        live: TableAddr,
+        span: Span,
+    ) -> Result<(), Error> {
+        let (from, to) = (self.entries(level, built), self.entries(level, live));
+        for part in self.format.geometry().parts(level, span) {
+            let (slot, entry) = (&to[part.index], from[part.index].load(Ordering::Relaxed));
+            let Entry::Table(child) = self.format.decode(level, entry) else {
+                slot.store(entry, Ordering::Relaxed);
+                self.sync.clean(core::slice::from_ref(slot));
+                continue;
+            };
+            self.memory.meta(child).set_settled(false);
+            if self.link(level, slot, child, part.span)? {
+                self.sync.clean(core::slice::from_ref(slot));
+                self.sync.fence();
+                self.memory.meta(child).set_settled(true);
+            }
+        }
+        self.free_table(level, built);
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Runs of entries: filled, cleared and searched, eight bytes at a time or several times that.
+//!
+//! Tables are read by walkers while they change, so each entry is stored and loaded whole: as an
+//! atomic in the scalar version, as an aligned eight-byte lane of a vector register in the others.
+//! The compiler gives no such promise for vectors, so those are inline assembly. Stores are not
+//! ordered among each other; whoever needs an order uses a fence.
+#![cfg_attr(
+    not(any(miri, loom)),
+    expect(unsafe_code, reason = "vector loads and stores of live entries in assembly")
+)]
+
+#[cfg(all(target_arch = "aarch64", not(any(miri, loom))))]
+mod aarch64;
+mod scalar;
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+mod x86_64;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use longshore_mem::isa::Path;
+
+use crate::sync::AtomicU64;
+
+/// Shorter runs are not worth a choice.
+#[cfg(not(any(miri, loom)))]
+const RUN_MIN: usize = 8;
+
+/// What can be done to a run of entries. Implemented by the tokens of [`longshore_mem::isa`].
+trait Kernels: Copy {
+    /// Stores `first`, `first + step`, `first + 2 * step`, … (wrapping).
+    fn fill(self, entries: &[AtomicU64], first: u64, step: u64);
+
+    /// The first entry of which `entry & mask == value` is what `equal` says.
+    fn find<const EQUAL: bool>(self, entries: &[AtomicU64], mask: u64, value: u64)
+    -> Option<usize>;
+}
+
+/// Evaluates `$body` with `$token` bound to what `$path` holds, or to nothing for short runs.
+macro_rules! choose {
+    ($path:expr, $entries:expr, $token:ident => $body:expr) => {{
+        #[cfg(not(any(miri, loom)))]
+        if $entries.len() >= RUN_MIN {
+            return longshore_mem::with_path!($path, $token => $body);
+        }
+        #[cfg(any(miri, loom))]
+        let _ = $path;
+        let $token = scalar::Plain;
+        $body
+    }};
+}
+
+/// Stores `first`, `first + step`, `first + 2 * step`, … (wrapping).
+#[inline]
+pub(crate) fn fill(path: Path, entries: &[AtomicU64], first: u64, step: u64) {
+    choose!(path, entries, token => Kernels::fill(token, entries, first, step));
+}
+
+/// Stores zeros.
+#[inline]
+pub(crate) fn clear(path: Path, entries: &[AtomicU64]) {
+    fill(path, entries, 0, 0);
+}
+
+/// The first entry with `entry & mask == value`.
+#[inline]
+pub(crate) fn find_equal(
+    path: Path,
+    entries: &[AtomicU64],
+    mask: u64,
+    value: u64,
+) -> Option<usize> {
+    choose!(path, entries, token => Kernels::find::<true>(token, entries, mask, value))
+}
+
+/// The first entry with `entry & mask != value`.
+#[inline]
+pub(crate) fn find_different(
+    path: Path,
+    entries: &[AtomicU64],
+    mask: u64,
+    value: u64,
+) -> Option<usize> {
+    choose!(path, entries, token => Kernels::find::<false>(token, entries, mask, value))
+}

@@ -1,0 +1,187 @@
+//! Where tables come from.
+//!
+//! * [`Slab`]: a region that exists already, such as memory shared with whoever walks the tables.
+//! * [`HostPages`]: memory of this process, taken as it is needed (feature `std`).
+//! * [`SimulatedDram`]: for tests; a walker of it sees only what was cleaned (feature `std`).
+#![cfg_attr(
+    all(feature = "std", not(loom)),
+    expect(unsafe_code, reason = "takes memory for tables and lends it as atomics")
+)]
+
+#[cfg(all(feature = "std", not(loom)))]
+mod host_pages;
+#[cfg(all(feature = "std", not(loom)))]
+mod simulated;
+#[cfg(not(loom))]
+mod slab;
+#[cfg(not(loom))]
+mod units;
+
+use core::fmt;
+
+#[cfg(all(feature = "std", not(loom)))]
+pub use host_pages::HostPages;
+#[cfg(all(feature = "std", not(loom)))]
+pub use simulated::SimulatedDram;
+#[cfg(not(loom))]
+pub use slab::{Slab, SlabError};
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// The address of a table as a walker uses it: what an entry that leads to the table holds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableAddr(u64);
+
+impl TableAddr {
+    /// The address with the value `raw`.
+    #[inline]
+    pub const fn new(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// The address as a number.
+    #[inline]
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for TableAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TableAddr({:#x})", self.0)
+    }
+}
+
+/// Memory for tables.
+///
+/// It is *type-stable*: what was a table of some size once is never anything but a table of that
+/// size, or free, as long as the memory lives. So a walker that reads a table which was freed
+/// meanwhile reads entries, if stale ones, and nothing else.
+///
+/// All of it may be called by several threads at once.
+pub trait TableMemory {
+    /// A table of 2^`size_log2` bytes, aligned to its size, of arbitrary content; `None` where there
+    /// is no memory.
+    fn alloc(&self, size_log2: u32) -> Option<TableAddr>;
+
+    /// Takes back a table of 2^`size_log2` bytes that [`alloc`](Self::alloc) gave.
+    fn free(&self, table: TableAddr, size_log2: u32);
+
+    /// The entries of `table`, and possibly what lies behind them. Empty where there is no memory at
+    /// that address: a stale entry may have said so.
+    fn entries(&self, table: TableAddr) -> &[AtomicU64];
+
+    /// What is noted beside `table`.
+    ///
+    /// # Panics
+    /// Where `table` is not of this memory.
+    fn meta(&self, table: TableAddr) -> &TableMeta;
+}
+
+impl<M: TableMemory + ?Sized> TableMemory for &M {
+    fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
+        (**self).alloc(size_log2)
+    }
+
+    fn free(&self, table: TableAddr, size_log2: u32) {
+        (**self).free(table, size_log2);
+    }
+
+    #[inline]
+    fn entries(&self, table: TableAddr) -> &[AtomicU64] {
+        (**self).entries(table)
+    }
+
+    #[inline]
+    fn meta(&self, table: TableAddr) -> &TableMeta {
+        (**self).meta(table)
+    }
+}
+
+/// What is noted beside a table: a link, so that lists of tables need no memory of their own.
+///
+/// It belongs to whoever owns the table: to the memory while the table is free, to the page table
+/// while it is used.
+#[derive(Debug)]
+pub struct TableMeta {
+    next: AtomicU64,
+    level: AtomicU64,
+    first_va: AtomicU64,
+    /// Whether the entry that leads to the table is known to be where the walker looks.
+    settled: AtomicU64,
+}
+
+/// What [`TableMeta`] holds for no table.
+const NO_TABLE: u64 = u64::MAX;
+
+impl TableMeta {
+    /// With no link.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self {
+            next: AtomicU64::new(NO_TABLE),
+            level: AtomicU64::new(0),
+            first_va: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+        }
+    }
+
+    /// With no link.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self {
+            next: AtomicU64::new(NO_TABLE),
+            level: AtomicU64::new(0),
+            first_va: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+        }
+    }
+
+    /// The next table of the list that this one is on.
+    #[inline]
+    pub fn next(&self) -> Option<TableAddr> {
+        let next = self.next.load(Ordering::Relaxed);
+        (next != NO_TABLE).then_some(TableAddr(next))
+    }
+
+    /// Links to `next`.
+    #[inline]
+    pub fn set_next(&self, next: Option<TableAddr>) {
+        self.next.store(next.map_or(NO_TABLE, TableAddr::raw), Ordering::Relaxed);
+    }
+
+    /// The level of the table, while it is on a list of a page table.
+    #[inline]
+    pub(crate) fn level(&self) -> u32 {
+        self.level.load(Ordering::Relaxed) as u32
+    }
+
+    /// The first va that the table is for, while it is on a list of a page table.
+    #[inline]
+    pub(crate) fn first_va(&self) -> u64 {
+        self.first_va.load(Ordering::Relaxed)
+    }
+
+    /// Whether the entry that leads to the table is known to be where the walker looks.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire) != 0
+    }
+
+    #[inline]
+    pub(crate) fn set_settled(&self, settled: bool) {
+        self.settled.store(u64::from(settled), Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn note(&self, level: u32, first_va: u64) {
+        self.level.store(u64::from(level), Ordering::Relaxed);
+        self.first_va.store(first_va, Ordering::Relaxed);
+    }
+}
+
+impl Default for TableMeta {
+    fn default() -> Self {
+        Self::new()
+    }
+}

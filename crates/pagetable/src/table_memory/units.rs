@@ -1,0 +1,127 @@
+//! Which parts of a region are tables: the bookkeeping of [`Slab`](super::Slab) and
+//! [`HostPages`](super::HostPages).
+//!
+//! A region is counted in units of 4 KiB. Fresh tables are cut off its front, aligned to their
+//! size; freed ones go on a list of their size and are never cut or joined, which is what
+//! type-stable means. What alignment skips is lost: at most one table's worth a size, as long as
+//! sizes do not alternate.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// The size of a unit in bytes, as a logarithm.
+pub(super) const UNIT_LOG2: u32 = 12;
+/// Sizes of tables: 4 KiB to 2 MiB.
+const CLASSES: usize = 10;
+
+/// A list's head: which unit is first, plus one, and how often the list changed. The count keeps a
+/// thread that was held up from taking a head for the one it read before.
+const UNIT_BITS: u32 = 36;
+const UNIT_MASK: u64 = (1 << UNIT_BITS) - 1;
+
+/// The bookkeeping of a region.
+#[derive(Debug)]
+pub(super) struct Units {
+    /// The first unit that was never part of a table.
+    fresh: AtomicU64,
+    /// For each size, the list of free tables.
+    free: [AtomicU64; CLASSES],
+    /// Tables in use.
+    used: AtomicU64,
+}
+
+impl Units {
+    /// For a region of which nothing is used.
+    pub(super) fn new() -> Self {
+        Self {
+            fresh: AtomicU64::new(0),
+            free: core::array::from_fn(|_| AtomicU64::new(0)),
+            used: AtomicU64::new(0),
+        }
+    }
+
+    /// Tables in use.
+    pub(super) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Units that are or were part of a table, or were skipped: all lie before this one.
+    #[cfg(feature = "std")]
+    pub(super) fn taken(&self) -> u64 {
+        self.fresh.load(Ordering::Relaxed)
+    }
+
+    fn class(size_log2: u32) -> Option<usize> {
+        let class = size_log2.saturating_sub(UNIT_LOG2) as usize;
+        (class < CLASSES).then_some(class)
+    }
+
+    /// The first unit of a table of 2^`size_log2` bytes, of a region of `limit` units. `next` tells
+    /// which free table follows a free one.
+    pub(super) fn alloc(
+        &self,
+        size_log2: u32,
+        limit: u64,
+        next: impl Fn(u64) -> Option<u64>,
+    ) -> Option<u64> {
+        let class = Self::class(size_log2)?;
+        let unit = self.pop(class, next).or_else(|| self.cut(1 << class, limit))?;
+        self.used.fetch_add(1, Ordering::Relaxed);
+        Some(unit)
+    }
+
+    /// Takes back a table. `set_next` links a free table to the one that follows.
+    pub(super) fn free(&self, unit: u64, size_log2: u32, set_next: impl Fn(u64, Option<u64>)) {
+        let Some(class) = Self::class(size_log2) else { return };
+        let list = &self.free[class];
+        let mut head = list.load(Ordering::Relaxed);
+        loop {
+            set_next(unit, (head & UNIT_MASK).checked_sub(1));
+            let new = Self::head_after(head, Some(unit));
+            // Release: whoever takes the table sees its link, and all that was done to it before.
+            match list.compare_exchange_weak(head, new, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => head = now,
+            }
+        }
+        self.used.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn pop(&self, class: usize, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let list = &self.free[class];
+        let mut head = list.load(Ordering::Acquire);
+        loop {
+            let unit = (head & UNIT_MASK).checked_sub(1)?;
+            // Stale if another thread took the table meanwhile; the count tells then.
+            let new = Self::head_after(head, next(unit));
+            match list.compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => return Some(unit),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    const fn head_after(head: u64, first: Option<u64>) -> u64 {
+        let changes = (head >> UNIT_BITS).wrapping_add(1) << UNIT_BITS;
+        match first {
+            Some(unit) => changes | (unit + 1) & UNIT_MASK,
+            None => changes,
+        }
+    }
+
+    /// `count` units, a power of two, off the front of what is fresh.
+    fn cut(&self, count: u64, limit: u64) -> Option<u64> {
+        let mut fresh = self.fresh.load(Ordering::Relaxed);
+        loop {
+            let start = fresh.next_multiple_of(count);
+            let end = start + count;
+            if end > limit {
+                return None;
+            }
+            match self.fresh.compare_exchange_weak(fresh, end, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return Some(start),
+                Err(now) => fresh = now,
+            }
+        }
+    }
+}

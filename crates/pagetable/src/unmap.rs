@@ -1,0 +1,275 @@
+//! Unmapping: look, then clear.
+//!
+//! A slot that the range covers whole is cleared whatever it is: a page, a block, or a table, which
+//! is taken out with all below it. What is below is neither cleared nor cleaned; it is freed once no
+//! walker can reach it. So 2 MiB of a block beside 2 MiB of pages are two adjacent entries, one run,
+//! one line. Nothing is allocated.
+
+use longshore_mem::{AddrRange, Granule, Iova};
+
+use crate::cache_sync::CacheSync;
+use crate::error::Error;
+use crate::format::{DirtyTest, Entry, Format};
+use crate::gather::TlbGather;
+use crate::geometry::Span;
+use crate::simd;
+use crate::sync::{AtomicU64, Ordering};
+use crate::table::{Check, PageTable, Touched};
+use crate::table_memory::{TableAddr, TableMemory};
+
+/// Who is told of dirty pages that go.
+pub(crate) type DirtySink<'a> = &'a mut dyn FnMut(AddrRange<Iova>);
+
+impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
+    /// Unmaps `len_bytes` from `iova`. Walkers may use the old entries until `gather` is
+    /// [finished](Self::finish).
+    ///
+    /// # Errors
+    /// [`Error::Hole`], [`Error::PartialBlock`], [`Error::Misaligned`], [`Error::OutOfRange`].
+    /// Nothing has changed then. A page table that is [trusted](Check::Trusted) finds holes only at
+    /// the ends of the range.
+    ///
+    /// # Panics
+    /// Where `gather` was used with another page table.
+    pub fn unmap(&self, iova: Iova, len_bytes: u64, gather: &mut TlbGather) -> Result<(), Error> {
+        self.unmap_dirty(iova, len_bytes, gather, |_| {})
+    }
+
+    /// Unmaps `count` pages of `page` bytes each, whatever sizes they are mapped in.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap), and [`Error::PageSize`] where the format has no pages of that
+    /// size.
+    ///
+    /// # Panics
+    /// Where `gather` was used with another page table.
+    pub fn unmap_pages(
+        &self,
+        iova: Iova,
+        page: Granule,
+        count: u64,
+        gather: &mut TlbGather,
+    ) -> Result<(), Error> {
+        self.unmap(iova, self.pages_len(iova, page, count)?, gather)
+    }
+
+    /// Unmaps, and tells `dirty` of each page or block that was written since it was mapped or its
+    /// dirty bit was cleared. Where dirty pages are tracked every leaf is taken by itself, so that no
+    /// write is missed.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    ///
+    /// # Panics
+    /// Where `gather` was used with another page table.
+    pub fn unmap_dirty(
+        &self,
+        iova: Iova,
+        len_bytes: u64,
+        gather: &mut TlbGather,
+        mut dirty: impl FnMut(AddrRange<Iova>),
+    ) -> Result<(), Error> {
+        let span = self.span(iova, len_bytes)?;
+        self.claim(gather);
+        let (level, table) = self.descend_to_unmap(span)?;
+        self.verify(level, table, span, self.check == Check::Checked)?;
+        self.clear(level, table, span, gather, &mut dirty);
+        self.sync.fence();
+        gather.touch(self.iova(span.first), self.iova(span.last));
+        Ok(())
+    }
+
+    /// The lowest table of which `span` is more than a part of one slot.
+    #[inline]
+    fn descend_to_unmap(&self, span: Span) -> Result<(u32, TableAddr), Error> {
+        let geometry = self.format.geometry();
+        let (mut level, mut table) = (geometry.root_level(), self.root);
+        while level > 0 {
+            let index = geometry.index(level, span.first);
+            let whole = span.last - span.first == (1 << geometry.shift(level)) - 1;
+            if geometry.index(level, span.last) != index || whole {
+                break;
+            }
+            match self.decode(level, &self.entries(level, table)[index]) {
+                Entry::Table(child) => {
+                    table = child;
+                    level -= 1;
+                }
+                Entry::Leaf(leaf) => {
+                    let at = self.leaf_start(level, leaf.run_log2, span.first);
+                    return Err(Error::PartialBlock { at });
+                }
+                Entry::Absent | Entry::Reserved => {
+                    return Err(Error::Hole { at: self.iova(span.first) });
+                }
+            }
+        }
+        Ok((level, table))
+    }
+
+    /// That `span` can be unmapped: no leaf reaches beyond its ends, and, if `every_leaf` is to be
+    /// looked at, no hole is in it.
+    pub(crate) fn verify(
+        &self,
+        level: u32,
+        table: TableAddr,
+        span: Span,
+        every_leaf: bool,
+    ) -> Result<(), Error> {
+        let geometry = self.format.geometry();
+        let entries = self.entries(level, table);
+        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
+        if level == 0 {
+            let slots = &entries[first..=last];
+            if every_leaf
+                && let Some(at) = simd::find_equal(self.path, slots, self.format.present_mask(), 0)
+            {
+                let va = span.first + ((at as u64) << geometry.granule_log2());
+                return Err(Error::Hole { at: self.iova(va) });
+            }
+            return self.verify_ends(0, entries, span);
+        }
+        for part in geometry.parts(level, span) {
+            if part.whole && !every_leaf {
+                continue;
+            }
+            match self.decode(level, &entries[part.index]) {
+                Entry::Table(child) => self.verify(level - 1, child, part.span, every_leaf)?,
+                Entry::Leaf(_) if part.whole => {}
+                Entry::Leaf(leaf) => {
+                    let at = self.leaf_start(level, leaf.run_log2, part.span.first);
+                    return Err(Error::PartialBlock { at });
+                }
+                Entry::Absent | Entry::Reserved => {
+                    return Err(Error::Hole { at: self.iova(part.span.first) });
+                }
+            }
+        }
+        self.verify_ends(level, entries, span)
+    }
+
+    /// That no contiguous run reaches beyond the ends of `span`.
+    #[inline]
+    fn verify_ends(&self, level: u32, entries: &[AtomicU64], span: Span) -> Result<(), Error> {
+        let geometry = self.format.geometry();
+        if geometry.runs(level) <= 1 {
+            return Ok(());
+        }
+        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
+        let run_mask = |index: usize| match self.decode(level, &entries[index]) {
+            Entry::Leaf(leaf) => (leaf.run_log2, (1 << leaf.run_log2) - 1),
+            _ => (0, 0),
+        };
+        let (run_log2, mask) = run_mask(first);
+        if first & mask != 0 {
+            return Err(Error::PartialBlock { at: self.leaf_start(level, run_log2, span.first) });
+        }
+        let (run_log2, mask) = run_mask(last);
+        if !last & mask != 0 {
+            return Err(Error::PartialBlock { at: self.leaf_start(level, run_log2, span.last) });
+        }
+        Ok(())
+    }
+
+    fn clear(
+        &self,
+        level: u32,
+        table: TableAddr,
+        span: Span,
+        gather: &mut TlbGather,
+        dirty: DirtySink<'_>,
+    ) {
+        let geometry = self.format.geometry();
+        let entries = self.entries(level, table);
+        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
+        let tracking = self.format.dirty_test();
+        if level == 0 {
+            match tracking {
+                Some(test) => self.take_leaves(0, entries, span, test, gather, dirty),
+                None => simd::clear(self.path, &entries[first..=last]),
+            }
+            self.sync.clean(&entries[first..=last]);
+            gather.add_leaf_levels(1);
+            return;
+        }
+        let mut touched = Touched::default();
+        for part in geometry.parts(level, span) {
+            let slot = &entries[part.index];
+            match self.decode(level, slot) {
+                Entry::Table(child) if !part.whole => {
+                    self.clean(entries, &mut touched);
+                    self.clear(level - 1, child, part.span, gather, dirty);
+                    continue;
+                }
+                Entry::Table(child) => {
+                    if tracking.is_some() {
+                        self.clear(level - 1, child, part.span, gather, dirty);
+                    }
+                    let before = slot.swap(0, Ordering::AcqRel);
+                    if self.format.decode(level, before) == Entry::Table(child) {
+                        self.detach(gather, level - 1, child);
+                    }
+                }
+                Entry::Absent => {}
+                Entry::Leaf(_) | Entry::Reserved => match tracking {
+                    Some(test) => {
+                        self.take_leaves(level, entries, part.span, test, gather, dirty);
+                    }
+                    None => {
+                        slot.store(0, Ordering::Relaxed);
+                        gather.add_leaf_levels(1 << level);
+                    }
+                },
+            }
+            touched.extend(part.index..part.index + 1);
+        }
+        self.clean(entries, &mut touched);
+    }
+
+    /// Clears every leaf of a table in `span` by an exchange, which no walker's setting of a dirty
+    /// bit can get lost in, and tells of those that were dirty.
+    fn take_leaves(
+        &self,
+        level: u32,
+        entries: &[AtomicU64],
+        span: Span,
+        test: DirtyTest,
+        gather: &mut TlbGather,
+        dirty: DirtySink<'_>,
+    ) {
+        let mut parts = self.format.geometry().parts(level, span);
+        while let Some(part) = parts.next() {
+            let Entry::Leaf(leaf) = self.decode(level, &entries[part.index]) else { continue };
+            let run = 1 << leaf.run_log2;
+            let mut was_dirty = false;
+            let start = part.index >> leaf.run_log2 << leaf.run_log2;
+            for slot in &entries[start..start + run] {
+                was_dirty |= test.matches(slot.swap(0, Ordering::AcqRel));
+            }
+            if was_dirty {
+                self.tell_dirty(level, leaf.run_log2, part.span.first, gather, dirty);
+            }
+            gather.add_leaf_levels(1 << level);
+            // The rest of the run.
+            if run > 1 {
+                parts.nth(run - 2);
+            }
+        }
+    }
+
+    /// Tells that the leaf with `va` was dirty.
+    pub(crate) fn tell_dirty(
+        &self,
+        level: u32,
+        run_log2: u32,
+        va: u64,
+        gather: &mut TlbGather,
+        dirty: DirtySink<'_>,
+    ) {
+        let len_bytes = 1 << (self.format.geometry().shift(level) + run_log2);
+        gather.add_dirty();
+        if let Ok(range) = AddrRange::new(self.leaf_start(level, run_log2, va), len_bytes) {
+            dirty(range);
+        }
+    }
+}

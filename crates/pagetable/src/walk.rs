@@ -1,0 +1,202 @@
+//! Reading tables: looking up one address, and visiting every leaf of a range.
+
+use core::fmt;
+use core::ops::ControlFlow;
+
+use longshore_mem::{BusAddr, Iova};
+
+use crate::error::Error;
+use crate::format::{Entry, Format};
+use crate::geometry::Span;
+use crate::prot::Prot;
+use crate::table_memory::TableAddr;
+
+/// Somewhere that tables can be read from: live memory, a dump, the memory of a guest.
+pub trait Image {
+    /// The entry with number `index` of the table at `table`; `None` where there is no memory.
+    fn entry(&self, table: TableAddr, index: usize) -> Option<u64>;
+}
+
+impl<I: Image + ?Sized> Image for &I {
+    #[inline]
+    fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
+        (**self).entry(table, index)
+    }
+}
+
+/// A page, a block or a contiguous run: what is mapped by one leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it begins.
+    pub iova: Iova,
+    /// Where it leads.
+    pub bus: BusAddr,
+    /// Its size, as a logarithm.
+    pub page_log2: u32,
+    /// What a device may do with it.
+    pub prot: Prot,
+    /// Whether it was written since it was mapped or its dirty bit was cleared. Of a contiguous
+    /// run, whether any part was. Always false where dirty pages are not tracked.
+    pub dirty: bool,
+}
+
+impl Mapping {
+    /// Where `iova` leads; `None` where it lies outside.
+    #[inline]
+    pub const fn translate(&self, iova: Iova) -> Option<BusAddr> {
+        let offset = iova.raw().wrapping_sub(self.iova.raw());
+        if offset >> self.page_log2 == 0 { self.bus.checked_add(offset) } else { None }
+    }
+
+    /// The last address mapped.
+    pub const fn last(&self) -> Iova {
+        Iova::new(self.iova.raw() | ((1 << self.page_log2) - 1))
+    }
+}
+
+/// `0x40000000 + 2 MiB -> 0x80000000 rw----`.
+impl fmt::Display for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x} + ", self.iova)?;
+        match longshore_mem::Granule::new(1 << self.page_log2) {
+            Ok(size) => write!(f, "{size}")?,
+            Err(_) => write!(f, "2^{}", self.page_log2)?,
+        }
+        let dirty = if self.dirty { " dirty" } else { "" };
+        write!(f, " -> {:#x} {}{dirty}", self.bus, self.prot)
+    }
+}
+
+/// Reads tables of the format `F` out of an image.
+///
+/// It does what the hardware does and believes nothing: entries that the format reserves, and
+/// tables that are not in the image, end a walk as absent entries do. It ends on any content, though
+/// tables that lead to themselves can make it as long as there are addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Walker<'a, F, I: ?Sized> {
+    format: &'a F,
+    image: &'a I,
+    root: TableAddr,
+}
+
+impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
+    /// Of the tables whose root is at `root` of `image`.
+    #[inline]
+    pub const fn new(format: &'a F, image: &'a I, root: TableAddr) -> Self {
+        Self { format, image, root }
+    }
+
+    /// What `iova` is mapped by, or `None`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
+    #[inline]
+    pub fn lookup(&self, iova: Iova) -> Result<Option<Mapping>, Error> {
+        let geometry = self.format.geometry();
+        let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
+        let (mut table, mut level) = (self.root, geometry.root_level());
+        loop {
+            let index = geometry.index(level, va);
+            let Some(entry) = self.image.entry(table, index) else { return Ok(None) };
+            match self.format.decode(level, entry) {
+                Entry::Table(child) if level > 0 => {
+                    table = child;
+                    level -= 1;
+                }
+                Entry::Leaf(leaf) => {
+                    let page_log2 = geometry.shift(level) + leaf.run_log2;
+                    let below = (1u64 << page_log2) - 1;
+                    return Ok(Some(Mapping {
+                        iova: geometry.iova(va & !below),
+                        bus: BusAddr::new(leaf.bus.raw() & !below),
+                        page_log2,
+                        prot: self.format.prot(entry),
+                        dirty: self.is_dirty(table, index, leaf.run_log2, entry),
+                    }));
+                }
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// Whether any entry of the run that the entry `index` belongs to is dirty.
+    #[inline]
+    fn is_dirty(&self, table: TableAddr, index: usize, run_log2: u32, entry: u64) -> bool {
+        let Some(test) = self.format.dirty_test() else { return false };
+        if run_log2 == 0 {
+            return test.matches(entry);
+        }
+        let first = index >> run_log2 << run_log2;
+        let mut run = first..first + (1 << run_log2);
+        run.any(|index| self.image.entry(table, index).is_some_and(|entry| test.matches(entry)))
+    }
+
+    /// Calls `visitor` with each leaf that maps any of `len_bytes` bytes from `iova`, upwards, until
+    /// it breaks.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where the range is empty or not inside what is translated.
+    pub fn walk<B>(
+        &self,
+        iova: Iova,
+        len_bytes: u64,
+        mut visitor: impl FnMut(Mapping) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>, Error> {
+        let geometry = self.format.geometry();
+        let span = geometry.span(iova, len_bytes).ok_or(Error::OutOfRange { iova, len_bytes })?;
+        Ok(self.walk_span(span, &mut visitor))
+    }
+
+    /// As [`walk`](Self::walk), of everything that is translated.
+    pub fn walk_all<B>(
+        &self,
+        mut visitor: impl FnMut(Mapping) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        self.walk_span(self.format.geometry().all(), &mut visitor)
+    }
+
+    fn walk_span<B>(
+        &self,
+        span: Span,
+        visitor: &mut impl FnMut(Mapping) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        self.walk_table(self.root, self.format.geometry().root_level(), span, visitor)
+    }
+
+    fn walk_table<B>(
+        &self,
+        table: TableAddr,
+        level: u32,
+        span: Span,
+        visitor: &mut impl FnMut(Mapping) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        let geometry = self.format.geometry();
+        // Slots before this one belong to a run that was visited.
+        let mut next = 0;
+        for part in geometry.parts(level, span) {
+            if part.index < next {
+                continue;
+            }
+            let Some(entry) = self.image.entry(table, part.index) else { continue };
+            match self.format.decode(level, entry) {
+                Entry::Table(child) if level > 0 => {
+                    self.walk_table(child, level - 1, part.span, visitor)?;
+                }
+                Entry::Leaf(leaf) => {
+                    let page_log2 = geometry.shift(level) + leaf.run_log2;
+                    let below = (1u64 << page_log2) - 1;
+                    next = ((part.index >> leaf.run_log2) + 1) << leaf.run_log2;
+                    visitor(Mapping {
+                        iova: geometry.iova(part.span.first & !below),
+                        bus: BusAddr::new(leaf.bus.raw() & !below),
+                        page_log2,
+                        prot: self.format.prot(entry),
+                        dirty: self.is_dirty(table, part.index, leaf.run_log2, entry),
+                    })?;
+                }
+                _ => {}
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,246 @@
+//! Mapping, looking up, unmapping: one thread, plenty of memory.
+
+use longshore_mem::Iova;
+use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::table_memory::HostPages;
+use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
+
+use crate::read_write;
+use crate::setup::*;
+
+fn table<F: Format>(format: F) -> PageTable<F, HostPages, Coherent> {
+    PageTable::new(format, HostPages::new(), Coherent).unwrap()
+}
+
+pub(crate) fn empty<F: Format>(format: F) {
+    let table = table(format);
+    let all = format.geometry().all();
+    for va in [0, all.last / 3, all.last / 2, all.last / 2 + 1, all.last] {
+        assert_eq!(table.lookup(at(&format, va)), Ok(None));
+    }
+    assert_eq!(mappings(&table), []);
+}
+
+pub(crate) fn every_page_size<F: Format>(format: F) {
+    let prot = read_write(&format);
+    let all = format.geometry().all().last;
+    for page_log2 in usable_sizes(&format) {
+        let size = 1u64 << page_log2;
+        let table = table(format);
+        let places = [0, (all / 2 + 1 - size) & !(size - 1), all - (size - 1)];
+        for (nth, va) in places.into_iter().enumerate() {
+            let target = nth as u64 * size;
+            table.map(at(&format, va), bus(target), size, prot).unwrap();
+            for offset in [0, size / 2, size - 1] {
+                let iova = at(&format, va + offset);
+                let mapping = table.lookup(iova).unwrap().unwrap();
+                assert_eq!(mapping.page_log2, page_log2, "{}", F::NAME);
+                assert_eq!(mapping.iova, at(&format, va));
+                assert_eq!(mapping.translate(iova), Some(bus(target + offset)));
+                assert_eq!(mapping.prot.without(Prot::COHERENT), prot);
+            }
+        }
+        assert_eq!(mappings(&table).len(), 3);
+        for va in places {
+            unmap(&table, at(&format, va), size).unwrap();
+        }
+        assert_eq!(mappings(&table), []);
+        // One level at a time, asked for by size.
+        let page = longshore_mem::Granule::new(size).unwrap();
+        table.map_pages(at(&format, 0), bus(0), page, 2, prot).unwrap();
+        let found = mappings(&table);
+        assert_eq!(found.iter().map(|m| m.page_log2).collect::<Vec<_>>(), [page_log2; 2]);
+        let mut gather = TlbGather::new();
+        table.unmap_pages(at(&format, 0), page, 2, &mut gather).unwrap();
+        let Ok(()) = table.finish(gather, &NoTlb);
+        assert_eq!(mappings(&table), []);
+    }
+}
+
+pub(crate) fn overlap<F: Format>(format: F) {
+    let prot = read_write(&format);
+    let granule = 1u64 << format.geometry().granule_log2();
+    for page_log2 in usable_sizes(&format) {
+        let size = 1u64 << page_log2;
+        let table = table(format);
+        let page = at(&format, (size + size / 2) & !(granule - 1));
+        table.map(page, bus(0), granule, prot).unwrap();
+        let before = mappings(&table);
+        // A block over a live page, and ranges that begin or end at it.
+        let tried = table.map(at(&format, size), bus(0), size, prot);
+        assert_eq!(tried, Err(Error::Exists { at: page }));
+        let tried = table.map(at(&format, 0), bus(0), 3 * size, prot);
+        assert_eq!(tried, Err(Error::Exists { at: page }));
+        assert_eq!(table.map(page, bus(0), granule, prot), Err(Error::Exists { at: page }));
+        assert_eq!(mappings(&table), before);
+        // A page into a live block.
+        table.map(at(&format, 2 * size), bus(0), size, prot).unwrap();
+        let inside = at(&format, (2 * size + size / 2) & !(granule - 1));
+        assert_eq!(table.map(inside, bus(0), granule, prot), Err(Error::Exists { at: inside }));
+    }
+}
+
+pub(crate) fn remap<F: Format>(format: F) {
+    let prot = read_write(&format);
+    for page_log2 in usable_sizes(&format) {
+        let size = 1u64 << page_log2;
+        let table = table(format);
+        let iova = at(&format, size);
+        for target in [0, size, 2 * size] {
+            table.map(iova, bus(target), size, prot).unwrap();
+            assert_eq!(table.lookup(iova).unwrap().unwrap().bus, bus(target));
+            unmap(&table, iova, size).unwrap();
+            assert_eq!(table.lookup(iova), Ok(None));
+            assert_eq!(unmap(&table, iova, size), Err(Error::Hole { at: iova }));
+        }
+        // Two, of which each goes by itself.
+        table.map(at(&format, 0), bus(0), 2 * size, prot).unwrap();
+        if mappings(&table).len() == 2 {
+            unmap(&table, at(&format, 0), size).unwrap();
+            assert_eq!(table.lookup(at(&format, 0)), Ok(None));
+            assert_eq!(table.lookup(iova).unwrap().unwrap().bus, bus(size));
+            let whole = unmap(&table, at(&format, 0), 2 * size);
+            assert_eq!(whole, Err(Error::Hole { at: at(&format, 0) }));
+            table.map(at(&format, 0), bus(0), size, prot).unwrap();
+        }
+        unmap(&table, at(&format, 0), 2 * size).unwrap();
+        assert_eq!(mappings(&table), []);
+    }
+}
+
+pub(crate) fn partial<F: Format>(format: F) {
+    let prot = read_write(&format);
+    let granule = 1u64 << format.geometry().granule_log2();
+    for page_log2 in usable_sizes(&format) {
+        let size = 1u64 << page_log2;
+        if size == granule {
+            continue;
+        }
+        let table = table(format);
+        let block = at(&format, size);
+        table.map(block, bus(0), size, prot).unwrap();
+        let before = mappings(&table);
+        let refused = Err(Error::PartialBlock { at: block });
+        assert_eq!(unmap(&table, block, granule), refused);
+        assert_eq!(unmap(&table, block, size - granule), refused);
+        assert_eq!(unmap(&table, at(&format, 2 * size - granule), granule), refused);
+        table.map(at(&format, size - granule), bus(0), granule, prot).unwrap();
+        assert_eq!(unmap(&table, at(&format, size - granule), 2 * granule), refused);
+        unmap(&table, at(&format, size - granule), granule).unwrap();
+        assert_eq!(mappings(&table), before);
+    }
+}
+
+pub(crate) fn emptied<F: Format>(format: F) {
+    let prot = read_write(&format);
+    let geometry = format.geometry();
+    let granule = 1u64 << geometry.granule_log2();
+    for level in 1..geometry.levels() {
+        let page_log2 = geometry.shift(level);
+        if geometry.runs(level) == 0 || !usable_sizes(&format).contains(&page_log2) {
+            continue;
+        }
+        let (size, block) = (1u64 << page_log2, at(&format, 0));
+        let table = table(format);
+        // Two pages with a hole between, unmapped one by one: their tables stay.
+        table.map(block, bus(0), granule, prot).unwrap();
+        table.map(at(&format, size - granule), bus(0), granule, prot).unwrap();
+        unmap(&table, block, granule).unwrap();
+        unmap(&table, at(&format, size - granule), granule).unwrap();
+        let used = table.memory().used();
+        assert!(used > u64::from(geometry.levels() - level), "{}", F::NAME);
+        let mut gather = TlbGather::new();
+        table.reclaim(block, size, &mut gather).unwrap();
+        assert!(gather.has_tables());
+        assert_eq!(table.memory().used(), used);
+        let Ok(()) = table.finish(gather, &NoTlb);
+        assert_eq!(table.memory().used(), u64::from(geometry.levels() - level));
+        table.map(block, bus(0), size, prot).unwrap();
+        assert_eq!(table.lookup(block).unwrap().unwrap().page_log2, page_log2);
+        // Unmapped whole, pages leave no table behind.
+        unmap(&table, block, size).unwrap();
+        let page = longshore_mem::Granule::new(granule).unwrap();
+        table.map_pages(block, bus(0), page, size / granule, prot).unwrap();
+        assert_eq!(table.lookup(block).unwrap().unwrap().page_log2, geometry.granule_log2());
+        unmap(&table, block, size).unwrap();
+        assert_eq!(table.memory().used(), u64::from(geometry.levels() - level));
+        if page_log2 >= 30 {
+            break;
+        }
+    }
+}
+
+pub(crate) fn out_of_range<F: Format>(format: F) {
+    let table = table(format);
+    let prot = read_write(&format);
+    let geometry = format.geometry();
+    let granule = 1u64 << geometry.granule_log2();
+    let all = geometry.all().last;
+    let last = at(&format, all - (granule - 1));
+    let refused =
+        |tried: Result<(), Error>| assert!(matches!(tried, Err(Error::OutOfRange { .. })));
+    refused(table.map(last, bus(0), 2 * granule, prot));
+    refused(unmap(&table, last, 2 * granule));
+    if geometry.input_bits() < 64 {
+        let outside = Iova::new(at(&format, all).raw().wrapping_add(1));
+        let outside = if outside.raw() == 0 { Iova::new(0x1000_0000) } else { outside };
+        if geometry.va(outside).is_none() {
+            refused(table.map(outside, bus(0), granule, prot));
+            refused(unmap(&table, outside, granule));
+            assert!(matches!(table.lookup(outside), Err(Error::OutOfRange { .. })));
+        }
+    }
+    let beyond = bus(1 << geometry.output_bits());
+    let tried = table.map(at(&format, 0), beyond, granule, prot);
+    assert!(matches!(tried, Err(Error::BusOutOfRange { .. })));
+    for (iova, target, len_bytes) in
+        [(1, 0, granule), (0, 1, granule), (0, 0, granule - 1), (0, 0, 0)]
+    {
+        let tried = table.map(Iova::new(at(&format, 0).raw() + iova), bus(target), len_bytes, prot);
+        assert!(matches!(tried, Err(Error::Misaligned { .. })));
+    }
+    let refused_prot = Prot::all().find(|prot| format.attributes(*prot).is_none()).unwrap();
+    let tried = table.map(at(&format, 0), bus(0), granule, refused_prot);
+    assert_eq!(tried, Err(Error::Prot { prot: refused_prot }));
+    assert_eq!(mappings(&table), []);
+}
+
+/// Some blocks, one block of the next size with some more, and some again: aligned alike on both
+/// sides, so that the fewest leaves are known.
+pub(crate) fn mixed<F: Format>(format: F) {
+    let prot = read_write(&format);
+    let sizes = usable_sizes(&format);
+    let geometry = format.geometry();
+    for pair in sizes.windows(2) {
+        let (small, large) = (1u64 << pair[0], 1u64 << pair[1]);
+        if 8 * large > geometry.all().last >> 1 || pair[1] + 4 > geometry.output_bits() {
+            continue;
+        }
+        let table = table(format);
+        let (head, tail) = (3.min(large / small - 1), 1);
+        let start = large - head * small;
+        let len = head * small + 2 * large + tail * small;
+        table.map(at(&format, start), bus(start + 4 * large), len, prot).unwrap();
+        let found: Vec<u32> = mappings(&table).iter().map(|m| m.page_log2).collect();
+        // Where sizes are a factor two apart, what is beside has the size of one.
+        let mut expected = fewest(&sizes, start, len);
+        assert_eq!(found, expected, "{}", F::NAME);
+        expected.sort_unstable();
+        assert_eq!(expected.last(), Some(&pair[1]));
+        unmap(&table, at(&format, start), len).unwrap();
+        assert_eq!(mappings(&table), []);
+    }
+}
+
+/// The largest page that fits, again and again.
+fn fewest(sizes: &[u32], mut va: u64, mut len: u64) -> Vec<u32> {
+    let mut found = Vec::new();
+    while len > 0 {
+        let fits = |log2: &&u32| va & ((1 << **log2) - 1) == 0 && 1 << **log2 <= len;
+        let log2 = *sizes.iter().rev().find(fits).unwrap();
+        found.push(log2);
+        va += 1 << log2;
+        len -= 1 << log2;
+    }
+    found
+}

@@ -1,0 +1,162 @@
+//! Formats, and what tests do with tables again and again.
+
+use std::convert::Infallible;
+use std::ops::ControlFlow;
+
+use longshore_mem::{BusAddr, Granule, Iova};
+use longshore_pagetable::cache_sync::CacheSync;
+use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
+use longshore_pagetable::format::*;
+use longshore_pagetable::table_memory::TableMemory;
+use longshore_pagetable::{Invalidate, Mapping, PageTable, TlbGather};
+
+fn granule(log2: u32) -> Granule {
+    Granule::new(1 << log2).unwrap()
+}
+
+pub(crate) fn stage1(granule_log2: u32, input_bits: u32, output_bits: u32) -> Stage1 {
+    let config =
+        Stage1Config { input_bits, output_bits, ..Stage1Config::new(granule(granule_log2)) };
+    Stage1::new(config).unwrap()
+}
+
+pub(crate) fn stage1_upper(granule_log2: u32, input_bits: u32) -> Stage1 {
+    let config =
+        Stage1Config { input_bits, upper: true, ..Stage1Config::new(granule(granule_log2)) };
+    Stage1::new(config).unwrap()
+}
+
+pub(crate) fn stage1_without_runs(granule_log2: u32, input_bits: u32) -> Stage1 {
+    let config =
+        Stage1Config { input_bits, contiguous: false, ..Stage1Config::new(granule(granule_log2)) };
+    Stage1::new(config).unwrap()
+}
+
+pub(crate) fn stage1_tracking() -> Stage1 {
+    let config =
+        Stage1Config { dirty: true, live_size_changes: true, ..Stage1Config::new(granule(12)) };
+    Stage1::new(config).unwrap()
+}
+
+pub(crate) fn stage2(granule_log2: u32, input_bits: u32, output_bits: u32) -> Stage2 {
+    let config = Stage2Config {
+        input_bits,
+        output_bits,
+        live_size_changes: true,
+        ..Stage2Config::new(granule(granule_log2))
+    };
+    Stage2::new(config).unwrap()
+}
+
+pub(crate) fn stage2_tracking() -> Stage2 {
+    let config =
+        Stage2Config { dirty: true, live_size_changes: true, ..Stage2Config::new(granule(12)) };
+    Stage2::new(config).unwrap()
+}
+
+pub(crate) fn vtd_second(input_bits: u32) -> VtdSecond {
+    let config = vtd_second::VtdSecondConfig { input_bits, ..Default::default() };
+    VtdSecond::new(config).unwrap()
+}
+
+pub(crate) fn vtd_second_tracking() -> VtdSecond {
+    VtdSecond::new(vtd_second::VtdSecondConfig { dirty: true, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn vtd_first(five_levels: bool) -> VtdFirst {
+    VtdFirst::new(vtd_first::VtdFirstConfig { five_levels, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn vtd_first_tracking() -> VtdFirst {
+    VtdFirst::new(vtd_first::VtdFirstConfig { dirty: true, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn x86_64(five_levels: bool) -> X86_64 {
+    X86_64::new(x86_64::X86_64Config { five_levels, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn x86_64_tracking() -> X86_64 {
+    X86_64::new(x86_64::X86_64Config { dirty: true, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn amd_v1(levels: u32) -> AmdV1 {
+    AmdV1::new(amd_v1::AmdV1Config { levels, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn amd_v1_tracking() -> AmdV1 {
+    AmdV1::new(amd_v1::AmdV1Config { dirty: true, ..Default::default() }).unwrap()
+}
+
+fn mode(bits: u32) -> riscv::RiscVMode {
+    match bits {
+        39 => riscv::RiscVMode::Sv39,
+        48 => riscv::RiscVMode::Sv48,
+        _ => riscv::RiscVMode::Sv57,
+    }
+}
+
+pub(crate) fn riscv(bits: u32) -> RiscV {
+    RiscV::new(riscv::RiscVConfig::new(mode(bits))).unwrap()
+}
+
+pub(crate) fn riscv_tracking() -> RiscV {
+    let config = riscv::RiscVConfig { dirty: true, ..riscv::RiscVConfig::new(mode(48)) };
+    RiscV::new(config).unwrap()
+}
+
+/// A walker that remembers nothing.
+pub(crate) struct NoTlb;
+
+impl Invalidate for NoTlb {
+    type Error = Infallible;
+
+    fn flush(&self, _gather: &TlbGather) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// Unmaps and finishes.
+pub(crate) fn unmap<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+    iova: Iova,
+    len_bytes: u64,
+) -> Result<(), longshore_pagetable::Error> {
+    let mut gather = TlbGather::new();
+    table.unmap(iova, len_bytes, &mut gather)?;
+    let Ok(()) = table.finish(gather, &NoTlb);
+    Ok(())
+}
+
+/// All that is mapped.
+pub(crate) fn mappings<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+) -> Vec<Mapping> {
+    let mut found = Vec::new();
+    let walked = table.walker().walk_all(|mapping| {
+        found.push(mapping);
+        ControlFlow::<()>::Continue(())
+    });
+    assert!(walked.is_continue());
+    found
+}
+
+/// All page sizes of a format, as logarithms, the smallest first.
+pub(crate) fn page_sizes<F: Format>(format: &F) -> impl Iterator<Item = u32> + use<F> {
+    let sizes = format.geometry().page_sizes();
+    (0..64).filter(move |log2| sizes >> log2 & 1 != 0)
+}
+
+/// Page sizes of which at least four fit into what is translated, and that a target can have.
+pub(crate) fn usable_sizes(format: &impl Format) -> Vec<u32> {
+    let most = format.geometry().input_bits().min(format.geometry().output_bits()) - 2;
+    page_sizes(format).filter(|log2| *log2 <= most).collect()
+}
+
+/// The address whose va is `va`.
+pub(crate) fn at(format: &impl Format, va: u64) -> Iova {
+    format.geometry().iova(va)
+}
+
+pub(crate) fn bus(raw: u64) -> BusAddr {
+    BusAddr::new(raw)
+}
