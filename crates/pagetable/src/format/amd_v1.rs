@@ -17,8 +17,9 @@
 
 use longshore_mem::BusAddr;
 
+use super::fields::{Field, Fields, bit, choice, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
-use crate::geometry::{Geometry, Shape, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -32,6 +33,36 @@ const ADDRESS: u64 = bits(51, 12);
 const FORCE_COHERENT: u64 = 1 << 60;
 const READ: u64 = 1 << 61;
 const WRITE: u64 = 1 << 62;
+
+const SHARED_FIELDS: &[Field] = &[
+    flag("PR", 0, &["not present", "present"]),
+    range("ignored", 4, 1),
+    flag("A", 5, &["", "accessed"]),
+    choice(
+        "Next Level",
+        11,
+        9,
+        &[
+            "page",
+            "table of level 1",
+            "table of level 2",
+            "table of level 3",
+            "table of level 4",
+            "table of level 5",
+            "reserved",
+            "page, size in the address",
+        ],
+    ),
+    range("address", 51, 12),
+    flag("IR", 61, &["", "read"]),
+    flag("IW", 62, &["", "write"]),
+    bit("ignored (63)", 63),
+];
+const LEAF_FIELDS: &[Field] = &[
+    flag("D", 6, &["", "dirty"]),
+    flag("U", 59, &["", "untranslated accesses"]),
+    flag("FC", 60, &["", "force coherent"]),
+];
 
 /// How a version 1 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +128,7 @@ impl AmdV1 {
 
 impl Format for AmdV1 {
     const NAME: &'static str = "AMD v1";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["1", "2", "3", "4", "5", "6"];
     const RUNS_REPEAT: bool = true;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
 
@@ -184,6 +216,13 @@ impl Format for AmdV1 {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    fn fields(&self, _level: u32, entry: u64) -> Fields {
+        match (entry & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT {
+            0 | SIZE_IN_ADDRESS => &[SHARED_FIELDS, LEAF_FIELDS],
+            _ => &[SHARED_FIELDS],
+        }
     }
 
     #[inline]

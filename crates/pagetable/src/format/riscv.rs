@@ -15,8 +15,9 @@
 
 use longshore_mem::BusAddr;
 
+use super::fields::{Field, Fields, choice, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
-use crate::geometry::{Geometry, Shape, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -37,6 +38,21 @@ const NAPOT: u64 = 1 << 63;
 const NAPOT_RUN_LOG2: u32 = 4;
 const NAPOT_SIZE: u64 = 0b1000 << 10;
 const NAPOT_SIZE_MASK: u64 = bits(13, 10);
+
+const FIELDS: &[Field] = &[
+    flag("V", 0, &["not valid", "valid"]),
+    flag("R", 1, &["", "read"]),
+    flag("W", 2, &["", "write"]),
+    flag("X", 3, &["", "execute"]),
+    flag("U", 4, &["", "user"]),
+    flag("G", 5, &["", "global"]),
+    flag("A", 6, &["", "accessed"]),
+    flag("D", 7, &["", "dirty"]),
+    range("RSW", 9, 8),
+    range("PPN", 53, 10),
+    choice("PBMT", 62, 61, &["as the memory is", "non-cacheable", "I/O", "reserved"]),
+    flag("N", 63, &["", "64 KiB of sixteen entries"]),
+];
 
 /// How many levels a RISC-V table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +127,7 @@ impl RiscV {
 
 impl Format for RiscV {
     const NAME: &'static str = "RISC-V";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["0", "1", "2", "3", "4", ""];
     const RUNS_REPEAT: bool = true;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
 
@@ -207,6 +224,10 @@ impl Format for RiscV {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    fn fields(&self, _level: u32, _entry: u64) -> Fields {
+        &[FIELDS]
     }
 
     #[inline]

@@ -22,6 +22,7 @@ pub use stage2::{Stage2, Stage2Config};
 
 use longshore_mem::{BusAddr, Granule};
 
+use super::fields::{Field, bit, choice, flag, range};
 use super::{Entry, LeafEntry, Unsupported, bits, when};
 use crate::geometry::{Geometry, Shape, Window};
 use crate::table_memory::TableAddr;
@@ -34,6 +35,29 @@ const SH_INNER: u64 = 0b11 << SH_SHIFT;
 const ACCESS_FLAG: u64 = 1 << 10;
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
+
+/// What the manual calls the levels.
+const LEVEL_NAMES: [&str; 6] = ["3", "2", "1", "0", "-1", ""];
+
+const SIZE_BITS: &[Field] =
+    &[bit("valid", 0), flag("type", 1, &["block", "table, or page at level 3"])];
+const SH: &[Field] =
+    &[choice("SH", 9, 8, &["non-shareable", "reserved", "outer shareable", "inner shareable"])];
+const LEAF: &[Field] = &[
+    flag("AF", 10, &["access faults", ""]),
+    flag("DBM", 51, &["", "writes set it dirty"]),
+    flag("Contiguous", 52, &["", "one of a run"]),
+    range("ignored for software", 58, 55),
+    range("PBHA", 62, 59),
+];
+const ADDRESS_PLAIN: &[Field] = &[range("OA[47:12]", 47, 12)];
+const ADDRESS_HIGH_4: &[Field] = &[range("OA[47:16]", 47, 16), range("OA[51:48]", 15, 12)];
+const ADDRESS_HIGH_2: &[Field] = &[range("OA[49:12]", 49, 12), range("OA[51:50]", 9, 8)];
+const TABLE_PLAIN: &[Field] = &[range("next table[47:12]", 47, 12)];
+const TABLE_HIGH_4: &[Field] =
+    &[range("next table[47:16]", 47, 16), range("next table[51:48]", 15, 12)];
+const TABLE_HIGH_2: &[Field] =
+    &[range("next table[49:12]", 49, 12), range("next table[51:50]", 9, 8)];
 
 /// How an address lies in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
