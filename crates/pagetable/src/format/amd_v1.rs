@@ -73,14 +73,16 @@ pub struct AmdV1Config {
     pub output_bits: u32,
     /// Pages of sizes between those of two levels.
     pub sizes_between: bool,
+    /// Pages of 512 GiB and more. There is hardware that translates those of 512 GiB wrongly.
+    pub pages_512g: bool,
     /// Let the hardware track dirty pages (`HD` in the device table entry).
     pub dirty: bool,
 }
 
 impl AmdV1Config {
-    /// Of four levels (48 bits), 52 bits out, all page sizes, no dirty tracking.
+    /// Of four levels (48 bits), 52 bits out, all page sizes below 512 GiB, no dirty tracking.
     pub const fn new() -> Self {
-        Self { levels: 4, output_bits: 52, sizes_between: true, dirty: false }
+        Self { levels: 4, output_bits: 52, sizes_between: true, pages_512g: false, dirty: false }
     }
 }
 
@@ -112,6 +114,7 @@ impl AmdV1 {
         }
         // Sizes up to half of the next level's; the topmost level has no pages.
         let run = if config.sizes_between { bits(8, 0) as u32 } else { 1 };
+        let large = if config.pages_512g { run } else { 0 };
         let geometry = Geometry::new(Shape {
             granule_log2: 12,
             index_log2: 9,
@@ -119,7 +122,7 @@ impl AmdV1 {
             input_bits: (12 + 9 * config.levels).min(64),
             output_bits: config.output_bits,
             window: Window::Low,
-            runs: [run, run, run, run, run, 0],
+            runs: [run, run, run, large, large, 0],
             linear_log2: 64,
         });
         Ok(Self { geometry, dirty: config.dirty })
