@@ -121,8 +121,14 @@ impl Lpae {
             *run = 1 | 1 << contiguous_log2[level];
         }
         let above_granule = input_bits - granule_log2;
-        let levels =
-            above_granule.saturating_sub(config.concatenation_log2).div_ceil(index_log2).max(1);
+        // A walk of 4 KiB granules may not begin at level 3 where tables can be concatenated, but
+        // with FEAT_TTST, which is not asked for. (DDI 0487, D8.2, table "Stage 2 initial lookup
+        // level, 4KB granule".)
+        let fewest = if config.concatenation_log2 > 0 && granule_log2 == 12 { 2 } else { 1 };
+        let levels = above_granule
+            .saturating_sub(config.concatenation_log2)
+            .div_ceil(index_log2)
+            .max(fewest);
         let (address, linear_log2) = match (lpa2, wide) {
             (true, _) => (AddressBits::High2In9To8, 50),
             (false, true) => (AddressBits::High4In15To12, 48),
