@@ -33,6 +33,7 @@ const PAGE_NUMBER: u64 = bits(53, 10);
 const ADDRESS_SHIFT: u32 = 2;
 const PBMT: u64 = bits(62, 61);
 const PBMT_IO: u64 = 0b10 << 61;
+const RESERVED: u64 = bits(60, 54);
 const NAPOT: u64 = 1 << 63;
 /// 64 KiB, the one size of Svnapot: the lowest four bits of the page number say so.
 const NAPOT_RUN_LOG2: u32 = 4;
@@ -91,6 +92,8 @@ impl RiscVConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscV {
     geometry: Geometry,
+    /// Bits that a leaf must not have set, as the extensions are.
+    reserved: u64,
     svpbmt: bool,
     dirty: bool,
 }
@@ -121,7 +124,8 @@ impl RiscV {
             runs: [pages, 1, 1, 1, 1, 0],
             linear_log2: 64,
         });
-        Ok(Self { geometry, svpbmt: config.svpbmt, dirty: config.dirty })
+        let reserved = RESERVED | when(!config.svpbmt, PBMT) | when(!config.svnapot, NAPOT);
+        Ok(Self { geometry, reserved, svpbmt: config.svpbmt, dirty: config.dirty })
     }
 }
 
@@ -148,7 +152,12 @@ impl Format for RiscV {
         }
         let address = (entry & PAGE_NUMBER) << ADDRESS_SHIFT;
         if entry & (READ | WRITE | EXECUTE) == 0 {
-            return if level > 0 { Entry::Table(TableAddr::new(address)) } else { Entry::Reserved };
+            let reserved = RESERVED | NAPOT | PBMT | DIRTY | ACCESSED | USER;
+            return if level > 0 && entry & reserved == 0 {
+                Entry::Table(TableAddr::new(address))
+            } else {
+                Entry::Reserved
+            };
         }
         let napot = entry & NAPOT != 0;
         let napot_fits = level == 0 && entry & NAPOT_SIZE_MASK == NAPOT_SIZE;
@@ -159,7 +168,8 @@ impl Format for RiscV {
         };
         let bus = address - when(napot_fits && napot, size);
         let misaligned = bus & !(u64::MAX << page_log2) != 0;
-        if napot && !napot_fits || entry & (READ | WRITE) == WRITE || misaligned {
+        let unknown = entry & self.reserved != 0 || entry & PBMT == PBMT;
+        if napot && !napot_fits || entry & (READ | WRITE) == WRITE || misaligned || unknown {
             return Entry::Reserved;
         }
         Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2 })
