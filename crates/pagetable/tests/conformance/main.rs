@@ -16,6 +16,7 @@ mod memory;
 mod model;
 mod race;
 mod setup;
+mod sources;
 mod split;
 
 use longshore_pagetable::Format;
