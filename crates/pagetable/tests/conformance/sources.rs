@@ -239,7 +239,7 @@ fn amd() {
         assert_eq!(bit_of(&format, 0, 1, name), bits, "{name}");
     }
     assert_eq!(format.geometry().slots_log2(5), 7);
-    assert_eq!(format.geometry().page_sizes() & 512 * GIB, 0);
+    assert_eq!(format.geometry().page_sizes() & (512 * GIB), 0);
     // The size is told by the lowest clear bit of the address, 4 MiB by bit 21.
     for size_log2 in (13..39).filter(|log2| ![21, 30].contains(log2)) {
         let (level, shift) = ((size_log2 - 12) / 9, (size_log2 - 12) / 9 * 9 + 12);
