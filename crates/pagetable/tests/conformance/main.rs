@@ -18,6 +18,7 @@ mod race;
 mod setup;
 mod sources;
 mod split;
+mod walker_races;
 
 use longshore_pagetable::Format;
 
