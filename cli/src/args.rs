@@ -9,6 +9,7 @@ use longshore::load::format::FormatChoice;
 use longshore::{Heap, ReadMode};
 
 use crate::exit;
+use crate::pt::args::PtArgs;
 use crate::units::Size;
 
 /// Fills device-shareable memory straight from files, at the disk's speed.
@@ -25,6 +26,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Doctor(DoctorArgs),
     MakeModel(MakeModelArgs),
+    Pt(PtArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }

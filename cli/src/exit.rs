@@ -22,7 +22,8 @@ Exit codes:
    14  the file changed or shrank     127  the program of --exec was not found
    15  not a valid file of its format
    16  a checksum differs             130  Ctrl-C (128 + the signal's number)
-   17  the file is empty";
+   17  the file is empty
+   18  the address is not mapped";
 
 /// A failure of the command itself that has an exit code of its own.
 #[derive(Debug)]
@@ -44,6 +45,23 @@ pub(crate) fn failure(code: u8, message: impl Into<String>) -> anyhow::Error {
     Failure { code, message: message.into() }.into()
 }
 
+/// An error whose JSON, if any was asked for, is on standard output already.
+#[derive(Debug)]
+struct Told(Failure);
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Told {}
+
+/// A failure with its exit code, of a command whose output tells of it already.
+pub(crate) fn told(code: u8, message: impl Into<String>) -> anyhow::Error {
+    Told(Failure { code, message: message.into() }).into()
+}
+
 /// Tells an error, on standard output too where JSON was asked for, and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     let code = code(error);
@@ -55,7 +73,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
             message = format!("{message}: {cause}");
         }
     }
-    if json {
+    if json && !error.is::<Told>() {
         // Whether or not that can be written, the error itself goes to standard error.
         let _ = print(&format!("{}\n", json!({ "error": message, "exit_code": code })));
     }
@@ -65,6 +83,9 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
 
 fn code(error: &anyhow::Error) -> u8 {
     if let Some(failure) = error.downcast_ref::<Failure>() {
+        return failure.code;
+    }
+    if let Some(Told(failure)) = error.downcast_ref::<Told>() {
         return failure.code;
     }
     let Some(error) = error.downcast_ref::<Error>() else {
@@ -109,6 +130,6 @@ mod tests {
         let told = codes.len();
         codes.sort_unstable();
         codes.dedup();
-        assert_eq!((codes.len(), told), (17, 17));
+        assert_eq!((codes.len(), told), (18, 18));
     }
 }

@@ -9,6 +9,7 @@ mod load;
 mod make_model;
 mod output;
 mod progress;
+mod pt;
 mod signals;
 mod units;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
             (inspect::run(&args), json)
         }
         Command::Doctor(args) => (doctor::run(&args), args.json),
+        Command::Pt(args) => (pt::run(&args), args.json()),
         Command::MakeModel(args) => (make_model::run(&args), false),
         Command::Completions(args) => (generate::completions(&args), false),
         Command::Man(args) => (generate::man(&args), false),

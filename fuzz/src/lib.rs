@@ -5,3 +5,4 @@ pub mod cursor;
 /// The memory that the cursors' own tests walk.
 #[path = "../../crates/iov/tests/memory/mod.rs"]
 mod memory;
+pub mod page_table;

@@ -24,6 +24,7 @@
 //! | [`load`](mod@load) | plans, the overlapped reader, formats, verification |
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
+//! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
 
 use std::path::Path;
@@ -32,6 +33,7 @@ pub use longshore_heap as heap;
 pub use longshore_iov as iov;
 pub use longshore_load as load;
 pub use longshore_mem as mem;
+pub use longshore_pagetable as pagetable;
 
 pub use longshore_heap::{Buffer, Export, Heap, Sealing, SharedBuffer};
 pub use longshore_load::{CancelToken, Loaded, Loader, Plan, Progress, ReadMode, SourceFile};

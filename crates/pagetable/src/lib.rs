@@ -8,7 +8,8 @@
 //! * [`table_memory`]: where tables come from. [`cache_sync`]: how changes reach a walker that does
 //!   not snoop the caches.
 //! * [`TlbGather`] and [`Invalidate`]: what a walker may still remember, and how it is made to forget.
-//! * [`Walker`]: reads tables of any format out of any image of memory, for tools and device models.
+//! * [`Walker`]: reads tables of any format out of any image of memory, for tools and device models;
+//!   [`Trace`] tells a walk step by step, [`Dump`](dump::Dump) the whole tree.
 //!
 //! ```
 //! use longshore_mem::{BusAddr, Granule, Iova};
@@ -82,6 +83,7 @@ mod split;
 mod sync;
 mod table;
 pub mod table_memory;
+pub mod trace;
 mod unmap;
 pub mod walk;
 
@@ -90,4 +92,5 @@ pub use format::Format;
 pub use gather::{Invalidate, TlbGather};
 pub use prot::Prot;
 pub use table::{Check, PageTable};
+pub use trace::Trace;
 pub use walk::{Image, Mapping, Walker};

@@ -80,16 +80,25 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 Entry::Leaf(leaf) if part.index >= next && (level > 0 || leaf.run_log2 > 0) => {
                     let start = part.index >> leaf.run_log2 << leaf.run_log2;
                     next = start + (1 << leaf.run_log2);
-                    let mut touched = Touched::default();
-                    let mut done = Ok(());
-                    for (index, slot) in (start..next).zip(&entries[start..next]) {
+                    let va = |index: usize| {
                         let offset = (index as u64).wrapping_sub(first as u64);
-                        let va = table_va.wrapping_add(offset << geometry.shift(level));
-                        done = self.split_slot(level, slot, leaf, va, linked);
-                        if done.is_err() {
-                            break;
+                        table_va.wrapping_add(offset << geometry.shift(level))
+                    };
+                    let slots = || (start..next).zip(&entries[start..next]);
+                    let mut touched = Touched::default();
+                    touched.extend(start..next);
+                    // A run becomes entries by themselves first, which takes no memory: where that
+                    // runs out later, no run is left that is not whole.
+                    if leaf.run_log2 > 0 {
+                        for (index, slot) in slots() {
+                            self.leave_run(level, slot, leaf, va(index));
                         }
-                        touched.extend(index..index + 1);
+                    }
+                    let mut done = Ok(());
+                    if level > 0 {
+                        done = slots().try_for_each(|(index, slot)| {
+                            self.split_slot(level, slot, leaf, va(index), linked)
+                        });
                     }
                     self.clean(entries, &mut touched);
                     gather.add_leaf_levels(1 << level);
@@ -101,7 +110,24 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Replaces the entry in `slot`, which is (a part of) `leaf` and stands for `va`, by pages.
+    /// Makes the entry in `slot`, which is a part of the run `leaf` and stands for `va`, a leaf by
+    /// itself.
+    fn leave_run(&self, level: u32, slot: &AtomicU64, leaf: LeafEntry, va: u64) {
+        let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
+        let alone = |before| {
+            let mut attributes = self.format.attributes_of(before);
+            let writable = self.format.prot(before).contains(crate::Prot::WRITE);
+            if self.format.dirty_test().is_some() && writable {
+                attributes = self.format.with_dirty(attributes, true);
+            }
+            Some(self.format.leaf(level, 0, BusAddr::new(bus), attributes))
+        };
+        // A walker may mark the entry dirty at any moment: it is asked again then.
+        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone);
+    }
+
+    /// Replaces the entry in `slot`, which was (a part of) `leaf` and stands for `va`, by a table of
+    /// pages.
     fn split_slot(
         &self,
         level: u32,
@@ -114,19 +140,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
         loop {
             let before = slot.load(Ordering::Acquire);
-            let mut attributes = self.format.attributes_of(before);
-            let writable = self.format.prot(before).contains(crate::Prot::WRITE);
-            if self.format.dirty_test().is_some() && leaf.run_log2 > 0 && writable {
-                attributes = self.format.with_dirty(attributes, true);
-            }
-            if level == 0 {
-                let page = self.format.leaf(0, 0, BusAddr::new(bus), attributes);
-                if slot.compare_exchange(before, page, Ordering::AcqRel, Ordering::Acquire).is_ok()
-                {
-                    return Ok(());
-                }
-                continue;
-            }
+            let attributes = self.format.attributes_of(before);
             let target = Target {
                 delta: bus.wrapping_sub(va),
                 attributes,

@@ -17,8 +17,9 @@
 
 use longshore_mem::BusAddr;
 
+use super::fields::{Field, Fields, bit, choice, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
-use crate::geometry::{Geometry, Shape, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -33,6 +34,36 @@ const FORCE_COHERENT: u64 = 1 << 60;
 const READ: u64 = 1 << 61;
 const WRITE: u64 = 1 << 62;
 
+const SHARED_FIELDS: &[Field] = &[
+    flag("PR", 0, &["not present", "present"]),
+    range("ignored", 4, 1),
+    flag("A", 5, &["", "accessed"]),
+    choice(
+        "Next Level",
+        11,
+        9,
+        &[
+            "page",
+            "table of level 1",
+            "table of level 2",
+            "table of level 3",
+            "table of level 4",
+            "table of level 5",
+            "reserved",
+            "page, size in the address",
+        ],
+    ),
+    range("address", 51, 12),
+    flag("IR", 61, &["", "read"]),
+    flag("IW", 62, &["", "write"]),
+    bit("ignored (63)", 63),
+];
+const LEAF_FIELDS: &[Field] = &[
+    flag("D", 6, &["", "dirty"]),
+    flag("U", 59, &["", "untranslated accesses"]),
+    flag("FC", 60, &["", "force coherent"]),
+];
+
 /// How a version 1 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1Config {
@@ -42,14 +73,16 @@ pub struct AmdV1Config {
     pub output_bits: u32,
     /// Pages of sizes between those of two levels.
     pub sizes_between: bool,
+    /// Pages of 512 GiB and more. There is hardware that translates those of 512 GiB wrongly.
+    pub pages_512g: bool,
     /// Let the hardware track dirty pages (`HD` in the device table entry).
     pub dirty: bool,
 }
 
 impl AmdV1Config {
-    /// Of four levels (48 bits), 52 bits out, all page sizes, no dirty tracking.
+    /// Of four levels (48 bits), 52 bits out, all page sizes below 512 GiB, no dirty tracking.
     pub const fn new() -> Self {
-        Self { levels: 4, output_bits: 52, sizes_between: true, dirty: false }
+        Self { levels: 4, output_bits: 52, sizes_between: true, pages_512g: false, dirty: false }
     }
 }
 
@@ -81,6 +114,7 @@ impl AmdV1 {
         }
         // Sizes up to half of the next level's; the topmost level has no pages.
         let run = if config.sizes_between { bits(8, 0) as u32 } else { 1 };
+        let large = if config.pages_512g { run } else { 0 };
         let geometry = Geometry::new(Shape {
             granule_log2: 12,
             index_log2: 9,
@@ -88,7 +122,7 @@ impl AmdV1 {
             input_bits: (12 + 9 * config.levels).min(64),
             output_bits: config.output_bits,
             window: Window::Low,
-            runs: [run, run, run, run, run, 0],
+            runs: [run, run, run, large, large, 0],
             linear_log2: 64,
         });
         Ok(Self { geometry, dirty: config.dirty })
@@ -97,6 +131,7 @@ impl AmdV1 {
 
 impl Format for AmdV1 {
     const NAME: &'static str = "AMD v1";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["1", "2", "3", "4", "5", "6"];
     const RUNS_REPEAT: bool = true;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
 
@@ -184,6 +219,13 @@ impl Format for AmdV1 {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    fn fields(&self, _level: u32, entry: u64) -> Fields {
+        match (entry & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT {
+            0 | SIZE_IN_ADDRESS => &[SHARED_FIELDS, LEAF_FIELDS],
+            _ => &[SHARED_FIELDS],
+        }
     }
 
     #[inline]

@@ -6,6 +6,7 @@
 
 pub mod amd_v1;
 pub mod arm_lpae;
+mod fields;
 pub mod riscv;
 pub mod vtd_first;
 pub mod vtd_second;
@@ -15,12 +16,13 @@ use core::fmt;
 
 use longshore_mem::BusAddr;
 
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, LEVELS_MAX};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
 pub use amd_v1::AmdV1;
 pub use arm_lpae::{Stage1, Stage2};
+pub use fields::{Field, Fields};
 pub use riscv::RiscV;
 pub use vtd_first::VtdFirst;
 pub use vtd_second::VtdSecond;
@@ -79,6 +81,9 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
     /// Whether an entry that lost the permission to be written still says whether it was.
     const READ_ONLY_KEEPS_DIRTY: bool;
 
+    /// What the manual calls each level, from the pages upwards.
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX];
+
     /// The shape of the tables.
     fn geometry(&self) -> &Geometry;
 
@@ -115,6 +120,10 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
     /// A leaf, or its attributes, made dirty or clean. Only called where dirty pages are tracked;
     /// a leaf that cannot be written may stay clean.
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64;
+
+    /// The parts of `entry`, of a table of `level`, that have a name in the manual. What an absent
+    /// entry would be is told by what remains of it.
+    fn fields(&self, level: u32, entry: u64) -> Fields;
 
     /// Whether a live entry must be cleared and flushed before another size of page takes its
     /// place.

@@ -15,8 +15,9 @@
 
 use longshore_mem::BusAddr;
 
+use super::fields::{Field, Fields, choice, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
-use crate::geometry::{Geometry, Shape, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -32,11 +33,27 @@ const PAGE_NUMBER: u64 = bits(53, 10);
 const ADDRESS_SHIFT: u32 = 2;
 const PBMT: u64 = bits(62, 61);
 const PBMT_IO: u64 = 0b10 << 61;
+const RESERVED: u64 = bits(60, 54);
 const NAPOT: u64 = 1 << 63;
 /// 64 KiB, the one size of Svnapot: the lowest four bits of the page number say so.
 const NAPOT_RUN_LOG2: u32 = 4;
 const NAPOT_SIZE: u64 = 0b1000 << 10;
 const NAPOT_SIZE_MASK: u64 = bits(13, 10);
+
+const FIELDS: &[Field] = &[
+    flag("V", 0, &["not valid", "valid"]),
+    flag("R", 1, &["", "read"]),
+    flag("W", 2, &["", "write"]),
+    flag("X", 3, &["", "execute"]),
+    flag("U", 4, &["", "user"]),
+    flag("G", 5, &["", "global"]),
+    flag("A", 6, &["", "accessed"]),
+    flag("D", 7, &["", "dirty"]),
+    range("RSW", 9, 8),
+    range("PPN", 53, 10),
+    choice("PBMT", 62, 61, &["as the memory is", "non-cacheable", "I/O", "reserved"]),
+    flag("N", 63, &["", "64 KiB of sixteen entries"]),
+];
 
 /// How many levels a RISC-V table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +92,8 @@ impl RiscVConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscV {
     geometry: Geometry,
+    /// Bits that a leaf must not have set, as the extensions are.
+    reserved: u64,
     svpbmt: bool,
     dirty: bool,
 }
@@ -105,12 +124,14 @@ impl RiscV {
             runs: [pages, 1, 1, 1, 1, 0],
             linear_log2: 64,
         });
-        Ok(Self { geometry, svpbmt: config.svpbmt, dirty: config.dirty })
+        let reserved = RESERVED | when(!config.svpbmt, PBMT) | when(!config.svnapot, NAPOT);
+        Ok(Self { geometry, reserved, svpbmt: config.svpbmt, dirty: config.dirty })
     }
 }
 
 impl Format for RiscV {
     const NAME: &'static str = "RISC-V";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["0", "1", "2", "3", "4", ""];
     const RUNS_REPEAT: bool = true;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
 
@@ -131,7 +152,12 @@ impl Format for RiscV {
         }
         let address = (entry & PAGE_NUMBER) << ADDRESS_SHIFT;
         if entry & (READ | WRITE | EXECUTE) == 0 {
-            return if level > 0 { Entry::Table(TableAddr::new(address)) } else { Entry::Reserved };
+            let reserved = RESERVED | NAPOT | PBMT | DIRTY | ACCESSED | USER;
+            return if level > 0 && entry & reserved == 0 {
+                Entry::Table(TableAddr::new(address))
+            } else {
+                Entry::Reserved
+            };
         }
         let napot = entry & NAPOT != 0;
         let napot_fits = level == 0 && entry & NAPOT_SIZE_MASK == NAPOT_SIZE;
@@ -142,7 +168,8 @@ impl Format for RiscV {
         };
         let bus = address - when(napot_fits && napot, size);
         let misaligned = bus & !(u64::MAX << page_log2) != 0;
-        if napot && !napot_fits || entry & (READ | WRITE) == WRITE || misaligned {
+        let unknown = entry & self.reserved != 0 || entry & PBMT == PBMT;
+        if napot && !napot_fits || entry & (READ | WRITE) == WRITE || misaligned || unknown {
             return Entry::Reserved;
         }
         Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2 })
@@ -207,6 +234,10 @@ impl Format for RiscV {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    fn fields(&self, _level: u32, _entry: u64) -> Fields {
+        &[FIELDS]
     }
 
     #[inline]

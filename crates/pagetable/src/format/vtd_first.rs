@@ -9,8 +9,8 @@
 use longshore_mem::BusAddr;
 
 use super::x86_64::{X86_64, X86_64Config};
-use super::{DirtyTest, Entry, Format, Unsupported};
-use crate::geometry::Geometry;
+use super::{DirtyTest, Entry, Fields, Format, Unsupported};
+use crate::geometry::{Geometry, LEVELS_MAX};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -63,6 +63,8 @@ impl VtdFirst {
 
 impl Format for VtdFirst {
     const NAME: &'static str = "VT-d first stage";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] =
+        ["FS-PTE", "FS-PDE", "FS-PDPE", "FS-PML4E", "FS-PML5E", ""];
     const RUNS_REPEAT: bool = X86_64::RUNS_REPEAT;
     const READ_ONLY_KEEPS_DIRTY: bool = X86_64::READ_ONLY_KEEPS_DIRTY;
 
@@ -117,6 +119,10 @@ impl Format for VtdFirst {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         self.entries.with_dirty(leaf, dirty)
+    }
+
+    fn fields(&self, level: u32, entry: u64) -> Fields {
+        self.entries.fields(level, entry)
     }
 
     #[inline]

@@ -14,8 +14,9 @@
 
 use longshore_mem::BusAddr;
 
+use super::fields::{Field, Fields, bit, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
-use crate::geometry::{Geometry, Shape, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -26,6 +27,26 @@ const ACCESSED: u64 = 1 << 8;
 const DIRTY: u64 = 1 << 9;
 const SNOOP: u64 = 1 << 11;
 const ADDRESS: u64 = bits(51, 12);
+
+const SHARED_FIELDS: &[Field] = &[
+    flag("R", 0, &["", "read"]),
+    flag("W", 1, &["", "write"]),
+    flag("X", 2, &["", "execute"]),
+    flag("A", 8, &["", "accessed"]),
+    bit("ignored", 10),
+    range("ignored (high)", 61, 52),
+    bit("ignored (63)", 63),
+];
+const LEAF_FIELDS: &[Field] = &[
+    range("EMT", 5, 3),
+    bit("IPAT", 6),
+    flag("D", 9, &["", "dirty"]),
+    flag("SNP", 11, &["", "snooped"]),
+    range("ADDR", 51, 12),
+    bit("TM", 62),
+];
+const PAGE_SIZE_FIELD: &[Field] = &[flag("PS", 7, &["table", "page"])];
+const TABLE_FIELDS: &[Field] = &[range("ADDR (next table)", 51, 12)];
 
 /// How a second stage table is set up, from the unit's capability registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +123,8 @@ impl VtdSecond {
 
 impl Format for VtdSecond {
     const NAME: &'static str = "VT-d second stage";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] =
+        ["SS-PTE", "SS-PDE", "SS-PDPE", "SS-PML4E", "SS-PML5E", ""];
     const RUNS_REPEAT: bool = false;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
 
@@ -175,6 +198,14 @@ impl Format for VtdSecond {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    fn fields(&self, level: u32, entry: u64) -> Fields {
+        match (level, entry & PAGE_SIZE != 0) {
+            (0, _) => &[SHARED_FIELDS, LEAF_FIELDS],
+            (_, true) => &[SHARED_FIELDS, LEAF_FIELDS, PAGE_SIZE_FIELD],
+            (_, false) => &[SHARED_FIELDS, TABLE_FIELDS, PAGE_SIZE_FIELD],
+        }
     }
 
     #[inline]

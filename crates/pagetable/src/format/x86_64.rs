@@ -16,8 +16,9 @@
 
 use longshore_mem::BusAddr;
 
+use super::fields::{Field, Fields, bit, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
-use crate::geometry::{Geometry, Shape, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -31,6 +32,34 @@ const DIRTY: u64 = 1 << 6;
 const PAGE_SIZE: u64 = 1 << 7;
 const ADDRESS: u64 = bits(51, 12);
 const EXECUTE_DISABLE: u64 = 1 << 63;
+
+const SHARED_FIELDS: &[Field] = &[
+    flag("P", 0, &["not present", "present"]),
+    flag("R/W", 1, &["read-only", "read/write"]),
+    flag("U/S", 2, &["supervisor", "user"]),
+    bit("PWT", 3),
+    bit("PCD", 4),
+    flag("A", 5, &["", "accessed"]),
+    flag("XD", 63, &["", "execute disable"]),
+];
+const LEAF_FIELDS: &[Field] = &[
+    flag("D", 6, &["", "dirty"]),
+    flag("G", 8, &["", "global"]),
+    range("ignored", 11, 9),
+    range("ignored (high)", 58, 52),
+    range("protection key", 62, 59),
+];
+/// The attribute table's bit stands elsewhere in a page of 4 KiB, where no page size is told.
+const PAGE_FIELDS: &[Field] = &[bit("PAT", 7), range("address", 51, 12)];
+const BLOCK_FIELDS: &[Field] =
+    &[flag("PS", 7, &["table", "page"]), bit("PAT", 12), range("address", 51, 13)];
+const TABLE_FIELDS: &[Field] = &[
+    bit("ignored (6)", 6),
+    flag("PS", 7, &["table", "page"]),
+    range("ignored", 11, 8),
+    range("address (next table)", 51, 12),
+    range("ignored (high)", 62, 52),
+];
 
 /// How an x86-64 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +121,7 @@ impl X86_64 {
 
 impl Format for X86_64 {
     const NAME: &'static str = "x86-64";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["PTE", "PDE", "PDPTE", "PML4E", "PML5E", ""];
     const RUNS_REPEAT: bool = false;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
 
@@ -169,6 +199,14 @@ impl Format for X86_64 {
     #[inline]
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
         leaf & !DIRTY | when(dirty, DIRTY)
+    }
+
+    fn fields(&self, level: u32, entry: u64) -> Fields {
+        match (level, entry & PAGE_SIZE != 0) {
+            (0, _) => &[SHARED_FIELDS, LEAF_FIELDS, PAGE_FIELDS],
+            (_, true) => &[SHARED_FIELDS, LEAF_FIELDS, BLOCK_FIELDS],
+            (_, false) => &[SHARED_FIELDS, TABLE_FIELDS],
+        }
     }
 
     #[inline]

@@ -184,6 +184,10 @@ fn amd() {
     // The manual's level 4 leads to a table of its level 3.
     assert_eq!(format.table(3, TableAddr::new(0x5000)), 0x6000_0000_0000_5601);
     assert_eq!(amd_v1(6).geometry().input_bits(), 64);
+    // There is hardware that cannot translate 512 GiB: only on demand.
+    assert_eq!(amd_v1(6).geometry().page_sizes(), (1 << 39) - (1 << 12));
+    assert_eq!(amd_v1_large(6).geometry().page_sizes(), (1 << 53) - (1 << 12));
+    assert_eq!(leaf(&amd_v1_large(4), 3, 0, 1 << 39, rw), 0x6000_0080_0000_0001);
 }
 
 #[test]

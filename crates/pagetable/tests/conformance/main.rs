@@ -16,7 +16,9 @@ mod memory;
 mod model;
 mod race;
 mod setup;
+mod sources;
 mod split;
+mod walker_races;
 
 use longshore_pagetable::Format;
 
@@ -134,6 +136,7 @@ conformance! {
     amd_v1_4_levels: amd_v1(4);
     amd_v1_5_levels: amd_v1(5);
     amd_v1_6_levels: amd_v1(6);
+    amd_v1_6_levels_512g: amd_v1_large(6);
     riscv_sv39: riscv(39);
     riscv_sv48: riscv(48);
     riscv_sv57: riscv(57);

@@ -22,6 +22,7 @@ pub use stage2::{Stage2, Stage2Config};
 
 use longshore_mem::{BusAddr, Granule};
 
+use super::fields::{Field, bit, choice, flag, range};
 use super::{Entry, LeafEntry, Unsupported, bits, when};
 use crate::geometry::{Geometry, Shape, Window};
 use crate::table_memory::TableAddr;
@@ -34,6 +35,29 @@ const SH_INNER: u64 = 0b11 << SH_SHIFT;
 const ACCESS_FLAG: u64 = 1 << 10;
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
+
+/// What the manual calls the levels.
+const LEVEL_NAMES: [&str; 6] = ["3", "2", "1", "0", "-1", ""];
+
+const SIZE_BITS: &[Field] =
+    &[bit("valid", 0), flag("type", 1, &["block", "table, or page at level 3"])];
+const SH: &[Field] =
+    &[choice("SH", 9, 8, &["non-shareable", "reserved", "outer shareable", "inner shareable"])];
+const LEAF: &[Field] = &[
+    flag("AF", 10, &["access faults", ""]),
+    flag("DBM", 51, &["", "writes set it dirty"]),
+    flag("Contiguous", 52, &["", "one of a run"]),
+    range("ignored for software", 58, 55),
+    range("PBHA", 62, 59),
+];
+const ADDRESS_PLAIN: &[Field] = &[range("OA[47:12]", 47, 12)];
+const ADDRESS_HIGH_4: &[Field] = &[range("OA[47:16]", 47, 16), range("OA[51:48]", 15, 12)];
+const ADDRESS_HIGH_2: &[Field] = &[range("OA[49:12]", 49, 12), range("OA[51:50]", 9, 8)];
+const TABLE_PLAIN: &[Field] = &[range("next table[47:12]", 47, 12)];
+const TABLE_HIGH_4: &[Field] =
+    &[range("next table[47:16]", 47, 16), range("next table[51:48]", 15, 12)];
+const TABLE_HIGH_2: &[Field] =
+    &[range("next table[49:12]", 49, 12), range("next table[51:50]", 9, 8)];
 
 /// How an address lies in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +121,14 @@ impl Lpae {
             *run = 1 | 1 << contiguous_log2[level];
         }
         let above_granule = input_bits - granule_log2;
-        let levels =
-            above_granule.saturating_sub(config.concatenation_log2).div_ceil(index_log2).max(1);
+        // A walk of 4 KiB granules may not begin at level 3 where tables can be concatenated, but
+        // with FEAT_TTST, which is not asked for. (DDI 0487, D8.2, table "Stage 2 initial lookup
+        // level, 4KB granule".)
+        let fewest = if config.concatenation_log2 > 0 && granule_log2 == 12 { 2 } else { 1 };
+        let levels = above_granule
+            .saturating_sub(config.concatenation_log2)
+            .div_ceil(index_log2)
+            .max(fewest);
         let (address, linear_log2) = match (lpa2, wide) {
             (true, _) => (AddressBits::High2In9To8, 50),
             (false, true) => (AddressBits::High4In15To12, 48),

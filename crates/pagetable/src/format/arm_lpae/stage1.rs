@@ -2,9 +2,14 @@
 
 use longshore_mem::{BusAddr, Granule};
 
-use super::{ACCESS_FLAG, DBM, Lpae, LpaeConfig, SH_INNER, SH_OUTER, VALID};
+use super::{
+    ACCESS_FLAG, ADDRESS_HIGH_2, ADDRESS_HIGH_4, ADDRESS_PLAIN, AddressBits, DBM, LEAF,
+    LEVEL_NAMES, Lpae, LpaeConfig, SH, SH_INNER, SH_OUTER, SIZE_BITS, TABLE_HIGH_2, TABLE_HIGH_4,
+    TABLE_OR_PAGE, TABLE_PLAIN, VALID,
+};
+use crate::format::fields::{Field, Fields, choice, flag};
 use crate::format::{DirtyTest, Entry, Format, Unsupported, when};
-use crate::geometry::{Geometry, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -21,6 +26,33 @@ const UXN: u64 = 1 << 54;
 const ATTR_NON_CACHEABLE: u64 = 0;
 const ATTR_WRITE_BACK: u64 = 1;
 const ATTR_DEVICE: u64 = 2;
+
+/// What stage 1 adds to the fields of a leaf.
+const STAGE1_LEAF: &[Field] = &[
+    choice("AttrIndx", 4, 2, &["non-cacheable", "write-back", "device"]),
+    flag("NS", 5, &["", "non-secure"]),
+    choice(
+        "AP[2:1]",
+        7,
+        6,
+        &["read/write, privileged", "read/write", "read-only, privileged", "read-only"],
+    ),
+    flag("nG", 11, &["global", "not global"]),
+    flag("PXN", 53, &["", "privileged execute never"]),
+    flag("UXN", 54, &["", "unprivileged execute never"]),
+];
+/// What stage 1 adds to the fields of an entry that leads to a table.
+const STAGE1_TABLE: &[Field] = &[
+    flag("PXNTable", 59, &["", "privileged execute never below"]),
+    flag("UXNTable", 60, &["", "unprivileged execute never below"]),
+    choice(
+        "APTable",
+        62,
+        61,
+        &["", "privileged only below", "read-only below", "read-only, privileged below"],
+    ),
+    flag("NSTable", 63, &["", "non-secure below"]),
+];
 
 /// How a stage 1 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +122,7 @@ impl Stage1 {
 
 impl Format for Stage1 {
     const NAME: &'static str = "Arm LPAE stage 1";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = LEVEL_NAMES;
     const RUNS_REPEAT: bool = false;
     const READ_ONLY_KEEPS_DIRTY: bool = false;
 
@@ -174,6 +207,20 @@ impl Format for Stage1 {
             (false, _) => leaf,
             (true, true) => leaf & !AP_READ_ONLY,
             (true, false) => leaf | AP_READ_ONLY,
+        }
+    }
+
+    fn fields(&self, level: u32, entry: u64) -> Fields {
+        let leads_to_a_table = level > 0 && entry & TABLE_OR_PAGE != 0;
+        match (leads_to_a_table, self.lpae.address) {
+            (true, AddressBits::Plain) => &[SIZE_BITS, STAGE1_TABLE, TABLE_PLAIN],
+            (true, AddressBits::High4In15To12) => &[SIZE_BITS, STAGE1_TABLE, TABLE_HIGH_4],
+            (true, AddressBits::High2In9To8) => &[SIZE_BITS, STAGE1_TABLE, TABLE_HIGH_2],
+            (false, AddressBits::Plain) => &[SIZE_BITS, STAGE1_LEAF, SH, LEAF, ADDRESS_PLAIN],
+            (false, AddressBits::High4In15To12) => {
+                &[SIZE_BITS, STAGE1_LEAF, SH, LEAF, ADDRESS_HIGH_4]
+            }
+            (false, AddressBits::High2In9To8) => &[SIZE_BITS, STAGE1_LEAF, LEAF, ADDRESS_HIGH_2],
         }
     }
 

@@ -5,9 +5,14 @@
 
 use longshore_mem::{BusAddr, Granule};
 
-use super::{ACCESS_FLAG, DBM, Lpae, LpaeConfig, SH_INNER, SH_OUTER, VALID};
+use super::{
+    ACCESS_FLAG, ADDRESS_HIGH_2, ADDRESS_HIGH_4, ADDRESS_PLAIN, AddressBits, DBM, LEAF,
+    LEVEL_NAMES, Lpae, LpaeConfig, SH, SH_INNER, SH_OUTER, SIZE_BITS, TABLE_HIGH_2, TABLE_HIGH_4,
+    TABLE_OR_PAGE, TABLE_PLAIN, VALID,
+};
+use crate::format::fields::{Field, Fields, choice};
 use crate::format::{DirtyTest, Entry, Format, Unsupported, bits, when};
-use crate::geometry::{Geometry, Window};
+use crate::geometry::{Geometry, LEVELS_MAX, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
@@ -23,6 +28,40 @@ const S2AP_WRITE: u64 = 1 << 7;
 /// XN[1:0] of 0b10: nobody executes.
 const XN: u64 = 0b10 << 53;
 const XN_MASK: u64 = bits(54, 53);
+
+/// What stage 2 adds to the fields of a leaf.
+const STAGE2_LEAF: &[Field] = &[
+    choice(
+        "MemAttr",
+        5,
+        2,
+        &[
+            "device-nGnRnE",
+            "device-nGnRE",
+            "device-nGRE",
+            "device-GRE",
+            "reserved",
+            "non-cacheable",
+            "inner write-through, outer non-cacheable",
+            "inner write-back, outer non-cacheable",
+            "reserved",
+            "inner non-cacheable, outer write-through",
+            "write-through",
+            "inner write-back, outer write-through",
+            "reserved",
+            "inner non-cacheable, outer write-back",
+            "inner write-through, outer write-back",
+            "write-back",
+        ],
+    ),
+    choice("S2AP", 7, 6, &["no access", "read-only", "write-only", "read/write"]),
+    choice(
+        "XN[1:0]",
+        54,
+        53,
+        &["anyone executes", "unprivileged execute", "nobody executes", "privileged execute"],
+    ),
+];
 
 /// How a stage 2 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +130,7 @@ impl Stage2 {
 
 impl Format for Stage2 {
     const NAME: &'static str = "Arm LPAE stage 2";
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = LEVEL_NAMES;
     const RUNS_REPEAT: bool = false;
     const READ_ONLY_KEEPS_DIRTY: bool = false;
 
@@ -173,6 +213,20 @@ impl Format for Stage2 {
             (false, _) => leaf,
             (true, true) => leaf | S2AP_WRITE,
             (true, false) => leaf & !S2AP_WRITE,
+        }
+    }
+
+    fn fields(&self, level: u32, entry: u64) -> Fields {
+        let leads_to_a_table = level > 0 && entry & TABLE_OR_PAGE != 0;
+        match (leads_to_a_table, self.lpae.address) {
+            (true, AddressBits::Plain) => &[SIZE_BITS, &[], TABLE_PLAIN],
+            (true, AddressBits::High4In15To12) => &[SIZE_BITS, &[], TABLE_HIGH_4],
+            (true, AddressBits::High2In9To8) => &[SIZE_BITS, &[], TABLE_HIGH_2],
+            (false, AddressBits::Plain) => &[SIZE_BITS, STAGE2_LEAF, SH, LEAF, ADDRESS_PLAIN],
+            (false, AddressBits::High4In15To12) => {
+                &[SIZE_BITS, STAGE2_LEAF, SH, LEAF, ADDRESS_HIGH_4]
+            }
+            (false, AddressBits::High2In9To8) => &[SIZE_BITS, STAGE2_LEAF, LEAF, ADDRESS_HIGH_2],
         }
     }
 

@@ -1,0 +1,289 @@
+//! The formats by the names they have on the command line.
+
+use clap::ValueEnum;
+use longshore::mem::Granule;
+use longshore::pagetable::Format;
+use longshore::pagetable::format::amd_v1::AmdV1Config;
+use longshore::pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
+use longshore::pagetable::format::riscv::{RiscVConfig, RiscVMode};
+use longshore::pagetable::format::vtd_first::VtdFirstConfig;
+use longshore::pagetable::format::vtd_second::VtdSecondConfig;
+use longshore::pagetable::format::x86_64::X86_64Config;
+use longshore::pagetable::format::{
+    AmdV1, RiscV, Stage1, Stage2, Unsupported, VtdFirst, VtdSecond, X86_64,
+};
+
+use super::args::FormatArgs;
+use crate::exit::failure;
+
+const ARM_GRANULES: [Granule; 3] = [
+    Granule::SIZE_4K,
+    match Granule::new(1 << 14) {
+        Ok(granule) => granule,
+        Err(_) => Granule::SIZE_4K,
+    },
+    Granule::SIZE_64K,
+];
+
+/// A format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatName {
+    /// Arm's 64-bit tables, stage 1.
+    ArmLpaeS1,
+    /// Arm's 64-bit tables, stage 2.
+    ArmLpaeS2,
+    /// Intel VT-d, second stage.
+    VtdSecond,
+    /// Intel VT-d, first stage.
+    VtdFirst,
+    /// AMD IOMMU, version 1.
+    AmdV1,
+    /// x86-64, also AMD IOMMU version 2.
+    #[value(name = "x86-64")]
+    X86_64,
+    /// RISC-V, three levels.
+    RiscvSv39,
+    /// RISC-V, four levels.
+    RiscvSv48,
+    /// RISC-V, five levels.
+    RiscvSv57,
+}
+
+/// A format that was set up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AnyFormat {
+    Stage1(Stage1),
+    Stage2(Stage2),
+    VtdSecond(VtdSecond),
+    VtdFirst(VtdFirst),
+    AmdV1(AmdV1),
+    X86_64(X86_64),
+    RiscV(RiscV),
+}
+
+/// Evaluates an expression in which `$format` is the format itself, of its own type.
+macro_rules! with_format {
+    ($any:expr, $format:ident => $body:expr) => {
+        match $any {
+            $crate::pt::format::AnyFormat::Stage1($format) => $body,
+            $crate::pt::format::AnyFormat::Stage2($format) => $body,
+            $crate::pt::format::AnyFormat::VtdSecond($format) => $body,
+            $crate::pt::format::AnyFormat::VtdFirst($format) => $body,
+            $crate::pt::format::AnyFormat::AmdV1($format) => $body,
+            $crate::pt::format::AnyFormat::X86_64($format) => $body,
+            $crate::pt::format::AnyFormat::RiscV($format) => $body,
+        }
+    };
+}
+pub(crate) use with_format;
+
+impl FormatName {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// What it is.
+    pub(crate) fn title(self) -> String {
+        let help =
+            self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
+        help.unwrap_or_default()
+    }
+
+    pub(crate) const fn is_arm(self) -> bool {
+        matches!(self, Self::ArmLpaeS1 | Self::ArmLpaeS2)
+    }
+
+    /// Bits of an address that can be translated.
+    pub(crate) fn input_bits(self) -> Vec<u32> {
+        match self {
+            Self::ArmLpaeS1 | Self::ArmLpaeS2 => (25..=52).collect(),
+            Self::VtdSecond => (31..=57).collect(),
+            Self::VtdFirst | Self::X86_64 => vec![48, 57],
+            Self::AmdV1 => vec![21, 30, 39, 48, 57, 64],
+            Self::RiscvSv39 => vec![39],
+            Self::RiscvSv48 => vec![48],
+            Self::RiscvSv57 => vec![57],
+        }
+    }
+
+    /// Bits of an address after translation: the fewest and the most.
+    pub(crate) const fn output_bits(self) -> (u32, u32) {
+        match self {
+            Self::RiscvSv39 | Self::RiscvSv48 | Self::RiscvSv57 => (32, 56),
+            _ => (32, 52),
+        }
+    }
+
+    /// The sizes that the smallest page can have.
+    pub(crate) fn granules(self) -> &'static [Granule] {
+        if self.is_arm() { &ARM_GRANULES } else { &[Granule::SIZE_4K] }
+    }
+
+    /// What else there is to know.
+    pub(crate) const fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::ArmLpaeS1 => &["contiguous bit", "dirty pages (DBM)", "TTBR1"],
+            Self::ArmLpaeS2 => &["contiguous bit", "dirty pages (DBM)", "concatenated root"],
+            Self::VtdSecond => &["dirty pages", "snoop control"],
+            Self::VtdFirst | Self::X86_64 => &["dirty pages", "sign-extended addresses"],
+            Self::AmdV1 => &["every power of two", "dirty pages", "force coherent"],
+            Self::RiscvSv39 | Self::RiscvSv48 | Self::RiscvSv57 => {
+                &["Svnapot", "Svpbmt", "dirty pages", "sign-extended addresses"]
+            }
+        }
+    }
+}
+
+impl FormatArgs {
+    /// A format as it is without options.
+    pub(crate) const fn plain(format: FormatName) -> Self {
+        Self {
+            format,
+            granule: None,
+            input_bits: None,
+            output_bits: None,
+            levels: None,
+            upper: false,
+            no_runs: false,
+            pages_512g: false,
+            dirty: false,
+        }
+    }
+
+    /// Sets the format up.
+    pub(crate) fn set_up(&self) -> anyhow::Result<AnyFormat> {
+        self.refuse_what_it_has_not()?;
+        let granule = self.granule()?;
+        let output_bits = self.output_bits.unwrap_or(match self.format {
+            name if name.is_arm() => 48,
+            name => name.output_bits().1,
+        });
+        let input_bits = self.input_bits.unwrap_or(48);
+        let (contiguous, dirty) = (!self.no_runs, self.dirty);
+        let made = match self.format {
+            FormatName::ArmLpaeS1 => Stage1::new(Stage1Config {
+                input_bits,
+                output_bits,
+                contiguous,
+                dirty,
+                upper: self.upper,
+                ..Stage1Config::new(granule)
+            })
+            .map(AnyFormat::Stage1),
+            FormatName::ArmLpaeS2 => Stage2::new(Stage2Config {
+                input_bits,
+                output_bits,
+                contiguous,
+                dirty,
+                ..Stage2Config::new(granule)
+            })
+            .map(AnyFormat::Stage2),
+            FormatName::VtdSecond => VtdSecond::new(VtdSecondConfig {
+                input_bits,
+                output_bits,
+                dirty,
+                ..VtdSecondConfig::new()
+            })
+            .map(AnyFormat::VtdSecond),
+            FormatName::VtdFirst => VtdFirst::new(VtdFirstConfig {
+                five_levels: self.five_levels()?,
+                output_bits,
+                dirty,
+                ..VtdFirstConfig::new()
+            })
+            .map(AnyFormat::VtdFirst),
+            FormatName::X86_64 => X86_64::new(X86_64Config {
+                five_levels: self.five_levels()?,
+                output_bits,
+                dirty,
+                ..X86_64Config::new()
+            })
+            .map(AnyFormat::X86_64),
+            FormatName::AmdV1 => AmdV1::new(AmdV1Config {
+                levels: self.levels.unwrap_or(4),
+                output_bits,
+                sizes_between: contiguous,
+                pages_512g: self.pages_512g,
+                dirty,
+            })
+            .map(AnyFormat::AmdV1),
+            FormatName::RiscvSv39 => self.riscv(RiscVMode::Sv39, output_bits),
+            FormatName::RiscvSv48 => self.riscv(RiscVMode::Sv48, output_bits),
+            FormatName::RiscvSv57 => self.riscv(RiscVMode::Sv57, output_bits),
+        };
+        made.map_err(|unsupported| failure(2, unsupported.to_string()))
+    }
+
+    fn riscv(&self, mode: RiscVMode, output_bits: u32) -> Result<AnyFormat, Unsupported> {
+        let svnapot = !self.no_runs;
+        let config =
+            RiscVConfig { output_bits, svnapot, dirty: self.dirty, ..RiscVConfig::new(mode) };
+        RiscV::new(config).map(AnyFormat::RiscV)
+    }
+
+    fn granule(&self) -> anyhow::Result<Granule> {
+        let Some(size) = self.granule else { return Ok(Granule::SIZE_4K) };
+        let found = self.format.granules().iter().find(|granule| granule.bytes() == size.0);
+        found.copied().ok_or_else(|| {
+            let sizes: Vec<String> =
+                self.format.granules().iter().map(Granule::to_string).collect();
+            let name = self.format.name();
+            failure(2, format!("--granule: {name} has {}", sizes.join(", ")))
+        })
+    }
+
+    fn five_levels(&self) -> anyhow::Result<bool> {
+        match self.levels {
+            None | Some(4) => Ok(false),
+            Some(5) => Ok(true),
+            Some(levels) => {
+                let name = self.format.name();
+                Err(failure(2, format!("--levels: {name} has 4 or 5, not {levels}")))
+            }
+        }
+    }
+
+    /// Options are not ignored: what a format has not was meant for another.
+    fn refuse_what_it_has_not(&self) -> anyhow::Result<()> {
+        use FormatName::{AmdV1, ArmLpaeS1, VtdFirst, VtdSecond, X86_64};
+        let name = self.format;
+        let has_runs = !matches!(name, VtdSecond | VtdFirst | X86_64);
+        let refused = [
+            ("--input-bits", self.input_bits.is_some(), name.is_arm() || name == VtdSecond),
+            ("--levels", self.levels.is_some(), matches!(name, AmdV1 | VtdFirst | X86_64)),
+            ("--upper", self.upper, name == ArmLpaeS1),
+            ("--no-runs", self.no_runs, has_runs),
+            ("--pages-512g", self.pages_512g, name == AmdV1),
+        ];
+        match refused.into_iter().find(|(_, given, has)| *given && !has) {
+            Some((option, ..)) => Err(failure(2, format!("{} has no {option}", name.name()))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the manual calls a level, in a sentence: `level 2`, `SS-PDE`.
+pub(crate) fn level_label<F: Format>(_format: &F, level: u32) -> String {
+    let name = F::LEVEL_NAMES[level as usize];
+    if name.ends_with(|c: char| c.is_ascii_digit()) { format!("level {name}") } else { name.into() }
+}
+
+/// The level that is called `name`.
+pub(crate) fn level_of<F: Format>(format: &F, name: &str) -> anyhow::Result<u32> {
+    let levels = format.geometry().levels();
+    let found =
+        (0..levels).find(|level| F::LEVEL_NAMES[*level as usize].eq_ignore_ascii_case(name.trim()));
+    found.ok_or_else(|| {
+        let names: Vec<&str> = F::LEVEL_NAMES.iter().take(levels as usize).rev().copied().collect();
+        failure(2, format!("--level: '{name}' is none of {}", names.join(", ")))
+    })
+}
+
+/// A power of two of bytes as people write it.
+pub(crate) fn size(log2: u32) -> String {
+    match 1u64.checked_shl(log2).and_then(|bytes| Granule::new(bytes).ok()) {
+        Some(size) => size.to_string(),
+        None => format!("2^{log2} B"),
+    }
+}

@@ -1,0 +1,60 @@
+//! A walk told step by step, for people who want to know why an address leads where it does.
+
+use longshore_mem::Iova;
+
+use crate::error::Error;
+use crate::format::{Entry, Format};
+use crate::table_memory::TableAddr;
+use crate::walk::Image;
+
+/// One entry that a walk looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The level of the table, 0 for that of the pages.
+    pub level: u32,
+    /// The table.
+    pub table: TableAddr,
+    /// Which slot of it.
+    pub index: usize,
+    /// Its content, and what that is; `None` where the image has no memory there.
+    pub entry: Option<(u64, Entry)>,
+}
+
+/// The steps of one walk, from the root downwards: the last one is a leaf, or says why there is
+/// none.
+#[derive(Clone, Copy, Debug)]
+pub struct Trace<'a, F, I: ?Sized> {
+    format: &'a F,
+    image: &'a I,
+    va: u64,
+    next: Option<(u32, TableAddr)>,
+}
+
+impl<'a, F: Format, I: Image + ?Sized> Trace<'a, F, I> {
+    /// Of `iova` through the tables whose root is at `root` of `image`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
+    pub fn new(format: &'a F, image: &'a I, root: TableAddr, iova: Iova) -> Result<Self, Error> {
+        let geometry = format.geometry();
+        let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
+        Ok(Self { format, image, va, next: Some((geometry.root_level(), root)) })
+    }
+}
+
+impl<F: Format, I: Image + ?Sized> Iterator for Trace<'_, F, I> {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        let (level, table) = self.next.take()?;
+        let index = self.format.geometry().index(level, self.va);
+        let entry = self.image.entry(table, index);
+        let entry = entry.map(|entry| (entry, self.format.decode(level, entry)));
+        if let Some((_, Entry::Table(child))) = entry
+            && level > 0
+        {
+            self.next = Some((level - 1, child));
+        }
+        Some(Step { level, table, index, entry })
+    }
+}

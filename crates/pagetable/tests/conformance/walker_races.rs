@@ -1,0 +1,297 @@
+//! Walkers that set dirty bits while entries change, tables linked by another thread under a walker
+//! of DRAM, and memory that ends part-way.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use longshore_mem::{AddrRange, Iova};
+use longshore_pagetable::cache_sync::{CacheSync, Coherent};
+use longshore_pagetable::format::Entry;
+use longshore_pagetable::table_memory::{
+    HostPages, SimulatedDram, TableAddr, TableMemory, TableMeta,
+};
+use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather, Walker};
+
+use crate::setup::*;
+
+const RW: Prot = Prot::READ_WRITE;
+const MIB: u64 = 1 << 20;
+/// Races are run this often: each takes microseconds, so most of them meet.
+const ROUNDS: u64 = if cfg!(miri) { 4 } else { 300 };
+
+/// Marks the leaf of `iova` dirty as a walker does, by one compare-and-exchange of what it has read.
+/// The size of the leaf it marked; `None` where it was dirty, or is not writable, or has changed.
+fn mark<F: Format>(table: &PageTable<F, HostPages, Coherent>, iova: Iova) -> Option<u32> {
+    let (format, geometry) = (table.format(), table.format().geometry());
+    let (mut address, mut level) = (table.root(), geometry.root_level());
+    let va = geometry.va(iova)?;
+    loop {
+        let slot = table.memory().entries(address).get(geometry.index(level, va))?;
+        let entry = slot.load(Ordering::Acquire);
+        match format.decode(level, entry) {
+            Entry::Table(child) => address = child,
+            Entry::Leaf(leaf) => {
+                let clean = !format.dirty_test()?.matches(entry);
+                let written = format.with_dirty(entry, true);
+                if !clean || !format.prot(entry).contains(Prot::WRITE) {
+                    return None;
+                }
+                let set =
+                    slot.compare_exchange(entry, written, Ordering::AcqRel, Ordering::Acquire);
+                return set.ok().map(|_| geometry.shift(level) + leaf.run_log2);
+            }
+            _ => return None,
+        }
+        level -= 1;
+    }
+}
+
+/// Each time a page becomes dirty it is read once, however reading and writing meet.
+#[test]
+fn no_write_is_lost_or_told_twice_while_dirty_bits_are_read() {
+    fn check<F: Format>(format: F) {
+        const PAGES: usize = 24;
+        let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
+        // Unaligned to the target, so that each page is a leaf.
+        table.map(Iova::new(0), bus(0x1000), PAGES as u64 * 4096, RW).unwrap();
+        let marked: [AtomicU64; PAGES] = std::array::from_fn(|_| AtomicU64::new(0));
+        let mut told = [0; PAGES];
+        let done = AtomicBool::new(false);
+        let read = |told: &mut [u64; PAGES]| {
+            let mut gather = TlbGather::new();
+            let note = |range: AddrRange<Iova>| told[range.start().raw() as usize >> 12] += 1;
+            table.read_dirty(Iova::new(0), PAGES as u64 * 4096, true, &mut gather, note).unwrap();
+            let Ok(()) = table.finish(gather, &NoTlb);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS * 8 {
+                    let page = (round * 7) as usize % PAGES;
+                    if mark(&table, Iova::new((page as u64) << 12)).is_some() {
+                        marked[page].fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                done.store(true, Ordering::Release);
+            });
+            while !done.load(Ordering::Acquire) {
+                read(&mut told);
+            }
+        });
+        read(&mut told);
+        let marked: Vec<u64> = marked.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        assert_eq!(told.as_slice(), marked, "{}", F::NAME);
+    }
+    check(stage1_tracking());
+    check(stage2_tracking());
+    check(vtd_second_tracking());
+    check(x86_64_tracking());
+}
+
+/// A block that is written while it is split makes dirty pages.
+#[test]
+fn a_block_written_while_it_is_split_makes_dirty_pages() {
+    fn check<F: Format>(format: F) {
+        let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
+        for _ in 0..ROUNDS.min(60) {
+            table.map(Iova::new(0), bus(0), 2 * MIB, RW).unwrap();
+            let together = Barrier::new(2);
+            let mut gather = TlbGather::new();
+            let marked = std::thread::scope(|scope| {
+                let walker = scope.spawn(|| {
+                    together.wait();
+                    mark(&table, Iova::new(0x5000))
+                });
+                together.wait();
+                table.split(Iova::new(0), 0x1000, &mut gather).unwrap();
+                walker.join().unwrap()
+            });
+            let Ok(()) = table.finish(gather, &NoTlb);
+            let dirty = mappings(&table).iter().filter(|page| page.dirty).count();
+            let expected = match marked {
+                Some(21) => 512,
+                Some(_) => 1,
+                None => 0,
+            };
+            assert_eq!(dirty, expected, "{}", F::NAME);
+            unmap(&table, Iova::new(0), 2 * MIB).unwrap();
+        }
+    }
+    check(stage1_tracking());
+    check(vtd_second_tracking());
+    check(riscv_tracking());
+}
+
+/// A page written while it is made read-only stays dirty or is told of.
+#[test]
+fn a_page_written_while_it_is_made_read_only_is_known_dirty() {
+    fn check<F: Format>(format: F) {
+        let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
+        for _ in 0..ROUNDS.min(100) {
+            table.map(Iova::new(0x1000), bus(0), 0x1000, RW).unwrap();
+            let together = Barrier::new(2);
+            let (mut gather, mut told) = (TlbGather::new(), 0);
+            let marked = std::thread::scope(|scope| {
+                let walker = scope.spawn(|| {
+                    together.wait();
+                    mark(&table, Iova::new(0x1000)).is_some()
+                });
+                together.wait();
+                let (iova, note) = (Iova::new(0x1000), |_| told += 1);
+                table.set_prot_dirty(iova, 0x1000, Prot::READ, &mut gather, note).unwrap();
+                walker.join().unwrap()
+            });
+            let Ok(()) = table.finish(gather, &NoTlb);
+            let page = table.lookup(Iova::new(0x1000)).unwrap().unwrap();
+            assert!(!page.prot.contains(Prot::WRITE));
+            assert_eq!(u32::from(page.dirty) + told, u32::from(marked), "{}", F::NAME);
+            unmap(&table, Iova::new(0x1000), 0x1000).unwrap();
+        }
+    }
+    check(stage1_tracking());
+    check(stage2_tracking());
+    check(vtd_second_tracking());
+    check(amd_v1_tracking());
+}
+
+/// Lets another thread map when a table is asked for the first time: what is built then finds its
+/// slot taken when it is to be linked.
+struct Interrupted<'a> {
+    dram: &'a SimulatedDram,
+    armed: AtomicBool,
+    meet: Barrier,
+}
+
+impl TableMemory for Interrupted<'_> {
+    fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
+        if self.armed.swap(false, Ordering::AcqRel) {
+            self.meet.wait();
+            self.meet.wait();
+        }
+        self.dram.alloc(size_log2)
+    }
+
+    fn free(&self, table: TableAddr, size_log2: u32) {
+        self.dram.free(table, size_log2);
+    }
+
+    fn entries(&self, table: TableAddr) -> &[AtomicU64] {
+        self.dram.entries(table)
+    }
+
+    fn meta(&self, table: TableAddr) -> &TableMeta {
+        self.dram.meta(table)
+    }
+}
+
+/// Entries that move over to the other thread's table are where the walker looks when `map` returns.
+#[test]
+fn what_moves_over_to_anothers_table_is_cleaned() {
+    let dram = SimulatedDram::new(1 << 20);
+    let memory = Interrupted { dram: &dram, armed: AtomicBool::new(false), meet: Barrier::new(2) };
+    let format = vtd_second(48);
+    let table = PageTable::new(format, &memory, &dram).unwrap();
+    // In the second case the tables meet one level further up, so that a table moves over.
+    for (ours, theirs) in [(0x1000, 0x3000), (MIB, (1 << 30) - 0x1000), (4 << 39, 6 << 38)] {
+        memory.armed.store(true, Ordering::Release);
+        let used = dram.used();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                memory.meet.wait();
+                table.map(Iova::new(theirs), bus(0x7000), 0x1000, RW).unwrap();
+                memory.meet.wait();
+            });
+            table.map(Iova::new(ours), bus(0x5000), 0x2000, RW).unwrap();
+        });
+        dram.with_view(|view| {
+            let walker = Walker::new(&format, view, table.root());
+            for (iova, target) in [(ours, 0x5000), (ours + 0x1000, 0x6000), (theirs, 0x7000)] {
+                let found = walker.lookup(Iova::new(iova)).unwrap();
+                let found = found.map(|mapping| mapping.bus);
+                assert_eq!(found, Some(bus(target)), "{iova:#x}");
+            }
+        });
+        assert!(dram.used() > used);
+        unmap(&table, Iova::new(ours), 0x2000).unwrap();
+        unmap(&table, Iova::new(theirs), 0x1000).unwrap();
+        let mut gather = TlbGather::new();
+        table.reclaim(Iova::new(0), 1 << 48, &mut gather).unwrap();
+        let Ok(()) = table.finish(gather, &NoTlb);
+        assert_eq!(dram.used(), 1);
+    }
+}
+
+/// Where memory ends, the blocks before are split, those behind are as they were, and of a run
+/// nothing is left but blocks by themselves.
+#[test]
+fn a_split_without_memory_stops_between_two_blocks() {
+    fn check<F: Format, S: CacheSync + Copy>(format: F, sync: S, memory: &SimulatedDram) {
+        const BLOCKS: u64 = 16;
+        for run in [false, true] {
+            for budget in 0..=BLOCKS {
+                let table = PageTable::new(format, memory, sync).unwrap();
+                // A run is aligned to its size on both sides.
+                let target = if run { 32 * MIB } else { 2 * MIB };
+                table.map(Iova::new(0), bus(target), BLOCKS * 2 * MIB, RW).unwrap();
+                let blocks = mappings(&table).len();
+                let used = memory.used();
+                memory.set_budget(budget);
+                let mut gather = TlbGather::new();
+                let done = table.split(Iova::new(0), BLOCKS * 2 * MIB, &mut gather);
+                memory.set_budget(u64::MAX);
+                assert_eq!(done.is_ok(), budget == BLOCKS, "{done:?}");
+                assert!(done.is_ok() || done == Err(Error::OutOfMemory));
+                let Ok(()) = table.finish(gather, &NoTlb);
+                assert_eq!(memory.used(), used + budget, "{blocks} leaves before");
+                let found = mappings(&table);
+                assert_eq!(found.len() as u64, budget * 512 + (BLOCKS - budget));
+                let mut next = 0;
+                for mapping in &found {
+                    assert_eq!(mapping.page_log2, if next < budget * 2 * MIB { 12 } else { 21 });
+                    assert_eq!(mapping.iova, Iova::new(next));
+                    assert_eq!(mapping.bus, bus(target + next));
+                    next += 1 << mapping.page_log2;
+                }
+                // The walker of DRAM sees the same.
+                memory.with_view(|view| {
+                    let walker = Walker::new(&format, view, table.root());
+                    for mapping in &found {
+                        assert_eq!(walker.lookup(mapping.iova).unwrap(), Some(*mapping));
+                    }
+                });
+                drop(table);
+                assert_eq!(memory.used(), 0);
+            }
+        }
+    }
+    let memory = SimulatedDram::new(1 << 20);
+    check(stage2(12, 40, 40), &memory, &memory);
+    check(amd_v1(3), &memory, &memory);
+}
+
+#[test]
+fn host_pages_end_at_their_limit_and_go_on_when_tables_come_back() {
+    let memory = HostPages::with_limit(5 * 4096);
+    let table = PageTable::new(vtd_second(48), &memory, Coherent).unwrap();
+    table.map(Iova::new(0), bus(0), 0x1000, RW).unwrap();
+    assert_eq!(memory.used(), 4);
+    // Another table of pages is the last one.
+    table.map(Iova::new(2 * MIB), bus(0), 0x1000, RW).unwrap();
+    assert_eq!(memory.used(), 5);
+    let full = table.map(Iova::new(4 * MIB), bus(0), 0x1000, RW);
+    assert_eq!(full, Err(Error::OutOfMemory));
+    assert_eq!((memory.used(), memory.alloc(12), memory.alloc(21)), (5, None, None));
+    // What fits into tables that are there needs none, and neither does a block.
+    table.map(Iova::new(2 * MIB + 0x1000), bus(0), 0x1000, RW).unwrap();
+    table.map(Iova::new(4 * MIB), bus(0), 2 * MIB, RW).unwrap();
+    unmap(&table, Iova::new(4 * MIB), 2 * MIB).unwrap();
+    let mut gather = TlbGather::new();
+    table.unmap(Iova::new(2 * MIB), 0x2000, &mut gather).unwrap();
+    table.reclaim(Iova::new(2 * MIB), 2 * MIB, &mut gather).unwrap();
+    let again = table.map(Iova::new(4 * MIB), bus(0), 0x1000, RW);
+    assert_eq!(again, Err(Error::OutOfMemory), "not before the flush");
+    let Ok(()) = table.finish(gather, &NoTlb);
+    table.map(Iova::new(4 * MIB), bus(0), 0x1000, RW).unwrap();
+    assert_eq!(memory.used(), 5);
+    drop(table);
+    assert_eq!(memory.used(), 0);
+}
