@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command};
 
 use crate::{
     error::Result,
-    tool::{QEMU, SETPRIV},
+    tool::{QEMU, QEMU_AARCH64, SETPRIV},
 };
 
 /// A QEMU that can be started.
@@ -24,6 +24,15 @@ impl Qemu {
     /// [`MissingTool`](crate::Error::MissingTool) if it is not installed.
     pub fn system() -> Result<Self> {
         Ok(Self { program: QEMU.find()?, leading_args: Vec::new() })
+    }
+
+    /// The machine's own that emulates AArch64.
+    ///
+    /// # Errors
+    ///
+    /// [`MissingTool`](crate::Error::MissingTool) if it is not installed.
+    pub fn system_aarch64() -> Result<Self> {
+        Ok(Self { program: QEMU_AARCH64.find()?, leading_args: Vec::new() })
     }
 
     /// QEMU 11, which knows vfio-user, from Debian's next release: downloaded (48 MB) and unpacked
