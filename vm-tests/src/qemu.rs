@@ -42,7 +42,20 @@ impl Qemu {
     ///
     /// [`Unavailable`](crate::Error::Unavailable) if it is not in the cache and cannot be had.
     pub fn v11() -> Result<Self> {
-        let unpacked = unpacked::obtain()?;
+        Self::unpacked(&unpacked::X86_64)
+    }
+
+    /// QEMU 11 that emulates AArch64, had in the same way.
+    ///
+    /// # Errors
+    ///
+    /// As for [`v11`](Self::v11).
+    pub fn v11_aarch64() -> Result<Self> {
+        Self::unpacked(&unpacked::AARCH64)
+    }
+
+    fn unpacked(emulator: &unpacked::Emulator) -> Result<Self> {
+        let unpacked = unpacked::obtain(emulator)?;
         Ok(Self { program: unpacked.loader, leading_args: unpacked.leading_args })
     }
 

@@ -77,7 +77,6 @@ impl Unit for AmdIommu {
         self.machine.write_u64(BASE + COMMAND_TAIL, 0);
         self.tail.set(0);
         self.set_translating(true);
-        self.command([INVALIDATE_DEVICE | u64::from(DEVICE), 0]);
         self.command([INVALIDATE_PAGES | DOMAIN << 32, 0x7fff_ffff_ffff_f001]);
         self.complete();
     }
@@ -86,6 +85,11 @@ impl Unit for AmdIommu {
         let enable = if on { CONTROL_ENABLE } else { 0 };
         let control = CONTROL_COMMANDS | enable;
         self.machine.write_u64(BASE + CONTROL, control);
+        if on {
+            // Later versions of QEMU look at the device table only then.
+            self.command([INVALIDATE_DEVICE | u64::from(DEVICE), 0]);
+            self.complete();
+        }
     }
 
     /// None: QEMU 7.2 takes its event log for full always, and later ones log no page fault.

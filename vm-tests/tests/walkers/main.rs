@@ -38,6 +38,9 @@ use longshore_vm_tests::{Qemu, Result, expected, require};
 const EXPECTED: &str = include_str!("../../expected-tests.txt");
 const EXPECTED_PATH: &str = "vm-tests/expected-tests.txt";
 
+/// How the names of tests begin that need QEMU 11.
+const QEMU_11: &str = "walker::qemu11::";
+
 /// A test, and what it runs on.
 pub(crate) struct Test {
     pub(crate) name: String,
@@ -67,6 +70,13 @@ fn main() -> ExitCode {
         Err(error) => return complain(&error.to_string()),
     }
     let mut tests = setups::tests();
+    match qemu_11() {
+        Ok(()) => tests.extend(setups::tests_of_qemu_11()),
+        Err(why) => {
+            require::skip("what only QEMU 11 walks", &why);
+            expected.retain(|name| !name.starts_with(QEMU_11));
+        }
+    }
     tests.retain(|test| arguments.selects(&test.name));
     if run(&tests, &expected) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -76,6 +86,15 @@ fn check() -> Result<()> {
     Qemu::system()?;
     Qemu::system_aarch64()?;
     Ok(())
+}
+
+/// Whether QEMU 11 is wanted, and here.
+fn qemu_11() -> std::result::Result<(), String> {
+    if env::var("LONGSHORE_VM_QEMU11").as_deref() != Ok("1") {
+        return Err("it is downloaded; set LONGSHORE_VM_QEMU11=1 to run it".to_owned());
+    }
+    let both = Qemu::v11().and_then(|_| Qemu::v11_aarch64());
+    both.map(drop).map_err(|error| error.to_string())
 }
 
 /// Runs the tests and prints them as any test program does; whether all is well.
