@@ -87,9 +87,7 @@ impl Qtest {
             .chunks_exact(2)
             .map(|pair| Some((digit(pair[0])? << 4 | digit(pair[1])?) as u8))
             .collect();
-        bytes
-            .filter(|bytes| bytes.len() == len_bytes)
-            .ok_or_else(|| Error::Qtest { command, said: answer })
+        bytes.filter(|bytes| bytes.len() == len_bytes).ok_or(Error::Qtest { command, said: answer })
     }
 
     /// Puts `bytes` into memory from `address` on.

@@ -57,7 +57,7 @@ fn every_address_bit<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
         rig.is_mapped(*va, target(index));
         rig.write_arrives(va + granule - 8, target(index) + granule - 8);
         // Beside it nothing is mapped.
-        let beside = va ^ 2 * granule;
+        let beside = va ^ (2 * granule);
         if !pages.contains(&beside) {
             rig.write_is_refused(beside, target(index), Reason::Absent);
         }
@@ -92,7 +92,7 @@ fn every_page_size<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
             let iova = rig.iova(va);
             rig.table.map(iova, bus(base), size, Prot::READ_WRITE).unwrap();
             assert_eq!(rig.table.lookup(iova).unwrap().unwrap().page_log2, page_log2);
-            let middle = (len / 2 | len / 4) & !7;
+            let middle = (len * 3 / 4) & !7;
             for at in [0, middle, len - 8] {
                 rig.is_mapped(va + offset + at, base + offset + at);
             }
@@ -374,7 +374,7 @@ fn random_ranges_agree_with_a_model<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     // Around a place where two tables of every level meet.
     let targets = (TARGETS.end - TARGETS.start) >> granule_log2;
     let space = (3 * block_pages).min(targets / 4);
-    let base = (1u64 << (geometry.input_bits() - 1)) - (space / 2 << granule_log2);
+    let base = (1u64 << (geometry.input_bits() - 1)) - ((space / 2) << granule_log2);
     let mut model: BTreeMap<u64, u64> = BTreeMap::new();
     let mut random = Random(0x1234_5678_9abc_def1);
     for _ in 0..60 {

@@ -258,7 +258,7 @@ impl Unit for SmmuV3 {
         });
         let granule_log2 = geometry.granule_log2();
         let granule = (u64::from(granule_log2) - 10) / 2;
-        let pages = (last.raw() - first.raw() >> granule_log2) + 1;
+        let pages = ((last.raw() - first.raw()) >> granule_log2) + 1;
         let (by_address, all) = match self.stage {
             Stage::One => (CMD_TLBI_NH_VA | ASID << 48, CMD_TLBI_NH_ASID | ASID << 48),
             Stage::Two => (CMD_TLBI_S2_IPA | VMID << 32, CMD_TLBI_S12_VMALL | VMID << 32),
@@ -275,7 +275,7 @@ impl Unit for SmmuV3 {
             }
             None if pages <= 64 => {
                 for page in 0..pages {
-                    self.command([by_address, first.raw() + (page << granule_log2) | leaf]);
+                    self.command([by_address, (first.raw() + (page << granule_log2)) | leaf]);
                 }
             }
             None => self.command([all, 0]),
