@@ -20,6 +20,7 @@ mod setups;
 mod smmu_v3;
 mod unit;
 mod vtd;
+mod vtd_scalable;
 
 use std::collections::BTreeSet;
 use std::env;

@@ -6,8 +6,9 @@ use longshore_mem::Granule;
 use longshore_pagetable::Format;
 use longshore_pagetable::format::amd_v1::AmdV1Config;
 use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
+use longshore_pagetable::format::vtd_first::VtdFirstConfig;
 use longshore_pagetable::format::vtd_second::VtdSecondConfig;
-use longshore_pagetable::format::{AmdV1, Stage1, Stage2, VtdSecond};
+use longshore_pagetable::format::{AmdV1, Stage1, Stage2, VtdFirst, VtdSecond};
 use longshore_vm_tests::protocol::Outcome;
 use longshore_vm_tests::{Qemu, expected};
 
@@ -19,6 +20,7 @@ use crate::mirror::{Backing, Mirror};
 use crate::smmu_v3::{SmmuV3, Stage};
 use crate::unit::{Rig, Unit};
 use crate::vtd::Vtd;
+use crate::vtd_scalable::VtdScalable;
 
 /// What QEMU's SMMUv3 has for addresses after translation (IDR5.OAS).
 const SMMU_OUTPUT_BITS: u32 = 44;
@@ -90,6 +92,9 @@ pub(crate) fn tests_of_qemu_11() -> Vec<Test> {
                 tests.push(test(&name, move || stage2(granule, bits, case)));
             }
         }
+    }
+    for case in cases::all() {
+        tests.push(test(&format!("qemu11::vtd::first::{}", case.0), move || vtd_first(case)));
     }
     for case in cases::all() {
         let name = format!("qemu11::amd::v1_sizes_between::{}", case.0);
@@ -164,6 +169,13 @@ fn vtd_second(input_bits: u32, case: Case<VtdSecond, Vtd>) -> Outcome {
     let machine = Rc::new(Machine::x86(&Qemu::system().unwrap(), &device).unwrap());
     let format = VtdSecond::new(VtdSecondConfig { input_bits, ..VtdSecondConfig::new() });
     run(format.unwrap(), &machine, &Vtd::new(Rc::clone(&machine)), case)
+}
+
+fn vtd_first(case: Case<VtdFirst, VtdScalable>) -> Outcome {
+    let device = "intel-iommu,scalable-mode=on,fsts=on,aw-bits=48";
+    let machine = Rc::new(Machine::x86(&Qemu::v11().unwrap(), device).unwrap());
+    let format = VtdFirst::new(VtdFirstConfig::new()).unwrap();
+    run(format, &machine, &VtdScalable::new(Rc::clone(&machine)), case)
 }
 
 fn amd_v1(levels: u32, case: Case<AmdV1, AmdIommu>) -> Outcome {

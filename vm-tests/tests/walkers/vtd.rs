@@ -13,7 +13,7 @@ use crate::machine::{DEVICE, Machine, STRUCTURES};
 use crate::unit::{Fault, Reason, Unit};
 
 /// Where QEMU's `q35` machine has it.
-const BASE: u64 = 0xfed9_0000;
+pub(crate) const BASE: u64 = 0xfed9_0000;
 
 const CAP: u64 = 0x08;
 const ECAP: u64 = 0x10;
@@ -44,6 +44,8 @@ const FAULT: u64 = 1 << 63;
 const ADDRESS_BEYOND_WIDTH: u32 = 0x4;
 const WRITE_DENIED: u32 = 0x5;
 const READ_DENIED: u32 = 0x6;
+const FIRST_STAGE_ABSENT: u32 = 0x71;
+const FIRST_STAGE_WRITE_DENIED: u32 = 0x85;
 
 /// A VT-d unit that serves one device.
 pub(crate) struct Vtd {
@@ -68,7 +70,23 @@ impl Vtd {
         }
     }
 
-    fn global_command(&self, bit: u32, on: bool) {
+    pub(crate) fn mask_max(&self) -> u64 {
+        self.mask_max
+    }
+
+    /// Takes over what RTADDR says.
+    pub(crate) fn set_root(&self) {
+        self.global_command(GCMD_SET_ROOT, true);
+    }
+
+    /// The smallest power of two of pages, aligned, that has all from `first` to `last`: where it
+    /// begins, and how many pages as a logarithm.
+    pub(crate) fn aligned_pages(&self, first: u64, last: u64) -> (u64, u64) {
+        let mask = u64::BITS - ((first ^ last) >> 12).leading_zeros();
+        (first & u64::MAX.checked_shl(12 + mask).unwrap_or(0), u64::from(mask))
+    }
+
+    pub(crate) fn global_command(&self, bit: u32, on: bool) {
         let status = self.machine.read_u32(BASE + GSTS) & GSTS_PERSISTENT;
         let command = if on { status | bit } else { status & !bit };
         self.machine.write_u32(BASE + GCMD, command);
@@ -98,7 +116,7 @@ impl Unit for Vtd {
         let entry = CONTEXT_TABLE + u64::from(DEVICE) * 16;
         self.machine.write_words(entry, &[root | 1, width | DOMAIN << 8]);
         self.machine.write_u64(BASE + RTADDR, ROOT_TABLE);
-        self.global_command(GCMD_SET_ROOT, true);
+        self.set_root();
         self.machine.write_u64(BASE + CCMD, CCMD_INVALIDATE | CCMD_GLOBAL);
         self.invalidate_iotlb(IOTLB_GLOBAL, 0);
         self.set_translating(true);
@@ -120,7 +138,8 @@ impl Unit for Vtd {
             assert_eq!(high & 0xffff, u64::from(DEVICE), "a fault of another device");
             let reason = match (high >> 32) as u32 & 0xff {
                 WRITE_DENIED | READ_DENIED => Reason::AbsentOrPermission,
-                ADDRESS_BEYOND_WIDTH => Reason::Absent,
+                ADDRESS_BEYOND_WIDTH | FIRST_STAGE_ABSENT => Reason::Absent,
+                FIRST_STAGE_WRITE_DENIED => Reason::Permission,
                 other => Reason::Other(other),
             };
             faults.push(Fault { reason, iova: low, write: high >> 62 & 1 == 0 });
@@ -131,15 +150,12 @@ impl Unit for Vtd {
         faults
     }
 
-    fn invalidate(&self, geometry: &Geometry, gather: &TlbGather) {
+    fn invalidate(&self, _geometry: &Geometry, gather: &TlbGather) {
         let Some((first, last)) = gather.touched() else { return };
-        // The smallest power of two of pages, aligned, that has all of it.
-        let differing = (first.raw() ^ last.raw()) >> geometry.granule_log2();
-        let mask = u64::from(u64::BITS - differing.leading_zeros());
+        let (start, mask) = self.aligned_pages(first.raw(), last.raw());
         if mask > self.mask_max {
             return self.invalidate_iotlb(IOTLB_DOMAIN, 0);
         }
-        let start = first.raw() & (u64::MAX << (12 + mask));
         // IH: no tables were taken out.
         let only_leaves = u64::from(!gather.has_tables()) << 6;
         self.invalidate_iotlb(IOTLB_PAGES, start | only_leaves | mask);
