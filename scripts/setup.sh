@@ -29,6 +29,7 @@ test_packages=(
     git:git
     procps:kill
     qemu-system-x86:qemu-system-x86_64
+    qemu-system-arm:qemu-system-aarch64
     kmod:depmod
     xz-utils:xz
     cpio:cpio

@@ -63,6 +63,14 @@ pub enum Error {
         /// Why it cannot be used.
         reason: &'static str,
     },
+    /// QEMU did not do what it was asked by the qtest protocol.
+    #[error("qtest: {command}: {said}")]
+    Qtest {
+        /// What it was asked.
+        command: String,
+        /// What it answered, or why it did not, with what it wrote to standard error.
+        said: String,
+    },
     /// The guest never reported that its init runs, not even at the second try.
     #[error("the guest did not boot in {attempts} tries: {fault}\n{log_tail}")]
     Boot {

@@ -7,6 +7,9 @@ use std::collections::BTreeSet;
 
 use crate::protocol::Outcome;
 
+/// How the names of tests begin that no guest runs, but the test program `walkers`.
+pub const WALKERS: &str = "walker::";
+
 /// The tests that a list names: one per line; `#` begins a comment.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command};
 
 use crate::{
     error::Result,
-    tool::{QEMU, SETPRIV},
+    tool::{QEMU, QEMU_AARCH64, SETPRIV},
 };
 
 /// A QEMU that can be started.
@@ -26,6 +26,15 @@ impl Qemu {
         Ok(Self { program: QEMU.find()?, leading_args: Vec::new() })
     }
 
+    /// The machine's own that emulates AArch64.
+    ///
+    /// # Errors
+    ///
+    /// [`MissingTool`](crate::Error::MissingTool) if it is not installed.
+    pub fn system_aarch64() -> Result<Self> {
+        Ok(Self { program: QEMU_AARCH64.find()?, leading_args: Vec::new() })
+    }
+
     /// QEMU 11, which knows vfio-user, from Debian's next release: downloaded (48 MB) and unpacked
     /// into the cache beside the machine's own, with every library it needs.
     ///
@@ -33,7 +42,20 @@ impl Qemu {
     ///
     /// [`Unavailable`](crate::Error::Unavailable) if it is not in the cache and cannot be had.
     pub fn v11() -> Result<Self> {
-        let unpacked = unpacked::obtain()?;
+        Self::unpacked(&unpacked::X86_64)
+    }
+
+    /// QEMU 11 that emulates AArch64, had in the same way.
+    ///
+    /// # Errors
+    ///
+    /// As for [`v11`](Self::v11).
+    pub fn v11_aarch64() -> Result<Self> {
+        Self::unpacked(&unpacked::AARCH64)
+    }
+
+    fn unpacked(emulator: &unpacked::Emulator) -> Result<Self> {
+        let unpacked = unpacked::obtain(emulator)?;
         Ok(Self { program: unpacked.loader, leading_args: unpacked.leading_args })
     }
 

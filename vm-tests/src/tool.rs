@@ -29,6 +29,8 @@ pub(crate) const MKFS_XFS: Tool = Tool { program: "mkfs.xfs", package: "xfsprogs
 pub(crate) const MKFS_EROFS: Tool = Tool { program: "mkfs.erofs", package: "erofs-utils" };
 pub(crate) const SETPRIV: Tool = Tool { program: "setpriv", package: "util-linux" };
 pub(crate) const QEMU: Tool = Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" };
+pub(crate) const QEMU_AARCH64: Tool =
+    Tool { program: "qemu-system-aarch64", package: "qemu-system-arm" };
 
 impl Tool {
     /// Where the program is: on PATH, or in the administrator's folders, which Debian leaves out of

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! CACHE/qemu/11.1.3+ds-1~bpo13+1/
-//!   usr/bin/qemu-system-x86_64
+//!   usr/bin/qemu-system-x86_64      in a folder of its own kind, qemu-system-aarch64
 //!   usr/bin/qemu-loader             a copy of the folder's ld-linux: QEMU looks for its parts
 //!                                   beside /proc/self/exe, which is the loader
 //!   usr/bin/qemu-bundle -> ../..    where QEMU then finds /usr/share/qemu and its plug-ins,
@@ -22,8 +22,25 @@ use crate::{
     error::{Error, Result},
 };
 
-const CACHE_KIND: &str = "qemu";
-const PACKAGE: &str = "qemu-system-x86";
+/// A package with a QEMU, and what it is called in the cache.
+#[derive(Debug)]
+pub(super) struct Emulator {
+    cache_kind: &'static str,
+    package: &'static str,
+    program: &'static str,
+}
+
+pub(super) const X86_64: Emulator = Emulator {
+    cache_kind: "qemu",
+    package: "qemu-system-x86",
+    program: "usr/bin/qemu-system-x86_64",
+};
+pub(super) const AARCH64: Emulator = Emulator {
+    cache_kind: "qemu-arm",
+    package: "qemu-system-arm",
+    program: "usr/bin/qemu-system-aarch64",
+};
+
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 
 /// Any 11: archives keep only the last build of a version. Its firmware is newer than the release's
@@ -40,7 +57,6 @@ Pin-Priority: 500
 
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "usr/bin/qemu-loader";
-const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 
 /// How to start the unpacked QEMU.
 pub(super) struct Unpacked {
@@ -49,26 +65,26 @@ pub(super) struct Unpacked {
 }
 
 /// The unpacked QEMU of the cache; if there is none, it is downloaded first.
-pub(super) fn obtain() -> Result<Unpacked> {
+pub(super) fn obtain(emulator: &Emulator) -> Result<Unpacked> {
     let cache = Cache::of_user()?;
-    if let Some(root) = in_cache(&cache)? {
-        return in_folder(&root);
+    if let Some(root) = in_cache(&cache, emulator)? {
+        return in_folder(&root, emulator);
     }
-    let building = cache.lock(CACHE_KIND)?;
+    let building = cache.lock(emulator.cache_kind)?;
     // Another process may have built it while this one waited for the lock.
-    if let Some(root) = in_cache(&cache)? {
-        return in_folder(&root);
+    if let Some(root) = in_cache(&cache, emulator)? {
+        return in_folder(&root, emulator);
     }
-    let root = download(&building)
+    let root = download(&building, emulator)
         .map_err(|error| error.into_unavailable("QEMU 11 could not be downloaded"))?;
-    in_folder(&root)
+    in_folder(&root, emulator)
 }
 
-fn in_cache(cache: &Cache) -> Result<Option<PathBuf>> {
-    Ok(cache.entries(CACHE_KIND)?.into_iter().map(|(_, root)| root).max())
+fn in_cache(cache: &Cache, emulator: &Emulator) -> Result<Option<PathBuf>> {
+    Ok(cache.entries(emulator.cache_kind)?.into_iter().map(|(_, root)| root).max())
 }
 
-fn in_folder(root: &Path) -> Result<Unpacked> {
+fn in_folder(root: &Path, emulator: &Emulator) -> Result<Unpacked> {
     let text = |path: PathBuf| {
         path.into_os_string().into_string().map_err(|path| Error::Unsupported {
             path: path.into(),
@@ -80,17 +96,18 @@ fn in_folder(root: &Path) -> Result<Unpacked> {
         let reason = "the loader takes a colon or semicolon in a folder's name for a list of two";
         return Err(Error::Unsupported { path: libraries.into(), reason });
     }
-    let program = text(root.join(PROGRAM))?;
+    let program = text(root.join(emulator.program))?;
     let leading_args = vec!["--library-path".into(), libraries, program];
     Ok(Unpacked { loader: root.join(LOADER), leading_args })
 }
 
-fn download(building: &Building) -> Result<PathBuf> {
-    eprintln!("downloading QEMU 11 and its libraries (48 MB, once)");
+fn download(building: &Building, emulator: &Emulator) -> Result<PathBuf> {
+    let package = emulator.package;
+    eprintln!("downloading QEMU 11 and its libraries ({package}, some 50 MB, once)");
     let scratch = building.scratch()?;
     let archive = Archive::open(&scratch.path().join("apt"), &SUITES, PREFERENCES)?;
-    let version = archive.version(PACKAGE)?;
-    let packages = archive.download_with_dependencies(PACKAGE)?;
+    let version = archive.version(package)?;
+    let packages = archive.download_with_dependencies(package)?;
     let tree = scratch.path().join("tree");
     merge_usr(&tree)?;
     apt::unpack(&packages, &tree)?;
@@ -131,9 +148,9 @@ mod tests {
 
     #[test]
     fn it_runs_by_its_own_loader_with_its_own_libraries() {
-        let unpacked = in_folder(Path::new("/cache/qemu/11")).unwrap();
+        let unpacked = in_folder(Path::new("/cache/qemu/11"), &X86_64).unwrap();
         assert!(
-            in_folder(Path::new("/cache/1:11")).is_err(),
+            in_folder(Path::new("/cache/1:11"), &X86_64).is_err(),
             "the loader would look in two places"
         );
         assert_eq!(without_epoch("1:11.1.3+ds-1"), "11.1.3+ds-1");
