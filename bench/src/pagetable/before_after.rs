@@ -30,7 +30,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
                 continue;
             }
             let blocks = !pages_only && published.len_bytes >= 2 * MIB;
-            let layout = Layout::one(published.len_bytes, if blocks { 21 } else { 12 });
+            let layout = Layout::apart(published.len_bytes, if blocks { 21 } else { 12 });
             let mut candidates = Candidates::new();
             add(&layout, effort(options), &mut candidates);
             let measured = session.run(&case, candidates);

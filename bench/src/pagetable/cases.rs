@@ -56,6 +56,10 @@ impl Case {
         Self { checks: &[Check::Checked, Check::Trusted], ..self }
     }
 
+    fn trusted_only(self) -> Self {
+        Self { checks: &[Check::Trusted], ..self }
+    }
+
     fn on_each_path(self) -> Self {
         Self { paths: true, ..self }
     }
@@ -98,7 +102,8 @@ fn cases() -> Vec<Case> {
         Case::unmap("unmap 4K", page()).trusted_too(),
         Case::unmap("unmap 512K", Layout::ranges(512 * KIB, 12, 512 * KIB, 16)).trusted_too(),
         Case::unmap("unmap 1M", Layout::ranges(MIB, 12, MIB, 8)).trusted_too(),
-        Case::unmap("unmap 1G of 4K", gib(1)).trusted_too().on_each_path(),
+        Case::unmap("unmap 1G of 4K", gib(1)).on_each_path(),
+        Case::unmap("unmap 1G of 4K, trusted", gib(4)).trusted_only(),
         Case::unmap("unmap 2M + 1M + 1M", Layout::mixed(16)).trusted_too(),
         Case::unmap("unmap 4K, sparse over 256G", sparse()),
         Case::unmap("unmap and finish 4K", page()).finishing(),

@@ -66,9 +66,9 @@ impl Layout {
         Self { pieces, stretches }
     }
 
-    /// `len_bytes` as a benchmark of the kernel maps them: in blocks where a block fits.
-    pub(super) fn one(len_bytes: u64, page_log2: u32) -> Self {
-        Self::ranges(len_bytes, page_log2, len_bytes.max(2 * MIB), 1)
+    /// `len_bytes` again and again, each in tables of its own.
+    pub(super) fn apart(len_bytes: u64, page_log2: u32) -> Self {
+        Self::ranges(len_bytes, page_log2, len_bytes.max(2 * MIB), 8)
     }
 
     /// An address in each page, upwards.
