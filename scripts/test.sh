@@ -143,6 +143,7 @@ bench() {
     local status=0 run=(cargo run --release --package longshore-bench "${locked[@]}" --)
     "${bounded[@]}" "${run[@]}" load --quick --json || status=1
     "${bounded[@]}" "${run[@]}" iov --quick --json || status=1
+    "${bounded[@]}" "${run[@]}" pagetable --quick --json || status=1
     return "$status"
 }
 

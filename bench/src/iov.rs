@@ -16,6 +16,8 @@ use longshore_mem::isa::Path;
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
 
+pub(crate) use clock::core_hz;
+
 /// The bench and its options.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Iov {
@@ -35,7 +37,7 @@ impl Bench for Iov {
     fn set_up(&self, environment: &mut Environment) -> Result<()> {
         let paths: Vec<&str> = Path::all().map(|path| path.isa().name()).collect();
         environment.set("instruction_sets", paths.join(" "));
-        environment.set("core_clock_mhz", (clock::core_hz() / 1e6) as u64);
+        environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         Ok(())
     }
 

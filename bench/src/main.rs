@@ -11,6 +11,7 @@
 mod harness;
 mod iov;
 mod load;
+mod pagetable;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,8 @@ enum Command {
     Load(load::Load),
     /// Cursors: each kind of memory, copies, checksums and digests in bytes per cycle
     Iov(iov::Iov),
+    /// IO page tables: map, unmap, look up, scan, beside other crates and a published table
+    Pagetable(pagetable::Pagetable),
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Load(bench) => harness::run(&bench),
         Command::Iov(bench) => harness::run(&bench),
+        Command::Pagetable(bench) => harness::run(&bench),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// Cycles a second. A chain of dependent additions takes one cycle each on every core since 1995,
 /// whatever the time-stamp counter's rate is.
-pub(super) fn core_hz() -> f64 {
+pub(crate) fn core_hz() -> f64 {
     const TRIES: usize = 5;
     let best = (0..TRIES).map(|_| try_once()).fold(0.0, f64::max);
     assert!(best > 1e8, "a core of less than 100 MHz");

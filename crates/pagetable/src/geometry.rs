@@ -40,6 +40,14 @@ pub struct Geometry {
     linear_log2: u32,
     window: Window,
     runs: [u32; LEVELS_MAX],
+    /// What every walk begins with, worked out once.
+    root_shift: u32,
+    root_index_mask: usize,
+    index_mask: usize,
+    /// The last va.
+    last: u64,
+    /// The bit that no range may change in: which half of a signed window it lies in.
+    half: u64,
 }
 
 /// What [`Geometry::new`] makes a shape from.
@@ -95,6 +103,22 @@ pub struct Part {
     pub whole: bool,
 }
 
+/// A level on the way down, with what picks a slot there: so that walking multiplies nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) level: u32,
+    pub(crate) shift: u32,
+    index_mask: usize,
+}
+
+impl Step {
+    /// The slot that stands for `va`.
+    #[inline]
+    pub(crate) const fn index(self, va: u64) -> usize {
+        (va >> self.shift) as usize & self.index_mask
+    }
+}
+
 impl Geometry {
     /// A shape, with runs that no table of it could hold taken out.
     ///
@@ -114,6 +138,14 @@ impl Geometry {
             linear_log2: shape.linear_log2,
             window: shape.window,
             runs: [0; LEVELS_MAX],
+            root_shift: below_root,
+            root_index_mask: (1 << (shape.input_bits - below_root)) - 1,
+            index_mask: (1 << shape.index_log2) - 1,
+            last: u64::MAX >> (64 - shape.input_bits),
+            half: match shape.window {
+                Window::Low | Window::High => 0,
+                Window::Signed => 1 << (shape.input_bits - 1),
+            },
         };
         let mut level = 0;
         while level < shape.levels {
@@ -196,6 +228,23 @@ impl Geometry {
         (va >> self.shift(level)) as usize & (self.slots(level) - 1)
     }
 
+    /// The root's level.
+    #[inline]
+    pub(crate) const fn root_step(&self) -> Step {
+        let level = self.root_level();
+        Step { level, shift: self.root_shift, index_mask: self.root_index_mask }
+    }
+
+    /// The level below one that is not the lowest.
+    #[inline]
+    pub(crate) const fn below(&self, step: Step) -> Step {
+        Step {
+            level: step.level - 1,
+            shift: step.shift - self.index_log2,
+            index_mask: self.index_mask,
+        }
+    }
+
     /// How many adjacent entries may form one leaf at `level`: bit k stands for 2^k.
     #[inline]
     pub const fn runs(&self, level: u32) -> u32 {
@@ -216,13 +265,13 @@ impl Geometry {
     /// Everything that is translated.
     #[inline]
     pub const fn all(&self) -> Span {
-        Span { first: 0, last: u64::MAX >> (64 - self.input_bits) }
+        Span { first: 0, last: self.last }
     }
 
     /// The va of `iova`, or `None` where it is outside of the window.
     #[inline]
     pub const fn va(&self, iova: Iova) -> Option<u64> {
-        let (raw, all) = (iova.raw(), self.all().last);
+        let (raw, all) = (iova.raw(), self.last);
         let inside = match self.window {
             Window::Low => raw <= all,
             Window::High => raw | all == u64::MAX,
@@ -240,7 +289,7 @@ impl Geometry {
         let unused = 64 - self.input_bits;
         Iova::new(match self.window {
             Window::Low => va,
-            Window::High => va | !self.all().last,
+            Window::High => va | !self.last,
             Window::Signed => ((va << unused) as i64 >> unused) as u64,
         })
     }
@@ -249,9 +298,9 @@ impl Geometry {
     /// two halves of a signed window are no neighbours.
     #[inline]
     pub fn span(&self, iova: Iova, len_bytes: u64) -> Option<Span> {
-        let last = iova.checked_add(len_bytes.checked_sub(1)?)?;
-        let span = Span { first: self.va(iova)?, last: self.va(last)? };
-        (span.last.wrapping_sub(span.first) == len_bytes - 1).then_some(span)
+        let first = self.va(iova)?;
+        let last = first.checked_add(len_bytes.checked_sub(1)?)?;
+        (last <= self.last && (first ^ last) & self.half == 0).then_some(Span { first, last })
     }
 
     /// The slots of a table of `level` that stand for a part of `span`, which lies in what the

@@ -118,8 +118,29 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.map_span(span, &Target { delta, attributes, page_log2_max })
     }
 
+    #[inline]
     fn map_span(&self, span: Span, target: &Target) -> Result<(), Error> {
         let (level, table) = self.descend_to_map(span)?;
+        if level > 0 {
+            return self.map_in(level, table, span, target);
+        }
+        let slots = self.pages(table, span);
+        self.prepare_pages(slots, span)?;
+        self.fill_leaves(slots, 0, span.first, target);
+        self.sync.clean(slots);
+        self.sync.fence();
+        Ok(())
+    }
+
+    /// Maps what is more than a part of one table of pages.
+    #[inline(never)]
+    fn map_in(
+        &self,
+        level: u32,
+        table: TableAddr,
+        span: Span,
+        target: &Target,
+    ) -> Result<(), Error> {
         let mut pending = Pending::default();
         let prepared = self.prepare(level, table, span, target, &mut pending);
         if prepared.is_err() {
@@ -146,18 +167,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     #[inline]
     fn descend_to_map(&self, span: Span) -> Result<(u32, TableAddr), Error> {
         let geometry = self.format.geometry();
-        let (mut level, mut table) = (geometry.root_level(), self.root);
-        while level > 0 {
-            let index = geometry.index(level, span.first);
-            if geometry.index(level, span.last) != index {
-                break;
-            }
-            let slot = &self.entries(level, table)[index];
-            match self.decode(level, slot) {
+        let (mut step, mut table) = (geometry.root_step(), self.root);
+        while step.level > 0 && span.first >> step.shift == span.last >> step.shift {
+            let slot = self.slot(table, step.index(span.first));
+            match self.decode(step.level, slot) {
                 Entry::Table(child) => {
                     self.settle_path(slot, child);
                     table = child;
-                    level -= 1;
+                    step = geometry.below(step);
                 }
                 Entry::Absent => break,
                 Entry::Leaf(_) | Entry::Reserved => {
@@ -165,7 +182,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 }
             }
         }
-        Ok((level, table))
+        Ok((step.level, table))
     }
 
     /// The table was linked by another thread, which may not have got as far as its last fence: what
@@ -214,18 +231,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         pending: &mut Pending,
     ) -> Result<(), Error> {
         let geometry = self.format.geometry();
-        let entries = self.entries(level, table);
         if level == 0 {
-            let slots = &entries[geometry.index(0, span.first)..=geometry.index(0, span.last)];
-            let present = self.format.present_mask();
-            return match simd::find_different(self.path, slots, present, 0) {
-                None => Ok(()),
-                Some(at) => {
-                    let va = span.first + ((at as u64) << geometry.granule_log2());
-                    Err(Error::Exists { at: self.iova(va) })
-                }
-            };
+            return self.prepare_pages(self.pages(table, span), span);
         }
+        let entries = self.entries(level, table);
         for part in geometry.parts(level, span) {
             let slot = &entries[part.index];
             match self.decode(level, slot) {
@@ -255,6 +264,18 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
+    /// That no page is mapped in `slots`, which stand for `span`.
+    #[inline]
+    fn prepare_pages(&self, slots: &[AtomicU64], span: Span) -> Result<(), Error> {
+        match simd::find_different(self.path, slots, self.format.present_mask(), 0) {
+            None => Ok(()),
+            Some(at) => {
+                let va = span.first + ((at as u64) << self.format.geometry().granule_log2());
+                Err(Error::Exists { at: self.iova(va) })
+            }
+        }
+    }
+
     /// A table of `level` that maps `span`, which no walker sees yet, and the tables below it.
     /// Everything in it is written once and cleaned once.
     pub(crate) fn build(
@@ -263,8 +284,26 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         span: Span,
         target: &Target,
     ) -> Result<TableAddr, Error> {
-        let geometry = self.format.geometry();
         let table = self.alloc_table(level)?;
+        match self.build_in(level, table, span, target) {
+            Ok(()) => Ok(table),
+            Err(error) => {
+                self.free_table(level, table);
+                Err(error)
+            }
+        }
+    }
+
+    /// Fills a table that no walker sees yet, and the tables below it. Where that fails nothing is
+    /// below it.
+    fn build_in(
+        &self,
+        level: u32,
+        table: TableAddr,
+        span: Span,
+        target: &Target,
+    ) -> Result<(), Error> {
+        let geometry = self.format.geometry();
         let entries = self.entries(level, table);
         let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
         simd::clear(self.path, &entries[..first]);
@@ -272,8 +311,9 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         if level == 0 {
             self.fill_leaves(&entries[first..=last], 0, span.first, target);
             self.sync.clean(entries);
-            return Ok(table);
+            return Ok(());
         }
+        let mut children = self.alloc_children(level, span, target)?;
         let mut parts = geometry.parts(level, span).peekable();
         while let Some(part) = parts.next() {
             if self.leaf_fits(level, part, target) {
@@ -284,28 +324,72 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 self.fill_leaves(&entries[part.index..end], level, part.span.first, target);
                 continue;
             }
-            match self.build(level - 1, part.span, target) {
-                Ok(child) => {
-                    if !S::COHERENT {
-                        self.memory.meta(child).set_settled(true);
-                    }
-                    let entry = self.format.table(level, child);
-                    entries[part.index].store(entry, Ordering::Relaxed);
-                }
+            let Some(child) = children else { break };
+            let meta = self.memory.meta(child);
+            children = meta.next();
+            if let Err(error) = self.build_in(level - 1, child, part.span, target) {
+                self.free_table(level - 1, child);
+                self.free_unfilled(level - 1, children);
+                self.free_children(level, &entries[first..part.index]);
+                return Err(error);
+            }
+            if !S::COHERENT {
+                meta.set_settled(true);
+            }
+            let entry = self.format.table(level, child);
+            entries[part.index].store(entry, Ordering::Relaxed);
+        }
+        self.sync.clean(entries);
+        Ok(())
+    }
+
+    /// A list of as many tables as [`build_in`](Self::build_in) needs right below a table of `level`.
+    /// All are taken before any is filled: taking one is an exchange, which would wait for what is
+    /// being cleaned.
+    fn alloc_children(
+        &self,
+        level: u32,
+        span: Span,
+        target: &Target,
+    ) -> Result<Option<TableAddr>, Error> {
+        let mut taken = None;
+        for part in self.format.geometry().parts(level, span) {
+            if self.leaf_fits(level, part, target) {
+                continue;
+            }
+            match self.alloc_table(level - 1) {
+                Ok(table) => self.memory.meta(table).set_next(taken.replace(table)),
                 Err(error) => {
-                    self.free_children(level, &entries[first..part.index]);
-                    self.free_table(level, table);
+                    self.free_unfilled(level - 1, taken);
                     return Err(error);
                 }
             }
         }
-        self.sync.clean(entries);
-        Ok(table)
+        Ok(taken)
+    }
+
+    /// Frees a list of tables that nothing was written to.
+    fn free_unfilled(&self, level: u32, mut next: Option<TableAddr>) {
+        while let Some(table) = next {
+            next = self.memory.meta(table).next();
+            self.free_table(level, table);
+        }
     }
 
     /// Fills `slots`, the first of which stands for `va`, with the largest leaves that fit.
     #[inline]
     fn fill_leaves(&self, slots: &[AtomicU64], level: u32, va: u64, target: &Target) {
+        if let [slot] = slots {
+            let bus = BusAddr::new(target.bus(va));
+            let leaf = self.format.leaf(level, 0, bus, target.attributes);
+            slot.store(leaf, Ordering::Relaxed);
+            return;
+        }
+        self.fill_groups(slots, level, va, target);
+    }
+
+    #[inline(never)]
+    fn fill_groups(&self, slots: &[AtomicU64], level: u32, va: u64, target: &Target) {
         let geometry = self.format.geometry();
         let shift = geometry.shift(level);
         let mut done = 0;
@@ -342,13 +426,13 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         pending: &mut Pending,
     ) -> Result<(), Error> {
         let geometry = self.format.geometry();
-        let entries = self.entries(level, table);
         if level == 0 {
-            let slots = &entries[geometry.index(0, span.first)..=geometry.index(0, span.last)];
+            let slots = self.pages(table, span);
             self.fill_leaves(slots, 0, span.first, target);
             self.sync.clean(slots);
             return Ok(());
         }
+        let entries = self.entries(level, table);
         let mut touched = Touched::default();
         let mut parts = geometry.parts(level, span).peekable();
         while let Some(part) = parts.next() {

@@ -187,6 +187,21 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         &self.memory.entries(table)[..self.format.geometry().slots(level)]
     }
 
+    /// One slot of a table that this call has found on its way, or made.
+    #[inline]
+    pub(crate) fn slot(&self, table: TableAddr, index: usize) -> &AtomicU64 {
+        self.memory.entry(table, index).expect("a table has its entries")
+    }
+
+    /// The slots of a table of level 0 that stand for `span`.
+    #[inline]
+    pub(crate) fn pages(&self, table: TableAddr, span: Span) -> &[AtomicU64] {
+        let geometry = self.format.geometry();
+        let first = geometry.index(0, span.first);
+        let count = ((span.last - span.first) >> geometry.granule_log2()) as usize + 1;
+        &self.memory.entries(table)[first..first + count]
+    }
+
     #[inline]
     pub(crate) fn decode(&self, level: u32, slot: &AtomicU64) -> Entry {
         self.format.decode(level, slot.load(Ordering::Acquire))
@@ -280,7 +295,7 @@ fn alloc_table<F: Format>(
 impl<F: Format, M: TableMemory, S: CacheSync> Image for PageTable<F, M, S> {
     #[inline]
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
-        Some(self.memory.entries(table).get(index)?.load(Ordering::Acquire))
+        Some(self.memory.entry(table, index)?.load(Ordering::Acquire))
     }
 }
 

@@ -72,10 +72,16 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let span = self.span(iova, len_bytes)?;
         self.claim(gather);
         let (level, table) = self.descend_to_unmap(span)?;
-        self.verify(level, table, span, self.check == Check::Checked)?;
-        self.clear(level, table, span, gather, &mut dirty);
+        let every_leaf = self.check == Check::Checked;
+        if level == 0 {
+            self.verify_pages(table, span, every_leaf)?;
+            self.clear_pages(table, span, gather, &mut dirty);
+        } else {
+            self.verify(level, table, span, every_leaf)?;
+            self.clear(level, table, span, gather, &mut dirty);
+        }
         self.sync.fence();
-        gather.touch(self.iova(span.first), self.iova(span.last));
+        gather.touch(iova, Iova::new(iova.raw() + (len_bytes - 1)));
         Ok(())
     }
 
@@ -83,20 +89,18 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     #[inline]
     fn descend_to_unmap(&self, span: Span) -> Result<(u32, TableAddr), Error> {
         let geometry = self.format.geometry();
-        let (mut level, mut table) = (geometry.root_level(), self.root);
-        while level > 0 {
-            let index = geometry.index(level, span.first);
-            let whole = span.last - span.first == (1 << geometry.shift(level)) - 1;
-            if geometry.index(level, span.last) != index || whole {
+        let (mut step, mut table) = (geometry.root_step(), self.root);
+        while step.level > 0 && span.first >> step.shift == span.last >> step.shift {
+            if span.last - span.first == (1 << step.shift) - 1 {
                 break;
             }
-            match self.decode(level, &self.entries(level, table)[index]) {
+            match self.decode(step.level, self.slot(table, step.index(span.first))) {
                 Entry::Table(child) => {
                     table = child;
-                    level -= 1;
+                    step = geometry.below(step);
                 }
                 Entry::Leaf(leaf) => {
-                    let at = self.leaf_start(level, leaf.run_log2, span.first);
+                    let at = self.leaf_start(step.level, leaf.run_log2, span.first);
                     return Err(Error::PartialBlock { at });
                 }
                 Entry::Absent | Entry::Reserved => {
@@ -104,7 +108,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 }
             }
         }
-        Ok((level, table))
+        Ok((step.level, table))
     }
 
     /// That `span` can be unmapped: no leaf reaches beyond its ends, and, if `every_leaf` is to be
@@ -116,19 +120,11 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         span: Span,
         every_leaf: bool,
     ) -> Result<(), Error> {
+        if level == 0 {
+            return self.verify_pages(table, span, every_leaf);
+        }
         let geometry = self.format.geometry();
         let entries = self.entries(level, table);
-        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
-        if level == 0 {
-            let slots = &entries[first..=last];
-            if every_leaf
-                && let Some(at) = simd::find_equal(self.path, slots, self.format.present_mask(), 0)
-            {
-                let va = span.first + ((at as u64) << geometry.granule_log2());
-                return Err(Error::Hole { at: self.iova(va) });
-            }
-            return self.verify_ends(0, entries, span);
-        }
         for part in geometry.parts(level, span) {
             if part.whole && !every_leaf {
                 continue;
@@ -146,6 +142,19 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             }
         }
         self.verify_ends(level, entries, span)
+    }
+
+    /// As [`verify`](Self::verify), in a table of pages.
+    #[inline]
+    fn verify_pages(&self, table: TableAddr, span: Span, every_leaf: bool) -> Result<(), Error> {
+        if every_leaf {
+            let slots = self.pages(table, span);
+            if let Some(at) = simd::find_equal(self.path, slots, self.format.present_mask(), 0) {
+                let va = span.first + ((at as u64) << self.format.geometry().granule_log2());
+                return Err(Error::Hole { at: self.iova(va) });
+            }
+        }
+        self.verify_ends(0, self.memory.entries(table), span)
     }
 
     /// That no contiguous run reaches beyond the ends of `span`.
@@ -179,19 +188,12 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         gather: &mut TlbGather,
         dirty: DirtySink<'_>,
     ) {
+        if level == 0 {
+            return self.clear_pages(table, span, gather, dirty);
+        }
         let geometry = self.format.geometry();
         let entries = self.entries(level, table);
-        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
         let tracking = self.format.dirty_test();
-        if level == 0 {
-            match tracking {
-                Some(test) => self.take_leaves(0, entries, span, test, gather, dirty),
-                None => simd::clear(self.path, &entries[first..=last]),
-            }
-            self.sync.clean(&entries[first..=last]);
-            gather.add_leaf_levels(1);
-            return;
-        }
         let mut touched = Touched::default();
         for part in geometry.parts(level, span) {
             let slot = &entries[part.index];
@@ -226,8 +228,29 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.clean(entries, &mut touched);
     }
 
+    /// As [`clear`](Self::clear), in a table of pages.
+    #[inline]
+    fn clear_pages(
+        &self,
+        table: TableAddr,
+        span: Span,
+        gather: &mut TlbGather,
+        dirty: DirtySink<'_>,
+    ) {
+        let slots = self.pages(table, span);
+        match self.format.dirty_test() {
+            Some(test) => {
+                self.take_leaves(0, self.entries(0, table), span, test, gather, dirty);
+            }
+            None => simd::clear(self.path, slots),
+        }
+        self.sync.clean(slots);
+        gather.add_leaf_levels(1);
+    }
+
     /// Clears every leaf of a table in `span` by an exchange, which no walker's setting of a dirty
     /// bit can get lost in, and tells of those that were dirty.
+    #[inline(never)]
     fn take_leaves(
         &self,
         level: u32,

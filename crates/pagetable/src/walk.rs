@@ -94,20 +94,21 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
     pub fn lookup(&self, iova: Iova) -> Result<Option<Mapping>, Error> {
         let geometry = self.format.geometry();
         let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
-        let (mut table, mut level) = (self.root, geometry.root_level());
+        let (mut table, mut step) = (self.root, geometry.root_step());
         loop {
-            let index = geometry.index(level, va);
+            let index = step.index(va);
             let Some(entry) = self.image.entry(table, index) else { return Ok(None) };
-            match self.format.decode(level, entry) {
-                Entry::Table(child) if level > 0 => {
+            match self.format.decode(step.level, entry) {
+                Entry::Table(child) if step.level > 0 => {
                     table = child;
-                    level -= 1;
+                    step = geometry.below(step);
                 }
                 Entry::Leaf(leaf) => {
-                    let page_log2 = geometry.shift(level) + leaf.run_log2;
+                    let page_log2 = step.shift + leaf.run_log2;
                     let below = (1u64 << page_log2) - 1;
                     return Ok(Some(Mapping {
-                        iova: geometry.iova(va & !below),
+                        // What is above the va's bits is the same for the whole page.
+                        iova: Iova::new(iova.raw() & !below),
                         bus: BusAddr::new(leaf.bus.raw() & !below),
                         page_log2,
                         prot: self.format.prot(entry),

@@ -1,8 +1,11 @@
 //! Tables in memory of this process.
 //!
-//! Chunks double in size, so that a few of them make any amount, and a table's address says which
-//! chunk it is in: chunk k has the addresses `FIRST << k .. FIRST << (k + 1)`. These addresses mean
-//! nothing to hardware; they are for walkers in this process.
+//! The first chunk is taken at once, and takes no more of the machine than is used of it: memory of
+//! zeros costs addresses only, until it is written. So where a table lies is a subtraction and a
+//! comparison, for as many tables as map 128 GiB in pages of 4 KiB. Further chunks double in size, so
+//! that a few of them make any amount, and a table's address says which chunk it is in: chunk k has
+//! the addresses `FIRST << k .. FIRST << (k + 1)`. These addresses mean nothing to hardware; they are
+//! for walkers in this process.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -14,17 +17,23 @@ use std::boxed::Box;
 use super::units::{UNIT_LOG2, Units};
 use super::{TableAddr, TableMemory, TableMeta};
 
-/// Bytes of the first chunk, and the first address: 2 MiB, the largest table there is.
-const FIRST_LOG2: u32 = 21;
+/// Bytes of the first chunk, and the first address: a multiple of the largest table, 2 MiB.
+const FIRST_LOG2: u32 = if cfg!(miri) { 21 } else { 28 };
 const FIRST: u64 = 1 << FIRST_LOG2;
-/// Chunks: 2 MiB to 2 TiB, 4 TiB of tables in all.
-const CHUNKS: usize = 21;
+/// The least that the first chunk is made of where memory is scarce.
+const FIRST_MIN: u64 = 1 << 21;
+/// Bytes that chunks are aligned to, so that the kernel may use huge pages.
+const ALIGN: usize = 1 << 21;
+/// Chunks: 4 TiB of tables in all.
+const CHUNKS: usize = (42 - FIRST_LOG2) as usize;
 
 /// Tables in memory that is taken from the global allocator as it is needed, and given back when
 /// this is dropped.
 #[derive(Debug)]
 pub struct HostPages {
-    chunks: [AtomicPtr<Chunk>; CHUNKS],
+    first: Chunk,
+    /// The chunks from the second on.
+    further: [AtomicPtr<Chunk>; CHUNKS - 1],
     units: Units,
     /// How much may be taken, in units.
     limit_units: u64,
@@ -32,38 +41,86 @@ pub struct HostPages {
 
 #[derive(Debug)]
 struct Chunk {
+    /// What was allocated, which need not be aligned: an allocator writes zeros to aligned memory
+    /// itself, and takes memory of zeros from the system otherwise.
+    start: NonNull<u8>,
     entries: NonNull<AtomicU64>,
-    layout: Layout,
-    metas: Box<[TableMeta]>,
+    metas: NonNull<TableMeta>,
+    size_bytes: u64,
 }
 
-// SAFETY: the entries are atomics which the chunk owns.
+// SAFETY: the entries and what is noted beside them are atomics which the chunk owns.
 unsafe impl Send for Chunk {}
 // SAFETY: as above.
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
-    fn new(size_bytes: usize) -> Option<Self> {
-        // Aligned to the first chunk's size, so that the kernel may use huge pages.
-        let layout = Layout::from_size_align(size_bytes, FIRST as usize).ok()?;
-        // SAFETY: the layout is not empty.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let metas = (0..size_bytes >> UNIT_LOG2).map(|_| TableMeta::new()).collect();
-        Some(Self { entries: start.cast(), layout, metas })
+    const fn empty() -> Self {
+        Self {
+            start: NonNull::dangling(),
+            entries: NonNull::dangling(),
+            metas: NonNull::dangling(),
+            size_bytes: 0,
+        }
     }
 
+    /// Of whole units; `None` where there is no memory.
+    fn new(size_bytes: u64) -> Option<Self> {
+        let (entries_layout, metas_layout) = Self::layouts(size_bytes)?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { alloc_zeroed(entries_layout) })?;
+        // SAFETY: as above.
+        let Some(metas) = NonNull::new(unsafe { alloc_zeroed(metas_layout) }) else {
+            // SAFETY: allocated above with this layout.
+            unsafe { dealloc(start.as_ptr(), entries_layout) };
+            return None;
+        };
+        // SAFETY: there are `ALIGN` bytes more than the entries need.
+        let entries = unsafe { start.add(start.addr().get().wrapping_neg() % ALIGN) };
+        Some(Self { start, entries: entries.cast(), metas: metas.cast(), size_bytes })
+    }
+
+    fn layouts(size_bytes: u64) -> Option<(Layout, Layout)> {
+        let size = usize::try_from(size_bytes).ok().filter(|size| size >> UNIT_LOG2 != 0)?;
+        let entries = Layout::from_size_align(size.checked_add(ALIGN)?, 8).ok()?;
+        Some((entries, Layout::array::<TableMeta>(size >> UNIT_LOG2).ok()?))
+    }
+
+    /// The entries from the one with number `first` on.
+    ///
+    /// # Safety
+    /// The chunk must have that one.
     #[inline]
-    fn entries(&self) -> &[AtomicU64] {
+    unsafe fn entries_from(&self, first: usize) -> &[AtomicU64] {
+        let len = (self.size_bytes >> 3) as usize - first;
+        // SAFETY: inside of what was allocated.
+        let start = unsafe { self.entries.add(first) };
         // SAFETY: allocated zeroed with this size, aligned to more than eight bytes, and owned until
         // drop; only ever accessed as atomics.
-        unsafe { slice::from_raw_parts(self.entries.as_ptr(), self.layout.size() >> 3) }
+        unsafe { slice::from_raw_parts(start.as_ptr(), len) }
+    }
+
+    /// What is noted beside the table at `offset_bytes`.
+    ///
+    /// # Safety
+    /// That must lie in the chunk.
+    #[inline]
+    unsafe fn meta(&self, offset_bytes: u64) -> &TableMeta {
+        // SAFETY: there is one for each unit.
+        let meta = unsafe { self.metas.add((offset_bytes >> UNIT_LOG2) as usize) };
+        // SAFETY: allocated zeroed, which is a note without a link, and owned until drop; all of it
+        // are atomics.
+        unsafe { meta.as_ref() }
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        let Some((entries, metas)) = Self::layouts(self.size_bytes) else { return };
         // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.entries.as_ptr().cast(), self.layout) };
+        unsafe { dealloc(self.start.as_ptr(), entries) };
+        // SAFETY: as above.
+        unsafe { dealloc(self.metas.as_ptr().cast(), metas) };
     }
 }
 
@@ -73,12 +130,27 @@ impl HostPages {
         Self::with_limit(u64::MAX)
     }
 
-    /// Of at most `limit_bytes`, rounded up to a power of two.
+    /// Of at most `limit_bytes`.
     pub fn with_limit(limit_bytes: u64) -> Self {
+        let limit = (limit_bytes >> UNIT_LOG2).min(((FIRST << CHUNKS) - FIRST) >> UNIT_LOG2);
+        let mut wanted = FIRST.min(limit << UNIT_LOG2);
+        let mut first = Chunk::new(wanted);
+        while first.is_none() && wanted > FIRST_MIN {
+            wanted >>= 1;
+            first = Chunk::new(wanted);
+        }
+        let first = first.unwrap_or_else(Chunk::empty);
+        // Where the first chunk could not be had whole, no other could.
+        let limit_units = if first.size_bytes == FIRST {
+            limit
+        } else {
+            limit.min(first.size_bytes >> UNIT_LOG2)
+        };
         Self {
-            chunks: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS],
+            first,
+            further: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS - 1],
             units: Units::new(),
-            limit_units: (limit_bytes >> UNIT_LOG2).min(((FIRST << CHUNKS) - FIRST) >> UNIT_LOG2),
+            limit_units,
         }
     }
 
@@ -87,29 +159,50 @@ impl HostPages {
         self.units.used()
     }
 
-    /// Which chunk `table` is in, and its offset there.
-    #[inline]
-    fn place(table: TableAddr) -> Option<(usize, u64)> {
+    /// The chunk behind the first that `table` is in, and its offset there.
+    #[cold]
+    #[inline(never)]
+    fn further_place(&self, table: TableAddr) -> Option<(&Chunk, u64)> {
         let above = table.raw().checked_ilog2()?.checked_sub(FIRST_LOG2)?;
-        Some((above as usize, table.raw() - (FIRST << above)))
-    }
-
-    #[inline]
-    fn chunk(&self, index: usize) -> Option<&Chunk> {
-        let chunk = self.chunks.get(index)?.load(Ordering::Acquire);
+        let chunk = self.further.get((above as usize).checked_sub(1)?)?.load(Ordering::Acquire);
         // SAFETY: null, or a box that was leaked into here and lives until drop.
-        unsafe { chunk.as_ref() }
+        let chunk = unsafe { chunk.as_ref() }?;
+        Some((chunk, table.raw() - (FIRST << above)))
     }
 
-    /// The chunk, made if it is missing.
-    fn ensure_chunk(&self, index: usize) -> Option<()> {
-        if self.chunk(index).is_some() {
+    #[cold]
+    #[inline(never)]
+    fn further_entries(&self, table: TableAddr) -> &[AtomicU64] {
+        let Some((chunk, offset)) = self.further_place(table) else { return &[] };
+        // SAFETY: chunks behind the first are as large as their addresses say.
+        unsafe { chunk.entries_from((offset >> 3) as usize) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn further_entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
+        self.further_entries(table).get(index)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn further_meta(&self, table: TableAddr) -> &TableMeta {
+        let (chunk, offset) = self.further_place(table).expect("a table of this memory");
+        // SAFETY: as above.
+        unsafe { chunk.meta(offset) }
+    }
+
+    /// Makes the chunk that `table` is in, if it is missing.
+    fn ensure_chunk(&self, table: TableAddr) -> Option<()> {
+        if table.raw() - FIRST < self.first.size_bytes || self.further_place(table).is_some() {
             return Some(());
         }
-        let made = Box::into_raw(Box::new(Chunk::new((FIRST << index) as usize)?));
+        let above = table.raw().checked_ilog2()?.checked_sub(FIRST_LOG2)?;
+        let installed_at = self.further.get((above as usize).checked_sub(1)?)?;
+        let made = Box::into_raw(Box::new(Chunk::new(FIRST << above)?));
         let null = core::ptr::null_mut();
         let installed =
-            self.chunks[index].compare_exchange(null, made, Ordering::AcqRel, Ordering::Acquire);
+            installed_at.compare_exchange(null, made, Ordering::AcqRel, Ordering::Acquire);
         if installed.is_err() {
             // SAFETY: made above, and nobody else has seen it.
             drop(unsafe { Box::from_raw(made) });
@@ -134,7 +227,7 @@ impl Default for HostPages {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
-        for chunk in &mut self.chunks {
+        for chunk in &mut self.further {
             let chunk = *chunk.get_mut();
             if !chunk.is_null() {
                 // SAFETY: a box that was leaked into here.
@@ -148,9 +241,8 @@ impl TableMemory for HostPages {
     fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
         let next = |unit| Some(Self::unit(self.meta(Self::address(unit)).next()?));
         let table = Self::address(self.units.alloc(size_log2, self.limit_units, next)?);
-        let (chunk, _) = Self::place(table)?;
         // Where nothing lies there it cannot go on a list: it is lost, as all beyond it is.
-        self.ensure_chunk(chunk)?;
+        self.ensure_chunk(table)?;
         Some(table)
     }
 
@@ -162,16 +254,36 @@ impl TableMemory for HostPages {
 
     #[inline]
     fn entries(&self, table: TableAddr) -> &[AtomicU64] {
-        let Some((index, offset)) = Self::place(table) else { return &[] };
-        let Some(chunk) = self.chunk(index) else { return &[] };
-        chunk.entries().get((offset >> 3) as usize..).unwrap_or_default()
+        let offset = table.raw().wrapping_sub(FIRST);
+        if offset >= self.first.size_bytes {
+            return self.further_entries(table);
+        }
+        // SAFETY: in the first chunk.
+        unsafe { self.first.entries_from((offset >> 3) as usize) }
+    }
+
+    #[inline]
+    fn entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
+        // Tables lie below 2^48 and have at most 2^18 entries, so nothing wraps but what is no table's;
+        // whatever is below the size is an entry.
+        let at = table.raw().wrapping_sub(FIRST).wrapping_add((index as u64) << 3) & !7;
+        if at >= self.first.size_bytes {
+            return self.further_entry(table, index);
+        }
+        // SAFETY: inside of what was allocated.
+        let entry = unsafe { self.first.entries.byte_add(at as usize) };
+        // SAFETY: allocated zeroed, a multiple of eight bytes from where it begins, and owned until
+        // drop; only ever accessed as atomics.
+        Some(unsafe { entry.as_ref() })
     }
 
     #[inline]
     fn meta(&self, table: TableAddr) -> &TableMeta {
-        let place = Self::place(table).and_then(|(index, offset)| {
-            self.chunk(index)?.metas.get((offset >> UNIT_LOG2) as usize)
-        });
-        place.expect("a table of this memory")
+        let offset = table.raw().wrapping_sub(FIRST);
+        if offset >= self.first.size_bytes {
+            return self.further_meta(table);
+        }
+        // SAFETY: in the first chunk.
+        unsafe { self.first.meta(offset) }
     }
 }

@@ -71,6 +71,13 @@ pub trait TableMemory {
     /// that address: a stale entry may have said so.
     fn entries(&self, table: TableAddr) -> &[AtomicU64];
 
+    /// The entry with number `index` of `table`: of [`entries`](Self::entries), where one is to be
+    /// had faster than all.
+    #[inline]
+    fn entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
+        self.entries(table).get(index)
+    }
+
     /// What is noted beside `table`.
     ///
     /// # Panics
@@ -93,6 +100,11 @@ impl<M: TableMemory + ?Sized> TableMemory for &M {
     }
 
     #[inline]
+    fn entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
+        (**self).entry(table, index)
+    }
+
+    #[inline]
     fn meta(&self, table: TableAddr) -> &TableMeta {
         (**self).meta(table)
     }
@@ -102,8 +114,11 @@ impl<M: TableMemory + ?Sized> TableMemory for &M {
 ///
 /// It belongs to whoever owns the table: to the memory while the table is free, to the page table
 /// while it is used.
+///
+/// Of zeros it has no link, so that memory for many of them need not be touched beforehand.
 #[derive(Debug)]
 pub struct TableMeta {
+    /// The next table's address, plus one; zero for none.
     next: AtomicU64,
     level: AtomicU64,
     first_va: AtomicU64,
@@ -111,15 +126,12 @@ pub struct TableMeta {
     settled: AtomicU64,
 }
 
-/// What [`TableMeta`] holds for no table.
-const NO_TABLE: u64 = u64::MAX;
-
 impl TableMeta {
     /// With no link.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self {
-            next: AtomicU64::new(NO_TABLE),
+            next: AtomicU64::new(0),
             level: AtomicU64::new(0),
             first_va: AtomicU64::new(0),
             settled: AtomicU64::new(0),
@@ -130,7 +142,7 @@ impl TableMeta {
     #[cfg(loom)]
     pub fn new() -> Self {
         Self {
-            next: AtomicU64::new(NO_TABLE),
+            next: AtomicU64::new(0),
             level: AtomicU64::new(0),
             first_va: AtomicU64::new(0),
             settled: AtomicU64::new(0),
@@ -140,14 +152,15 @@ impl TableMeta {
     /// The next table of the list that this one is on.
     #[inline]
     pub fn next(&self) -> Option<TableAddr> {
-        let next = self.next.load(Ordering::Relaxed);
-        (next != NO_TABLE).then_some(TableAddr(next))
+        self.next.load(Ordering::Relaxed).checked_sub(1).map(TableAddr)
     }
 
     /// Links to `next`.
     #[inline]
     pub fn set_next(&self, next: Option<TableAddr>) {
-        self.next.store(next.map_or(NO_TABLE, TableAddr::raw), Ordering::Relaxed);
+        // A table is aligned, so its address is not the last there is.
+        let next = next.map_or(0, |table| table.raw().wrapping_add(1));
+        self.next.store(next, Ordering::Relaxed);
     }
 
     /// The level of the table, while it is on a list of a page table.

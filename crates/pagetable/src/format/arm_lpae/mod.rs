@@ -75,6 +75,8 @@ enum AddressBits {
 struct Lpae {
     geometry: Geometry,
     address: AddressBits,
+    /// Where the address of a table lies, if it is plain.
+    plain_table_mask: u64,
     /// Entries of a contiguous run at each level, as a logarithm; 0 where there are none.
     contiguous_log2: [u32; 6],
 }
@@ -144,7 +146,8 @@ impl Lpae {
             runs,
             linear_log2,
         });
-        Ok(Self { geometry, address, contiguous_log2 })
+        let plain_table_mask = bits(47, granule_log2);
+        Ok(Self { geometry, address, plain_table_mask, contiguous_log2 })
     }
 
     /// Whether descriptors have shareability bits.
@@ -199,16 +202,25 @@ impl Lpae {
         self.encode_address(table.raw()) | VALID | TABLE_OR_PAGE
     }
 
-    #[inline]
+    // Small where walks spend their time: on tables.
+    #[inline(always)]
     fn decode(&self, level: u32, descriptor: u64) -> Entry {
+        if level > 0 && descriptor & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE {
+            return Entry::Table(TableAddr::new(match self.address {
+                AddressBits::Plain => descriptor & self.plain_table_mask,
+                _ => self.decode_address(descriptor, self.geometry.granule_log2()),
+            }));
+        }
+        self.decode_leaf(level, descriptor)
+    }
+
+    /// As [`decode`](Self::decode), of what leads to no table.
+    #[inline]
+    fn decode_leaf(&self, level: u32, descriptor: u64) -> Entry {
         if descriptor & VALID == 0 {
             return Entry::Absent;
         }
         let is_page_or_table = descriptor & TABLE_OR_PAGE != 0;
-        if level > 0 && is_page_or_table {
-            let granule_log2 = self.geometry.granule_log2();
-            return Entry::Table(TableAddr::new(self.decode_address(descriptor, granule_log2)));
-        }
         if (level == 0) != is_page_or_table || self.geometry.runs(level) == 0 {
             return Entry::Reserved;
         }

@@ -136,7 +136,7 @@ impl Format for Stage1 {
         VALID
     }
 
-    #[inline]
+    #[inline(always)]
     fn decode(&self, level: u32, entry: u64) -> Entry {
         self.lpae.decode(level, entry)
     }

@@ -1,0 +1,158 @@
+//! Longshore's tables: formats, walkers that snoop and walkers that do not.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+
+use longshore_mem::isa::Path;
+use longshore_mem::{BusAddr, Granule, Iova};
+use longshore_pagetable::cache_sync::CacheSync;
+use longshore_pagetable::format::arm_lpae::Stage1Config;
+use longshore_pagetable::format::vtd_second::VtdSecondConfig;
+use longshore_pagetable::format::{Stage1, VtdSecond};
+use longshore_pagetable::table_memory::HostPages;
+use longshore_pagetable::{Check, Format, Invalidate, PageTable, Prot, TlbGather};
+
+use super::layout::{Piece, Stretch};
+use super::tables::Tables;
+
+#[cfg(target_arch = "aarch64")]
+pub(super) use longshore_pagetable::cache_sync::DcCvac;
+#[cfg(target_arch = "x86_64")]
+pub(super) use longshore_pagetable::cache_sync::{ClFlushOpt, Clwb};
+
+/// How lines are written back here.
+pub(super) fn cleaned_with() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if Clwb::new().is_some() {
+            "clwb"
+        } else if ClFlushOpt::new().is_some() {
+            "clflushopt"
+        } else {
+            "nothing: the machine has neither clwb nor clflushopt"
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        "dc cvac"
+    }
+}
+
+pub(super) fn vtd() -> VtdSecond {
+    VtdSecond::new(VtdSecondConfig::new()).expect("a set-up that exists")
+}
+
+pub(super) fn vtd_tracking() -> VtdSecond {
+    let config = VtdSecondConfig { dirty: true, ..VtdSecondConfig::new() };
+    VtdSecond::new(config).expect("a set-up that exists")
+}
+
+pub(super) fn arm() -> Stage1 {
+    Stage1::new(Stage1Config::new(Granule::SIZE_4K)).expect("a set-up that exists")
+}
+
+pub(super) fn arm_tracking() -> Stage1 {
+    let config = Stage1Config { dirty: true, ..Stage1Config::new(Granule::SIZE_4K) };
+    Stage1::new(config).expect("a set-up that exists")
+}
+
+/// A walker that remembers nothing.
+pub(super) struct NoTlb;
+
+impl Invalidate for NoTlb {
+    type Error = Infallible;
+
+    fn flush(&self, gather: &TlbGather) -> Result<(), Infallible> {
+        black_box(gather);
+        Ok(())
+    }
+}
+
+/// Every entry is cleaned by itself and waited for: one sync per entry, as it was before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PerEntry<S>(pub(super) S);
+
+impl<S: CacheSync> CacheSync for PerEntry<S> {
+    const COHERENT: bool = S::COHERENT;
+
+    #[inline]
+    fn clean(&self, entries: &[std::sync::atomic::AtomicU64]) {
+        for entry in entries {
+            self.0.clean(std::slice::from_ref(entry));
+            self.0.fence();
+        }
+    }
+
+    /// What is cleaned has been waited for.
+    #[inline]
+    fn fence(&self) {}
+}
+
+/// Tables in memory of this process, and what was unmapped since they were settled.
+pub(super) struct Ours<F: Format, S: CacheSync> {
+    table: PageTable<F, HostPages, S>,
+    gather: TlbGather,
+}
+
+impl<F: Format, S: CacheSync> Ours<F, S> {
+    pub(super) fn new(format: F, sync: S, check: Check) -> Self {
+        let table = PageTable::new(format, HostPages::new(), sync).expect("there is memory");
+        Self { table: table.with_check(check), gather: TlbGather::new() }
+    }
+
+    pub(super) fn with_path(mut self, path: Path) -> Self {
+        self.table = self.table.with_path(path);
+        self
+    }
+}
+
+impl<F: Format, S: CacheSync> Tables for Ours<F, S> {
+    #[inline]
+    fn map(&mut self, piece: &Piece) {
+        let (iova, bus) = (Iova::new(piece.iova), BusAddr::new(piece.bus));
+        let done = self.table.map(iova, bus, piece.len_bytes, Prot::READ_WRITE);
+        assert!(done.is_ok());
+    }
+
+    #[inline]
+    fn unmap(&mut self, stretch: &Stretch) {
+        let done = self.table.unmap(Iova::new(stretch.iova), stretch.len_bytes, &mut self.gather);
+        assert!(done.is_ok());
+    }
+
+    #[inline]
+    fn settle(&mut self) {
+        let Ok(()) = self.table.finish(std::mem::take(&mut self.gather), &NoTlb);
+    }
+
+    fn reset(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            // What is not mapped need not be unmapped.
+            let _ = self.table.unmap(Iova::new(piece.iova), piece.len_bytes, &mut self.gather);
+        }
+        let whole = 1 << (self.table.format().geometry().input_bits() - 1);
+        self.table
+            .reclaim(Iova::new(0), whole, &mut self.gather)
+            .expect("what is translated can be looked through");
+        self.settle();
+    }
+
+    #[inline]
+    fn lookup(&self, iova: u64) -> u64 {
+        let iova = Iova::new(iova);
+        match self.table.lookup(iova) {
+            Ok(Some(mapping)) => mapping.translate(iova).map_or(0, BusAddr::raw),
+            _ => 0,
+        }
+    }
+
+    fn count_dirty(&mut self, stretch: &Stretch) -> usize {
+        let mut count = 0;
+        self.table
+            .read_dirty(Iova::new(stretch.iova), stretch.len_bytes, false, &mut self.gather, |_| {
+                count += 1;
+            })
+            .expect("dirty pages are tracked");
+        count
+    }
+}
