@@ -113,7 +113,7 @@ fn what_the_parent_has_ignored_stays_ignored() {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let json: serde_json::Value = serde_json::from_str(&line).unwrap();
     command::signal(&child, "HUP");
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     assert_eq!(child.try_wait().unwrap(), None, "it goes on, as under nohup");
     assert!(File::open(json["memfd_path"].as_str().unwrap()).is_ok());
     command::signal(&child, "TERM");
@@ -287,7 +287,7 @@ fn ctrl_c_cancels_and_says_how_far_it_came() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(250));
+    thread::sleep(Duration::from_millis(250));
     command::signal(&child, "INT");
     let status = child.wait().unwrap();
     let mut stderr = String::new();
@@ -354,10 +354,10 @@ fn a_killed_load_leaves_nothing() {
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let patience = std::time::Duration::from_secs(30);
+    let patience = Duration::from_secs(30);
     let began = std::time::Instant::now();
     while !is_so() {
         assert!(began.elapsed() < patience, "{what}: not within {patience:?}");
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
 }

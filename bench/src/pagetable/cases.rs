@@ -229,7 +229,8 @@ fn with_noncoherent<F: Format + 'static>(
 }
 
 fn peers(case: &Case, effort: Effort, candidates: &mut Candidates) {
-    let mut push = |name: &str, tables: Box<dyn FnOnce(&str) -> Box<dyn Candidate> + '_>| {
+    type Make<'a> = Box<dyn FnOnce(&str) -> Box<dyn Candidate> + 'a>;
+    let mut push = |name: &str, tables: Make<'_>| {
         candidates.push(tables(name));
         if case.noncoherent {
             let why = "it has no cache maintenance: a walker must snoop";

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use aarch64_paging::descriptor::{El1Attributes, PhysicalAddress};
 use aarch64_paging::paging::{Constraints, El1And0, MemoryRegion, RootTable, Translation, VaRange};
-use x86_64::structures::paging::mapper::{MappedPageTable, PageTableFrameMapping};
+use x86_64::structures::paging::mapper::{MappedPageTable, MapperFlush, PageTableFrameMapping};
 use x86_64::structures::paging::{
     FrameAllocator, Mapper, Page, PageTable, PageTableFlags, PhysFrame, Size2MiB, Size4KiB,
     Translate,
@@ -239,7 +239,7 @@ impl Tables for X86_64 {
                 );
                 // SAFETY: no processor uses these tables.
                 unsafe { self.mapper.map_to(page, frame, Self::FLAGS, frames) }
-                    .map(|flush| flush.ignore())
+                    .map(MapperFlush::ignore)
                     .is_ok()
             } else {
                 let (page, frame) = (
@@ -248,7 +248,7 @@ impl Tables for X86_64 {
                 );
                 // SAFETY: as above.
                 unsafe { self.mapper.map_to(page, frame, Self::FLAGS, frames) }
-                    .map(|flush| flush.ignore())
+                    .map(MapperFlush::ignore)
                     .is_ok()
             };
             assert!(done);
