@@ -8,8 +8,8 @@ use std::convert::Infallible;
 
 use longshore_mem::{BusAddr, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::{DirtyTest, Entry, LeafEntry};
-use longshore_pagetable::geometry::{Geometry, Shape, Window};
+use longshore_pagetable::format::{DirtyTest, Entry, Fields, LeafEntry};
+use longshore_pagetable::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use longshore_pagetable::table_memory::{TableAddr, TableMemory, TableMeta};
 use longshore_pagetable::{Format, Invalidate, PageTable, Prot, TlbGather};
 use loom::sync::atomic::AtomicU64;
@@ -41,6 +41,7 @@ impl Format for Toy {
     const NAME: &'static str = "toy";
     const RUNS_REPEAT: bool = false;
     const READ_ONLY_KEEPS_DIRTY: bool = true;
+    const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["page", "middle", "root", "", "", ""];
 
     fn geometry(&self) -> &Geometry {
         &self.0
@@ -84,6 +85,10 @@ impl Format for Toy {
 
     fn with_dirty(&self, leaf: u64, _dirty: bool) -> u64 {
         leaf
+    }
+
+    fn fields(&self, _level: u32, _entry: u64) -> Fields {
+        &[]
     }
 
     fn needs_break_before_make(&self) -> bool {
