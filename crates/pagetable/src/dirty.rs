@@ -82,6 +82,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         for part in geometry.parts(level, span) {
             match self.decode(level, &entries[part.index]) {
                 Entry::Table(child) => {
+                    self.prefetch_pages(level, entries.get(part.index + 1));
                     any |=
                         self.read_dirty_in(level - 1, child, part.span, test, clear, gather, dirty);
                 }

@@ -44,8 +44,11 @@ pub struct Geometry {
     root_shift: u32,
     root_index_mask: usize,
     index_mask: usize,
+    has_four_levels_of_512: bool,
     /// The last va.
     last: u64,
+    /// What is added to an address, wrapping, so that the window's first becomes zero.
+    to_window: u64,
     /// The bit that no range may change in: which half of a signed window it lies in.
     half: u64,
 }
@@ -141,7 +144,16 @@ impl Geometry {
             root_shift: below_root,
             root_index_mask: (1 << (shape.input_bits - below_root)) - 1,
             index_mask: (1 << shape.index_log2) - 1,
+            has_four_levels_of_512: shape.granule_log2 == 12
+                && shape.index_log2 == 9
+                && shape.levels == 4
+                && shape.input_bits - below_root <= 9,
             last: u64::MAX >> (64 - shape.input_bits),
+            to_window: match shape.window {
+                Window::Low => 0,
+                Window::High => (u64::MAX >> (64 - shape.input_bits)).wrapping_add(1),
+                Window::Signed => 1 << (shape.input_bits - 1),
+            },
             half: match shape.window {
                 Window::Low | Window::High => 0,
                 Window::Signed => 1 << (shape.input_bits - 1),
@@ -228,6 +240,20 @@ impl Geometry {
         (va >> self.shift(level)) as usize & (self.slots(level) - 1)
     }
 
+    /// Whether there are four levels, pages are of 4 KiB, and tables have 512 entries, the root
+    /// perhaps fewer: the usual shape.
+    #[inline]
+    pub(crate) const fn has_four_levels_of_512(&self) -> bool {
+        self.has_four_levels_of_512
+    }
+
+    /// Whether `span` is a part, and not the whole, of what a table of pages is for.
+    #[inline]
+    pub(crate) const fn is_in_pages_table(&self, span: Span) -> bool {
+        let shift = self.shift(1);
+        span.first >> shift == span.last >> shift && span.last - span.first != (1 << shift) - 1
+    }
+
     /// The root's level.
     #[inline]
     pub(crate) const fn root_step(&self) -> Step {
@@ -271,16 +297,8 @@ impl Geometry {
     /// The va of `iova`, or `None` where it is outside of the window.
     #[inline]
     pub const fn va(&self, iova: Iova) -> Option<u64> {
-        let (raw, all) = (iova.raw(), self.last);
-        let inside = match self.window {
-            Window::Low => raw <= all,
-            Window::High => raw | all == u64::MAX,
-            Window::Signed => {
-                let unused = 64 - self.input_bits;
-                ((raw << unused) as i64 >> unused) as u64 == raw
-            }
-        };
-        if inside { Some(raw & all) } else { None }
+        let raw = iova.raw();
+        if raw.wrapping_add(self.to_window) <= self.last { Some(raw & self.last) } else { None }
     }
 
     /// The address whose va is `va`.

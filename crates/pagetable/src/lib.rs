@@ -74,6 +74,7 @@ pub mod error;
 pub mod format;
 pub mod gather;
 pub mod geometry;
+mod lookup;
 mod map;
 pub mod prot;
 mod protect;

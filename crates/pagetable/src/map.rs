@@ -125,7 +125,13 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             return self.map_in(level, table, span, target);
         }
         let slots = self.pages(table, span);
-        self.prepare_pages(slots, span)?;
+        match slots {
+            [slot] if slot.load(Ordering::Relaxed) & self.format.present_mask() != 0 => {
+                return Err(Error::Exists { at: self.iova(span.first) });
+            }
+            [_] => {}
+            _ => self.prepare_pages(slots, span)?,
+        }
         self.fill_leaves(slots, 0, span.first, target);
         self.sync.clean(slots);
         self.sync.fence();
@@ -167,9 +173,16 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     #[inline]
     fn descend_to_map(&self, span: Span) -> Result<(u32, TableAddr), Error> {
         let geometry = self.format.geometry();
+        if S::COHERENT
+            && geometry.is_in_pages_table(span)
+            && let Some(table) = self.pages_table_512(span.first)
+        {
+            return Ok((0, table));
+        }
         let (mut step, mut table) = (geometry.root_step(), self.root);
+        let live = self.live();
         while step.level > 0 && span.first >> step.shift == span.last >> step.shift {
-            let slot = self.slot(table, step.index(span.first));
+            let slot = live.slot_in_use(table, step.index(span.first));
             match self.decode(step.level, slot) {
                 Entry::Table(child) => {
                     self.settle_path(slot, child);

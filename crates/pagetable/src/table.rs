@@ -12,7 +12,7 @@ use crate::gather::{Invalidate, TlbGather};
 use crate::geometry::Span;
 use crate::simd;
 use crate::sync::{AtomicU64, Ordering};
-use crate::table_memory::{TableAddr, TableMemory};
+use crate::table_memory::{Live, TableAddr, TableMemory};
 use crate::walk::{Image, Mapping, Walker};
 
 /// How much unmapping looks at before it changes anything.
@@ -117,15 +117,6 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Walker::new(&self.format, self, self.root)
     }
 
-    /// What `iova` is mapped by, or `None`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
-    #[inline]
-    pub fn lookup(&self, iova: Iova) -> Result<Option<Mapping>, Error> {
-        self.walker().lookup(iova)
-    }
-
     /// Calls `visitor` with each leaf that maps any of `len_bytes` bytes from `iova`, upwards, until
     /// it breaks.
     ///
@@ -187,10 +178,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         &self.memory.entries(table)[..self.format.geometry().slots(level)]
     }
 
-    /// One slot of a table that this call has found on its way, or made.
+    /// The tables as a walk finds them fastest.
     #[inline]
-    pub(crate) fn slot(&self, table: TableAddr, index: usize) -> &AtomicU64 {
-        self.memory.entry(table, index).expect("a table has its entries")
+    pub(crate) fn live(&self) -> Live<'_, M> {
+        Live::new(&self.memory)
     }
 
     /// The slots of a table of level 0 that stand for `span`.
@@ -200,6 +191,18 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let first = geometry.index(0, span.first);
         let count = ((span.last - span.first) >> geometry.granule_log2()) as usize + 1;
         &self.memory.entries(table)[first..first + count]
+    }
+
+    /// Has the table of pages that `next` leads to brought into the caches, if it leads to one: it is
+    /// searched next.
+    #[inline]
+    pub(crate) fn prefetch_pages(&self, level: u32, next: Option<&AtomicU64>) {
+        if level == 1
+            && let Some(next) = next
+            && let Entry::Table(child) = self.decode(level, next)
+        {
+            simd::prefetch(self.entries(0, child));
+        }
     }
 
     #[inline]
@@ -295,7 +298,7 @@ fn alloc_table<F: Format>(
 impl<F: Format, M: TableMemory, S: CacheSync> Image for PageTable<F, M, S> {
     #[inline]
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
-        Some(self.memory.entry(table, index)?.load(Ordering::Acquire))
+        Some(self.live().slot(table, index)?.load(Ordering::Acquire))
     }
 }
 

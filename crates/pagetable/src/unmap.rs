@@ -73,7 +73,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.claim(gather);
         let (level, table) = self.descend_to_unmap(span)?;
         let every_leaf = self.check == Check::Checked;
-        if level == 0 {
+        if let Some(slot) = self.lone_page(level, table, span) {
+            if every_leaf && slot.load(Ordering::Relaxed) & self.format.present_mask() == 0 {
+                return Err(Error::Hole { at: iova });
+            }
+            slot.store(0, Ordering::Relaxed);
+            self.sync.clean(core::slice::from_ref(slot));
+            gather.add_leaf_levels(1);
+        } else if level == 0 {
             self.verify_pages(table, span, every_leaf)?;
             self.clear_pages(table, span, gather, &mut dirty);
         } else {
@@ -85,16 +92,34 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
+    /// The slot for `span`, where that is one page and nothing else need be looked at.
+    #[inline]
+    fn lone_page(&self, level: u32, table: TableAddr, span: Span) -> Option<&AtomicU64> {
+        if level != 0 || self.format.geometry().runs(0) > 1 || self.format.dirty_test().is_some() {
+            return None;
+        }
+        match self.pages(table, span) {
+            [slot] => Some(slot),
+            _ => None,
+        }
+    }
+
     /// The lowest table of which `span` is more than a part of one slot.
     #[inline]
     fn descend_to_unmap(&self, span: Span) -> Result<(u32, TableAddr), Error> {
         let geometry = self.format.geometry();
+        if geometry.is_in_pages_table(span)
+            && let Some(table) = self.pages_table_512(span.first)
+        {
+            return Ok((0, table));
+        }
         let (mut step, mut table) = (geometry.root_step(), self.root);
+        let live = self.live();
         while step.level > 0 && span.first >> step.shift == span.last >> step.shift {
             if span.last - span.first == (1 << step.shift) - 1 {
                 break;
             }
-            match self.decode(step.level, self.slot(table, step.index(span.first))) {
+            match self.decode(step.level, live.slot_in_use(table, step.index(span.first))) {
                 Entry::Table(child) => {
                     table = child;
                     step = geometry.below(step);
@@ -130,7 +155,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 continue;
             }
             match self.decode(level, &entries[part.index]) {
-                Entry::Table(child) => self.verify(level - 1, child, part.span, every_leaf)?,
+                Entry::Table(child) => {
+                    self.prefetch_pages(level, entries.get(part.index + 1));
+                    self.verify(level - 1, child, part.span, every_leaf)?;
+                }
                 Entry::Leaf(_) if part.whole => {}
                 Entry::Leaf(leaf) => {
                     let at = self.leaf_start(level, leaf.run_log2, part.span.first);

@@ -96,28 +96,40 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
         let (mut table, mut step) = (self.root, geometry.root_step());
         loop {
-            let index = step.index(va);
-            let Some(entry) = self.image.entry(table, index) else { return Ok(None) };
+            let Some(entry) = self.image.entry(table, step.index(va)) else { return Ok(None) };
             match self.format.decode(step.level, entry) {
                 Entry::Table(child) if step.level > 0 => {
                     table = child;
                     step = geometry.below(step);
                 }
-                Entry::Leaf(leaf) => {
-                    let page_log2 = step.shift + leaf.run_log2;
-                    let below = (1u64 << page_log2) - 1;
-                    return Ok(Some(Mapping {
-                        // What is above the va's bits is the same for the whole page.
-                        iova: Iova::new(iova.raw() & !below),
-                        bus: BusAddr::new(leaf.bus.raw() & !below),
-                        page_log2,
-                        prot: self.format.prot(entry),
-                        dirty: self.is_dirty(table, index, leaf.run_log2, entry),
-                    }));
-                }
-                _ => return Ok(None),
+                _ => return Ok(self.mapping(iova, table, step.level, step.shift, entry)),
             }
         }
+    }
+
+    /// What `iova` is mapped by where the walk to it ends with `entry` of `table`, of `level`, whose
+    /// slots stand for 2^`shift` bytes.
+    #[inline(always)]
+    pub(crate) fn mapping(
+        &self,
+        iova: Iova,
+        table: TableAddr,
+        level: u32,
+        shift: u32,
+        entry: u64,
+    ) -> Option<Mapping> {
+        let Entry::Leaf(leaf) = self.format.decode(level, entry) else { return None };
+        let page_log2 = shift + leaf.run_log2;
+        let below = (1u64 << page_log2) - 1;
+        let index = self.format.geometry().index(level, iova.raw());
+        Some(Mapping {
+            // What is above the va's bits is the same for the whole page.
+            iova: Iova::new(iova.raw() & !below),
+            bus: BusAddr::new(leaf.bus.raw() & !below),
+            page_log2,
+            prot: self.format.prot(entry),
+            dirty: self.is_dirty(table, index, leaf.run_log2, entry),
+        })
     }
 
     /// Whether any entry of the run that the entry `index` belongs to is dirty.

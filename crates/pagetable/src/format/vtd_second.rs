@@ -146,7 +146,7 @@ impl Format for VtdSecond {
         if level > 0 && entry & PAGE_SIZE == 0 {
             return Entry::Table(TableAddr::new(entry & ADDRESS));
         }
-        if self.geometry.runs(level) == 0 {
+        if level > 0 && self.geometry.runs(level) == 0 {
             return Entry::Reserved;
         }
         let bus = entry & ADDRESS & (u64::MAX << self.geometry.shift(level));

@@ -12,6 +12,19 @@ use super::Kernels;
 use super::scalar::Plain;
 use crate::sync::AtomicU64;
 
+/// Has the line that `entries` begins in brought into the caches.
+#[inline]
+pub(super) fn prefetch(entries: &[AtomicU64]) {
+    // SAFETY: a hint, which may be given about any address.
+    unsafe {
+        asm!(
+            "prfm pldl1keep, [{at}]",
+            at = in(reg) entries.as_ptr(),
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// Entries that the loops take at once.
 const STRIDE: usize = 8;
 

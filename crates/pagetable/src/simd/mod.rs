@@ -26,6 +26,14 @@ use crate::sync::AtomicU64;
 #[cfg(not(any(miri, loom)))]
 const RUN_MIN: usize = 8;
 
+/// Entries of a line.
+#[cfg(not(any(miri, loom)))]
+const LINE_ENTRIES: usize = 8;
+/// Lines of the next table that are asked for while one is searched: with 4 a search of 512 tables was
+/// 6 % faster than with none, with 16 12 %, with 32 5 %, and with all 64 a fifth slower.
+#[cfg(not(any(miri, loom)))]
+const LINES_AHEAD: usize = 16;
+
 /// What can be done to a run of entries. Implemented by the tokens of [`longshore_mem::isa`].
 trait Kernels: Copy {
     /// Stores `first`, `first + step`, `first + 2 * step`, … (wrapping).
@@ -82,4 +90,19 @@ pub(crate) fn find_different(
     value: u64,
 ) -> Option<usize> {
     choose!(path, entries, token => Kernels::find::<false>(token, entries, mask, value))
+}
+
+/// Has the first lines of `entries` brought into the caches, as many as the hardware needs to see that
+/// the others will follow.
+#[inline]
+pub(crate) fn prefetch(entries: &[AtomicU64]) {
+    #[cfg(not(any(miri, loom)))]
+    for line in entries.chunks(LINE_ENTRIES).take(LINES_AHEAD) {
+        #[cfg(target_arch = "x86_64")]
+        x86_64::prefetch(line);
+        #[cfg(target_arch = "aarch64")]
+        aarch64::prefetch(line);
+    }
+    #[cfg(any(miri, loom))]
+    let _ = entries;
 }

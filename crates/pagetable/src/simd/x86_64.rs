@@ -7,12 +7,18 @@ use core::arch::asm;
 
 use longshore_mem::isa::{Avx2, Avx512};
 
-use super::Kernels;
 use super::scalar::Plain;
+use super::{Kernels, LINE_ENTRIES};
 use crate::sync::AtomicU64;
 
-/// Entries of a line. The vector loops take them line by line.
-const LINE_ENTRIES: usize = 8;
+/// Has the line that `entries` begins in brought into the caches.
+#[inline]
+pub(super) fn prefetch(entries: &[AtomicU64]) {
+    // SAFETY: a hint, which may be given about any address.
+    unsafe {
+        asm!("prefetcht0 [{at}]", at = in(reg) entries.as_ptr(), options(nostack, preserves_flags));
+    }
+}
 
 /// The entries before the first whole line, the whole lines, and those behind.
 #[inline]

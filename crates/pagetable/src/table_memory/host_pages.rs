@@ -1,11 +1,11 @@
 //! Tables in memory of this process.
 //!
 //! The first chunk is taken at once, and takes no more of the machine than is used of it: memory of
-//! zeros costs addresses only, until it is written. So where a table lies is a subtraction and a
-//! comparison, for as many tables as map 128 GiB in pages of 4 KiB. Further chunks double in size, so
-//! that a few of them make any amount, and a table's address says which chunk it is in: chunk k has
-//! the addresses `FIRST << k .. FIRST << (k + 1)`. These addresses mean nothing to hardware; they are
-//! for walkers in this process.
+//! zeros costs addresses only, until it is written. So where a table lies is one
+//! comparison, for as many tables as map 128 GiB in pages of 4 KiB. The next chunk is as large, and
+//! further ones double in size, so that a few of them make any amount, and a table's address says
+//! which chunk it is in: the first has the addresses from 0, the k-th behind it those from
+//! `FIRST << (k - 1)`. These addresses mean nothing to hardware; they are for walkers in this process.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -15,9 +15,9 @@ use std::alloc::{alloc_zeroed, dealloc};
 use std::boxed::Box;
 
 use super::units::{UNIT_LOG2, Units};
-use super::{TableAddr, TableMemory, TableMeta};
+use super::{Resident, TableAddr, TableMemory, TableMeta};
 
-/// Bytes of the first chunk, and the first address: a multiple of the largest table, 2 MiB.
+/// Bytes of the first chunk: a multiple of the largest table, 2 MiB.
 const FIRST_LOG2: u32 = if cfg!(miri) { 21 } else { 28 };
 const FIRST: u64 = 1 << FIRST_LOG2;
 /// The least that the first chunk is made of where memory is scarce.
@@ -25,7 +25,7 @@ const FIRST_MIN: u64 = 1 << 21;
 /// Bytes that chunks are aligned to, so that the kernel may use huge pages.
 const ALIGN: usize = 1 << 21;
 /// Chunks: 4 TiB of tables in all.
-const CHUNKS: usize = (42 - FIRST_LOG2) as usize;
+const CHUNKS: usize = (43 - FIRST_LOG2) as usize;
 
 /// Tables in memory that is taken from the global allocator as it is needed, and given back when
 /// this is dropped.
@@ -132,7 +132,7 @@ impl HostPages {
 
     /// Of at most `limit_bytes`.
     pub fn with_limit(limit_bytes: u64) -> Self {
-        let limit = (limit_bytes >> UNIT_LOG2).min(((FIRST << CHUNKS) - FIRST) >> UNIT_LOG2);
+        let limit = (limit_bytes >> UNIT_LOG2).min((FIRST << (CHUNKS - 1)) >> UNIT_LOG2);
         let mut wanted = FIRST.min(limit << UNIT_LOG2);
         let mut first = Chunk::new(wanted);
         while first.is_none() && wanted > FIRST_MIN {
@@ -164,7 +164,7 @@ impl HostPages {
     #[inline(never)]
     fn further_place(&self, table: TableAddr) -> Option<(&Chunk, u64)> {
         let above = table.raw().checked_ilog2()?.checked_sub(FIRST_LOG2)?;
-        let chunk = self.further.get((above as usize).checked_sub(1)?)?.load(Ordering::Acquire);
+        let chunk = self.further.get(above as usize)?.load(Ordering::Acquire);
         // SAFETY: null, or a box that was leaked into here and lives until drop.
         let chunk = unsafe { chunk.as_ref() }?;
         Some((chunk, table.raw() - (FIRST << above)))
@@ -180,12 +180,6 @@ impl HostPages {
 
     #[cold]
     #[inline(never)]
-    fn further_entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
-        self.further_entries(table).get(index)
-    }
-
-    #[cold]
-    #[inline(never)]
     fn further_meta(&self, table: TableAddr) -> &TableMeta {
         let (chunk, offset) = self.further_place(table).expect("a table of this memory");
         // SAFETY: as above.
@@ -194,11 +188,11 @@ impl HostPages {
 
     /// Makes the chunk that `table` is in, if it is missing.
     fn ensure_chunk(&self, table: TableAddr) -> Option<()> {
-        if table.raw() - FIRST < self.first.size_bytes || self.further_place(table).is_some() {
+        if table.raw() < self.first.size_bytes || self.further_place(table).is_some() {
             return Some(());
         }
         let above = table.raw().checked_ilog2()?.checked_sub(FIRST_LOG2)?;
-        let installed_at = self.further.get((above as usize).checked_sub(1)?)?;
+        let installed_at = self.further.get(above as usize)?;
         let made = Box::into_raw(Box::new(Chunk::new(FIRST << above)?));
         let null = core::ptr::null_mut();
         let installed =
@@ -211,11 +205,11 @@ impl HostPages {
     }
 
     const fn address(unit: u64) -> TableAddr {
-        TableAddr::new(FIRST + (unit << UNIT_LOG2))
+        TableAddr::new(unit << UNIT_LOG2)
     }
 
     const fn unit(table: TableAddr) -> u64 {
-        (table.raw() - FIRST) >> UNIT_LOG2
+        table.raw() >> UNIT_LOG2
     }
 }
 
@@ -254,36 +248,25 @@ impl TableMemory for HostPages {
 
     #[inline]
     fn entries(&self, table: TableAddr) -> &[AtomicU64] {
-        let offset = table.raw().wrapping_sub(FIRST);
-        if offset >= self.first.size_bytes {
+        if table.raw() >= self.first.size_bytes {
             return self.further_entries(table);
         }
         // SAFETY: in the first chunk.
-        unsafe { self.first.entries_from((offset >> 3) as usize) }
+        unsafe { self.first.entries_from((table.raw() >> 3) as usize) }
     }
 
     #[inline]
-    fn entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
-        // Tables lie below 2^48 and have at most 2^18 entries, so nothing wraps but what is no table's;
-        // whatever is below the size is an entry.
-        let at = table.raw().wrapping_sub(FIRST).wrapping_add((index as u64) << 3) & !7;
-        if at >= self.first.size_bytes {
-            return self.further_entry(table, index);
-        }
-        // SAFETY: inside of what was allocated.
-        let entry = unsafe { self.first.entries.byte_add(at as usize) };
-        // SAFETY: allocated zeroed, a multiple of eight bytes from where it begins, and owned until
-        // drop; only ever accessed as atomics.
-        Some(unsafe { entry.as_ref() })
+    fn resident(&self) -> Resident<'_> {
+        // SAFETY: the chunk has all of its entries.
+        Resident::new(unsafe { self.first.entries_from(0) }, TableAddr::new(0))
     }
 
     #[inline]
     fn meta(&self, table: TableAddr) -> &TableMeta {
-        let offset = table.raw().wrapping_sub(FIRST);
-        if offset >= self.first.size_bytes {
+        if table.raw() >= self.first.size_bytes {
             return self.further_meta(table);
         }
         // SAFETY: in the first chunk.
-        unsafe { self.first.meta(offset) }
+        unsafe { self.first.meta(table.raw()) }
     }
 }

@@ -4,8 +4,11 @@
 //! * [`HostPages`]: memory of this process, taken as it is needed (feature `std`).
 //! * [`SimulatedDram`]: for tests; a walker of it sees only what was cleaned (feature `std`).
 #![cfg_attr(
-    all(feature = "std", not(loom)),
-    expect(unsafe_code, reason = "takes memory for tables and lends it as atomics")
+    not(loom),
+    expect(
+        unsafe_code,
+        reason = "takes memory for tables, lends it as atomics and picks one of many"
+    )
 )]
 
 #[cfg(all(feature = "std", not(loom)))]
@@ -71,11 +74,11 @@ pub trait TableMemory {
     /// that address: a stale entry may have said so.
     fn entries(&self, table: TableAddr) -> &[AtomicU64];
 
-    /// The entry with number `index` of `table`: of [`entries`](Self::entries), where one is to be
-    /// had faster than all.
+    /// Tables that lie one behind another, all of them or most: a walk finds these faster than by
+    /// [`entries`](Self::entries).
     #[inline]
-    fn entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
-        self.entries(table).get(index)
+    fn resident(&self) -> Resident<'_> {
+        Resident::NONE
     }
 
     /// What is noted beside `table`.
@@ -100,14 +103,118 @@ impl<M: TableMemory + ?Sized> TableMemory for &M {
     }
 
     #[inline]
-    fn entry(&self, table: TableAddr, index: usize) -> Option<&AtomicU64> {
-        (**self).entry(table, index)
+    fn resident(&self) -> Resident<'_> {
+        (**self).resident()
     }
 
     #[inline]
     fn meta(&self, table: TableAddr) -> &TableMeta {
         (**self).meta(table)
     }
+}
+
+/// Tables that lie one behind another.
+#[derive(Clone, Copy, Debug)]
+pub struct Resident<'a> {
+    entries: &'a [AtomicU64],
+    start: u64,
+}
+
+impl<'a> Resident<'a> {
+    /// No tables.
+    pub const NONE: Self = Self { entries: &[], start: 0 };
+
+    /// `entries`, which a walker finds from `start` on.
+    #[inline]
+    pub const fn new(entries: &'a [AtomicU64], start: TableAddr) -> Self {
+        Self { entries, start: start.raw() }
+    }
+
+    /// The entry that begins `offset_bytes` behind the start of `table`, if it is one of these.
+    #[inline]
+    pub fn entry_at(&self, table: TableAddr, offset_bytes: u64) -> Option<&'a AtomicU64> {
+        // In this order: the address of a table is known last on a walk.
+        let at = table.raw().wrapping_add(offset_bytes.wrapping_sub(self.start));
+        if at & 7 != 0 || at >= size_of_val(self.entries) as u64 {
+            return None;
+        }
+        #[cfg(loom)]
+        {
+            self.entries.get((at >> 3) as usize)
+        }
+        #[cfg(not(loom))]
+        {
+            // SAFETY: inside of the slice.
+            let entry = unsafe { self.entries.as_ptr().byte_add(at as usize) };
+            // SAFETY: a whole entry of the slice, which is borrowed.
+            Some(unsafe { &*entry })
+        }
+    }
+}
+
+/// Tables of a memory as they are while it is borrowed.
+#[derive(Debug)]
+pub(crate) struct Live<'a, M> {
+    resident: Resident<'a>,
+    memory: &'a M,
+}
+
+impl<M> Clone for Live<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Live<'_, M> {}
+
+impl<'a, M: TableMemory> Live<'a, M> {
+    #[inline]
+    pub(crate) fn new(memory: &'a M) -> Self {
+        Self { resident: memory.resident(), memory }
+    }
+
+    /// The entry with number `index` of `table`; `None` where there is no memory.
+    #[inline]
+    pub(crate) fn slot(&self, table: TableAddr, index: usize) -> Option<&'a AtomicU64> {
+        let offset_bytes = (index as u64) << 3;
+        match self.resident.entry_at(table, offset_bytes) {
+            None => slot_elsewhere(self.memory, table, offset_bytes),
+            found => found,
+        }
+    }
+
+    /// The entry that begins `offset_bytes` behind the start of `table`; zero, which is absent, where
+    /// there is no memory.
+    #[inline]
+    pub(crate) fn load_at(&self, table: TableAddr, offset_bytes: u64) -> u64 {
+        // Loaded in either branch, so that the load itself adds the address up.
+        match self.resident.entry_at(table, offset_bytes) {
+            Some(slot) => slot.load(Ordering::Acquire),
+            None => load_elsewhere(self.memory, table, offset_bytes),
+        }
+    }
+
+    /// One entry of a table that is in use.
+    #[inline]
+    pub(crate) fn slot_in_use(&self, table: TableAddr, index: usize) -> &'a AtomicU64 {
+        self.slot(table, index).expect("a table has its entries")
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn slot_elsewhere<M: TableMemory>(
+    memory: &M,
+    table: TableAddr,
+    offset_bytes: u64,
+) -> Option<&AtomicU64> {
+    memory.entries(table).get((offset_bytes >> 3) as usize)
+}
+
+#[cold]
+#[inline(never)]
+fn load_elsewhere<M: TableMemory>(memory: &M, table: TableAddr, offset_bytes: u64) -> u64 {
+    slot_elsewhere(memory, table, offset_bytes).map_or(0, |slot| slot.load(Ordering::Acquire))
 }
 
 /// What is noted beside a table: a link, so that lists of tables need no memory of their own.

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::units::{UNIT_LOG2, Units};
-use super::{TableAddr, TableMemory, TableMeta};
+use super::{Resident, TableAddr, TableMemory, TableMeta};
 use crate::sync::AtomicU64;
 
 /// Tables in a region that someone else owns, for instance one that is shared with the process or
@@ -112,6 +112,11 @@ impl TableMemory for Slab<'_> {
     fn entries(&self, table: TableAddr) -> &[AtomicU64] {
         let first = table.raw().wrapping_sub(self.base) >> 3;
         self.entries.get(first as usize..).unwrap_or_default()
+    }
+
+    #[inline]
+    fn resident(&self) -> Resident<'_> {
+        Resident::new(self.entries, TableAddr::new(self.base))
     }
 
     #[inline]

@@ -102,11 +102,11 @@ fn a_dump_is_a_tree_that_a_person_can_read() {
     table.map_pages(Iova::new((1 << 30) + 4 * MIB), bus(0x5000), page, 3, RW).unwrap();
     table.map(Iova::new((1 << 30) + 5 * MIB), bus(0x10_0000), 0x1_0000, Prot::READ).unwrap();
     let expected = "\
-Arm LPAE stage 1, root 0x10000000 of level 3
-[0] 0x0: table 0x10001000 of level 2
-  [1] 0x40000000: table 0x10002000 of level 1
+Arm LPAE stage 1, root 0x0 of level 3
+[0] 0x0: table 0x1000 of level 2
+  [1] 0x40000000: table 0x2000 of level 1
     [0..=1] 0x40000000: 2 x 2 MiB -> 0x80000000 rw----
-    [2] 0x40400000: table 0x10003000 of level 0
+    [2] 0x40400000: table 0x3000 of level 0
       [0..=2] 0x40400000: 3 x 4 KiB -> 0x5000 rw----
       [256..=271] 0x40500000: 64 KiB -> 0x100000 r-----
 ";
