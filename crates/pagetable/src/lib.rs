@@ -61,7 +61,8 @@
 //!   freed under it is unspecified (though memory-safe), so [`Invalidate::flush`] must wait for it.
 //!
 //! Calls whose ranges overlap must not run at once: what is mapped afterwards is unspecified, and
-//! tables may be lost.
+//! tables may be lost. The range of a [`split`](PageTable::split) counts as all of each block or
+//! contiguous run that it changes a part of.
 #![no_std]
 
 #[cfg(any(feature = "std", test))]
@@ -91,7 +92,7 @@ pub mod walk;
 pub use error::Error;
 pub use format::Format;
 pub use gather::{Invalidate, TlbGather};
-pub use prot::Prot;
+pub use prot::{Narrowing, Prot};
 pub use table::{Check, PageTable};
 pub use trace::Trace;
 pub use walk::{Image, Mapping, Walker};

@@ -17,7 +17,7 @@ use longshore_mem::BusAddr;
 use super::fields::{Field, Fields, bit, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 const READ: u64 = 1 << 0;
@@ -173,6 +173,12 @@ impl Format for VtdSecond {
         Prot::READ.when(leaf & READ != 0)
             | Prot::WRITE.when(leaf & WRITE != 0)
             | Prot::COHERENT.when(leaf & SNOOP != 0)
+    }
+
+    #[inline]
+    fn narrowing(&self, entry: u64) -> Narrowing {
+        let denied = Prot::READ.when(entry & READ == 0) | Prot::WRITE.when(entry & WRITE == 0);
+        Narrowing { denied, demanded: Prot::NONE }
     }
 
     #[inline]
