@@ -3,7 +3,7 @@
 //! * [`PageTable`] is the tables of one address space: [`map`](PageTable::map),
 //!   [`unmap`](PageTable::unmap), [`lookup`](PageTable::lookup), [`walk`](PageTable::walk),
 //!   [`split`](PageTable::split), [`set_prot`](PageTable::set_prot),
-//!   [`read_dirty`](PageTable::read_dirty), [`dump`](PageTable::dump).
+//!   [`read_dirty`](PageTable::read_dirty), [`grow`](PageTable::grow), [`dump`](PageTable::dump).
 //! * [`format`](mod@format): Arm LPAE stages 1 and 2, VT-d second and first stage, AMD v1, x86-64, RISC-V.
 //! * [`table_memory`]: where tables come from. [`cache_sync`]: how changes reach a walker that does
 //!   not snoop the caches.
@@ -75,6 +75,7 @@ pub mod error;
 pub mod format;
 pub mod gather;
 pub mod geometry;
+mod grow;
 mod lookup;
 mod map;
 pub mod prot;

@@ -292,7 +292,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     }
 }
 
-fn alloc_table<F: Format>(
+pub(crate) fn alloc_table<F: Format>(
     format: &F,
     memory: &impl TableMemory,
     level: u32,

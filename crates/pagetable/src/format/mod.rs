@@ -131,6 +131,12 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
     /// entry would be is told by what remains of it.
     fn fields(&self, level: u32, entry: u64) -> Fields;
 
+    /// The same with one more level, of which the root becomes the first table below; `None` where
+    /// there is none.
+    fn with_level_on_top(&self) -> Option<Self> {
+        None
+    }
+
     /// Whether a live entry must be cleared and flushed before another size of page takes its
     /// place.
     fn needs_break_before_make(&self) -> bool;

@@ -11,6 +11,7 @@ mod counts;
 mod dirty;
 mod dram;
 mod encodings;
+mod growing;
 mod memories;
 mod memory;
 mod model;
@@ -66,6 +67,8 @@ macro_rules! conformance {
                 fn a_walker_of_dram_never_sees_a_half_written_state() { crate::dram::never_half_written(format()); }
                 #[test]
                 fn permissions_change() { crate::split::set_prot(format()); }
+                #[test]
+                fn a_level_on_top_changes_nothing_below() { crate::growing::growing(format()); }
                 #[test]
                 fn blocks_split() { crate::split::split(format()); }
             }
