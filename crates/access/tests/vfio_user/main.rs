@@ -1,0 +1,6 @@
+//! The vfio-user server against its own client, in one process.
+
+mod commands;
+mod link;
+mod rig;
+mod wire;
