@@ -16,6 +16,8 @@
 //! | [`udmabuf`] | `/dev/udmabuf` |
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
 //! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
+//! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
+//! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
 //! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 
@@ -24,10 +26,12 @@ pub mod dma_heap;
 pub mod file;
 pub mod huge_pages;
 pub mod mapping;
+pub mod membarrier;
 pub mod memfd;
 pub mod memory;
 pub mod page_cache;
 pub mod pages;
+pub mod process_memory;
 pub mod udmabuf;
 pub mod uring;
 
