@@ -15,7 +15,7 @@
 //! | [`wire`] | messages, as bytes |
 //! | [`negotiation`] | the version, and how much either end takes at once |
 //! | [`device`], [`pci`] | what a device must say and do; configuration spaces |
-//! | [`dma`] | what must be done when the client's memory comes and goes |
+//! | [`dma`], [`space_dma`] | what must be done when the client's memory comes and goes; a [`Space`](crate::Space) that does it |
 //! | [`responder`] | the protocol without a socket |
 //! | [`server`], [`link`] | the socket |
 //! | [`interrupts`], [`migration`] | eventfds; moving a device |
@@ -53,6 +53,7 @@ mod receiver;
 mod refusal;
 pub mod responder;
 pub mod server;
+pub mod space_dma;
 mod stop;
 pub mod wire;
 
@@ -65,4 +66,5 @@ pub use negotiation::Limits;
 pub use refusal::Refusal;
 pub use responder::Responder;
 pub use server::{Listener, Served, Server};
+pub use space_dma::SpaceDma;
 pub use stop::Stop;

@@ -20,6 +20,8 @@ impl Refusal {
     pub const NO_MEMORY: Self = Self(12);
     /// `EFAULT`: an address with nothing behind it.
     pub const FAULT: Self = Self(14);
+    /// `EBUSY`: it is in use by whoever asks.
+    pub const BUSY: Self = Self(16);
     /// `EEXIST`: something is there already.
     pub const EXISTS: Self = Self(17);
     /// `EINVAL`: the message does not say anything that makes sense.

@@ -3,4 +3,5 @@
 mod commands;
 mod link;
 mod rig;
+mod space;
 mod wire;
