@@ -5,7 +5,7 @@ use longshore_mem::Iova;
 use longshore_pagetable::TlbGather;
 
 use crate::error::Error;
-use crate::space::{Space, Taken};
+use crate::space::{Space, Taken, thread_token};
 
 /// Unmappings that are waited for together: what they took out may be in use until
 /// [`finish`](Self::finish) returns, which dropping does too.
@@ -51,11 +51,26 @@ impl<'s> Batch<'s> {
     }
 
     /// Returns when no session can reach what was unmapped. The batch can be used again.
-    pub fn finish(&mut self) {
+    ///
+    /// # Errors
+    /// [`Error::PinnedByCaller`], and then what was unmapped is still in use; finish it later. Where
+    /// the batch is dropped instead, it stays in use for ever: tables are leaked, and a region that
+    /// has a part in it cannot be detached.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let me = thread_token();
+        let inner = &self.space.inner;
+        let waits_for_itself = |&(first, last): &(u64, u64)| {
+            inner.grace.is_busy_in(me) || inner.leases.is_held_by(me, first, last)
+        };
+        if let Some((first, _)) = self.ranges.iter().find(|range| waits_for_itself(range)) {
+            let iova = Iova::new(*first);
+            return Err(Error::PinnedByCaller { operation: "finishing a batch", iova });
+        }
         let gather = std::mem::take(&mut self.gather);
-        self.space.inner.finish(gather, &self.ranges);
+        inner.finish(gather, &self.ranges);
         self.ranges.clear();
-        self.space.inner.forget_mapped(&mut self.taken);
+        inner.forget_mapped(&mut self.taken);
+        Ok(())
     }
 
     fn note(&mut self, iova: Iova, len_bytes: u64) {
@@ -69,6 +84,7 @@ impl<'s> Batch<'s> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        self.finish();
+        // What it says of a refusal is what happens now.
+        let _ = self.finish();
     }
 }

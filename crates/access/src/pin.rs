@@ -10,14 +10,13 @@ use std::ptr::NonNull;
 use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
-use longshore_mem::with_path;
 
 use crate::fault::{Fault, Reason};
 use crate::lease::{OnUnmap, Revoke};
 use crate::plain::Plain;
 use crate::session::{Entered, Place, Session, last_of};
 use crate::space::{Space, thread_token};
-use crate::tlb;
+use crate::{tlb, words};
 
 mod sealed {
     pub trait Sealed {}
@@ -459,9 +458,7 @@ impl<'p, A: Reads> Slice<'p, A> {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         let (from, to, len) = (self.check(offset, into.len())?, into.as_mut_ptr(), into.len());
         // SAFETY: within the slice, which is pinned or leased; `into` is ours.
-        let outcome = with_path!(self.path, token => unsafe {
-            longshore_mem::copy::copy(token, from, to, len)
-        });
+        let outcome = unsafe { words::copy_exact(self.path, from, to, len) };
         self.copied(offset, outcome)
     }
 
@@ -481,9 +478,7 @@ impl<'p, A: Writes> Slice<'p, A> {
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         let (to, len) = (self.check(offset, from.len())?, from.len());
         // SAFETY: within the slice, which is pinned or leased; `from` is ours.
-        let outcome = with_path!(self.path, token => unsafe {
-            longshore_mem::copy::copy(token, from.as_ptr(), to, len)
-        });
+        let outcome = unsafe { words::copy_exact(self.path, from.as_ptr(), to, len) };
         self.copied(offset, outcome)
     }
 

@@ -266,7 +266,8 @@ impl Space {
     /// As [`unmap_raw`](Self::unmap_raw).
     pub fn unmap(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut batch = self.batch();
-        batch.unmap(iova, len_bytes)
+        batch.unmap(iova, len_bytes)?;
+        batch.finish()
     }
 
     /// What has been done so far that costs time.

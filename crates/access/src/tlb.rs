@@ -1,7 +1,7 @@
 //! A session's TLB: extents of adjacent leaves whose memory is adjacent too.
 //!
 //! ```text
-//!   IOVA          ┌── bits 16 … 23 ──► windows[256]   the extent last used in this 64 KiB
+//!   IOVA          ┌── bits 16 … 23 ──► windows[256]   the extent last walked to in this 64 KiB
 //!   63 … 0   ─────┤
 //!                 └── bits 12 … 20 ──► pages[512]     extents shorter than 64 KiB
 //!
@@ -107,6 +107,15 @@ impl Line {
     }
 
     #[inline(always)]
+    fn hit(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
+        let offset = iova.wrapping_sub(self.base.get());
+        let extent = self.len.get();
+        let is_hit =
+            offset < extent && len as u64 <= extent - offset && self.bus_flags.get() & flag != 0;
+        is_hit.then(|| self.host.get().wrapping_add(offset as usize))
+    }
+
+    #[inline(always)]
     fn has(&self, iova: u64) -> bool {
         iova.wrapping_sub(self.base.get()) < self.len.get()
     }
@@ -135,35 +144,34 @@ impl Tlb {
     /// `flag` is set.
     #[inline(always)]
     pub(crate) fn hit(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
-        let line = &self.windows[window(iova)];
-        let offset = iova.wrapping_sub(line.base.get());
-        let extent = line.len.get();
-        if offset < extent && len as u64 <= extent - offset && line.bus_flags.get() & flag != 0 {
-            Some(line.host.get().wrapping_add(offset as usize))
-        } else {
-            None
-        }
+        self.windows[window(iova)].hit(iova, len, flag)
     }
 
-    /// The extent that has `iova`, by both probes. What the second finds becomes the window's.
+    /// The second probe.
+    #[inline]
+    pub(crate) fn hit_second(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
+        self.pages[page(iova)].hit(iova, len, flag)
+    }
+
+    /// Whether the last extent walked to in the window of `iova` is a part of that window: one more
+    /// there is a sign that many follow.
+    pub(crate) fn was_in_window(&self, iova: u64) -> bool {
+        let line = &self.windows[window(iova)];
+        line.len.get() != 0 && line.base.get() >> WINDOW_LOG2 == iova >> WINDOW_LOG2
+    }
+
+    /// The extent that has `iova`, by both probes.
     #[inline]
     pub(crate) fn find(&self, iova: u64) -> Option<Entry> {
-        let line = &self.windows[window(iova)];
-        if line.has(iova) {
-            return Some(line.get());
-        }
-        let short = &self.pages[page(iova)];
-        if !short.has(iova) {
-            return None;
-        }
-        let entry = short.get();
-        self.set_window(iova, &entry);
-        Some(entry)
+        let lines = [&self.windows[window(iova)], &self.pages[page(iova)]];
+        lines.into_iter().find(|line| line.has(iova)).map(Line::get)
     }
 
     /// Takes in an extent that `iova` lies in.
     pub(crate) fn insert(&self, iova: u64, entry: &Entry) {
-        self.set_window(iova, entry);
+        let at = window(iova);
+        self.windows[at].set(entry);
+        mark(&self.windows_used, at);
         if entry.len < 1 << WINDOW_LOG2 {
             let at = page(iova);
             self.pages[at].set(entry);
@@ -175,13 +183,6 @@ impl Tlb {
     pub(crate) fn clear(&self) {
         drain(&self.windows_used, &self.windows);
         drain(&self.pages_used, &self.pages);
-    }
-
-    #[inline]
-    fn set_window(&self, iova: u64, entry: &Entry) {
-        let at = window(iova);
-        self.windows[at].set(entry);
-        mark(&self.windows_used, at);
     }
 }
 
@@ -243,7 +244,7 @@ mod tests {
         }
         for page in 0..16 {
             assert_eq!(tlb.find(page << 12 | 5).map(|entry| entry.base), Some(page << 12));
-            assert!(tlb.hit(page << 12, 8, READ).is_some(), "what was found is the window's now");
+            assert!(tlb.hit_second(page << 12, 8, READ).is_some());
         }
         tlb.clear();
         for page in 0..16 {

@@ -248,15 +248,16 @@ impl Session {
         unsafe { self.write_slow(iova, from, N) }
     }
 
-    /// Where `len` bytes from `iova` are, if the first probe has them and nothing was unmapped since.
-    /// The slot must be entered.
+    /// Where `len` bytes from `iova` are, if one extent has them all and its flag `flag` is set, and
+    /// if nothing was unmapped since. The slot must be entered.
     #[inline(always)]
     fn hit(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
         let private = self.private();
         if self.slot().flush_word() != private.seen.get() {
             return None;
         }
-        private.tlb.hit(iova.raw(), len, flag)
+        let first = private.tlb.hit(iova.raw(), len, flag);
+        if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
     }
 
     /// Notes that `len` bytes from `iova`, in the extent `entry`, were written.

@@ -15,6 +15,7 @@ use crate::lease::Revoke;
 use crate::region::{Partial, RemoteMemory};
 use crate::space::thread_token;
 use crate::tlb::{READ, WRITE};
+use crate::words;
 
 /// Bytes of one piece that were done, and why not all of them.
 type Stopped = (usize, Reason);
@@ -63,7 +64,7 @@ impl Session {
         let direct = |from: *mut u8, done, len| {
             let to = to.wrapping_add(done);
             // SAFETY: translated while the slot is entered; the caller's promise.
-            let copied = with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) });
+            let copied = unsafe { words::copy_exact(path, from, to, len) };
             copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset, done, len| {
@@ -88,7 +89,7 @@ impl Session {
         let direct = |to: *mut u8, done, len| {
             let from = from.wrapping_add(done);
             // SAFETY: translated while the slot is entered; the caller's promise.
-            let copied = with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) });
+            let copied = unsafe { words::copy_exact(path, from, to, len) };
             copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset, done, len| {

@@ -1,25 +1,31 @@
 //! From an IOVA to an extent of memory: second probe, walk, merge.
 #![expect(unsafe_code, reason = "looks at regions while the slot is entered")]
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use longshore_mem::Iova;
-use longshore_pagetable::{Mapping, Prot};
+use longshore_pagetable::format::Entry;
+use longshore_pagetable::table_memory::TableAddr;
+use longshore_pagetable::{Format, Image, Prot};
 
 use super::Session;
 use crate::fault::Reason;
 use crate::region::{Memory, RemoteMemory};
-use crate::tlb::{BOTH_FAST, Entry, READ, WINDOW_LOG2, WRITE, WRITE_FAST};
+use crate::space::Table;
+use crate::tlb::{self, BOTH_FAST, READ, WINDOW_LOG2, WRITE, WRITE_FAST};
 use crate::windows::WINDOWS_START;
 
-/// Leaves that are merged at most, as a logarithm: those of 4 KiB to a window of the TLB.
-const MERGE_LOG2: u32 = WINDOW_LOG2 - 12;
+/// The shape of the tables: 4 KiB pages, 512 entries.
+const PAGE_LOG2: u32 = 12;
+const INDEX_LOG2: u32 = 9;
+const SLOTS: usize = 1 << INDEX_LOG2;
+
+/// Leaves that are merged at most: those of 4 KiB to a window of the TLB.
+const MERGE: usize = 1 << (WINDOW_LOG2 - PAGE_LOG2);
 
 /// Where an address leads.
 pub(crate) enum Place {
     /// To memory of this process.
-    Direct(Entry),
+    Direct(tlb::Entry),
     /// To memory that is asked for: from `offset` on as many bytes as were wanted, or fewer.
     Remote { memory: Arc<dyn RemoteMemory>, offset: u64, len: usize },
 }
@@ -36,114 +42,154 @@ impl Session {
         }
     }
 
+    /// As the first probe, by the second and by a walk: what settles most accesses that the first
+    /// does not. The slot must be entered, and the TLB right.
     #[inline(never)]
+    pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
+        let tlb = &self.private().tlb;
+        if let Some(at) = tlb.hit_second(iova, len, flag) {
+            return Some(at);
+        }
+        if tlb.find(iova).is_some() {
+            // It goes on in another extent, or is not permitted.
+            return None;
+        }
+        let Ok(Place::Direct(entry)) = self.walk(iova, 1, 0) else { return None };
+        let (host, room) = entry.place(iova);
+        (entry.permits(flag) && len as u64 <= room).then_some(host)
+    }
+
     fn walk(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
         let inner = &*self.space.inner;
-        let leaf = inner.table.lookup(Iova::new(iova)).ok().flatten().ok_or(Reason::Unmapped)?;
-        let flags = flags_of(leaf.prot);
+        let leaf = Leaf::find(&inner.table, iova).ok_or(Reason::Unmapped)?;
+        let flags = flags_of(leaf.prot(&inner.table));
         if flags & want != want {
             return Err(Reason::Permission);
         }
-        let bus = leaf.bus.raw();
-        if bus < WINDOWS_START {
-            let run = if cfg!(miri) { Run::of(&leaf) } else { self.merge(&leaf, iova) };
-            let host = std::ptr::with_exposed_provenance_mut(run.bus as usize);
-            return Ok(Place::Direct(self.remember(iova, &run, host, flags)));
-        }
-        // SAFETY: its leaf is there and the slot is entered, so it is attached, and stays so until
-        // the slot is left.
-        let attached = unsafe { inner.windows.get(bus) }.ok_or(Reason::Unmapped)?;
-        match attached.region.memory() {
-            Memory::Host(start, _) => {
-                let run = self.merge(&leaf, iova);
-                let host = start.as_ptr().wrapping_add((run.bus - attached.bus) as usize);
-                Ok(Place::Direct(self.remember(iova, &run, host, flags)))
-            }
-            Memory::Remote(memory) => {
-                let offset = bus - attached.bus + (iova - leaf.iova.raw());
-                let len = self.remote_run(&leaf, iova, len);
-                Ok(Place::Remote { memory: Arc::clone(memory), offset, len })
-            }
-        }
-    }
-
-    fn remember(&self, iova: u64, run: &Run, host: *mut u8, flags: u64) -> Entry {
-        let entry = Entry { base: run.first, len: run.len, host, bus_flags: run.bus | flags };
-        self.private().tlb.insert(iova, &entry);
-        entry
-    }
-
-    /// The leaf of `iova` and its neighbours, as far as they continue each other, within 16 times its
-    /// size.
-    fn merge(&self, leaf: &Mapping, iova: u64) -> Run {
-        let table = &self.space.inner.table;
-        let alone = Run::of(leaf);
-        let mask = (1u64 << (leaf.page_log2 + MERGE_LOG2)) - 1;
-        let (low, high) = (iova & !mask, iova | mask);
-        // What most often continues nothing is asked first.
-        let continues_before =
-            alone.first > low
-                && table.lookup(Iova::new(alone.first - 1)).ok().flatten().is_some_and(|before| {
-                    before.prot == leaf.prot && Run::of(&before).joins(&alone)
-                });
-        let (start, mut run) =
-            if continues_before { (low, None) } else { (alone.first + alone.len, Some(alone)) };
-        if start > high {
-            return alone;
-        }
-        let _ = table.walk(Iova::new(start), high - start + 1, |next| {
-            let next_run = Run::of(&next);
-            let fits = next.prot == leaf.prot && next.page_log2 >= leaf.page_log2;
-            match &mut run {
-                Some(run) if fits && run.joins(&next_run) => run.len += next_run.len,
-                Some(run) if run.has(iova) => return ControlFlow::Break(()),
-                run => *run = fits.then_some(next_run),
-            }
-            ControlFlow::Continue(())
-        });
-        // An entry that changed under the walk may have cut it off.
-        run.filter(|run| run.has(iova)).unwrap_or(alone)
-    }
-
-    /// How many of `len` bytes from `iova` are adjacent in a remote region.
-    fn remote_run(&self, leaf: &Mapping, iova: u64, len: usize) -> usize {
-        let mut run = Run::of(leaf);
-        let last = iova.saturating_add(len as u64 - 1);
-        let end = run.first + run.len;
-        if end <= last {
-            let walked = self.space.inner.table.walk(Iova::new(end), last - end + 1, |next| {
-                if next.prot != leaf.prot || !run.joins(&Run::of(&next)) {
-                    return ControlFlow::Break(());
+        let mut run = leaf.run();
+        let mut host = std::ptr::with_exposed_provenance_mut(run.bus as usize);
+        if run.bus >= WINDOWS_START {
+            // SAFETY: its leaf is there and the slot is entered, so it is attached, and stays so
+            // until the slot is left.
+            let attached = unsafe { inner.windows.get(run.bus) }.ok_or(Reason::Unmapped)?;
+            match attached.region.memory() {
+                Memory::Host(start, _) => {
+                    host = start.as_ptr().wrapping_add((run.bus - attached.bus) as usize);
                 }
-                run.len += Run::of(&next).len;
-                ControlFlow::Continue(())
-            });
-            // What is not translated ends it, and faults by itself.
-            let _ = walked;
+                Memory::Remote(memory) => {
+                    let offset = run.bus - attached.bus + (iova - run.first);
+                    let len = leaf.adjacent(&inner.table, iova, len);
+                    return Ok(Place::Remote { memory: Arc::clone(memory), offset, len });
+                }
+            }
         }
-        (run.first + run.len - iova).min(len as u64) as usize
+        // Miri wants to know of which allocation a host address is, and two may be adjacent.
+        let may_merge = !cfg!(miri) && leaf.size_log2 == PAGE_LOG2;
+        if may_merge && self.private().tlb.was_in_window(iova) {
+            let merged = leaf.merged(&inner.table);
+            host = host.wrapping_sub((run.first - merged.first) as usize);
+            run = merged;
+        }
+        let entry = tlb::Entry { base: run.first, len: run.len, host, bus_flags: run.bus | flags };
+        self.private().tlb.insert(iova, &entry);
+        Ok(Place::Direct(entry))
     }
 }
 
 /// Adjacent addresses that lead to adjacent ones.
-#[derive(Clone, Copy)]
 struct Run {
     first: u64,
     len: u64,
     bus: u64,
 }
 
-impl Run {
-    const fn of(leaf: &Mapping) -> Self {
-        Self { first: leaf.iova.raw(), len: 1 << leaf.page_log2, bus: leaf.bus.raw() }
+/// A leaf, and where it was found.
+struct Leaf {
+    first: u64,
+    bus: u64,
+    entry: u64,
+    table: TableAddr,
+    index: usize,
+    size_log2: u32,
+}
+
+impl Leaf {
+    /// The leaf of `iova`, by the walk that hardware does. As [`Walker::lookup`], which does not tell
+    /// where it found the leaf.
+    ///
+    /// [`Walker::lookup`]: longshore_pagetable::Walker::lookup
+    #[inline]
+    fn find(tables: &Table, iova: u64) -> Option<Self> {
+        let geometry = tables.format().geometry();
+        if iova >> geometry.input_bits() != 0 {
+            return None;
+        }
+        let (mut level, mut table) = (geometry.root_level(), tables.root());
+        loop {
+            let size_log2 = PAGE_LOG2 + INDEX_LOG2 * level;
+            let index = (iova >> size_log2) as usize & (SLOTS - 1);
+            let entry = tables.entry(table, index)?;
+            match tables.format().decode(level, entry) {
+                Entry::Table(next) if level > 0 => {
+                    table = next;
+                    level -= 1;
+                }
+                Entry::Leaf(leaf) => {
+                    let first = iova & (u64::MAX << size_log2);
+                    let bus = leaf.bus.raw();
+                    return Some(Self { first, bus, entry, table, index, size_log2 });
+                }
+                _ => return None,
+            }
+        }
     }
 
-    const fn has(&self, iova: u64) -> bool {
-        iova.wrapping_sub(self.first) < self.len
+    fn prot(&self, tables: &Table) -> Prot {
+        tables.format().prot(self.entry)
     }
 
-    const fn joins(&self, next: &Self) -> bool {
-        self.first + self.len == next.first && self.bus + self.len == next.bus
+    fn run(&self) -> Run {
+        Run { first: self.first, len: 1 << self.size_log2, bus: self.bus }
+    }
+
+    /// A page of 4 KiB with its neighbours of the same permissions, as far as they continue it, in
+    /// its window of the TLB: 16 entries, two lines of the table.
+    fn merged(&self, tables: &Table) -> Run {
+        let group = self.index & !(MERGE - 1);
+        let size = 1u64 << self.size_log2;
+        // Adjacent leaves differ by their size, apart from whether they were written.
+        let continues = |index: usize| {
+            let distance = (index as u64).wrapping_sub(self.index as u64);
+            let expected = self.entry.wrapping_add(distance.wrapping_mul(size));
+            let clean = |entry| tables.format().with_dirty(entry, false);
+            tables.entry(self.table, index).is_some_and(|found| clean(found) == clean(expected))
+        };
+        let mut start = self.index;
+        while start > group && continues(start - 1) {
+            start -= 1;
+        }
+        let mut end = self.index + 1;
+        while end < group + MERGE && continues(end) {
+            end += 1;
+        }
+        let before = (self.index - start) as u64 * size;
+        Run { first: self.first - before, len: (end - start) as u64 * size, bus: self.bus - before }
+    }
+
+    /// How many of `len` bytes from `iova`, which lies in the leaf, lead to adjacent addresses.
+    fn adjacent(&self, tables: &Table, iova: u64, len: usize) -> usize {
+        let mut run = self.run();
+        let last = iova.saturating_add(len as u64 - 1);
+        while run.first + run.len <= last {
+            let next = Self::find(tables, run.first + run.len);
+            match next.filter(|next| {
+                next.bus == run.bus + run.len && next.prot(tables) == self.prot(tables)
+            }) {
+                Some(next) => run.len += 1 << next.size_log2,
+                None => break,
+            }
+        }
+        (run.first + run.len - iova).min(len as u64) as usize
     }
 }
 

@@ -14,6 +14,7 @@
 )]
 mod kernels;
 
+use longshore_mem::copy::CopyFault;
 use longshore_mem::isa::Path;
 use longshore_mem::with_path;
 
@@ -55,6 +56,28 @@ pub(crate) unsafe fn copy(path: Path, from: *const u8, to: *mut u8, len: usize) 
 unsafe fn copy_long(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
     // SAFETY: the caller's promise.
     with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) }).is_ok()
+}
+
+/// As [`copy`], up to the exact byte that is not there.
+///
+/// # Errors
+/// As [`longshore_mem::copy::copy`].
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+pub(crate) unsafe fn copy_exact(
+    path: Path,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) -> Result<(), CopyFault> {
+    // SAFETY: the caller's promise.
+    if len <= INLINE_MAX && unsafe { copy(path, from, to, len) } {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) })
 }
 
 /// The `N` bytes at `from`, our own, as a word.
