@@ -69,12 +69,12 @@ impl Hostile {
     }
 
     /// It is still served.
-    fn is_served(&mut self) {
+    fn expect_served(&mut self) {
         assert_eq!(self.ask_for(&Request::DeviceGetInfo { argsz: 16 }, &[]), 0);
     }
 
     /// The server has closed its end.
-    fn is_left(mut self) {
+    fn expect_left(mut self) {
         let mut rest = Vec::new();
         // A reset is an end, too: there was more to come that nobody reads.
         let _ = self.stream.read_to_end(&mut rest);
@@ -162,12 +162,12 @@ fn run() {
     for header in garbled {
         let hostile = client();
         hostile.send(&header, &[file.as_fd()]);
-        hostile.is_left();
+        hostile.expect_left();
         assert!(matches!(ended(), Ended::Garbled(_)));
     }
     let hostile = client();
     hostile.send(&[0xff; 4096], &[]);
-    hostile.is_left();
+    hostile.expect_left();
     assert!(matches!(ended(), Ended::Garbled(_)));
 
     // Messages that end too early, some with descriptors.
@@ -204,7 +204,7 @@ fn run() {
     descriptors_where_none_belong(&mut hostile, &file);
     interrupts(&mut hostile, &file);
     at_random(&mut hostile);
-    hostile.is_served();
+    hostile.expect_served();
     // What it has set up goes with it.
     assert_eq!(hostile.ask_for(&map, &[file.as_fd()]), 0);
     drop(hostile);
@@ -242,7 +242,7 @@ fn before_the_version(stranger: &impl Fn() -> Hostile) {
     let version = Request::Version { major: 0, minor: 0, capabilities: b"" };
     assert_eq!(hostile.ask_for(&version, &[]), 0);
     assert_eq!(hostile.ask_for(&version, &[]), EINVAL, "once");
-    hostile.is_served();
+    hostile.expect_served();
 }
 
 /// Counts and lengths that are not those of the message.
@@ -275,7 +275,7 @@ fn counts(hostile: &mut Hostile) {
     assert_eq!(hostile.ask(18, &words(&[8, max]), &[]), EINVAL);
     // Longer than any may be, though it says so.
     assert_eq!(hostile.ask(10, &vec![0; 1_200_000], &[]), EMSGSIZE);
-    hostile.is_served();
+    hostile.expect_served();
 }
 
 /// Descriptors with messages that need none, and too many or the wrong ones where some are needed.
@@ -302,7 +302,7 @@ fn descriptors_where_none_belong(hostile: &mut Hostile, file: &OwnedFd) {
         hostile.send(&vec![0; long / 400], &[file.as_fd(); 32]);
     }
     assert_eq!(hostile.errno(), EMSGSIZE);
-    hostile.is_served();
+    hostile.expect_served();
 }
 
 /// Descriptors that are no eventfds, or not as many as there are interrupts.
@@ -327,7 +327,7 @@ fn interrupts(hostile: &mut Hostile, file: &OwnedFd) {
     for _ in 0..100 {
         assert_eq!(hostile.ask_for(&set(0, 8), &[event.as_fd(); 8]), 0);
     }
-    hostile.is_served();
+    hostile.expect_served();
 }
 
 /// Payloads at random, the same in every run, with headers that make sense.

@@ -62,7 +62,7 @@ fn content(file: &OwnedFd, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn refused(done: Result<(), ClientError>) {
+fn is_refused(done: &Result<(), ClientError>) {
     assert!(matches!(done, Err(ClientError::Refused(_))), "{done:?}");
 }
 
@@ -132,13 +132,13 @@ fn what_cannot_be_mapped_leaves_its_place_free() {
         [read_only.as_fd(), pipe.as_fd(), socket.as_fd(), folder.as_fd()];
     let before = mappings_of("vfio-user-wrong");
     for wrong in wrong {
-        refused(setup.client.dma_map(0x1000, 0x4000, Some((wrong, 0)), true));
+        is_refused(&setup.client.dma_map(0x1000, 0x4000, Some((wrong, 0)), true));
     }
     // Past what a space translates, and a length that no process has.
     let fd = Some((file.as_fd(), 0));
-    refused(setup.client.dma_map(1 << 48, 0x1000, fd, true));
-    refused(setup.client.dma_map(0x1000, 1 << 47, fd, true));
-    refused(setup.client.dma_map(0x1000, 1 << 60, None, true));
+    is_refused(&setup.client.dma_map(1 << 48, 0x1000, fd, true));
+    is_refused(&setup.client.dma_map(0x1000, 1 << 47, fd, true));
+    is_refused(&setup.client.dma_map(0x1000, 1 << 60, None, true));
     assert_eq!(mappings_of("vfio-user-wrong"), before);
     setup.client.dma_map(0x1000, 0x4000, fd, true).unwrap();
     setup.client.dma_map(0, 0x1000, Some((read_only.as_fd(), 0)), false).unwrap();
