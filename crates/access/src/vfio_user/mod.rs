@@ -10,6 +10,73 @@
 //!    guest's CPU    ◄─────────────── eventfd ◄─ Interrupts
 //! ```
 //!
+//! ```
+//! use std::os::unix::net::UnixStream;
+//!
+//! use longshore_access::Space;
+//! use longshore_access::vfio_user::client::{Client, NoMemory};
+//! use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace};
+//! use longshore_access::vfio_user::{Description, Device, Refusal, Server, SpaceDma};
+//! use longshore_mem::Iova;
+//! use longshore_sys::memfd;
+//!
+//! /// A device that writes a word to the address in its one register.
+//! struct Writer {
+//!     config: ConfigSpace,
+//!     space: Space,
+//!     register: [u8; 16],
+//! }
+//!
+//! impl Device for Writer {
+//!     fn description(&self) -> Description {
+//!         self.config.description()
+//!     }
+//!
+//!     fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
+//!         if region == CONFIG_REGION {
+//!             return self.config.read(at, into);
+//!         }
+//!         into.copy_from_slice(&self.register[at as usize..][..into.len()]);
+//!         Ok(())
+//!     }
+//!
+//!     fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Refusal> {
+//!         if region == CONFIG_REGION {
+//!             return self.config.write(at, from);
+//!         }
+//!         self.register[at as usize..][..from.len()].copy_from_slice(from);
+//!         let target = Iova::new(u64::from_le_bytes(*self.register.first_chunk().unwrap()));
+//!         self.space.session().write(target, b"word").map_err(|_| Refusal::FAULT)
+//!     }
+//!
+//!     fn reset(&mut self) {
+//!         self.config.reset();
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let space = Space::new()?;
+//! let config = ConfigSpace::new(0x1234, 0x5678).bar(0, Bar::memory32(16));
+//! let device = Writer { config, space: space.clone(), register: [0; 16] };
+//! let mut server = Server::new(device, SpaceDma::new(space))?;
+//! let (ours, theirs) = UnixStream::pair()?; // QEMU wants a `Listener`
+//! let server = std::thread::spawn(move || server.serve(theirs));
+//!
+//! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
+//! memfd::set_len(&memory, 1 << 20)?;
+//! let mut client = Client::over(ours, NoMemory)?;
+//! client.dma_map(0x10_0000, 1 << 20, Some((std::os::fd::AsFd::as_fd(&memory), 0)), true)?;
+//! client.region_write(0, 0, &0x10_0040_u64.to_le_bytes())?;
+//! let mut word = [0; 4];
+//! std::os::unix::fs::FileExt::read_at(&std::fs::File::from(memory), &mut word, 0x40)?;
+//! assert_eq!(&word, b"word");
+//! assert!(client.region_write(0, 0, &[0; 8]).is_err()); // nothing is mapped there
+//! drop(client);
+//! assert_eq!(server.join().unwrap()?.refused_count, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! | module | what it is for |
 //! | --- | --- |
 //! | [`wire`] | messages, as bytes |

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longshore_sys::unix_socket::{self, Interest, Ready};
+use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest, Ready};
 
 use super::Refusal;
 use super::device::Device;
@@ -61,9 +61,11 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// The same, which takes as much at once as is said.
     ///
     /// # Errors
-    /// Descriptors exhausted; `InvalidInput` for page sizes that are not all sizes of pages.
+    /// Descriptors exhausted; `InvalidInput` for pages below 4 KiB, or more descriptors in a message
+    /// than a call takes ([`DESCRIPTORS_MAX`]).
     pub fn with_limits(device: D, dma: M, limits: Limits) -> io::Result<Self> {
-        if limits.page_sizes == 0 || limits.page_bytes() < 4096 {
+        let takes_all = limits.message_fds_max as usize <= DESCRIPTORS_MAX;
+        if limits.page_sizes == 0 || limits.page_bytes() < 4096 || !takes_all {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         Ok(Self {
