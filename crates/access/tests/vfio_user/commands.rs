@@ -463,6 +463,9 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
     // One more that is served until the server is stopped.
     let mut client = Client::connect(&path, NoMemory).unwrap();
     client.dma_map(0x1000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
+    let held = noted.lock().unwrap().link.clone().unwrap();
+    assert_eq!(held.interrupts().raise(MSIX_IRQ, 0), Ok(false), "another one asked for it");
+    assert_eq!(event_fd::drain(&event).unwrap(), 0);
     stop.stop();
     let mut all = thread.join().unwrap();
     // Binding a second time looked whether anybody listens.
@@ -475,6 +478,8 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
     assert_eq!((noted.connects, noted.disconnects), (6, 6));
     assert!(!path.exists(), "the name goes with the listener");
     assert!(matches!(client.device_info(), Err(ClientError::Closed)));
+    // Also where a thread of the device still holds the link.
+    assert!(!held.is_connected());
 }
 
 #[test]

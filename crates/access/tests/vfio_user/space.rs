@@ -31,7 +31,9 @@ impl<M: Memory> Setup<M> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (noted, space) = (Shared::default(), Space::new().unwrap());
         let dma = SpaceDma::new(space.clone());
-        let mut server = Server::new(rig::device(&noted, Vec::new()), dma).unwrap();
+        let server = Server::new(rig::device(&noted, Vec::new()), dma).unwrap();
+        // Longer than the client waits, so that nothing ends by itself.
+        let mut server = server.reply_timeout(Duration::from_secs(60));
         let server = thread::spawn(move || server.serve(theirs).unwrap());
         let stream = ours.try_clone().unwrap();
         let mut client = Client::over(ours, memory).unwrap();
