@@ -1,5 +1,7 @@
 //! What fuzzing has kept, replayed, and the same with messages at random.
 
+#![cfg(not(loom))]
+
 #[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
 #[path = "../../../fuzz/src/vfio_user.rs"]
 mod vfio_user;

@@ -1,6 +1,8 @@
 //! A client that sends nonsense: it is refused or left, the next one is served, and no descriptor
 //! stays open. One test, because it counts the descriptors of the whole process.
 
+#![cfg(not(loom))]
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -73,15 +73,7 @@ impl Machine {
             server.serve(stream).expect("a client is served")
         });
         first(&space);
-        let device = format!(
-            r#"{{"driver":"vfio-user-pci","addr":"{SLOT:02x}.0","socket":{{"type":"unix","path":"{}"}}}}"#,
-            path.display()
-        );
-        let ram = format!("memory-backend-memfd,id=ram,size={RAM_BYTES},share=on");
-        let size = format!("{}M", RAM_BYTES >> 20);
-        let args =
-            ["-M", "q35,memory-backend=ram", "-m", &size, "-object", &ram, "-device", &device];
-        let mut qtest = Qtest::start(qemu, args).expect("QEMU starts");
+        let mut qtest = start_qemu(qemu, &path);
         // It answers when the device is there.
         qtest.read(0, 1).expect("QEMU runs");
         let link = links.newest().expect("QEMU has settled the version");
@@ -120,6 +112,18 @@ impl Machine {
         drop(self.qtest);
         (self.server.join().expect("the server ends"), self.space)
     }
+}
+
+/// Starts QEMU with the device whose server listens at `path`.
+fn start_qemu(qemu: &Qemu, path: &Path) -> Qtest {
+    let device = format!(
+        r#"{{"driver":"vfio-user-pci","addr":"{SLOT:02x}.0","socket":{{"type":"unix","path":"{}"}}}}"#,
+        path.display()
+    );
+    let ram = format!("memory-backend-memfd,id=ram,size={RAM_BYTES},share=on");
+    let size = format!("{}M", RAM_BYTES >> 20);
+    let args = ["-M", "q35,memory-backend=ram", "-m", &size, "-object", &ram, "-device", &device];
+    Qtest::start(qemu, args).expect("QEMU starts")
 }
 
 /// What a thread of the device saw.
@@ -280,8 +284,9 @@ fn device_and_machine_see_the_same() {
     machine.qtest.write_u64(registers + device::SOURCE, UNUSED).unwrap();
     machine.qtest.write_u64(registers + device::TARGET, UNUSED + 0x5ffc).unwrap();
     machine.qtest.write_u32(registers + device::RING, 16).unwrap();
-    assert_eq!(machine.qtest.read(UNUSED + 0x5ffc, 16).unwrap(), b"from the machine");
+    // QEMU posts writes to registers; what is read after them waits for them, as on a real bus.
     assert_eq!(machine.qtest.read_u32(registers + device::RUNG).unwrap(), 1);
+    assert_eq!(machine.qtest.read(UNUSED + 0x5ffc, 16).unwrap(), b"from the machine");
     let has_arrived = (0..10_000).any(|_| {
         // Each look lets QEMU's main loop run.
         machine.qtest.read_u32(interrupt_at).unwrap() == 0xcafe
@@ -291,4 +296,47 @@ fn device_and_machine_see_the_same() {
 
     let (served, _) = machine.quit();
     assert_eq!((served.refused_count, served.maps_left_count), (0, 0), "{served:?}");
+}
+
+#[test]
+fn one_machine_after_the_other_is_killed_and_the_next_one_served() {
+    let Some(qemu) = qemu_11("a device that outlives QEMU") else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("device.sock");
+    let listener = Listener::bind(&path).expect("a socket");
+    let (space, links) = (Space::new().expect("a space"), device::Links::default());
+    let device = Doorbell::new(space.clone(), links.clone());
+    let mut server = Server::new(device, SpaceDma::new(space.clone())).expect("a server");
+    let stop = server.stop_handle();
+    let server = thread::spawn(move || {
+        let mut all = Vec::new();
+        server.serve_all(&listener, |served| all.push(served.clone())).expect("clients come");
+        all
+    });
+    for round in 0..3_u8 {
+        let mut qtest = start_qemu(&qemu, &path);
+        // Its firmware has only just begun.
+        qtest.write(UNUSED, &[round; 8]).expect("QEMU runs");
+        let (session, mut bytes) = (space.session(), [0xff; 8]);
+        // It may be unmapping it at this moment.
+        let mut read = (0..1_000_000).map(|_| session.read(Iova::new(UNUSED), &mut bytes));
+        assert!(read.any(|read| read.is_ok()));
+        assert_eq!(bytes, [round; 8]);
+        let link = links.newest().expect("a link");
+        drop(qtest);
+        let mut is_gone = (0..20_000).map(|_| {
+            thread::sleep(Duration::from_millis(1));
+            !link.is_connected()
+        });
+        assert!(is_gone.any(|is_gone| is_gone), "the server has not seen it go");
+    }
+    stop.stop();
+    let all = server.join().expect("the server ends");
+    assert_eq!(all.len(), 3);
+    for served in all {
+        let ended = matches!(served.ended, Ended::ClosedByClient | Ended::ClosedInMessage);
+        assert!(ended && served.refused_count == 0 && served.maps_left_count == 0, "{served:?}");
+    }
+    let fault = space.session().read(Iova::new(UNUSED), &mut [0]).unwrap_err();
+    assert_eq!(fault.reason, Reason::Unmapped);
 }

@@ -1,5 +1,7 @@
 //! The vfio-user server against its own client, in one process.
 
+#![cfg(not(loom))]
+
 mod commands;
 mod link;
 mod rig;
