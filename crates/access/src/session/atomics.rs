@@ -197,7 +197,7 @@ impl Session {
         slot.enter();
         if let Some(at) = self.hit(iova, size_of::<T>(), fast) {
             let outcome = access(at);
-            slot.leave(0);
+            slot.leave();
             return outcome.ok_or(Fault::at(iova, 0, Reason::BackingLost));
         }
         self.access_slow(iova, size_of::<T>(), want, access)
