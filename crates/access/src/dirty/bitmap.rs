@@ -274,11 +274,11 @@ fn first_set_from(bits: u64, at: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::cell::Cell;
 
     thread_local! {
         /// How many times this thread set bits.
-        pub(super) static ORS: Cell<u64> = const { Cell::new(0) };
+        pub(in crate::dirty) static ORS: Cell<u64> = const { Cell::new(0) };
     }
 }

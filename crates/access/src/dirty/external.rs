@@ -222,9 +222,179 @@ fn page_of(at: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::Arc;
+
+    use super::*;
 
     thread_local! {
         /// How many times this thread set bits.
         pub(super) static ORS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    const PAGE: u64 = 4096;
+
+    impl ExternalLog {
+        /// A log in these words, for tests.
+        pub(in crate::dirty) fn of_words<const N: usize>(words: &Arc<[AtomicU64; N]>) -> Self {
+            Self::inside(words, 0, N * 8)
+        }
+
+        /// In some bytes of these words.
+        fn inside<const N: usize>(words: &Arc<[AtomicU64; N]>, skip: usize, len: usize) -> Self {
+            assert!(skip + len <= N * 8);
+            let words = Arc::clone(words);
+            let start = NonNull::from(&*words).cast::<u8>();
+            // SAFETY: inside of the words.
+            let start = unsafe { start.add(skip) };
+            // SAFETY: the words live as long as `keeps`, and are atomics; the tests read them when no
+            // log is being written.
+            unsafe { Self::from_raw_parts(start, len, words) }
+        }
+    }
+
+    /// Not by atomics, which might be of another size than those that wrote.
+    fn bytes<const N: usize>(words: &Arc<[AtomicU64; N]>) -> Vec<u8> {
+        let words = Arc::as_ptr(words).cast::<[u8; 8]>();
+        let word = |at| {
+            // SAFETY: one of the words.
+            let word = unsafe { words.add(at) };
+            // SAFETY: as above, and no other thread has them.
+            unsafe { word.read() }
+        };
+        (0..N).flat_map(word).collect()
+    }
+
+    fn ors(work: impl FnOnce()) -> u64 {
+        let before = ORS.get();
+        work();
+        ORS.get() - before
+    }
+
+    /// Every start, length and alignment of the log, and every run of pages: bits as the protocol
+    /// says, none outside, and an error exactly where pages are beyond the log.
+    #[test]
+    fn bits_are_where_the_protocol_has_them() {
+        let stride = if cfg!(miri) { 61 } else { 5 };
+        for skip in 0..9 {
+            for len in [0, 1, 3, 7, 8, 9, 16, 20, 23] {
+                let pages = len as u64 * 8;
+                for first in (0..pages + 10).step_by(stride) {
+                    for count in [1, 2, 7, 8, 9, 63, 64, 65, 130] {
+                        let words = Arc::new([const { AtomicU64::new(0) }; 4]);
+                        let log = ExternalLog::inside(&words, skip, len);
+                        let at = GuestPhys::new(first * PAGE + 4095);
+                        let len_bytes = (count - 1) * PAGE + 1;
+                        let marked = log.mark(at, len_bytes);
+                        assert_eq!(marked.is_err(), first + count > pages);
+                        let range = AddrRange::new(at, len_bytes).unwrap();
+                        assert_eq!(log.check(range), marked);
+                        let mut expected = vec![0; 32];
+                        for page in first..(first + count).min(pages) {
+                            expected[skip + page as usize / 8] |= 1 << (page % 8);
+                        }
+                        assert_eq!(bytes(&words), expected);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_call_sets_each_word_once_and_always() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 4]);
+        let log = ExternalLog::of_words(&words);
+        let mark = |first: u64, count: u64| {
+            log.mark(GuestPhys::new(first * PAGE), count * PAGE).unwrap();
+        };
+        assert_eq!(ors(|| mark(0, 64)), 1);
+        assert_eq!(ors(|| mark(0, 64)), 1, "set as it is, it is set again");
+        assert_eq!(ors(|| mark(60, 8)), 2);
+        assert_eq!(ors(|| mark(0, 256)), 4);
+        assert_eq!(ors(|| log.mark(GuestPhys::new(0), 0).unwrap()), 0);
+        // What the reader took is set anew by the next write.
+        words[0].swap(0, Ordering::AcqRel);
+        mark(3, 1);
+        assert_eq!(words[0].load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn a_burst_sets_neighbours_at_once() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 4]);
+        let log = ExternalLog::of_words(&words);
+        let at = |page: u64| GuestPhys::new(page * PAGE);
+        let made = ors(|| {
+            let mut burst = log.burst();
+            for page in [1, 2, 2, 63, 5] {
+                burst.mark(at(page), 100).unwrap();
+            }
+            assert_eq!(words[0].load(Ordering::Relaxed), 0, "not set yet");
+            burst.mark(at(63), 2 * PAGE).unwrap();
+            assert_eq!(words[0].load(Ordering::Relaxed), 1 << 63 | 0b10_0110);
+            burst.flush();
+            burst.flush();
+            assert_eq!(words[1].load(Ordering::Relaxed), 1);
+            burst.mark(at(64), 1).unwrap();
+            burst.mark(at(255), 2 * PAGE).unwrap_err();
+        });
+        assert_eq!(made, 4);
+        assert_eq!(words[3].load(Ordering::Relaxed), 1 << 63, "what there is a bit for is marked");
+    }
+
+    #[test]
+    fn an_end_of_the_address_space_is_beyond_the_log() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 1]);
+        let log = ExternalLog::of_words(&words);
+        let error = log.mark(GuestPhys::new(u64::MAX), u64::MAX).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "18446744073709551615 bytes written at 0xffffffffffffffff cannot all be marked: the \
+             shared dirty log has bits for 64 pages of 4 KiB; whoever set it up must make it cover \
+             all memory"
+        );
+        assert_eq!(words[0].load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_memory_lives_as_long_as_the_log() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 1]);
+        let log = ExternalLog::of_words(&words);
+        assert_eq!(Arc::strong_count(&words), 2);
+        drop(log);
+        assert_eq!(Arc::strong_count(&words), 1);
+    }
+
+    /// A reader that takes bits and then copies, as another process does: nothing is lost, and
+    /// nobody waits.
+    #[test]
+    fn a_reader_that_takes_bits_at_any_moment_loses_nothing() {
+        const PAGES: usize = 100;
+        let writes = if cfg!(miri) { 50 } else { 300_000 };
+        let words = Arc::new([const { AtomicU64::new(0) }; 2]);
+        let log = ExternalLog::of_words(&words);
+        let memory: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let mut copy = vec![0; PAGES];
+        let mut take = || {
+            for (at, word) in words.iter().enumerate() {
+                let bits = word.swap(0, Ordering::SeqCst);
+                for page in (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| at * 64 + bit) {
+                    copy[page] = memory[page].load(Ordering::Relaxed);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for value in 1..=writes {
+                    let page = value as usize * 7 % PAGES;
+                    memory[page].store(value, Ordering::Relaxed);
+                    log.mark(GuestPhys::new(page as u64 * PAGE), 8).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                take();
+            }
+        });
+        take();
+        let now: Vec<_> = memory.iter().map(|cell| cell.load(Ordering::Relaxed)).collect();
+        assert_eq!(copy, now);
     }
 }

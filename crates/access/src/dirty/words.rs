@@ -95,6 +95,8 @@ mod tests {
         assert!(some.iter().all(|word| word.load(Ordering::Relaxed) == 0));
         some[999].store(7, Ordering::Relaxed);
         assert!(words(usize::MAX / 4).is_none());
-        assert!(words(1 << 57).is_none());
+        // More than a layout can say is refused above; this is for the allocator, of which Miri has
+        // none that fails.
+        assert!(cfg!(miri) || words(1 << 57).is_none());
     }
 }
