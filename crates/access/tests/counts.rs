@@ -65,6 +65,7 @@ fn cost(space: &Space, work: impl FnOnce()) -> (u64, Counters) {
         barriers: after.barriers - before.barriers,
         waited: after.waited - before.waited,
         locks: after.locks - before.locks,
+        unlogged: after.unlogged,
     };
     (allocations, counters)
 }

@@ -138,7 +138,6 @@ impl Session {
     /// # Errors
     /// [`Fault`].
     #[inline]
-    #[expect(clippy::needless_pass_by_value, reason = "it is a few bytes")]
     pub fn write_obj<T: Plain>(&self, iova: Iova, value: T) -> Result<(), Fault> {
         match size_of::<T>() {
             1 => self.write_word::<1, T>(iova, &value),
@@ -247,11 +246,13 @@ impl Session {
         if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
     }
 
-    /// Notes that `len` bytes from `iova`, in the extent `entry`, were written.
+    /// Notes that `len` bytes from `iova`, in the extent `entry`, were written since the slot was
+    /// entered.
     #[inline]
     pub(crate) fn after_write(&self, entry: &Entry, iova: u64, len: usize) {
         if !entry.permits(WRITE_FAST) {
-            self.space.inner.log_write(iova, len, entry.bus_of(iova));
+            // SAFETY: the slot was entered before the write, and is not left yet.
+            unsafe { self.space.inner.log_write(iova, len, entry.bus_of(iova)) };
         }
     }
 
