@@ -295,7 +295,8 @@ impl<P> Grace<P> {
         if !self.slots().any(|slot| is_active(&slot)) {
             return;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        // A session that has seen this epoch has seen what was cleared before each earlier one.
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         for slot in self.slots().filter(is_active) {
             slot.flush.fetch_max(epoch, Ordering::Release);
         }
