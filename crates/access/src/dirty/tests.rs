@@ -226,7 +226,9 @@ fn follow(granule: Granule, first: u64, count: u64, steps: Vec<Step>) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
+    // What it runs through is safe code, all of it met by other tests under Miri.
     #[test]
+    #[cfg_attr(miri, ignore = "a case takes Miri a minute")]
     fn small_logs_agree_with_a_set(
         log2 in 12u32..16,
         first in prop_oneof![Just(0u64), Just(60), Just(1 << 30)],
