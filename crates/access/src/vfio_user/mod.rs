@@ -121,6 +121,7 @@ mod refusal;
 pub mod responder;
 pub mod server;
 pub mod space_dma;
+mod space_log;
 mod stop;
 pub mod wire;
 

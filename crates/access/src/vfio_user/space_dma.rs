@@ -11,8 +11,9 @@ use longshore_mem::{AddrRange, FileOffset, Iova, VolatileSlice, VolatileSliceMut
 use longshore_pagetable::Prot;
 
 use super::Refusal;
-use super::dma::{Backing, DmaMap, DmaTarget};
+use super::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
 use super::link::{AccessFailed, AccessFailure, Link};
+use super::space_log::SpaceLog;
 use crate::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
 
 /// Keeps the client's memory in a space, for the device's sessions.
@@ -25,18 +26,23 @@ use crate::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
 ///   it does not answer or is gone.
 /// * Unmapping returns when no session can reach the memory any more. A session of the server's own
 ///   thread must hold neither a pin nor a lease then.
+/// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
+///   log has a bit for each page from the lowest address to the highest that the client names, at
+///   most 2^31; pages are larger than it asks for where they would be more.
 #[derive(Debug)]
 pub struct SpaceDma {
     space: Space,
     link: Option<Link>,
     /// By the IOVA they are mapped at.
     regions: BTreeMap<u64, Arc<Region>>,
+    log: SpaceLog,
 }
 
 impl SpaceDma {
     /// Keeps it in `space`, of which nothing may be mapped where the client maps.
     pub fn new(space: Space) -> Self {
-        Self { space, link: None, regions: BTreeMap::new() }
+        let log = SpaceLog::new(space.clone());
+        Self { space, link: None, regions: BTreeMap::new(), log }
     }
 
     /// The space; clones of it are the same one.
@@ -95,6 +101,10 @@ impl DmaTarget for SpaceDma {
         self.space.detach(region)?;
         self.regions.remove(&start);
         Ok(())
+    }
+
+    fn dirty_log(&mut self) -> Option<&mut dyn DirtyLog> {
+        Some(&mut self.log)
     }
 }
 

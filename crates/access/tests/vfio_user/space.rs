@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use longshore_access::vfio_user::client::{Client, ClientError, Memory, NoMemory};
-use longshore_access::vfio_user::wire::{Command, DmaMap, DmaUnmap, Request};
+use longshore_access::vfio_user::wire::{Command, DmaMap, DmaUnmap, Feature, Request, feature};
 use longshore_access::vfio_user::{Ended, Link, Served, Server, SpaceDma};
 use longshore_access::{Reason, Space};
 use longshore_mem::Iova;
@@ -289,4 +289,122 @@ fn devices_are_never_let_into_memory_that_was_taken_back() {
     }
     assert!(done > ROUNDS && faults > 0, "{done} writes, {faults} faults");
     assert_eq!(setup.hang_up().0.maps_left_count, 0);
+}
+
+/// What is reported of `range`, as indices of pages.
+fn written(client: &mut Client, iova: u64, len_bytes: u64, page_bytes: u64) -> Vec<u64> {
+    let words = [iova, len_bytes, page_bytes];
+    let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let flags = feature::DMA_LOGGING_REPORT | Feature::GET;
+    let asked = Feature { argsz: 1 << 20, flags, data: &data };
+    let answer = client.ask(&Request::DeviceFeature(asked), &[]).unwrap();
+    let bitmap = answer.payload[8 + 24..].chunks_exact(8);
+    let bitmap: Vec<u64> =
+        bitmap.map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
+    assert_eq!(bitmap.len() as u64, len_bytes.div_ceil(page_bytes).div_ceil(64));
+    let is_set = |page: &u64| bitmap[(page / 64) as usize] >> (page % 64) & 1 != 0;
+    (0..bitmap.len() as u64 * 64).filter(is_set).collect()
+}
+
+/// Has writes logged; the size of a page that came back.
+fn start_log(
+    client: &mut Client,
+    page_bytes: u64,
+    ranges: &[(u64, u64)],
+) -> Result<u64, ClientError> {
+    let mut data = [page_bytes, ranges.len() as u64].map(u64::to_ne_bytes).concat();
+    data.extend(ranges.iter().flat_map(|it| [it.0.to_ne_bytes(), it.1.to_ne_bytes()].concat()));
+    let flags = feature::DMA_LOGGING_START | Feature::SET;
+    let asked = Feature { argsz: 4096, flags, data: &data };
+    let answer = client.ask(&Request::DeviceFeature(asked), &[])?;
+    Ok(u64::from_ne_bytes(*answer.payload[8..].first_chunk().unwrap()))
+}
+
+fn stop_log(client: &mut Client) {
+    let flags = feature::DMA_LOGGING_STOP | Feature::SET;
+    let asked = Feature { argsz: 4096, flags, data: &[] };
+    client.ask(&Request::DeviceFeature(asked), &[]).unwrap();
+}
+
+#[test]
+fn the_client_is_told_what_devices_wrote() {
+    let mut setup = Setup::new(NoMemory);
+    let file = memory("vfio-user-dirty", 0x10_0000);
+    setup.client.dma_map(0x100_0000, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
+    let (session, client) = (setup.space.session(), &mut setup.client);
+    let write = |at: u64, len: usize| session.write(Iova::new(at), &vec![1; len]).unwrap();
+    write(0x100_0000, 1);
+    assert_eq!(start_log(client, 4096, &[(0x100_0000, 0x10_0000)]).unwrap(), 4096);
+    assert!(written(client, 0x100_0000, 0x10_0000, 4096).is_empty(), "before it was on");
+    write(0x100_0000 + 5 * 4096, 1);
+    write(0x100_0000 + 70 * 4096 + 4000, 200);
+    write(0x100_0000 + 255 * 4096, 4096);
+    session.read(Iova::new(0x100_0000 + 9 * 4096), &mut [0; 64]).unwrap();
+    assert_eq!(written(client, 0x100_0000, 0x10_0000, 4096), [5, 70, 71, 255]);
+    assert!(written(client, 0x100_0000, 0x10_0000, 4096).is_empty(), "it was told");
+    write(0x100_0000 + 8 * 4096, 1);
+    write(0x100_0000 + 15 * 4096, 1);
+    assert_eq!(written(client, 0x100_0000 + 8 * 4096, 4096, 4096), [0]);
+    // In larger and smaller pages than are logged.
+    assert_eq!(written(client, 0x100_0000, 0x10_0000, 0x1_0000), [0]);
+    write(0x100_0000 + 0x2000, 1);
+    assert_eq!(written(client, 0x100_0000, 0x8000, 1024), [8, 9, 10, 11]);
+    // What is unmapped is told of all the same.
+    write(0x100_3000, 1);
+    client.dma_unmap(0x100_0000, 0x10_0000).unwrap();
+    assert_eq!(written(client, 0x100_0000, 0x10_0000, 4096), [3]);
+    stop_log(client);
+
+    // Pages of 64 KiB, asked for in part: the rest of a page is told of later.
+    client.dma_map(0x100_0000, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
+    assert_eq!(start_log(client, 0x1_0000, &[(0x100_0000, 0x10_0000)]).unwrap(), 0x1_0000);
+    write(0x100_5000, 1);
+    assert_eq!(written(client, 0x100_4000, 0x2000, 4096), [0, 1]);
+    assert_eq!(written(client, 0x100_0000, 0x10_0000, 4096), (0..16).collect::<Vec<u64>>());
+    assert!(written(client, 0x100_0000, 0x10_0000, 4096).is_empty());
+    stop_log(client);
+
+    // All addresses that there are, with pages that bound the log.
+    let page_bytes = start_log(client, 4096, &[]).unwrap();
+    assert_eq!(page_bytes, 1 << (48 - 31));
+    write(0x100_0000, 1);
+    assert_eq!(written(client, 0x100_0000, 0x10_0000, page_bytes), [0]);
+    stop_log(client);
+    assert!(start_log(client, 4096, &[(1 << 60, 4096)]).is_err(), "nothing is there");
+    // One that is on ends with the client.
+    start_log(client, 4096, &[(0, u64::MAX)]).unwrap();
+    let (served, space) = setup.hang_up();
+    assert_eq!(served.maps_left_count, 0);
+    assert!(space.logs().by_iova.is_off());
+}
+
+#[test]
+fn no_write_is_lost_while_the_client_asks() {
+    let mut setup = Setup::new(NoMemory);
+    let file = memory("vfio-user-lost", 0x10_0000);
+    setup.client.dma_map(0, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
+    start_log(&mut setup.client, 4096, &[(0, 0x10_0000)]).unwrap();
+    let space = setup.space.clone();
+    let device = thread::spawn(move || {
+        let session = space.session();
+        for round in 0..200_000_u64 {
+            let at = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44 & !7;
+            session.write_obj(Iova::new(at), round).unwrap();
+        }
+    });
+    // A copy of the memory, kept up by what is told.
+    let mut copy = content(&file, 0, 0x10_0000);
+    let mut is_last = false;
+    loop {
+        for page in written(&mut setup.client, 0, 0x10_0000, 4096) {
+            let at = page as usize * 4096;
+            copy[at..at + 4096].copy_from_slice(&content(&file, at as u64, 4096));
+        }
+        if is_last {
+            break;
+        }
+        is_last = device.is_finished();
+    }
+    device.join().unwrap();
+    assert!(copy == content(&file, 0, 0x10_0000), "a write was lost");
 }
