@@ -6,3 +6,4 @@ pub mod cursor;
 #[path = "../../crates/iov/tests/memory/mod.rs"]
 mod memory;
 pub mod page_table;
+pub mod vfio_user;

@@ -157,6 +157,15 @@ impl Qtest {
         self.ask(&format!("outl {port:#x} {value:#x}")).map(drop)
     }
 
+    /// Reads 4 bytes from an I/O port of an x86 machine.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read`](Self::read).
+    pub fn read_port_u32(&mut self, port: u16) -> Result<u32> {
+        Ok(self.number(&format!("inl {port:#x}"))? as u32)
+    }
+
     fn number(&mut self, command: &str) -> Result<u64> {
         let said = self.ask(command)?;
         let number = said.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());

@@ -16,19 +16,27 @@
 //! | [`udmabuf`] | `/dev/udmabuf` |
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
 //! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
+//! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
+//! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
 //! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
+//! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
+//! | [`event_fd`] | `eventfd` |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 
 pub mod dma_buf;
 pub mod dma_heap;
+pub mod event_fd;
 pub mod file;
 pub mod huge_pages;
 pub mod mapping;
+pub mod membarrier;
 pub mod memfd;
 pub mod memory;
 pub mod page_cache;
 pub mod pages;
+pub mod process_memory;
 pub mod udmabuf;
+pub mod unix_socket;
 pub mod uring;
 
 /// The size of a base page in bytes: 4096 on x86-64, 4096, 16384 or 65536 on aarch64.

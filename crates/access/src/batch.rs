@@ -1,0 +1,90 @@
+//! Many unmappings with one grace period.
+#![expect(unsafe_code, reason = "the raw door asks the caller for promises")]
+
+use longshore_mem::Iova;
+use longshore_pagetable::TlbGather;
+
+use crate::error::Error;
+use crate::space::{Space, Taken, thread_token};
+
+/// Unmappings that are waited for together: what they took out may be in use until
+/// [`finish`](Self::finish) returns, which dropping does too.
+///
+/// One that is used again allocates nothing once it is warm.
+#[derive(Debug)]
+#[must_use = "dropped, it waits for a grace period"]
+pub struct Batch<'s> {
+    space: &'s Space,
+    gather: TlbGather,
+    ranges: Vec<(u64, u64)>,
+    taken: Vec<Taken>,
+}
+
+impl<'s> Batch<'s> {
+    pub(crate) fn new(space: &'s Space) -> Self {
+        Self { space, gather: TlbGather::new(), ranges: Vec::new(), taken: Vec::new() }
+    }
+
+    /// Unmaps as [`Space::unmap_raw`], without waiting.
+    ///
+    /// # Errors
+    /// As [`Space::unmap_raw`]; what was unmapped before stays so.
+    ///
+    /// # Safety
+    /// As [`Space::unmap_raw`]; and the memory is in use until the batch is finished.
+    pub unsafe fn unmap_raw(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        self.space.inner.clear(iova, len_bytes, &mut self.gather)?;
+        self.note(iova, len_bytes);
+        Ok(())
+    }
+
+    /// Unmaps as [`Space::unmap`], without waiting.
+    ///
+    /// # Errors
+    /// As [`Space::unmap`]; what was unmapped before stays so.
+    pub fn unmap(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        let locked = self.space.inner.lock_windows();
+        locked.clear(iova, len_bytes, &mut self.gather, &mut self.taken)?;
+        drop(locked);
+        self.note(iova, len_bytes);
+        Ok(())
+    }
+
+    /// Returns when no session can reach what was unmapped. The batch can be used again.
+    ///
+    /// # Errors
+    /// [`Error::PinnedByCaller`], and then what was unmapped is still in use; finish it later. Where
+    /// the batch is dropped instead, it stays in use for ever: tables are leaked, and a region that
+    /// has a part in it cannot be detached.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let me = thread_token();
+        let inner = &self.space.inner;
+        let waits_for_itself = |&(first, last): &(u64, u64)| {
+            inner.grace.is_busy_in(me) || inner.leases.is_held_by(me, first, last)
+        };
+        if let Some((first, _)) = self.ranges.iter().find(|range| waits_for_itself(range)) {
+            let iova = Iova::new(*first);
+            return Err(Error::PinnedByCaller { operation: "finishing a batch", iova });
+        }
+        let gather = std::mem::take(&mut self.gather);
+        inner.finish(gather, &self.ranges);
+        self.ranges.clear();
+        inner.forget_mapped(&mut self.taken);
+        Ok(())
+    }
+
+    fn note(&mut self, iova: Iova, len_bytes: u64) {
+        let (first, last) = (iova.raw(), iova.raw() + (len_bytes - 1));
+        match self.ranges.last_mut() {
+            Some(before) if before.1.checked_add(1) == Some(first) => before.1 = last,
+            _ => self.ranges.push((first, last)),
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        // What it says of a refusal is what happens now.
+        let _ = self.finish();
+    }
+}

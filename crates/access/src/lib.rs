@@ -1,0 +1,122 @@
+//! Reading and writing memory by IOVA, as a device does.
+//!
+//! A [`Space`] holds the translations of one address space, in page tables as an IOMMU has them. A
+//! [`Session`] is a walker of one thread, with a TLB of its own, that reads them without a lock.
+//! Unmapping returns when no session can reach the old translation any more.
+//!
+//! * [`Region`] is memory that can be mapped: of this process ([`Region::map_file`],
+//!   [`Region::of_memory`]), of another ([`ProcessMemory`]), or of whoever answers for it
+//!   ([`RemoteMemory`]). [`Space::map`] maps parts of one.
+//! * [`Session::read`], [`write`](Session::write), [`read_obj`](Session::read_obj),
+//!   [`read_iter`](Session::read_iter), [`compare_exchange`](Session::compare_exchange) and so on
+//!   access it, or return a [`Fault`]. [`Session::pin`] translates once for many accesses, a
+//!   [`Lease`] for longer than a scope.
+//! * [`Space::map_raw`] and [`Space::unmap_raw`] are for those who keep the memory themselves: no
+//!   lock, no allocation.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use longshore_access::{MapAccess, Reason, Region, Space};
+//! use longshore_mem::{FileOffset, Iova};
+//! use longshore_pagetable::Prot;
+//! use longshore_sys::memfd;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // What a client sends: a descriptor of its memory, and where its device finds it.
+//! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
+//! memfd::set_len(&memory, 1 << 20)?;
+//! let region = Region::map_file(&memory, FileOffset::new(0), 1 << 20, MapAccess::ReadWrite)?;
+//! let region = Arc::new(region);
+//!
+//! let space = Space::new()?;
+//! space.attach(&region)?;
+//! space.map(Iova::new(0x4000_0000), &region, 0, 1 << 20, Prot::READ_WRITE)?;
+//!
+//! // One of these for each thread of the device model.
+//! let session = space.session();
+//! session.write(Iova::new(0x4000_1000), b"by IOVA")?;
+//! session.write_obj(Iova::new(0x4000_2000), 7u32)?;
+//! assert_eq!(session.read_obj::<u32>(Iova::new(0x4000_2000))?, 7);
+//! let mut bytes = [0; 7];
+//! session.read(Iova::new(0x4000_1000), &mut bytes)?;
+//! assert_eq!(&bytes, b"by IOVA");
+//!
+//! space.unmap(Iova::new(0x4000_0000), 1 << 20)?;
+//! let fault = session.read(Iova::new(0x4000_1000), &mut bytes).unwrap_err();
+//! assert_eq!((fault.done, fault.reason), (0, Reason::Unmapped));
+//! space.detach(&region)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which pages were written
+//!
+//! Four ways, of which none costs anything while it is off: a log of this process or of another, by
+//! IOVA or by guest-physical address ([`Space::set_logs`], [`dirty`]), and dirty bits in the page
+//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]).
+//!
+//! # Threads
+//!
+//! A [`Space`] is shared by any number of threads; each has its own [`Session`]. A session that waits
+//! for something else should [`park`](Session::park), so that unmapping meanwhile costs no barrier.
+//!
+//! A thread cannot wait for itself: within a pin, or while it holds a lease that waits, unmapping
+//! returns [`Error::PinnedByCaller`].
+
+#[cfg(not(loom))]
+mod batch;
+pub mod dirty;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+mod fault;
+#[cfg(not(loom))]
+mod lease;
+#[cfg(not(loom))]
+mod logs;
+#[cfg(not(loom))]
+mod pin;
+#[cfg(not(loom))]
+mod plain;
+#[cfg(not(loom))]
+mod process;
+#[cfg(not(loom))]
+mod region;
+#[cfg(not(loom))]
+mod session;
+#[cfg(not(loom))]
+mod space;
+mod sync;
+#[cfg(not(loom))]
+mod tlb;
+#[cfg(not(loom))]
+mod windows;
+#[cfg(not(loom))]
+mod words;
+
+#[cfg(all(feature = "vfio-user", not(loom)))]
+pub mod vfio_user;
+
+#[cfg(not(loom))]
+mod grace;
+#[cfg(loom)]
+pub mod grace;
+
+#[cfg(not(loom))]
+pub use {
+    batch::Batch,
+    error::Error,
+    fault::{Fault, Reason},
+    grace::Barrier,
+    lease::OnUnmap,
+    logs::Logs,
+    longshore_sys::mapping::Access as MapAccess,
+    longshore_sys::process_memory::Process,
+    pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes},
+    plain::Plain,
+    process::ProcessMemory,
+    region::{Partial, Region, RemoteMemory},
+    session::{Session, Word},
+    space::{Counters, Space, SpaceConfig},
+};

@@ -1,0 +1,503 @@
+//! Memory that is translated once and used many times.
+#![expect(unsafe_code, reason = "accesses memory that is pinned or leased")]
+
+use std::cell::RefCell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use longshore_mem::Iova;
+use longshore_mem::isa::Path;
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+
+use crate::fault::{Fault, Reason};
+use crate::lease::{OnUnmap, Revoke};
+use crate::plain::Plain;
+use crate::session::{Entered, Place, Session, last_of};
+use crate::space::{Space, thread_token};
+use crate::{tlb, words};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What is done with pinned or leased memory: [`Read`], [`Write`] or [`ReadWrite`].
+pub trait Access: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static {
+    #[doc(hidden)]
+    const WANT: u64;
+}
+
+/// An access that reads.
+pub trait Reads: Access {}
+
+/// An access that writes.
+pub trait Writes: Access {}
+
+/// The memory is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Read;
+
+/// The memory is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Write;
+
+/// The memory is read and written.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadWrite;
+
+impl sealed::Sealed for Read {}
+impl sealed::Sealed for Write {}
+impl sealed::Sealed for ReadWrite {}
+
+impl Access for Read {
+    const WANT: u64 = tlb::READ;
+}
+
+impl Access for Write {
+    const WANT: u64 = tlb::WRITE;
+}
+
+impl Access for ReadWrite {
+    const WANT: u64 = tlb::READ | tlb::WRITE;
+}
+
+impl Reads for Read {}
+impl Reads for ReadWrite {}
+impl Writes for Write {}
+impl Writes for ReadWrite {}
+
+/// A run of pinned memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    host: NonNull<u8>,
+    len: usize,
+    iova: u64,
+    /// The entry it came from, for the log.
+    entry: tlb::Entry,
+}
+
+/// Where a view's extents are.
+#[derive(Clone, Copy)]
+enum Extents<'p> {
+    Pinned(&'p RefCell<Vec<Extent>>, usize, usize),
+    Leased(&'p [Extent]),
+}
+
+impl Extents<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Pinned(_, start, end) => end - start,
+            Self::Leased(list) => list.len(),
+        }
+    }
+
+    fn get(&self, index: usize) -> Extent {
+        match self {
+            Self::Pinned(arena, start, _) => arena.borrow()[start + index],
+            Self::Leased(list) => list[index],
+        }
+    }
+}
+
+/// Pinned or leased memory: a list of adjacent [`Slice`]s, addressed as one.
+///
+/// A view of a pin cannot leave the scope:
+///
+/// ```compile_fail
+/// # use longshore_access::{Read, Space};
+/// # use longshore_mem::Iova;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let escaped = session.pin(Iova::new(0), 8, Read, |view| view).unwrap();
+/// ```
+///
+/// ```compile_fail
+/// # use longshore_access::{Read, Space};
+/// # use longshore_mem::Iova;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let mut kept = None;
+/// session.pin(Iova::new(0), 8, Read, |view| kept = view.slices().next()).unwrap();
+/// ```
+pub struct View<'p, A> {
+    extents: Extents<'p>,
+    iova: Iova,
+    len: usize,
+    path: Path,
+    access: PhantomData<A>,
+}
+
+/// Bytes of a view that lie side by side in this process.
+#[derive(Clone, Copy)]
+pub struct Slice<'p, A> {
+    extent: Extent,
+    path: Path,
+    memory: PhantomData<(&'p (), A)>,
+}
+
+impl Session {
+    /// Translates `len` bytes from `iova` once, and lends them to `work` as often as it likes.
+    /// Unmapping them waits until `work` returns. Pins nest. Warm, it allocates nothing.
+    ///
+    /// A pin to write counts as a write of all of it, for dirty logs, when `work` returns.
+    ///
+    /// # Errors
+    /// [`Fault`], before `work` is called: all of the range must be mapped, permit the access, and be
+    /// memory of this process.
+    pub fn pin<A: Access, R>(
+        &self,
+        iova: Iova,
+        len: usize,
+        _access: A,
+        work: impl for<'p> FnOnce(View<'p, A>) -> R,
+    ) -> Result<R, Fault> {
+        let entered = self.enter().nest();
+        let start = self.private().arena.borrow().len();
+        let mut pinned =
+            Pinned { session: self, _entered: entered, range: start..start, logs: false };
+        self.extents(iova, len, A::WANT, |extent| {
+            self.private().arena.borrow_mut().push(extent);
+            pinned.range.end += 1;
+        })?;
+        pinned.logs = A::WANT & tlb::WRITE != 0;
+        let arena = &self.private().arena;
+        let extents = Extents::Pinned(arena, start, pinned.range.end);
+        Ok(work(View { extents, iova, len, path: self.path(), access: PhantomData }))
+    }
+
+    /// Translates `len` bytes from `iova` for longer than a scope, as across an I/O that blocks.
+    /// `on_unmap` says what happens where they are unmapped meanwhile.
+    ///
+    /// # Errors
+    /// As [`pin`](Self::pin).
+    pub fn lease<A: Access>(
+        &self,
+        iova: Iova,
+        len: usize,
+        _access: A,
+        on_unmap: OnUnmap,
+    ) -> Result<Lease<A>, Fault> {
+        let _entered = self.enter();
+        let mut extents = Vec::new();
+        self.extents(iova, len, A::WANT, |extent| extents.push(extent))?;
+        let leases = &self.space().inner.leases;
+        // A lease of nothing waits for nothing.
+        let id = (len != 0).then(|| {
+            let last = iova.raw() + (len as u64 - 1);
+            leases.register(iova.raw(), last, thread_token(), Revoke::Chosen(on_unmap))
+        });
+        Ok(Lease {
+            space: self.space().clone(),
+            id,
+            extents: extents.into(),
+            iova,
+            len,
+            path: self.path(),
+            access: PhantomData,
+        })
+    }
+
+    /// The extents of a range, in order. The slot must be entered.
+    fn extents(
+        &self,
+        iova: Iova,
+        len: usize,
+        want: u64,
+        mut found: impl FnMut(Extent),
+    ) -> Result<(), Fault> {
+        if len == 0 {
+            return Ok(());
+        }
+        last_of(iova, len)?;
+        let mut done = 0;
+        while done < len {
+            let at = iova.raw() + done as u64;
+            let place = self.translate(at, len - done, want);
+            let Place::Direct(entry) = place.map_err(|reason| Fault::at(iova, done, reason))?
+            else {
+                return Err(Fault::at(iova, done, Reason::NotDirect));
+            };
+            let (host, room) = entry.place(at);
+            let part = room.min((len - done) as u64) as usize;
+            // Nothing is mapped at address zero.
+            let host = NonNull::new(host).ok_or(Fault::at(iova, done, Reason::Unmapped))?;
+            found(Extent { host, len: part, iova: at, entry });
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+/// The extents of one pin, and the slot they keep busy.
+struct Pinned<'s> {
+    session: &'s Session,
+    range: Range<usize>,
+    logs: bool,
+    /// Left last.
+    _entered: Entered<'s>,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        let arena = &self.session.private().arena;
+        if self.logs {
+            for index in self.range.clone() {
+                let extent = arena.borrow()[index];
+                self.session.after_write(&extent.entry, extent.iova, extent.len);
+            }
+        }
+        arena.borrow_mut().truncate(self.range.start);
+    }
+}
+
+/// Memory that stays translated until this is dropped, also on another thread. Whoever unmaps it
+/// waits for that.
+///
+/// A lease to write counts as a write of all of it, for dirty logs, when it is dropped.
+#[must_use = "the memory is leased while this lives"]
+pub struct Lease<A: Access> {
+    space: Space,
+    id: Option<u64>,
+    extents: Box<[Extent]>,
+    iova: Iova,
+    len: usize,
+    path: Path,
+    access: PhantomData<A>,
+}
+
+// SAFETY: the memory stays while the lease lives, and is accessed as foreign memory in any thread.
+unsafe impl<A: Access> Send for Lease<A> {}
+// SAFETY: as above.
+unsafe impl<A: Access> Sync for Lease<A> {}
+
+impl<A: Access> Lease<A> {
+    /// The memory.
+    pub fn view(&self) -> View<'_, A> {
+        let extents = Extents::Leased(&self.extents);
+        View { extents, iova: self.iova, len: self.len, path: self.path, access: PhantomData }
+    }
+
+    /// Whether somebody waits for this to be dropped, because the memory is being unmapped.
+    pub fn is_revoked(&self) -> bool {
+        self.id.is_some_and(|id| self.space.inner.leases.is_revoked(id))
+    }
+}
+
+impl<A: Access> Drop for Lease<A> {
+    fn drop(&mut self) {
+        let inner = &self.space.inner;
+        if A::WANT & tlb::WRITE != 0 {
+            for extent in &self.extents {
+                // SAFETY: what is leased stays attached until the lease ends, below.
+                let guest_phys = unsafe { inner.guest_phys(extent.entry.bus_of(extent.iova)) };
+                inner.log_write_outside(extent.iova, extent.len, guest_phys);
+            }
+        }
+        if let Some(id) = self.id {
+            inner.leases.unregister(id);
+        }
+    }
+}
+
+impl<A: Access> fmt::Debug for Lease<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({:#x} + {:#x})", self.iova, self.len)
+    }
+}
+
+impl<'p, A: Access> View<'p, A> {
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte in it.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its first address.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// The parts that lie side by side, in order.
+    pub fn slices(&self) -> impl Iterator<Item = Slice<'p, A>> + use<'p, A> {
+        let (extents, path) = (self.extents, self.path);
+        (0..extents.len()).map(move |index| Slice {
+            extent: extents.get(index),
+            path,
+            memory: PhantomData,
+        })
+    }
+
+    /// All of it, if it lies side by side.
+    pub fn as_slice(&self) -> Option<Slice<'p, A>> {
+        if self.extents.len() == 1 { self.slices().next() } else { None }
+    }
+
+    /// Does `part` with each part of `len` bytes from `offset`, and how many bytes came before it.
+    fn parts(
+        &self,
+        offset: usize,
+        len: usize,
+        mut part: impl FnMut(Slice<'p, A>, usize, usize, usize) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let start = Fault::at(self.iova, offset, Reason::Overflow).iova;
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Fault { iova: start, done: 0, reason: Reason::Overflow });
+        }
+        let (mut skip, mut done) = (offset, 0);
+        for slice in self.slices() {
+            if done == len {
+                break;
+            }
+            if skip >= slice.len_bytes() {
+                skip -= slice.len_bytes();
+                continue;
+            }
+            let now = (slice.len_bytes() - skip).min(len - done);
+            part(slice, skip, done, now)
+                .map_err(|fault| Fault { done: done + fault.done, ..fault })?;
+            (skip, done) = (0, done + now);
+        }
+        Ok(())
+    }
+}
+
+impl<A: Reads> View<'_, A> {
+    /// Reads from `offset` into all of `into`.
+    ///
+    /// # Errors
+    /// [`Reason::Overflow`] where the view ends before; [`Reason::BackingLost`].
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
+        self.parts(offset, into.len(), |slice, at, done, len| {
+            slice.read(at, &mut into[done..done + len])
+        })
+    }
+
+    /// Reads a value at `offset`, as [`Session::read_obj`].
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_obj<T: Plain>(&self, offset: usize) -> Result<T, Fault> {
+        let mut value = T::zeroed();
+        // SAFETY: the bytes of our own value, of which any are one.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>())
+        };
+        self.read(offset, bytes)?;
+        Ok(value)
+    }
+}
+
+impl<A: Writes> View<'_, A> {
+    /// Writes all of `from` to `offset`.
+    ///
+    /// # Errors
+    /// As [`read`](View::read).
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
+        self.parts(offset, from.len(), |slice, at, done, len| {
+            slice.write(at, &from[done..done + len])
+        })
+    }
+
+    /// Writes a value to `offset`, as [`Session::write_obj`].
+    ///
+    /// # Errors
+    /// As [`read`](View::read).
+    pub fn write_obj<T: Plain>(&self, offset: usize, value: T) -> Result<(), Fault> {
+        // SAFETY: the bytes of our own value, none of which are padding.
+        let bytes =
+            unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
+        self.write(offset, bytes)
+    }
+}
+
+impl<'p, A: Access> Slice<'p, A> {
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.extent.len
+    }
+
+    /// Its first address.
+    pub fn iova(&self) -> Iova {
+        Iova::new(self.extent.iova)
+    }
+
+    /// Where it is in this process.
+    pub fn start(&self) -> NonNull<u8> {
+        self.extent.host
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<*mut u8, Fault> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.extent.len) {
+            Ok(self.extent.host.as_ptr().wrapping_add(offset))
+        } else {
+            Err(Fault { done: 0, ..Fault::at(self.iova(), offset, Reason::Overflow) })
+        }
+    }
+
+    fn copied(
+        &self,
+        offset: usize,
+        outcome: Result<(), longshore_mem::copy::CopyFault>,
+    ) -> Result<(), Fault> {
+        outcome.map_err(|stop| {
+            let fault = Fault::at(self.iova(), offset + stop.done_bytes, Reason::BackingLost);
+            Fault { done: stop.done_bytes, ..fault }
+        })
+    }
+}
+
+impl<'p, A: Reads> Slice<'p, A> {
+    /// Reads from `offset` into all of `into`.
+    ///
+    /// # Errors
+    /// [`Reason::Overflow`] where the slice ends before; [`Reason::BackingLost`].
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
+        let (from, to, len) = (self.check(offset, into.len())?, into.as_mut_ptr(), into.len());
+        // SAFETY: within the slice, which is pinned or leased; `into` is ours.
+        let outcome = unsafe { words::copy_exact(self.path, from, to, len) };
+        self.copied(offset, outcome)
+    }
+
+    /// The bytes as a view for other code. Its accesses are not guarded: where the memory vanishes
+    /// the process dies.
+    pub fn volatile(&self) -> VolatileSlice<'p> {
+        // SAFETY: pinned or leased for as long; accessed as foreign memory only.
+        unsafe { VolatileSlice::from_raw_parts(self.extent.host, self.extent.len) }
+    }
+}
+
+impl<'p, A: Writes> Slice<'p, A> {
+    /// Writes all of `from` to `offset`.
+    ///
+    /// # Errors
+    /// As [`read`](Slice::read).
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
+        let (to, len) = (self.check(offset, from.len())?, from.len());
+        // SAFETY: within the slice, which is pinned or leased; `from` is ours.
+        let outcome = unsafe { words::copy_exact(self.path, from.as_ptr(), to, len) };
+        self.copied(offset, outcome)
+    }
+
+    /// The bytes as a view for other code, unguarded as [`volatile`](Slice::volatile).
+    pub fn volatile_mut(&self) -> VolatileSliceMut<'p> {
+        // SAFETY: as there, and it may be written.
+        unsafe { VolatileSliceMut::from_raw_parts(self.extent.host, self.extent.len) }
+    }
+}
+
+impl<A> fmt::Debug for View<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View({:#x} + {:#x}, {} slices)", self.iova, self.len, self.extents.len())
+    }
+}
+
+impl<A> fmt::Debug for Slice<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slice({:#x} + {:#x})", self.extent.iova, self.extent.len)
+    }
+}

@@ -1,0 +1,135 @@
+//! Transfers between mapped memory and a cursor of any kind.
+#![expect(unsafe_code, reason = "views translated addresses while the slot is entered")]
+
+use std::ptr::NonNull;
+
+use longshore_iov::{Cursor, Dest, Error, SegmentSource, Source, copy};
+use longshore_mem::Iova;
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+
+use super::translate::Place;
+use super::{Session, last_of};
+use crate::fault::{Fault, Reason};
+use crate::region::Partial;
+use crate::tlb::{READ, WRITE};
+
+impl Session {
+    /// Reads up to `len` bytes from `iova` to where `dest` stands, whatever extents and regions they
+    /// lie in. Returns how many: fewer than `len` only where `dest` ended. `dest` moves by as much.
+    ///
+    /// # Errors
+    /// [`Fault`]; `dest` has moved by `done` bytes then.
+    pub fn read_iter(
+        &self,
+        iova: Iova,
+        dest: &mut impl SegmentSource<Dest>,
+        len: usize,
+    ) -> Result<usize, Fault> {
+        let mut entered = self.enter().nest();
+        let len = len.min(dest.remaining());
+        let mut done = 0;
+        if len != 0 {
+            last_of(iova, len)?;
+        }
+        while done < len {
+            let at = iova.raw() + done as u64;
+            let place = self.translate(at, len - done, READ);
+            match place.map_err(|reason| Fault::at(iova, done, reason))? {
+                Place::Direct(entry) => {
+                    let (host, room) = entry.place(at);
+                    let part = room.min((len - done) as u64) as usize;
+                    let start = NonNull::new(host).unwrap_or(NonNull::dangling());
+                    // SAFETY: translated while the slot is entered, which outlives the view.
+                    let view = unsafe { VolatileSlice::from_raw_parts(start, part) };
+                    let before = dest.remaining();
+                    let moved =
+                        copy::transfer(&mut Cursor::<Source>::foreign_buf(view), dest, part);
+                    done += before - dest.remaining();
+                    let moved = moved.map_err(|error| stopped(iova, done, host, part, &error))?;
+                    if moved < part {
+                        break;
+                    }
+                }
+                Place::Remote { memory, offset, len: part, .. } => {
+                    let Some(segment) = dest.next_segment(part) else { break };
+                    let mut view = segment.into_view();
+                    let part = view.len_bytes().min(part);
+                    let Ok(view) = view.subslice_mut(0, part) else { break };
+                    let asked = entered.ask(at, offset, part, &memory, |m| m.read(offset, view));
+                    let moved = asked.map_or_else(|stop| stop.done, |()| part);
+                    dest.advance(moved);
+                    done += moved;
+                    asked.map_err(|stop: Partial| Fault::at(iova, done, stop.reason))?;
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes up to `len` bytes from where `source` stands to `iova`. Returns how many: fewer than
+    /// `len` only where `source` ended. `source` moves by as much.
+    ///
+    /// # Errors
+    /// [`Fault`]; `source` has moved by `done` bytes then.
+    pub fn write_iter(
+        &self,
+        iova: Iova,
+        source: &mut impl SegmentSource<Source>,
+        len: usize,
+    ) -> Result<usize, Fault> {
+        let mut entered = self.enter().nest();
+        let len = len.min(source.remaining());
+        let mut done = 0;
+        if len != 0 {
+            last_of(iova, len)?;
+        }
+        while done < len {
+            let at = iova.raw() + done as u64;
+            let place = self.translate(at, len - done, WRITE);
+            match place.map_err(|reason| Fault::at(iova, done, reason))? {
+                Place::Direct(entry) => {
+                    let (host, room) = entry.place(at);
+                    let part = room.min((len - done) as u64) as usize;
+                    let start = NonNull::new(host).unwrap_or(NonNull::dangling());
+                    // SAFETY: translated while the slot is entered, which outlives the view.
+                    let view = unsafe { VolatileSliceMut::from_raw_parts(start, part) };
+                    let before = source.remaining();
+                    let moved =
+                        copy::transfer(source, &mut Cursor::<Dest>::foreign_buf(view), part);
+                    let moved_bytes = before - source.remaining();
+                    self.after_write(&entry, at, moved_bytes);
+                    done += moved_bytes;
+                    let moved = moved.map_err(|error| stopped(iova, done, host, part, &error))?;
+                    if moved < part {
+                        break;
+                    }
+                }
+                Place::Remote { memory, offset, guest_phys, len: part } => {
+                    let Some(segment) = source.next_segment(part) else { break };
+                    let part = segment.len_bytes().min(part);
+                    let Ok(view) = segment.view().subslice(0, part) else { break };
+                    let asked = entered.ask(at, offset, part, &memory, |m| m.write(offset, view));
+                    let moved = asked.map_or_else(|stop| stop.done, |()| part);
+                    source.advance(moved);
+                    self.space.inner.log_write_outside(at, moved, guest_phys);
+                    done += moved;
+                    asked.map_err(|stop: Partial| Fault::at(iova, done, stop.reason))?;
+                }
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Whose memory it was that a transfer stopped at: `len` bytes at `host` are what is mapped.
+fn stopped(iova: Iova, done: usize, host: *mut u8, len: usize, error: &Error) -> Fault {
+    let reason = match error {
+        Error::Fault { fault, .. } => {
+            let offset = (fault.address.raw() as usize).wrapping_sub(host.addr());
+            if offset < len { Reason::BackingLost } else { Reason::Cursor }
+        }
+        Error::Overlap { .. } => Reason::Overlap,
+        _ => Reason::Cursor,
+    };
+    Fault::at(iova, done, reason)
+}

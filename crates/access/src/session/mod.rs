@@ -1,0 +1,356 @@
+//! A thread's door to a space.
+//!
+//! ```text
+//!   read(iova) ── enter slot ── flush word new? ── first probe ── copy ── leave slot
+//!                                    │ yes            │ miss
+//!                                    ▼                ▼
+//!                              ┌──── slow: empty the TLB, unpark ◄── (also: fences, pins)
+//!                              ▼
+//!                        second probe ── walk ── piece by piece: copy, log
+//!                                                      │ remote
+//!                                                      ▼
+//!                                           lease, leave slot, ask, enter slot
+//! ```
+#![expect(unsafe_code, reason = "copies through translated addresses while the slot is entered")]
+
+mod atomics;
+mod cursors;
+mod transfer;
+mod translate;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ptr::NonNull;
+
+use longshore_mem::Iova;
+use longshore_mem::isa::Path;
+
+use crate::fault::{Fault, Reason};
+use crate::grace::{Seen, Slot};
+use crate::pin::Extent;
+use crate::plain::Plain;
+use crate::space::{Space, thread_token};
+use crate::tlb::{Entry, READ, Tlb, WRITE_FAST};
+use crate::words;
+
+pub use atomics::Word;
+pub(crate) use translate::Place;
+
+/// What a session keeps in its slot, for itself.
+pub(crate) struct Private {
+    seen: Seen,
+    path: Path,
+    tlb: Tlb,
+    /// The extents of pins, so that a pin allocates nothing.
+    pub(crate) arena: RefCell<Vec<Extent>>,
+}
+
+// SAFETY: the addresses in it may be used in any thread; it is used by one session at a time.
+unsafe impl Send for Private {}
+
+/// A thread's door to a space: reads and writes by IOVA.
+///
+/// It stays on its thread, and has a slot of its own in the space, and a TLB. Where the TLB has the
+/// translation an access takes no lock and executes no fence and no atomic operation, and no other
+/// thread's memory is written.
+///
+/// ```compile_fail,E0277
+/// # use longshore_access::Space;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// std::thread::spawn(move || drop(session)); // it is not `Send`
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use longshore_access::Space;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| session.park()); // nor `Sync`
+/// });
+/// ```
+pub struct Session {
+    slot: NonNull<Slot<Private>>,
+    space: Space,
+}
+
+impl Session {
+    pub(crate) fn new(space: &Space) -> Self {
+        let grace = &space.inner.grace;
+        let make = || Private {
+            seen: Seen::new(grace.barrier()),
+            path: Path::active(),
+            tlb: Tlb::new(),
+            arena: RefCell::default(),
+        };
+        Self { slot: grace.claim(thread_token(), make), space: space.clone() }
+    }
+
+    /// The space.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// Reads `into.len()` bytes from `iova`.
+    ///
+    /// # Errors
+    /// [`Fault`]; `into` has its first `done` bytes then.
+    #[inline]
+    pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), Fault> {
+        // SAFETY: our own bytes.
+        unsafe { self.read_raw(iova, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Writes all of `from` to `iova`.
+    ///
+    /// # Errors
+    /// [`Fault`]; the first `done` bytes are written then, and no others.
+    #[inline]
+    pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
+        // SAFETY: our own bytes.
+        unsafe { self.write_raw(iova, from.as_ptr(), from.len()) }
+    }
+
+    /// Reads a value: its bytes as they are in memory. One of 1, 2, 4 or 8 bytes at a multiple of its
+    /// size is read at once.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    #[inline]
+    pub fn read_obj<T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
+        match size_of::<T>() {
+            1 => self.read_word::<1, T>(iova),
+            2 => self.read_word::<2, T>(iova),
+            4 => self.read_word::<4, T>(iova),
+            8 => self.read_word::<8, T>(iova),
+            len => {
+                let mut value = T::zeroed();
+                // SAFETY: our own value, of which any bytes are one.
+                unsafe { self.read_raw(iova, (&raw mut value).cast(), len) }?;
+                Ok(value)
+            }
+        }
+    }
+
+    /// Writes a value: its bytes as they are in memory. One of 1, 2, 4 or 8 bytes at a multiple of its
+    /// size is written at once.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    #[inline]
+    pub fn write_obj<T: Plain>(&self, iova: Iova, value: T) -> Result<(), Fault> {
+        match size_of::<T>() {
+            1 => self.write_word::<1, T>(iova, &value),
+            2 => self.write_word::<2, T>(iova, &value),
+            4 => self.write_word::<4, T>(iova, &value),
+            8 => self.write_word::<8, T>(iova, &value),
+            // SAFETY: our own value, which has no padding.
+            len => unsafe { self.write_raw(iova, (&raw const value).cast(), len) },
+        }
+    }
+
+    /// Takes no part in grace periods until the next access, so that unmapping meanwhile costs no
+    /// barrier. For a thread that is about to wait. The TLB is emptied. Within a pin nothing happens.
+    pub fn park(&self) {
+        let private = self.private();
+        if !private.seen.is_pinned() {
+            private.tlb.clear();
+            private.seen.park(self.slot());
+        }
+    }
+
+    /// # Safety
+    /// `to` must be our own, of `len` bytes.
+    #[inline(always)]
+    unsafe fn read_raw(&self, iova: Iova, to: *mut u8, len: usize) -> Result<(), Fault> {
+        let slot = self.slot();
+        slot.enter();
+        if let Some(from) = self.hit(iova, len, READ) {
+            // SAFETY: translated while the slot is entered; `to` is the caller's.
+            let done = unsafe { words::copy(self.private().path, from, to, len) };
+            slot.leave();
+            if done {
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.read_slow(iova, to, len) }
+    }
+
+    /// # Safety
+    /// `from` must be our own, of `len` bytes.
+    #[inline(always)]
+    unsafe fn write_raw(&self, iova: Iova, from: *const u8, len: usize) -> Result<(), Fault> {
+        let slot = self.slot();
+        slot.enter();
+        if let Some(to) = self.hit(iova, len, WRITE_FAST) {
+            // SAFETY: translated while the slot is entered; `from` is the caller's.
+            let done = unsafe { words::copy(self.private().path, from, to, len) };
+            slot.leave();
+            if done {
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.write_slow(iova, from, len) }
+    }
+
+    #[inline(always)]
+    fn read_word<const N: usize, T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
+        let mut value = T::zeroed();
+        let slot = self.slot();
+        slot.enter();
+        if let Some(from) = self.hit(iova, N, READ) {
+            // SAFETY: translated while the slot is entered.
+            let word = unsafe { words::load::<N>(from) };
+            slot.leave();
+            if let Some(word) = word {
+                // SAFETY: `T` has `N` bytes, and any are a value.
+                unsafe { words::put::<N>((&raw mut value).cast(), word) };
+                return Ok(value);
+            }
+        }
+        // SAFETY: our own value, of `N` bytes.
+        unsafe { self.read_slow(iova, (&raw mut value).cast(), N) }?;
+        Ok(value)
+    }
+
+    #[inline(always)]
+    fn write_word<const N: usize, T: Plain>(&self, iova: Iova, value: &T) -> Result<(), Fault> {
+        let from = (&raw const *value).cast::<u8>();
+        let slot = self.slot();
+        slot.enter();
+        if let Some(to) = self.hit(iova, N, WRITE_FAST) {
+            // SAFETY: `T` has `N` bytes, none of them padding.
+            let word = unsafe { words::get::<N>(from) };
+            // SAFETY: translated while the slot is entered.
+            let done = unsafe { words::store::<N>(to, word) };
+            slot.leave();
+            if done {
+                return Ok(());
+            }
+        }
+        // SAFETY: our own value, of `N` bytes.
+        unsafe { self.write_slow(iova, from, N) }
+    }
+
+    /// Where `len` bytes from `iova` are, if one extent has them all and its flag `flag` is set, and
+    /// if nothing was unmapped since. The slot must be entered.
+    #[inline(always)]
+    fn hit(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
+        let private = self.private();
+        if !private.seen.is_current(self.slot()) {
+            return None;
+        }
+        let first = private.tlb.hit(iova.raw(), len, flag);
+        if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
+    }
+
+    /// Notes that `len` bytes from `iova`, in the extent `entry`, were written since the slot was
+    /// entered.
+    #[inline]
+    pub(crate) fn after_write(&self, entry: &Entry, iova: u64, len: usize) {
+        if !entry.permits(WRITE_FAST) {
+            // SAFETY: the slot was entered before the write, and is not left yet.
+            unsafe { self.space.inner.log_write(iova, len, entry.bus_of(iova)) };
+        }
+    }
+
+    /// With which instructions long copies are done.
+    pub(crate) fn path(&self) -> Path {
+        self.private().path
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> &Slot<Private> {
+        // SAFETY: a slot lives as long as the space, which the session keeps alive.
+        unsafe { self.slot.as_ref() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn private(&self) -> &Private {
+        // SAFETY: this is the session that claimed the slot, and it cannot leave its thread.
+        unsafe { self.slot().private() }
+    }
+
+    /// Enters the slot the long way: with a fence where that is the session's part, unparked, and
+    /// with a TLB that is right for the flush word.
+    #[inline]
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        let private = self.private();
+        private.seen.enter(self.slot(), || private.tlb.clear());
+        Entered { session: self, is_nested: false }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let private = self.private();
+        private.tlb.clear();
+        private.seen.release(self.slot());
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("space", &self.space).finish_non_exhaustive()
+    }
+}
+
+/// The slot, entered: translations may be used while it lives.
+pub(crate) struct Entered<'s> {
+    session: &'s Session,
+    is_nested: bool,
+}
+
+impl<'s> Entered<'s> {
+    /// The same, in which the caller's code may run: its accesses must not leave the slot. Within,
+    /// they all go the long way.
+    pub(crate) fn nest(mut self) -> Self {
+        self.seen().open();
+        self.is_nested = true;
+        self
+    }
+
+    /// Runs `work` with the slot left, unless there is a pin around it.
+    fn outside<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        /// Goes back in, also when `work` panics.
+        struct Return<'e, 's>(&'e Entered<'s>);
+        impl Drop for Return<'_, '_> {
+            fn drop(&mut self) {
+                std::mem::forget(self.0.session.enter());
+                if self.0.is_nested {
+                    self.0.seen().open();
+                }
+            }
+        }
+        self.leave();
+        let _return = Return(self);
+        work()
+    }
+
+    fn seen(&self) -> &'s Seen {
+        &self.session.private().seen
+    }
+
+    #[inline]
+    fn leave(&self) {
+        if self.is_nested {
+            self.seen().close();
+        }
+        self.seen().leave(self.session.slot());
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Where the range of `len` bytes from `iova` ends, inclusive; it is not empty.
+pub(crate) fn last_of(iova: Iova, len: usize) -> Result<u64, Fault> {
+    let last = iova.raw().checked_add(len as u64 - 1);
+    last.ok_or(Fault::at(iova, 0, Reason::Overflow))
+}

@@ -1,0 +1,191 @@
+//! Accesses that the first probe does not settle, piece by piece.
+#![expect(unsafe_code, reason = "copies through translated addresses while the slot is entered")]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use longshore_mem::Iova;
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::with_path;
+
+use super::translate::Place;
+use super::{Entered, Session, last_of};
+use crate::fault::{Fault, Reason};
+use crate::lease::Revoke;
+use crate::region::{Partial, RemoteMemory};
+use crate::space::thread_token;
+use crate::tlb::{READ, WRITE};
+use crate::words;
+
+/// Bytes of one piece that were done, and why not all of them.
+type Stopped = (usize, Reason);
+
+impl Session {
+    /// Sets `len` bytes from `iova` to `byte`.
+    ///
+    /// # Errors
+    /// [`Fault`]; the first `done` bytes are set then, and no others.
+    pub fn fill(&self, iova: Iova, byte: u8, len: usize) -> Result<(), Fault> {
+        let path = self.private().path;
+        let direct = |to: *mut u8, _, len| {
+            // SAFETY: translated while the slot is entered.
+            let filled = with_path!(path, token => unsafe { longshore_mem::copy::fill(token, to, byte, len) });
+            filled.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
+        };
+        let remote = |memory: &dyn RemoteMemory, offset: u64, _, len: usize| {
+            let bytes = [byte; 512];
+            let mut done = 0;
+            while done < len {
+                let part = &bytes[..bytes.len().min(len - done)];
+                // SAFETY: our own bytes, which nobody writes to.
+                let view = unsafe {
+                    VolatileSlice::from_raw_parts(NonNull::from(part).cast(), part.len())
+                };
+                memory
+                    .write(offset + done as u64, view)
+                    .map_err(|stop| Partial { done: done + stop.done, ..stop })?;
+                done += part.len();
+            }
+            Ok(())
+        };
+        self.by_pieces(iova, len, WRITE, direct, remote)
+    }
+
+    /// # Safety
+    /// `to` must be our own, of `len` bytes.
+    #[inline(never)]
+    pub(super) unsafe fn read_slow(
+        &self,
+        iova: Iova,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<(), Fault> {
+        let path = self.private().path;
+        let direct = |from: *mut u8, done, len| {
+            let to = to.wrapping_add(done);
+            // SAFETY: translated while the slot is entered; the caller's promise.
+            let copied = unsafe { words::copy_exact(path, from, to, len) };
+            copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
+        };
+        let remote = |memory: &dyn RemoteMemory, offset, done, len| {
+            // A pointer to our own bytes is not null.
+            let to = NonNull::new(to.wrapping_add(done)).unwrap_or(NonNull::dangling());
+            // SAFETY: the caller's promise, for as long as this call.
+            memory.read(offset, unsafe { VolatileSliceMut::from_raw_parts(to, len) })
+        };
+        self.by_pieces(iova, len, READ, direct, remote)
+    }
+
+    /// # Safety
+    /// `from` must be our own, of `len` bytes.
+    #[inline(never)]
+    pub(super) unsafe fn write_slow(
+        &self,
+        iova: Iova,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Fault> {
+        let path = self.private().path;
+        let direct = |to: *mut u8, done, len| {
+            let from = from.wrapping_add(done);
+            // SAFETY: translated while the slot is entered; the caller's promise.
+            let copied = unsafe { words::copy_exact(path, from, to, len) };
+            copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
+        };
+        let remote = |memory: &dyn RemoteMemory, offset, done, len| {
+            let from = from.wrapping_add(done).cast_mut();
+            let from = NonNull::new(from).unwrap_or(NonNull::dangling());
+            // SAFETY: the caller's promise, for as long as this call.
+            memory.write(offset, unsafe { VolatileSlice::from_raw_parts(from, len) })
+        };
+        self.by_pieces(iova, len, WRITE, direct, remote)
+    }
+
+    /// Does an access of kind `want` piece by piece. `direct` is given an address of this process,
+    /// the bytes done before and the piece's length; `remote` an offset of a region instead.
+    #[inline(always)]
+    fn by_pieces(
+        &self,
+        iova: Iova,
+        len: usize,
+        want: u64,
+        mut direct: impl FnMut(*mut u8, usize, usize) -> Result<(), Stopped>,
+        mut remote: impl FnMut(&dyn RemoteMemory, u64, usize, usize) -> Result<(), Partial>,
+    ) -> Result<(), Fault> {
+        let mut entered = self.enter();
+        if len == 0 {
+            return Ok(());
+        }
+        last_of(iova, len)?;
+        let mut done = 0;
+        while done < len {
+            let at = iova.raw() + done as u64;
+            let place = self.translate(at, len - done, want);
+            let part = match place.map_err(|reason| Fault::at(iova, done, reason))? {
+                Place::Direct(entry) => {
+                    let (host, room) = entry.place(at);
+                    let part = room.min((len - done) as u64) as usize;
+                    let moved = direct(host, done, part);
+                    let moved_bytes = moved.map_or_else(|stop| stop.0, |()| part);
+                    if want == WRITE {
+                        self.after_write(&entry, at, moved_bytes);
+                    }
+                    moved.map_err(|(more, reason)| Fault::at(iova, done + more, reason))?;
+                    part
+                }
+                Place::Remote { memory, offset, guest_phys, len: part } => {
+                    let asked = entered.ask(at, offset, part, &memory, |memory| {
+                        remote(memory, offset, done, part)
+                    });
+                    let moved_bytes = asked.map_or_else(|stop| stop.done, |()| part);
+                    if want == WRITE {
+                        self.space.inner.log_write_outside(at, moved_bytes, guest_phys);
+                    }
+                    asked.map_err(|stop| Fault::at(iova, done + stop.done, stop.reason))?;
+                    part
+                }
+            };
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+impl Entered<'_> {
+    /// Calls a remote region with the slot left, as a lease of `len` bytes from `iova` that whoever
+    /// unmaps them cancels.
+    pub(super) fn ask<R>(
+        &mut self,
+        iova: u64,
+        offset: u64,
+        len: usize,
+        memory: &Arc<dyn RemoteMemory>,
+        call: impl FnOnce(&dyn RemoteMemory) -> Result<R, Partial>,
+    ) -> Result<R, Partial> {
+        /// Ends the lease, also when the call panics.
+        struct Listed<'l>(&'l crate::lease::Leases, Option<u64>);
+        impl Listed<'_> {
+            fn end(&mut self) -> bool {
+                self.1.take().is_some_and(|id| self.0.unregister(id))
+            }
+        }
+        impl Drop for Listed<'_> {
+            fn drop(&mut self) {
+                self.end();
+            }
+        }
+        let leases = &self.session.space.inner.leases;
+        let revoke = Revoke::Cancel(Arc::clone(memory), offset..offset + len as u64);
+        let last = iova + (len as u64 - 1);
+        let id = leases.register(iova, last, thread_token(), revoke);
+        let mut listed = Listed(leases, Some(id));
+        self.outside(|| {
+            let outcome = call(&**memory);
+            let was_revoked = listed.end();
+            outcome.map_err(|stop| {
+                let reason = if was_revoked { Reason::Revoked } else { stop.reason };
+                Partial { done: stop.done.min(len), reason }
+            })
+        })
+    }
+}

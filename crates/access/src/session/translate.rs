@@ -1,0 +1,244 @@
+//! From an IOVA to an extent of memory: second probe, walk, merge.
+#![expect(unsafe_code, reason = "looks at regions while the slot is entered")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use longshore_mem::GuestPhys;
+use longshore_pagetable::format::Entry;
+use longshore_pagetable::table_memory::{TableAddr, TableMemory};
+use longshore_pagetable::{Format, Image, Prot};
+
+use super::Session;
+use crate::fault::Reason;
+use crate::region::{Memory, RemoteMemory};
+use crate::space::Table;
+use crate::tlb::{self, BOTH_FAST, READ, WINDOW_LOG2, WRITE, WRITE_FAST};
+use crate::windows::WINDOWS_START;
+
+/// The shape of the tables: 4 KiB pages, 512 entries.
+const PAGE_LOG2: u32 = 12;
+const INDEX_LOG2: u32 = 9;
+const SLOTS: usize = 1 << INDEX_LOG2;
+
+/// Leaves that are merged at most: those of 4 KiB to a window of the TLB.
+const MERGE: usize = 1 << (WINDOW_LOG2 - PAGE_LOG2);
+
+/// Where an address leads.
+pub(crate) enum Place {
+    /// To memory of this process.
+    Direct(tlb::Entry),
+    /// To memory that is asked for: from `offset` on as many bytes as were wanted, or fewer.
+    Remote { memory: Arc<dyn RemoteMemory>, offset: u64, guest_phys: Option<GuestPhys>, len: usize },
+}
+
+impl Session {
+    /// Where `iova` leads, for an access of kind `want`. The slot must be entered; of a remote region
+    /// up to `len` bytes are looked for.
+    #[inline]
+    pub(crate) fn translate(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
+        match self.private().tlb.find(iova) {
+            // Whether its page is dirty must be looked up.
+            Some(entry) if self.sets_dirty_bits(&entry, want) => self.walk(iova, len, want),
+            Some(entry) if entry.permits(want) => Ok(Place::Direct(entry)),
+            Some(_) => Err(Reason::Permission),
+            None => self.walk(iova, len, want),
+        }
+    }
+
+    /// As the first probe, by the second and by a walk: what settles most accesses that the first
+    /// does not. The slot must be entered, and the TLB right.
+    #[inline(never)]
+    pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
+        let tlb = &self.private().tlb;
+        if let Some(at) = tlb.hit_second(iova, len, flag) {
+            return Some(at);
+        }
+        if tlb.find(iova).is_some() {
+            // It goes on in another extent, or is not permitted.
+            return None;
+        }
+        let Ok(Place::Direct(entry)) = self.walk(iova, 1, 0) else { return None };
+        let (host, room) = entry.place(iova);
+        (entry.permits(flag) && len as u64 <= room).then_some(host)
+    }
+
+    fn sets_dirty_bits(&self, entry: &tlb::Entry, want: u64) -> bool {
+        want & WRITE != 0
+            && entry.permits(want)
+            && !entry.permits(WRITE_FAST)
+            && self.space.inner.table.format().dirty_test().is_some()
+    }
+
+    fn walk(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
+        let inner = &*self.space.inner;
+        let format = inner.table.format();
+        let (leaf, mut flags) = loop {
+            let leaf = Leaf::find(&inner.table, iova).ok_or(Reason::Unmapped)?;
+            let flags = flags_of(format.prot(leaf.entry));
+            if flags & want != want {
+                return Err(Reason::Permission);
+            }
+            // As hardware does: the bit is set before the write.
+            let sets_bit = want & WRITE != 0 && format.dirty_test().is_some();
+            if !sets_bit || leaf.set_dirty(&inner.table) {
+                break (leaf, flags);
+            }
+        };
+        let is_dirty =
+            format.dirty_test().is_none_or(|test| want & WRITE != 0 || test.matches(leaf.entry));
+        let is_silent = is_dirty && !inner.logs.are_on();
+        if !is_silent {
+            flags &= !(WRITE_FAST | BOTH_FAST);
+        }
+        let mut run = leaf.run();
+        let mut host = std::ptr::with_exposed_provenance_mut(run.bus as usize);
+        if run.bus >= WINDOWS_START {
+            // SAFETY: its leaf is there and the slot is entered, so it is attached, and stays so
+            // until the slot is left.
+            let attached = unsafe { inner.windows.get(run.bus) }.ok_or(Reason::Unmapped)?;
+            match attached.region.memory() {
+                Memory::Host(start, _) => {
+                    host = start.as_ptr().wrapping_add((run.bus - attached.bus) as usize);
+                }
+                Memory::Remote(memory) => {
+                    let offset = run.bus - attached.bus + (iova - run.first);
+                    let start = attached.region.guest_phys();
+                    return Ok(Place::Remote {
+                        memory: Arc::clone(memory),
+                        offset,
+                        guest_phys: start.and_then(|start| start.checked_add(offset)),
+                        len: leaf.adjacent(&inner.table, iova, len),
+                    });
+                }
+            }
+        }
+        // Miri wants to know of which allocation a host address is, and two may be adjacent.
+        let may_merge = !cfg!(miri) && leaf.size_log2 == PAGE_LOG2;
+        // And an extent is as dirty as each page of it.
+        let may_merge = may_merge && (inner.table.format().dirty_test().is_none() || !is_silent);
+        if may_merge && self.private().tlb.was_in_window(iova) {
+            let merged = leaf.merged(&inner.table);
+            host = host.wrapping_sub((run.first - merged.first) as usize);
+            run = merged;
+        }
+        let entry = tlb::Entry { base: run.first, len: run.len, host, bus_flags: run.bus | flags };
+        self.private().tlb.insert(iova, &entry);
+        Ok(Place::Direct(entry))
+    }
+}
+
+/// Adjacent addresses that lead to adjacent ones.
+struct Run {
+    first: u64,
+    len: u64,
+    bus: u64,
+}
+
+/// A leaf, and where it was found.
+struct Leaf {
+    first: u64,
+    bus: u64,
+    entry: u64,
+    table: TableAddr,
+    index: usize,
+    size_log2: u32,
+}
+
+impl Leaf {
+    /// The leaf of `iova`, by the walk that hardware does. As [`Walker::lookup`], which does not tell
+    /// where it found the leaf.
+    ///
+    /// [`Walker::lookup`]: longshore_pagetable::Walker::lookup
+    #[inline]
+    fn find(tables: &Table, iova: u64) -> Option<Self> {
+        let geometry = tables.format().geometry();
+        if iova >> geometry.input_bits() != 0 {
+            return None;
+        }
+        let (mut level, mut table) = (geometry.root_level(), tables.root());
+        loop {
+            let size_log2 = PAGE_LOG2 + INDEX_LOG2 * level;
+            let index = (iova >> size_log2) as usize & (SLOTS - 1);
+            let entry = tables.entry(table, index)?;
+            match tables.format().decode(level, entry) {
+                Entry::Table(next) if level > 0 => {
+                    table = next;
+                    level -= 1;
+                }
+                Entry::Leaf(leaf) => {
+                    let first = iova & (u64::MAX << size_log2);
+                    let bus = leaf.bus.raw();
+                    return Some(Self { first, bus, entry, table, index, size_log2 });
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Sets the dirty bit, by a whole-entry exchange on the live entry. Whether it was still the same
+    /// entry.
+    fn set_dirty(&self, tables: &Table) -> bool {
+        let dirty = tables.format().with_dirty(self.entry, true);
+        let same = |slot: &AtomicU64| {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            slot.compare_exchange(self.entry, dirty, success, failure).is_ok()
+        };
+        dirty == self.entry || tables.memory().entries(self.table).get(self.index).is_some_and(same)
+    }
+
+    fn prot(&self, tables: &Table) -> Prot {
+        tables.format().prot(self.entry)
+    }
+
+    fn run(&self) -> Run {
+        Run { first: self.first, len: 1 << self.size_log2, bus: self.bus }
+    }
+
+    /// A page of 4 KiB with its neighbours of the same permissions, as far as they continue it, in
+    /// its window of the TLB: 16 entries, two lines of the table.
+    fn merged(&self, tables: &Table) -> Run {
+        let group = self.index & !(MERGE - 1);
+        let size = 1u64 << self.size_log2;
+        // Adjacent leaves differ by their size, apart from whether they were written.
+        let continues = |index: usize| {
+            let distance = (index as u64).wrapping_sub(self.index as u64);
+            let expected = self.entry.wrapping_add(distance.wrapping_mul(size));
+            let clean = |entry| tables.format().with_dirty(entry, false);
+            tables.entry(self.table, index).is_some_and(|found| clean(found) == clean(expected))
+        };
+        let mut start = self.index;
+        while start > group && continues(start - 1) {
+            start -= 1;
+        }
+        let mut end = self.index + 1;
+        while end < group + MERGE && continues(end) {
+            end += 1;
+        }
+        let before = (self.index - start) as u64 * size;
+        Run { first: self.first - before, len: (end - start) as u64 * size, bus: self.bus - before }
+    }
+
+    /// How many of `len` bytes from `iova`, which lies in the leaf, lead to adjacent addresses.
+    fn adjacent(&self, tables: &Table, iova: u64, len: usize) -> usize {
+        let mut run = self.run();
+        let last = iova.saturating_add(len as u64 - 1);
+        while run.first + run.len <= last {
+            let next = Self::find(tables, run.first + run.len);
+            match next.filter(|next| {
+                next.bus == run.bus + run.len && next.prot(tables) == self.prot(tables)
+            }) {
+                Some(next) => run.len += 1 << next.size_log2,
+                None => break,
+            }
+        }
+        (run.first + run.len - iova).min(len as u64) as usize
+    }
+}
+
+fn flags_of(prot: Prot) -> u64 {
+    let read = if prot.contains(Prot::READ) { READ } else { 0 };
+    let write = if prot.contains(Prot::WRITE) { WRITE | WRITE_FAST } else { 0 };
+    let both = if prot.contains(Prot::READ_WRITE) { BOTH_FAST } else { 0 };
+    read | write | both
+}

@@ -1,0 +1,151 @@
+//! Interrupts: eventfds of the client, signalled at once from any thread.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use longshore_sys::event_fd;
+
+use super::Refusal;
+use super::device::Irqs;
+use super::wire::{IrqData, SetIrqs};
+
+/// The interrupts of a device. Clones are the same ones.
+#[derive(Clone)]
+pub struct Interrupts(Arc<Mutex<Vec<Kind>>>);
+
+#[derive(Debug)]
+struct Kind {
+    irqs: Irqs,
+    lines: Vec<Line>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    event: Option<OwnedFd>,
+    is_masked: bool,
+    /// It was raised while it was masked.
+    is_pending: bool,
+}
+
+impl Interrupts {
+    /// Interrupts that nobody is told of yet.
+    pub fn new(irqs: &[Irqs]) -> Self {
+        let kind = |irqs: &Irqs| {
+            let lines = (0..irqs.count).map(|_| Line::default()).collect();
+            Kind { irqs: *irqs, lines }
+        };
+        Self(Arc::new(Mutex::new(irqs.iter().map(kind).collect())))
+    }
+
+    /// Raises interrupt `line` of kind `index`; whether the client was told. It is not where it did
+    /// not ask to be, or has masked it: a masked one is told when it is unmasked.
+    ///
+    /// This takes a lock for as long as a `write(2)` to an eventfd takes, which does not wait.
+    ///
+    /// # Errors
+    /// `EINVAL` where the device has no such interrupt.
+    pub fn raise(&self, index: u32, line: u32) -> Result<bool, Refusal> {
+        let mut kinds = self.lock();
+        let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
+        let automasked = kind.irqs.automasked;
+        kind.lines.get_mut(line as usize).ok_or(Refusal::INVALID)?.raise(automasked)
+    }
+
+    /// Does what the client asks for.
+    pub(super) fn set(&self, request: &SetIrqs<'_>, events: Vec<OwnedFd>) -> Result<(), Refusal> {
+        let SetIrqs { action, index, start, count, data } = *request;
+        let mut kinds = self.lock();
+        let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
+        if (start, count, data, action) == (0, 0, IrqData::None, SetIrqs::TRIGGER) {
+            kind.lines.iter_mut().for_each(|line| *line = Line::default());
+            return Ok(());
+        }
+        let irqs = kind.irqs;
+        let end = start.checked_add(count).filter(|_| count > 0).ok_or(Refusal::INVALID)?;
+        let lines = kind.lines.get_mut(start as usize..end as usize).ok_or(Refusal::INVALID)?;
+        if action != SetIrqs::TRIGGER && !(irqs.maskable || irqs.automasked) {
+            return Err(Refusal::INVALID);
+        }
+        if data == IrqData::EventFds {
+            return attach(lines, action, events);
+        }
+        let is_meant = |at: usize| match data {
+            IrqData::Bools(bools) => bools.get(at).is_some_and(|meant| *meant != 0),
+            _ => true,
+        };
+        for (_, line) in lines.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
+            match action {
+                SetIrqs::MASK => line.is_masked = true,
+                SetIrqs::UNMASK => line.unmask(irqs.automasked)?,
+                _ => line.raise(irqs.automasked).map(drop)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes all the client's descriptors.
+    pub(super) fn forget_client(&self) {
+        let mut kinds = self.lock();
+        let lines = kinds.iter_mut().flat_map(|kind| &mut kind.lines);
+        lines.for_each(|line| *line = Line::default());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Kind>> {
+        // Nothing here panics between two changes that belong together.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock().fmt(f)
+    }
+}
+
+/// Gives each line its eventfd, or takes back those of all.
+fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>) -> Result<(), Refusal> {
+    if action != SetIrqs::TRIGGER {
+        // To be told of masking is for passing interrupts through a kernel, which is not there.
+        return Err(Refusal::UNSUPPORTED);
+    }
+    if events.is_empty() {
+        lines.iter_mut().for_each(|line| line.event = None);
+        return Ok(());
+    }
+    if events.len() != lines.len() {
+        return Err(Refusal::INVALID);
+    }
+    for event in &events {
+        // A pipe or a file would let this process wait, or be written to.
+        if !event_fd::is_one(event)? {
+            return Err(Refusal::INVALID);
+        }
+        event_fd::never_block(event)?;
+    }
+    for (line, event) in lines.iter_mut().zip(events) {
+        line.event = Some(event);
+    }
+    Ok(())
+}
+
+impl Line {
+    fn raise(&mut self, automasked: bool) -> Result<bool, Refusal> {
+        if self.is_masked {
+            self.is_pending = true;
+            return Ok(false);
+        }
+        let Some(event) = &self.event else { return Ok(false) };
+        event_fd::signal(event)?;
+        self.is_masked = automasked;
+        Ok(true)
+    }
+
+    fn unmask(&mut self, automasked: bool) -> Result<(), Refusal> {
+        self.is_masked = false;
+        if std::mem::take(&mut self.is_pending) {
+            self.raise(automasked)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! A server for devices that a virtual machine monitor in another process drives: the vfio-user
+//! protocol over a Unix socket.
+//!
+//! ```text
+//!    QEMU, or vfio_user::client            this process
+//!    ──────────────────────────            ────────────────────────────────────────────────
+//!    guest's driver ── registers ──► socket ──► Server ──► Device        region_read, reset, …
+//!    guest's memory ── DmaMap, fd ─► socket ──► Server ──► DmaTarget     map, unmap, dirty log
+//!                   ◄─ DmaRead ───── socket ◄── Link ◄──── a thread of the device
+//!    guest's CPU    ◄─────────────── eventfd ◄─ Interrupts
+//! ```
+//!
+//! ```
+//! use std::os::unix::net::UnixStream;
+//!
+//! use longshore_access::Space;
+//! use longshore_access::vfio_user::client::{Client, NoMemory};
+//! use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace};
+//! use longshore_access::vfio_user::{Description, Device, Refusal, Server, SpaceDma};
+//! use longshore_mem::Iova;
+//! use longshore_sys::memfd;
+//!
+//! /// A device that writes a word to the address in its one register.
+//! struct Writer {
+//!     config: ConfigSpace,
+//!     space: Space,
+//!     register: [u8; 16],
+//! }
+//!
+//! impl Device for Writer {
+//!     fn description(&self) -> Description {
+//!         self.config.description()
+//!     }
+//!
+//!     fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
+//!         if region == CONFIG_REGION {
+//!             return self.config.read(at, into);
+//!         }
+//!         into.copy_from_slice(&self.register[at as usize..][..into.len()]);
+//!         Ok(())
+//!     }
+//!
+//!     fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Refusal> {
+//!         if region == CONFIG_REGION {
+//!             return self.config.write(at, from);
+//!         }
+//!         self.register[at as usize..][..from.len()].copy_from_slice(from);
+//!         let target = Iova::new(u64::from_le_bytes(*self.register.first_chunk().unwrap()));
+//!         self.space.session().write(target, b"word").map_err(|_| Refusal::FAULT)
+//!     }
+//!
+//!     fn reset(&mut self) {
+//!         self.config.reset();
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let space = Space::new()?;
+//! let config = ConfigSpace::new(0x1234, 0x5678).bar(0, Bar::memory32(16));
+//! let device = Writer { config, space: space.clone(), register: [0; 16] };
+//! let mut server = Server::new(device, SpaceDma::new(space))?;
+//! let (ours, theirs) = UnixStream::pair()?; // QEMU wants a `Listener`
+//! let server = std::thread::spawn(move || server.serve(theirs));
+//!
+//! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
+//! memfd::set_len(&memory, 1 << 20)?;
+//! let mut client = Client::over(ours, NoMemory)?;
+//! client.dma_map(0x10_0000, 1 << 20, Some((std::os::fd::AsFd::as_fd(&memory), 0)), true)?;
+//! client.region_write(0, 0, &0x10_0040_u64.to_le_bytes())?;
+//! let mut word = [0; 4];
+//! std::os::unix::fs::FileExt::read_at(&std::fs::File::from(memory), &mut word, 0x40)?;
+//! assert_eq!(&word, b"word");
+//! assert!(client.region_write(0, 0, &[0; 8]).is_err()); // nothing is mapped there
+//! drop(client);
+//! assert_eq!(server.join().unwrap()?.refused_count, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | what it is for |
+//! | --- | --- |
+//! | [`wire`] | messages, as bytes |
+//! | [`negotiation`] | the version, and how much either end takes at once |
+//! | [`device`], [`pci`] | what a device must say and do; configuration spaces |
+//! | [`dma`], [`space_dma`] | what must be done when the client's memory comes and goes; a [`Space`](crate::Space) that does it |
+//! | [`responder`] | the protocol without a socket |
+//! | [`server`], [`link`] | the socket |
+//! | [`interrupts`], [`migration`] | eventfds; moving a device |
+//! | [`client`] | the other end, for tests and tools |
+//!
+//! # What a hostile client can do
+//!
+//! It is told what is wrong with a message, and the server goes on; where the bytes cannot be told
+//! apart any more, the connection ends and the next client is served. What a message claims is
+//! checked before anything is looked up or allocated by it: the server holds at most one message, and
+//! those that came while a device waited for an answer, at most twice the longest one in all.
+//! Descriptors that a message brought and nobody needs are closed with it.
+//!
+//! A client that does not answer, or does not take what it is sent, is waited for as long as
+//! [`Server::reply_timeout`] says. One that dies leaves nothing mapped. It can shorten a file that
+//! it gave for memory: what maps the file must be prepared for that. An eventfd whose other end
+//! takes away its mode of not blocking at the very moment it is signalled, and has filled it, lets
+//! the thread that signals it wait.
+//!
+//! # Which versions
+//!
+//! Major version 0. QEMU 11 speaks 0.0. Not spoken: the second socket for the server's
+//! commands ("twin socket"), descriptors for a region's accesses, eventfds that tell of masking.
+
+pub mod client;
+pub mod device;
+pub mod dma;
+mod features;
+pub mod interrupts;
+pub mod link;
+pub mod migration;
+pub mod negotiation;
+pub mod pci;
+mod receiver;
+mod refusal;
+pub mod responder;
+pub mod server;
+pub mod space_dma;
+mod space_log;
+mod stop;
+pub mod wire;
+
+pub use device::{Description, Device, Irqs, Mappable, Region};
+pub use dma::{Backing, DirtyLog, DmaMap, DmaTarget};
+pub use interrupts::Interrupts;
+pub use link::{AccessFailed, AccessFailure, Ended, Link};
+pub use migration::{Migration, MigrationFailed, MigrationState};
+pub use negotiation::Limits;
+pub use refusal::Refusal;
+pub use responder::Responder;
+pub use server::{Listener, Served, Server};
+pub use space_dma::SpaceDma;
+pub use stop::Stop;

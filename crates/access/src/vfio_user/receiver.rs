@@ -1,0 +1,166 @@
+//! Messages out of a stream of bytes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use longshore_sys::unix_socket::{self, Interest, Ready};
+
+use super::responder::Files;
+use super::wire::{HEADER_LEN_BYTES, Header, Kind};
+
+/// A whole message.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) header: Header,
+    pub(super) payload: Vec<u8>,
+    pub(super) files: Files,
+    /// It was longer than any may be, and what it said was passed over.
+    pub(super) is_too_long: bool,
+}
+
+/// What one call of [`Receiver::receive`] ended with.
+#[derive(Debug)]
+pub(super) enum Received {
+    Message(Message),
+    /// An event or the time ended it; what is there of a message is kept.
+    Interrupted,
+    /// The other end is gone. Whether that was in the middle of a message.
+    Closed {
+        in_message: bool,
+    },
+    /// What comes is no message, so nothing after it can be told apart either.
+    Garbled(Header),
+}
+
+/// Takes messages from a stream. It never takes a byte of the next message with one, so that
+/// descriptors belong to the message that they came with.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    payload_len_bytes_max: u32,
+    files_max: usize,
+    header: [u8; HEADER_LEN_BYTES],
+    header_have_bytes: usize,
+    payload: Vec<u8>,
+    payload_have_bytes: usize,
+    /// Bytes still to come of a message that is too long.
+    skip_bytes: u32,
+    files: Files,
+}
+
+/// Room is made for this many bytes of a payload before they come.
+const PAYLOAD_STEP_BYTES: usize = 64 << 10;
+
+impl Receiver {
+    pub(super) fn new(payload_len_bytes_max: u32, files_max: u32) -> Self {
+        Self {
+            payload_len_bytes_max,
+            files_max: files_max as usize,
+            header: [0; HEADER_LEN_BYTES],
+            header_have_bytes: 0,
+            payload: Vec::new(),
+            payload_have_bytes: 0,
+            skip_bytes: 0,
+            files: Files::default(),
+        }
+    }
+
+    /// The next message, or why there is none now.
+    pub(super) fn receive(
+        &mut self,
+        stream: &UnixStream,
+        events: &[BorrowedFd<'_>],
+        deadline: Option<Instant>,
+    ) -> io::Result<Received> {
+        loop {
+            match self.advance(stream) {
+                Ok(Some(received)) => return Ok(received),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match unix_socket::wait(stream.as_fd(), Interest::Receive, events, deadline)? {
+                        Ready::Socket => {}
+                        Ready::Event(_) | Ready::TimedOut => return Ok(Received::Interrupted),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Ok(Received::Closed { in_message: self.header_have_bytes > 0 });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes what is there of the part that comes next.
+    fn advance(&mut self, stream: &UnixStream) -> io::Result<Option<Received>> {
+        let mut skipped = [0; 4096];
+        let into = if self.header_have_bytes < HEADER_LEN_BYTES {
+            &mut self.header[self.header_have_bytes..]
+        } else if self.skip_bytes > 0 {
+            let len_bytes = skipped.len().min(self.skip_bytes as usize);
+            &mut skipped[..len_bytes]
+        } else {
+            &mut self.payload[self.payload_have_bytes..]
+        };
+        let got = unix_socket::receive(stream, into, &mut self.files.arrived)?;
+        self.files.are_lost |= got.descriptors_lost || self.files.arrived.len() > self.files_max;
+        // Each byte of a message may bring more.
+        self.files.arrived.truncate(self.files_max);
+        if got.len_bytes == 0 {
+            return Ok(Some(Received::Closed { in_message: self.header_have_bytes > 0 }));
+        }
+        if self.header_have_bytes < HEADER_LEN_BYTES {
+            self.header_have_bytes += got.len_bytes;
+            if self.header_have_bytes < HEADER_LEN_BYTES {
+                return Ok(None);
+            }
+            let header = Header::decode(self.header);
+            let (Some(len_bytes), Some(_)) = (header.payload_len_bytes(), header.kind()) else {
+                return Ok(Some(Received::Garbled(header)));
+            };
+            if len_bytes > self.payload_len_bytes_max {
+                self.skip_bytes = len_bytes;
+                return Ok(None);
+            }
+        } else if self.skip_bytes > 0 {
+            self.skip_bytes -= got.len_bytes as u32;
+            if self.skip_bytes == 0 {
+                return Ok(Some(Received::Message(self.take(true))));
+            }
+            return Ok(None);
+        } else {
+            self.payload_have_bytes += got.len_bytes;
+        }
+        let whole = Header::decode(self.header).payload_len_bytes().unwrap_or(0) as usize;
+        if self.payload_have_bytes == whole {
+            return Ok(Some(Received::Message(self.take(false))));
+        }
+        if self.payload_have_bytes == self.payload.len() {
+            let next = self.payload.len() + PAYLOAD_STEP_BYTES.min(whole - self.payload.len());
+            self.payload.resize(next, 0);
+        }
+        Ok(None)
+    }
+
+    fn take(&mut self, is_too_long: bool) -> Message {
+        self.header_have_bytes = 0;
+        self.payload_have_bytes = 0;
+        Message {
+            header: Header::decode(self.header),
+            payload: std::mem::take(&mut self.payload),
+            files: std::mem::take(&mut self.files),
+            is_too_long,
+        }
+    }
+}
+
+impl Message {
+    pub(super) fn is_reply(&self) -> bool {
+        self.header.kind() == Some(Kind::Reply)
+    }
+
+    /// How much memory it holds, roughly.
+    pub(super) fn held_bytes(&self) -> usize {
+        size_of::<Self>() + self.payload.len() + 64 * self.files.arrived.len()
+    }
+}

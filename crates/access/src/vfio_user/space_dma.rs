@@ -1,0 +1,246 @@
+//! The client's memory in a [`Space`], where sessions find it by IOVA.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use longshore_mem::{AddrRange, FileOffset, Iova, VolatileSlice, VolatileSliceMut};
+use longshore_pagetable::Prot;
+
+use super::Refusal;
+use super::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
+use super::link::{AccessFailed, AccessFailure, Link};
+use super::space_log::SpaceLog;
+use crate::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
+
+/// Keeps the client's memory in a space, for the device's sessions.
+///
+/// * What has a descriptor is mapped, only for reading where the device may only read, and guarded
+///   against becoming shorter.
+/// * What has none, and what the client wants read and written as a file, is remote: it can be copied
+///   and not pinned. Accesses fail with [`Reason::Permission`] where the client refuses,
+///   [`Reason::Revoked`] where it takes the memory back meanwhile, and [`Reason::BackingLost`] where
+///   it does not answer or is gone.
+/// * Unmapping returns when no session can reach the memory any more. A session of the server's own
+///   thread must hold neither a pin nor a lease then.
+/// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
+///   log has a bit for each page from the lowest address to the highest that the client names, at
+///   most 2^31; pages are larger than it asks for where they would be more.
+#[derive(Debug)]
+pub struct SpaceDma {
+    space: Space,
+    link: Option<Link>,
+    /// By the IOVA they are mapped at.
+    regions: BTreeMap<u64, Arc<Region>>,
+    log: SpaceLog,
+}
+
+impl SpaceDma {
+    /// Keeps it in `space`, of which nothing may be mapped where the client maps.
+    pub fn new(space: Space) -> Self {
+        let log = SpaceLog::new(space.clone());
+        Self { space, link: None, regions: BTreeMap::new(), log }
+    }
+
+    /// The space; clones of it are the same one.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn region(&self, map: DmaMap) -> Result<Region, Refusal> {
+        let len_bytes = map.range.len_bytes();
+        let region = match map.backing {
+            Backing::Mmap { file, offset } => {
+                let access = if map.writable { MapAccess::ReadWrite } else { MapAccess::Read };
+                Region::map_file(file, offset, len_bytes, access)
+            }
+            Backing::FileIo { file, offset } => {
+                let memory = FileMemory { file: file.into(), offset };
+                Region::remote(Arc::new(memory), len_bytes)
+            }
+            Backing::Messages => {
+                let link = self.link.clone().ok_or(Refusal::IO)?;
+                let memory = LinkMemory { link, start: map.range.start() };
+                Region::remote(Arc::new(memory), len_bytes)
+            }
+        };
+        Ok(region?)
+    }
+}
+
+impl DmaTarget for SpaceDma {
+    fn connected(&mut self, link: &Link) {
+        self.link = Some(link.clone());
+    }
+
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+        let prot = match (map.readable, map.writable) {
+            (true, true) => Prot::READ_WRITE,
+            (false, true) => Prot::WRITE,
+            _ => Prot::READ,
+        };
+        let range = map.range;
+        let region = Arc::new(self.region(map)?);
+        self.space.attach(&region)?;
+        let mapped = self.space.map(range.start(), &region, 0, range.len_bytes(), prot);
+        if let Err(error) = mapped {
+            self.space.detach(&region)?;
+            return Err(error.into());
+        }
+        self.regions.insert(range.start().raw(), region);
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+        let start = range.start().raw();
+        let region = self.regions.get(&start).ok_or(Refusal::NOT_FOUND)?;
+        self.space.unmap(range.start(), range.len_bytes())?;
+        self.space.detach(region)?;
+        self.regions.remove(&start);
+        Ok(())
+    }
+
+    fn dirty_log(&mut self) -> Option<&mut dyn DirtyLog> {
+        Some(&mut self.log)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io { source, .. } => source.into(),
+            Error::PinnedByCaller { .. } => Self::BUSY,
+            Error::OutOfMemory | Error::NoWindow { .. } => Self::NO_MEMORY,
+            // An IOVA that the space does not translate, above all.
+            _ => Self::INVALID,
+        }
+    }
+}
+
+/// Memory that is read and written by messages.
+#[derive(Debug)]
+struct LinkMemory {
+    link: Link,
+    start: Iova,
+}
+
+impl LinkMemory {
+    fn at(&self, offset: u64) -> Iova {
+        // The region was validated from its start on, and offsets are within it.
+        Iova::new(self.start.raw().wrapping_add(offset))
+    }
+}
+
+impl RemoteMemory for LinkMemory {
+    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+        fill(into, |at, part| {
+            let read = self.link.read(self.at(offset + at), part);
+            read.map_err(|failed| partial(&failed))
+        })
+    }
+
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+        drain(from, |at, part| {
+            let written = self.link.write(self.at(offset + at), part);
+            written.map_err(|failed| partial(&failed))
+        })
+    }
+
+    fn cancel(&self, range: Range<u64>) {
+        self.link.cancel(&(self.at(range.start).raw()..self.at(range.end).raw()));
+    }
+}
+
+fn partial(failed: &AccessFailed) -> Partial {
+    let reason = match failed.why {
+        AccessFailure::Refused(_) => Reason::Permission,
+        AccessFailure::Cancelled => Reason::Revoked,
+        _ => Reason::BackingLost,
+    };
+    Partial { done: failed.done_bytes, reason }
+}
+
+/// A file that is read and written, and not mapped.
+#[derive(Debug)]
+struct FileMemory {
+    file: File,
+    offset: FileOffset,
+}
+
+impl RemoteMemory for FileMemory {
+    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+        let start = self.offset.raw() + offset;
+        fill(into, |at, part| {
+            whole(part.len(), |done| self.file.read_at(&mut part[done..], start + at + done as u64))
+        })
+    }
+
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+        let start = self.offset.raw() + offset;
+        drain(from, |at, part| {
+            whole(part.len(), |done| self.file.write_at(&part[done..], start + at + done as u64))
+        })
+    }
+
+    // Files answer.
+    fn cancel(&self, _: Range<u64>) {}
+}
+
+/// Calls `transfer` with how much is done until all `len_bytes` are.
+fn whole(
+    len_bytes: usize,
+    mut transfer: impl FnMut(usize) -> io::Result<usize>,
+) -> Result<(), Partial> {
+    let mut done = 0;
+    while done < len_bytes {
+        match transfer(done) {
+            Ok(0) => return Err(Partial { done, reason: Reason::BackingLost }),
+            Ok(more) => done += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return Err(Partial { done, reason: Reason::BackingLost }),
+        }
+    }
+    Ok(())
+}
+
+/// What is copied at once by way of memory of our own.
+const BOUNCE_BYTES: usize = 64 << 10;
+
+/// Fills foreign memory by parts that `read` fills, from an offset on.
+fn fill(
+    mut into: VolatileSliceMut<'_>,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Partial>,
+) -> Result<(), Partial> {
+    let len_bytes = into.len_bytes();
+    let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
+    for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
+        let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
+        let read = read(at as u64, part);
+        let done = read.map_or_else(|partial| partial.done.min(part.len()), |()| part.len());
+        // It is within what there is.
+        let copied = into.write(at, &part[..done]);
+        let lost = |_| Partial { done: at, reason: Reason::BackingLost };
+        copied.map_err(lost)?;
+        read.map_err(|partial| Partial { done: at + done, ..partial })?;
+    }
+    Ok(())
+}
+
+/// Takes foreign memory apart into parts that `write` takes, from an offset on.
+fn drain(
+    from: VolatileSlice<'_>,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), Partial>,
+) -> Result<(), Partial> {
+    let len_bytes = from.len_bytes();
+    let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
+    for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
+        let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
+        let lost = |_| Partial { done: at, reason: Reason::BackingLost };
+        from.read(at, part).map_err(lost)?;
+        write(at as u64, part).map_err(|partial| Partial { done: at + partial.done, ..partial })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! What every message begins with.
+
+use std::fmt;
+
+/// Length of a header in bytes.
+pub const HEADER_LEN_BYTES: usize = 16;
+
+const KIND_MASK: u32 = 0xf;
+const KIND_REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+
+/// What a message asks for, or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+#[non_exhaustive]
+pub enum Command {
+    /// Settles the version and what both sides can do. The first one.
+    Version = 1,
+    /// Makes memory of the client known by IOVA.
+    DmaMap = 2,
+    /// Takes it back.
+    DmaUnmap = 3,
+    /// What the device is.
+    DeviceGetInfo = 4,
+    /// What a region of it is.
+    DeviceGetRegionInfo = 5,
+    /// Descriptors that a region's accesses may go through.
+    DeviceGetRegionIoFds = 6,
+    /// What a kind of interrupt is.
+    DeviceGetIrqInfo = 7,
+    /// Sets interrupts up.
+    DeviceSetIrqs = 8,
+    /// Reads from a region.
+    RegionRead = 9,
+    /// Writes to a region.
+    RegionWrite = 10,
+    /// The server reads the client's memory.
+    DmaRead = 11,
+    /// The server writes the client's memory.
+    DmaWrite = 12,
+    /// Resets the device.
+    DeviceReset = 13,
+    /// Several small writes to regions.
+    RegionWriteMulti = 15,
+    /// Asks for or sets what not every device has.
+    DeviceFeature = 16,
+    /// Reads the device's state, to move it.
+    MigrationDataRead = 17,
+    /// Writes the state that was read elsewhere.
+    MigrationDataWrite = 18,
+}
+
+impl Command {
+    /// Every command there is.
+    pub const ALL: [Self; 17] = [
+        Self::Version,
+        Self::DmaMap,
+        Self::DmaUnmap,
+        Self::DeviceGetInfo,
+        Self::DeviceGetRegionInfo,
+        Self::DeviceGetRegionIoFds,
+        Self::DeviceGetIrqInfo,
+        Self::DeviceSetIrqs,
+        Self::RegionRead,
+        Self::RegionWrite,
+        Self::DmaRead,
+        Self::DmaWrite,
+        Self::DeviceReset,
+        Self::RegionWriteMulti,
+        Self::DeviceFeature,
+        Self::MigrationDataRead,
+        Self::MigrationDataWrite,
+    ];
+
+    /// The command with this number; `None` where there is none.
+    pub fn from_number(number: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|command| command.number() == number)
+    }
+
+    /// Its number on the socket.
+    pub const fn number(self) -> u16 {
+        self as u16
+    }
+}
+
+/// Whether a message asks or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It asks.
+    Command,
+    /// It answers.
+    Reply,
+}
+
+/// The first 16 bytes of a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Chosen by whoever sends the command; the reply has the same.
+    pub id: u16,
+    /// The command's number, known or not.
+    pub command: u16,
+    /// Length of the whole message in bytes, with the header.
+    pub len_bytes: u32,
+    flags: u32,
+    errno: u32,
+}
+
+impl Header {
+    /// Of a command that is to be answered, with a payload of `payload_len_bytes`.
+    pub fn command(id: u16, command: Command, payload_len_bytes: usize) -> Self {
+        Self::new(id, command.number(), payload_len_bytes, 0)
+    }
+
+    /// The same, where no answer is wanted.
+    pub fn command_without_reply(id: u16, command: Command, payload_len_bytes: usize) -> Self {
+        Self::new(id, command.number(), payload_len_bytes, NO_REPLY)
+    }
+
+    /// Of the answer to `self`.
+    pub fn reply(&self, payload_len_bytes: usize) -> Self {
+        Self::new(self.id, self.command, payload_len_bytes, KIND_REPLY)
+    }
+
+    /// Of the answer to `self` that says why it was not done. It has no payload.
+    pub fn error_reply(&self, errno: u32) -> Self {
+        Self { errno, ..Self::new(self.id, self.command, 0, KIND_REPLY | ERROR) }
+    }
+
+    fn new(id: u16, command: u16, payload_len_bytes: usize, flags: u32) -> Self {
+        // Payloads are bounded far below by both ends; one that is not is refused by its length.
+        let len_bytes = u32::try_from(payload_len_bytes.saturating_add(HEADER_LEN_BYTES));
+        Self { id, command, len_bytes: len_bytes.unwrap_or(u32::MAX), flags, errno: 0 }
+    }
+
+    /// Whether it asks or answers; `None` where it does neither, so that the bytes that follow
+    /// cannot be told apart either.
+    pub fn kind(&self) -> Option<Kind> {
+        match self.flags & KIND_MASK {
+            0 => Some(Kind::Command),
+            KIND_REPLY => Some(Kind::Reply),
+            _ => None,
+        }
+    }
+
+    /// Whether the sender of this command waits for an answer.
+    pub fn wants_reply(&self) -> bool {
+        self.flags & NO_REPLY == 0
+    }
+
+    /// Why this reply says that the command failed: an errno, which may be zero.
+    pub fn error(&self) -> Option<u32> {
+        (self.flags & ERROR != 0).then_some(self.errno)
+    }
+
+    /// Bytes that follow the header; `None` where the length does not even cover the header.
+    pub fn payload_len_bytes(&self) -> Option<u32> {
+        self.len_bytes.checked_sub(HEADER_LEN_BYTES as u32)
+    }
+
+    /// As it is on the socket.
+    pub fn encode(&self) -> [u8; HEADER_LEN_BYTES] {
+        let mut bytes = [0; HEADER_LEN_BYTES];
+        bytes[0..2].copy_from_slice(&self.id.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&self.command.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.len_bytes.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.flags.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.errno.to_ne_bytes());
+        bytes
+    }
+
+    /// From the socket.
+    pub fn decode(bytes: [u8; HEADER_LEN_BYTES]) -> Self {
+        let [i0, i1, c0, c1, l0, l1, l2, l3, f0, f1, f2, f3, e0, e1, e2, e3] = bytes;
+        Self {
+            id: u16::from_ne_bytes([i0, i1]),
+            command: u16::from_ne_bytes([c0, c1]),
+            len_bytes: u32::from_ne_bytes([l0, l1, l2, l3]),
+            flags: u32::from_ne_bytes([f0, f1, f2, f3]),
+            errno: u32::from_ne_bytes([e0, e1, e2, e3]),
+        }
+    }
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, command, len_bytes, flags, errno } = self;
+        write!(f, "Header(id {id}, ")?;
+        match Command::from_number(*command) {
+            Some(command) => write!(f, "{command:?}")?,
+            None => write!(f, "command {command}")?,
+        }
+        write!(f, ", {len_bytes} bytes, flags {flags:#x}, errno {errno})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_header_survives_the_socket() {
+        for command in Command::ALL {
+            assert_eq!(Command::from_number(command.number()), Some(command));
+            let asks = Header::command(0xabcd, command, 100);
+            let posts = Header::command_without_reply(7, command, 0);
+            for header in [asks, posts, asks.reply(3), asks.error_reply(22)] {
+                assert_eq!(Header::decode(header.encode()), header);
+            }
+            assert_eq!((asks.kind(), asks.wants_reply()), (Some(Kind::Command), true));
+            assert!(!posts.wants_reply() && posts.payload_len_bytes() == Some(0));
+            let reply = asks.reply(3);
+            assert_eq!((reply.kind(), reply.error()), (Some(Kind::Reply), None));
+            assert_eq!((reply.id, reply.len_bytes), (0xabcd, 19));
+            let error = asks.error_reply(22);
+            assert_eq!((error.error(), error.len_bytes), (Some(22), 16));
+        }
+        for unknown in [0, 14, 19, u16::MAX] {
+            assert_eq!(Command::from_number(unknown), None);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_seen() {
+        let mut bytes = Header::command(1, Command::Version, 0).encode();
+        bytes[8] = 2;
+        assert_eq!(Header::decode(bytes).kind(), None);
+        bytes[4..8].copy_from_slice(&15_u32.to_ne_bytes());
+        assert_eq!(Header::decode(bytes).payload_len_bytes(), None);
+    }
+}

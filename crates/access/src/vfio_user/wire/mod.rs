@@ -1,0 +1,29 @@
+//! Messages as they are on the socket.
+//!
+//! ```text
+//!   0      2      4         8        12        16
+//!   ├ id ──┼ cmd ─┼ length ─┼ flags ─┼ errno ──┼ payload, by command ─────┤
+//!                  of all     0..3: 0 command, 1 reply
+//!                  16 + …     4: no reply is wanted   5: the reply is an error
+//! ```
+//!
+//! Numbers are in the byte order of the machine: both ends are on one. Layouts are those of the
+//! vfio-user specification in QEMU's manual ("vfio-user Protocol Specification"), which takes them
+//! from `<linux/vfio.h>`. What a payload says is a claim: nothing is looked up, added or allocated
+//! by it here.
+
+mod fields;
+mod header;
+mod reply;
+mod request;
+
+pub use header::{Command, HEADER_LEN_BYTES, Header, Kind};
+pub use reply::{
+    DeviceInfo, DmaAccess, IrqInfo, MappableArea, MigrationData, REGION_INFO_LEN_BYTES,
+    RegionAccess, RegionInfo, RegionWriteMulti,
+};
+pub use request::{
+    DmaMap, DmaUnmap, Feature, IrqData, Request, SetIrqs, SmallWrite, SmallWrites, feature,
+};
+
+pub(super) use fields::{Builder, Fields};

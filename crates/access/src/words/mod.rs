@@ -1,0 +1,163 @@
+//! Short accesses to mapped memory, inlined where they are made.
+//!
+//! As the copies of [`longshore_mem::copy`] they are blocks of assembly that survive a fault while a
+//! guard lives, and read each byte of mapped memory into memory of our own before it is looked at.
+//! They say whether they came through; where not, the access is done again by the long copy, which
+//! stops at the exact byte.
+#![expect(unsafe_code, reason = "reads and writes mapped memory through pointers")]
+#![expect(clippy::multiple_unsafe_ops_per_block, reason = "one arm of a `match` is taken")]
+
+#[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "x86_64.rs")]
+#[cfg_attr(all(target_arch = "aarch64", not(miri)), path = "aarch64.rs")]
+#[cfg_attr(
+    any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))),
+    path = "portable.rs"
+)]
+mod kernels;
+
+use longshore_mem::copy::CopyFault;
+use longshore_mem::isa::Path;
+use longshore_mem::with_path;
+
+pub(crate) use kernels::{compare_exchange, load, store};
+
+/// The most that is copied inline.
+const INLINE_MAX: usize = 64;
+
+/// Copies `len` bytes. Whether all were there.
+///
+/// From both ends where that is enough, so a byte may be copied twice: into memory that nobody looks
+/// at meanwhile, or to memory whose readers see the same twice.
+///
+/// # Safety
+/// As [`longshore_mem::copy::copy`].
+#[inline(always)]
+pub(crate) unsafe fn copy(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
+    // SAFETY: the caller's promise; the parts lie within `len` bytes.
+    unsafe {
+        match len {
+            0 => true,
+            1 => kernels::copy_1(from, to),
+            2..4 => kernels::copy_2(from, to, len - 2),
+            4..8 => kernels::copy_4(from, to, len - 4),
+            8 => kernels::copy_8(from, to),
+            9..16 => kernels::copy_8_8(from, to, len - 8),
+            16..=32 => kernels::copy_16_16(from, to, len - 16),
+            33..=INLINE_MAX => kernels::copy_32_32(from, to, len - 32),
+            _ => copy_long(path, from, to, len),
+        }
+    }
+}
+
+/// As [`copy`], of any length.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_long(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) }).is_ok()
+}
+
+/// As [`copy`], up to the exact byte that is not there.
+///
+/// # Errors
+/// As [`longshore_mem::copy::copy`].
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+pub(crate) unsafe fn copy_exact(
+    path: Path,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) -> Result<(), CopyFault> {
+    // SAFETY: the caller's promise.
+    if len <= INLINE_MAX && unsafe { copy(path, from, to, len) } {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) })
+}
+
+/// The `N` bytes at `from`, our own, as a word.
+///
+/// # Safety
+/// They must be initialized.
+#[inline(always)]
+pub(crate) unsafe fn get<const N: usize>(from: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match N {
+            1 => u64::from(from.read()),
+            2 => u64::from(from.cast::<u16>().read_unaligned()),
+            4 => u64::from(from.cast::<u32>().read_unaligned()),
+            8 => from.cast::<u64>().read_unaligned(),
+            _ => unreachable!("words have 1, 2, 4 or 8 bytes"),
+        }
+    }
+}
+
+/// Puts a word into the `N` bytes at `to`, our own.
+///
+/// # Safety
+/// They must be there.
+#[inline(always)]
+pub(crate) unsafe fn put<const N: usize>(to: *mut u8, word: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match N {
+            1 => to.write(word as u8),
+            2 => to.cast::<u16>().write_unaligned(word as u16),
+            4 => to.cast::<u32>().write_unaligned(word as u32),
+            8 => to.cast::<u64>().write_unaligned(word),
+            _ => unreachable!("words have 1, 2, 4 or 8 bytes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_every_length_copy_that_and_no_more() {
+        let from: Vec<u8> = (0..200u8).map(|at| at.wrapping_mul(37) | 1).collect();
+        for len in 0..=130 {
+            for skew in 0..3 {
+                let mut to = [0u8; 140];
+                // SAFETY: both are longer.
+                let done = unsafe {
+                    copy(Path::active(), from[skew..].as_ptr(), to[skew..].as_mut_ptr(), len)
+                };
+                assert!(done);
+                assert_eq!(to[skew..skew + len], from[skew..skew + len]);
+                assert!(to[..skew].iter().chain(&to[skew + len..]).all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_loaded_stored_and_exchanged_in_their_size() {
+        let mut memory = [0x1111_2222_3333_4444u64, 0];
+        let at = memory.as_mut_ptr().cast::<u8>();
+        // SAFETY: all within the array, aligned.
+        unsafe {
+            assert_eq!(load::<8>(at), Some(0x1111_2222_3333_4444));
+            assert_eq!(load::<4>(at), Some(0x3333_4444));
+            assert_eq!(load::<2>(at), Some(0x4444));
+            assert_eq!(load::<1>(at), Some(0x44));
+            assert!(store::<2>(at, 0xabcd));
+            assert_eq!(compare_exchange::<4>(at, 0, 9), Some(Err(0x3333_abcd)));
+            assert_eq!(compare_exchange::<4>(at, 0x3333_abcd, 9), Some(Ok(0x3333_abcd)));
+            assert_eq!(compare_exchange::<1>(at, 9, 0x77), Some(Ok(9)));
+            assert_eq!(compare_exchange::<2>(at, 0x77, 0x1234), Some(Ok(0x77)));
+            assert_eq!(
+                compare_exchange::<8>(at, 0x1111_2222_0000_1234, u64::MAX),
+                Some(Ok(0x1111_2222_0000_1234))
+            );
+        }
+        assert_eq!(memory, [u64::MAX, 0]);
+    }
+}

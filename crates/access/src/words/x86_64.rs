@@ -1,0 +1,214 @@
+//! Blocks for x86-64. A fault goes on behind the block, with the cause in `rdx`.
+
+use std::arch::asm;
+
+use longshore_mem::fault_range;
+
+macro_rules! guarded {
+    ([$($line:literal),+ $(,)?], $($operands:tt)*) => {{
+        let cause: usize;
+        asm!(
+            "xor edx, edx",
+            "2:",
+            $($line,)+
+            "3:",
+            fault_range!("2b", "3b", "3b"),
+            $($operands)*
+            out("rax") _,
+            out("rdx") cause,
+            options(nostack),
+        );
+        cause == 0
+    }};
+}
+
+/// # Safety
+/// As `super::copy`, of one byte.
+#[inline(always)]
+pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!(["mov {v}, byte ptr [{f}]", "mov byte ptr [{t}], {v}"],
+            f = in(reg) from, t = in(reg) to, v = out(reg_byte) _,)
+    }
+}
+
+/// # Safety
+/// As `super::copy`, of two bytes, and two more from `last` on.
+#[inline(always)]
+pub(super) unsafe fn copy_2(from: *const u8, to: *mut u8, last: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!([
+            "mov {v:x}, word ptr [{f}]",
+            "mov {w:x}, word ptr [{f} + {l}]",
+            "mov word ptr [{t}], {v:x}",
+            "mov word ptr [{t} + {l}], {w:x}",
+        ], f = in(reg) from, t = in(reg) to, l = in(reg) last, v = out(reg) _, w = out(reg) _,)
+    }
+}
+
+/// # Safety
+/// As `super::copy`, of four bytes, and four more from `last` on.
+#[inline(always)]
+pub(super) unsafe fn copy_4(from: *const u8, to: *mut u8, last: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!([
+            "mov {v:e}, dword ptr [{f}]",
+            "mov {w:e}, dword ptr [{f} + {l}]",
+            "mov dword ptr [{t}], {v:e}",
+            "mov dword ptr [{t} + {l}], {w:e}",
+        ], f = in(reg) from, t = in(reg) to, l = in(reg) last, v = out(reg) _, w = out(reg) _,)
+    }
+}
+
+/// # Safety
+/// As `super::copy`, of eight bytes.
+#[inline(always)]
+pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!(["mov {v}, qword ptr [{f}]", "mov qword ptr [{t}], {v}"],
+            f = in(reg) from, t = in(reg) to, v = out(reg) _,)
+    }
+}
+
+/// # Safety
+/// As `super::copy`, of eight bytes, and eight more from `last` on.
+#[inline(always)]
+pub(super) unsafe fn copy_8_8(from: *const u8, to: *mut u8, last: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!([
+            "mov {v}, qword ptr [{f}]",
+            "mov {w}, qword ptr [{f} + {l}]",
+            "mov qword ptr [{t}], {v}",
+            "mov qword ptr [{t} + {l}], {w}",
+        ], f = in(reg) from, t = in(reg) to, l = in(reg) last, v = out(reg) _, w = out(reg) _,)
+    }
+}
+
+/// # Safety
+/// As `super::copy`, of 16 bytes, and 16 more from `last` on.
+#[inline(always)]
+pub(super) unsafe fn copy_16_16(from: *const u8, to: *mut u8, last: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!([
+            "movups {v}, [{f}]",
+            "movups {w}, [{f} + {l}]",
+            "movups [{t}], {v}",
+            "movups [{t} + {l}], {w}",
+        ], f = in(reg) from, t = in(reg) to, l = in(reg) last,
+            v = out(xmm_reg) _, w = out(xmm_reg) _,)
+    }
+}
+
+/// # Safety
+/// As `super::copy`, of 32 bytes, and 32 more from `last` on.
+#[inline(always)]
+pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        guarded!([
+            "movups {v}, [{f}]",
+            "movups {w}, [{f} + 16]",
+            "movups {x}, [{f} + {l}]",
+            "movups {y}, [{f} + {l} + 16]",
+            "movups [{t}], {v}",
+            "movups [{t} + 16], {w}",
+            "movups [{t} + {l}], {x}",
+            "movups [{t} + {l} + 16], {y}",
+        ], f = in(reg) from, t = in(reg) to, l = in(reg) last,
+            v = out(xmm_reg) _, w = out(xmm_reg) _, x = out(xmm_reg) _, y = out(xmm_reg) _,)
+    }
+}
+
+/// A word of `N` bytes, loaded at once where it is aligned; `None` where it is not there.
+///
+/// # Safety
+/// As `super::copy`.
+#[inline(always)]
+pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
+    let value: u64;
+    // SAFETY: the caller's promise.
+    let done = unsafe {
+        match N {
+            1 => guarded!(["movzx {v:e}, byte ptr [{f}]"], f = in(reg) from, v = out(reg) value,),
+            2 => guarded!(["movzx {v:e}, word ptr [{f}]"], f = in(reg) from, v = out(reg) value,),
+            4 => guarded!(["mov {v:e}, dword ptr [{f}]"], f = in(reg) from, v = out(reg) value,),
+            8 => guarded!(["mov {v}, qword ptr [{f}]"], f = in(reg) from, v = out(reg) value,),
+            _ => unreachable!("words have 1, 2, 4 or 8 bytes"),
+        }
+    };
+    done.then_some(value)
+}
+
+/// Stores a word of `N` bytes, at once where it is aligned. Whether it was there.
+///
+/// # Safety
+/// As `super::copy`.
+#[inline(always)]
+pub(crate) unsafe fn store<const N: usize>(to: *mut u8, value: u64) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match N {
+            1 => {
+                guarded!(["mov byte ptr [{t}], {v}"], t = in(reg) to, v = in(reg_byte) value as u8,)
+            }
+            2 => guarded!(["mov word ptr [{t}], {v:x}"], t = in(reg) to, v = in(reg) value,),
+            4 => guarded!(["mov dword ptr [{t}], {v:e}"], t = in(reg) to, v = in(reg) value,),
+            8 => guarded!(["mov qword ptr [{t}], {v}"], t = in(reg) to, v = in(reg) value,),
+            _ => unreachable!("words have 1, 2, 4 or 8 bytes"),
+        }
+    }
+}
+
+macro_rules! exchange {
+    ($line:literal, $at:ident, $old:ident, $class:ident, $new:expr) => {{
+        let (found, cause): (u64, usize);
+        asm!(
+            "xor edx, edx",
+            "2:",
+            $line,
+            "3:",
+            fault_range!("2b", "3b", "3b"),
+            t = in(reg) $at,
+            v = in($class) $new,
+            inout("rax") $old => found,
+            out("rdx") cause,
+            options(nostack),
+        );
+        (found, cause)
+    }};
+}
+
+/// Exchanges an aligned word of `N` bytes if it is `old`, as a full barrier; `None` where it is not
+/// there. The word found is `Ok` where it was `old`.
+///
+/// # Safety
+/// As `super::copy`, of both directions.
+#[inline]
+pub(crate) unsafe fn compare_exchange<const N: usize>(
+    at: *mut u8,
+    old: u64,
+    new: u64,
+) -> Option<Result<u64, u64>> {
+    // SAFETY: the caller's promise.
+    let (found, cause) = unsafe {
+        match N {
+            1 => exchange!("lock cmpxchg byte ptr [{t}], {v}", at, old, reg_byte, new as u8),
+            2 => exchange!("lock cmpxchg word ptr [{t}], {v:x}", at, old, reg, new),
+            4 => exchange!("lock cmpxchg dword ptr [{t}], {v:e}", at, old, reg, new),
+            8 => exchange!("lock cmpxchg qword ptr [{t}], {v}", at, old, reg, new),
+            _ => unreachable!("words have 1, 2, 4 or 8 bytes"),
+        }
+    };
+    if cause != 0 {
+        return None;
+    }
+    let mask = u64::MAX >> (64 - 8 * N);
+    let found = found & mask;
+    Some(if found == old & mask { Ok(found) } else { Err(found) })
+}

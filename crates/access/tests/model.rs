@@ -1,0 +1,451 @@
+//! Sequences of operations beside a plain map of pages: what is mapped, what is read, what is
+//! written, and where each access ends.
+#![cfg(not(loom))]
+#![expect(unsafe_code, reason = "makes a region of memory that Miri can look at")]
+
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use longshore_access::{
+    Error, Fault, Partial, Read, ReadWrite, Reason, Region, RemoteMemory, Session, Space,
+};
+use longshore_iov::{Cursor, Dest, Source};
+use longshore_mem::Iova;
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_pagetable::{Error as TableError, Prot};
+use proptest::prelude::*;
+
+const PAGE: u64 = 4096;
+/// Pages of a block of 2 MiB.
+const BLOCK: u64 = 512;
+/// Pages of a region: one block and a bit, or little where each byte takes long.
+const REGION_PAGES: u64 = if cfg!(miri) { 8 } else { BLOCK + 8 };
+const START: u64 = 1 << 40;
+
+/// Memory that is asked for.
+struct Asked(Mutex<Vec<u8>>);
+
+impl RemoteMemory for Asked {
+    fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+        let memory = self.0.lock().unwrap();
+        into.write(0, &memory[offset as usize..][..into.len_bytes()]).unwrap();
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+        let mut memory = self.0.lock().unwrap();
+        from.read(0, &mut memory[offset as usize..][..from.len_bytes()]).unwrap();
+        Ok(())
+    }
+
+    fn cancel(&self, _range: Range<u64>) {}
+}
+
+/// Own memory, freed after the regions.
+struct Own {
+    start: NonNull<u8>,
+    layout: std::alloc::Layout,
+}
+
+impl Own {
+    fn new(bytes: usize) -> Self {
+        let layout = std::alloc::Layout::from_size_align(bytes, 1 << 21).unwrap();
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+        Self { start, layout }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Map { page: u64, region: usize, offset: u64, pages: u64, prot: Prot },
+    Unmap { page: u64, pages: u64 },
+    UnmapMany { pages: Vec<u64> },
+    Read { session: usize, at: u64, len: usize, how: u8 },
+    Write { session: usize, at: u64, len: usize, how: u8, byte: u8 },
+    Word { session: usize, at: u64, or: u32 },
+    Pin { session: usize, at: u64, len: usize, byte: u8 },
+    Park { session: usize },
+    Renew { session: usize },
+}
+
+/// Pages: many near each other, some whole blocks.
+fn some_page() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => 0..12u64, 1 => (BLOCK - 4)..(BLOCK + 4), 1 => Just(BLOCK), 1 => Just(2 * BLOCK)]
+}
+
+fn some_len() -> impl Strategy<Value = usize> {
+    let long = if cfg!(miri) { 9000usize } else { 40_000 };
+    prop_oneof![3 => 0..70usize, 2 => 4000..9000usize, 1 => 0..long]
+}
+
+fn some_at() -> impl Strategy<Value = u64> {
+    let offset = prop_oneof![Just(0), Just(PAGE - 8), 0..PAGE];
+    (some_page(), offset).prop_map(|(page, offset)| page * PAGE + offset)
+}
+
+fn some_op() -> impl Strategy<Value = Op> {
+    let prot = prop_oneof![
+        4 => Just(Prot::READ_WRITE),
+        1 => Just(Prot::READ),
+        1 => Just(Prot::WRITE),
+    ];
+    let pages = prop_oneof![4 => 1..6u64, 1 => Just(BLOCK)];
+    let offset = prop_oneof![Just(0u64), 0..8u64];
+    let session = 0..2usize;
+    prop_oneof![
+        4 => (some_page(), 0..4usize, offset, pages.clone(), prot).prop_map(
+            |(page, region, offset, pages, prot)| Op::Map { page, region, offset, pages, prot }
+        ),
+        2 => (some_page(), pages).prop_map(|(page, pages)| Op::Unmap { page, pages }),
+        1 => prop::collection::vec(some_page(), 0..4).prop_map(|pages| Op::UnmapMany { pages }),
+        6 => (session.clone(), some_at(), some_len(), 0..3u8)
+            .prop_map(|(session, at, len, how)| Op::Read { session, at, len, how }),
+        6 => (session.clone(), some_at(), some_len(), 0..4u8, any::<u8>())
+            .prop_map(|(session, at, len, how, byte)| Op::Write { session, at, len, how, byte }),
+        1 => (session.clone(), some_at(), any::<u32>())
+            .prop_map(|(session, at, or)| Op::Word { session, at, or }),
+        1 => (session.clone(), some_at(), some_len(), any::<u8>())
+            .prop_map(|(session, at, len, byte)| Op::Pin { session, at, len, byte }),
+        1 => session.clone().prop_map(|session| Op::Park { session }),
+        1 => session.prop_map(|session| Op::Renew { session }),
+    ]
+}
+
+/// What should be so.
+struct Oracle {
+    /// Page to region, page of it, permissions.
+    mapped: BTreeMap<u64, (usize, u64, Prot)>,
+    content: Vec<Vec<u8>>,
+}
+
+const REMOTE: usize = 2;
+const ROM: usize = 3;
+
+impl Oracle {
+    /// Where `at` leads, or why nowhere.
+    fn byte(&mut self, at: u64, want: Prot) -> Result<&mut u8, Reason> {
+        let (region, page, prot) = *self.mapped.get(&(at / PAGE)).ok_or(Reason::Unmapped)?;
+        if !prot.contains(want) {
+            return Err(Reason::Permission);
+        }
+        Ok(&mut self.content[region][(page * PAGE + at % PAGE) as usize])
+    }
+
+    fn fault(at: u64, done: usize, reason: Reason) -> Fault {
+        Fault { iova: Iova::new(START + at + done as u64), done, reason }
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> (Vec<u8>, Result<(), Fault>) {
+        let mut bytes = Vec::new();
+        for done in 0..len {
+            match self.byte(at + done as u64, Prot::READ) {
+                Ok(byte) => bytes.push(*byte),
+                Err(reason) => return (bytes, Err(Self::fault(at, done, reason))),
+            }
+        }
+        (bytes, Ok(()))
+    }
+
+    fn write(&mut self, at: u64, from: &[u8]) -> Result<(), Fault> {
+        for (done, new) in from.iter().enumerate() {
+            match self.byte(at + done as u64, Prot::WRITE) {
+                Ok(byte) => *byte = *new,
+                Err(reason) => return Err(Self::fault(at, done, reason)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The first fault of a range that must be all there, of this process.
+    fn whole(&mut self, at: u64, len: usize, want: Prot) -> Result<(), Fault> {
+        for done in 0..len {
+            let page = (at + done as u64) / PAGE;
+            self.byte(at + done as u64, want).map_err(|reason| Self::fault(at, done, reason))?;
+            if self.mapped[&page].0 == REMOTE {
+                return Err(Self::fault(at, done, Reason::NotDirect));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct World {
+    space: Space,
+    regions: Vec<Arc<Region>>,
+    sessions: Vec<Session>,
+    oracle: Oracle,
+    asked: Arc<Asked>,
+    /// Freed last.
+    own: Vec<Own>,
+}
+
+impl World {
+    fn new() -> Self {
+        let bytes = (REGION_PAGES * PAGE) as usize;
+        let own: Vec<Own> = (0..3).map(|_| Own::new(bytes)).collect();
+        let asked = Arc::new(Asked(Mutex::new(vec![0; bytes])));
+        // SAFETY: freed after the regions are dropped, and only looked at by volatile reads.
+        let host = |own: &Own| unsafe { Region::from_raw_parts(own.start, bytes as u64) }.unwrap();
+        let remote = Arc::clone(&asked) as Arc<dyn RemoteMemory>;
+        let regions = vec![
+            Arc::new(host(&own[0])),
+            Arc::new(host(&own[1])),
+            Arc::new(Region::remote(remote, bytes as u64).unwrap()),
+            Arc::new(host(&own[2]).read_only()),
+        ];
+        let space = Space::new().unwrap();
+        for region in &regions {
+            space.attach(region).unwrap();
+        }
+        let sessions = vec![space.session(), space.session()];
+        let oracle = Oracle { mapped: BTreeMap::new(), content: vec![vec![0; bytes]; 4] };
+        Self { space, regions, sessions, oracle, asked, own }
+    }
+
+    fn iova(at: u64) -> Iova {
+        Iova::new(START + at)
+    }
+
+    fn map(&mut self, page: u64, region: usize, offset: u64, pages: u64, prot: Prot) {
+        let (iova, len) = (Self::iova(page * PAGE), pages * PAGE);
+        let outcome = self.space.map(iova, &self.regions[region], offset * PAGE, len, prot);
+        let taken = (page..page + pages).find(|page| self.oracle.mapped.contains_key(page));
+        match outcome {
+            Ok(()) => {
+                assert_eq!(taken, None);
+                assert!(offset + pages <= REGION_PAGES);
+                assert!(region != ROM || !prot.contains(Prot::WRITE));
+                for at in 0..pages {
+                    self.oracle.mapped.insert(page + at, (region, offset + at, prot));
+                }
+            }
+            Err(Error::ReadOnlyRegion) => {
+                assert!(region == ROM && prot.contains(Prot::WRITE));
+            }
+            Err(Error::OutsideRegion { .. }) => assert!(offset + pages > REGION_PAGES),
+            Err(Error::Table { source: TableError::Exists { at }, .. }) => {
+                assert_eq!(Some(at), taken.map(|page| Self::iova(page * PAGE)));
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Whether it was unmapped.
+    fn unmapped(&mut self, page: u64, pages: u64, outcome: &Result<(), Error>) {
+        let range = page..page + pages;
+        let is_whole = range.clone().all(|page| self.oracle.mapped.contains_key(&page));
+        match outcome {
+            Ok(()) => {
+                assert!(is_whole);
+                for page in range {
+                    self.oracle.mapped.remove(&page);
+                }
+            }
+            Err(Error::Table { source: TableError::Hole { .. }, .. }) => assert!(!is_whole),
+            // Whether pages lie in a block is the page table's affair.
+            Err(Error::Table { source: TableError::PartialBlock { .. }, .. }) => {
+                assert!(!(pages | page).is_multiple_of(BLOCK));
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn read(&mut self, session: usize, at: u64, len: usize, how: u8) {
+        let (session, iova) = (&self.sessions[session], Self::iova(at));
+        let mut into = vec![0xee; len];
+        let outcome = match how {
+            0 => session.read(iova, &mut into),
+            1 => {
+                let (low, high) = into.split_at_mut(len / 3);
+                let mut slices = [IoSliceMut::new(low), IoSliceMut::new(high)];
+                let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
+                session.read_iter(iova, &mut cursor, len).map(|done| assert_eq!(done, len))
+            }
+            _ if len >= 8 => {
+                into.truncate(8);
+                session.read_obj::<u64>(iova).map(|word| into.copy_from_slice(&word.to_ne_bytes()))
+            }
+            _ => session.read(iova, &mut into),
+        };
+        let (expected, fault) = self.oracle.read(at, into.len());
+        assert_eq!(outcome, fault);
+        if how < 2 || fault.is_ok() {
+            assert_eq!(into[..expected.len()], expected);
+        }
+        assert!(how >= 2 || into[expected.len()..].iter().all(|byte| *byte == 0xee));
+    }
+
+    fn write(&mut self, session: usize, at: u64, len: usize, how: u8, byte: u8) {
+        let (session, iova) = (&self.sessions[session], Self::iova(at));
+        let mut from: Vec<u8> = (0..len).map(|at| byte.wrapping_add(at as u8)).collect();
+        let outcome = match how {
+            0 => session.write(iova, &from),
+            1 => {
+                let slices = [IoSlice::new(&from[..len / 2]), IoSlice::new(&from[len / 2..])];
+                let mut cursor = Cursor::<Source>::own_vec(&slices);
+                session.write_iter(iova, &mut cursor, len).map(|done| assert_eq!(done, len))
+            }
+            2 => {
+                from.fill(byte);
+                session.fill(iova, byte, len)
+            }
+            _ => {
+                from.resize(12, byte);
+                session.write_obj::<[u8; 12]>(iova, from[..].try_into().unwrap())
+            }
+        };
+        assert_eq!(outcome, self.oracle.write(at, &from));
+    }
+
+    fn word(&mut self, session: usize, at: u64, or: u32) {
+        let session = &self.sessions[session];
+        let outcome = session.fetch_or(Self::iova(at), or);
+        let fault = |reason| Err(Oracle::fault(at, 0, reason));
+        if !at.is_multiple_of(4) {
+            assert_eq!(outcome, fault(Reason::Misaligned));
+            return;
+        }
+        if let Err(expected) = self.oracle.whole(at, 4, Prot::READ_WRITE) {
+            assert_eq!(outcome, fault(expected.reason));
+            return;
+        }
+        let before = self.oracle.read(at, 4).0;
+        let before = u32::from_ne_bytes(before.try_into().unwrap());
+        assert_eq!(outcome, Ok(before));
+        self.oracle.write(at, &(before | or).to_ne_bytes()).unwrap();
+        assert_eq!(session.compare_exchange(Self::iova(at), before | or, 7), Ok(Ok(before | or)));
+        assert_eq!(session.compare_exchange(Self::iova(at), 8u32, 9), Ok(Err(7)));
+        self.oracle.write(at, &7u32.to_ne_bytes()).unwrap();
+    }
+
+    fn pin(&mut self, session: usize, at: u64, len: usize, byte: u8) {
+        let (session, iova) = (&self.sessions[session], Self::iova(at));
+        let expected = self.oracle.whole(at, len, Prot::READ_WRITE);
+        let before = self.oracle.read(at, len).0;
+        let outcome = session.pin(iova, len, ReadWrite, |view| {
+            let mut bytes = vec![0; len];
+            view.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, before);
+            // Pins nest, and accesses within them are accesses.
+            let nested = session.pin(iova, len / 2, Read, |inner| inner.slices().count());
+            assert!(nested.unwrap() <= view.slices().count());
+            view.write(0, &vec![byte; len]).unwrap();
+            assert_eq!(view.slices().map(|slice| slice.len_bytes()).sum::<usize>(), len);
+            session.read(iova, &mut bytes).unwrap();
+            assert_eq!(bytes, vec![byte; len]);
+            let refused = self.space.unmap(Self::iova(0), PAGE);
+            assert!(matches!(refused, Err(Error::PinnedByCaller { .. })), "{refused:?}");
+        });
+        assert_eq!(outcome, expected);
+        if expected.is_ok() {
+            self.oracle.write(at, &vec![byte; len]).unwrap();
+        }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Map { page, region, offset, pages, prot } => {
+                self.map(page, region, offset, pages, prot);
+            }
+            Op::Unmap { page, pages } => {
+                let outcome = self.space.unmap(Self::iova(page * PAGE), pages * PAGE);
+                self.unmapped(page, pages, &outcome);
+            }
+            Op::UnmapMany { pages } => {
+                let space = self.space.clone();
+                let mut batch = space.batch();
+                for page in pages {
+                    let outcome = batch.unmap(Self::iova(page * PAGE), PAGE);
+                    self.unmapped(page, 1, &outcome);
+                }
+                batch.finish().unwrap();
+            }
+            Op::Read { session, at, len, how } => self.read(session, at, len, how),
+            Op::Write { session, at, len, how, byte } => self.write(session, at, len, how, byte),
+            Op::Word { session, at, or } => self.word(session, at, or),
+            Op::Pin { session, at, len, byte } => self.pin(session, at, len, byte),
+            Op::Park { session } => self.sessions[session].park(),
+            Op::Renew { session } => {
+                self.sessions.remove(session);
+                self.sessions.insert(session, self.space.session());
+            }
+        }
+    }
+
+    /// The memory itself, and that everything can be taken down.
+    fn finish(mut self) {
+        for (own, region) in [0, 1, ROM].into_iter().enumerate() {
+            let len = self.own[own].layout.size();
+            // SAFETY: as long as the allocation.
+            let view = unsafe { VolatileSlice::from_raw_parts(self.own[own].start, len) };
+            let mut bytes = vec![0; len];
+            view.read(0, &mut bytes).unwrap();
+            assert!(bytes == self.oracle.content[region], "region {region}");
+        }
+        assert!(*self.asked.0.lock().unwrap() == self.oracle.content[REMOTE]);
+        for (index, region) in self.regions.iter().enumerate() {
+            let pages = self.oracle.mapped.values().filter(|mapped| mapped.0 == index).count();
+            match self.space.detach(region) {
+                Ok(()) => assert_eq!(pages, 0),
+                Err(Error::StillMapped { mapped_bytes }) => {
+                    assert_eq!(mapped_bytes, pages as u64 * PAGE);
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        self.sessions.clear();
+        drop(self.space);
+        drop(self.regions);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { 192 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_space_does_what_a_map_of_pages_does(
+        ops in prop::collection::vec(some_op(), 1..if cfg!(miri) { 20 } else { 120 }),
+    ) {
+        let mut world = World::new();
+        for op in ops {
+            world.apply(op);
+        }
+        world.finish();
+    }
+}
+
+#[test]
+fn addresses_outside_of_what_is_translated_fault() {
+    let world = World::new();
+    let session = &world.sessions[0];
+    let last = Iova::new(u64::MAX);
+    let mut two = [0; 2];
+    let fault = session.read(last, &mut two).unwrap_err();
+    assert_eq!(fault, Fault { iova: last, done: 0, reason: Reason::Overflow });
+    assert_eq!(session.write(last, &[1]).unwrap_err().reason, Reason::Unmapped);
+    assert_eq!(session.read(Iova::new(1 << 48), &mut two).unwrap_err().reason, Reason::Unmapped);
+    assert_eq!(session.pin(last, 2, Read, |_| ()).unwrap_err().reason, Reason::Overflow);
+    assert_eq!(session.fill(last, 0, usize::MAX).unwrap_err().reason, Reason::Overflow);
+    assert_eq!(session.read(last, &mut []), Ok(()));
+    let region = &world.regions[0];
+    let mapped = world.space.map(Iova::new(u64::MAX - 0xfff), region, 0, PAGE, Prot::READ);
+    assert!(matches!(mapped, Err(Error::Table { .. })), "{mapped:?}");
+    let mapped = world.space.map(Iova::new(0), region, u64::MAX - 0xfff, PAGE, Prot::READ);
+    assert!(matches!(mapped, Err(Error::OutsideRegion { .. })), "{mapped:?}");
+    assert!(world.space.unmap(Iova::new(u64::MAX - 0xfff), 2 * PAGE).is_err());
+}

@@ -1,0 +1,9 @@
+//! The vfio-user server against its own client, in one process.
+
+#![cfg(not(loom))]
+
+mod commands;
+mod link;
+mod rig;
+mod space;
+mod wire;

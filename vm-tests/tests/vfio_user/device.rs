@@ -1,0 +1,122 @@
+//! A device with a doorbell: when it is rung, it copies within the machine's memory and raises an
+//! interrupt.
+
+use std::sync::{Arc, Mutex};
+
+use longshore_access::Space;
+use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
+use longshore_access::vfio_user::{Description, Device, Link, Refusal};
+use longshore_mem::Iova;
+
+/// Where to copy from: 8 bytes.
+pub(crate) const SOURCE: u64 = 0x00;
+/// Where to: 8 bytes.
+pub(crate) const TARGET: u64 = 0x08;
+/// How many bytes; copies when it is written: 4 bytes.
+pub(crate) const RING: u64 = 0x10;
+/// How often it has copied: 4 bytes.
+pub(crate) const RUNG: u64 = 0x14;
+const REGISTERS_BYTES: usize = 0x18;
+
+const BAR_BYTES: u32 = 0x4000;
+/// Where in the registers the table of interrupts is. QEMU keeps it itself.
+pub(crate) const MSIX_TABLE: u64 = 0x2000;
+
+pub(crate) struct Doorbell {
+    space: Space,
+    config: ConfigSpace,
+    registers: [u8; REGISTERS_BYTES],
+    links: Links,
+}
+
+/// The links to the clients, for the test.
+#[derive(Clone, Default)]
+pub(crate) struct Links(Arc<Mutex<Vec<Link>>>);
+
+impl Links {
+    pub(crate) fn newest(&self) -> Option<Link> {
+        self.0.lock().unwrap().last().cloned()
+    }
+}
+
+impl Doorbell {
+    /// Device and vendor, as the first word of the configuration space.
+    pub(crate) const IDENTITY: u32 = 0xcafe_1234;
+    /// Where in it the capability for MSI-X is.
+    pub(crate) const MSIX_CAPABILITY: u32 = 0x40;
+
+    pub(crate) fn new(space: Space, links: Links) -> Self {
+        let config = ConfigSpace::new(0x1234, 0xcafe)
+            .class(0xff_00_00)
+            .bar(0, Bar::memory32(BAR_BYTES))
+            .intx()
+            .msix(MsixTable {
+                vectors: 4,
+                bar: 0,
+                table_offset: MSIX_TABLE as u32,
+                pba_offset: 0x3000,
+            });
+        Self { space, config, registers: [0; REGISTERS_BYTES], links }
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let bytes: [u8; 8] = std::array::from_fn(|byte| self.registers[at as usize + byte]);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn copy(&mut self) {
+        let len = (self.word(RING) & 0xfff) as usize;
+        let (source, target) = (Iova::new(self.word(SOURCE)), Iova::new(self.word(TARGET)));
+        let session = self.space.session();
+        let mut bytes = vec![0; len];
+        let copied = session.read(source, &mut bytes).and_then(|()| session.write(target, &bytes));
+        if copied.is_ok() {
+            let rung = (self.word(RUNG - 4) >> 32) as u32 + 1;
+            self.registers[RUNG as usize..].copy_from_slice(&rung.to_le_bytes());
+            if let Some(link) = self.links.newest() {
+                // Whether the guest wants to be told is its own affair.
+                let _ = link.interrupts().raise(MSIX_IRQ, 0);
+            }
+        }
+    }
+}
+
+impl Device for Doorbell {
+    fn description(&self) -> Description {
+        self.config.description()
+    }
+
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        if region == CONFIG_REGION {
+            return self.config.read(offset, into);
+        }
+        for (at, byte) in into.iter_mut().enumerate() {
+            *byte = self.registers.get(offset as usize + at).copied().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+        if region == CONFIG_REGION {
+            return self.config.write(offset, from);
+        }
+        for (at, byte) in from.iter().enumerate() {
+            if let Some(register) = self.registers.get_mut(offset as usize + at) {
+                *register = *byte;
+            }
+        }
+        if offset == RING {
+            self.copy();
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.config.reset();
+        self.registers = [0; REGISTERS_BYTES];
+    }
+
+    fn connected(&mut self, link: &Link) {
+        self.links.0.lock().unwrap().push(link.clone());
+    }
+}

@@ -1,0 +1,102 @@
+//! What a client maps and unmaps, in order.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use longshore_access::vfio_user::{Backing, DmaMap, DmaTarget, Link, Refusal};
+use longshore_mem::{AddrRange, Iova};
+
+/// A map that was made, or taken back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) at: Instant,
+    pub(crate) start: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// All are readable.
+    Map {
+        writable: bool,
+        by_messages: bool,
+        /// Where in the file it begins, or 0.
+        offset: u64,
+    },
+    Unmap,
+}
+
+impl Event {
+    /// Whether memory below 1 MiB is mapped for reading only, as the firmware does at its end.
+    pub(crate) fn locks_low_memory(&self) -> bool {
+        let is_locked = matches!(self.kind, Kind::Map { writable: false, by_messages: false, .. });
+        is_locked && self.start < 1 << 20
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { start, len_bytes, .. } = self;
+        let how = match self.kind {
+            Kind::Unmap => "unmap",
+            Kind::Map { writable: true, by_messages: false, .. } => "map   rw, file",
+            Kind::Map { writable: false, by_messages: false, .. } => "map   r,  file",
+            Kind::Map { writable: true, by_messages: true, .. } => "map   rw, messages",
+            Kind::Map { writable: false, by_messages: true, .. } => "map   r,  messages",
+        };
+        write!(f, "{start:#012x} + {len_bytes:#010x} {how}")
+    }
+}
+
+/// All that happened. Clones are the same list.
+#[derive(Clone, Default)]
+pub(crate) struct Events(Arc<Mutex<Vec<Event>>>);
+
+impl Events {
+    pub(crate) fn all(&self) -> Vec<Event> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn add(&self, range: AddrRange<Iova>, kind: Kind) {
+        let (start, len_bytes) = (range.start().raw(), range.len_bytes());
+        self.0.lock().unwrap().push(Event { at: Instant::now(), start, len_bytes, kind });
+    }
+}
+
+/// Notes what goes through it.
+pub(crate) struct Observed<M> {
+    inner: M,
+    events: Events,
+}
+
+impl<M> Observed<M> {
+    pub(crate) fn new(inner: M, events: Events) -> Self {
+        Self { inner, events }
+    }
+}
+
+impl<M: DmaTarget> DmaTarget for Observed<M> {
+    fn connected(&mut self, link: &Link) {
+        self.inner.connected(link);
+    }
+
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+        assert!(map.readable, "{map:?}");
+        let (range, writable) = (map.range, map.writable);
+        let (by_messages, offset) = match &map.backing {
+            Backing::Mmap { offset, .. } | Backing::FileIo { offset, .. } => (false, offset.raw()),
+            Backing::Messages => (true, 0),
+        };
+        self.inner.dma_map(map)?;
+        self.events.add(range, Kind::Map { writable, by_messages, offset });
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+        self.inner.dma_unmap(range)?;
+        self.events.add(range, Kind::Unmap);
+        Ok(())
+    }
+}
