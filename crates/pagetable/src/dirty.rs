@@ -1,6 +1,6 @@
 //! Reading which pages devices have written.
 
-use core::ops::RangeInclusive;
+use core::ops::Range;
 
 use longshore_mem::{AddrRange, Iova};
 
@@ -39,10 +39,9 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let span = self.span(iova, len_bytes)?;
         self.claim(gather);
         let level = self.format.geometry().root_level();
-        let found = self.read_dirty_in(level, self.root, span, test, clear, gather, &mut dirty);
-        if found && clear {
+        self.read_dirty_in(level, self.root, span, test, clear, gather, &mut dirty);
+        if clear {
             self.sync.fence();
-            gather.touch(self.iova(span.first), self.iova(span.last));
         }
         Ok(())
     }
@@ -57,81 +56,83 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         clear: bool,
         gather: &mut TlbGather,
         dirty: DirtySink<'_>,
-    ) -> bool {
+    ) {
         let geometry = self.format.geometry();
         let entries = self.entries(level, table);
-        let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
-        let table_va = span.first & (u64::MAX << geometry.shift(level));
-        let va = |index: usize| table_va + (((index - first) as u64) << geometry.shift(level));
-        let mut any = false;
+        let shift = geometry.shift(level);
+        let (first, first_va) = (geometry.index(level, span.first), span.first >> shift << shift);
+        let va = |index: usize| {
+            first_va.wrapping_add((index as u64).wrapping_sub(first as u64) << shift)
+        };
         if level == 0 {
+            let mut from = self.run_of(0, entries, first).start;
+            let end = self.run_of(0, entries, geometry.index(0, span.last)).end;
             // Clean entries are passed many at a time.
-            let mut from = first;
-            while from <= last
+            while from < end
                 && let Some(at) =
-                    simd::find_equal(self.path, &entries[from..=last], test.mask, test.value)
+                    simd::find_equal(self.path, &entries[from..end], test.mask, test.value)
             {
-                let index = from + at;
-                let run = self.note_dirty(0, entries, index, va(index), test, clear, gather, dirty);
-                from = run.end() + 1;
-                any = true;
+                let run = self.run_of(0, entries, from + at);
+                from = run.end;
+                let va = va(run.start);
+                self.note_dirty(0, &entries[run], va, test, clear, gather, dirty);
             }
-            return any;
+            return;
         }
-        let mut next = first;
+        let mut next = 0;
         for part in geometry.parts(level, span) {
             match self.decode(level, &entries[part.index]) {
                 Entry::Table(child) => {
                     self.prefetch_pages(level, entries.get(part.index + 1));
-                    any |=
-                        self.read_dirty_in(level - 1, child, part.span, test, clear, gather, dirty);
+                    self.read_dirty_in(level - 1, child, part.span, test, clear, gather, dirty);
                 }
-                Entry::Leaf(_)
-                    if part.index >= next
-                        && test.matches(entries[part.index].load(Ordering::Acquire)) =>
-                {
-                    let va = va(part.index);
-                    let run =
-                        self.note_dirty(level, entries, part.index, va, test, clear, gather, dirty);
-                    next = run.end() + 1;
-                    any = true;
+                Entry::Leaf(_) if part.index >= next => {
+                    let run = self.run_of(level, entries, part.index);
+                    next = run.end;
+                    let (va, slots) = (va(run.start), &entries[run]);
+                    if slots.iter().any(|slot| test.matches(slot.load(Ordering::Acquire))) {
+                        self.note_dirty(level, slots, va, test, clear, gather, dirty);
+                    }
                 }
                 _ => {}
             }
         }
-        any
     }
 
-    /// Tells of the leaf of which the entry `index` is dirty, and clears all of its entries if
-    /// `clear`. Which entries they are.
-    #[expect(clippy::too_many_arguments, reason = "what a level of the recursion hands on")]
-    fn note_dirty(
-        &self,
-        level: u32,
-        entries: &[AtomicU64],
-        index: usize,
-        va: u64,
-        test: DirtyTest,
-        clear: bool,
-        gather: &mut TlbGather,
-        dirty: DirtySink<'_>,
-    ) -> RangeInclusive<usize> {
+    /// The entries of the leaf that the entry `index` is of; that one alone where it is of none.
+    fn run_of(&self, level: u32, entries: &[AtomicU64], index: usize) -> Range<usize> {
         let run_log2 = match self.decode(level, &entries[index]) {
             Entry::Leaf(leaf) => leaf.run_log2,
             _ => 0,
         };
         let start = index >> run_log2 << run_log2;
-        let run = start..=start + (1 << run_log2) - 1;
+        start..start + (1 << run_log2)
+    }
+
+    /// Tells of a leaf that is dirty: its entries are `slots`, and `va` is its first. Clears them if
+    /// `clear`, and then a walker may remember any part of the leaf as dirty.
+    #[expect(clippy::too_many_arguments, reason = "what a level of the recursion hands on")]
+    fn note_dirty(
+        &self,
+        level: u32,
+        slots: &[AtomicU64],
+        va: u64,
+        test: DirtyTest,
+        clear: bool,
+        gather: &mut TlbGather,
+        dirty: DirtySink<'_>,
+    ) {
+        let len_bytes = (slots.len() as u64) << self.format.geometry().shift(level);
         if clear {
-            for slot in &entries[run.clone()] {
+            for slot in slots {
                 // A walker may set the bit at any moment; what it sets after this is new.
                 let cleaned =
                     |entry| test.matches(entry).then(|| self.format.with_dirty(entry, false));
                 let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, cleaned);
             }
             gather.add_leaf_levels(1 << level);
+            gather.touch(self.iova(va), self.iova(va + (len_bytes - 1)));
         }
-        self.tell_dirty(level, run_log2, va, gather, dirty);
-        run
+        self.tell_dirty(level, slots.len().ilog2(), va, gather, dirty);
     }
 }

@@ -67,6 +67,8 @@ pub enum Error {
         /// The address whose entry would change.
         at: Iova,
     },
+    /// The format has no further level.
+    CannotGrow,
     /// The format was not set up to track dirty pages.
     NoDirtyTracking,
     /// Tracking dirty pages was asked for, and the walker does not snoop the CPU's caches: the CPU
@@ -98,6 +100,7 @@ impl fmt::Display for Error {
                 f,
                 "the entry at {at:#x} may not change while it is live; unmap, flush and map anew"
             ),
+            Self::CannotGrow => f.write_str("the format has no further level of tables"),
             Self::NoDirtyTracking => f.write_str("the format was not set up to track dirty pages"),
             Self::TrackingNeedsCoherence => {
                 f.write_str("dirty pages can be tracked only where the walker snoops the caches")

@@ -16,7 +16,8 @@ pub struct TlbGather {
     leaf_levels: u32,
     pub(crate) detached: Option<TableAddr>,
     dirty: bool,
-    pub(crate) root: Option<TableAddr>,
+    /// Which page table it is used with.
+    pub(crate) owner: Option<usize>,
 }
 
 /// How walkers are made to forget.
@@ -34,7 +35,7 @@ pub trait Invalidate {
 impl TlbGather {
     /// Nothing gathered.
     pub const fn new() -> Self {
-        Self { touched: None, leaf_levels: 0, detached: None, dirty: false, root: None }
+        Self { touched: None, leaf_levels: 0, detached: None, dirty: false, owner: None }
     }
 
     /// Whether there is nothing to invalidate.

@@ -3,7 +3,7 @@
 //! * [`PageTable`] is the tables of one address space: [`map`](PageTable::map),
 //!   [`unmap`](PageTable::unmap), [`lookup`](PageTable::lookup), [`walk`](PageTable::walk),
 //!   [`split`](PageTable::split), [`set_prot`](PageTable::set_prot),
-//!   [`read_dirty`](PageTable::read_dirty), [`dump`](PageTable::dump).
+//!   [`read_dirty`](PageTable::read_dirty), [`grow`](PageTable::grow), [`dump`](PageTable::dump).
 //! * [`format`](mod@format): Arm LPAE stages 1 and 2, VT-d second and first stage, AMD v1, x86-64, RISC-V.
 //! * [`table_memory`]: where tables come from. [`cache_sync`]: how changes reach a walker that does
 //!   not snoop the caches.
@@ -61,7 +61,8 @@
 //!   freed under it is unspecified (though memory-safe), so [`Invalidate::flush`] must wait for it.
 //!
 //! Calls whose ranges overlap must not run at once: what is mapped afterwards is unspecified, and
-//! tables may be lost.
+//! tables may be lost. The range of a [`split`](PageTable::split) counts as all of each block or
+//! contiguous run that it changes a part of.
 #![no_std]
 
 #[cfg(any(feature = "std", test))]
@@ -74,6 +75,7 @@ pub mod error;
 pub mod format;
 pub mod gather;
 pub mod geometry;
+mod grow;
 mod lookup;
 mod map;
 pub mod prot;
@@ -91,7 +93,7 @@ pub mod walk;
 pub use error::Error;
 pub use format::Format;
 pub use gather::{Invalidate, TlbGather};
-pub use prot::Prot;
+pub use prot::{Narrowing, Prot};
 pub use table::{Check, PageTable};
 pub use trace::Trace;
 pub use walk::{Image, Mapping, Walker};

@@ -42,11 +42,11 @@ impl Target {
 
 /// Subtrees that were built and are not linked yet.
 #[derive(Debug, Default)]
-struct Pending {
-    first: Option<TableAddr>,
+pub(crate) struct Pending {
+    pub(crate) first: Option<TableAddr>,
     last: Option<TableAddr>,
     /// Those that were linked since, a list of their own.
-    linked: Option<TableAddr>,
+    pub(crate) linked: Option<TableAddr>,
 }
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
@@ -216,7 +216,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    fn discard(&self, mut next: Option<TableAddr>) {
+    /// Frees what waits on a list and will not be linked.
+    pub(crate) fn discard(&self, mut next: Option<TableAddr>) {
         while let Some(table) = next {
             let meta = self.memory.meta(table);
             next = meta.next();
@@ -261,20 +262,31 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 Entry::Absent if self.leaf_fits(level, part, target) => {}
                 Entry::Absent => {
                     let built = self.build(level - 1, part.span, target)?;
-                    let meta = self.memory.meta(built);
-                    meta.note(level - 1, part.span.first);
-                    meta.set_next(None);
-                    if !S::COHERENT {
-                        meta.set_settled(false);
-                    }
-                    match pending.last.replace(built) {
-                        Some(last) => self.memory.meta(last).set_next(Some(built)),
-                        None => pending.first = Some(built),
-                    }
+                    self.push_pending(pending, level - 1, part.span.first, built);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Has `built`, a table of `level` for addresses from `va`, wait until it is linked.
+    pub(crate) fn push_pending(
+        &self,
+        pending: &mut Pending,
+        level: u32,
+        va: u64,
+        built: TableAddr,
+    ) {
+        let meta = self.memory.meta(built);
+        meta.note(level, va);
+        meta.set_next(None);
+        if !S::COHERENT {
+            meta.set_settled(false);
+        }
+        match pending.last.replace(built) {
+            Some(last) => self.memory.meta(last).set_next(Some(built)),
+            None => pending.first = Some(built),
+        }
     }
 
     /// That no page is mapped in `slots`, which stand for `span`.
@@ -550,6 +562,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 self.sync.clean(core::slice::from_ref(slot));
                 self.sync.fence();
                 self.memory.meta(child).set_settled(true);
+            } else if let Entry::Table(live) = self.decode(level, slot) {
+                self.settle_path(slot, live);
             }
         }
         self.free_table(level, built);

@@ -10,6 +10,36 @@ use core::ops::{BitOr, BitOrAssign};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Prot(u8);
 
+/// What an entry that leads to a table does to the permissions of everything below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Narrowing {
+    /// What is taken away.
+    pub denied: Prot,
+    /// What is demanded on top: [`Prot::PRIVILEGED`].
+    pub demanded: Prot,
+}
+
+impl Narrowing {
+    /// Nothing.
+    pub const NONE: Self = Self { denied: Prot::NONE, demanded: Prot::NONE };
+
+    /// What this and `below` do together.
+    #[inline]
+    #[must_use]
+    pub const fn and(self, below: Self) -> Self {
+        Self {
+            denied: self.denied.union(below.denied),
+            demanded: self.demanded.union(below.demanded),
+        }
+    }
+
+    /// What is left of a leaf's permissions.
+    #[inline]
+    pub const fn apply(self, leaf: Prot) -> Prot {
+        Prot(leaf.0 & !self.denied.0 | self.demanded.0)
+    }
+}
+
 impl Prot {
     /// No access at all. No format maps it; unmapping says that better.
     pub const NONE: Self = Self(0);
@@ -53,6 +83,12 @@ impl Prot {
     #[inline]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
+    }
+
+    /// Whether this and `other` differ in any of `flags`.
+    #[inline]
+    pub const fn differs_in(self, other: Self, flags: Self) -> bool {
+        (self.0 ^ other.0) & flags.0 != 0
     }
 
     /// The flags of both.

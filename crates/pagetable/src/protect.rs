@@ -21,8 +21,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     ///
     /// # Errors
     /// [`Error::Hole`], [`Error::PartialBlock`], [`Error::Prot`], [`Error::Misaligned`],
-    /// [`Error::OutOfRange`]; [`Error::BreakBeforeMake`] where a contiguous run would change and the
-    /// format needs that. Nothing has changed then.
+    /// [`Error::OutOfRange`]; [`Error::BreakBeforeMake`] where a contiguous run would change, or
+    /// the kind of memory, and the format needs that. Nothing has changed then.
     ///
     /// # Panics
     /// Where `gather` was used with another page table.
@@ -57,9 +57,12 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let attributes = self.format.attributes(prot).ok_or(Error::Prot { prot })?;
         let level = self.format.geometry().root_level();
         self.verify(level, self.root, span, true)?;
-        if self.format.needs_break_before_make()
+        let fixed = self.format.fixed_while_live();
+        let no_runs = self.format.needs_break_before_make();
+        if (no_runs || fixed != Prot::NONE)
             && let ControlFlow::Break(at) = self.walk(iova, len_bytes, |mapping| {
-                if self.is_run(mapping.page_log2) {
+                let run = no_runs && self.is_run(mapping.page_log2);
+                if run || mapping.prot.differs_in(prot, fixed) {
                     ControlFlow::Break(mapping.iova)
                 } else {
                     ControlFlow::Continue(())
@@ -114,9 +117,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 Some(test) if test.matches(before) => self.format.with_dirty(clean, true),
                 _ => clean,
             };
-            let before = slot
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| Some(changed(before)))
-                .unwrap_or_default();
+            let update = |before| {
+                // Dirty it may have become; another leaf is another call's.
+                let is_same = self.format.decode(level, before) == Entry::Leaf(leaf);
+                is_same.then(|| changed(before))
+            };
+            let Ok(before) = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, update) else {
+                continue;
+            };
             if tracking.is_some_and(|test| test.matches(before) && !test.matches(changed(before))) {
                 self.tell_dirty(level, leaf.run_log2, part.span.first, gather, dirty);
             }

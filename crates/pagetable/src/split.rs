@@ -1,6 +1,5 @@
-//! Making pages of blocks.
-
-use core::ops::ControlFlow;
+//! Making pages of blocks, in two passes as mapping: every table of pages is built out of sight, and
+//! only then does the first take the place of a block.
 
 use longshore_mem::{BusAddr, Iova};
 
@@ -9,100 +8,91 @@ use crate::error::Error;
 use crate::format::{Entry, Format, LeafEntry};
 use crate::gather::TlbGather;
 use crate::geometry::Span;
-use crate::map::Target;
+use crate::map::{Pending, Target};
+use crate::prot::Prot;
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{PageTable, Touched};
 use crate::table_memory::{TableAddr, TableMemory};
 
+/// A block or contiguous run that is to be split.
+struct Large<'a> {
+    level: u32,
+    leaf: LeafEntry,
+    /// Its entries.
+    slots: &'a [AtomicU64],
+    /// Its first.
+    va: u64,
+}
+
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     /// Makes pages of the granule of every block and contiguous run that maps any of `len_bytes`
-    /// from `iova`, also where it reaches beyond the range. What is mapped stays the same. Holes are
-    /// passed.
+    /// from `iova`, also where it reaches beyond the range: for what may be called at once, such a
+    /// block belongs to the range whole. What is mapped stays the same. Holes are passed.
     ///
     /// Pages made of a dirty block are dirty; pages made of a contiguous run that can be written
     /// count as dirty too, because a walker may mark any entry for a write anywhere in the run.
     ///
     /// # Errors
     /// [`Error::BreakBeforeMake`] where there is something to split and the format needs that;
-    /// [`Error::OutOfMemory`] (blocks at lower addresses may be split then);
-    /// [`Error::Misaligned`], [`Error::OutOfRange`].
+    /// [`Error::OutOfMemory`], [`Error::Misaligned`], [`Error::OutOfRange`]. Nothing has changed
+    /// then.
     ///
     /// # Panics
     /// Where `gather` was used with another page table.
     pub fn split(&self, iova: Iova, len_bytes: u64, gather: &mut TlbGather) -> Result<(), Error> {
         let span = self.span(iova, len_bytes)?;
         self.claim(gather);
-        let page_log2 = self.format.geometry().granule_log2();
-        let mut found = None;
-        let _ = self.walk(iova, len_bytes, |mapping| {
-            if mapping.page_log2 == page_log2 {
-                return ControlFlow::Continue(());
+        let (level, root) = (self.format.geometry().root_level(), self.root);
+        let mut pending = Pending::default();
+        let built = self.each_large(level, root, span, &mut |large| {
+            if self.format.needs_break_before_make() {
+                return Err(Error::BreakBeforeMake { at: self.iova(large.va) });
             }
-            if found.is_none() {
-                found = Some((mapping.iova, mapping.last()));
-            }
-            if let Some((_, last)) = &mut found {
-                *last = mapping.last();
-            }
-            ControlFlow::<()>::Continue(())
-        })?;
-        let Some((first, last)) = found else { return Ok(()) };
-        if self.format.needs_break_before_make() {
-            return Err(Error::BreakBeforeMake { at: first });
+            self.build_pages(large, &mut pending)
+        });
+        if built.is_err() {
+            self.discard(pending.first);
+            return built;
         }
-        let mut linked = None;
-        let level = self.format.geometry().root_level();
-        let done = self.split_in(level, self.root, span, gather, &mut linked);
-        self.sync.fence();
-        self.settle(linked);
-        gather.touch(first, last);
+        if pending.first.is_some() {
+            self.sync.fence();
+        }
+        let mut any = false;
+        let done = self.each_large(level, root, span, &mut |large| {
+            any = true;
+            self.split_leaf(large, gather, &mut pending);
+            Ok(())
+        });
+        // What another thread has split or unmapped meanwhile.
+        self.discard(pending.first);
+        if any {
+            self.sync.fence();
+            self.settle(pending.linked);
+        }
         done
     }
 
-    fn split_in(
+    /// Calls `visit` with each block and each contiguous run that maps any of `span`, upwards.
+    fn each_large(
         &self,
         level: u32,
         table: TableAddr,
         span: Span,
-        gather: &mut TlbGather,
-        linked: &mut Option<TableAddr>,
+        visit: &mut impl FnMut(&Large<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let geometry = self.format.geometry();
         let entries = self.entries(level, table);
-        let table_va = span.first >> geometry.shift(level) << geometry.shift(level);
-        let first = geometry.index(level, span.first);
+        // Slots before this one belong to a run that was visited.
         let mut next = 0;
         for part in geometry.parts(level, span) {
             match self.decode(level, &entries[part.index]) {
-                Entry::Table(child) => {
-                    self.split_in(level - 1, child, part.span, gather, linked)?;
-                }
+                Entry::Table(child) => self.each_large(level - 1, child, part.span, visit)?,
                 Entry::Leaf(leaf) if part.index >= next && (level > 0 || leaf.run_log2 > 0) => {
                     let start = part.index >> leaf.run_log2 << leaf.run_log2;
                     next = start + (1 << leaf.run_log2);
-                    let va = |index: usize| {
-                        let offset = (index as u64).wrapping_sub(first as u64);
-                        table_va.wrapping_add(offset << geometry.shift(level))
-                    };
-                    let slots = || (start..next).zip(&entries[start..next]);
-                    let mut touched = Touched::default();
-                    touched.extend(start..next);
-                    // A run becomes entries by themselves first, which takes no memory: where that
-                    // runs out later, no run is left that is not whole.
-                    if leaf.run_log2 > 0 {
-                        for (index, slot) in slots() {
-                            self.leave_run(level, slot, leaf, va(index));
-                        }
-                    }
-                    let mut done = Ok(());
-                    if level > 0 {
-                        done = slots().try_for_each(|(index, slot)| {
-                            self.split_slot(level, slot, leaf, va(index), linked)
-                        });
-                    }
-                    self.clean(entries, &mut touched);
-                    gather.add_leaf_levels(1 << level);
-                    done?;
+                    let size_log2 = geometry.shift(level) + leaf.run_log2;
+                    let va = part.span.first >> size_log2 << size_log2;
+                    visit(&Large { level, leaf, slots: &entries[start..next], va })?;
                 }
                 _ => {}
             }
@@ -110,53 +100,114 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Makes the entry in `slot`, which is a part of the run `leaf` and stands for `va`, a leaf by
-    /// itself.
-    fn leave_run(&self, level: u32, slot: &AtomicU64, leaf: LeafEntry, va: u64) {
-        let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
-        let alone = |before| {
-            let mut attributes = self.format.attributes_of(before);
-            let writable = self.format.prot(before).contains(crate::Prot::WRITE);
-            if self.format.dirty_test().is_some() && writable {
-                attributes = self.format.with_dirty(attributes, true);
-            }
-            Some(self.format.leaf(level, 0, BusAddr::new(bus), attributes))
-        };
-        // A walker may mark the entry dirty at any moment: it is asked again then.
-        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone);
-    }
-
-    /// Replaces the entry in `slot`, which was (a part of) `leaf` and stands for `va`, by a table of
-    /// pages.
-    fn split_slot(
-        &self,
-        level: u32,
-        slot: &AtomicU64,
-        leaf: LeafEntry,
-        va: u64,
-        linked: &mut Option<TableAddr>,
-    ) -> Result<(), Error> {
+    /// Builds a table of pages for each entry of a block or a run of blocks.
+    fn build_pages(&self, large: &Large<'_>, pending: &mut Pending) -> Result<(), Error> {
+        let &Large { level, leaf, slots, .. } = large;
+        if level == 0 {
+            return Ok(());
+        }
         let geometry = self.format.geometry();
-        let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
-        loop {
-            let before = slot.load(Ordering::Acquire);
-            let attributes = self.format.attributes_of(before);
+        for (slot, va) in slots.iter().zip(self.vas(large)) {
+            let entry = slot.load(Ordering::Acquire);
+            let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
             let target = Target {
                 delta: bus.wrapping_sub(va),
-                attributes,
+                attributes: self.attributes_alone(leaf, entry),
                 page_log2_max: geometry.granule_log2(),
             };
             let span = Span { first: va, last: va | ((1 << geometry.shift(level)) - 1) };
             let built = self.build(level - 1, span, &target)?;
-            self.memory.meta(built).set_settled(false);
-            self.sync.fence();
-            let entry = self.format.table(level, built);
-            if slot.compare_exchange(before, entry, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                self.memory.meta(built).set_next(linked.replace(built));
-                return Ok(());
+            self.push_pending(pending, level - 1, va, built);
+        }
+        Ok(())
+    }
+
+    /// Replaces the entries of a leaf: those of pages by pages by themselves, which takes no memory,
+    /// and others by the tables that wait.
+    fn split_leaf(&self, large: &Large<'_>, gather: &mut TlbGather, pending: &mut Pending) {
+        let &Large { level, leaf, slots, va: first_va } = large;
+        for (slot, va) in slots.iter().zip(self.vas(large)) {
+            let built = self.take_pending_for(pending, level, va);
+            // A walker may mark the entry dirty at any moment, and then so must its pages be; and
+            // what another thread has split or unmapped meanwhile stays as it is.
+            let replaced = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| {
+                let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
+                match self.format.decode(level, before) {
+                    Entry::Leaf(now)
+                        if now.run_log2 == leaf.run_log2
+                            && self.bus_of_slot(level, now.bus, now.run_log2, va) == bus => {}
+                    _ => return None,
+                }
+                let attributes = self.attributes_alone(leaf, before);
+                let Some(built) = built else {
+                    let alone = || self.format.leaf(0, 0, BusAddr::new(bus), attributes);
+                    return (level == 0).then(alone);
+                };
+                if self.format.dirty_test().is_some_and(|test| test.matches(attributes)) {
+                    self.make_dirty(level - 1, built);
+                }
+                Some(self.format.table(level, built))
+            });
+            match (built, replaced) {
+                (Some(built), Ok(_)) => {
+                    self.memory.meta(built).set_next(pending.linked.replace(built));
+                }
+                (Some(built), Err(_)) => self.free_subtree(level - 1, built),
+                (None, _) => {}
             }
-            // A walker has marked the block dirty meanwhile, and so the pages must be.
-            self.free_subtree(level - 1, built);
+        }
+        let mut touched = Touched::default();
+        touched.extend(0..slots.len());
+        self.clean(slots, &mut touched);
+        gather.add_leaf_levels(1 << level);
+        let len_bytes = (slots.len() as u64) << self.format.geometry().shift(level);
+        gather.touch(self.iova(first_va), self.iova(first_va + (len_bytes - 1)));
+    }
+
+    /// Takes the table off the list that was built for the entry with `va`, of a table of `level`.
+    fn take_pending_for(&self, pending: &mut Pending, level: u32, va: u64) -> Option<TableAddr> {
+        while let Some(next) = pending.first {
+            let meta = self.memory.meta(next);
+            if meta.first_va() > va {
+                break;
+            }
+            pending.first = meta.next();
+            if meta.first_va() == va && meta.level() + 1 == level {
+                return Some(next);
+            }
+            // For a block that another thread has split or unmapped meanwhile.
+            self.free_subtree(meta.level(), next);
+        }
+        None
+    }
+
+    /// The va of each entry of a leaf.
+    fn vas(&self, large: &Large<'_>) -> impl Iterator<Item = u64> + use<F, M, S> {
+        let (va, shift) = (large.va, self.format.geometry().shift(large.level));
+        (0..large.slots.len() as u64).map(move |nth| va + (nth << shift))
+    }
+
+    /// The attributes of pages that take the place of `entry`, which is of `leaf`.
+    fn attributes_alone(&self, leaf: LeafEntry, entry: u64) -> u64 {
+        let attributes = self.format.attributes_of(entry);
+        let is_run = leaf.run_log2 > 0 && self.format.prot(entry).contains(Prot::WRITE);
+        if is_run && self.format.dirty_test().is_some() {
+            return self.format.with_dirty(attributes, true);
+        }
+        attributes
+    }
+
+    /// Makes every page dirty of a table that no walker sees yet.
+    fn make_dirty(&self, level: u32, table: TableAddr) {
+        for slot in self.entries(level, table) {
+            let entry = slot.load(Ordering::Relaxed);
+            match self.format.decode(level, entry) {
+                Entry::Table(child) => self.make_dirty(level - 1, child),
+                Entry::Leaf(_) => {
+                    slot.store(self.format.with_dirty(entry, true), Ordering::Relaxed);
+                }
+                Entry::Absent | Entry::Reserved => {}
+            }
         }
     }
 }

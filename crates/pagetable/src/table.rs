@@ -1,6 +1,8 @@
 //! The tables of one address space, and what all operations on them share.
 
 use core::ops::{ControlFlow, Range};
+// Not the model checker's: a number is no part of any protocol.
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use longshore_mem::isa::Path;
 use longshore_mem::{BusAddr, Iova};
@@ -40,7 +42,12 @@ pub struct PageTable<F: Format, M: TableMemory, S: CacheSync> {
     pub(crate) root: TableAddr,
     pub(crate) path: Path,
     pub(crate) check: Check,
+    /// Which of all page tables of the process this is.
+    id: usize,
 }
+
+/// The number of the next page table.
+static NEXT_ID: AtomicUsize = AtomicUsize::new(0);
 
 /// Adjacent slots of a table that were changed, and not yet cleaned.
 #[derive(Debug, Default)]
@@ -75,9 +82,15 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
         let level = format.geometry().root_level();
         let root = alloc_table(&format, &memory, level)?;
-        let made = Self { format, memory, sync, root, path: Path::active(), check: Check::Checked };
-        simd::clear(made.path, made.entries(level, root));
-        made.sync.clean(made.entries(level, root));
+        let id = NEXT_ID.fetch_add(1, Relaxed);
+        let path = Path::active();
+        let made = Self { format, memory, sync, root, path, check: Check::Checked, id };
+        // All of it, also where fewer slots are used: hardware may translate more bits than were
+        // asked for.
+        let size_log2 = made.format.geometry().table_log2(level);
+        let entries = &made.memory.entries(root)[..1 << (size_log2 - 3)];
+        simd::clear(made.path, entries);
+        made.sync.clean(entries);
         made.sync.fence();
         Ok(made)
     }
@@ -160,8 +173,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
 
     /// Notes in `gather` that it is this page table's.
     pub(crate) fn claim(&self, gather: &mut TlbGather) {
-        let root = *gather.root.get_or_insert(self.root);
-        assert!(root == self.root, "a gather takes the changes of one page table only");
+        let owner = *gather.owner.get_or_insert(self.id);
+        assert!(owner == self.id, "a gather takes the changes of one page table only");
     }
 
     /// Hands a table of `level` that was taken out to `gather`.
@@ -279,7 +292,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     }
 }
 
-fn alloc_table<F: Format>(
+pub(crate) fn alloc_table<F: Format>(
     format: &F,
     memory: &impl TableMemory,
     level: u32,

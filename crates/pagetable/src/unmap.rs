@@ -26,8 +26,11 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     ///
     /// # Errors
     /// [`Error::Hole`], [`Error::PartialBlock`], [`Error::Misaligned`], [`Error::OutOfRange`].
-    /// Nothing has changed then. A page table that is [trusted](Check::Trusted) finds holes only at
-    /// the ends of the range.
+    /// Nothing has changed then. A page table that is [trusted](Check::Trusted) may pass holes.
+    ///
+    /// A walker may use the old entries and the new ones at once if `iova` is mapped again before
+    /// `gather` is finished. Where the format asks for break-before-make (Arm), that is only allowed
+    /// for the same size of page; it is not looked at here.
     ///
     /// # Panics
     /// Where `gather` was used with another page table.

@@ -8,7 +8,7 @@ use longshore_mem::{BusAddr, Iova};
 use crate::error::Error;
 use crate::format::{Entry, Format};
 use crate::geometry::Span;
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 /// Somewhere that tables can be read from: live memory, a dump, the memory of a guest.
@@ -69,9 +69,14 @@ impl fmt::Display for Mapping {
 
 /// Reads tables of the format `F` out of an image.
 ///
-/// It does what the hardware does and believes nothing: entries that the format reserves, and
-/// tables that are not in the image, end a walk as absent entries do. It ends on any content, though
-/// tables that lead to themselves can make it as long as there are addresses.
+/// It believes nothing: entries that the format reserves, and tables that are not in the image, end a
+/// walk as absent entries do. Where the entries on the way deny something, so does the mapping. It
+/// ends on any content, though tables that lead to themselves can make it as long as there are
+/// addresses.
+///
+/// What depends on more than the tables is not looked at: a leaf counts as mapped whether its access
+/// flag is set or not, whatever its target, and its reserved bits. Entries of AMD's tables that skip
+/// levels, which nothing here writes, count as reserved.
 #[derive(Clone, Copy, Debug)]
 pub struct Walker<'a, F, I: ?Sized> {
     format: &'a F,
@@ -95,14 +100,22 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         let geometry = self.format.geometry();
         let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
         let (mut table, mut step) = (self.root, geometry.root_step());
+        let mut narrowing = Narrowing::NONE;
         loop {
             let Some(entry) = self.image.entry(table, step.index(va)) else { return Ok(None) };
             match self.format.decode(step.level, entry) {
                 Entry::Table(child) if step.level > 0 => {
+                    narrowing = narrowing.and(self.format.narrowing(entry));
                     table = child;
                     step = geometry.below(step);
                 }
-                _ => return Ok(self.mapping(iova, table, step.level, step.shift, entry)),
+                _ => {
+                    let mut mapping = self.mapping(iova, table, step.level, step.shift, entry);
+                    if let Some(mapping) = &mut mapping {
+                        mapping.prot = narrowing.apply(mapping.prot);
+                    }
+                    return Ok(mapping);
+                }
             }
         }
     }
@@ -173,7 +186,8 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         span: Span,
         visitor: &mut impl FnMut(Mapping) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
-        self.walk_table(self.root, self.format.geometry().root_level(), span, visitor)
+        let level = self.format.geometry().root_level();
+        self.walk_table(self.root, level, span, Narrowing::NONE, visitor)
     }
 
     fn walk_table<B>(
@@ -181,6 +195,7 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         table: TableAddr,
         level: u32,
         span: Span,
+        narrowing: Narrowing,
         visitor: &mut impl FnMut(Mapping) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
         let geometry = self.format.geometry();
@@ -193,7 +208,8 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
             let Some(entry) = self.image.entry(table, part.index) else { continue };
             match self.format.decode(level, entry) {
                 Entry::Table(child) if level > 0 => {
-                    self.walk_table(child, level - 1, part.span, visitor)?;
+                    let narrowing = narrowing.and(self.format.narrowing(entry));
+                    self.walk_table(child, level - 1, part.span, narrowing, visitor)?;
                 }
                 Entry::Leaf(leaf) => {
                     let page_log2 = geometry.shift(level) + leaf.run_log2;
@@ -203,7 +219,7 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
                         iova: geometry.iova(part.span.first & !below),
                         bus: BusAddr::new(leaf.bus.raw() & !below),
                         page_log2,
-                        prot: self.format.prot(entry),
+                        prot: narrowing.apply(self.format.prot(entry)),
                         dirty: self.is_dirty(table, part.index, leaf.run_log2, entry),
                     })?;
                 }

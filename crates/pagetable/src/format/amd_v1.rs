@@ -20,7 +20,7 @@ use longshore_mem::BusAddr;
 use super::fields::{Field, Fields, bit, choice, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 const PRESENT: u64 = 1 << 0;
@@ -96,7 +96,7 @@ impl Default for AmdV1Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1 {
     geometry: Geometry,
-    dirty: bool,
+    config: AmdV1Config,
 }
 
 impl AmdV1 {
@@ -125,7 +125,7 @@ impl AmdV1 {
             runs: [run, run, run, large, large, 0],
             linear_log2: 64,
         });
-        Ok(Self { geometry, dirty: config.dirty })
+        Ok(Self { geometry, config })
     }
 }
 
@@ -179,7 +179,7 @@ impl Format for AmdV1 {
                 | when(prot.contains(Prot::READ), READ)
                 | when(prot.contains(Prot::WRITE), WRITE)
                 | when(prot.contains(Prot::COHERENT), FORCE_COHERENT)
-                | when(self.dirty, ACCESSED),
+                | when(self.config.dirty, ACCESSED),
         )
     }
 
@@ -188,6 +188,12 @@ impl Format for AmdV1 {
         Prot::READ.when(leaf & READ != 0)
             | Prot::WRITE.when(leaf & WRITE != 0)
             | Prot::COHERENT.when(leaf & FORCE_COHERENT != 0)
+    }
+
+    #[inline]
+    fn narrowing(&self, entry: u64) -> Narrowing {
+        let denied = Prot::READ.when(entry & READ == 0) | Prot::WRITE.when(entry & WRITE == 0);
+        Narrowing { denied, demanded: Prot::NONE }
     }
 
     #[inline]
@@ -213,7 +219,7 @@ impl Format for AmdV1 {
     #[inline]
     fn dirty_test(&self) -> Option<DirtyTest> {
         let all = PRESENT | DIRTY;
-        self.dirty.then_some(DirtyTest { mask: all, value: all })
+        self.config.dirty.then_some(DirtyTest { mask: all, value: all })
     }
 
     #[inline]
@@ -226,6 +232,10 @@ impl Format for AmdV1 {
             0 | SIZE_IN_ADDRESS => &[SHARED_FIELDS, LEAF_FIELDS],
             _ => &[SHARED_FIELDS],
         }
+    }
+
+    fn with_level_on_top(&self) -> Option<Self> {
+        Self::new(AmdV1Config { levels: self.config.levels + 1, ..self.config }).ok()
     }
 
     #[inline]

@@ -17,7 +17,7 @@ use core::fmt;
 use longshore_mem::BusAddr;
 
 use crate::geometry::{Geometry, LEVELS_MAX};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 pub use amd_v1::AmdV1;
@@ -100,6 +100,12 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
     /// The permissions of a leaf.
     fn prot(&self, leaf: u64) -> Prot;
 
+    /// What `entry`, which leads to a table, does to the permissions of what is below. The entries
+    /// that are written here do nothing to them.
+    fn narrowing(&self, _entry: u64) -> Narrowing {
+        Narrowing::NONE
+    }
+
     /// The attributes of a leaf, dirty or clean as it is.
     fn attributes_of(&self, leaf: u64) -> u64;
 
@@ -125,9 +131,21 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
     /// entry would be is told by what remains of it.
     fn fields(&self, level: u32, entry: u64) -> Fields;
 
+    /// The same with one more level, of which the root becomes the first table below; `None` where
+    /// there is none.
+    fn with_level_on_top(&self) -> Option<Self> {
+        None
+    }
+
     /// Whether a live entry must be cleared and flushed before another size of page takes its
     /// place.
     fn needs_break_before_make(&self) -> bool;
+
+    /// What of a live entry can only be changed by clearing and flushing it first, even where sizes
+    /// may change.
+    fn fixed_while_live(&self) -> Prot {
+        Prot::NONE
+    }
 }
 
 /// A format cannot be set up as asked.

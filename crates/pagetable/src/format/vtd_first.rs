@@ -11,7 +11,7 @@ use longshore_mem::BusAddr;
 use super::x86_64::{X86_64, X86_64Config};
 use super::{DirtyTest, Entry, Fields, Format, Unsupported};
 use crate::geometry::{Geometry, LEVELS_MAX};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 const EXECUTE_DISABLE: u64 = 1 << 63;
@@ -94,6 +94,11 @@ impl Format for VtdFirst {
     #[inline]
     fn prot(&self, leaf: u64) -> Prot {
         self.entries.prot(leaf).without(Prot::EXECUTE)
+    }
+
+    #[inline]
+    fn narrowing(&self, entry: u64) -> Narrowing {
+        self.entries.narrowing(entry)
     }
 
     #[inline]

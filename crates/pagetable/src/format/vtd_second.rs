@@ -17,7 +17,7 @@ use longshore_mem::BusAddr;
 use super::fields::{Field, Fields, bit, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 const READ: u64 = 1 << 0;
@@ -90,8 +90,7 @@ impl Default for VtdSecondConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdSecond {
     geometry: Geometry,
-    snoop_control: bool,
-    dirty: bool,
+    config: VtdSecondConfig,
 }
 
 impl VtdSecond {
@@ -117,7 +116,7 @@ impl VtdSecond {
             runs: [1, u32::from(config.pages_2m), u32::from(config.pages_1g), 0, 0, 0],
             linear_log2: 64,
         });
-        Ok(Self { geometry, snoop_control: config.snoop_control, dirty: config.dirty })
+        Ok(Self { geometry, config })
     }
 }
 
@@ -156,7 +155,7 @@ impl Format for VtdSecond {
     #[inline]
     fn attributes(&self, prot: Prot) -> Option<u64> {
         let refused = Prot::EXECUTE | Prot::PRIVILEGED | Prot::DEVICE;
-        let refused = refused | Prot::COHERENT.when(!self.snoop_control);
+        let refused = refused | Prot::COHERENT.when(!self.config.snoop_control);
         if !prot.intersects(Prot::READ_WRITE) || prot.intersects(refused) {
             return None;
         }
@@ -164,7 +163,7 @@ impl Format for VtdSecond {
             when(prot.contains(Prot::READ), READ)
                 | when(prot.contains(Prot::WRITE), WRITE)
                 | when(prot.contains(Prot::COHERENT), SNOOP)
-                | when(self.dirty, ACCESSED),
+                | when(self.config.dirty, ACCESSED),
         )
     }
 
@@ -173,6 +172,12 @@ impl Format for VtdSecond {
         Prot::READ.when(leaf & READ != 0)
             | Prot::WRITE.when(leaf & WRITE != 0)
             | Prot::COHERENT.when(leaf & SNOOP != 0)
+    }
+
+    #[inline]
+    fn narrowing(&self, entry: u64) -> Narrowing {
+        let denied = Prot::READ.when(entry & READ == 0) | Prot::WRITE.when(entry & WRITE == 0);
+        Narrowing { denied, demanded: Prot::NONE }
     }
 
     #[inline]
@@ -192,7 +197,7 @@ impl Format for VtdSecond {
 
     #[inline]
     fn dirty_test(&self) -> Option<DirtyTest> {
-        self.dirty.then_some(DirtyTest { mask: DIRTY, value: DIRTY })
+        self.config.dirty.then_some(DirtyTest { mask: DIRTY, value: DIRTY })
     }
 
     #[inline]
@@ -206,6 +211,11 @@ impl Format for VtdSecond {
             (_, true) => &[SHARED_FIELDS, LEAF_FIELDS, PAGE_SIZE_FIELD],
             (_, false) => &[SHARED_FIELDS, TABLE_FIELDS, PAGE_SIZE_FIELD],
         }
+    }
+
+    fn with_level_on_top(&self) -> Option<Self> {
+        let input_bits = 12 + 9 * (self.geometry.levels() + 1);
+        Self::new(VtdSecondConfig { input_bits, ..self.config }).ok()
     }
 
     #[inline]

@@ -19,7 +19,7 @@ use longshore_mem::BusAddr;
 use super::fields::{Field, Fields, bit, flag, range};
 use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 const PRESENT: u64 = 1 << 0;
@@ -173,6 +173,15 @@ impl Format for X86_64 {
             | Prot::PRIVILEGED.when(leaf & USER == 0)
             | Prot::EXECUTE.when(leaf & EXECUTE_DISABLE == 0)
             | if device { Prot::DEVICE } else { Prot::COHERENT }
+    }
+
+    #[inline]
+    fn narrowing(&self, entry: u64) -> Narrowing {
+        Narrowing {
+            denied: Prot::WRITE.when(entry & WRITE == 0)
+                | Prot::EXECUTE.when(entry & EXECUTE_DISABLE != 0),
+            demanded: Prot::PRIVILEGED.when(entry & USER == 0),
+        }
     }
 
     #[inline]

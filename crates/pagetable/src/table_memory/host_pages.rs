@@ -234,10 +234,8 @@ impl Drop for HostPages {
 impl TableMemory for HostPages {
     fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
         let next = |unit| Some(Self::unit(self.meta(Self::address(unit)).next()?));
-        let table = Self::address(self.units.alloc(size_log2, self.limit_units, next)?);
-        // Where nothing lies there it cannot go on a list: it is lost, as all beyond it is.
-        self.ensure_chunk(table)?;
-        Some(table)
+        let is_there = |unit| self.ensure_chunk(Self::address(unit)).is_some();
+        Some(Self::address(self.units.alloc(size_log2, self.limit_units, next, is_there)?))
     }
 
     fn free(&self, table: TableAddr, size_log2: u32) {

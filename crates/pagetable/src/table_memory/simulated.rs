@@ -187,7 +187,7 @@ impl TableMemory for SimulatedDram {
     fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
         let budget = self.budget.load(Ordering::Relaxed).checked_sub(1)?;
         let next = |unit| Some(Self::unit(self.meta(Self::address(unit)).next()?));
-        let unit = self.units.alloc(size_log2, self.metas.len() as u64, next)?;
+        let unit = self.units.alloc(size_log2, self.metas.len() as u64, next, |_| true)?;
         if budget != u64::MAX - 1 {
             self.budget.store(budget, Ordering::Relaxed);
         }

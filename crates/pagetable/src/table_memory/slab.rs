@@ -97,7 +97,7 @@ impl TableMemory for Slab<'_> {
         if self.base & ((1 << size_log2) - 1) != 0 {
             return None;
         }
-        let unit = self.units.alloc(size_log2, self.metas.len() as u64, next)?;
+        let unit = self.units.alloc(size_log2, self.metas.len() as u64, next, |_| true)?;
         Some(address(unit))
     }
 

@@ -56,15 +56,16 @@ impl Units {
     }
 
     /// The first unit of a table of 2^`size_log2` bytes, of a region of `limit` units. `next` tells
-    /// which free table follows a free one.
+    /// which free table follows a free one; `is_there` makes sure that a fresh one has memory.
     pub(super) fn alloc(
         &self,
         size_log2: u32,
         limit: u64,
         next: impl Fn(u64) -> Option<u64>,
+        is_there: impl Fn(u64) -> bool,
     ) -> Option<u64> {
         let class = Self::class(size_log2)?;
-        let unit = self.pop(class, next).or_else(|| self.cut(1 << class, limit))?;
+        let unit = self.pop(class, next).or_else(|| self.cut(1 << class, limit, is_there))?;
         self.used.fetch_add(1, Ordering::Relaxed);
         Some(unit)
     }
@@ -109,12 +110,12 @@ impl Units {
     }
 
     /// `count` units, a power of two, off the front of what is fresh.
-    fn cut(&self, count: u64, limit: u64) -> Option<u64> {
+    fn cut(&self, count: u64, limit: u64, is_there: impl Fn(u64) -> bool) -> Option<u64> {
         let mut fresh = self.fresh.load(Ordering::Relaxed);
         loop {
             let start = fresh.next_multiple_of(count);
             let end = start + count;
-            if end > limit {
+            if end > limit || !is_there(start) {
                 return None;
             }
             match self.fresh.compare_exchange_weak(fresh, end, Ordering::Relaxed, Ordering::Relaxed)

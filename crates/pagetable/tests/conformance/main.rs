@@ -12,6 +12,7 @@ mod dirty;
 mod dram;
 mod encodings;
 mod gather;
+mod growing;
 mod memories;
 mod memory;
 mod model;
@@ -69,6 +70,8 @@ macro_rules! conformance {
                 fn a_walker_of_dram_never_sees_a_half_written_state() { crate::dram::never_half_written(format()); }
                 #[test]
                 fn permissions_change() { crate::split::set_prot(format()); }
+                #[test]
+                fn a_level_on_top_changes_nothing_below() { crate::growing::growing(format()); }
                 #[test]
                 fn blocks_split() { crate::split::split(format()); }
                 #[test]

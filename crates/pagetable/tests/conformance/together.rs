@@ -221,6 +221,10 @@ impl<F: Format> Format for Stepping<F> {
         self.0.fields(level, entry)
     }
 
+    fn with_level_on_top(&self) -> Option<Self> {
+        self.0.with_level_on_top().map(Self)
+    }
+
     fn needs_break_before_make(&self) -> bool {
         self.0.needs_break_before_make()
     }

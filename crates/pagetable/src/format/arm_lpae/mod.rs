@@ -103,8 +103,8 @@ impl Lpae {
         if !(25..=52).contains(&input_bits) {
             return Err(unsupported("input bits are not between 25 and 52"));
         }
-        if !(32..=52).contains(&output_bits) {
-            return Err(unsupported("output bits are not between 32 and 52"));
+        if !matches!(output_bits, 32 | 36 | 40 | 42 | 44 | 48 | 52) {
+            return Err(unsupported("output bits are not 32, 36, 40, 42, 44, 48 or 52"));
         }
         let wide = output_bits > 48;
         // With 4 KiB and 16 KiB granules one feature, FEAT_LPA2, widens both sides.

@@ -10,7 +10,7 @@ use super::{
 use crate::format::fields::{Field, Fields, choice, flag};
 use crate::format::{DirtyTest, Entry, Format, Unsupported, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Window};
-use crate::prot::Prot;
+use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
 const ATTR_INDEX_SHIFT: u32 = 2;
@@ -21,6 +21,11 @@ const AP_READ_ONLY: u64 = 1 << 7;
 const NOT_GLOBAL: u64 = 1 << 11;
 const PXN: u64 = 1 << 53;
 const UXN: u64 = 1 << 54;
+/// `PXNTable`, `UXNTable`, `APTable[0]` and `APTable[1]` of an entry that leads to a table.
+const TABLE_PXN: u64 = 1 << 59;
+const TABLE_UXN: u64 = 1 << 60;
+const TABLE_NO_UNPRIVILEGED: u64 = 1 << 61;
+const TABLE_READ_ONLY: u64 = 1 << 62;
 
 /// Indexes into [`Stage1::MAIR`].
 const ATTR_NON_CACHEABLE: u64 = 0;
@@ -174,11 +179,21 @@ impl Format for Stage1 {
     fn prot(&self, leaf: u64) -> Prot {
         let index = leaf >> ATTR_INDEX_SHIFT & 7;
         Prot::READ
-            | Prot::WRITE.when(leaf & AP_READ_ONLY == 0 || leaf & DBM != 0)
+            | Prot::WRITE.when(leaf & AP_READ_ONLY == 0 || self.dirty && leaf & DBM != 0)
             | Prot::EXECUTE.when(leaf & (UXN | PXN) == 0)
             | Prot::PRIVILEGED.when(leaf & AP_UNPRIVILEGED == 0)
             | Prot::COHERENT.when(index == ATTR_WRITE_BACK)
             | Prot::DEVICE.when(index == ATTR_DEVICE)
+    }
+
+    #[inline]
+    fn narrowing(&self, entry: u64) -> Narrowing {
+        // Unless turned off for the tables as a whole (TCR_ELx.HPD).
+        Narrowing {
+            denied: Prot::WRITE.when(entry & TABLE_READ_ONLY != 0)
+                | Prot::EXECUTE.when(entry & (TABLE_UXN | TABLE_PXN) != 0),
+            demanded: Prot::PRIVILEGED.when(entry & TABLE_NO_UNPRIVILEGED != 0),
+        }
     }
 
     #[inline]
@@ -227,5 +242,12 @@ impl Format for Stage1 {
     #[inline]
     fn needs_break_before_make(&self) -> bool {
         !self.live_size_changes
+    }
+
+    #[inline]
+    fn fixed_while_live(&self) -> Prot {
+        // The memory type and the shareability: DDI 0487, "Using break-before-make when updating
+        // translation table entries". FEAT_BBM takes away only the rule about sizes.
+        Prot::DEVICE | Prot::COHERENT
     }
 }

@@ -180,7 +180,7 @@ impl Format for Stage2 {
     #[inline]
     fn prot(&self, leaf: u64) -> Prot {
         Prot::READ.when(leaf & S2AP_READ != 0)
-            | Prot::WRITE.when(leaf & (S2AP_WRITE | DBM) != 0)
+            | Prot::WRITE.when(leaf & S2AP_WRITE != 0 || self.dirty && leaf & DBM != 0)
             | Prot::EXECUTE.when(leaf & XN_MASK == 0)
             | Prot::COHERENT.when(leaf & MEM_ATTR == MEM_WRITE_BACK)
             | Prot::DEVICE.when(leaf & MEM_ATTR == MEM_DEVICE_NGNRE)
@@ -233,5 +233,12 @@ impl Format for Stage2 {
     #[inline]
     fn needs_break_before_make(&self) -> bool {
         !self.live_size_changes
+    }
+
+    #[inline]
+    fn fixed_while_live(&self) -> Prot {
+        // The memory type and the shareability: DDI 0487, "Using break-before-make when updating
+        // translation table entries". FEAT_BBM takes away only the rule about sizes.
+        Prot::DEVICE | Prot::COHERENT
     }
 }
