@@ -98,6 +98,10 @@ pub(crate) fn amd_v1_tracking() -> AmdV1 {
     AmdV1::new(amd_v1::AmdV1Config { dirty: true, ..Default::default() }).unwrap()
 }
 
+pub(crate) fn amd_v1_6_levels_tracking() -> AmdV1 {
+    AmdV1::new(amd_v1::AmdV1Config { levels: 6, dirty: true, ..Default::default() }).unwrap()
+}
+
 pub(crate) fn amd_v1_large(levels: u32) -> AmdV1 {
     let config = amd_v1::AmdV1Config { levels, pages_512g: true, ..Default::default() };
     AmdV1::new(config).unwrap()
