@@ -12,19 +12,28 @@ use longshore_pagetable::format::{DirtyTest, Entry, Fields, LeafEntry};
 use longshore_pagetable::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use longshore_pagetable::table_memory::{TableAddr, TableMemory, TableMeta};
 use longshore_pagetable::{Format, Invalidate, PageTable, Prot, TlbGather};
-use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// Pages of 16 bytes, tables of two entries, three levels: bit 0 present, bit 1 a table.
+/// Pages of 16 bytes, tables of two entries, three levels: bit 0 present, bit 1 a table, and of a
+/// leaf bit 2 dirty, bit 3 writable. Blocks of two pages.
 #[derive(Clone, Copy, Debug)]
-struct Toy(Geometry);
+struct Toy {
+    geometry: Geometry,
+    tracking: bool,
+}
 
 const PAGE: u64 = 16;
+const PRESENT: u64 = 1 << 0;
+const TABLE: u64 = 1 << 1;
+const DIRTY: u64 = 1 << 2;
+const WRITE: u64 = 1 << 3;
+const LEFT_BEHIND: u64 = 0xbad0;
 
 impl Toy {
-    fn new() -> Self {
-        Self(Geometry::new(Shape {
+    fn new(tracking: bool) -> Self {
+        let geometry = Geometry::new(Shape {
             granule_log2: 4,
             index_log2: 1,
             levels: 3,
@@ -33,7 +42,8 @@ impl Toy {
             window: Window::Low,
             runs: [1, 1, 0, 0, 0, 0],
             linear_log2: 64,
-        }))
+        });
+        Self { geometry, tracking }
     }
 }
 
@@ -44,47 +54,48 @@ impl Format for Toy {
     const LEVEL_NAMES: [&'static str; LEVELS_MAX] = ["page", "middle", "root", "", "", ""];
 
     fn geometry(&self) -> &Geometry {
-        &self.0
+        &self.geometry
     }
 
     fn present_mask(&self) -> u64 {
-        1
+        PRESENT
     }
 
     fn decode(&self, _level: u32, entry: u64) -> Entry {
-        match entry & 3 {
-            1 => Entry::Leaf(LeafEntry { bus: BusAddr::new(entry & !15), run_log2: 0 }),
-            3 => Entry::Table(TableAddr::new(entry & !15)),
-            _ => Entry::Absent,
+        match entry & (PRESENT | TABLE) {
+            PRESENT => Entry::Leaf(LeafEntry { bus: BusAddr::new(entry & !15), run_log2: 0 }),
+            0 => Entry::Absent,
+            TABLE => Entry::Reserved,
+            _ => Entry::Table(TableAddr::new(entry & !15)),
         }
     }
 
-    fn attributes(&self, _prot: Prot) -> Option<u64> {
-        Some(1)
+    fn attributes(&self, prot: Prot) -> Option<u64> {
+        Some(if prot.contains(Prot::WRITE) { WRITE } else { 0 })
     }
 
-    fn prot(&self, _leaf: u64) -> Prot {
-        Prot::READ_WRITE
+    fn prot(&self, leaf: u64) -> Prot {
+        if leaf & WRITE != 0 { Prot::READ_WRITE } else { Prot::READ }
     }
 
     fn attributes_of(&self, leaf: u64) -> u64 {
-        leaf & 15
+        leaf & (DIRTY | WRITE)
     }
 
     fn leaf(&self, _level: u32, _run_log2: u32, bus: BusAddr, attributes: u64) -> u64 {
-        bus.raw() | attributes
+        bus.raw() | PRESENT | attributes
     }
 
     fn table(&self, _level: u32, table: TableAddr) -> u64 {
-        table.raw() | 3
+        table.raw() | PRESENT | TABLE
     }
 
     fn dirty_test(&self) -> Option<DirtyTest> {
-        None
+        self.tracking.then_some(DirtyTest { mask: DIRTY | PRESENT, value: DIRTY | PRESENT })
     }
 
-    fn with_dirty(&self, leaf: u64, _dirty: bool) -> u64 {
-        leaf
+    fn with_dirty(&self, leaf: u64, dirty: bool) -> u64 {
+        leaf & !DIRTY | if dirty { DIRTY } else { 0 }
     }
 
     fn fields(&self, _level: u32, _entry: u64) -> Fields {
@@ -96,7 +107,8 @@ impl Format for Toy {
     }
 }
 
-/// A few tables of two entries.
+/// A few tables of two entries, in each of which pages are left behind that nobody means: who sees
+/// one of these has been shown a table before it was filled.
 struct Few {
     tables: Vec<([AtomicU64; 2], TableMeta)>,
     free: Mutex<Vec<usize>>,
@@ -104,7 +116,8 @@ struct Few {
 
 impl Few {
     fn new(count: usize) -> Self {
-        let table = |_| ([AtomicU64::new(0), AtomicU64::new(0)], TableMeta::new());
+        let left = || AtomicU64::new(LEFT_BEHIND | PRESENT | WRITE);
+        let table = |_| ([left(), left()], TableMeta::new());
         Self {
             tables: (0..count).map(table).collect(),
             free: Mutex::new((0..count).rev().collect()),
@@ -151,7 +164,11 @@ impl Invalidate for NoTlb {
 type Table = PageTable<Toy, Few, Coherent>;
 
 fn table(count: usize) -> Arc<Table> {
-    Arc::new(PageTable::new(Toy::new(), Few::new(count), Coherent).unwrap())
+    Arc::new(PageTable::new(Toy::new(false), Few::new(count), Coherent).unwrap())
+}
+
+fn tracking(count: usize) -> Arc<Table> {
+    Arc::new(PageTable::new(Toy::new(true), Few::new(count), Coherent).unwrap())
 }
 
 fn map(table: &Table, page: u64, pages: u64) {
@@ -163,6 +180,37 @@ fn found(table: &Table, page: u64) -> Option<u64> {
     let iova = Iova::new(page * PAGE);
     let mapping = table.lookup(iova).unwrap()?;
     Some(mapping.translate(iova).unwrap().raw())
+}
+
+/// Writes to a page as a device does: marks what maps it dirty by one compare-and-exchange of what it
+/// has read. The level of what it has marked.
+fn mark(table: &Table, page: u64) -> Option<u32> {
+    let (mut address, mut level) = (table.root(), 2);
+    loop {
+        let index = (page >> level & 1) as usize;
+        let slot = &table.memory().entries(address)[index];
+        let entry = slot.load(Ordering::Acquire);
+        match table.format().decode(level, entry) {
+            Entry::Table(child) => address = child,
+            Entry::Leaf(_) if entry & (WRITE | DIRTY) == WRITE => {
+                let dirty = entry | DIRTY;
+                let set = slot.compare_exchange(entry, dirty, Ordering::AcqRel, Ordering::Acquire);
+                return set.ok().map(|_| level);
+            }
+            _ => return None,
+        }
+        level -= 1;
+    }
+}
+
+fn is_dirty(table: &Table, page: u64) -> bool {
+    table.lookup(Iova::new(page * PAGE)).unwrap().is_some_and(|mapping| mapping.dirty)
+}
+
+fn split(table: &Table, page: u64) {
+    let mut gather = TlbGather::new();
+    table.split(Iova::new(page * PAGE), PAGE, &mut gather).unwrap();
+    let Ok(()) = table.finish(gather, &NoTlb);
 }
 
 fn expected(page: u64) -> Option<u64> {
@@ -246,5 +294,108 @@ fn map_beside_unmap_of_the_neighbour() {
         let Ok(()) = table.finish(gather, &NoTlb);
         thread.join().unwrap();
         assert_eq!((found(&table, 0), found(&table, 1)), (None, expected(1)));
+    });
+}
+
+/// A block is split by two threads, each for a page of it, and one unmaps its page: the block is
+/// split once, what is unmapped stays so, and the loser's table comes back.
+#[test]
+fn two_threads_split_a_block() {
+    loom::model(|| {
+        let table = table(4);
+        map(&table, 0, 2);
+        assert_eq!(table.memory().left(), 2);
+        let other = Arc::clone(&table);
+        let thread = thread::spawn(move || split(&other, 1));
+        split(&table, 0);
+        let mut gather = TlbGather::new();
+        table.unmap(Iova::new(0), PAGE, &mut gather).unwrap();
+        let Ok(()) = table.finish(gather, &NoTlb);
+        thread.join().unwrap();
+        assert_eq!((found(&table, 0), found(&table, 1)), (None, expected(1)));
+        assert_eq!(table.memory().left(), 1);
+    });
+}
+
+/// A reader finds each page, and where it belongs, while its block is split.
+#[test]
+fn a_reader_beside_split() {
+    loom::model(|| {
+        let table = table(3);
+        map(&table, 0, 2);
+        let other = Arc::clone(&table);
+        let reader = thread::spawn(move || found(&other, 1));
+        split(&table, 0);
+        assert_eq!(reader.join().unwrap(), expected(1));
+    });
+}
+
+/// A page that a walker marks while it is unmapped is told of.
+#[test]
+fn a_walker_marks_beside_unmap() {
+    loom::model(|| {
+        let table = tracking(3);
+        map(&table, 0, 1);
+        let other = Arc::clone(&table);
+        let walker = thread::spawn(move || mark(&other, 0).is_some());
+        let (mut gather, mut told) = (TlbGather::new(), false);
+        table.unmap_dirty(Iova::new(0), PAGE, &mut gather, |_| told = true).unwrap();
+        assert_eq!(walker.join().unwrap(), told);
+        assert_eq!((found(&table, 0), gather.saw_dirty()), (None, told));
+        let Ok(()) = table.finish(gather, &NoTlb);
+    });
+}
+
+/// A page that a walker marks while dirty bits are read and cleared is told of, or still dirty.
+#[test]
+fn a_walker_marks_beside_read_dirty() {
+    loom::model(|| {
+        let table = tracking(3);
+        map(&table, 0, 2);
+        split(&table, 0);
+        assert!(mark(&table, 1).is_some());
+        let other = Arc::clone(&table);
+        // The other page, and the one whose bit is cleared.
+        let walker = thread::spawn(move || {
+            u32::from(mark(&other, 0).is_some()) + u32::from(mark(&other, 1).is_some())
+        });
+        let (mut gather, mut told) = (TlbGather::new(), 0);
+        table.read_dirty(Iova::new(0), 2 * PAGE, true, &mut gather, |_| told += 1).unwrap();
+        let marked = 1 + walker.join().unwrap();
+        let left = u32::from(is_dirty(&table, 0)) + u32::from(is_dirty(&table, 1));
+        assert_eq!(told + left, marked);
+        let Ok(()) = table.finish(gather, &NoTlb);
+    });
+}
+
+/// A page that a walker marks while it is made read-only stays dirty.
+#[test]
+fn a_walker_marks_beside_set_prot() {
+    loom::model(|| {
+        let table = tracking(3);
+        map(&table, 0, 1);
+        let other = Arc::clone(&table);
+        let walker = thread::spawn(move || mark(&other, 0).is_some());
+        let mut gather = TlbGather::new();
+        table.set_prot(Iova::new(0), PAGE, Prot::READ, &mut gather).unwrap();
+        assert_eq!(walker.join().unwrap(), is_dirty(&table, 0));
+        let page = table.lookup(Iova::new(0)).unwrap().unwrap();
+        assert!(!page.prot.contains(Prot::WRITE));
+        let Ok(()) = table.finish(gather, &NoTlb);
+    });
+}
+
+/// A block that a walker marks while it is split makes dirty pages; a page is marked alone.
+#[test]
+fn a_walker_marks_beside_split() {
+    loom::model(|| {
+        let table = tracking(4);
+        map(&table, 0, 2);
+        let other = Arc::clone(&table);
+        let walker = thread::spawn(move || mark(&other, 1));
+        split(&table, 0);
+        let marked = walker.join().unwrap();
+        let dirty = (is_dirty(&table, 0), is_dirty(&table, 1));
+        assert_eq!(dirty, (marked == Some(1), marked.is_some()));
     });
 }

@@ -3,7 +3,7 @@
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Error, Format, PageTable, Prot, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;
@@ -243,4 +243,96 @@ fn fewest(sizes: &[u32], mut va: u64, mut len: u64) -> Vec<u32> {
         len -= 1 << log2;
     }
     found
+}
+
+/// A range that ends in the middle of a contiguous run is refused at every level, also where the
+/// caller is trusted to know that all of it is mapped.
+pub(crate) fn part_of_a_run<F: Format>(format: F) {
+    let prot = read_write(&format);
+    let geometry = format.geometry();
+    for level in 0..geometry.levels() {
+        let (entry, runs) = (1u64 << geometry.shift(level), geometry.runs(level) & !1);
+        if runs == 0 {
+            continue;
+        }
+        let size = entry << runs.trailing_zeros();
+        if !usable_sizes(&format).contains(&size.ilog2()) {
+            continue;
+        }
+        for check in [Check::Checked, Check::Trusted] {
+            let table = table(format).with_check(check);
+            let page = longshore_mem::Granule::new(size).unwrap();
+            table.map_pages(at(&format, 0), bus(0), page, 2, prot).unwrap();
+            let before = mappings(&table);
+            assert_eq!(before.len(), 2, "{}", F::NAME);
+            let refused = |va: u64, len: u64, block: u64| {
+                let at_block = Err(Error::PartialBlock { at: at(&format, block) });
+                assert_eq!(unmap(&table, at(&format, va), len), at_block, "{} {check:?}", F::NAME);
+                assert_eq!(mappings(&table), before);
+            };
+            refused(entry, 2 * size - entry, 0);
+            refused(0, 2 * size - entry, size);
+            refused(size - entry, entry, 0);
+            refused(size, entry, size);
+            refused(size - entry, 2 * entry, 0);
+            unmap(&table, at(&format, size), size).unwrap();
+            unmap(&table, at(&format, 0), size).unwrap();
+            assert_eq!(mappings(&table), []);
+        }
+    }
+}
+
+/// Where addresses are wider than an entry holds them in one piece, a range that crosses from one
+/// piece's window to the next leads on without a gap, in pages and in blocks.
+#[test]
+fn a_range_crosses_the_windows_of_the_address_bits() {
+    const LEAVES: u64 = 64;
+    fn check<F: Format>(format: F, boundary: u64) {
+        let table = table(format);
+        let geometry = format.geometry();
+        for level in 0..2 {
+            let size = 1u64 << geometry.shift(level);
+            // Aligned alike on both sides, so that there are runs where there can be, and not.
+            for (nth, skew) in [(1, 0), (2, size)] {
+                let va = (nth << 44) + (u64::from(level) << 43) + skew;
+                let target = boundary - LEAVES / 2 * size;
+                table.map(at(&format, va), bus(target), LEAVES * size, Prot::READ_WRITE).unwrap();
+                for offset in (0..LEAVES * size).step_by(size as usize) {
+                    let iova = at(&format, va + offset);
+                    let found = table.lookup(iova).unwrap().unwrap();
+                    let leads = found.translate(iova).unwrap().raw();
+                    assert_eq!(leads, target + offset, "{}: level {level} {offset:#x}", F::NAME);
+                }
+            }
+        }
+    }
+    // FEAT_LPA2: bits 51:50 lie elsewhere.
+    for boundary in [1 << 50, 2 << 50, 3 << 50] {
+        check(stage1(12, 52, 52), boundary);
+        check(stage1(14, 52, 52), boundary);
+        check(stage2(12, 48, 52), boundary);
+        check(stage2(14, 52, 52), boundary);
+    }
+    // FEAT_LPA: bits 51:48 do.
+    for boundary in [1 << 48, 5 << 48, 15 << 48] {
+        check(stage1(16, 48, 52), boundary);
+        check(stage1(16, 52, 52), boundary);
+        check(stage2(16, 48, 52), boundary);
+    }
+}
+
+/// What is left of a larger table in a root's memory is not found by hardware that translates more
+/// bits than were asked for.
+#[test]
+fn a_small_root_leaves_nothing_behind() {
+    let memory = HostPages::new();
+    let hardware = vtd_second(39);
+    let before = PageTable::new(hardware, &memory, Coherent).unwrap();
+    before.map(Iova::new(1 << 38), bus(0x1234_5000), 0x1000, Prot::READ_WRITE).unwrap();
+    let root = before.root();
+    drop(before);
+    let table = PageTable::new(vtd_second(36), &memory, Coherent).unwrap();
+    assert_eq!(table.root(), root);
+    let walker = longshore_pagetable::Walker::new(&hardware, &table, table.root());
+    assert_eq!(walker.lookup(Iova::new(1 << 38)), Ok(None));
 }

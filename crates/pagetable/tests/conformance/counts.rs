@@ -154,3 +154,78 @@ fn the_published_mixed_range() {
         unmap(table, Iova::new(start), len).unwrap();
     });
 }
+
+/// However many blocks are split, there is one fence before the first table is linked and one in the
+/// end, and each line is cleaned once: the new tables', and that of the slots.
+#[test]
+fn splitting_fences_once_for_what_is_new_and_once_in_the_end() {
+    with(vtd_second(48), |table, counting| {
+        for blocks in [1, 8, 9, 300] {
+            table.map(Iova::new(1 << 30), bus(1 << 30), blocks * 2 * MIB, RW).unwrap();
+            counting.take();
+            let mut gather = TlbGather::new();
+            table.split(Iova::new(1 << 30), blocks * 2 * MIB, &mut gather).unwrap();
+            let counted = counting.take();
+            let slots = blocks.div_ceil(8);
+            assert_eq!((counted.fences, gather.is_empty()), (2, false), "{blocks} blocks");
+            assert!(counted.lines >= blocks * 64 + slots, "{counted:?}");
+            // At most a line of slots for each block by itself.
+            assert!(counted.lines <= blocks * (64 + 1) && counted.cleans <= 2 * blocks);
+            let Ok(()) = table.finish(gather, &NoTlb);
+            // There is nothing more to split.
+            counting.take();
+            let mut gather = TlbGather::new();
+            table.split(Iova::new(1 << 30), blocks * 2 * MIB, &mut gather).unwrap();
+            assert_eq!((counting.take(), gather.is_empty()), (Counts::default(), true));
+            unmap(table, Iova::new(1 << 30), blocks * 2 * MIB).unwrap();
+            let mut gather = TlbGather::new();
+            table.reclaim(Iova::new(1 << 30), 1 << 30, &mut gather).unwrap();
+            let Ok(()) = table.finish(gather, &NoTlb);
+        }
+    });
+    // A run of blocks is one run of slots; a run of pages needs no table and so no fence before.
+    with(amd_v1(4), |table, counting| {
+        table.map(Iova::new(32 * MIB), bus(32 * MIB), 32 * MIB, RW).unwrap();
+        assert_eq!(mappings(table).len(), 1);
+        counting.take();
+        let mut gather = TlbGather::new();
+        table.split(Iova::new(40 * MIB), 4 * KIB, &mut gather).unwrap();
+        assert_eq!(counting.take(), Counts { lines: 16 * 64 + 2, cleans: 17, fences: 2 });
+        let Ok(()) = table.finish(gather, &NoTlb);
+        unmap(table, Iova::new(32 * MIB), 32 * MIB).unwrap();
+
+        table.map(Iova::new(64 * KIB), bus(64 * KIB), 64 * KIB, RW).unwrap();
+        assert_eq!(mappings(table).len(), 1);
+        counting.take();
+        let mut gather = TlbGather::new();
+        table.split(Iova::new(64 * KIB), 4 * KIB, &mut gather).unwrap();
+        assert_eq!(counting.take(), Counts { lines: 2, cleans: 1, fences: 1 });
+        let Ok(()) = table.finish(gather, &NoTlb);
+        unmap(table, Iova::new(64 * KIB), 64 * KIB).unwrap();
+    });
+}
+
+/// What changes entries in place cleans each run of them once and fences once.
+#[test]
+fn what_changes_in_place_fences_once() {
+    with(vtd_second(48), |table, counting| {
+        let page = Granule::SIZE_4K;
+        table.map_pages(Iova::new(0), bus(0), page, 1024, RW).unwrap();
+        counting.take();
+        let mut gather = TlbGather::new();
+        table.set_prot(Iova::new(8 * KIB), 64 * KIB, Prot::READ, &mut gather).unwrap();
+        // Entries 2 to 17.
+        assert_eq!(counting.take(), Counts { lines: 3, cleans: 1, fences: 1 });
+        table.set_prot(Iova::new(0), 4 * MIB, Prot::READ, &mut gather).unwrap();
+        assert_eq!(counting.take(), Counts { lines: 128, cleans: 2, fences: 1 });
+        for part in 0..4 {
+            table.unmap(Iova::new(part * MIB), MIB, &mut gather).unwrap();
+        }
+        counting.take();
+        table.reclaim(Iova::new(0), 4 * MIB, &mut gather).unwrap();
+        assert_eq!(counting.take(), Counts { lines: 1, cleans: 1, fences: 1 });
+        table.reclaim(Iova::new(0), 4 * MIB, &mut gather).unwrap();
+        assert_eq!(counting.take(), Counts::default());
+        let Ok(()) = table.finish(gather, &NoTlb);
+    });
+}

@@ -2,9 +2,8 @@
 
 use longshore_mem::{AddrRange, Granule, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::table_memory::{HostPages, SimulatedDram, TableMemory};
+use longshore_pagetable::table_memory::{HostPages, SimulatedDram};
 use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
-use std::sync::atomic::Ordering;
 
 use crate::setup::*;
 
@@ -13,24 +12,9 @@ const MIB: u64 = 1 << 20;
 
 type Table<F> = PageTable<F, HostPages, Coherent>;
 
-/// Writes to `iova` as a device would: sets the dirty state of one entry.
+/// Writes to `iova` as a device would.
 fn write<F: Format>(table: &Table<F>, iova: Iova) {
-    let (format, geometry) = (table.format(), table.format().geometry());
-    let (mut address, mut level) = (table.root(), geometry.root_level());
-    let va = geometry.va(iova).unwrap();
-    loop {
-        let slot = &table.memory().entries(address)[geometry.index(level, va)];
-        let entry = slot.load(Ordering::Acquire);
-        match format.decode(level, entry) {
-            longshore_pagetable::format::Entry::Table(child) => address = child,
-            longshore_pagetable::format::Entry::Leaf(_) => {
-                slot.store(format.with_dirty(entry, true), Ordering::Release);
-                return;
-            }
-            other => panic!("{iova} leads to {other:?}"),
-        }
-        level -= 1;
-    }
+    assert!(mark(table, iova).is_some(), "{}: {iova:#x} is not clean and writable", F::NAME);
 }
 
 fn read<F: Format>(table: &Table<F>, iova: u64, len: u64, clear: bool) -> Vec<(u64, u64)> {
@@ -165,4 +149,131 @@ fn tracking_must_be_set_up_and_needs_a_coherent_walker() {
     let made = PageTable::new(vtd_second_tracking(), &memory, &memory);
     assert_eq!(made.err(), Some(Error::TrackingNeedsCoherence));
     assert_eq!(memory.used(), 0);
+}
+
+/// A leaf of which only a part is asked for is told of, cleaned and gathered whole, whichever of its
+/// entries is the dirty one; its neighbours are not.
+#[test]
+fn a_leaf_is_read_whole_where_a_part_is_asked_for() {
+    fn check<F: Format>(format: F) {
+        let geometry = *format.geometry();
+        for (level, run_log2) in large_leaves(&format) {
+            let entry = 1u64 << geometry.shift(level);
+            let size = entry << run_log2;
+            let page = Granule::new(size).unwrap();
+            let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
+            table.map_pages(Iova::new(0), bus(0), page, 4, RW).unwrap();
+            // Asked for: the first, a middle and the last page of the leaf; dirty: each entry.
+            for asked in [size, size + size / 2, 2 * size - 0x1000] {
+                for item in 0..1 << run_log2 {
+                    for iova in [0, size + item * entry, 2 * size] {
+                        write(&table, Iova::new(iova));
+                    }
+                    let told = read(&table, asked, 0x1000, false);
+                    assert_eq!(told, [(size, size)], "{}: entry {item}", F::NAME);
+                    let mut gather = TlbGather::new();
+                    let mut told = Vec::new();
+                    let note = |range: AddrRange<Iova>| told.push(range.start().raw());
+                    table.read_dirty(Iova::new(asked), 0x1000, true, &mut gather, note).unwrap();
+                    assert_eq!(told, [size], "{}: entry {item}", F::NAME);
+                    let whole = (Iova::new(size), Iova::new(2 * size - 1));
+                    assert_eq!(gather.touched(), Some(whole), "{}: entry {item}", F::NAME);
+                    assert_eq!(gather.leaf_levels(), 1 << level);
+                    assert!(gather.saw_dirty());
+                    let Ok(()) = table.finish(gather, &NoTlb);
+                    let dirty: Vec<bool> = mappings(&table).iter().map(|leaf| leaf.dirty).collect();
+                    assert_eq!(dirty, [true, false, true, false], "{}: entry {item}", F::NAME);
+                    assert_eq!(read(&table, 0, 4 * size, true), [(0, size), (2 * size, size)]);
+                }
+            }
+            // From the middle of one leaf to the middle of another.
+            for iova in [0, size, 2 * size, 3 * size] {
+                write(&table, Iova::new(iova));
+            }
+            let mut gather = TlbGather::new();
+            let (asked, len) = (Iova::new(2 * size - 0x1000), 0x2000);
+            table.read_dirty(asked, len, true, &mut gather, |_| {}).unwrap();
+            assert_eq!(gather.touched(), Some((Iova::new(size), Iova::new(3 * size - 1))));
+            let Ok(()) = table.finish(gather, &NoTlb);
+            assert_eq!(read(&table, 0, 4 * size, false), [(0, size), (3 * size, size)]);
+        }
+    }
+    check(stage1_tracking());
+    check(stage2_tracking());
+    check(vtd_second_tracking());
+    check(vtd_first_tracking());
+    check(x86_64_tracking());
+    check(amd_v1_tracking());
+    check(riscv_tracking());
+}
+
+/// The last leaf of the address space is read, cleaned and unmapped as any other.
+#[test]
+fn the_last_leaf_there_is() {
+    fn check<F: Format>(format: F) {
+        let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
+        let all = format.geometry().all().last;
+        let (page, block) = (at(&format, all - 0xfff), at(&format, all - (2 * MIB - 1)));
+        for (iova, len) in [(page, 0x1000), (block, 2 * MIB)] {
+            table.map(iova, bus(0), len, RW).unwrap();
+            write(&table, iova);
+            let mut gather = TlbGather::new();
+            let mut told = Vec::new();
+            let note = |range: AddrRange<Iova>| told.push((range.start(), range.len_bytes()));
+            table.read_dirty(page, 0x1000, true, &mut gather, note).unwrap();
+            assert_eq!(told, [(iova, len)], "{}", F::NAME);
+            assert_eq!(gather.touched(), Some((iova, at(&format, all))));
+            write(&table, page);
+            let mut told = Vec::new();
+            let note = |range: AddrRange<Iova>| told.push((range.start(), range.len_bytes()));
+            table.unmap_dirty(iova, len, &mut gather, note).unwrap();
+            assert_eq!(told, [(iova, len)], "{}", F::NAME);
+            let Ok(()) = table.finish(gather, &NoTlb);
+            let mut gather = TlbGather::new();
+            table.reclaim(block, 2 * MIB, &mut gather).unwrap();
+            let Ok(()) = table.finish(gather, &NoTlb);
+        }
+    }
+    check(stage1_tracking());
+    check(stage2_tracking());
+    check(vtd_second_tracking());
+    check(x86_64_tracking());
+    check(riscv_tracking());
+    check(amd_v1_6_levels_tracking());
+}
+
+/// Pages made of a contiguous run count as dirty where they can be written, and only there: a walker
+/// may have marked any entry for a write anywhere in the run.
+#[test]
+fn pages_of_a_run_that_is_split_are_dirty() {
+    fn check<F: Format>(format: F) {
+        for (level, run_log2) in large_leaves(&format) {
+            let size = 1u64 << (format.geometry().shift(level) + run_log2);
+            let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
+            for (prot, written) in [(RW, false), (RW, true), (Prot::READ, false)] {
+                table.map(Iova::new(size), bus(size), size, prot).unwrap();
+                assert_eq!(mappings(&table).len(), 1);
+                if written {
+                    write(&table, Iova::new(2 * size - 0x1000));
+                }
+                let mut gather = TlbGather::new();
+                table.split(Iova::new(size), 0x1000, &mut gather).unwrap();
+                let Ok(()) = table.finish(gather, &NoTlb);
+                let pages = mappings(&table);
+                let dirty = pages.iter().filter(|page| page.dirty).count() as u64;
+                let all = written || (run_log2 > 0 && prot == RW);
+                assert_eq!(dirty, if all { size >> 12 } else { 0 }, "{} {prot}", F::NAME);
+                assert!(pages.iter().all(|page| page.prot.without(Prot::COHERENT) == prot));
+                assert_eq!(read(&table, size, size, true).len() as u64, dirty);
+                unmap(&table, Iova::new(size), size).unwrap();
+            }
+        }
+    }
+    check(stage1_tracking());
+    check(stage2_tracking());
+    check(vtd_second_tracking());
+    check(vtd_first_tracking());
+    check(x86_64_tracking());
+    check(amd_v1_tracking());
+    check(riscv_tracking());
 }

@@ -1,14 +1,71 @@
 //! A walker that sees only what was cleaned: at every moment each page is mapped as before or as
 //! after the operation that is going on.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use longshore_pagetable::table_memory::SimulatedDram;
-use longshore_pagetable::{Format, PageTable, TlbGather, Walker};
+use longshore_mem::Granule;
+use longshore_pagetable::cache_sync::CacheSync;
+use longshore_pagetable::format::Entry;
+use longshore_pagetable::table_memory::{SimulatedDram, TableAddr, TableMemory};
+use longshore_pagetable::{Format, Image, PageTable, Prot, TlbGather, Walker};
 
 use crate::model::Random;
 use crate::read_write;
 use crate::setup::*;
+
+/// That a walker of `memory` finds every table as the CPU does, to the last entry: what holds whenever
+/// no call is going on.
+pub(crate) fn assert_settled<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+    memory: &SimulatedDram,
+) {
+    fn check<F: Format>(
+        format: &F,
+        memory: &impl TableMemory,
+        view: &impl Image,
+        level: u32,
+        address: TableAddr,
+    ) {
+        let geometry = format.geometry();
+        // All memory of the table: a root may use less of it.
+        let all = 1 << (geometry.table_log2(level) - 3);
+        for (index, slot) in memory.entries(address)[..all].iter().enumerate() {
+            let entry = slot.load(Ordering::Acquire);
+            let seen = view.entry(address, index);
+            assert_eq!(seen, Some(entry), "{}: entry {index} of level {level}", F::NAME);
+            if entry == 0 {
+                continue;
+            }
+            assert!(index < geometry.slots(level), "{}: left behind beyond the slots", F::NAME);
+            if let Entry::Table(child) = format.decode(level, entry)
+                && level > 0
+            {
+                check(format, memory, view, level - 1, child);
+            }
+        }
+    }
+    let (format, root) = (table.format(), table.root());
+    memory.with_view(|view| {
+        check(format, table.memory(), view, format.geometry().root_level(), root);
+    });
+}
+
+/// A new table is empty for a walker too, whatever its memory held before, and whatever of its root's
+/// memory the walker looks at: hardware may translate more bits than were asked for.
+pub(crate) fn a_new_root_is_empty<F: Format>(format: F) {
+    let geometry = *format.geometry();
+    // Of which every entry looks alive, on both sides.
+    let memory = SimulatedDram::new(2 << 20);
+    let table = PageTable::new(format, &memory, &memory).unwrap();
+    let all = 1 << (geometry.table_log2(geometry.root_level()) - 3);
+    for (index, slot) in memory.entries(table.root())[..all].iter().enumerate() {
+        assert_eq!(slot.load(Ordering::Acquire), 0, "{}: slot {index}", F::NAME);
+    }
+    assert_settled(&table, &memory);
+    drop(table);
+    assert_eq!(memory.used(), 0);
+}
 
 /// Which page leads where, before and after what is going on.
 type Expected = Arc<Mutex<Vec<(u64, [Option<u64>; 2])>>>;
@@ -93,7 +150,11 @@ pub(crate) fn never_half_written<F: Format + 'static>(format: F) {
             *expected.lock().unwrap() = now;
             let Ok(()) = table.finish(gather, &NoTlb);
         }
+        if round % 8 == 0 {
+            assert_settled(&table, &memory);
+        }
     }
+    assert_settled(&table, &memory);
     // The walker has all of it now.
     memory.observe_no_more();
     memory.with_view(|view| {
@@ -103,4 +164,65 @@ pub(crate) fn never_half_written<F: Format + 'static>(format: F) {
             assert_eq!(walker.lookup(iova), table.lookup(iova));
         }
     });
+}
+
+/// Splitting, changing permissions and taking out empty tables change live entries: at every moment
+/// each page leads where it led before, and when a call returns the walker has all of it.
+pub(crate) fn changed_in_place<F: Format + 'static>(format: F) {
+    let prot = read_write(&format);
+    let geometry = *format.geometry();
+    let granule = 1u64 << geometry.granule_log2();
+    // A block where there are blocks and they can be split, and else its pages.
+    let leaf = large_leaves(&format).into_iter().find(|(level, _)| *level == 1);
+    let Some((_, run_log2)) = leaf else { return };
+    let size = 1u64 << (geometry.shift(1) + run_log2);
+    let memory = SimulatedDram::new(4 << 20);
+    let table = PageTable::new(format, &memory, &memory).unwrap();
+    let (iova, root) = (at(&format, size), table.root());
+    if format.needs_break_before_make() {
+        let page = Granule::new(granule).unwrap();
+        table.map_pages(iova, bus(size), page, size / granule, prot).unwrap();
+    } else {
+        table.map(iova, bus(size), size, prot).unwrap();
+        assert_eq!(mappings(&table).len(), 1);
+    }
+    assert_settled(&table, &memory);
+    let vas = [size, size + granule, size + size / 2, 2 * size - granule];
+    memory.observe(move |view| {
+        let walker = Walker::new(&format, view, root);
+        for va in vas {
+            let iova = at(&format, va);
+            let page = walker.lookup(iova).unwrap().unwrap_or_else(|| panic!("{va:#x} is gone"));
+            assert_eq!(page.translate(iova), Some(bus(va)), "{}", F::NAME);
+            let now = page.prot.without(Prot::COHERENT);
+            assert!(now == prot || now == Prot::READ, "{}: {now}", F::NAME);
+        }
+        for va in [size - granule, 2 * size] {
+            assert_eq!(walker.lookup(at(&format, va)), Ok(None));
+        }
+    });
+    let mut gather = TlbGather::new();
+    if !format.needs_break_before_make() {
+        table.split(at(&format, size + granule), granule, &mut gather).unwrap();
+        assert_settled(&table, &memory);
+    }
+    assert_eq!(mappings(&table).len() as u64, size / granule);
+    let (second, len) = (at(&format, size + granule), 3 * granule);
+    table.set_prot(second, len, Prot::READ, &mut gather).unwrap();
+    assert_settled(&table, &memory);
+    let seen = memory.with_view(|view| Walker::new(&format, view, root).lookup(second).unwrap());
+    assert_eq!(seen.unwrap().prot.without(Prot::COHERENT), Prot::READ);
+    memory.observe_no_more();
+    // In two parts, so that the tables stay.
+    for part in 0..2 {
+        table.unmap(at(&format, size + part * size / 2), size / 2, &mut gather).unwrap();
+        assert_settled(&table, &memory);
+    }
+    assert_eq!(mappings(&table), []);
+    let before = reachable(&table);
+    table.reclaim(iova, size, &mut gather).unwrap();
+    assert!(gather.has_tables() && reachable(&table) < before, "{}", F::NAME);
+    assert_settled(&table, &memory);
+    let Ok(()) = table.finish(gather, &NoTlb);
+    assert_eq!(memory.used(), reachable(&table));
 }

@@ -11,14 +11,17 @@ mod counts;
 mod dirty;
 mod dram;
 mod encodings;
+mod gather;
 mod growing;
 mod memories;
 mod memory;
 mod model;
+mod preempted;
 mod race;
 mod setup;
 mod sources;
 mod split;
+mod together;
 mod walker_races;
 
 use longshore_pagetable::Format;
@@ -71,6 +74,22 @@ macro_rules! conformance {
                 fn a_level_on_top_changes_nothing_below() { crate::growing::growing(format()); }
                 #[test]
                 fn blocks_split() { crate::split::split(format()); }
+                #[test]
+                fn a_split_without_memory_changes_nothing() { crate::split::out_of_memory(format()); }
+                #[test]
+                fn a_new_root_is_empty() { crate::dram::a_new_root_is_empty(format()); }
+                #[test]
+                fn what_changes_in_place_reaches_the_walker_whole() { crate::dram::changed_in_place(format()); }
+                #[test]
+                fn part_of_a_run_is_refused_trusted_or_not() { crate::basic::part_of_a_run(format()); }
+                #[test]
+                fn a_gather_knows_the_levels() { crate::gather::levels(format()); }
+                #[test]
+                fn two_threads_split_one_leaf() { crate::preempted::two_splits(format()); }
+                #[test]
+                fn what_is_gone_stays_gone() { crate::preempted::gone_stays_gone(format()); }
+                #[test]
+                fn two_threads_map_neighbours() { crate::preempted::two_maps(format()); }
             }
         )*
     };

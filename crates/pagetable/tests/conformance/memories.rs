@@ -114,3 +114,57 @@ Arm LPAE stage 1, root 0x0 of level 3
     let first = mappings(&table)[0];
     assert_eq!(first.to_string(), "0x40000000 + 2 MiB -> 0x80000000 rw----");
 }
+
+/// What cannot be had is not counted as used, also where the process is out of memory and not the
+/// limit reached: what a child of this test finds that may have 1 GiB of addresses, which is less
+/// than the first three chunks.
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn a_table_that_cannot_be_had_is_not_in_use() {
+    let memory = HostPages::with_limit(3 * 4096);
+    let tables: Vec<_> = (0..3).map(|_| memory.alloc(12).unwrap()).collect();
+    assert_eq!((memory.alloc(12), memory.alloc(14), memory.alloc(30)), (None, None, None));
+    assert_eq!(memory.used(), 3);
+    tables.iter().for_each(|table| memory.free(*table, 12));
+    assert_eq!(memory.used(), 0);
+
+    let test = std::env::current_exe().unwrap();
+    let child = std::process::Command::new("sh")
+        .args(["-c", "ulimit -v 1048576 && exec \"$0\" \"$@\""])
+        .arg(test)
+        .args(["--exact", "memories::memory_of_a_process_that_has_little", "--ignored"])
+        .args(["--nocapture", "--test-threads", "1"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{said}{}", String::from_utf8_lossy(&child.stderr));
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+#[ignore = "needs a limit of addresses, which `a_table_that_cannot_be_had_is_not_in_use` sets"]
+fn memory_of_a_process_that_has_little() {
+    let memory = HostPages::new();
+    let mut tables: Vec<TableAddr> = Vec::new();
+    while let Some(table) = memory.alloc(21) {
+        tables.push(table);
+        assert!(tables.len() < 1 << 10, "there is no limit");
+    }
+    let had = tables.len() as u64;
+    assert!(had >= 128, "not even the first chunk: {had}");
+    for _ in 0..10 {
+        assert_eq!(memory.alloc(21), None);
+        assert_eq!(memory.used(), had, "what failed is counted");
+    }
+    // What comes back is had again.
+    let last = tables.pop().unwrap();
+    memory.free(last, 21);
+    assert_eq!(memory.used(), had - 1);
+    assert_eq!(memory.alloc(21), Some(last));
+    tables.push(last);
+    for table in tables {
+        memory.free(table, 21);
+    }
+    assert_eq!(memory.used(), 0);
+}

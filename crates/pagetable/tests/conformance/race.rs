@@ -1,15 +1,18 @@
 //! Several threads, disjoint ranges, one page table, and readers meanwhile.
 
-use std::sync::Barrier;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, LocalKey};
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
-use longshore_pagetable::table_memory::{HostPages, SimulatedDram, TableMemory};
+use longshore_pagetable::table_memory::{
+    HostPages, SimulatedDram, TableAddr, TableMemory, TableMeta,
+};
 use longshore_pagetable::{Format, PageTable, Prot, TlbGather, Walker};
 
 use crate::setup::*;
+use crate::together::{Meet, Says};
 
 const RW: Prot = Prot::READ_WRITE;
 
@@ -19,12 +22,14 @@ fn neighbours<F: Format>(format: F, rounds: u64) {
     const THREADS: u64 = 3;
     let memory = HostPages::new();
     let table = PageTable::new(format, &memory, Coherent).unwrap();
-    let (barrier, stop) = (Barrier::new(THREADS as usize), AtomicBool::new(false));
+    let (barrier, stop) = (Meet::new(THREADS as usize), AtomicBool::new(false));
     thread::scope(|scope| {
+        let says = Says(&stop);
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let (table, barrier) = (&table, &barrier);
                 scope.spawn(move || {
+                    let _member = barrier.join();
                     for round in 0..rounds {
                         barrier.wait();
                         // Ranges that begin and end inside tables that the neighbours use too.
@@ -66,7 +71,7 @@ fn neighbours<F: Format>(format: F, rounds: u64) {
         for thread in threads {
             thread.join().unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(says);
         reader.join().unwrap();
     });
     for round in (1..rounds).step_by(2) {
@@ -93,11 +98,12 @@ fn a_walker_of_dram_finds_what_map_returned_for() {
     let format = vtd_second(48);
     let memory = SimulatedDram::new(8 << 20);
     let table = PageTable::new(format, &memory, &memory).unwrap();
-    let barrier = Barrier::new(2);
+    let barrier = Meet::new(2);
     thread::scope(|scope| {
         for thread in 0..2u64 {
             let (table, barrier, memory) = (&table, &barrier, &memory);
             scope.spawn(move || {
+                let _member = barrier.join();
                 for round in 0..200u64 {
                     barrier.wait();
                     let iova = Iova::new((round << 30) + thread * 0x1000);
@@ -118,7 +124,7 @@ struct HeldUp<'a> {
     dram: &'a SimulatedDram,
     /// Cleanings until then, of the thread that is held up; negative for never.
     cleans_left: AtomicI64,
-    barrier: Barrier,
+    barrier: Meet,
 }
 
 impl CacheSync for HeldUp<'_> {
@@ -141,14 +147,18 @@ impl CacheSync for HeldUp<'_> {
 #[test]
 fn a_link_that_another_thread_has_not_cleaned_yet_is_cleaned() {
     let memory = SimulatedDram::new(8 << 20);
-    let barrier = Barrier::new(2);
+    let barrier = Meet::new(2);
     let sync = HeldUp { dram: &memory, cleans_left: AtomicI64::new(-1), barrier };
     let table = PageTable::new(vtd_second(48), &memory, &sync).unwrap();
     // Three new tables, then the slot of the root.
     sync.cleans_left.store(3, Ordering::Relaxed);
     thread::scope(|scope| {
-        let table = &table;
-        scope.spawn(move || table.map(Iova::new(0), bus(0x7000), 0x1000, RW).unwrap());
+        let (table, barrier) = (&table, &sync.barrier);
+        scope.spawn(move || {
+            let _member = barrier.join();
+            table.map(Iova::new(0), bus(0x7000), 0x1000, RW).unwrap();
+        });
+        let _member = barrier.join();
         sync.barrier.wait();
         let iova = Iova::new(0x1000);
         table.map(iova, bus(0x5000), 0x1000, RW).unwrap();
@@ -182,4 +192,143 @@ fn a_memory_gives_each_table_to_one_thread() {
         }
     });
     assert_eq!(memory.used(), 0);
+}
+
+/// Holds up each of three threads that map below one slot, where the test wants it: one before it
+/// takes its first table, one before it cleans what it has linked.
+struct ThreeMaps<'a> {
+    dram: &'a SimulatedDram,
+    alloc: Meet,
+    clean: Meet,
+}
+
+thread_local! {
+    /// Tables until this thread is held up; negative for never.
+    static TABLES_LEFT: Cell<i64> = const { Cell::new(-1) };
+    /// Cleanings until then.
+    static CLEANS_LEFT: Cell<i64> = const { Cell::new(-1) };
+}
+
+fn hold_up(left: &'static LocalKey<Cell<i64>>, at: &Meet) {
+    left.set(left.get() - 1);
+    if left.get() == -1 {
+        at.wait();
+        at.wait();
+    }
+}
+
+impl TableMemory for ThreeMaps<'_> {
+    fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
+        hold_up(&TABLES_LEFT, &self.alloc);
+        self.dram.alloc(size_log2)
+    }
+
+    fn free(&self, table: TableAddr, size_log2: u32) {
+        self.dram.free(table, size_log2);
+    }
+
+    fn entries(&self, table: TableAddr) -> &[AtomicU64] {
+        self.dram.entries(table)
+    }
+
+    fn meta(&self, table: TableAddr) -> &TableMeta {
+        self.dram.meta(table)
+    }
+}
+
+impl CacheSync for ThreeMaps<'_> {
+    const COHERENT: bool = false;
+
+    fn clean(&self, entries: &[AtomicU64]) {
+        hold_up(&CLEANS_LEFT, &self.clean);
+        self.dram.clean(entries);
+    }
+
+    fn fence(&self) {
+        self.dram.fence();
+    }
+}
+
+/// A subtree moves over into a second thread's table, and further down into that of a third, which
+/// has linked it and is held up before it cleans the link: the first thread's map returns only when
+/// the walker finds its page all the same.
+#[test]
+fn a_link_of_a_third_thread_is_cleaned_where_a_subtree_moves_over() {
+    let dram = SimulatedDram::new(1 << 20);
+    let sync = ThreeMaps { dram: &dram, alloc: Meet::new(2), clean: Meet::new(2) };
+    let table = PageTable::new(vtd_second(48), &sync, &sync).unwrap();
+    let seen = |iova: Iova| {
+        dram.with_view(|view| {
+            let found = Walker::new(table.format(), view, table.root()).lookup(iova);
+            found.unwrap().map(|mapping| mapping.bus)
+        })
+    };
+    let first = Iova::new(0x1000);
+    thread::scope(|scope| {
+        let (table, sync) = (&table, &sync);
+        let _members = (sync.alloc.join(), sync.clean.join());
+        // It finds nothing mapped, and is held up.
+        let mapping = scope.spawn(move || {
+            let _member = sync.alloc.join();
+            TABLES_LEFT.set(0);
+            table.map(first, bus(0x5000), 0x1000, RW).unwrap();
+        });
+        sync.alloc.wait();
+        table.map(Iova::new(1 << 30), bus(0x7000), 0x1000, RW).unwrap();
+        // Two new tables, then the slot that leads to them.
+        scope.spawn(move || {
+            let _member = sync.clean.join();
+            CLEANS_LEFT.set(2);
+            table.map(Iova::new(0x3000), bus(0x9000), 0x1000, RW).unwrap();
+        });
+        sync.clean.wait();
+        sync.alloc.wait();
+        mapping.join().unwrap();
+        let found = seen(first);
+        sync.clean.wait();
+        assert_eq!(found, Some(bus(0x5000)));
+    });
+    for (iova, target) in [(0x1000, 0x5000), (1 << 30, 0x7000), (0x3000, 0x9000)] {
+        assert_eq!(seen(Iova::new(iova)), Some(bus(target)));
+    }
+    // The root, one below it, and two in each of the two places.
+    assert_eq!((dram.used(), reachable(&table)), (6, 6));
+}
+
+/// Threads split parts of one leaf at the same moment, and one unmaps a page of its part.
+#[test]
+fn threads_split_parts_of_one_leaf() {
+    fn check<F: Format>(format: F, rounds: u64) {
+        let memory = HostPages::new();
+        let (level, run_log2) = large_leaves(&format).into_iter().next_back().unwrap();
+        let size = 1u64 << (format.geometry().shift(level) + run_log2);
+        let together = Meet::new(2);
+        for _ in 0..rounds {
+            let table = PageTable::new(format, &memory, Coherent).unwrap();
+            table.map(Iova::new(0), bus(size), size, RW).unwrap();
+            let split = |iova| {
+                let mut gather = TlbGather::new();
+                together.wait();
+                table.split(Iova::new(iova), 0x1000, &mut gather).unwrap();
+                let Ok(()) = table.finish(gather, &NoTlb);
+            };
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _member = together.join();
+                    split(0);
+                    unmap(&table, Iova::new(0), 0x1000).unwrap();
+                });
+                let _member = together.join();
+                split(size - 0x1000);
+            });
+            assert_eq!(leads(&table, 0), None, "{}: mapped again", F::NAME);
+            assert_eq!(mappings(&table).len() as u64, (size >> 12) - 1);
+            assert_eq!(memory.used(), reachable(&table), "{}: a table is lost", F::NAME);
+        }
+    }
+    let rounds = if cfg!(miri) { 2 } else { 200 };
+    check(vtd_second(48), rounds);
+    check(stage2(12, 48, 48), rounds / 8);
+    check(amd_v1(4), rounds);
+    check(riscv(48), rounds);
 }

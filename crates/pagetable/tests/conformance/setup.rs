@@ -2,13 +2,14 @@
 
 use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use longshore_mem::{BusAddr, Granule, Iova};
 use longshore_pagetable::cache_sync::CacheSync;
 use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
 use longshore_pagetable::format::*;
-use longshore_pagetable::table_memory::TableMemory;
-use longshore_pagetable::{Invalidate, Mapping, PageTable, TlbGather};
+use longshore_pagetable::table_memory::{TableAddr, TableMemory};
+use longshore_pagetable::{Invalidate, Mapping, PageTable, Prot, TlbGather};
 
 fn granule(log2: u32) -> Granule {
     Granule::new(1 << log2).unwrap()
@@ -35,6 +36,16 @@ pub(crate) fn stage1_without_runs(granule_log2: u32, input_bits: u32) -> Stage1 
 pub(crate) fn stage1_tracking() -> Stage1 {
     let config =
         Stage1Config { dirty: true, live_size_changes: true, ..Stage1Config::new(granule(12)) };
+    Stage1::new(config).unwrap()
+}
+
+pub(crate) fn stage1_tracking_without_runs() -> Stage1 {
+    let config = Stage1Config {
+        contiguous: false,
+        dirty: true,
+        live_size_changes: true,
+        ..Stage1Config::new(granule(12))
+    };
     Stage1::new(config).unwrap()
 }
 
@@ -85,6 +96,10 @@ pub(crate) fn amd_v1(levels: u32) -> AmdV1 {
 
 pub(crate) fn amd_v1_tracking() -> AmdV1 {
     AmdV1::new(amd_v1::AmdV1Config { dirty: true, ..Default::default() }).unwrap()
+}
+
+pub(crate) fn amd_v1_6_levels_tracking() -> AmdV1 {
+    AmdV1::new(amd_v1::AmdV1Config { levels: 6, dirty: true, ..Default::default() }).unwrap()
 }
 
 pub(crate) fn amd_v1_large(levels: u32) -> AmdV1 {
@@ -145,6 +160,74 @@ pub(crate) fn mappings<F: Format, M: TableMemory, S: CacheSync>(
     found
 }
 
+/// How many tables can be reached from the root, itself included.
+pub(crate) fn reachable<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+) -> u64 {
+    fn below<F: Format>(
+        format: &F,
+        memory: &impl TableMemory,
+        level: u32,
+        address: TableAddr,
+    ) -> u64 {
+        let slots = &memory.entries(address)[..format.geometry().slots(level)];
+        let children =
+            slots.iter().map(|slot| match format.decode(level, slot.load(Ordering::Acquire)) {
+                Entry::Table(child) => below(format, memory, level - 1, child),
+                _ => 0,
+            });
+        1 + if level == 0 { 0 } else { children.sum() }
+    }
+    below(table.format(), table.memory(), table.format().geometry().root_level(), table.root())
+}
+
+/// The entry that ends the walk to `va`, and its level.
+pub(crate) fn last_slot<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+    iova: Iova,
+) -> (u32, &AtomicU64) {
+    let (format, geometry) = (table.format(), table.format().geometry());
+    let va = geometry.va(iova).expect("an address of the window");
+    let (mut address, mut level) = (table.root(), geometry.root_level());
+    loop {
+        let slot = &table.memory().entries(address)[geometry.index(level, va)];
+        match format.decode(level, slot.load(Ordering::Acquire)) {
+            Entry::Table(child) if level > 0 => address = child,
+            _ => return (level, slot),
+        }
+        level -= 1;
+    }
+}
+
+/// Writes to `iova` as a device does: marks the leaf dirty by one compare-and-exchange of what it has
+/// read. The size of the leaf it marked, as a logarithm; `None` where it was dirty, or cannot be
+/// written, or has changed.
+pub(crate) fn mark<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+    iova: Iova,
+) -> Option<u32> {
+    let format = table.format();
+    let (level, slot) = last_slot(table, iova);
+    let entry = slot.load(Ordering::Acquire);
+    let Entry::Leaf(leaf) = format.decode(level, entry) else { return None };
+    if format.dirty_test()?.matches(entry) || !format.prot(entry).contains(Prot::WRITE) {
+        return None;
+    }
+    let written = format.with_dirty(entry, true);
+    let set = slot.compare_exchange(entry, written, Ordering::AcqRel, Ordering::Acquire);
+    set.ok().map(|_| format.geometry().shift(level) + leaf.run_log2)
+}
+
+/// Where `va` leads.
+pub(crate) fn leads<F: Format, M: TableMemory, S: CacheSync>(
+    table: &PageTable<F, M, S>,
+    va: u64,
+) -> Option<u64> {
+    let iova = at(table.format(), va);
+    let mapping = table.lookup(iova).unwrap()?;
+    Some(mapping.translate(iova).expect("what was asked for").raw())
+}
+
 /// All page sizes of a format, as logarithms, the smallest first.
 pub(crate) fn page_sizes<F: Format>(format: &F) -> impl Iterator<Item = u32> + use<F> {
     let sizes = format.geometry().page_sizes();
@@ -155,6 +238,27 @@ pub(crate) fn page_sizes<F: Format>(format: &F) -> impl Iterator<Item = u32> + u
 pub(crate) fn usable_sizes(format: &impl Format) -> Vec<u32> {
     let most = format.geometry().input_bits().min(format.geometry().output_bits()) - 2;
     page_sizes(format).filter(|log2| *log2 <= most).collect()
+}
+
+/// The sizes of leaves that are more than a page, each with its level and its entries as a
+/// logarithm: of each level the block and the smallest run, where there is one, as long as all of
+/// their pages take few enough tables to wait for.
+pub(crate) fn large_leaves(format: &impl Format) -> Vec<(u32, u32)> {
+    let geometry = format.geometry();
+    let usable = usable_sizes(format);
+    let mut found = Vec::new();
+    for level in 0..geometry.levels().min(2) {
+        let runs = geometry.runs(level);
+        let block = (level > 0 && runs & 1 != 0).then_some(0);
+        let run = (runs > 1).then(|| (runs & !1).trailing_zeros());
+        for run_log2 in block.into_iter().chain(run) {
+            let entries_log2 = run_log2 + geometry.slots_log2(0) * level;
+            if usable.contains(&(geometry.shift(level) + run_log2)) && entries_log2 <= 14 {
+                found.push((level, run_log2));
+            }
+        }
+    }
+    found
 }
 
 /// The address whose va is `va`.

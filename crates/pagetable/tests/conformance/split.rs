@@ -1,9 +1,10 @@
 //! Changing what is mapped without unmapping it.
 
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::table_memory::HostPages;
+use longshore_pagetable::table_memory::{HostPages, SimulatedDram};
 use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
 
+use crate::dram::assert_settled;
 use crate::read_write;
 use crate::setup::*;
 
@@ -94,5 +95,52 @@ pub(crate) fn set_prot<F: Format>(format: F) {
         }
         let Ok(()) = table.finish(gather, &NoTlb);
         unmap(&table, at(&format, size), size).unwrap();
+    }
+}
+
+/// Where memory ends, nothing at all is split, however many leaves there was memory for.
+pub(crate) fn out_of_memory<F: Format>(format: F) {
+    const LEAVES: u64 = 3;
+    let geometry = format.geometry();
+    let granule = 1u64 << geometry.granule_log2();
+    let prot = read_write(&format);
+    if format.needs_break_before_make() {
+        return;
+    }
+    let memory = SimulatedDram::new(4 << 20);
+    for (level, run_log2) in large_leaves(&format) {
+        let size = 1u64 << (geometry.shift(level) + run_log2);
+        let needed = if level == 0 { 0 } else { LEAVES << run_log2 };
+        if (needed << geometry.table_log2(0)) > 1 << 20 {
+            continue;
+        }
+        for budget in 0..=needed {
+            let table = PageTable::new(format, &memory, &memory).unwrap();
+            let page = longshore_mem::Granule::new(size).unwrap();
+            table.map_pages(at(&format, 0), bus(0), page, LEAVES, prot).unwrap();
+            // Pages beside them.
+            table.map(at(&format, LEAVES * size), bus(granule), granule, prot).unwrap();
+            let (before, used) = (table.dump().to_string(), memory.used());
+            memory.set_budget(budget);
+            let mut gather = TlbGather::new();
+            // The last leaf only in part.
+            let len = (LEAVES - 1) * size + granule;
+            let done = table.split(at(&format, 0), len, &mut gather);
+            memory.set_budget(u64::MAX);
+            assert_settled(&table, &memory);
+            if budget < needed {
+                assert_eq!(done, Err(Error::OutOfMemory), "{}", F::NAME);
+                assert_eq!(table.dump().to_string(), before, "{}: {budget} tables", F::NAME);
+                assert_eq!(memory.used(), used, "{}: a table is lost", F::NAME);
+                assert!(gather.is_empty() && gather.leaf_levels() == 0);
+            } else {
+                done.unwrap();
+                assert_eq!(memory.used(), used + needed);
+                assert_eq!(mappings(&table).len() as u64, LEAVES * size / granule + 1);
+                let Ok(()) = table.finish(gather, &NoTlb);
+            }
+            drop(table);
+            assert_eq!(memory.used(), 0);
+        }
     }
 }

@@ -1,50 +1,22 @@
 //! Walkers that set dirty bits while entries change, tables linked by another thread under a walker
 //! of DRAM, and memory that ends part-way.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longshore_mem::{AddrRange, Iova};
-use longshore_pagetable::cache_sync::{CacheSync, Coherent};
-use longshore_pagetable::format::Entry;
+use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::table_memory::{
     HostPages, SimulatedDram, TableAddr, TableMemory, TableMeta,
 };
 use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather, Walker};
 
 use crate::setup::*;
+use crate::together::{Meet, Says};
 
 const RW: Prot = Prot::READ_WRITE;
 const MIB: u64 = 1 << 20;
 /// Races are run this often: each takes microseconds, so most of them meet.
 const ROUNDS: u64 = if cfg!(miri) { 4 } else { 300 };
-
-/// Marks the leaf of `iova` dirty as a walker does, by one compare-and-exchange of what it has read.
-/// The size of the leaf it marked; `None` where it was dirty, or is not writable, or has changed.
-fn mark<F: Format>(table: &PageTable<F, HostPages, Coherent>, iova: Iova) -> Option<u32> {
-    let (format, geometry) = (table.format(), table.format().geometry());
-    let (mut address, mut level) = (table.root(), geometry.root_level());
-    let va = geometry.va(iova)?;
-    loop {
-        let slot = table.memory().entries(address).get(geometry.index(level, va))?;
-        let entry = slot.load(Ordering::Acquire);
-        match format.decode(level, entry) {
-            Entry::Table(child) => address = child,
-            Entry::Leaf(leaf) => {
-                let clean = !format.dirty_test()?.matches(entry);
-                let written = format.with_dirty(entry, true);
-                if !clean || !format.prot(entry).contains(Prot::WRITE) {
-                    return None;
-                }
-                let set =
-                    slot.compare_exchange(entry, written, Ordering::AcqRel, Ordering::Acquire);
-                return set.ok().map(|_| geometry.shift(level) + leaf.run_log2);
-            }
-            _ => return None,
-        }
-        level -= 1;
-    }
-}
 
 /// Each time a page becomes dirty it is read once, however reading and writing meet.
 #[test]
@@ -65,13 +37,13 @@ fn no_write_is_lost_or_told_twice_while_dirty_bits_are_read() {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                let _says = Says(&done);
                 for round in 0..ROUNDS * 8 {
                     let page = (round * 7) as usize % PAGES;
                     if mark(&table, Iova::new((page as u64) << 12)).is_some() {
                         marked[page].fetch_add(1, Ordering::Relaxed);
                     }
                 }
-                done.store(true, Ordering::Release);
             });
             while !done.load(Ordering::Acquire) {
                 read(&mut told);
@@ -94,13 +66,15 @@ fn a_block_written_while_it_is_split_makes_dirty_pages() {
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
         for _ in 0..ROUNDS.min(60) {
             table.map(Iova::new(0), bus(0), 2 * MIB, RW).unwrap();
-            let together = Barrier::new(2);
+            let together = Meet::new(2);
             let mut gather = TlbGather::new();
             let marked = std::thread::scope(|scope| {
                 let walker = scope.spawn(|| {
+                    let _member = together.join();
                     together.wait();
                     mark(&table, Iova::new(0x5000))
                 });
+                let _member = together.join();
                 together.wait();
                 table.split(Iova::new(0), 0x1000, &mut gather).unwrap();
                 walker.join().unwrap()
@@ -128,13 +102,15 @@ fn a_page_written_while_it_is_made_read_only_is_known_dirty() {
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
         for _ in 0..ROUNDS.min(100) {
             table.map(Iova::new(0x1000), bus(0), 0x1000, RW).unwrap();
-            let together = Barrier::new(2);
+            let together = Meet::new(2);
             let (mut gather, mut told) = (TlbGather::new(), 0);
             let marked = std::thread::scope(|scope| {
                 let walker = scope.spawn(|| {
+                    let _member = together.join();
                     together.wait();
                     mark(&table, Iova::new(0x1000)).is_some()
                 });
+                let _member = together.join();
                 together.wait();
                 let (iova, note) = (Iova::new(0x1000), |_| told += 1);
                 table.set_prot_dirty(iova, 0x1000, Prot::READ, &mut gather, note).unwrap();
@@ -158,7 +134,7 @@ fn a_page_written_while_it_is_made_read_only_is_known_dirty() {
 struct Interrupted<'a> {
     dram: &'a SimulatedDram,
     armed: AtomicBool,
-    meet: Barrier,
+    meet: Meet,
 }
 
 impl TableMemory for Interrupted<'_> {
@@ -187,7 +163,7 @@ impl TableMemory for Interrupted<'_> {
 #[test]
 fn what_moves_over_to_anothers_table_is_cleaned() {
     let dram = SimulatedDram::new(1 << 20);
-    let memory = Interrupted { dram: &dram, armed: AtomicBool::new(false), meet: Barrier::new(2) };
+    let memory = Interrupted { dram: &dram, armed: AtomicBool::new(false), meet: Meet::new(2) };
     let format = vtd_second(48);
     let table = PageTable::new(format, &memory, &dram).unwrap();
     // In the second case the tables meet one level further up, so that a table moves over.
@@ -196,10 +172,12 @@ fn what_moves_over_to_anothers_table_is_cleaned() {
         let used = dram.used();
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                let _member = memory.meet.join();
                 memory.meet.wait();
                 table.map(Iova::new(theirs), bus(0x7000), 0x1000, RW).unwrap();
                 memory.meet.wait();
             });
+            let _member = memory.meet.join();
             table.map(Iova::new(ours), bus(0x5000), 0x2000, RW).unwrap();
         });
         dram.with_view(|view| {
@@ -218,57 +196,6 @@ fn what_moves_over_to_anothers_table_is_cleaned() {
         let Ok(()) = table.finish(gather, &NoTlb);
         assert_eq!(dram.used(), 1);
     }
-}
-
-#[test]
-fn a_split_without_memory_changes_nothing() {
-    fn check<F: Format, S: CacheSync + Copy>(format: F, sync: S, memory: &SimulatedDram) {
-        const BLOCKS: u64 = 16;
-        for run in [false, true] {
-            for budget in 0..=BLOCKS {
-                let table = PageTable::new(format, memory, sync).unwrap();
-                // A run is aligned to its size on both sides.
-                let target = if run { 32 * MIB } else { 2 * MIB };
-                table.map(Iova::new(0), bus(target), BLOCKS * 2 * MIB, RW).unwrap();
-                let before = mappings(&table);
-                let used = memory.used();
-                memory.set_budget(budget);
-                let mut gather = TlbGather::new();
-                let done = table.split(Iova::new(0), BLOCKS * 2 * MIB, &mut gather);
-                memory.set_budget(u64::MAX);
-                assert_eq!(done.is_ok(), budget == BLOCKS, "{done:?}");
-                assert!(done.is_ok() || done == Err(Error::OutOfMemory));
-                assert_eq!(gather.is_empty(), budget < BLOCKS);
-                let Ok(()) = table.finish(gather, &NoTlb);
-                let found = mappings(&table);
-                if budget < BLOCKS {
-                    assert_eq!(memory.used(), used, "a table is lost");
-                    assert_eq!(found, before);
-                } else {
-                    assert_eq!(memory.used(), used + BLOCKS);
-                    assert_eq!(found.len() as u64, BLOCKS * 512);
-                }
-                let mut next = 0;
-                for mapping in &found {
-                    assert_eq!(mapping.iova, Iova::new(next));
-                    assert_eq!(mapping.bus, bus(target + next));
-                    next += 1 << mapping.page_log2;
-                }
-                // The walker of DRAM sees the same.
-                memory.with_view(|view| {
-                    let walker = Walker::new(&format, view, table.root());
-                    for mapping in &found {
-                        assert_eq!(walker.lookup(mapping.iova).unwrap(), Some(*mapping));
-                    }
-                });
-                drop(table);
-                assert_eq!(memory.used(), 0);
-            }
-        }
-    }
-    let memory = SimulatedDram::new(1 << 20);
-    check(stage2(12, 40, 40), &memory, &memory);
-    check(amd_v1(3), &memory, &memory);
 }
 
 #[test]
