@@ -299,3 +299,23 @@ impl<S: CacheSync> CacheSync for Stepping<S> {
         self.0.fence();
     }
 }
+
+/// A test in which a thread panics fails; it does not wait for that thread for ever.
+#[test]
+fn nobody_waits_for_a_thread_that_has_panicked() {
+    let meet = Meet::new(2);
+    let said = AtomicBool::new(false);
+    let (panics, waits) = thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let _member = meet.join();
+            meet.wait();
+        });
+        let panics = scope.spawn(|| {
+            let _says = Says(&said);
+            let _member = meet.join();
+            panic!("on purpose");
+        });
+        (panics.join(), waits.join())
+    });
+    assert!(panics.is_err() && waits.is_err() && said.load(Ordering::Acquire));
+}
