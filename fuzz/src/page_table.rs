@@ -450,22 +450,25 @@ impl<F: Format> Run<'_, F> {
             assert_eq!(done, Err(Error::BreakBeforeMake { at: blocks[0].iova }));
             return;
         }
-        // Also where memory ran out some may be split.
-        for block in &blocks {
-            if self.format.dirty_test().is_some() {
-                self.model.tainted.push((self.va(block.iova), self.va(block.last())));
-            }
-        }
         match done {
             Ok(()) => {
                 for block in &blocks {
+                    if self.format.dirty_test().is_some() {
+                        self.model.tainted.push((self.va(block.iova), self.va(block.last())));
+                    }
                     for va in [self.va(block.iova), self.va(block.last())] {
                         let leaf = self.look_up(va).expect("it was mapped");
                         assert_eq!(leaf.page_log2, granule_log2, "{}: {leaf}", F::NAME);
                     }
                 }
             }
-            Err(Error::OutOfMemory) => assert!(!blocks.is_empty()),
+            Err(Error::OutOfMemory) => {
+                assert!(!blocks.is_empty());
+                let large = |leaf: &Mapping| leaf.page_log2 > granule_log2;
+                let left: Vec<Mapping> =
+                    self.leaves(first, last).into_iter().filter(large).collect();
+                assert_eq!(left, blocks, "{}: half split", F::NAME);
+            }
             Err(other) => panic!("{}: {other}", F::NAME),
         }
         for block in &blocks {
@@ -478,14 +481,18 @@ impl<F: Format> Run<'_, F> {
     fn set_prot(&mut self, first: u64, last: u64, choice: u8) {
         let prot = self.prot(choice);
         let whole = self.is_whole(first, last);
-        let has_runs = self.leaves(first, last).iter().any(|leaf| self.is_run(leaf.page_log2));
+        let leaves = self.leaves(first, last);
+        let has_runs = leaves.iter().any(|leaf| self.is_run(leaf.page_log2));
+        let fixed = self.format.fixed_while_live();
+        let must_break = has_runs && self.format.needs_break_before_make()
+            || leaves.iter().any(|leaf| leaf.prot.differs_in(prot, fixed));
         let (iova, len) = (self.iova(first), last - first + 1);
         let mut told = Vec::new();
         let note = |range: AddrRange<Iova>| told.push(range);
         match self.table.set_prot_dirty(iova, len, prot, &mut self.gather, note) {
             Ok(()) => {
                 assert!(whole && self.format.attributes(prot).is_some());
-                assert!(!(has_runs && self.format.needs_break_before_make()));
+                assert!(!must_break);
                 self.model.cut_out(first, last);
                 for (_, piece) in self.model.pieces.range_mut(first..=last) {
                     piece.prot = prot;
@@ -496,7 +503,7 @@ impl<F: Format> Run<'_, F> {
                 }
             }
             Err(Error::Prot { .. }) => assert!(self.format.attributes(prot).is_none()),
-            Err(Error::BreakBeforeMake { .. }) => assert!(whole && has_runs),
+            Err(Error::BreakBeforeMake { .. }) => assert!(whole && must_break),
             Err(error) => {
                 assert!(!whole, "{}: {error}", F::NAME);
                 self.refused(first, last, error);

@@ -143,7 +143,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                     let alone = || self.format.leaf(0, 0, BusAddr::new(bus), attributes);
                     return (level == 0).then(alone);
                 };
-                if self.format.dirty_test().is_some_and(|test| test.matches(attributes)) {
+                if self.format.dirty_test().is_some_and(|test| test.matches(before)) {
                     self.make_dirty(level - 1, built);
                 }
                 Some(self.format.table(level, built))

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Without the last flag each slice of a memory's entries is looked at entry by entry, atomics all of
-//! them, whenever it is handed on: that takes a hundred times as long and tells nothing more.
+//! them, whenever it is handed on: that takes far longer and tells nothing more.
 //!
 //! What is checked is that memory is used as Rust allows; what the tables hold is for the conformance
 //! suite. Run without Miri these tests are as good as any.
