@@ -6,6 +6,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::num::Wrapping;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -17,7 +18,7 @@ use longshore_access::{
     Space, SpaceConfig, Write,
 };
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
-use longshore_mem::{AddrRange, Granule, Iova};
+use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
@@ -65,11 +66,33 @@ impl RemoteMemory for NoAnswer {
 #[repr(C, align(4096))]
 struct Page([u8; PAGE as usize]);
 
-/// Memory that is never freed.
+/// A region's own memory.
+struct Own(NonNull<[Page]>);
+
+// SAFETY: it is good on every thread.
+unsafe impl Send for Own {}
+
+// SAFETY: it stays until this is dropped, and nobody holds a reference to it.
+unsafe impl DmaMemory for Own {
+    fn host(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.0.cast(), (PAGES * PAGE) as usize)
+    }
+
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        None
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: it was leaked where this was made.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
 fn memory() -> Arc<Region> {
-    let pages = NonNull::from(vec![Page([0; PAGE as usize]); PAGES as usize].leak());
-    // SAFETY: it stays, and the reference to it was given up.
-    Arc::new(unsafe { Region::from_raw_parts(pages.cast(), PAGES * PAGE) }.unwrap())
+    let pages = Vec::leak(vec![Page([0; PAGE as usize]); PAGES as usize]);
+    Arc::new(Region::of_memory(Own(NonNull::from(pages))).unwrap())
 }
 
 fn iova(page: u64) -> Iova {
