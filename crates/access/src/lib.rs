@@ -13,6 +13,8 @@
 //!   [`Lease`] for longer than a scope.
 //! * [`Space::map_raw`] and [`Space::unmap_raw`] are for those who keep the memory themselves: no
 //!   lock, no allocation.
+//! * With feature `vm-memory`, code written for rust-vmm runs on a session, a pin or a lease: module
+//!   `vm_memory`.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -90,6 +92,8 @@ mod space;
 mod sync;
 #[cfg(not(loom))]
 mod tlb;
+#[cfg(all(feature = "vm-memory", not(loom)))]
+pub mod vm_memory;
 #[cfg(not(loom))]
 mod windows;
 #[cfg(not(loom))]

@@ -434,6 +434,17 @@ impl<'p, A: Access> Slice<'p, A> {
         self.extent.host
     }
 
+    /// Whether it follows `before` in its region as well as in the address space. Not under Miri, as
+    /// with what the walk merges.
+    #[cfg(feature = "vm-memory")]
+    pub(crate) fn continues(&self, before: &Self) -> bool {
+        let (extent, before) = (&self.extent, &before.extent);
+        let bus = |extent: &Extent| extent.entry.bus_of(extent.iova);
+        !cfg!(miri)
+            && before.host.as_ptr().wrapping_add(before.len) == extent.host.as_ptr()
+            && bus(before).checked_add(before.len as u64) == Some(bus(extent))
+    }
+
     fn check(&self, offset: usize, len: usize) -> Result<*mut u8, Fault> {
         if offset.checked_add(len).is_some_and(|end| end <= self.extent.len) {
             Ok(self.extent.host.as_ptr().wrapping_add(offset))

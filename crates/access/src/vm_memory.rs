@@ -1,0 +1,142 @@
+//! Memory for code written for rust-vmm: vm-memory's `GuestMemory` and `Bytes` by IOVA. Feature
+//! `vm-memory`, for vm-memory 0.18.
+//!
+//! Two types, both addressed by IOVA as vm-memory's [`GuestAddress`]:
+//!
+//! | type | made by | what it reaches | lasts |
+//! | --- | --- | --- | --- |
+//! | [`SessionMemory`] | [`Session::guest_memory`] | the whole space, translated as it is accessed; holes may be in it | for a scope |
+//! | [`PinnedMemory`] | `from` a [`View`] or a [`Lease`] | one range, translated once | as the pin or the lease |
+//!
+//! A virtqueue is best served from the first: its descriptors lie anywhere.
+//!
+//! ```
+//! # #[cfg(not(miri))] {
+//! use std::sync::Arc;
+//! use std::sync::atomic::Ordering;
+//!
+//! use longshore_access::vm_memory::PinnedMemory;
+//! use longshore_access::{MapAccess, OnUnmap, Read, Region, Space};
+//! use longshore_mem::{FileOffset, Iova};
+//! use longshore_pagetable::Prot;
+//! use longshore_sys::memfd;
+//! use vm_memory::{Bytes, GuestAddress, GuestMemory};
+//!
+//! /// Written for rust-vmm: it knows nothing of Longshore.
+//! fn next_available<M: GuestMemory>(memory: &M, ring: GuestAddress) -> u16 {
+//!     memory.load(GuestAddress(ring.0 + 2), Ordering::Acquire).map(u16::from_le).unwrap_or(0)
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = memfd::create("guest", memfd::Backing::Shmem)?;
+//! memfd::set_len(&file, 1 << 20)?;
+//! let region = Region::map_file(&file, FileOffset::new(0), 1 << 20, MapAccess::ReadWrite)?;
+//! let (region, space) = (Arc::new(region), Space::new()?);
+//! space.attach(&region)?;
+//! space.map(Iova::new(0x4000_0000), &region, 0, 1 << 20, Prot::READ_WRITE)?;
+//! let session = space.session();
+//! let ring = GuestAddress(0x4000_3000);
+//!
+//! // The space, for as long as the scope.
+//! session.guest_memory(|memory| {
+//!     memory.write_obj(7u16, GuestAddress(ring.0 + 2))?;
+//!     assert_eq!(next_available(memory, ring), 7);
+//!     Ok::<_, vm_memory::GuestMemoryError>(())
+//! })?;
+//!
+//! // One range: pinned for a scope, or leased to keep and to send to other threads.
+//! let seen = session.pin(Iova::new(ring.0), 4096, Read, |view| {
+//!     next_available(&PinnedMemory::from(view), ring)
+//! })?;
+//! let leased = session.lease(Iova::new(ring.0), 4096, Read, OnUnmap::Wait)?;
+//! let leased = Arc::new(PinnedMemory::from(leased)); // a `GuestAddressSpace`
+//! assert_eq!((seen, next_available(&*leased, ring)), (7, 7));
+//! # Ok(())
+//! # }
+//! # main().unwrap();
+//! # }
+//! ```
+//!
+//! # Which writes are logged, and when
+//!
+//! Of a [`SessionMemory`], what was written and no more: each of vm-memory's methods that writes
+//! marks the bytes in the [`Logs`](crate::Logs) right after. What is written through a raw pointer
+//! or an atomic reference (`ptr_guard_mut`, `get_atomic_ref`) is not seen, as with any memory of
+//! rust-vmm: call `bitmap().mark_dirty()` then, within the scope. Harvests wait for the scope's end,
+//! so no write is lost between it and its mark. `dirty_at` looks into a log by IOVA of this process,
+//! and says no where there is none.
+//!
+//! Of a [`PinnedMemory`], all of the range when the pin or the lease ends, if that permits writes,
+//! whether it was written or not; until then nothing. So have small ones, or a
+//! [`SessionMemory`], while pages are logged.
+//!
+//! Dirty bits in the page tables are set as hardware sets them: where writing is permitted, so when
+//! slices to write are asked for, when a range is checked for it, or when it is pinned or leased.
+//!
+//! # Errors
+//!
+//! | vm-memory's error | what it says here |
+//! | --- | --- |
+//! | `InvalidGuestAddress` | nothing is mapped there, or it lies outside the pin |
+//! | `IOError` with `PermissionDenied` | the mapping, or the pin, does not permit it; its source is the [`Fault`] |
+//! | `HostAddressNotAvailable` | it is mapped to a remote region |
+//! | `GuestAddressOverflow` | the range passes the end of the address space |
+//! | `PartialBuffer` | one of these after so many bytes; they are done |
+//! | `InvalidBackendAddress` | an atomic access is not aligned |
+//!
+//! # What it cannot do
+//!
+//! * Remote regions: vm-memory's slices are addresses of this process. [`Session::read`] and
+//!   [`write`](Session::write) reach them.
+//! * Guarded copies: vm-memory copies by itself, so where a client truncates its file during a copy
+//!   this process gets SIGBUS. Clients that are not trusted must seal theirs
+//!   ([`Region::is_shrinkable`](crate::Region::is_shrinkable)).
+//! * Permissions of a slice: vm-memory has one type to read and to write. What is permitted is
+//!   checked when slices are handed out, by the permissions that are asked for; all its `Bytes`
+//!   methods ask for the right ones.
+#![expect(unsafe_code, reason = "hands out pinned memory as vm-memory's slices")]
+
+mod pinned;
+mod session;
+
+use std::io;
+
+use longshore_mem::Iova;
+use vm_memory::{GuestAddress, GuestMemoryError, Permissions};
+
+use crate::fault::{Fault, Reason};
+use crate::tlb;
+
+pub use pinned::{PinnedMemory, PinnedRegion, PinnedRegions};
+pub use session::{DirtySlice, SessionMemory};
+
+#[cfg(doc)]
+use crate::{Lease, Session, View};
+
+/// What an access of rust-vmm wants of an entry.
+fn wanted(access: Permissions) -> u64 {
+    let read = if access.allow(Permissions::Read) { tlb::READ } else { 0 };
+    let write = if access.allow(Permissions::Write) { tlb::WRITE } else { 0 };
+    read | write
+}
+
+/// That `count` bytes from `address` are in the address space.
+fn check_end(address: GuestAddress, count: usize) -> Result<(), GuestMemoryError> {
+    match count.checked_sub(1).map(|more| address.0.checked_add(more as u64)) {
+        Some(None) => Err(GuestMemoryError::GuestAddressOverflow),
+        _ => Ok(()),
+    }
+}
+
+/// Why `address` cannot be accessed, `done` bytes after the start, in vm-memory's words.
+fn refused(address: u64, done: usize, reason: Reason) -> GuestMemoryError {
+    match reason {
+        Reason::Unmapped => GuestMemoryError::InvalidGuestAddress(GuestAddress(address)),
+        Reason::NotDirect => GuestMemoryError::HostAddressNotAvailable,
+        Reason::Overflow => GuestMemoryError::GuestAddressOverflow,
+        reason => {
+            let fault = Fault { iova: Iova::new(address), done, reason };
+            GuestMemoryError::IOError(io::Error::new(io::ErrorKind::PermissionDenied, fault))
+        }
+    }
+}

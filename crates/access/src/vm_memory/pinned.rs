@@ -1,0 +1,291 @@
+//! One range, translated once.
+
+use std::fmt;
+use std::iter::FusedIterator;
+use std::marker::PhantomData;
+
+use vm_memory::guest_memory::GuestMemorySliceIterator;
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion,
+    GuestMemoryRegionBytes, GuestUsize, MemoryRegionAddress, Permissions, VolatileSlice,
+};
+
+use super::{check_end, refused, wanted};
+use crate::fault::Reason;
+use crate::pin::{Access, Lease, ReadWrite, Slice, View};
+
+/// A pinned or leased range as vm-memory's `GuestMemory`. It permits what the pin permits.
+///
+/// Made `from` a [`View`] it lasts as long as that, and made from a [`Lease`] it keeps the lease.
+/// Either may be used on other threads. Making it allocates.
+///
+/// It cannot outlive the pin:
+///
+/// ```compile_fail
+/// # use longshore_access::{Read, Space, vm_memory::PinnedMemory};
+/// # use longshore_mem::Iova;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let escaped = session.pin(Iova::new(0), 8, Read, |view| PinnedMemory::from(view)).unwrap();
+/// ```
+///
+/// ```compile_fail
+/// # use longshore_access::{Read, Space, vm_memory::PinnedMemory};
+/// # use longshore_mem::Iova;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let mut kept = None;
+/// session.pin(Iova::new(0), 0, Read, |view| kept = Some(PinnedMemory::from(view))).unwrap();
+/// ```
+///
+/// nor a slice of it the memory:
+///
+/// ```compile_fail,E0505
+/// # use longshore_access::{OnUnmap, Read, Space, vm_memory::PinnedMemory};
+/// # use longshore_mem::Iova;
+/// # use vm_memory::{GuestAddress, GuestMemory, Permissions};
+/// let space = Space::new().unwrap();
+/// let lease = space.session().lease(Iova::new(0), 0, Read, OnUnmap::Wait).unwrap();
+/// let memory = PinnedMemory::from(lease);
+/// let mut slices = memory.get_slices(GuestAddress(0), 0, Permissions::Read).unwrap();
+/// drop(memory);
+/// slices.next();
+/// ```
+pub struct PinnedMemory<'p, A: Access> {
+    regions: PinnedRegions,
+    held: Held<'p, A>,
+}
+
+/// What keeps the memory.
+enum Held<'p, A: Access> {
+    Pin(PhantomData<&'p ()>),
+    Lease(Lease<A>),
+}
+
+/// The parts of a [`PinnedMemory`] that lie side by side in this process: vm-memory's
+/// `GuestMemoryBackend`.
+pub struct PinnedRegions(Box<[PinnedRegion]>);
+
+/// One of them: vm-memory's `GuestMemoryRegion`.
+pub struct PinnedRegion {
+    host: *mut u8,
+    iova: u64,
+    /// Not zero.
+    len: usize,
+}
+
+// SAFETY: the memory stays for as long as what the region is part of, on any thread, and is accessed
+// as foreign memory only.
+unsafe impl Send for PinnedRegion {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedRegion {}
+
+impl<'p, A: Access> From<View<'p, A>> for PinnedMemory<'p, A> {
+    fn from(view: View<'p, A>) -> Self {
+        Self { regions: PinnedRegions::of(view.slices()), held: Held::Pin(PhantomData) }
+    }
+}
+
+impl<A: Access> From<Lease<A>> for PinnedMemory<'static, A> {
+    fn from(lease: Lease<A>) -> Self {
+        let regions = PinnedRegions::of(lease.view().slices());
+        Self { regions, held: Held::Lease(lease) }
+    }
+}
+
+impl<A: Access> PinnedMemory<'_, A> {
+    /// The lease it was made from, if it was.
+    pub fn lease(&self) -> Option<&Lease<A>> {
+        match &self.held {
+            Held::Pin(_) => None,
+            Held::Lease(lease) => Some(lease),
+        }
+    }
+}
+
+impl PinnedMemory<'_, ReadWrite> {
+    /// The same as a backend, for code that wants a `GuestMemoryBackend` and not only a
+    /// `GuestMemory`. That does not ask which access is meant; so only what is pinned to be read and
+    /// written has it.
+    ///
+    /// ```compile_fail,E0599
+    /// # use longshore_access::{Read, Space, vm_memory::PinnedMemory};
+    /// # use longshore_mem::Iova;
+    /// # let space = Space::new().unwrap();
+    /// # let session = space.session();
+    /// session.pin(Iova::new(0), 0, Read, |view| {
+    ///     PinnedMemory::from(view).regions();
+    /// });
+    /// ```
+    pub fn regions(&self) -> &PinnedRegions {
+        &self.regions
+    }
+}
+
+impl<A: Access> GuestMemory for PinnedMemory<'_, A> {
+    type PhysicalMemory = PinnedRegions;
+    type Bitmap = ();
+
+    fn check_range(&self, address: GuestAddress, count: usize, access: Permissions) -> bool {
+        self.get_slices(address, count, access)
+            .is_ok_and(|mut slices| slices.all(|slice| slice.is_ok()))
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        address: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'a, ()>, GuestMemoryError> {
+        check_end(address, count)?;
+        if wanted(access) & !A::WANT != 0 {
+            return Err(refused(address.0, 0, Reason::Permission));
+        }
+        Ok(Slices { regions: self.regions.from(address.0), at: address.0, left: count })
+    }
+}
+
+/// The slices of a range. It ends with the first error.
+struct Slices<'a> {
+    /// From the one that `at` lies in or before on.
+    regions: &'a [PinnedRegion],
+    at: u64,
+    left: usize,
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = Result<VolatileSlice<'a, ()>, GuestMemoryError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        let at = self.at;
+        let found = self.regions.split_first().filter(|(region, _)| region.iova <= at);
+        let Some((region, rest)) = found else {
+            self.left = 0;
+            return Some(Err(refused(at, 0, Reason::Unmapped)));
+        };
+        let offset = (at - region.iova) as usize;
+        let len = (region.len - offset).min(self.left);
+        self.regions = rest;
+        // The end of the address space is only ever passed with nothing left.
+        self.at = at.wrapping_add(len as u64);
+        self.left -= len;
+        Some(region.slice(offset, len))
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+
+impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
+
+impl PinnedRegions {
+    fn of<'p, A: Access>(slices: impl Iterator<Item = Slice<'p, A>>) -> Self {
+        let mut regions: Vec<PinnedRegion> = Vec::new();
+        let mut before = None;
+        for slice in slices {
+            match regions.last_mut() {
+                // Adjacent in their region too: Miri wants to know of which allocation an address
+                // is, and so does the language.
+                Some(last) if before.is_some_and(|before| slice.continues(&before)) => {
+                    last.len += slice.len_bytes();
+                }
+                _ => regions.push(PinnedRegion {
+                    host: slice.start().as_ptr(),
+                    iova: slice.iova().raw(),
+                    len: slice.len_bytes(),
+                }),
+            }
+            before = Some(slice);
+        }
+        Self(regions.into())
+    }
+
+    /// The regions from the one on that `address` lies in or before.
+    fn from(&self, address: u64) -> &[PinnedRegion] {
+        let before = self.0.partition_point(|region| region.last() < address);
+        &self.0[before..]
+    }
+}
+
+impl GuestMemoryBackend for PinnedRegions {
+    type R = PinnedRegion;
+
+    fn num_regions(&self) -> usize {
+        self.0.len()
+    }
+
+    fn find_region(&self, address: GuestAddress) -> Option<&PinnedRegion> {
+        self.from(address.0).first().filter(|region| region.iova <= address.0)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &PinnedRegion> {
+        self.0.iter()
+    }
+}
+
+impl PinnedRegion {
+    fn last(&self) -> u64 {
+        self.iova + (self.len as u64 - 1)
+    }
+
+    fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, GuestMemoryError> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(GuestMemoryError::InvalidBackendAddress);
+        }
+        let host = self.host.wrapping_add(offset);
+        // SAFETY: within the region, which is pinned or leased for longer than it is borrowed here;
+        // all access is as to foreign memory.
+        Ok(unsafe { VolatileSlice::new(host, len) })
+    }
+}
+
+impl GuestMemoryRegion for PinnedRegion {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        self.len as u64
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        GuestAddress(self.iova)
+    }
+
+    fn bitmap(&self) {}
+
+    /// The address is good as long as the pin or the lease.
+    fn get_host_address(&self, address: MemoryRegionAddress) -> Result<*mut u8, GuestMemoryError> {
+        let address = self.check_address(address).ok_or(GuestMemoryError::InvalidBackendAddress)?;
+        Ok(self.host.wrapping_add(address.0 as usize))
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> Result<VolatileSlice<'_, ()>, GuestMemoryError> {
+        self.slice(offset.0 as usize, count)
+    }
+}
+
+impl GuestMemoryRegionBytes for PinnedRegion {}
+
+impl<A: Access> fmt::Debug for PinnedMemory<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("PinnedMemory");
+        shown.field("regions", &self.regions).field("lease", &self.lease()).finish()
+    }
+}
+
+impl fmt::Debug for PinnedRegions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.0).finish()
+    }
+}
+
+impl fmt::Debug for PinnedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedRegion({:#x} + {:#x})", self.iova, self.len)
+    }
+}

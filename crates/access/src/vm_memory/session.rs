@@ -1,0 +1,226 @@
+//! All of a space, translated access by access, while a session's slot stays entered.
+
+use std::fmt;
+use std::iter::FusedIterator;
+use std::marker::PhantomData;
+
+use longshore_mem::Iova;
+use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
+use vm_memory::guest_memory::GuestMemorySliceIterator;
+use vm_memory::{GuestAddress, GuestMemory, GuestMemoryError, Permissions, VolatileSlice};
+
+use super::{PinnedRegions, check_end, refused, wanted};
+use crate::dirty::Log;
+use crate::fault::Reason;
+use crate::session::{Place, Session};
+use crate::tlb;
+
+/// What a session reaches, as vm-memory's `GuestMemory`, for as long as a scope:
+/// [`Session::guest_memory`].
+///
+/// It cannot leave the scope, nor can a slice of it:
+///
+/// ```compile_fail
+/// # use longshore_access::Space;
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let escaped = session.guest_memory(|memory| memory);
+/// ```
+///
+/// ```compile_fail
+/// # use longshore_access::Space;
+/// # use vm_memory::{GuestAddress, GuestMemory, Permissions};
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let mut kept = None;
+/// session.guest_memory(|memory| {
+///     let mut slices = memory.get_slices(GuestAddress(0), 8, Permissions::Read).unwrap();
+///     kept = slices.next();
+/// });
+/// ```
+///
+/// The same, but for what is kept, is fine:
+///
+/// ```
+/// # use longshore_access::Space;
+/// # use vm_memory::{GuestAddress, GuestMemory, Permissions};
+/// let space = Space::new().unwrap();
+/// let session = space.session();
+/// let mut kept = None;
+/// session.guest_memory(|memory| {
+///     let mut slices = memory.get_slices(GuestAddress(0), 8, Permissions::Read).unwrap();
+///     kept = slices.next().map(|slice| slice.is_err());
+/// });
+/// assert_eq!(kept, Some(true)); // nothing is mapped
+/// ```
+pub struct SessionMemory<'p> {
+    /// In its slot for longer than this lives.
+    session: &'p Session,
+}
+
+impl Session {
+    /// Lends the space to code written for rust-vmm: `work` gets vm-memory's `GuestMemory`, by IOVA.
+    ///
+    /// Each access is translated by itself, with the permissions of the mapping it meets. What `work`
+    /// reached stays until it returns, as in a [`pin`](Self::pin): whoever unmaps it waits. So keep
+    /// it short, as one run of a queue. Scopes and pins nest. It allocates nothing.
+    pub fn guest_memory<R>(&self, work: impl for<'p> FnOnce(&SessionMemory<'p>) -> R) -> R {
+        let _entered = self.enter().nest();
+        work(&SessionMemory { session: self })
+    }
+}
+
+impl<'p> SessionMemory<'p> {
+    fn pieces(
+        &self,
+        address: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> Result<Pieces<'p>, GuestMemoryError> {
+        check_end(address, count)?;
+        let want = wanted(access);
+        Ok(Pieces { session: self.session, at: address.0, left: count, done: 0, want })
+    }
+}
+
+impl<'p> GuestMemory for SessionMemory<'p> {
+    type PhysicalMemory = PinnedRegions;
+    type Bitmap = DirtySlice<'p>;
+
+    fn check_range(&self, address: GuestAddress, count: usize, access: Permissions) -> bool {
+        self.pieces(address, count, access)
+            .is_ok_and(|mut pieces| pieces.all(|piece| piece.is_ok()))
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        address: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'a, DirtySlice<'p>>, GuestMemoryError> {
+        Ok(Slices::<'a, 'p> { pieces: self.pieces(address, count, access)?, memory: PhantomData })
+    }
+}
+
+impl fmt::Debug for SessionMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SessionMemory").field(self.session.space()).finish()
+    }
+}
+
+/// Translates a range, piece by piece. It ends with the first error.
+struct Pieces<'p> {
+    session: &'p Session,
+    at: u64,
+    left: usize,
+    done: usize,
+    want: u64,
+}
+
+impl<'p> Iterator for Pieces<'p> {
+    /// Where a piece is, and who notes what is written to it.
+    type Item = Result<(*mut u8, DirtySlice<'p>), GuestMemoryError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        let (at, left, session) = (self.at, self.left, self.session);
+        // Within the scope's slot; entered again so that the TLB is right for what was unmapped.
+        let _entered = session.enter();
+        let entry = match session.translate(at, left, self.want) {
+            Ok(Place::Direct(entry)) => Ok(entry),
+            Ok(Place::Remote { .. }) => Err(Reason::NotDirect),
+            Err(reason) => Err(reason),
+        };
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(reason) => {
+                self.left = 0;
+                return Some(Err(refused(at, self.done, reason)));
+            }
+        };
+        let (host, room) = entry.place(at);
+        let len = room.min(left as u64) as usize;
+        // The end of the address space is only ever passed with nothing left.
+        self.at = at.wrapping_add(len as u64);
+        self.left -= len;
+        self.done += len;
+        Some(Ok((host, DirtySlice { session, entry, iova: at, len })))
+    }
+}
+
+struct Slices<'a, 'p> {
+    pieces: Pieces<'p>,
+    memory: PhantomData<&'a SessionMemory<'p>>,
+}
+
+impl<'a, 'p> Iterator for Slices<'a, 'p> {
+    type Item = Result<VolatileSlice<'a, DirtySlice<'p>>, GuestMemoryError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let piece = self.pieces.next()?;
+        Some(piece.map(|(host, dirty)| {
+            let len = dirty.len;
+            // SAFETY: `len` bytes from `host` were translated while the slot is entered, which it
+            // stays for longer than the memory is borrowed here; all access is as to foreign memory.
+            unsafe { VolatileSlice::with_bitmap(host, len, dirty, None) }
+        }))
+    }
+}
+
+impl FusedIterator for Slices<'_, '_> {}
+
+impl<'a, 'p> GuestMemorySliceIterator<'a, DirtySlice<'p>> for Slices<'a, 'p> {}
+
+/// Notes in a space's logs what is written to a slice of a [`SessionMemory`]: vm-memory's `Bitmap`.
+#[derive(Clone)]
+pub struct DirtySlice<'p> {
+    session: &'p Session,
+    /// Where the slice lies in; of it `len` bytes from `iova`.
+    entry: tlb::Entry,
+    iova: u64,
+    len: usize,
+}
+
+impl DirtySlice<'_> {
+    /// What of `offset` and `len` lies in the slice; the rest is nobody's.
+    fn within(&self, offset: usize, len: usize) -> (u64, usize) {
+        let offset = offset.min(self.len);
+        (self.iova + offset as u64, len.min(self.len - offset))
+    }
+}
+
+impl WithBitmapSlice<'_> for DirtySlice<'_> {
+    type S = Self;
+}
+
+impl BitmapSlice for DirtySlice<'_> {}
+
+impl Bitmap for DirtySlice<'_> {
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        let (iova, len) = self.within(offset, len);
+        if len != 0 {
+            self.session.after_write(&self.entry, iova, len);
+        }
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        let (iova, len) = self.within(offset, 1);
+        match &self.session.space().inner.logs.get().by_iova {
+            Log::Internal(log) => len != 0 && log.peek(Iova::new(iova)),
+            _ => false,
+        }
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        let (iova, len) = self.within(offset, self.len);
+        Self { iova, len, ..self.clone() }
+    }
+}
+
+impl fmt::Debug for DirtySlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DirtySlice({:#x} + {:#x})", self.iova, self.len)
+    }
+}
