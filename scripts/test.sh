@@ -54,10 +54,15 @@ unit_tests() {
     return "$status"
 }
 
-# Every interleaving of two threads that change one page table.
+# Every interleaving of threads that change one page table, access what is unmapped, or write beside
+# a harvest of a dirty log.
 loom_tests() {
-    RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom "${bounded[@]}" \
-        cargo test --release --package longshore-pagetable --test loom "${locked[@]}"
+    local status=0
+    local -x RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
+    local loom=("${bounded[@]}" cargo test --release "${locked[@]}")
+    "${loom[@]}" --package longshore-pagetable --test loom || status=1
+    "${loom[@]}" --package longshore-access --test loom --test loom_dirty || status=1
+    return "$status"
 }
 
 # Copies, checksums and digests with one set of instructions, also where tests leave the choice to
@@ -89,6 +94,7 @@ miri_tests() {
     "${miri[@]}" --package longshore-mem --lib || status=1
     "${miri[@]}" --package longshore-iov --lib --test model --test bad_input --test concurrent ||
         status=1
+    "${miri[@]}" --package longshore-access --lib -- dirty:: || status=1
     "${miri[@]}" --package longshore-heap --lib -- heap:: page_report:: error:: || status=1
     "${miri[@]}" --package longshore-load --lib -- budget:: fill::piece:: fill::route:: || status=1
     return "$status"

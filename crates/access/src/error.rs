@@ -81,6 +81,15 @@ pub enum Error {
     /// The region is read-only, and a permission to write was asked for.
     #[error("the region can only be read, so it cannot be mapped for writing")]
     ReadOnlyRegion,
+    /// A log has no bits for a part of a region.
+    #[error("a region of {region_bytes:#x} bytes: {source}")]
+    BeyondLog {
+        /// The region's length.
+        region_bytes: u64,
+        /// Where the log ends.
+        #[source]
+        source: crate::dirty::BeyondLog,
+    },
     /// Space for windows is used up.
     #[error("no window of {region_bytes:#x} bytes is left; detach regions that are not used")]
     NoWindow {

@@ -26,6 +26,7 @@
 #![expect(unsafe_code, reason = "slots are linked by pointers and outlive the sessions in them")]
 #![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 
 use crate::sync::{
@@ -85,61 +86,127 @@ unsafe impl<P: Send> Send for Grace<P> {}
 // SAFETY: as above.
 unsafe impl<P: Send> Sync for Grace<P> {}
 
+/// No flush word is this.
+const NEVER: u64 = u64::MAX;
+
+/// What a session knows of its slot: the flush word for which its TLB is right, and how many scopes
+/// keep the slot busy.
+///
+/// The short way in is [`Slot::enter`] and [`is_current`](Self::is_current), and the TLB may be used
+/// where that says so. It says so only outside of any scope, and never where the session has to
+/// execute a fence: those go the long way, [`enter`](Self::enter).
+#[derive(Debug)]
+pub struct Seen {
+    /// The flush word for which the short way may be taken.
+    short: Cell<u64>,
+    /// The flush word for which the TLB is right.
+    last: Cell<u64>,
+    pins: Cell<u32>,
+    fences: bool,
+}
+
+impl Seen {
+    /// Of a session with an empty TLB.
+    pub fn new(barrier: Barrier) -> Self {
+        Self {
+            short: Cell::new(NEVER),
+            last: Cell::new(NEVER),
+            pins: Cell::new(0),
+            fences: barrier == Barrier::Fence,
+        }
+    }
+
+    /// Whether the TLB may be used at once. The slot must be entered.
+    #[inline(always)]
+    pub fn is_current<P>(&self, slot: &Slot<P>) -> bool {
+        slot.flush.load(Ordering::Relaxed) == self.short.get()
+    }
+
+    /// Enters the slot the long way; `empty` empties the TLB if need be. The TLB may be used then.
+    #[inline]
+    pub fn enter<P>(&self, slot: &Slot<P>, empty: impl FnOnce()) {
+        slot.enter();
+        if self.fences {
+            fence(Ordering::SeqCst);
+        }
+        if slot.state.load(Ordering::Relaxed) != ACTIVE {
+            slot.state.store(ACTIVE, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+        let word = slot.flush.load(Ordering::Relaxed);
+        if word != self.last.get() {
+            // What was cleared before the word was written is seen by the walks that follow.
+            fence(Ordering::Acquire);
+            empty();
+            self.last.set(word);
+            if self.pins.get() == 0 {
+                slot.acked.store(word, Ordering::Release);
+            }
+        }
+        self.allow_short();
+    }
+
+    /// Ends an access that went the long way.
+    #[inline]
+    pub fn leave<P>(&self, slot: &Slot<P>) {
+        slot.busy.store(self.pins.get(), Ordering::Release);
+    }
+
+    /// Opens a scope, with the slot entered: until it is closed the slot stays busy.
+    pub fn open(&self) {
+        self.pins.set(self.pins.get() + 1);
+        self.short.set(NEVER);
+    }
+
+    /// Closes a scope; the slot is not left by that.
+    pub fn close(&self) {
+        self.pins.set(self.pins.get() - 1);
+        self.allow_short();
+    }
+
+    /// Whether a scope is open.
+    pub fn is_pinned(&self) -> bool {
+        self.pins.get() != 0
+    }
+
+    /// Takes no part in grace periods until the slot is next entered. The TLB must be empty, and no
+    /// access going on.
+    pub fn park<P>(&self, slot: &Slot<P>) {
+        self.forget();
+        slot.state.store(PARKED, Ordering::Release);
+    }
+
+    /// Gives the slot back, for another session. As [`park`](Self::park).
+    pub fn release<P>(&self, slot: &Slot<P>) {
+        self.forget();
+        slot.owner.store(0, Ordering::Relaxed);
+        slot.state.store(FREE, Ordering::Release);
+    }
+
+    fn forget(&self) {
+        self.short.set(NEVER);
+        self.last.set(NEVER);
+    }
+
+    fn allow_short(&self) {
+        if self.pins.get() == 0 && !self.fences {
+            self.short.set(self.last.get());
+        }
+    }
+}
+
 impl<P> Slot<P> {
-    /// Begins an access. What the session does next must be to compare the flush word.
+    /// Begins an access. What the session does next must be to ask whether its TLB is current.
     #[inline(always)]
     pub fn enter(&self) {
         self.busy.store(1, Ordering::Relaxed);
         light_barrier();
     }
 
-    /// [`enter`](Self::enter) where sessions execute the fence themselves, again if need be.
-    pub fn fence(&self) {
-        fence(Ordering::SeqCst);
-    }
-
-    /// The flush word: what the session has seen, or its TLB must be emptied.
+    /// Ends an access that went the short way.
     #[inline(always)]
-    pub fn flush_word(&self) -> u64 {
-        self.flush.load(Ordering::Relaxed)
-    }
-
-    /// After a flush word that was new: what was cleared before it was written is seen from here on.
-    pub fn acquire(&self) {
-        fence(Ordering::Acquire);
-    }
-
-    /// Tells that the session, whose TLB is empty, has seen `flush_word` and uses nothing older.
-    pub fn ack(&self, flush_word: u64) {
-        self.acked.store(flush_word, Ordering::Release);
-    }
-
-    /// Ends an access; `pins` scopes are still open around it.
-    #[inline(always)]
-    pub fn leave(&self, pins: u32) {
-        self.busy.store(pins, Ordering::Release);
-    }
-
-    /// Whether no grace period cares for the session, whose TLB is empty.
-    pub fn is_parked(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != ACTIVE
-    }
-
-    /// Takes part in grace periods again, before the first walk.
-    pub fn unpark(&self) {
-        self.state.store(ACTIVE, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Takes no part in grace periods from here on. The TLB must be empty, and no access going on.
-    pub fn park(&self) {
-        self.state.store(PARKED, Ordering::Release);
-    }
-
-    /// Gives the slot back, for another session. As [`park`](Self::park).
-    pub fn release(&self) {
-        self.owner.store(0, Ordering::Relaxed);
-        self.state.store(FREE, Ordering::Release);
+    pub fn leave(&self) {
+        self.busy.store(0, Ordering::Release);
     }
 
     /// What is private to the session.
@@ -228,7 +295,8 @@ impl<P> Grace<P> {
         if !self.slots().any(|slot| is_active(&slot)) {
             return;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        // A session that has seen this epoch has seen what was cleared before each earlier one.
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         for slot in self.slots().filter(is_active) {
             slot.flush.fetch_max(epoch, Ordering::Release);
         }

@@ -50,6 +50,12 @@
 //! # }
 //! ```
 //!
+//! # Which pages were written
+//!
+//! Four ways, of which none costs anything while it is off: a log of this process or of another, by
+//! IOVA or by guest-physical address ([`Space::set_logs`], [`dirty`]), and dirty bits in the page
+//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]).
+//!
 //! # Threads
 //!
 //! A [`Space`] is shared by any number of threads; each has its own [`Session`]. A session that waits
@@ -60,12 +66,15 @@
 
 #[cfg(not(loom))]
 mod batch;
+pub mod dirty;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 mod fault;
 #[cfg(not(loom))]
 mod lease;
+#[cfg(not(loom))]
+mod logs;
 #[cfg(not(loom))]
 mod pin;
 #[cfg(not(loom))]
@@ -98,6 +107,7 @@ pub use {
     fault::{Fault, Reason},
     grace::Barrier,
     lease::OnUnmap,
+    logs::Logs,
     longshore_sys::mapping::Access as MapAccess,
     longshore_sys::process_memory::Process,
     pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes},

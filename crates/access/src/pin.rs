@@ -289,7 +289,9 @@ impl<A: Access> Drop for Lease<A> {
         let inner = &self.space.inner;
         if A::WANT & tlb::WRITE != 0 {
             for extent in &self.extents {
-                inner.log_write(extent.iova, extent.len, extent.entry.bus_of(extent.iova));
+                // SAFETY: what is leased stays attached until the lease ends, below.
+                let guest_phys = unsafe { inner.guest_phys(extent.entry.bus_of(extent.iova)) };
+                inner.log_write_outside(extent.iova, extent.len, guest_phys);
             }
         }
         if let Some(id) = self.id {
@@ -405,7 +407,6 @@ impl<A: Writes> View<'_, A> {
     ///
     /// # Errors
     /// As [`read`](View::read).
-    #[expect(clippy::needless_pass_by_value, reason = "it is a few bytes")]
     pub fn write_obj<T: Plain>(&self, offset: usize, value: T) -> Result<(), Fault> {
         // SAFETY: the bytes of our own value, none of which are padding.
         let bytes =

@@ -226,7 +226,8 @@ impl fmt::Debug for Region {
 }
 
 fn check_pages(start: u64, len_bytes: u64) -> Result<(), Error> {
-    let is_possible =
-        len_bytes != 0 && (start | len_bytes) % PAGE_BYTES == 0 && len_bytes <= isize::MAX as u64;
+    let is_possible = len_bytes != 0
+        && (start | len_bytes).is_multiple_of(PAGE_BYTES)
+        && len_bytes <= isize::MAX as u64;
     if is_possible { Ok(()) } else { Err(Error::RegionAlignment { start, len_bytes }) }
 }

@@ -23,6 +23,7 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::grace::{Barrier, Grace};
 use crate::lease::Leases;
+use crate::logs::{Current, Logs};
 use crate::region::Region;
 use crate::session::{Private, Session};
 use crate::windows::{Attached, WINDOWS_START, Windows};
@@ -38,12 +39,16 @@ pub struct SpaceConfig {
     /// How unmapping makes sure that sessions see it; `None` for `membarrier` where the kernel has
     /// it, and else fences.
     pub barrier: Option<Barrier>,
+    /// Whether the page tables have dirty bits, which sessions set as hardware does
+    /// ([`Space::read_dirty`]). A write that finds its page clean costs a walk; unmapping takes each
+    /// entry by an exchange.
+    pub dirty_bits: bool,
 }
 
 impl SpaceConfig {
-    /// Of 48 bits, with the best barrier there is.
+    /// Of 48 bits, with the best barrier there is, without dirty bits.
     pub const fn new() -> Self {
-        Self { input_bits: 48, barrier: None }
+        Self { input_bits: 48, barrier: None, dirty_bits: false }
     }
 }
 
@@ -62,6 +67,8 @@ pub struct Counters {
     pub waited: u64,
     /// Times a lock was taken: by the safe door, and for leases and remote regions.
     pub locks: u64,
+    /// Writes that a log had no bits for.
+    pub unlogged: u64,
 }
 
 /// The translations of one address space. Clones are the same space.
@@ -75,6 +82,7 @@ pub(crate) struct Inner {
     pub(crate) grace: Grace<Private>,
     pub(crate) windows: Windows,
     pub(crate) leases: Leases,
+    pub(crate) logs: Current,
     state: Mutex<State>,
     locks: AtomicU64,
 }
@@ -128,6 +136,7 @@ impl Space {
             input_bits,
             output_bits: 52,
             snoop_control: false,
+            dirty: config.dirty_bits,
             ..VtdSecondConfig::new()
         });
         let format = format.map_err(|source| Error::Config { input_bits, source })?;
@@ -137,6 +146,7 @@ impl Space {
             grace: Grace::new(choose_barrier(config.barrier)?, waits),
             windows: Windows::new(),
             leases: Leases::default(),
+            logs: Current::default(),
             state: Mutex::default(),
             locks: AtomicU64::new(0),
         };
@@ -202,13 +212,14 @@ impl Space {
     /// Lets parts of `region` be mapped. The space keeps it alive until it is detached.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`], [`Error::NoWindow`].
+    /// [`Error::AlreadyAttached`], [`Error::NoWindow`], [`Error::BeyondLog`].
     pub fn attach(&self, region: &Arc<Region>) -> Result<(), Error> {
         let mut state = self.inner.lock();
         let key = key_of(region);
         if state.attached.contains_key(&key) {
             return Err(Error::AlreadyAttached);
         }
+        check_log(&self.inner.logs.get(), region)?;
         let attached = self.inner.windows.attach(region);
         let attached = attached.ok_or(Error::NoWindow { region_bytes: region.len_bytes() })?;
         state.attached.insert(key, Kept { attached, mapped_bytes: 0 });
@@ -274,7 +285,8 @@ impl Space {
     pub fn counters(&self) -> Counters {
         let (barriers, waited) = self.inner.grace.counts();
         let locks = self.inner.locks.load(Ordering::Relaxed) + self.inner.leases.locks();
-        Counters { barriers, waited, locks }
+        let unlogged = self.inner.logs.unlogged();
+        Counters { barriers, waited, locks, unlogged }
     }
 
     /// How sessions are made to see what was unmapped.
@@ -322,12 +334,15 @@ impl Inner {
         let Ok(()) = self.table.finish(gather, &Flush { inner: self, ranges });
     }
 
-    /// Notes in the logs that are on that `len` bytes from `iova`, at `bus`, were written.
-    pub(crate) fn log_write(&self, _iova: u64, _len: usize, _bus: u64) {}
-
     /// The safe door.
     pub(crate) fn lock_windows(&self) -> Locked<'_> {
         Locked { inner: self, state: self.lock() }
+    }
+
+    /// That `logs` have bits for each region that is attached.
+    pub(crate) fn check_attached(&self, logs: &Logs) -> Result<(), Error> {
+        let state = self.lock();
+        state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))
     }
 
     /// Gives back what a finished unmapping had of each region.
@@ -422,6 +437,11 @@ pub(crate) fn thread_token() -> usize {
     TOKEN.with(|token| std::ptr::from_ref(token).addr())
 }
 
+fn check_log(logs: &Logs, region: &Region) -> Result<(), Error> {
+    let region_bytes = region.len_bytes();
+    logs.check(region).map_err(|source| Error::BeyondLog { region_bytes, source })
+}
+
 fn key_of(region: &Arc<Region>) -> usize {
     Arc::as_ptr(region).addr()
 }
@@ -438,7 +458,7 @@ fn choose_barrier(asked: Option<Barrier>) -> Result<Barrier, Error> {
     }
 }
 
-fn all_threads_barrier() {
+pub(crate) fn all_threads_barrier() {
     // It was registered for, so the kernel has it and has nothing to refuse. Without it nothing may
     // go on: memory would be freed under a session.
     longshore_sys::membarrier::all_threads().expect("a registered process may call membarrier");

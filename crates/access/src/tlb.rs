@@ -225,8 +225,8 @@ mod tests {
         let tlb = Tlb::new();
         assert_eq!(tlb.hit(0x1000, 1, READ), None);
         tlb.insert(0x1000, &entry(0x1000, 0x2000));
-        assert_eq!(tlb.hit(0x1000, 0x2000, READ).map(|at| at.addr()), Some(0x10_0000));
-        assert_eq!(tlb.hit(0x2ff8, 8, READ).map(|at| at.addr()), Some(0x10_1ff8));
+        assert_eq!(tlb.hit(0x1000, 0x2000, READ).map(<*mut u8>::addr), Some(0x10_0000));
+        assert_eq!(tlb.hit(0x2ff8, 8, READ).map(<*mut u8>::addr), Some(0x10_1ff8));
         assert_eq!(tlb.hit(0x2ff9, 8, READ), None);
         assert_eq!(tlb.hit(0x0fff, 1, READ), None);
         assert_eq!(tlb.hit(0x3000, 1, READ), None);

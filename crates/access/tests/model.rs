@@ -21,8 +21,6 @@ use proptest::prelude::*;
 const PAGE: u64 = 4096;
 /// Pages of a block of 2 MiB.
 const BLOCK: u64 = 512;
-/// Pages of IOVA that are played with.
-const PAGES: u64 = 3 * BLOCK;
 /// Pages of a region: one block and a bit, or little where each byte takes long.
 const REGION_PAGES: u64 = if cfg!(miri) { 8 } else { BLOCK + 8 };
 const START: u64 = 1 << 40;
@@ -257,7 +255,7 @@ impl World {
             Err(Error::Table { source: TableError::Hole { .. }, .. }) => assert!(!is_whole),
             // Whether pages lie in a block is the page table's affair.
             Err(Error::Table { source: TableError::PartialBlock { .. }, .. }) => {
-                assert!(pages % BLOCK != 0 || page % BLOCK != 0);
+                assert!(!(pages | page).is_multiple_of(BLOCK));
             }
             Err(other) => panic!("{other}"),
         }
@@ -314,7 +312,7 @@ impl World {
         let session = &self.sessions[session];
         let outcome = session.fetch_or(Self::iova(at), or);
         let fault = |reason| Err(Oracle::fault(at, 0, reason));
-        if at % 4 != 0 {
+        if !at.is_multiple_of(4) {
             assert_eq!(outcome, fault(Reason::Misaligned));
             return;
         }
@@ -450,5 +448,4 @@ fn addresses_outside_of_what_is_translated_fault() {
     let mapped = world.space.map(Iova::new(0), region, u64::MAX - 0xfff, PAGE, Prot::READ);
     assert!(matches!(mapped, Err(Error::OutsideRegion { .. })), "{mapped:?}");
     assert!(world.space.unmap(Iova::new(u64::MAX - 0xfff), 2 * PAGE).is_err());
-    assert!(PAGES > BLOCK);
 }

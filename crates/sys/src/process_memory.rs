@@ -23,6 +23,7 @@ pub struct Process {
 }
 
 /// Which way bytes go.
+#[derive(Clone, Copy)]
 enum Way {
     Read,
     Write,

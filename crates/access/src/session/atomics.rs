@@ -166,11 +166,12 @@ impl Session {
 
     fn fetch<T: Word>(&self, iova: Iova, change: impl Fn(u64) -> u64) -> Result<T, Fault> {
         let exchange = |at: *mut u8| {
-            // SAFETY: as above, and it may be read and written.
-            sized!(T, N => unsafe {
-                let mut word = words::load::<N>(at)?;
+            sized!(T, N => {
+                // SAFETY: as above, and it may be read and written.
+                let mut word = unsafe { words::load::<N>(at) }?;
                 loop {
-                    match words::compare_exchange::<N>(at, word, change(word))? {
+                    // SAFETY: as above.
+                    match unsafe { words::compare_exchange::<N>(at, word, change(word)) }? {
                         Ok(before) => return Some(before),
                         Err(now) => word = now,
                     }
@@ -190,14 +191,14 @@ impl Session {
         fast: u64,
         mut access: impl FnMut(*mut u8) -> Option<R>,
     ) -> Result<R, Fault> {
-        if iova.raw() % size_of::<T>() as u64 != 0 {
+        if !iova.raw().is_multiple_of(size_of::<T>() as u64) {
             return Err(Fault::at(iova, 0, Reason::Misaligned));
         }
         let slot = self.slot();
         slot.enter();
         if let Some(at) = self.hit(iova, size_of::<T>(), fast) {
             let outcome = access(at);
-            slot.leave(0);
+            slot.leave();
             return outcome.ok_or(Fault::at(iova, 0, Reason::BackingLost));
         }
         self.access_slow(iova, size_of::<T>(), want, access)

@@ -50,7 +50,7 @@ impl Session {
                         break;
                     }
                 }
-                Place::Remote { memory, offset, len: part } => {
+                Place::Remote { memory, offset, len: part, .. } => {
                     let Some(segment) = dest.next_segment(part) else { break };
                     let mut view = segment.into_view();
                     let part = view.len_bytes().min(part);
@@ -104,13 +104,14 @@ impl Session {
                         break;
                     }
                 }
-                Place::Remote { memory, offset, len: part } => {
+                Place::Remote { memory, offset, guest_phys, len: part } => {
                     let Some(segment) = source.next_segment(part) else { break };
                     let part = segment.len_bytes().min(part);
                     let Ok(view) = segment.view().subslice(0, part) else { break };
                     let asked = entered.ask(at, offset, part, &memory, |m| m.write(offset, view));
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     source.advance(moved);
+                    self.space.inner.log_write_outside(at, moved, guest_phys);
                     done += moved;
                     asked.map_err(|stop: Partial| Fault::at(iova, done, stop.reason))?;
                 }

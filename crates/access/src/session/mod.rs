@@ -18,7 +18,7 @@ mod cursors;
 mod transfer;
 mod translate;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -26,7 +26,7 @@ use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 
 use crate::fault::{Fault, Reason};
-use crate::grace::{Barrier, Slot};
+use crate::grace::{Seen, Slot};
 use crate::pin::Extent;
 use crate::plain::Plain;
 use crate::space::{Space, thread_token};
@@ -36,19 +36,9 @@ use crate::words;
 pub use atomics::Word;
 pub(crate) use translate::Place;
 
-/// No flush word is this, so the fast path is never taken.
-const NEVER: u64 = u64::MAX;
-
 /// What a session keeps in its slot, for itself.
 pub(crate) struct Private {
-    /// The flush word for which the TLB is right, or [`NEVER`].
-    seen: Cell<u64>,
-    /// The flush word for which the TLB is right.
-    seen_last: Cell<u64>,
-    /// Scopes that keep the slot busy: pins, and transfers that call back.
-    pins: Cell<u32>,
-    /// Whether the session executes a fence each time it enters.
-    fences: bool,
+    seen: Seen,
     path: Path,
     tlb: Tlb,
     /// The extents of pins, so that a pin allocates nothing.
@@ -88,10 +78,7 @@ impl Session {
     pub(crate) fn new(space: &Space) -> Self {
         let grace = &space.inner.grace;
         let make = || Private {
-            seen: Cell::new(NEVER),
-            seen_last: Cell::new(NEVER),
-            pins: Cell::new(0),
-            fences: grace.barrier() == Barrier::Fence,
+            seen: Seen::new(grace.barrier()),
             path: Path::active(),
             tlb: Tlb::new(),
             arena: RefCell::default(),
@@ -151,7 +138,6 @@ impl Session {
     /// # Errors
     /// [`Fault`].
     #[inline]
-    #[expect(clippy::needless_pass_by_value, reason = "it is a few bytes")]
     pub fn write_obj<T: Plain>(&self, iova: Iova, value: T) -> Result<(), Fault> {
         match size_of::<T>() {
             1 => self.write_word::<1, T>(iova, &value),
@@ -167,9 +153,9 @@ impl Session {
     /// barrier. For a thread that is about to wait. The TLB is emptied. Within a pin nothing happens.
     pub fn park(&self) {
         let private = self.private();
-        if private.pins.get() == 0 {
-            self.forget();
-            self.slot().park();
+        if !private.seen.is_pinned() {
+            private.tlb.clear();
+            private.seen.park(self.slot());
         }
     }
 
@@ -182,7 +168,7 @@ impl Session {
         if let Some(from) = self.hit(iova, len, READ) {
             // SAFETY: translated while the slot is entered; `to` is the caller's.
             let done = unsafe { words::copy(self.private().path, from, to, len) };
-            slot.leave(0);
+            slot.leave();
             if done {
                 return Ok(());
             }
@@ -200,7 +186,7 @@ impl Session {
         if let Some(to) = self.hit(iova, len, WRITE_FAST) {
             // SAFETY: translated while the slot is entered; `from` is the caller's.
             let done = unsafe { words::copy(self.private().path, from, to, len) };
-            slot.leave(0);
+            slot.leave();
             if done {
                 return Ok(());
             }
@@ -217,7 +203,7 @@ impl Session {
         if let Some(from) = self.hit(iova, N, READ) {
             // SAFETY: translated while the slot is entered.
             let word = unsafe { words::load::<N>(from) };
-            slot.leave(0);
+            slot.leave();
             if let Some(word) = word {
                 // SAFETY: `T` has `N` bytes, and any are a value.
                 unsafe { words::put::<N>((&raw mut value).cast(), word) };
@@ -239,7 +225,7 @@ impl Session {
             let word = unsafe { words::get::<N>(from) };
             // SAFETY: translated while the slot is entered.
             let done = unsafe { words::store::<N>(to, word) };
-            slot.leave(0);
+            slot.leave();
             if done {
                 return Ok(());
             }
@@ -253,32 +239,26 @@ impl Session {
     #[inline(always)]
     fn hit(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
         let private = self.private();
-        if self.slot().flush_word() != private.seen.get() {
+        if !private.seen.is_current(self.slot()) {
             return None;
         }
         let first = private.tlb.hit(iova.raw(), len, flag);
         if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
     }
 
-    /// Notes that `len` bytes from `iova`, in the extent `entry`, were written.
+    /// Notes that `len` bytes from `iova`, in the extent `entry`, were written since the slot was
+    /// entered.
     #[inline]
     pub(crate) fn after_write(&self, entry: &Entry, iova: u64, len: usize) {
         if !entry.permits(WRITE_FAST) {
-            self.space.inner.log_write(iova, len, entry.bus_of(iova));
+            // SAFETY: the slot was entered before the write, and is not left yet.
+            unsafe { self.space.inner.log_write(iova, len, entry.bus_of(iova)) };
         }
     }
 
     /// With which instructions long copies are done.
     pub(crate) fn path(&self) -> Path {
         self.private().path
-    }
-
-    /// The whole TLB, and with it the claim to know of any flush.
-    fn forget(&self) {
-        let private = self.private();
-        private.tlb.clear();
-        private.seen.set(NEVER);
-        private.seen_last.set(NEVER);
     }
 
     #[inline(always)]
@@ -297,34 +277,17 @@ impl Session {
     /// with a TLB that is right for the flush word.
     #[inline]
     pub(crate) fn enter(&self) -> Entered<'_> {
-        let (slot, private) = (self.slot(), self.private());
-        slot.enter();
-        if private.fences {
-            slot.fence();
-        }
-        if slot.is_parked() {
-            slot.unpark();
-        }
-        let word = slot.flush_word();
-        if word != private.seen_last.get() {
-            slot.acquire();
-            private.tlb.clear();
-            private.seen_last.set(word);
-            if private.pins.get() == 0 {
-                slot.ack(word);
-            }
-        }
-        if private.pins.get() == 0 && !private.fences {
-            private.seen.set(word);
-        }
+        let private = self.private();
+        private.seen.enter(self.slot(), || private.tlb.clear());
         Entered { session: self, is_nested: false }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.forget();
-        self.slot().release();
+        let private = self.private();
+        private.tlb.clear();
+        private.seen.release(self.slot());
     }
 }
 
@@ -344,7 +307,7 @@ impl<'s> Entered<'s> {
     /// The same, in which the caller's code may run: its accesses must not leave the slot. Within,
     /// they all go the long way.
     pub(crate) fn nest(mut self) -> Self {
-        self.add_pin();
+        self.seen().open();
         self.is_nested = true;
         self
     }
@@ -357,42 +320,32 @@ impl<'s> Entered<'s> {
             fn drop(&mut self) {
                 std::mem::forget(self.0.session.enter());
                 if self.0.is_nested {
-                    self.0.add_pin();
+                    self.0.seen().open();
                 }
             }
         }
-        if self.is_nested {
-            self.remove_pin();
-        }
-        let slot = self.session.slot();
-        slot.leave(self.session.private().pins.get());
+        self.leave();
         let _return = Return(self);
         work()
     }
 
-    fn add_pin(&self) {
-        let private = self.session.private();
-        private.pins.set(private.pins.get() + 1);
-        private.seen.set(NEVER);
+    fn seen(&self) -> &'s Seen {
+        &self.session.private().seen
     }
 
-    fn remove_pin(&self) {
-        let private = self.session.private();
-        let pins = private.pins.get() - 1;
-        private.pins.set(pins);
-        if pins == 0 && !private.fences {
-            private.seen.set(private.seen_last.get());
+    #[inline]
+    fn leave(&self) {
+        if self.is_nested {
+            self.seen().close();
         }
+        self.seen().leave(self.session.slot());
     }
 }
 
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.is_nested {
-            self.remove_pin();
-        }
-        self.session.slot().leave(self.session.private().pins.get());
+        self.leave();
     }
 }
 

@@ -133,10 +133,15 @@ impl Session {
                     moved.map_err(|(more, reason)| Fault::at(iova, done + more, reason))?;
                     part
                 }
-                Place::Remote { memory, offset, len: part } => {
-                    entered
-                        .ask(at, offset, part, &memory, |memory| remote(memory, offset, done, part))
-                        .map_err(|stop| Fault::at(iova, done + stop.done, stop.reason))?;
+                Place::Remote { memory, offset, guest_phys, len: part } => {
+                    let asked = entered.ask(at, offset, part, &memory, |memory| {
+                        remote(memory, offset, done, part)
+                    });
+                    let moved_bytes = asked.map_or_else(|stop| stop.done, |()| part);
+                    if want == WRITE {
+                        self.space.inner.log_write_outside(at, moved_bytes, guest_phys);
+                    }
+                    asked.map_err(|stop| Fault::at(iova, done + stop.done, stop.reason))?;
                     part
                 }
             };
@@ -174,14 +179,13 @@ impl Entered<'_> {
         let last = iova + (len as u64 - 1);
         let id = leases.register(iova, last, thread_token(), revoke);
         let mut listed = Listed(leases, Some(id));
-        let outcome = self.outside(|| {
+        self.outside(|| {
             let outcome = call(&**memory);
             let was_revoked = listed.end();
             outcome.map_err(|stop| {
                 let reason = if was_revoked { Reason::Revoked } else { stop.reason };
                 Partial { done: stop.done.min(len), reason }
             })
-        });
-        outcome
+        })
     }
 }

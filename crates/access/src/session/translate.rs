@@ -2,9 +2,11 @@
 #![expect(unsafe_code, reason = "looks at regions while the slot is entered")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use longshore_mem::GuestPhys;
 use longshore_pagetable::format::Entry;
-use longshore_pagetable::table_memory::TableAddr;
+use longshore_pagetable::table_memory::{TableAddr, TableMemory};
 use longshore_pagetable::{Format, Image, Prot};
 
 use super::Session;
@@ -27,7 +29,7 @@ pub(crate) enum Place {
     /// To memory of this process.
     Direct(tlb::Entry),
     /// To memory that is asked for: from `offset` on as many bytes as were wanted, or fewer.
-    Remote { memory: Arc<dyn RemoteMemory>, offset: u64, len: usize },
+    Remote { memory: Arc<dyn RemoteMemory>, offset: u64, guest_phys: Option<GuestPhys>, len: usize },
 }
 
 impl Session {
@@ -36,6 +38,8 @@ impl Session {
     #[inline]
     pub(crate) fn translate(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
         match self.private().tlb.find(iova) {
+            // Whether its page is dirty must be looked up.
+            Some(entry) if self.sets_dirty_bits(&entry, want) => self.walk(iova, len, want),
             Some(entry) if entry.permits(want) => Ok(Place::Direct(entry)),
             Some(_) => Err(Reason::Permission),
             None => self.walk(iova, len, want),
@@ -59,12 +63,33 @@ impl Session {
         (entry.permits(flag) && len as u64 <= room).then_some(host)
     }
 
+    fn sets_dirty_bits(&self, entry: &tlb::Entry, want: u64) -> bool {
+        want & WRITE != 0
+            && entry.permits(want)
+            && !entry.permits(WRITE_FAST)
+            && self.space.inner.table.format().dirty_test().is_some()
+    }
+
     fn walk(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
         let inner = &*self.space.inner;
-        let leaf = Leaf::find(&inner.table, iova).ok_or(Reason::Unmapped)?;
-        let flags = flags_of(leaf.prot(&inner.table));
-        if flags & want != want {
-            return Err(Reason::Permission);
+        let format = inner.table.format();
+        let (leaf, mut flags) = loop {
+            let leaf = Leaf::find(&inner.table, iova).ok_or(Reason::Unmapped)?;
+            let flags = flags_of(format.prot(leaf.entry));
+            if flags & want != want {
+                return Err(Reason::Permission);
+            }
+            // As hardware does: the bit is set before the write.
+            let sets_bit = want & WRITE != 0 && format.dirty_test().is_some();
+            if !sets_bit || leaf.set_dirty(&inner.table) {
+                break (leaf, flags);
+            }
+        };
+        let is_dirty =
+            format.dirty_test().is_none_or(|test| want & WRITE != 0 || test.matches(leaf.entry));
+        let is_silent = is_dirty && !inner.logs.are_on();
+        if !is_silent {
+            flags &= !(WRITE_FAST | BOTH_FAST);
         }
         let mut run = leaf.run();
         let mut host = std::ptr::with_exposed_provenance_mut(run.bus as usize);
@@ -78,13 +103,20 @@ impl Session {
                 }
                 Memory::Remote(memory) => {
                     let offset = run.bus - attached.bus + (iova - run.first);
-                    let len = leaf.adjacent(&inner.table, iova, len);
-                    return Ok(Place::Remote { memory: Arc::clone(memory), offset, len });
+                    let start = attached.region.guest_phys();
+                    return Ok(Place::Remote {
+                        memory: Arc::clone(memory),
+                        offset,
+                        guest_phys: start.and_then(|start| start.checked_add(offset)),
+                        len: leaf.adjacent(&inner.table, iova, len),
+                    });
                 }
             }
         }
         // Miri wants to know of which allocation a host address is, and two may be adjacent.
         let may_merge = !cfg!(miri) && leaf.size_log2 == PAGE_LOG2;
+        // And an extent is as dirty as each page of it.
+        let may_merge = may_merge && (inner.table.format().dirty_test().is_none() || !is_silent);
         if may_merge && self.private().tlb.was_in_window(iova) {
             let merged = leaf.merged(&inner.table);
             host = host.wrapping_sub((run.first - merged.first) as usize);
@@ -142,6 +174,17 @@ impl Leaf {
                 _ => return None,
             }
         }
+    }
+
+    /// Sets the dirty bit, by a whole-entry exchange on the live entry. Whether it was still the same
+    /// entry.
+    fn set_dirty(&self, tables: &Table) -> bool {
+        let dirty = tables.format().with_dirty(self.entry, true);
+        let same = |slot: &AtomicU64| {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            slot.compare_exchange(self.entry, dirty, success, failure).is_ok()
+        };
+        dirty == self.entry || tables.memory().entry(self.table, self.index).is_some_and(same)
     }
 
     fn prot(&self, tables: &Table) -> Prot {

@@ -5,6 +5,7 @@
 //! They say whether they came through; where not, the access is done again by the long copy, which
 //! stops at the exact byte.
 #![expect(unsafe_code, reason = "reads and writes mapped memory through pointers")]
+#![expect(clippy::multiple_unsafe_ops_per_block, reason = "one arm of a `match` is taken")]
 
 #[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "x86_64.rs")]
 #[cfg_attr(all(target_arch = "aarch64", not(miri)), path = "aarch64.rs")]
@@ -125,7 +126,7 @@ mod tests {
         let from: Vec<u8> = (0..200u8).map(|at| at.wrapping_mul(37) | 1).collect();
         for len in 0..=130 {
             for skew in 0..3 {
-                let mut to = vec![0u8; 140];
+                let mut to = [0u8; 140];
                 // SAFETY: both are longer.
                 let done = unsafe {
                     copy(Path::active(), from[skew..].as_ptr(), to[skew..].as_mut_ptr(), len)

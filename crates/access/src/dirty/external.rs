@@ -1,0 +1,400 @@
+//! A dirty log in memory that is shared with the process that reads and clears it.
+#![expect(unsafe_code, reason = "sets bits in memory that other processes change")]
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use longshore_mem::{AddrRange, Address, Granule, GuestPhys};
+
+/// The size of a page in an [`ExternalLog`], fixed by the protocols that have one.
+pub const LOG_PAGE: Granule = Granule::SIZE_4K;
+
+/// A shared bitmap as vhost-user has it: page n is bit n % 8 of byte n / 8, pages are 4 KiB and
+/// counted from address zero.
+///
+/// Source: QEMU's `docs/interop/vhost-user.rst`, "Migration" (`VHOST_USER_SET_LOG_BASE` gives the
+/// memory, its length and where in it the log begins; addresses are guest-physical; bits are to be
+/// set atomically).
+///
+/// Whoever reads it takes bits by an atomic exchange, at any moment, and then reads the pages. So a
+/// bit is set after each write, also where it is set already: it may be on its way out. What one
+/// call or one [`Burst`] marks in 64 pages is set at once.
+pub struct ExternalLog<A = GuestPhys> {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    /// Bytes before the first that is a multiple of eight; set one by one, as are those after the
+    /// last whole word.
+    head_bytes: usize,
+    /// Dropped with the log, and not before.
+    _keeps: Box<dyn Any + Send + Sync>,
+    space: PhantomData<A>,
+}
+
+// SAFETY: all accesses are atomic, and the memory is there in every thread.
+unsafe impl<A: Send> Send for ExternalLog<A> {}
+// SAFETY: as above.
+unsafe impl<A: Sync> Sync for ExternalLog<A> {}
+
+/// A write that was to be marked in pages for which an [`ExternalLog`] has no bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{len_bytes} bytes written at {at:#x} cannot all be marked: the shared dirty log has bits for \
+     {log_pages} pages of 4 KiB; whoever set it up must make it cover all memory"
+)]
+pub struct BeyondLog {
+    /// The first address of the write.
+    pub at: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+    /// How many pages the log has bits for.
+    pub log_pages: u64,
+}
+
+/// Bits of pages that are set by one atomic instruction.
+#[derive(Clone, Copy)]
+struct Bits {
+    /// The page of the lowest bit of their word or byte.
+    base: u64,
+    mask: u64,
+}
+
+impl<A: Address> ExternalLog<A> {
+    /// A log in the `len_bytes` bytes at `start`, with bits for eight times as many pages.
+    ///
+    /// # Safety
+    /// Until `keeps` is dropped, the bytes must stay mapped and writable, and the file behind them
+    /// must not shrink below them: touching memory that is gone is a SIGBUS, which nothing catches
+    /// here. In this process they may be accessed by atomics only, in eight bytes where those lie
+    /// at a multiple of eight inside the log, else in single bytes; or by system calls.
+    pub unsafe fn from_raw_parts(
+        start: NonNull<u8>,
+        len_bytes: usize,
+        keeps: impl Any + Send + Sync,
+    ) -> Self {
+        let head_bytes = (start.addr().get().wrapping_neg() % 8).min(len_bytes);
+        Self { start, len_bytes, head_bytes, _keeps: Box::new(keeps), space: PhantomData }
+    }
+
+    /// How many pages there are bits for.
+    pub fn pages(&self) -> u64 {
+        self.len_bytes as u64 * 8
+    }
+
+    /// Whether there is a bit for every page that `range` touches: to be asked before it is mapped,
+    /// because after a write it is too late.
+    ///
+    /// # Errors
+    /// [`BeyondLog`].
+    pub fn check(&self, range: AddrRange<A>) -> Result<(), BeyondLog> {
+        match range.last() {
+            Some(last) if page_of(last.raw()) >= self.pages() => {
+                Err(self.beyond(range.start(), range.len_bytes()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the pages that `len_bytes` from `at` touch. To be called after the bytes were written.
+    ///
+    /// # Errors
+    /// [`BeyondLog`] where the log ends before; the pages that it has bits for are marked.
+    #[inline]
+    pub fn mark(&self, at: A, len_bytes: u64) -> Result<(), BeyondLog> {
+        self.each(at, len_bytes, |bits| self.or(bits))
+    }
+
+    /// Collects marks, so that those of neighbouring pages are set at once.
+    pub fn burst(&self) -> Burst<'_, A> {
+        Burst { log: self, pending: Bits { base: 0, mask: 0 } }
+    }
+
+    #[inline]
+    fn each(&self, at: A, len_bytes: u64, mut set: impl FnMut(Bits)) -> Result<(), BeyondLog> {
+        let Some(span) = len_bytes.checked_sub(1) else { return Ok(()) };
+        let mut page = page_of(at.raw());
+        let wanted = page_of(at.raw().saturating_add(span)) + 1;
+        let end = wanted.min(self.pages());
+        while page < end {
+            let (base, len) = self.unit_of(page);
+            let stop = end.min(base + len);
+            set(Bits { base, mask: u64::MAX >> (64 - (stop - page)) << (page - base) });
+            page = stop;
+        }
+        if wanted > end { Err(self.beyond(at, len_bytes)) } else { Ok(()) }
+    }
+
+    /// The first page that is in one word or byte with `page`, and how many are.
+    #[inline]
+    fn unit_of(&self, page: u64) -> (u64, u64) {
+        let head = self.head_bytes as u64 * 8;
+        let words = (self.len_bytes - self.head_bytes) as u64 / 8 * 64;
+        match page.checked_sub(head) {
+            Some(past) if past < words => (head + past / 64 * 64, 64),
+            _ => (page / 8 * 8, 8),
+        }
+    }
+
+    /// Sets bits that `each` made.
+    #[inline]
+    fn or(&self, bits: Bits) {
+        #[cfg(test)]
+        tests::ORS.set(tests::ORS.get() + 1);
+        debug_assert!(bits.base < self.pages(), "bits inside of the log");
+        // SAFETY: `base` is below `pages`, so its byte is in the log.
+        let at = unsafe { self.start.add((bits.base / 8) as usize) };
+        // Release: whoever takes the bit sees what was written before.
+        if self.unit_of(bits.base).1 == 64 {
+            // SAFETY: eight bytes inside of the log at a multiple of eight, accessed by atomics only.
+            let word = unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) };
+            word.fetch_or(bits.mask.to_le(), Ordering::Release);
+        } else {
+            // SAFETY: a byte of the log, accessed by atomics only.
+            let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
+            byte.fetch_or(bits.mask as u8, Ordering::Release);
+        }
+    }
+
+    #[cold]
+    fn beyond(&self, at: A, len_bytes: u64) -> BeyondLog {
+        BeyondLog { at: at.raw(), len_bytes, log_pages: self.pages() }
+    }
+}
+
+impl<A: Address> fmt::Debug for ExternalLog<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("ExternalLog");
+        debug.field("start", &self.start).field("len_bytes", &self.len_bytes);
+        debug.finish_non_exhaustive()
+    }
+}
+
+/// Marks of a burst of writes, of which those in one word of the log are set at once.
+///
+/// They are set when a mark in another word follows, by [`flush`](Self::flush), and on drop. That
+/// must happen before anyone is told that the writes are done.
+pub struct Burst<'a, A: Address = GuestPhys> {
+    log: &'a ExternalLog<A>,
+    pending: Bits,
+}
+
+impl<A: Address> Burst<'_, A> {
+    /// Marks the pages that `len_bytes` from `at` touch, at the latest on drop.
+    ///
+    /// # Errors
+    /// As those of [`ExternalLog::mark`].
+    #[inline]
+    pub fn mark(&mut self, at: A, len_bytes: u64) -> Result<(), BeyondLog> {
+        let Self { log, pending } = self;
+        log.each(at, len_bytes, |bits| {
+            if pending.base == bits.base {
+                pending.mask |= bits.mask;
+                return;
+            }
+            if pending.mask != 0 {
+                log.or(*pending);
+            }
+            *pending = bits;
+        })
+    }
+
+    /// Sets what is pending.
+    pub fn flush(&mut self) {
+        if self.pending.mask != 0 {
+            self.log.or(self.pending);
+            self.pending.mask = 0;
+        }
+    }
+}
+
+impl<A: Address> Drop for Burst<'_, A> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+fn page_of(at: u64) -> u64 {
+    at >> LOG_PAGE.log2()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use super::*;
+
+    thread_local! {
+        /// How many times this thread set bits.
+        pub(super) static ORS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    const PAGE: u64 = 4096;
+
+    impl ExternalLog {
+        /// A log in these words, for tests.
+        pub(in crate::dirty) fn of_words<const N: usize>(words: &Arc<[AtomicU64; N]>) -> Self {
+            Self::inside(words, 0, N * 8)
+        }
+
+        /// In some bytes of these words.
+        fn inside<const N: usize>(words: &Arc<[AtomicU64; N]>, skip: usize, len: usize) -> Self {
+            assert!(skip + len <= N * 8);
+            let words = Arc::clone(words);
+            let start = NonNull::from(&*words).cast::<u8>();
+            // SAFETY: inside of the words.
+            let start = unsafe { start.add(skip) };
+            // SAFETY: the words live as long as `keeps`, and are atomics; the tests read them when no
+            // log is being written.
+            unsafe { Self::from_raw_parts(start, len, words) }
+        }
+    }
+
+    /// Not by atomics, which might be of another size than those that wrote.
+    fn bytes<const N: usize>(words: &Arc<[AtomicU64; N]>) -> Vec<u8> {
+        let words = Arc::as_ptr(words).cast::<[u8; 8]>();
+        let word = |at| {
+            // SAFETY: one of the words.
+            let word = unsafe { words.add(at) };
+            // SAFETY: as above, and no other thread has them.
+            unsafe { word.read() }
+        };
+        (0..N).flat_map(word).collect()
+    }
+
+    fn ors(work: impl FnOnce()) -> u64 {
+        let before = ORS.get();
+        work();
+        ORS.get() - before
+    }
+
+    /// Every start, length and alignment of the log, and every run of pages: bits as the protocol
+    /// says, none outside, and an error exactly where pages are beyond the log.
+    #[test]
+    fn bits_are_where_the_protocol_has_them() {
+        let stride = if cfg!(miri) { 61 } else { 5 };
+        for skip in 0..9 {
+            for len in [0, 1, 3, 7, 8, 9, 16, 20, 23] {
+                let pages = len as u64 * 8;
+                for first in (0..pages + 10).step_by(stride) {
+                    for count in [1, 2, 7, 8, 9, 63, 64, 65, 130] {
+                        let words = Arc::new([const { AtomicU64::new(0) }; 4]);
+                        let log = ExternalLog::inside(&words, skip, len);
+                        let at = GuestPhys::new(first * PAGE + 4095);
+                        let len_bytes = (count - 1) * PAGE + 1;
+                        let marked = log.mark(at, len_bytes);
+                        assert_eq!(marked.is_err(), first + count > pages);
+                        let range = AddrRange::new(at, len_bytes).unwrap();
+                        assert_eq!(log.check(range), marked);
+                        let mut expected = vec![0; 32];
+                        for page in first..(first + count).min(pages) {
+                            expected[skip + page as usize / 8] |= 1 << (page % 8);
+                        }
+                        assert_eq!(bytes(&words), expected);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_call_sets_each_word_once_and_always() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 4]);
+        let log = ExternalLog::of_words(&words);
+        let mark = |first: u64, count: u64| {
+            log.mark(GuestPhys::new(first * PAGE), count * PAGE).unwrap();
+        };
+        assert_eq!(ors(|| mark(0, 64)), 1);
+        assert_eq!(ors(|| mark(0, 64)), 1, "set as it is, it is set again");
+        assert_eq!(ors(|| mark(60, 8)), 2);
+        assert_eq!(ors(|| mark(0, 256)), 4);
+        assert_eq!(ors(|| log.mark(GuestPhys::new(0), 0).unwrap()), 0);
+        // What the reader took is set anew by the next write.
+        words[0].swap(0, Ordering::AcqRel);
+        mark(3, 1);
+        assert_eq!(words[0].load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn a_burst_sets_neighbours_at_once() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 4]);
+        let log = ExternalLog::of_words(&words);
+        let at = |page: u64| GuestPhys::new(page * PAGE);
+        let made = ors(|| {
+            let mut burst = log.burst();
+            for page in [1, 2, 2, 63, 5] {
+                burst.mark(at(page), 100).unwrap();
+            }
+            assert_eq!(words[0].load(Ordering::Relaxed), 0, "not set yet");
+            burst.mark(at(63), 2 * PAGE).unwrap();
+            assert_eq!(words[0].load(Ordering::Relaxed), 1 << 63 | 0b10_0110);
+            burst.flush();
+            burst.flush();
+            assert_eq!(words[1].load(Ordering::Relaxed), 1);
+            burst.mark(at(64), 1).unwrap();
+            burst.mark(at(255), 2 * PAGE).unwrap_err();
+        });
+        assert_eq!(made, 4);
+        assert_eq!(words[3].load(Ordering::Relaxed), 1 << 63, "what there is a bit for is marked");
+    }
+
+    #[test]
+    fn an_end_of_the_address_space_is_beyond_the_log() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 1]);
+        let log = ExternalLog::of_words(&words);
+        let error = log.mark(GuestPhys::new(u64::MAX), u64::MAX).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "18446744073709551615 bytes written at 0xffffffffffffffff cannot all be marked: the \
+             shared dirty log has bits for 64 pages of 4 KiB; whoever set it up must make it cover \
+             all memory"
+        );
+        assert_eq!(words[0].load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_memory_lives_as_long_as_the_log() {
+        let words = Arc::new([const { AtomicU64::new(0) }; 1]);
+        let log = ExternalLog::of_words(&words);
+        assert_eq!(Arc::strong_count(&words), 2);
+        drop(log);
+        assert_eq!(Arc::strong_count(&words), 1);
+    }
+
+    /// A reader that takes bits and then copies, as another process does: nothing is lost, and
+    /// nobody waits.
+    #[test]
+    fn a_reader_that_takes_bits_at_any_moment_loses_nothing() {
+        const PAGES: usize = 100;
+        let writes = if cfg!(miri) { 50 } else { 300_000 };
+        let words = Arc::new([const { AtomicU64::new(0) }; 2]);
+        let log = ExternalLog::of_words(&words);
+        let memory: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let mut copy = vec![0; PAGES];
+        let mut take = || {
+            for (at, word) in words.iter().enumerate() {
+                let bits = word.swap(0, Ordering::SeqCst);
+                for page in (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| at * 64 + bit) {
+                    copy[page] = memory[page].load(Ordering::Relaxed);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for value in 1..=writes {
+                    let page = value as usize * 7 % PAGES;
+                    memory[page].store(value, Ordering::Relaxed);
+                    log.mark(GuestPhys::new(page as u64 * PAGE), 8).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                take();
+            }
+        });
+        take();
+        let now: Vec<_> = memory.iter().map(|cell| cell.load(Ordering::Relaxed)).collect();
+        assert_eq!(copy, now);
+    }
+}

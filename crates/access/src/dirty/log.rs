@@ -1,0 +1,327 @@
+//! The dirty log of this process.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use longshore_mem::{AddrRange, Address, Granule};
+
+use crate::dirty::bitmap::{Bitmap, Taken};
+use crate::dirty::harvest::{self, CHUNK_WORDS, Harvest};
+use crate::sync::{AtomicBool, Ordering};
+
+/// Which pages of a range were written since they were last harvested.
+///
+/// A page is a granule of 4 KiB or more; `A` is the address space of the range: `Iova` or
+/// `GuestPhys`. Memory is taken as pages are first marked: at most 33 MiB for 1 TiB of 4 KiB pages.
+///
+/// # Writing
+/// Copy first, then [`mark`](Self::mark), both inside of what the grace period of a harvest waits
+/// for (a session's busy slot). Marking a page that is marked is one load.
+///
+/// # Harvesting
+/// [`harvest`](Self::harvest) takes marks, waits for a grace period and then tells of the pages.
+/// Nothing is lost:
+/// * A writer that found its page unmarked marks it. Its copy happens before the mark, the mark
+///   before the harvest that takes it, and that before the page is told of.
+/// * A writer that found its page marked has either begun before the grace period, and is through
+///   with its copy before the page is told of; or it began after that, sees the mark taken, and
+///   makes a new one for the next harvest.
+///
+/// Without the grace period the second kind is lost at times: its copy may become visible only
+/// after the harvester has read the page, and no mark is left to make it read the page again.
+///
+/// # The grace period
+/// What is given as `grace` must wait until every access that was under way when it was called has
+/// left its slot, and order it before its return. An access that it does not wait for must see
+/// everything that was before the call. `membarrier` and a look at each slot do both.
+pub struct DirtyLog<A> {
+    bitmap: Bitmap,
+    granule_log2: u32,
+    /// Number of the first page, counted from address zero.
+    first: u64,
+    covers: AddrRange<A>,
+    running: AtomicBool,
+    /// Held while a start or stop is published.
+    changing: Mutex<()>,
+    /// Memory for harvests, so that they allocate only once. Never locked for longer than it takes
+    /// to take the memory out or to put it back.
+    spare: Mutex<Vec<Taken>>,
+    space: PhantomData<A>,
+}
+
+/// Why there is no log for a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The granule is below 4 KiB.
+    #[error("a dirty log has no granule of {0}: use 4 KiB, or any power of two above")]
+    Granule(Granule),
+    /// There is no page in the range.
+    #[error("a dirty log of the empty range at {start:#x} would cover nothing")]
+    Empty {
+        /// Where the range begins.
+        start: u64,
+    },
+    /// Rounded to whole pages, the range is all 2^64 bytes of the address space.
+    #[error("a dirty log cannot cover all 2^64 bytes of an address space: leave one {0} out")]
+    WholeSpace(Granule),
+    /// There is no memory for the bits.
+    #[error(
+        "no memory for a dirty log of {len_bytes:#x} bytes at {start:#x} with a granule of \
+         {granule} (up to {size_bytes} bytes): use a larger granule or a smaller range"
+    )]
+    OutOfMemory {
+        /// Where the range begins.
+        start: u64,
+        /// How long it is.
+        len_bytes: u64,
+        /// The granule asked for.
+        granule: Granule,
+        /// How much memory was asked for, in bytes.
+        size_bytes: u64,
+    },
+}
+
+impl<A: Address> DirtyLog<A> {
+    /// For the pages of size `granule` that `range` touches; none is marked, and the log is not
+    /// running.
+    ///
+    /// # Errors
+    /// [`LogError`].
+    pub fn new(granule: Granule, range: AddrRange<A>) -> Result<Self, LogError> {
+        if granule < Granule::SIZE_4K {
+            return Err(LogError::Granule(granule));
+        }
+        let start = range.start().raw();
+        let last = range.last().ok_or(LogError::Empty { start })?.raw();
+        let log2 = u32::from(granule.log2());
+        let first = start >> log2;
+        let count = (last >> log2) - first + 1;
+        let len_bytes = count.checked_mul(granule.bytes());
+        let covers = len_bytes
+            .and_then(|len_bytes| AddrRange::new(A::from_raw(first << log2), len_bytes).ok())
+            .ok_or(LogError::WholeSpace(granule))?;
+        // At most 2^52 pages: the granule is 2^12 or more.
+        let count = count as usize;
+        let bitmap = Bitmap::new(count).ok_or_else(|| LogError::OutOfMemory {
+            start,
+            len_bytes: range.len_bytes(),
+            granule,
+            size_bytes: Bitmap::size_bytes(count) as u64,
+        })?;
+        Ok(Self {
+            bitmap,
+            granule_log2: log2,
+            first,
+            covers,
+            running: AtomicBool::new(false),
+            changing: Mutex::new(()),
+            spare: Mutex::new(Vec::new()),
+            space: PhantomData,
+        })
+    }
+
+    /// The size of a page.
+    pub fn granule_log2(&self) -> u32 {
+        self.granule_log2
+    }
+
+    /// The range whose writes are logged: the one given, rounded out to whole pages.
+    pub fn covers(&self) -> AddrRange<A> {
+        self.covers
+    }
+
+    /// Marks the pages that `len_bytes` from `at` touch. Pages that the log does not cover are left
+    /// out.
+    ///
+    /// To be called after the bytes were written, in the same section that grace periods wait for.
+    #[inline]
+    pub fn mark(&self, at: A, len_bytes: u64) {
+        let Some(span) = len_bytes.checked_sub(1) else { return };
+        let first = at.raw() >> self.granule_log2;
+        let last = at.raw().saturating_add(span) >> self.granule_log2;
+        // Below the first page this wraps to a number past the last.
+        if first == last && self.bitmap.is_set(first.wrapping_sub(self.first) as usize) {
+            return;
+        }
+        self.mark_pages(first, last);
+    }
+
+    /// Out of line, so that what is inlined stays short.
+    #[inline(never)]
+    fn mark_pages(&self, first: u64, last: u64) {
+        if let Some(end) = (last + 1).checked_sub(self.first) {
+            let start = first.saturating_sub(self.first);
+            self.bitmap.set(start as usize..end as usize);
+        }
+    }
+
+    /// Whether the page with the address `at` is marked; not where the log does not cover it, and
+    /// not while a harvest has it in hand.
+    pub fn peek(&self, at: A) -> bool {
+        let page = (at.raw() >> self.granule_log2).wrapping_sub(self.first);
+        self.bitmap.is_set(page as usize)
+    }
+
+    /// How many of the pages that `range` touches are marked. Exact while nobody marks or harvests.
+    pub fn count(&self, range: AddrRange<A>) -> u64 {
+        self.bitmap.count_set(self.pages_of(range))
+    }
+
+    /// Unmarks the pages that `range` touches, and tells nobody.
+    pub fn clear(&self, range: AddrRange<A>) {
+        let mut sweep = self.bitmap.sweep(self.pages_of(range));
+        let mut taken = self.take_spare();
+        while self.bitmap.advance(&mut sweep, CHUNK_WORDS, &mut taken) {
+            taken.clear();
+        }
+        self.put_spare(taken);
+    }
+
+    /// Unmarks the pages that `range` touches and tells `visit` of them, in ascending runs of as
+    /// many adjacent pages as there are.
+    ///
+    /// Told of is every page whose [`mark`](Self::mark) had returned when this was called, whoever
+    /// set its bit, unless another harvest has it. `grace` is called once at the beginning, and once
+    /// after marks were taken (up to 16 Ki words of 64 pages), before those are told of.
+    ///
+    /// The time it takes grows with what is marked, and beside that by one load for each 2^18
+    /// pages (1 GiB of 4 KiB pages).
+    ///
+    /// Where `grace` or `visit` panics, every page that `visit` had not returned for is marked again.
+    pub fn harvest(
+        &self,
+        range: AddrRange<A>,
+        mut grace: impl FnMut(),
+        mut visit: impl FnMut(AddrRange<A>),
+    ) -> Harvest {
+        let Ok(done) = self.try_harvest::<Infallible>(
+            range,
+            || {
+                grace();
+                Ok(())
+            },
+            |run| {
+                visit(run);
+                Ok(())
+            },
+        );
+        done
+    }
+
+    /// The same, with a grace period and a visitor that may fail.
+    ///
+    /// # Errors
+    /// The first error of `grace` or `visit`, which ends the harvest. Every page that `visit` had
+    /// not returned `Ok` for is marked again, also those of the run it failed with.
+    pub fn try_harvest<E>(
+        &self,
+        range: AddrRange<A>,
+        grace: impl FnMut() -> Result<(), E>,
+        visit: impl FnMut(AddrRange<A>) -> Result<(), E>,
+    ) -> Result<Harvest, E> {
+        self.harvest_by_chunks(range, CHUNK_WORDS, grace, visit)
+    }
+
+    pub(crate) fn harvest_by_chunks<E>(
+        &self,
+        range: AddrRange<A>,
+        chunk_words: usize,
+        grace: impl FnMut() -> Result<(), E>,
+        mut visit: impl FnMut(AddrRange<A>) -> Result<(), E>,
+    ) -> Result<Harvest, E> {
+        let mut spare = self.take_spare();
+        let visit = |run| visit(self.range_of(run));
+        let pages = self.pages_of(range);
+        let done = harvest::run(&self.bitmap, pages, chunk_words, &mut spare, grace, visit)?;
+        self.put_spare(spare);
+        Ok(done)
+    }
+
+    /// Whether writes are to be logged: what a session asks when it fills its TLB.
+    pub fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+
+    /// Unmarks everything and lets the log run. `publish` must make every session forget what it
+    /// remembers (flush the TLBs) and wait for a grace period; after it, every write is logged.
+    /// False where the log was running, and then nothing is done.
+    ///
+    /// # Errors
+    /// That of `publish`; the log is not running then.
+    pub fn start<E>(&self, publish: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_running() {
+            return Ok(false);
+        }
+        self.clear(self.covers);
+        self.running.store(true, Ordering::Release);
+        let undo = StopOnDrop(&self.running);
+        publish()?;
+        mem::forget(undo);
+        Ok(true)
+    }
+
+    /// Stops the log. `publish` as for [`start`](Self::start); after it nothing is marked any more.
+    /// What is marked stays so, and can be harvested. False where the log was not running.
+    ///
+    /// # Errors
+    /// That of `publish`. The log is stopped, but sessions may still mark pages.
+    pub fn stop<E>(&self, publish: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_running() {
+            return Ok(false);
+        }
+        self.running.store(false, Ordering::Release);
+        publish()?;
+        Ok(true)
+    }
+
+    /// The numbers of the pages, counted from the log's first, that `range` touches.
+    fn pages_of(&self, range: AddrRange<A>) -> Range<usize> {
+        let shared = self.covers.intersection(range);
+        let Some((start, last)) = shared.and_then(|shared| Some((shared.start(), shared.last()?)))
+        else {
+            return 0..0;
+        };
+        let page = |at: A| ((at.raw() >> self.granule_log2) - self.first) as usize;
+        page(start)..page(last) + 1
+    }
+
+    /// The addresses of pages of the log.
+    fn range_of(&self, pages: Range<usize>) -> AddrRange<A> {
+        let start = (self.first + pages.start as u64) << self.granule_log2;
+        let len_bytes = (pages.len() as u64) << self.granule_log2;
+        AddrRange::new(A::from_raw(start), len_bytes).expect("pages of the log are in its range")
+    }
+
+    fn take_spare(&self) -> Vec<Taken> {
+        mem::take(&mut *self.spare.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put_spare(&self, mut spare: Vec<Taken>) {
+        spare.clear();
+        *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = spare;
+    }
+}
+
+impl<A: Address> fmt::Debug for DirtyLog<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("DirtyLog");
+        debug.field("covers", &self.covers).field("granule_log2", &self.granule_log2);
+        debug.field("running", &self.is_running()).finish_non_exhaustive()
+    }
+}
+
+/// Says that the log is not running after all.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

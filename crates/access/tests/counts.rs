@@ -1,0 +1,161 @@
+//! What warm operations cost, counted: allocations, locks, barriers.
+#![cfg(not(loom))]
+#![expect(unsafe_code, reason = "counts allocations, and maps memory by its address")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use longshore_access::{Barrier, Counters, ReadWrite, Space, SpaceConfig};
+use longshore_mem::{BusAddr, Iova};
+use longshore_pagetable::Prot;
+
+struct Counting;
+
+thread_local!(static ALLOCATIONS: Cell<u64> = const { Cell::new(0) });
+
+// SAFETY: the system's allocator, with a count beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) };
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const PAGE: u64 = 4096;
+
+struct World {
+    space: Space,
+    bus: u64,
+}
+
+impl World {
+    fn new(config: SpaceConfig) -> Self {
+        let memory = vec![0u8; 9 * PAGE as usize].leak();
+        let bus = memory.as_mut_ptr().expose_provenance() as u64;
+        Self { space: Space::with_config(config).unwrap(), bus: (bus + PAGE - 1) & !(PAGE - 1) }
+    }
+
+    fn map(&self, page: u64) {
+        let (iova, bus) = (Iova::new(page * PAGE), BusAddr::new(self.bus + page * PAGE));
+        // SAFETY: the memory was leaked.
+        unsafe { self.space.map_raw(iova, bus, PAGE, Prot::READ_WRITE) }.unwrap();
+    }
+
+    fn unmap(&self, page: u64) {
+        // SAFETY: mapped by `map`, in this thread.
+        unsafe { self.space.unmap_raw(Iova::new(page * PAGE), PAGE) }.unwrap();
+    }
+}
+
+/// What `work` costs: allocations, and what the space counts.
+fn cost(space: &Space, work: impl FnOnce()) -> (u64, Counters) {
+    let (before, allocations) = (space.counters(), ALLOCATIONS.get());
+    work();
+    let (after, allocations) = (space.counters(), ALLOCATIONS.get() - allocations);
+    let counters = Counters {
+        barriers: after.barriers - before.barriers,
+        waited: after.waited - before.waited,
+        locks: after.locks - before.locks,
+        unlogged: after.unlogged,
+    };
+    (allocations, counters)
+}
+
+fn barriers(barriers: u64) -> (u64, Counters) {
+    (0, Counters { barriers, ..Counters::default() })
+}
+
+#[test]
+fn warm_operations_allocate_nothing_and_take_no_lock() {
+    for barrier in [None, Some(Barrier::Fence)] {
+        let world = World::new(SpaceConfig { barrier, ..SpaceConfig::new() });
+        let (space, rounds) = (&world.space, if cfg!(miri) { 3 } else { 100 });
+        let round = || {
+            for page in 0..8 {
+                world.map(page);
+            }
+            for page in 0..8 {
+                world.unmap(page);
+            }
+        };
+        round();
+        assert_eq!(cost(space, || (0..rounds).for_each(|_| round())), barriers(0), "no session");
+        let session = space.session();
+        assert_eq!(cost(space, || (0..rounds).for_each(|_| round())), barriers(0), "not yet used");
+
+        let mut bytes = [0; 3000];
+        let mut access = || {
+            for page in 0..7 {
+                let iova = Iova::new(page * PAGE + 2000);
+                session.write(iova, &bytes).unwrap();
+                session.read(iova, &mut bytes).unwrap();
+                session.write_obj(iova, page).unwrap();
+                assert_eq!(session.read_obj(iova), Ok(page));
+                assert_eq!(session.fetch_or(iova, 8u64), Ok(page));
+                session.fill(iova, 1, 3000).unwrap();
+                session.pin(iova, 3000, ReadWrite, |view| view.write(9, &[7; 9])).unwrap().unwrap();
+            }
+        };
+        (0..8).for_each(|page| world.map(page));
+        access();
+        assert_eq!(cost(space, || (0..rounds).for_each(|_| access())), barriers(0), "accesses");
+        // It is not parked now.
+        assert_eq!(cost(space, || (0..8).for_each(|page| world.unmap(page))), barriers(8));
+        (0..8).for_each(|page| world.map(page));
+        access();
+        session.park();
+        assert_eq!(cost(space, || (0..8).for_each(|page| world.unmap(page))), barriers(0));
+
+        let mut batch = space.batch();
+        for _ in 0..2 {
+            (0..8).for_each(|page| world.map(page));
+            access();
+            let many = cost(space, || {
+                // Backwards, so that no two are taken for one.
+                for page in (0..8).rev() {
+                    // SAFETY: mapped above, in this thread.
+                    unsafe { batch.unmap_raw(Iova::new(page * PAGE), PAGE) }.unwrap();
+                }
+                batch.finish().unwrap();
+            });
+            assert_eq!(many.1.barriers, 1, "one for the batch");
+            assert_eq!(many.1.locks, 0);
+        }
+        (0..8).for_each(|page| world.map(page));
+        access();
+        let warm = cost(space, || {
+            // SAFETY: mapped above, in this thread.
+            unsafe { batch.unmap_raw(Iova::new(0), 8 * PAGE) }.unwrap();
+            batch.finish().unwrap();
+        });
+        assert_eq!(warm, barriers(1));
+    }
+}
+
+#[test]
+fn a_slot_is_used_again() {
+    let world = World::new(SpaceConfig::new());
+    drop((world.space.session(), world.space.session()));
+    let again = cost(&world.space, || {
+        for _ in 0..10 {
+            drop((world.space.session(), world.space.session()));
+        }
+    });
+    assert_eq!(again, barriers(0));
+    // What one has used is not the next one's.
+    world.map(0);
+    let session = world.space.session();
+    session.write_obj(Iova::new(0), 5u64).unwrap();
+    drop(session);
+    world.unmap(0);
+    assert!(world.space.session().read_obj::<u64>(Iova::new(0)).is_err());
+}

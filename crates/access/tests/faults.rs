@@ -1,0 +1,350 @@
+//! Memory that vanishes, peers that die, calls that are cancelled, and threads that would wait for
+//! themselves.
+#![cfg(not(any(loom, miri)))]
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use longshore_access::{
+    Error, Fault, MapAccess, OnUnmap, Partial, Process, ProcessMemory, Read, ReadWrite, Reason,
+    Region, RemoteMemory, Space, Write,
+};
+use longshore_iov::{Cursor, Dest, SegmentSource};
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{FileOffset, Iova};
+use longshore_pagetable::Prot;
+use longshore_sys::memfd::{self, Backing, Seals};
+
+const PAGE: u64 = 4096;
+const START: Iova = Iova::new(0x4000_0000);
+
+fn at(offset: u64) -> Iova {
+    Iova::new(START.raw() + offset)
+}
+
+fn mapped(region: Region, prot: Prot) -> (Space, Arc<Region>) {
+    let (space, region) = (Space::new().unwrap(), Arc::new(region));
+    space.attach(&region).unwrap();
+    space.map(START, &region, 0, region.len_bytes(), prot).unwrap();
+    (space, region)
+}
+
+fn lost(offset: u64, done: usize) -> Fault {
+    Fault { iova: at(offset + done as u64), done, reason: Reason::BackingLost }
+}
+
+#[test]
+fn a_file_that_was_truncated_faults_at_the_exact_byte() {
+    let file = memfd::create("shrinks", Backing::Shmem).unwrap();
+    memfd::set_len(&file, 4 * PAGE).unwrap();
+    let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, MapAccess::ReadWrite);
+    let region = region.unwrap();
+    assert!(region.is_shrinkable());
+    let (space, _region) = mapped(region, Prot::READ_WRITE);
+    let session = space.session();
+    session.fill(START, 0x5a, 4 * PAGE as usize).unwrap();
+    memfd::set_len(&file, 2 * PAGE).unwrap();
+    let end = 2 * PAGE;
+
+    let mut into = vec![0; 6000];
+    assert_eq!(session.read(at(end - 5000), &mut into), Err(lost(end - 5000, 5000)));
+    assert!(into[..5000].iter().all(|byte| *byte == 0x5a) && into[5000..] == [0; 1000]);
+    assert_eq!(session.write(at(end - 40), &[1; 64]), Err(lost(end - 40, 40)));
+    assert_eq!(session.fill(at(end - 500), 2, 1000), Err(lost(end - 500, 500)));
+    assert_eq!(session.read(at(end - 3), &mut into[..20]), Err(lost(end - 3, 3)));
+    for offset in [end, end + 8, 3 * PAGE] {
+        assert_eq!(session.read_obj::<u64>(at(offset)), Err(lost(offset, 0)));
+        assert_eq!(session.read_obj::<u8>(at(offset)), Err(lost(offset, 0)));
+        assert_eq!(session.write_obj(at(offset), 1u16), Err(lost(offset, 0)));
+        assert_eq!(session.load::<u32>(at(offset), Ordering::Acquire), Err(lost(offset, 0)));
+        assert_eq!(session.store(at(offset), 1u8, Ordering::Release), Err(lost(offset, 0)));
+        assert_eq!(session.compare_exchange(at(offset), 0u64, 1), Err(lost(offset, 0)));
+        assert_eq!(session.fetch_add(at(offset), 1u16), Err(lost(offset, 0)));
+    }
+    let mut slices = [IoSliceMut::new(&mut into)];
+    let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
+    assert_eq!(session.read_iter(at(end - 9), &mut cursor, 20), Err(lost(end - 9, 9)));
+    assert_eq!(cursor.walked(), 9);
+    assert_eq!(cursor.remaining(), 6000 - 9);
+    let outcome = session.pin(at(end - PAGE), 2 * PAGE as usize, ReadWrite, |view| {
+        assert_eq!(view.write(10, &[3; 20]), Ok(()));
+        assert_eq!(view.read(PAGE as usize - 2, &mut [0; 4]), Err(lost(end - 2, 2)));
+        view.write(PAGE as usize, &[3; 4])
+    });
+    assert_eq!(outcome.unwrap(), Err(lost(end, 0)));
+    // What is there is there, and what comes back is back.
+    session.read(at(end - 5000), &mut into[..5000]).unwrap();
+    memfd::set_len(&file, 4 * PAGE).unwrap();
+    assert_eq!(session.read_obj::<u64>(at(end)), Ok(0));
+}
+
+#[test]
+fn a_file_that_cannot_shrink_needs_no_guard() {
+    let file = memfd::create("sealed", Backing::Shmem).unwrap();
+    memfd::set_len(&file, 2 * PAGE).unwrap();
+    memfd::add_seals(&file, Seals { shrink: true, ..Seals::default() }).unwrap();
+    let map = |offset, len| Region::map_file(&file, FileOffset::new(offset), len, MapAccess::Read);
+    let whole = map(PAGE, PAGE).unwrap();
+    assert!(!whole.is_shrinkable() && whole.is_read_only() && whole.is_direct());
+    assert!(map(0, 4 * PAGE).unwrap().is_shrinkable(), "it is shorter already");
+    for (offset, len) in [(1, PAGE), (0, PAGE - 1), (0, 0), (u64::MAX - 0xfff, PAGE)] {
+        assert!(matches!(map(offset, len), Err(Error::RegionAlignment { .. })));
+    }
+}
+
+#[test]
+fn the_offset_into_a_file_is_kept() {
+    let file = memfd::create("offset", Backing::Shmem).unwrap();
+    memfd::set_len(&file, 3 * PAGE).unwrap();
+    rustix::io::pwrite(&file, b"here", 2 * PAGE + 8).unwrap();
+    let region = Region::map_file(&file, FileOffset::new(PAGE), 2 * PAGE, MapAccess::Read);
+    let (space, region) = mapped(region.unwrap(), Prot::READ);
+    let mut four = [0; 4];
+    space.session().read(at(PAGE + 8), &mut four).unwrap();
+    assert_eq!(&four, b"here");
+    let fault = space.session().write(START, b"no").unwrap_err();
+    assert_eq!(fault.reason, Reason::Permission);
+    let refused = space.map(Iova::new(0), &region, 0, PAGE, Prot::READ_WRITE);
+    assert!(matches!(refused, Err(Error::ReadOnlyRegion)));
+}
+
+/// A process that does not outlive the test.
+struct Killed(Child);
+
+impl Killed {
+    fn end(&mut self) {
+        // It may have ended before.
+        let _ = self.0.kill();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn memory_of_another_process_faults_once_the_process_is_gone() {
+    let mut command = Command::new("sleep");
+    command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = Killed(command.spawn().unwrap());
+    // Its stack, which is there from the start.
+    let (mut stack, end) = (None, Instant::now() + Duration::from_secs(20));
+    while stack.is_none() {
+        assert!(Instant::now() < end, "the process has no stack that is named so");
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.0.id())).unwrap();
+        // Before it has executed `sleep` it is this program.
+        let is_new =
+            maps.lines().any(|line| line.ends_with("sleep") || line.ends_with("coreutils"));
+        let line = maps.lines().find(|line| line.ends_with("[stack]"));
+        let range = line.and_then(|line| line.split_once(' ')?.0.split_once('-'));
+        let range = range.filter(|_| is_new);
+        stack = range.map(|(_, end)| u64::from_str_radix(end, 16).unwrap() - 2 * PAGE);
+    }
+    let process = Process::open(child.0.id()).unwrap();
+    let memory = Arc::new(ProcessMemory::new(process, stack.unwrap()));
+    let (space, _region) = mapped(Region::remote(memory, 4 * PAGE).unwrap(), Prot::READ_WRITE);
+    let session = space.session();
+    let mut page = vec![0; PAGE as usize];
+    session.read(at(PAGE), &mut page).unwrap();
+    let text = String::from_utf8_lossy(&page).into_owned();
+    assert!(text.contains("sleep"), "the name of the program is at the top of its stack");
+    session.write(at(16), b"written").unwrap();
+    let mut seven = [0; 7];
+    session.read(at(16), &mut seven).unwrap();
+    assert_eq!(&seven, b"written");
+    // Behind the stack there is nothing.
+    assert_eq!(session.read(at(2 * PAGE - 3), &mut seven), Err(lost(2 * PAGE - 3, 3)));
+    assert_eq!(session.pin(START, 8, Read, |_| ()).unwrap_err().reason, Reason::NotDirect);
+    assert_eq!(session.fetch_or(START, 1u32).unwrap_err().reason, Reason::NotDirect);
+    let leased = session.lease(START, 8, Write, OnUnmap::Wait).map(drop);
+    assert_eq!(leased.unwrap_err().reason, Reason::NotDirect);
+
+    child.end();
+    assert_eq!(session.read(at(PAGE), &mut page), Err(lost(PAGE, 0)));
+    assert_eq!(session.write(at(0), &[1; 9]), Err(lost(0, 0)));
+    assert_eq!(session.fill(at(0), 1, 9), Err(lost(0, 0)));
+    space.unmap(START, 4 * PAGE).unwrap();
+}
+
+/// Reads end when they are cancelled, with three bytes done; writes do what `on_write` says.
+struct Slow {
+    reading: Mutex<Option<bool>>,
+    changed: Condvar,
+    cancelled: Mutex<Vec<Range<u64>>>,
+    on_write: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Slow {
+    fn new(on_write: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            reading: Mutex::new(None),
+            changed: Condvar::new(),
+            cancelled: Mutex::default(),
+            on_write: Box::new(on_write),
+        })
+    }
+
+    fn wait_until_reading(&self) {
+        let reading = self.reading.lock().unwrap();
+        drop(self.changed.wait_while(reading, |reading| reading.is_none()).unwrap());
+    }
+}
+
+impl RemoteMemory for Slow {
+    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+        into.write(0, b"abc").unwrap();
+        let mut reading = self.reading.lock().unwrap();
+        *reading = Some(false);
+        self.changed.notify_all();
+        let _reading = self.changed.wait_while(reading, |done| *done != Some(true)).unwrap();
+        Err(Partial { done: 3, reason: Reason::BackingLost })
+    }
+
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+        (self.on_write)();
+        Ok(())
+    }
+
+    fn cancel(&self, range: Range<u64>) {
+        self.cancelled.lock().unwrap().push(range);
+        *self.reading.lock().unwrap() = Some(true);
+        self.changed.notify_all();
+    }
+}
+
+#[test]
+fn unmapping_cancels_a_call_to_a_remote_region_and_waits_for_it() {
+    let slow = Slow::new(|| ());
+    let region = Region::remote(Arc::clone(&slow) as Arc<dyn RemoteMemory>, 4 * PAGE).unwrap();
+    let (space, region) = mapped(region, Prot::READ_WRITE);
+    let is_back = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let session = space.session();
+            let mut into = [0; 8];
+            let fault = session.read(at(PAGE + 4), &mut into).unwrap_err();
+            let iova = at(PAGE + 7);
+            assert_eq!(fault, Fault { iova, done: 3, reason: Reason::Revoked });
+            assert_eq!(&into, b"abc\0\0\0\0\0");
+            is_back.store(true, Ordering::SeqCst);
+            assert_eq!(session.read(START, &mut into).unwrap_err().reason, Reason::Unmapped);
+        });
+        slow.wait_until_reading();
+        assert!(matches!(space.detach(&region), Err(Error::StillMapped { .. })));
+        space.unmap(START, 4 * PAGE).unwrap();
+        assert_eq!(*slow.cancelled.lock().unwrap(), vec![PAGE + 4..PAGE + 12; 1]);
+        space.detach(&region).unwrap();
+    });
+    assert!(is_back.load(Ordering::SeqCst));
+}
+
+#[test]
+fn other_ranges_are_unmapped_without_cancelling() {
+    let slow = Slow::new(|| ());
+    let region = Region::remote(Arc::clone(&slow) as Arc<dyn RemoteMemory>, 4 * PAGE).unwrap();
+    let space = Space::new().unwrap();
+    let region = Arc::new(region);
+    space.attach(&region).unwrap();
+    space.map(START, &region, 0, PAGE, Prot::READ).unwrap();
+    space.map(at(PAGE), &region, PAGE, PAGE, Prot::READ).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| space.session().read(START, &mut [0; 8]).unwrap_err());
+        slow.wait_until_reading();
+        space.unmap(at(PAGE), PAGE).unwrap();
+        assert!(slow.cancelled.lock().unwrap().is_empty());
+        slow.cancel(0..0);
+    });
+}
+
+#[test]
+fn a_thread_is_not_let_wait_for_itself() {
+    let space = Space::new().unwrap();
+    let (inner, outcome) = (space.clone(), Arc::new(Mutex::new(None)));
+    let told = Arc::clone(&outcome);
+    let slow = Slow::new(move || {
+        // As a server that handles an unmapping while it waits for an answer.
+        *told.lock().unwrap() = Some(inner.unmap(START, PAGE));
+    });
+    let region = Arc::new(Region::remote(slow, PAGE).unwrap());
+    space.attach(&region).unwrap();
+    space.map(START, &region, 0, PAGE, Prot::READ_WRITE).unwrap();
+    let session = space.session();
+    session.write(START, &[1; 8]).unwrap();
+    let refused = outcome.lock().unwrap().take();
+    assert!(matches!(refused, Some(Err(Error::PinnedByCaller { .. }))), "{refused:?}");
+    space.unmap(START, PAGE).unwrap();
+
+    let file = memfd::create("own", Backing::Shmem).unwrap();
+    memfd::set_len(&file, 2 * PAGE).unwrap();
+    let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, MapAccess::ReadWrite);
+    let region = Arc::new(region.unwrap());
+    space.attach(&region).unwrap();
+    space.map(START, &region, 0, 2 * PAGE, Prot::READ_WRITE).unwrap();
+    // A lease that waits, of what is unmapped and of something else.
+    let lease = session.lease(START, 8, Read, OnUnmap::Wait).unwrap();
+    let refused = space.unmap(START, 2 * PAGE);
+    assert!(matches!(refused, Err(Error::PinnedByCaller { .. })), "{refused:?}");
+    drop(lease);
+    // A batch that was begun before the pin.
+    let mut batch = space.batch();
+    batch.unmap(START, 2 * PAGE).unwrap();
+    space.map(at(0x10_0000), &region, 0, PAGE, Prot::READ).unwrap();
+    session
+        .pin(at(0x10_0000), 8, Read, |_| {
+            assert!(matches!(batch.finish(), Err(Error::PinnedByCaller { .. })));
+        })
+        .unwrap();
+    batch.finish().unwrap();
+    // A panic in a pin leaves it.
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        session.pin(at(0x10_0000), 8, Read, |_| panic!("in a pin"))
+    }));
+    assert!(panicked.is_err());
+    space.unmap(at(0x10_0000), PAGE).unwrap();
+    space.detach(&region).unwrap();
+}
+
+#[test]
+fn a_lease_is_waited_for_and_told() {
+    let file = memfd::create("leased", Backing::Shmem).unwrap();
+    memfd::set_len(&file, 2 * PAGE).unwrap();
+    let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, MapAccess::ReadWrite);
+    let (space, _region) = mapped(region.unwrap(), Prot::READ_WRITE);
+    let session = space.session();
+    let told = Arc::new(AtomicUsize::new(0));
+    let notify = {
+        let told = Arc::clone(&told);
+        OnUnmap::Notify(Arc::new(move || {
+            told.fetch_add(1, Ordering::SeqCst);
+        }))
+    };
+    let lease = session.lease(at(8), PAGE as usize, Write, notify).unwrap();
+    assert!(!lease.is_revoked());
+    let is_dropped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Used on another thread, until it is wanted back.
+            while !lease.is_revoked() {
+                lease.view().write(0, b"by lease").unwrap();
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            lease.view().write(0, b"to the end").unwrap();
+            is_dropped.store(true, Ordering::SeqCst);
+            drop(lease);
+        });
+        space.unmap(START, 2 * PAGE).unwrap();
+        assert!(is_dropped.load(Ordering::SeqCst), "the unmapping has waited");
+    });
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+    let mut bytes = [0; 10];
+    rustix::io::pread(&file, &mut bytes, 8).unwrap();
+    assert_eq!(&bytes, b"to the end");
+}

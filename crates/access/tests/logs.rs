@@ -1,0 +1,265 @@
+//! Dirty logs and dirty bits through sessions: exact, and without a lost write while devices run.
+#![cfg(not(any(loom, miri)))]
+#![expect(unsafe_code, reason = "maps memory by its address")]
+
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use longshore_access::dirty::{DirtyLog, ExternalLog, Log};
+use longshore_access::{
+    Error, Logs, MapAccess, OnUnmap, Process, ProcessMemory, ReadWrite, Region, Session, Space,
+    SpaceConfig, Write,
+};
+use longshore_iov::{Cursor, Source};
+use longshore_mem::{AddrRange, Address, BusAddr, FileOffset, Granule, GuestPhys, Iova};
+use longshore_pagetable::Prot;
+use longshore_sys::memfd::{self, Backing};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 64;
+const START: u64 = 0x4000_0000;
+const GUEST: u64 = 0x1_0000_0000;
+
+fn iova(page: u64) -> Iova {
+    Iova::new(START + page * PAGE)
+}
+
+fn range<A: Address>(start: u64, pages: u64) -> AddrRange<A> {
+    AddrRange::new(A::from_raw(start), pages * PAGE).unwrap()
+}
+
+fn memory() -> Arc<Region> {
+    let file = memfd::create("logged", Backing::Shmem).unwrap();
+    memfd::set_len(&file, PAGES * PAGE).unwrap();
+    let len = PAGES * PAGE;
+    let region = Region::map_file(&file, FileOffset::new(0), len, MapAccess::ReadWrite);
+    Arc::new(region.unwrap().at_guest_phys(GuestPhys::new(GUEST)))
+}
+
+fn space_of(region: &Arc<Region>, config: SpaceConfig) -> Space {
+    let space = Space::with_config(config).unwrap();
+    space.attach(region).unwrap();
+    space.map(iova(0), region, 0, PAGES * PAGE, Prot::READ_WRITE).unwrap();
+    space
+}
+
+/// The pages of each way to write: one page each, in this order from page 1 on, with one between.
+fn write_in_each_way(session: &Session) -> BTreeSet<u64> {
+    let at = |way: u64| iova(1 + 2 * way);
+    session.write(at(0), &[1; 100]).unwrap();
+    session.write_obj(at(1), 1u64).unwrap();
+    session.fill(at(2), 1, 100).unwrap();
+    let slices = [std::io::IoSlice::new(b"some bytes")];
+    session.write_iter(at(3), &mut Cursor::<Source>::own_vec(&slices), 10).unwrap();
+    session.store(at(4), 1u32, Ordering::Relaxed).unwrap();
+    session.fetch_or(at(5), 1u16).unwrap();
+    session.pin(at(6), 8, Write, |view| view.write(0, &[1; 8])).unwrap().unwrap();
+    session.pin(at(7), 8, ReadWrite, |_| ()).unwrap();
+    drop(session.lease(at(8), 8, Write, OnUnmap::Wait).unwrap());
+    // One that ends early.
+    session.write(iova(PAGES - 1), &[1; 2 * PAGE as usize]).unwrap_err();
+    // And what is no write.
+    session.read(iova(30), &mut [0; 100]).unwrap();
+    session.load::<u8>(iova(32), Ordering::Acquire).unwrap();
+    session.pin(iova(34), 8, longshore_access::Read, |_| ()).unwrap();
+    (0..9).map(|way| 1 + 2 * way).chain([PAGES - 1]).collect()
+}
+
+fn pages_of<A: Address>(runs: &[AddrRange<A>], start: u64) -> BTreeSet<u64> {
+    let pages = |run: &AddrRange<A>| {
+        let first = (run.start().raw() - start) / PAGE;
+        first..first + run.len_bytes() / PAGE
+    };
+    runs.iter().flat_map(pages).collect()
+}
+
+fn harvested<A: Address>(space: &Space, log: &DirtyLog<A>, start: u64) -> BTreeSet<u64> {
+    let mut runs = Vec::new();
+    space.harvest(log, log.covers(), |run| runs.push(run)).unwrap();
+    pages_of(&runs, start)
+}
+
+#[test]
+fn what_is_written_is_logged_in_every_way_and_nothing_else_is() {
+    let region = memory();
+    let space = space_of(&region, SpaceConfig::new());
+    let session = space.session();
+    let by_iova = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
+    let by_guest = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(GUEST, PAGES)).unwrap());
+    let logs = Logs {
+        by_iova: Log::Internal(Arc::clone(&by_iova)),
+        by_guest_phys: Log::Internal(Arc::clone(&by_guest)),
+    };
+    // Off.
+    write_in_each_way(&session);
+    assert!(harvested(&space, &by_iova, START).is_empty());
+    // On, with a TLB that was warm before.
+    space.set_logs(logs).unwrap();
+    assert!(matches!(space.logs().by_iova, Log::Internal(_)));
+    for _ in 0..3 {
+        let expected = write_in_each_way(&session);
+        assert_eq!(harvested(&space, &by_iova, START), expected);
+        assert_eq!(harvested(&space, &by_guest, GUEST), expected);
+        assert!(harvested(&space, &by_iova, START).is_empty(), "it was harvested");
+    }
+    // Off again.
+    space.set_logs(Logs::default()).unwrap();
+    write_in_each_way(&session);
+    assert!(harvested(&space, &by_iova, START).is_empty());
+    assert_eq!(space.counters().unlogged, 0);
+}
+
+#[test]
+fn writes_to_remote_regions_are_logged() {
+    let there = vec![0u8; 5 * PAGE as usize].leak();
+    let address = there.as_mut_ptr().expose_provenance() as u64;
+    let process = Process::open(std::process::id()).unwrap();
+    let remote = Arc::new(ProcessMemory::new(process, address));
+    let region = Region::remote(remote, 4 * PAGE).unwrap().at_guest_phys(GuestPhys::new(GUEST));
+    let (region, space) = (Arc::new(region), Space::new().unwrap());
+    space.attach(&region).unwrap();
+    space.map(iova(0), &region, 0, 4 * PAGE, Prot::READ_WRITE).unwrap();
+    let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(GUEST, 4)).unwrap());
+    let logs = Logs { by_guest_phys: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    space.set_logs(logs).unwrap();
+    let session = space.session();
+    session.write(iova(1), &[1; 8]).unwrap();
+    let slices = [std::io::IoSlice::new(b"some bytes")];
+    session.write_iter(iova(3), &mut Cursor::<Source>::own_vec(&slices), 10).unwrap();
+    assert_eq!(harvested(&space, &log, GUEST), [1, 3].into());
+}
+
+#[test]
+fn an_external_log_has_the_bits_of_what_was_written() {
+    let region = memory();
+    let space = space_of(&region, SpaceConfig::new());
+    let bits: &'static [AtomicU64] =
+        Vec::leak((0..(GUEST / PAGE + PAGES) / 64).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
+    let external = |words: usize| {
+        let start = NonNull::from(bits).cast();
+        // SAFETY: leaked, and looked at by atomics only.
+        let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, ()) };
+        Logs { by_guest_phys: Log::External(Arc::new(log)), ..Logs::default() }
+    };
+    let refused = space.set_logs(external(bits.len() - 1));
+    assert!(matches!(refused, Err(Error::BeyondLog { .. })), "{refused:?}");
+    space.set_logs(external(bits.len())).unwrap();
+    let session = space.session();
+    let expected = write_in_each_way(&session);
+    let word = bits[(GUEST / PAGE / 64) as usize].load(Ordering::Acquire);
+    assert_eq!((0..64).filter(|bit| word >> bit & 1 != 0).collect::<BTreeSet<u64>>(), expected);
+    // A region that it has no bits for is not let in.
+    let file = memfd::create("beyond", Backing::Shmem).unwrap();
+    memfd::set_len(&file, PAGE).unwrap();
+    let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(GUEST + PAGES * PAGE)));
+    assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
+}
+
+#[test]
+fn dirty_bits_are_set_as_hardware_sets_them() {
+    let region = memory();
+    let space = space_of(&region, SpaceConfig { dirty_bits: true, ..SpaceConfig::new() });
+    let session = space.session();
+    let read = |clear| {
+        let mut runs = Vec::new();
+        space.read_dirty(iova(0), PAGES * PAGE, clear, |run| runs.push(run)).unwrap();
+        pages_of(&runs, START)
+    };
+    assert!(read(false).is_empty());
+    for _ in 0..3 {
+        let expected = write_in_each_way(&session);
+        assert_eq!(read(false), expected);
+        assert_eq!(read(true), expected);
+        assert!(read(true).is_empty());
+    }
+    let none = space_of(&memory(), SpaceConfig::new());
+    assert!(matches!(none.read_dirty(iova(0), PAGE, true, |_| ()), Err(Error::Table { .. })));
+    // Both at once.
+    let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
+    let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    space.set_logs(logs).unwrap();
+    let expected = write_in_each_way(&session);
+    assert_eq!((harvested(&space, &log, START), read(true)), (expected.clone(), expected));
+}
+
+/// Threads write numbers that grow; whoever harvests copies the pages it is told of. In the end the
+/// copy is what is there.
+fn nothing_is_lost(config: SpaceConfig, mut harvest: impl FnMut(&Space, &mut dyn FnMut(u64))) {
+    let memory = vec![0u8; (PAGES as usize + 1) * PAGE as usize].leak();
+    let bus = (memory.as_mut_ptr().expose_provenance() as u64 + PAGE - 1) & !(PAGE - 1);
+    let space = Space::with_config(config).unwrap();
+    // SAFETY: the memory was leaked, and is accessed by sessions only.
+    unsafe { space.map_raw(iova(0), BusAddr::new(bus), PAGES * PAGE, Prot::READ_WRITE) }.unwrap();
+    let (stop, space) = (AtomicBool::new(false), &space);
+    let mut copy = vec![0u64; 2 * PAGES as usize];
+    let reader = space.session();
+    let look = |copy: &mut [u64], page: u64| {
+        for word in 0..2 {
+            let at = Iova::new(iova(page).raw() + 8 * word);
+            copy[(2 * page + word) as usize] = reader.read_obj(at).unwrap();
+        }
+    };
+    let found = std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let stop = &stop;
+            scope.spawn(move || {
+                let session = space.session();
+                let mut number = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    for page in 0..PAGES {
+                        number += 1;
+                        let at = Iova::new(iova(page).raw() + 8 * thread);
+                        session.write_obj(at, number).unwrap();
+                    }
+                }
+            });
+        }
+        let (mut found, mut rounds) = (0, 0);
+        while found < 8 * PAGES || rounds < 300 {
+            rounds += 1;
+            harvest(space, &mut |page| {
+                found += 1;
+                look(&mut copy, page);
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+        found
+    });
+    harvest(space, &mut |page| look(&mut copy, page));
+    let mut now = vec![0; copy.len()];
+    (0..PAGES).for_each(|page| look(&mut now, page));
+    assert_eq!(copy, now, "after {found} pages");
+}
+
+#[test]
+fn no_write_is_lost_between_harvests() {
+    let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
+    let mut is_on = false;
+    nothing_is_lost(SpaceConfig::new(), |space, look| {
+        if !is_on {
+            // While they write already: then all of it is new.
+            let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+            log.start(|| space.set_logs(logs)).unwrap();
+            is_on = true;
+            (0..PAGES).for_each(&mut *look);
+        }
+        let done = space.harvest(&log, log.covers(), |run| {
+            pages_of(&[run], START).into_iter().for_each(&mut *look);
+        });
+        done.unwrap();
+    });
+}
+
+#[test]
+fn no_dirty_bit_is_lost_when_they_are_cleared() {
+    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    nothing_is_lost(config, |space, look| {
+        let read = space.read_dirty(iova(0), PAGES * PAGE, true, |run| {
+            pages_of(&[run], START).into_iter().for_each(&mut *look);
+        });
+        read.unwrap();
+    });
+}

@@ -1,0 +1,231 @@
+//! Every interleaving of sessions and of whoever unmaps, with loom in the place of the atomics:
+//! `RUSTFLAGS="--cfg loom" cargo test -p longshore-access --release --test loom`.
+//!
+//! `membarrier` is a full fence on both sides here. The memory is a cell that loom watches: to free
+//! it is to write to it, which must come after every access of it.
+#![cfg(loom)]
+#![expect(unsafe_code, reason = "looks at cells that loom watches")]
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+use longshore_access::grace::{Barrier, Grace, Seen, Slot};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
+use loom::thread;
+
+/// One page that is mapped, and the memory behind it.
+struct World {
+    grace: Grace<()>,
+    is_mapped: AtomicBool,
+    memory: UnsafeCell<u32>,
+}
+
+// SAFETY: that the cell is accessed by turns is what the tests are about, and loom sees to it.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new(barrier: Barrier, waits: bool) -> Arc<Self> {
+        Arc::new(Self {
+            grace: Grace::new(barrier, waits),
+            is_mapped: AtomicBool::new(true),
+            memory: UnsafeCell::new(7),
+        })
+    }
+
+    /// Takes the entry out, waits, and frees.
+    fn unmap(&self) {
+        self.unmap_with(|| fence(Ordering::SeqCst));
+    }
+
+    fn unmap_with(&self, membarrier: impl FnOnce()) {
+        self.is_mapped.store(false, Ordering::Relaxed);
+        self.grace.wait(membarrier);
+        // SAFETY: nobody uses it any more; loom fails the test otherwise.
+        self.memory.with_mut(|memory| unsafe { *memory = 0 });
+    }
+}
+
+/// A session with a TLB of one entry, which accesses as the real one does.
+struct Session<'w> {
+    world: &'w World,
+    slot: NonNull<Slot<()>>,
+    seen: Seen,
+    tlb: Cell<bool>,
+}
+
+impl<'w> Session<'w> {
+    fn new(world: &'w World, owner: usize) -> Self {
+        let seen = Seen::new(world.grace.barrier());
+        Self { world, slot: world.grace.claim(owner, || ()), seen, tlb: Cell::new(false) }
+    }
+
+    fn slot(&self) -> &Slot<()> {
+        // SAFETY: a slot lives as long as the world.
+        unsafe { self.slot.as_ref() }
+    }
+
+    /// Whether the page was there.
+    fn read(&self) -> bool {
+        self.slot().enter();
+        if self.seen.is_current(self.slot()) && (self.tlb.get() || self.walk()) {
+            self.look();
+            self.slot().leave();
+            return true;
+        }
+        self.seen.enter(self.slot(), || self.tlb.set(false));
+        let found = self.tlb.get() || self.walk();
+        if found {
+            self.look();
+        }
+        self.seen.leave(self.slot());
+        found
+    }
+
+    /// Two looks at what was translated once, and an access between them.
+    fn pin(&self) {
+        self.seen.enter(self.slot(), || self.tlb.set(false));
+        self.seen.open();
+        if self.tlb.get() || self.walk() {
+            self.look();
+            self.read();
+            self.look();
+        }
+        self.seen.close();
+        self.seen.leave(self.slot());
+    }
+
+    fn walk(&self) -> bool {
+        self.tlb.set(self.world.is_mapped.load(Ordering::Acquire));
+        self.tlb.get()
+    }
+
+    fn look(&self) {
+        // SAFETY: it was translated, so it is there; loom fails the test otherwise.
+        let value = self.world.memory.with(|memory| unsafe { *memory });
+        assert_eq!(value, 7, "what was freed was read");
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.tlb.set(false);
+        self.seen.release(self.slot());
+    }
+}
+
+/// All interleavings, of which threads are preempted at most so often.
+fn model(preemptions: usize, work: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(work);
+}
+
+fn unmapped_while(barrier: Barrier, session: fn(&Session<'_>)) {
+    model(3, move || {
+        let world = World::new(barrier, true);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || session(&Session::new(&other, 1)));
+        world.unmap();
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn what_was_unmapped_is_not_read() {
+    unmapped_while(Barrier::Expedited, |session| {
+        session.read();
+        session.read();
+    });
+}
+
+#[test]
+fn nor_where_sessions_execute_the_fence() {
+    unmapped_while(Barrier::Fence, |session| {
+        session.read();
+        session.read();
+    });
+}
+
+#[test]
+fn nor_after_the_session_was_parked() {
+    unmapped_while(Barrier::Expedited, |session| {
+        session.read();
+        session.tlb.set(false);
+        session.seen.park(session.slot());
+        session.read();
+    });
+}
+
+#[test]
+fn nor_in_a_slot_that_is_used_again() {
+    unmapped_while(Barrier::Expedited, |session| {
+        session.read();
+        Session::new(session.world, 2).read();
+    });
+    model(2, || {
+        let world = World::new(Barrier::Expedited, true);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            Session::new(&other, 1).read();
+            Session::new(&other, 1).read();
+        });
+        world.unmap();
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn nor_within_a_pin() {
+    unmapped_while(Barrier::Expedited, |session| {
+        session.pin();
+        session.read();
+    });
+}
+
+#[test]
+fn two_may_wait_at_once() {
+    model(2, || {
+        let world = World::new(Barrier::Expedited, true);
+        let (reader, other) = (Arc::clone(&world), Arc::clone(&world));
+        let session = thread::spawn(move || {
+            let session = Session::new(&reader, 1);
+            session.read();
+            session.read();
+        });
+        let second = thread::spawn(move || other.grace.wait(|| fence(Ordering::SeqCst)));
+        world.unmap();
+        second.join().unwrap();
+        session.join().unwrap();
+    });
+}
+
+/// A session that reads twice beside an unmapping from which something is missing.
+fn model_with_a_defect(waits: bool, membarrier: fn()) {
+    model(3, move || {
+        let world = World::new(Barrier::Expedited, waits);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let session = Session::new(&other, 1);
+            session.read();
+            session.read();
+        });
+        world.unmap_with(membarrier);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_waiting_it_is_found_to_be_read() {
+    model_with_a_defect(false, || fence(Ordering::SeqCst));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_barrier_it_is_found_to_be_read() {
+    model_with_a_defect(true, || {});
+}

@@ -1,0 +1,357 @@
+//! Every interleaving of writers and a harvester of a dirty log, with loom in the place of the
+//! atomics: `RUSTFLAGS="--cfg loom" cargo test -p longshore-access --release --test loom_dirty`.
+//!
+//! Memory is one cell a page, written and read `Relaxed`, so that a store may become visible as late
+//! as the language allows. The harvester keeps a copy of it as a migration does: it copies each page
+//! it is told of. In the end, after one more harvest, the copy must be the memory.
+#![cfg(loom)]
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use longshore_access::dirty::DirtyLog;
+use longshore_mem::{AddrRange, Granule, Iova};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use loom::thread;
+
+const PAGE: u64 = 4096;
+
+/// Memory of some pages with its log, and a slot for each writer.
+struct Model {
+    log: DirtyLog<Iova>,
+    pages: Vec<u64>,
+    memory: Vec<AtomicU64>,
+    slots: Vec<AtomicBool>,
+}
+
+impl Model {
+    /// The memory has these pages; the log covers all up to the last.
+    fn new(pages: &[u64], writers: usize) -> Arc<Self> {
+        let range = AddrRange::new(Iova::new(0), (pages[pages.len() - 1] + 1) * PAGE).unwrap();
+        Arc::new(Self {
+            log: DirtyLog::new(Granule::SIZE_4K, range).unwrap(),
+            pages: pages.to_vec(),
+            memory: pages.iter().map(|_| AtomicU64::new(0)).collect(),
+            slots: (0..writers).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
+    /// What a session does: enter the slot, copy, mark, leave.
+    fn write(&self, writer: usize, at: usize, value: u64) {
+        self.slots[writer].store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.memory[at].store(value, Ordering::Relaxed);
+        self.log.mark(Iova::new(self.pages[at] * PAGE + 8), 8);
+        self.slots[writer].store(false, Ordering::Release);
+    }
+
+    /// Waits until every slot that is busy has been left.
+    fn grace(&self) {
+        fence(Ordering::SeqCst);
+        for slot in &self.slots {
+            while slot.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Copies the pages that are told of; which they are.
+    fn harvest(&self, copy: &mut [u64], grace: impl FnMut()) -> BTreeSet<u64> {
+        let mut told = BTreeSet::new();
+        self.log.harvest(self.log.covers(), grace, |run| {
+            let first = run.start().raw() / PAGE;
+            for page in first..first + run.len_bytes() / PAGE {
+                assert!(told.insert(page));
+                if let Some(at) = self.pages.iter().position(|&known| known == page) {
+                    copy[at] = self.memory[at].load(Ordering::Relaxed);
+                }
+            }
+        });
+        told
+    }
+
+    /// The last harvest, when all writers are through: the copy is then the memory.
+    fn compare(&self, mut copy: Vec<u64>) {
+        self.harvest(&mut copy, || self.grace());
+        for (at, &copied) in copy.iter().enumerate() {
+            let written = self.memory[at].load(Ordering::Relaxed);
+            assert_eq!(copied, written, "page {} was lost", self.pages[at]);
+        }
+        assert_eq!(self.log.count(self.log.covers()), 0);
+    }
+}
+
+/// Bounds the switches that loom tries where there are more than two threads or many steps.
+fn with_preemptions(bound: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(bound);
+    builder.check(model);
+}
+
+/// Whether loom finds an interleaving in which `model` panics.
+fn fails(model: impl Fn() + Sync + Send + 'static) -> bool {
+    catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err()
+}
+
+/// One writer writes a page again and again, so that it finds its own mark.
+fn one_page_twice(grace: impl Fn(&Model) + Sync + Send + 'static) {
+    let model = Model::new(&[0], 1);
+    let other = Arc::clone(&model);
+    let writer = thread::spawn(move || {
+        for value in 1..=2 {
+            other.write(0, 0, value);
+        }
+    });
+    let mut copy = vec![0];
+    model.harvest(&mut copy, || grace(&model));
+    writer.join().unwrap();
+    model.compare(copy);
+}
+
+#[test]
+fn no_write_is_lost() {
+    with_preemptions(4, || one_page_twice(Model::grace));
+}
+
+/// The control: without the wait, the harvester reads the page too early, and no mark is left.
+#[test]
+fn without_the_grace_period_a_write_is_lost() {
+    assert!(fails(|| one_page_twice(|_| {})));
+}
+
+/// The control of the control: it fails because of the second grace period, not of the first.
+#[test]
+fn without_the_grace_period_before_the_report_a_write_is_lost() {
+    assert!(fails(|| {
+        let calls = std::sync::atomic::AtomicU64::new(0);
+        one_page_twice(move |model| {
+            if calls.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+                model.grace();
+            }
+        });
+    }));
+}
+
+/// Two writers meet in one page, in one word, in one middle word, or only in the top.
+fn two_writers(pages: [u64; 2]) {
+    with_preemptions(2, move || {
+        let pages = if pages[0] == pages[1] { &pages[..1] } else { &pages[..] };
+        let model = Model::new(pages, 2);
+        let writers: Vec<_> = (0..2)
+            .map(|writer| {
+                let model = Arc::clone(&model);
+                let at = writer.min(model.pages.len() - 1);
+                thread::spawn(move || model.write(writer, at, 7 + writer as u64))
+            })
+            .collect();
+        let mut copy = vec![0; model.pages.len()];
+        model.harvest(&mut copy, || model.grace());
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        model.compare(copy);
+    });
+}
+
+#[test]
+fn two_writers_of_one_page() {
+    two_writers([0, 0]);
+}
+
+#[test]
+fn two_writers_in_one_word() {
+    two_writers([0, 1]);
+}
+
+#[test]
+fn two_writers_below_one_middle_word() {
+    two_writers([0, 64]);
+}
+
+#[test]
+fn two_writers_below_one_top_word() {
+    two_writers([0, 4096]);
+}
+
+/// A write that has returned is in the next harvest, even if it did nothing because another writer
+/// had set the bit and was still on the way up to the summary.
+fn returned_writes_are_told_of(grace: impl Fn(&Model, u64) + Sync + Send + 'static) {
+    with_preemptions(2, move || {
+        let model = Model::new(&[0], 2);
+        let other = Arc::clone(&model);
+        let slow = thread::spawn(move || other.write(0, 0, 1));
+        let other = Arc::clone(&model);
+        let returned = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&returned);
+        let quick = thread::spawn(move || {
+            other.write(1, 0, 2);
+            tell.store(true, Ordering::Release);
+        });
+        let mut copy = vec![0];
+        let must = returned.load(Ordering::Acquire);
+        let mut calls = 0;
+        let told = model.harvest(&mut copy, || {
+            grace(&model, calls);
+            calls += 1;
+        });
+        assert!(!must || told.contains(&0), "the write had returned");
+        slow.join().unwrap();
+        quick.join().unwrap();
+        model.compare(copy);
+    });
+}
+
+#[test]
+fn what_has_returned_is_told_of() {
+    returned_writes_are_told_of(|model, _| model.grace());
+}
+
+#[test]
+fn without_the_grace_period_before_taking_it_may_be_late() {
+    assert!(
+        catch_unwind(|| {
+            returned_writes_are_told_of(|model, call| {
+                if call > 0 {
+                    model.grace();
+                }
+            });
+        })
+        .is_err()
+    );
+}
+
+/// A writer that set a bit itself has seen to the whole way up when it returns, even where another
+/// writer is still under way with the same summary bits. Shown without the grace period that would
+/// wait for the other one: it writes another page, so nobody relies on its mark. All rounds but the
+/// last wait for nobody at all, and may copy pages too early.
+fn a_mark_reaches_the_top_itself(neighbour: u64, rounds: u64) {
+    with_preemptions(2, move || {
+        let model = Model::new(&[0, neighbour, 64 + neighbour], 2);
+        if rounds > 1 {
+            // Sets the top bit, for the first round to clear.
+            model.write(0, 2, 9);
+        }
+        let other = Arc::clone(&model);
+        let returned = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&returned);
+        let writer = thread::spawn(move || {
+            other.write(0, 0, 1);
+            tell.store(true, Ordering::Release);
+        });
+        let other = Arc::clone(&model);
+        let beside = thread::spawn(move || other.write(1, 1, 2));
+        let mut copy = vec![0; 3];
+        let mut told = false;
+        for round in 1..=rounds {
+            let must = round == rounds && returned.load(Ordering::Acquire);
+            let mut calls = 0;
+            told |= model
+                .harvest(&mut copy, || {
+                    if round == rounds && calls > 0 {
+                        model.grace();
+                    }
+                    calls += 1;
+                })
+                .contains(&0);
+            assert!(!must || told, "the write had returned");
+        }
+        writer.join().unwrap();
+        beside.join().unwrap();
+        if rounds == 1 {
+            model.compare(copy);
+        }
+    });
+}
+
+#[test]
+fn a_mark_beside_another_in_its_word_reaches_the_top() {
+    a_mark_reaches_the_top_itself(1, 1);
+}
+
+#[test]
+fn a_mark_beside_another_below_its_middle_word_reaches_the_top() {
+    a_mark_reaches_the_top_itself(64, 1);
+}
+
+#[test]
+fn a_mark_reaches_a_top_that_is_being_cleared() {
+    a_mark_reaches_the_top_itself(1, 2);
+}
+
+/// A harvest of a part may leave summary bits that stand for nothing any more. The next one takes
+/// them, and finds or leaves the bit that a writer sets meanwhile.
+#[test]
+fn a_summary_that_is_out_of_date_hides_nothing() {
+    with_preemptions(3, || {
+        let model = Model::new(&[0, 1], 1);
+        model.write(0, 0, 1);
+        let part = AddrRange::new(Iova::new(0), PAGE).unwrap();
+        let mut copy = vec![0, 0];
+        model.log.harvest(part, || model.grace(), |_| copy[0] = 1);
+        let other = Arc::clone(&model);
+        let writer = thread::spawn(move || other.write(0, 0, 2));
+        model.harvest(&mut copy, || model.grace());
+        writer.join().unwrap();
+        model.compare(copy);
+    });
+}
+
+/// Harvests of a part leave the rest, and what stands for it in the summary, to be found.
+#[test]
+fn a_part_is_harvested_beside_a_writer_of_the_rest() {
+    with_preemptions(3, || {
+        let model = Model::new(&[0, 1], 1);
+        model.write(0, 0, 1);
+        let other = Arc::clone(&model);
+        let writer = thread::spawn(move || other.write(0, 1, 2));
+        let mut told = 0;
+        let part = AddrRange::new(Iova::new(0), PAGE).unwrap();
+        model.log.harvest(part, || model.grace(), |run| told += run.len_bytes());
+        assert_eq!(told, PAGE);
+        writer.join().unwrap();
+        let left = model.harvest(&mut [0, 0], || model.grace());
+        assert_eq!(left, BTreeSet::from([1]));
+    });
+}
+
+/// Two harvesters: every write is told of by one of them, after it was made.
+#[test]
+fn two_harvesters_share_the_marks() {
+    with_preemptions(2, || {
+        let model = Model::new(&[0], 1);
+        model.write(0, 0, 1);
+        let other = Arc::clone(&model);
+        let harvester = thread::spawn(move || {
+            let mut copy = vec![0];
+            let told = other.harvest(&mut copy, || other.grace());
+            (copy, told)
+        });
+        model.write(0, 0, 2);
+        let (mut copy, mut told) = (vec![0], BTreeSet::new());
+        told.extend(model.harvest(&mut copy, || model.grace()));
+        let (copy_of_other, told_to_other) = harvester.join().unwrap();
+        assert!(told.contains(&0) || told_to_other.contains(&0));
+        assert!(copy[0].max(copy_of_other[0]) == 2);
+        model.compare(vec![2]);
+    });
+}
+
+/// What a failed harvest puts back is found by the next, beside a writer that may find the bit.
+#[test]
+fn what_is_put_back_is_found() {
+    with_preemptions(3, || {
+        let model = Model::new(&[0], 1);
+        model.write(0, 0, 1);
+        let other = Arc::clone(&model);
+        let writer = thread::spawn(move || other.write(0, 0, 2));
+        let grace = || {
+            model.grace();
+            Ok(())
+        };
+        let failed = model.log.try_harvest(model.log.covers(), grace, |_| Err(()));
+        assert_eq!(failed, Err(()));
+        writer.join().unwrap();
+        model.compare(vec![0]);
+    });
+}
