@@ -112,6 +112,7 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
             session.publish(measured.rows(session.bench(), &against))?;
         }
     }
+    dirty_logs(options, memory, session)?;
     two_threads(options, memory, session)
 }
 
@@ -166,6 +167,44 @@ fn candidates<'m>(
         candidates.push(Box::new(fixed.with_note(note)));
     }
     Ok(candidates)
+}
+
+/// What it costs to note what is written.
+fn dirty_logs(options: &CommonOptions, memory: &Memory, session: &mut Session) -> Result<()> {
+    const OFF: &str = "longshore, no log";
+    const NO_BITMAP: &str = "vm-memory 0.16.2, 1 region, no bitmap";
+    let maps = &Maps::new(16);
+    for work in [Work::Mix, Work::Write(8), Work::Write(64)] {
+        let case = format!("dirty log, {}, hot, 16 maps", work_name(work));
+        if !options.wants(&case) {
+            continue;
+        }
+        let task =
+            Task { work, places: Places::Hot, threads: 1, speed: false, effort: effort(options) };
+        let mut candidates = Candidates::new();
+        for (name, doors) in [
+            (OFF, Ours::new(memory, maps)?),
+            ("longshore, internal log", Ours::with_internal_log(memory, maps)?),
+            ("longshore, external log", Ours::with_external_log(memory, maps)?),
+        ] {
+            candidates.push(Box::new(Timed::new(name, doors, task, memory, maps).ours()));
+        }
+        let door = v0_16::ByBytes::<()>::new(v0_16::Regions::one(memory)?, maps);
+        candidates.push(Box::new(Timed::new(NO_BITMAP, door, task, memory, maps)));
+        let regions = v0_16::Regions::one(memory)?;
+        let door = v0_16::ByBytes::<v0_16::AtomicBitmap>::new(regions, maps);
+        let name = "vm-memory 0.16.2, 1 region, bitmap";
+        candidates.push(Box::new(Timed::new(name, door, task, memory, maps)));
+        let measured = session.run(&case, candidates);
+        let against = |baseline, only| Against { metric: CYCLES, baseline, only: Some(only) };
+        let against = [
+            against(OFF, "longshore, internal log"),
+            against(OFF, "longshore, external log"),
+            against(NO_BITMAP, name),
+        ];
+        session.publish(measured.rows(session.bench(), &against))?;
+    }
+    Ok(())
 }
 
 /// Twice the threads, each with data of its own.

@@ -16,7 +16,7 @@ pub(super) const BASE: u64 = 1 << 38;
 
 /// Memory in the largest pages to be had: with small ones the processor's own TLB would be most of
 /// what is measured.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     buffer: Buffer,
     /// Its address, exposed: what mappings and lists of accesses carry.
     address: u64,

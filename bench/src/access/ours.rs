@@ -3,10 +3,12 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use anyhow::{Context, Result};
-use longshore_access::{Barrier, Region, Session, Space, SpaceConfig};
-use longshore_mem::{BusAddr, Iova};
+use longshore_access::dirty::{DirtyLog, ExternalLog, Log};
+use longshore_access::{Barrier, Logs, Region, Session, Space, SpaceConfig};
+use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
 use longshore_pagetable::Prot;
 
 use super::doors::{Door, Doors};
@@ -24,6 +26,31 @@ impl<'m> Ours<'m> {
         let space = Space::new()?;
         map_region(&space, &region(memory)?, maps)?;
         Ok(Self { spaces: vec![space], _memory: memory })
+    }
+
+    /// As [`new`](Self::new), and what is written is noted in a log of this process, keyed by IOVA.
+    pub(super) fn with_internal_log(memory: &'m Memory, maps: &Maps) -> Result<Self> {
+        let ours = Self::new(memory, maps)?;
+        let range = AddrRange::new(Iova::new(BASE), SPACE_BYTES)?;
+        let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range)?);
+        let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+        log.start(|| ours.spaces[0].set_logs(logs))?;
+        Ok(ours)
+    }
+
+    /// As [`new`](Self::new), and what is written is noted in a bitmap as another process shares it,
+    /// keyed by IOVA.
+    pub(super) fn with_external_log(memory: &'m Memory, maps: &Maps) -> Result<Self> {
+        let ours = Self::new(memory, maps)?;
+        // From address zero on, a bit for each page.
+        let words = ((BASE + SPACE_BYTES) / 4096).div_ceil(64) as usize;
+        let bits: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let start = NonNull::from(&*bits).cast::<u8>();
+        // SAFETY: the log keeps the bits, which are atomics, and nothing else looks at them.
+        let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, bits) };
+        let logs = Logs { by_iova: Log::External(Arc::new(log)), ..Logs::default() };
+        ours.spaces[0].set_logs(logs)?;
+        Ok(ours)
     }
 
     /// `count` spaces mapped by the raw door, one for each thread.
