@@ -222,7 +222,8 @@ fn two_threads(options: &CommonOptions, memory: &Memory, session: &mut Session) 
             ($name:expr, $doors:expr, $finish:ident) => {
                 for threads in [1, 2] {
                     let task = Task { work, places, threads, speed: true, effort: effort(options) };
-                    let timed = Timed::new(threads_name($name, threads), $doors, task, memory, maps);
+                    let timed =
+                        Timed::new(threads_name($name, threads), $doors, task, memory, maps);
                     candidates.push(Box::new(timed.$finish()));
                 }
                 pairs.push((threads_name($name, 2), threads_name($name, 1)));
@@ -230,9 +231,8 @@ fn two_threads(options: &CommonOptions, memory: &Memory, session: &mut Session) 
         }
         both!(OURS, Ours::new(memory, maps)?, ours);
         both!(PLAIN, Plain::new(memory, maps), theirs);
-        let door = || -> Result<_> {
-            Ok(v0_16::ByBytes::<()>::new(v0_16::Regions::one(memory)?, maps))
-        };
+        let door =
+            || -> Result<_> { Ok(v0_16::ByBytes::<()>::new(v0_16::Regions::one(memory)?, maps)) };
         both!(ONE_0_16, door()?, theirs);
         let name = "vm-memory 0.18, IOMMU, 16 maps";
         both!(name, v0_18::ByIommu::<RwLock<_>>::new(memory, maps)?, theirs);

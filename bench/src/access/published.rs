@@ -27,20 +27,12 @@ pub(super) fn accesses(bench: &str, case: &str, vms: u64) -> Result<Vec<Row>> {
 /// The locks, each against a mutex that nobody else wants.
 pub(super) fn locks(bench: &str, case: &str) -> Result<Vec<Row>> {
     let lines = lines(LOCKS).with_context(|| "published/iova_access_locks.csv")?;
-    let figures: Vec<(&str, f64)> = lines
-        .iter()
-        .filter_map(|fields| Some((fields[0], fields.get(1)?.parse().ok()?)))
-        .collect();
+    let figures: Vec<(&str, f64)> =
+        lines.iter().filter_map(|fields| Some((fields[0], fields.get(1)?.parse().ok()?))).collect();
     Ok(rows(bench, case, &figures, MUTEX, "one guest"))
 }
 
-fn rows(
-    bench: &str,
-    case: &str,
-    figures: &[(&str, f64)],
-    baseline: &str,
-    note: &str,
-) -> Vec<Row> {
+fn rows(bench: &str, case: &str, figures: &[(&str, f64)], baseline: &str, note: &str) -> Vec<Row> {
     let base = figures.iter().find(|(name, _)| *name == baseline).map(|(_, cycles)| *cycles);
     let row = |(name, cycles): &(&str, f64)| Row {
         metric: CYCLES.name.to_owned(),

@@ -120,7 +120,11 @@ macro_rules! regions {
 
         impl<B: Bitmap + NewBitmap + 'static> BySlice<'_, B> {
             #[inline(always)]
-            fn slice(&self, at: u64, len: usize) -> VolatileSlice<'_, impl $vm::bitmap::BitmapSlice> {
+            fn slice(
+                &self,
+                at: u64,
+                len: usize,
+            ) -> VolatileSlice<'_, impl $vm::bitmap::BitmapSlice> {
                 let slice = Accesses::get_slice(&self.0.regions.guest, GuestAddress(at), len);
                 slice.expect("it is there")
             }
