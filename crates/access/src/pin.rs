@@ -142,6 +142,9 @@ impl Session {
     ///
     /// A pin to write counts as a write of all of it, for dirty logs, when `work` returns.
     ///
+    /// An access to a remote region within `work` cannot leave the slot: whoever unmaps that region
+    /// waits for the pin, and cancels only then. Do not wait for others in a pin; a lease is for that.
+    ///
     /// # Errors
     /// [`Fault`], before `work` is called: all of the range must be mapped, permit the access, and be
     /// memory of this process.
