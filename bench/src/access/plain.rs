@@ -54,7 +54,7 @@ pub(super) unsafe fn read_word(host: u64) -> u64 {
 /// Writes a word of the memory.
 ///
 /// # Safety
-/// As [`write`], at a multiple of eight.
+/// As [`write()`], at a multiple of eight.
 #[inline(always)]
 pub(super) unsafe fn write_word(host: u64, word: u64) {
     let to = ptr::with_exposed_provenance_mut::<u64>(host as usize);
