@@ -164,6 +164,7 @@ bench() {
     "${bounded[@]}" "${run[@]}" load --quick --json || status=1
     "${bounded[@]}" "${run[@]}" iov --quick --json || status=1
     "${bounded[@]}" "${run[@]}" pagetable --quick --json || status=1
+    "${bounded[@]}" "${run[@]}" access --quick --json || status=1
     return "$status"
 }
 

@@ -8,6 +8,7 @@
 //!
 //! `README.md` tells how to run a bench, what its lines mean, and how to add one.
 
+mod access;
 mod harness;
 mod iov;
 mod load;
@@ -35,6 +36,8 @@ enum Command {
     Iov(iov::Iov),
     /// IO page tables: map, unmap, look up, scan, beside other crates and a published table
     Pagetable(pagetable::Pagetable),
+    /// Memory by IOVA: reads, writes and unmapping beside vm-memory and a published table of locks
+    Access(access::Access),
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Load(bench) => harness::run(&bench),
         Command::Iov(bench) => harness::run(&bench),
         Command::Pagetable(bench) => harness::run(&bench),
+        Command::Access(bench) => harness::run(&bench),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -1,0 +1,70 @@
+//! The counter that cycles are read from.
+#![expect(unsafe_code, reason = "reads a counter that has no safe name")]
+
+use std::time::{Duration, Instant};
+
+use crate::harness::Metric;
+
+/// Ticks of the time-stamp counter. Where a core runs faster than that, its own cycles are more.
+#[cfg(target_arch = "x86_64")]
+pub(super) const CYCLES: Metric = Metric { name: "cycles", unit: "TSC cycles" };
+/// Ticks of the generic timer, which is slower than the core.
+#[cfg(target_arch = "aarch64")]
+pub(super) const CYCLES: Metric = Metric { name: "cycles", unit: "timer ticks" };
+
+/// The counter now.
+#[inline]
+pub(super) fn now() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: every x86-64 processor has it, and Linux lets processes read it.
+        unsafe { std::arch::x86_64::_rdtsc() }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let ticks: u64;
+        // SAFETY: reads a counter that Linux lets processes read.
+        unsafe {
+            std::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nostack, nomem));
+        }
+        ticks
+    }
+}
+
+/// Its ticks a second, measured.
+pub(super) fn hz() -> f64 {
+    let (began, first) = (Instant::now(), now());
+    while began.elapsed() < Duration::from_millis(20) {
+        std::hint::spin_loop();
+    }
+    now().wrapping_sub(first) as f64 / began.elapsed().as_secs_f64()
+}
+
+/// What passed on the counter, and in time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) ticks: f64,
+    pub(super) ns: f64,
+}
+
+impl Span {
+    /// Of `work`.
+    #[inline]
+    pub(super) fn of(work: impl FnOnce()) -> Self {
+        let (began, first) = (Instant::now(), now());
+        work();
+        let last = now();
+        let ns = began.elapsed().as_nanos() as f64;
+        Self { ticks: last.wrapping_sub(first) as f64, ns }
+    }
+
+    /// For each of `count` parts.
+    pub(super) fn each(self, count: usize) -> Self {
+        Self { ticks: self.ticks / count as f64, ns: self.ns / count as f64 }
+    }
+
+    /// The shorter one.
+    pub(super) fn best(self, other: Self) -> Self {
+        if other.ticks < self.ticks { other } else { self }
+    }
+}

@@ -1,0 +1,124 @@
+//! What a case asks of a candidate, so that all run the same loops.
+
+use std::hint::black_box;
+
+use super::stream::{Op, Work};
+
+/// One thread's way to memory. A failed access is a failed bench.
+pub(super) trait Door {
+    fn read(&self, at: u64, into: &mut [u8]);
+    fn write(&self, at: u64, from: &[u8]);
+    fn read_word(&self, at: u64) -> u64;
+    fn write_word(&self, at: u64, word: u64);
+}
+
+impl<D: Door> Door for &D {
+    #[inline(always)]
+    fn read(&self, at: u64, into: &mut [u8]) {
+        (**self).read(at, into);
+    }
+
+    #[inline(always)]
+    fn write(&self, at: u64, from: &[u8]) {
+        (**self).write(at, from);
+    }
+
+    #[inline(always)]
+    fn read_word(&self, at: u64) -> u64 {
+        (**self).read_word(at)
+    }
+
+    #[inline(always)]
+    fn write_word(&self, at: u64, word: u64) {
+        (**self).write_word(at, word);
+    }
+}
+
+/// What threads get their doors from.
+pub(super) trait Doors: Sync {
+    type Door<'a>: Door
+    where
+        Self: 'a;
+
+    /// The door of the calling thread, the `thread`th.
+    fn open(&self, thread: u64) -> Self::Door<'_>;
+
+    /// What it calls `place`, an offset into the space.
+    fn address(&self, place: u64) -> u64;
+}
+
+/// Memory of our own.
+#[repr(C, align(4096))]
+pub(super) struct Buffer([u8; 4096]);
+
+impl Buffer {
+    pub(super) fn new() -> Box<Self> {
+        Box::new(Self([0x5a; 4096]))
+    }
+}
+
+/// Makes all accesses of a list once. Lengths are known where they are compiled but in the mix, as
+/// in a device model that reads descriptors and data.
+pub(super) fn pass<D: Door>(work: Work, door: &D, ops: &[Op], buffer: &mut Buffer) {
+    match work {
+        Work::Mix => mix(door, ops, buffer),
+        Work::Read(8) => read_words(door, ops),
+        Work::Read(64) => read::<64, D>(door, ops, buffer),
+        Work::Read(512) => read::<512, D>(door, ops, buffer),
+        Work::Read(1024) => read::<1024, D>(door, ops, buffer),
+        Work::Read(4096) => read::<4096, D>(door, ops, buffer),
+        Work::Write(8) => write_words(door, ops),
+        Work::Write(64) => write::<64, D>(door, ops, buffer),
+        Work::Write(512) => write::<512, D>(door, ops, buffer),
+        Work::Write(1024) => write::<1024, D>(door, ops, buffer),
+        Work::Write(4096) => write::<4096, D>(door, ops, buffer),
+        Work::Read(len) | Work::Write(len) => panic!("there is no loop for {len} bytes"),
+    }
+}
+
+#[inline(never)]
+fn mix<D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
+    for op in ops {
+        let part = &mut buffer.0[..op.len as usize];
+        if op.write {
+            door.write(op.at, part);
+        } else {
+            door.read(op.at, part);
+        }
+        black_box(&mut *buffer);
+    }
+}
+
+#[inline(never)]
+fn read<const N: usize, D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
+    for op in ops {
+        door.read(op.at, &mut buffer.0[..N]);
+        black_box(&mut *buffer);
+    }
+}
+
+#[inline(never)]
+fn write<const N: usize, D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
+    for op in ops {
+        door.write(op.at, &buffer.0[..N]);
+        black_box(&mut *buffer);
+    }
+}
+
+#[inline(never)]
+fn read_words<D: Door>(door: &D, ops: &[Op]) {
+    let mut sum = 0u64;
+    for op in ops {
+        sum = sum.wrapping_add(door.read_word(op.at));
+    }
+    black_box(sum);
+}
+
+#[inline(never)]
+fn write_words<D: Door>(door: &D, ops: &[Op]) {
+    let mut word = black_box(1u64);
+    for op in ops {
+        door.write_word(op.at, word);
+        word = word.wrapping_add(1);
+    }
+}

@@ -1,0 +1,203 @@
+//! Lists of accesses: which places, in which sizes.
+
+use super::memory::SPACE_BYTES;
+
+const PAGE_BYTES: u64 = 4096;
+/// Bytes of a hot set, and of one of its runs.
+const HOT_BYTES: u64 = 1 << 20;
+const RUN_BYTES: u64 = 64 << 10;
+const RUNS: u64 = HOT_BYTES / RUN_BYTES;
+
+/// Threads that may have hot sets of their own.
+pub(super) const THREADS_MAX: u64 = 2;
+
+/// The published mix, in hundredths: of all accesses 63 are reads; of the reads 48 in a hundred are
+/// of a page, the others of less; every write is of less than a page.
+const READS: f64 = 0.63;
+const PAGES_OF_READS: f64 = 0.48;
+/// What is less than a page is one of these, each as often as the others. The published table does
+/// not say.
+const SMALL: [u32; 4] = [8, 64, 512, 1024];
+
+/// One access. Its address is what a candidate takes: an IOVA, a guest address, a host address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Op {
+    pub(super) at: u64,
+    pub(super) len: u32,
+    pub(super) write: bool,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// The published mix.
+    Mix,
+    /// Reads of so many bytes, 8 of them as a value.
+    Read(u32),
+    /// Writes of so many bytes, 8 of them as a value.
+    Write(u32),
+}
+
+/// Where it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Places {
+    /// 1 MiB: 16 runs of 64 KiB, one somewhere in each sixteenth of the space.
+    Hot,
+    /// 1 MiB: 16 runs of 64 KiB, exactly a sixteenth of the space apart.
+    HotAligned,
+    /// 1 MiB: 256 pages anywhere in the space.
+    HotScattered,
+    /// All of the space.
+    Random,
+}
+
+impl Work {
+    /// Lengths and directions of `count` accesses, in the order of their kinds.
+    fn deck(self, count: usize) -> Vec<(u32, bool)> {
+        match self {
+            Self::Read(len) => vec![(len, false); count],
+            Self::Write(len) => vec![(len, true); count],
+            Self::Mix => {
+                let reads = (count as f64 * READS).round() as usize;
+                let pages = (reads as f64 * PAGES_OF_READS).round() as usize;
+                let small = |at: usize| SMALL[at % SMALL.len()];
+                let mut deck = vec![(PAGE_BYTES as u32, false); pages];
+                deck.extend((pages..reads).map(|at| (small(at), false)));
+                deck.extend((reads..count).map(|at| (small(at), true)));
+                deck
+            }
+        }
+    }
+
+    /// Bytes of an access, on average.
+    fn mean_bytes(self) -> f64 {
+        const SAMPLE: usize = 10_000;
+        let bytes: u64 = self.deck(SAMPLE).iter().map(|(len, _)| u64::from(*len)).sum();
+        bytes as f64 / SAMPLE as f64
+    }
+}
+
+impl Places {
+    /// How many accesses a list has. Of a hot set so many that the list stays in the second cache; of
+    /// all of the space so many that the third does not keep what they touch.
+    pub(super) fn count(self, work: Work, quick: bool) -> usize {
+        const HOT: usize = 1 << 14;
+        const LINE_BYTES: f64 = 64.0;
+        const BEYOND_CACHES_BYTES: f64 = (128u64 << 20) as f64;
+        let full = match self {
+            Self::Hot | Self::HotAligned | Self::HotScattered => HOT,
+            Self::Random => {
+                let touched = work.mean_bytes().max(LINE_BYTES);
+                ((BEYOND_CACHES_BYTES / touched) as usize).min(1 << 20)
+            }
+        };
+        if quick { full.min(1 << 12) } else { full }
+    }
+
+    /// The pages that are accessed, as offsets into the space; `None` for all. Each thread has its
+    /// own.
+    fn pages(self, thread: u64, random: &mut Random) -> Option<Vec<u64>> {
+        assert!(thread < THREADS_MAX);
+        let sixteenth = SPACE_BYTES / RUNS;
+        let share = sixteenth / THREADS_MAX;
+        let run = |start: u64| (start..start + RUN_BYTES).step_by(PAGE_BYTES as usize);
+        let share_of = |at: u64| at * sixteenth + thread * share;
+        Some(match self {
+            Self::Hot => (0..RUNS)
+                .flat_map(|at| run(share_of(at) + random.below(share / RUN_BYTES) * RUN_BYTES))
+                .collect(),
+            Self::HotAligned => (0..RUNS).flat_map(|at| run(share_of(at))).collect(),
+            Self::HotScattered => {
+                let all = SPACE_BYTES / PAGE_BYTES / THREADS_MAX;
+                let mut pages = std::collections::BTreeSet::new();
+                while pages.len() < (HOT_BYTES / PAGE_BYTES) as usize {
+                    pages.insert((random.below(all) * THREADS_MAX + thread) * PAGE_BYTES);
+                }
+                pages.into_iter().collect()
+            }
+            Self::Random => return None,
+        })
+    }
+}
+
+/// `count` accesses in an arbitrary order, the same each time; addresses are offsets into the space.
+/// Each lies within a page, at a multiple of its length.
+pub(super) fn list(work: Work, places: Places, thread: u64, count: usize) -> Vec<Op> {
+    let mut random = Random::new(2 + thread);
+    let pages = places.pages(thread, &mut random);
+    let mut deck = work.deck(count);
+    for last in (1..deck.len()).rev() {
+        deck.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    let of = |(len, write)| {
+        let page = match &pages {
+            Some(pages) => pages[random.below(pages.len() as u64) as usize],
+            None => random.below(SPACE_BYTES / PAGE_BYTES) * PAGE_BYTES,
+        };
+        let len_bytes = u64::from(len);
+        Op { at: page + random.below(PAGE_BYTES / len_bytes) * len_bytes, len, write }
+    };
+    deck.into_iter().map(of).collect()
+}
+
+/// Vigna's xorshift64*, from a seed.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_mix_is_the_published_one() {
+        const COUNT: usize = 16_384;
+        let ops = list(Work::Mix, Places::Hot, 0, COUNT);
+        let count = |is: &dyn Fn(&Op) -> bool| ops.iter().filter(|op| is(op)).count();
+        assert_eq!(ops.len(), COUNT);
+        assert_eq!(count(&|op| !op.write), 10_322, "63% are reads");
+        assert_eq!(count(&|op| op.len == 4096), 4_955, "48% of the reads are pages");
+        assert_eq!(count(&|op| op.write && op.len == 4096), 0, "a write is less than a page");
+        for len in SMALL {
+            let writes = count(&|op| op.write && op.len == len);
+            assert!(writes.abs_diff(6_062 / SMALL.len()) <= 1, "{len}: {writes}");
+        }
+    }
+
+    #[test]
+    fn a_hot_set_is_one_mebibyte_and_each_thread_has_its_own() {
+        for places in [Places::Hot, Places::HotAligned, Places::HotScattered] {
+            let sets: Vec<BTreeSet<u64>> = (0..THREADS_MAX)
+                .map(|thread| {
+                    let ops = list(Work::Read(8), places, thread, 1 << 14);
+                    ops.iter().map(|op| op.at / PAGE_BYTES).collect()
+                })
+                .collect();
+            assert!(sets.iter().all(|set| set.len() as u64 == HOT_BYTES / PAGE_BYTES));
+            assert!(sets[0].is_disjoint(&sets[1]), "{places:?}");
+        }
+    }
+
+    #[test]
+    fn no_access_crosses_a_page() {
+        for work in [Work::Mix, Work::Read(1024), Work::Write(4096)] {
+            for op in list(work, Places::Random, 0, 1000) {
+                assert!(op.at % PAGE_BYTES + u64::from(op.len) <= PAGE_BYTES);
+                assert!(op.at < SPACE_BYTES && op.at % u64::from(op.len) == 0);
+            }
+        }
+    }
+}
