@@ -87,8 +87,11 @@ impl Inner {
     pub(crate) unsafe fn log_write(&self, iova: u64, len: usize, bus: u64) {
         // SAFETY: null, or logs that are dropped only after a grace period.
         if let Some(logs) = unsafe { self.logs.active.load(Ordering::Acquire).as_ref() } {
-            // SAFETY: the slot is entered.
-            let guest_phys = unsafe { self.guest_phys(bus) };
+            let guest_phys = match &logs.by_guest_phys {
+                Log::Off => None,
+                // SAFETY: the slot is entered.
+                _ => unsafe { self.guest_phys(bus) },
+            };
             self.logs.mark(logs, iova, len, guest_phys);
         }
     }

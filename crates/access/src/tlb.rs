@@ -1,9 +1,9 @@
 //! A session's TLB: extents of adjacent leaves whose memory is adjacent too.
 //!
 //! ```text
-//!   IOVA          ┌── bits 16 … 23 ──► windows[256]   the extent last walked to in this 64 KiB
-//!   63 … 0   ─────┤
-//!                 └── bits 12 … 20 ──► pages[512]     extents shorter than 64 KiB
+//!   IOVA          ┌── in units of 64 KiB ──► windows[256]   the extent last walked to there
+//!   63 … 0   ─────┼── in units of 4 KiB ───► pages[2048]    extents shorter than 64 KiB
+//!                 └── in units of 2 MiB ───► blocks[512]    extents of 2 MiB and more
 //!
 //!   an entry, 32 bytes   ┌──────┬─────┬──────┬─────────────────┐
 //!                        │ base │ len │ host │ bus │ flags 0…11│
@@ -12,7 +12,10 @@
 //!
 //! The first probe is the window's: 256 last-extent hints instead of one, so that going back and
 //! forth between extents costs nothing. It needs no more than one hint would but a shift and a mask.
-//! Only short extents can push each other out of a window; they are in the second table too.
+//! What is pushed out of a window is found in the other tables: short extents by the page, where a
+//! window has several, and long ones by the block, where there are more of their windows in use than
+//! the first table holds. Higher bits are folded into the indices, because buffers are often aligned
+//! alike.
 
 use std::cell::Cell;
 use std::ptr;
@@ -30,8 +33,10 @@ const FLAGS: u64 = 0xfff;
 /// What the first table is indexed by: also the most that leaves of 4 KiB are merged to.
 pub(crate) const WINDOW_LOG2: u32 = 16;
 const PAGE_LOG2: u32 = 12;
+const BLOCK_LOG2: u32 = 21;
 const WINDOWS: usize = 256;
-const PAGES: usize = 512;
+const PAGES: usize = 2048;
+const BLOCKS: usize = 512;
 
 /// An extent.
 #[derive(Clone, Copy, Debug)]
@@ -121,13 +126,15 @@ impl Line {
     }
 }
 
-/// The two tables, and which of their lines are in use.
+/// The tables, and which of their lines are in use.
 #[derive(Debug)]
 pub(crate) struct Tlb {
     windows: [Line; WINDOWS],
     pages: [Line; PAGES],
+    blocks: [Line; BLOCKS],
     windows_used: [Cell<u64>; WINDOWS / 64],
     pages_used: [Cell<u64>; PAGES / 64],
+    blocks_used: [Cell<u64>; BLOCKS / 64],
 }
 
 impl Tlb {
@@ -135,8 +142,10 @@ impl Tlb {
         Self {
             windows: [const { Line::empty() }; WINDOWS],
             pages: [const { Line::empty() }; PAGES],
+            blocks: [const { Line::empty() }; BLOCKS],
             windows_used: [const { Cell::new(0) }; WINDOWS / 64],
             pages_used: [const { Cell::new(0) }; PAGES / 64],
+            blocks_used: [const { Cell::new(0) }; BLOCKS / 64],
         }
     }
 
@@ -147,10 +156,11 @@ impl Tlb {
         self.windows[window(iova)].hit(iova, len, flag)
     }
 
-    /// The second probe.
+    /// The other probes.
     #[inline]
     pub(crate) fn hit_second(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
-        self.pages[page(iova)].hit(iova, len, flag)
+        let in_page = self.pages[page(iova)].hit(iova, len, flag);
+        if in_page.is_some() { in_page } else { self.blocks[block(iova)].hit(iova, len, flag) }
     }
 
     /// Whether the last extent walked to in the window of `iova` is a part of that window: one more
@@ -160,10 +170,11 @@ impl Tlb {
         line.len.get() != 0 && line.base.get() >> WINDOW_LOG2 == iova >> WINDOW_LOG2
     }
 
-    /// The extent that has `iova`, by both probes.
+    /// The extent that has `iova`, by all probes.
     #[inline]
     pub(crate) fn find(&self, iova: u64) -> Option<Entry> {
-        let lines = [&self.windows[window(iova)], &self.pages[page(iova)]];
+        let lines =
+            [&self.windows[window(iova)], &self.pages[page(iova)], &self.blocks[block(iova)]];
         lines.into_iter().find(|line| line.has(iova)).map(Line::get)
     }
 
@@ -176,6 +187,10 @@ impl Tlb {
             let at = page(iova);
             self.pages[at].set(entry);
             mark(&self.pages_used, at);
+        } else if entry.len >= 1 << BLOCK_LOG2 {
+            let at = block(iova);
+            self.blocks[at].set(entry);
+            mark(&self.blocks_used, at);
         }
     }
 
@@ -183,17 +198,23 @@ impl Tlb {
     pub(crate) fn clear(&self) {
         drain(&self.windows_used, &self.windows);
         drain(&self.pages_used, &self.pages);
+        drain(&self.blocks_used, &self.blocks);
     }
 }
 
 #[inline(always)]
 fn window(iova: u64) -> usize {
-    (iova >> WINDOW_LOG2) as usize & (WINDOWS - 1)
+    (iova >> WINDOW_LOG2 ^ iova >> (WINDOW_LOG2 + 8)) as usize & (WINDOWS - 1)
 }
 
 #[inline(always)]
 fn page(iova: u64) -> usize {
-    (iova >> PAGE_LOG2) as usize & (PAGES - 1)
+    (iova >> PAGE_LOG2 ^ iova >> (PAGE_LOG2 + 11)) as usize & (PAGES - 1)
+}
+
+#[inline(always)]
+fn block(iova: u64) -> usize {
+    (iova >> BLOCK_LOG2 ^ iova >> (BLOCK_LOG2 + 9)) as usize & (BLOCKS - 1)
 }
 
 #[inline]
@@ -258,8 +279,26 @@ mod tests {
         let long = entry(0, 1 << 30);
         tlb.insert(0x12_3456, &long);
         assert!(tlb.hit(0x12_0000, 8, READ).is_some());
-        assert!(tlb.find(0x13_0000).is_none());
+        assert!(tlb.hit(0x13_0000, 8, READ).is_none());
+        // In the same 2 MiB.
+        assert!(tlb.hit_second(0x13_0000, 8, READ).is_some());
+        assert!(tlb.find(0x1f_0000).is_some());
+        assert!(tlb.find(0x20_0000).is_none());
         tlb.clear();
         assert!(tlb.hit(0x12_0000, 8, READ).is_none());
+        assert!(tlb.find(0x12_0000).is_none());
+    }
+
+    #[test]
+    fn buffers_that_are_aligned_alike_do_not_push_each_other_out() {
+        for distance_log2 in [24, 26, 28] {
+            let tlb = Tlb::new();
+            let bases: Vec<u64> = (0..16).map(|nth| nth << distance_log2).collect();
+            for base in &bases {
+                tlb.insert(*base, &entry(*base, 1 << WINDOW_LOG2));
+            }
+            let kept = bases.iter().filter(|base| tlb.hit(**base, 8, READ).is_some()).count();
+            assert_eq!(kept, 16, "2^{distance_log2} apart");
+        }
     }
 }
