@@ -3,6 +3,7 @@
 use std::arch::asm;
 
 use longshore_mem::fault_range;
+use longshore_mem::isa::Path;
 
 macro_rules! guarded {
     ([$($line:literal),+ $(,)?], $($operands:tt)*) => {{
@@ -119,6 +120,20 @@ pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bo
             g = in(reg) from.wrapping_add(last), u = in(reg) to.wrapping_add(last),
             v = out(vreg) _, w = out(vreg) _, x = out(vreg) _, y = out(vreg) _,)
     }
+}
+
+/// Nothing for these lengths alone.
+///
+/// # Safety
+/// As `super::copy`.
+#[inline(always)]
+pub(super) unsafe fn copy_middle(
+    _path: Path,
+    _from: *const u8,
+    _to: *mut u8,
+    _len: usize,
+) -> Option<bool> {
+    None
 }
 
 /// A word of `N` bytes, loaded at once where it is aligned; `None` where it is not there.

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use longshore_mem::copy::copy_bytes;
+use longshore_mem::isa::Path;
 
 macro_rules! copies {
     ($($name:ident, $len:literal;)*) => {$(
@@ -29,6 +30,20 @@ pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
 pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
     unsafe { copy_bytes(from, to, 8) }.is_ok()
+}
+
+/// Nothing for these lengths alone.
+///
+/// # Safety
+/// As `super::copy`.
+#[inline(always)]
+pub(super) unsafe fn copy_middle(
+    _path: Path,
+    _from: *const u8,
+    _to: *mut u8,
+    _len: usize,
+) -> Option<bool> {
+    None
 }
 
 /// A word of `N` bytes; `None` where it is not there.

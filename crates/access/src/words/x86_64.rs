@@ -3,6 +3,7 @@
 use std::arch::asm;
 
 use longshore_mem::fault_range;
+use longshore_mem::isa::Path;
 
 macro_rules! guarded {
     ([$($line:literal),+ $(,)?], $($operands:tt)*) => {{
@@ -123,6 +124,55 @@ pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bo
         ], f = in(reg) from, t = in(reg) to, l = in(reg) last,
             v = out(xmm_reg) _, w = out(xmm_reg) _, x = out(xmm_reg) _, y = out(xmm_reg) _,)
     }
+}
+
+/// 64 bytes at a time and then the last 64, with AVX2 where `path` has it; `None` where it has not.
+///
+/// # Safety
+/// As `super::copy`, of more than 64 bytes.
+#[inline(always)]
+pub(super) unsafe fn copy_middle(
+    path: Path,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) -> Option<bool> {
+    if matches!(path, Path::Scalar(_)) {
+        return None;
+    }
+    let cause: usize;
+    // SAFETY: the caller's promise; both other paths have AVX2, and `xmm` is the half of `ymm` that
+    // code without AVX knows of.
+    unsafe {
+        asm!(
+            "xor edx, edx",
+            "2:",
+            "vmovdqu ymm0, [{f} + {i}]",
+            "vmovdqu ymm1, [{f} + {i} + 32]",
+            "vmovdqu [{t} + {i}], ymm0",
+            "vmovdqu [{t} + {i} + 32], ymm1",
+            "add {i}, 64",
+            "cmp {i}, {l}",
+            "jb 2b",
+            "vmovdqu ymm0, [{f} + {l}]",
+            "vmovdqu ymm1, [{f} + {l} + 32]",
+            "vmovdqu [{t} + {l}], ymm0",
+            "vmovdqu [{t} + {l} + 32], ymm1",
+            "3:",
+            "vzeroupper",
+            fault_range!("2b", "3b", "3b"),
+            f = in(reg) from,
+            t = in(reg) to,
+            l = in(reg) len - 64,
+            i = inout(reg) 0usize => _,
+            out("rax") _,
+            out("rdx") cause,
+            out("xmm0") _,
+            out("xmm1") _,
+            options(nostack),
+        );
+    }
+    Some(cause == 0)
 }
 
 /// A word of `N` bytes, loaded at once where it is aligned; `None` where it is not there.
