@@ -156,6 +156,12 @@ impl Tlb {
         self.windows[window(iova)].hit(iova, len, flag)
     }
 
+    /// Whether the first probe finds the extent that has `iova`, whatever it permits.
+    #[inline]
+    pub(crate) fn is_known_first(&self, iova: u64) -> bool {
+        self.windows[window(iova)].has(iova)
+    }
+
     /// The other probes.
     #[inline]
     pub(crate) fn hit_second(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {

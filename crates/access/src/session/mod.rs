@@ -192,7 +192,7 @@ impl Session {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.write_slow(iova, from, len) }
+        unsafe { self.write_logged(iova, from, len) }
     }
 
     #[inline(always)]
@@ -231,7 +231,7 @@ impl Session {
             }
         }
         // SAFETY: our own value, of `N` bytes.
-        unsafe { self.write_slow(iova, from, N) }
+        unsafe { self.write_logged(iova, from, N) }
     }
 
     /// Where `len` bytes from `iova` are, if one extent has them all and its flag `flag` is set, and

@@ -101,6 +101,36 @@ impl Session {
         self.by_pieces(iova, len, WRITE, direct, remote)
     }
 
+    /// A write for which the first probe has found no extent that need not be logged. The slot is
+    /// entered.
+    ///
+    /// # Safety
+    /// As [`write_slow`](Self::write_slow).
+    #[inline(never)]
+    pub(super) unsafe fn write_logged(
+        &self,
+        iova: Iova,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Fault> {
+        let private = self.private();
+        if private.seen.is_current(self.slot())
+            && let Some(entry) = private.tlb.find(iova.raw())
+            && entry.permits(WRITE)
+            && !self.sets_dirty_bits(&entry, WRITE)
+        {
+            let (to, room) = entry.place(iova.raw());
+            // SAFETY: translated while the slot is entered; the caller's promise.
+            if len as u64 <= room && unsafe { words::copy(private.path, from, to, len) } {
+                self.after_write(&entry, iova.raw(), len);
+                self.slot().leave();
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.write_slow(iova, from, len) }
+    }
+
     /// Does an access of kind `want` piece by piece. `direct` is given an address of this process,
     /// the bytes done before and the piece's length; `remote` an offset of a region instead.
     #[inline(always)]

@@ -51,11 +51,15 @@ impl Session {
     #[inline(never)]
     pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
         let tlb = &self.private().tlb;
+        // Where the extent is known, the access goes on in another one, is to be logged, or is not
+        // permitted.
+        if tlb.is_known_first(iova) {
+            return None;
+        }
         if let Some(at) = tlb.hit_second(iova, len, flag) {
             return Some(at);
         }
         if tlb.find(iova).is_some() {
-            // It goes on in another extent, or is not permitted.
             return None;
         }
         let Ok(Place::Direct(entry)) = self.walk(iova, 1, 0) else { return None };
@@ -63,7 +67,8 @@ impl Session {
         (entry.permits(flag) && len as u64 <= room).then_some(host)
     }
 
-    fn sets_dirty_bits(&self, entry: &tlb::Entry, want: u64) -> bool {
+    /// Whether an access of kind `want` must look at the page's dirty bit before.
+    pub(super) fn sets_dirty_bits(&self, entry: &tlb::Entry, want: u64) -> bool {
         want & WRITE != 0
             && entry.permits(want)
             && !entry.permits(WRITE_FAST)
