@@ -9,17 +9,23 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::sync::mpsc;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use longshore_access::Space;
 use longshore_access::vfio_user::{Ended, Listener, Served};
 use longshore_device_example::trace::{Counts, Snapshot};
+use longshore_mem::Iova;
 use longshore_vm_tests::protocol::{Event, Outcome};
 use longshore_vm_tests::{Machine, Qemu, Task, TestReport, expected, require};
 
 const EXPECTED: &str = include_str!("../expected-tests.txt");
 const MEMORY_MIB: u32 = 512;
+/// The first instruction, seen below 1 MiB: a jump to `f000:e05b`.
+const RESET_VECTOR: u64 = 0xf_fff0;
+const JUMP: [u8; 5] = [0xea, 0x5b, 0xe0, 0x00, 0xf0];
 
 /// The machine, with the device whose server listens at `socket`.
 fn machine(qemu: Qemu, socket: &str) -> Machine {
@@ -32,6 +38,45 @@ fn machine(qemu: Qemu, socket: &str) -> Machine {
         .device(device)
         .qemu_args(["-object", &ram, "-machine", "memory-backend=ram"])
         .restarts(1)
+}
+
+/// A session that looks at the firmware's copy of itself below 1 MiB all the while: what its memory
+/// is mapped to changes under it again and again.
+struct Onlooker {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<[u64; 2]>,
+}
+
+impl Onlooker {
+    fn start(space: Space) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let for_thread = Arc::clone(&is_over);
+        let thread = thread::spawn(move || {
+            let (session, mut read, mut absent) = (space.session(), 0, 0);
+            while !for_thread.load(Ordering::Relaxed) {
+                let mut bytes = [0; JUMP.len()];
+                match session.read(Iova::new(RESET_VECTOR), &mut bytes) {
+                    Ok(()) => {
+                        // The firmware may be copying itself there at this moment.
+                        let is_known = |(byte, jump): (&u8, u8)| *byte == jump || *byte == 0;
+                        assert!(bytes.iter().zip(JUMP).all(is_known), "{bytes:x?}");
+                        read += 1;
+                    }
+                    Err(_) => absent += 1,
+                }
+                // Leaves the processor to the machine.
+                thread::sleep(Duration::from_micros(50));
+            }
+            [read, absent]
+        });
+        Self { is_over, thread }
+    }
+
+    /// How often it was read, and how often it was not there.
+    fn stop(self) -> [u64; 2] {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("only what can be there was seen")
+    }
 }
 
 /// What is wrong with one boot's tests.
@@ -62,7 +107,9 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
     let dir = tempfile::tempdir().expect("a folder");
     let listener = Listener::bind(&dir.path().join("device.sock")).expect("a socket");
     let counts = Counts::default();
-    let mut server = longshore_device_example::server(&counts).expect("a server");
+    let space = Space::new().expect("a space");
+    let onlooker = Onlooker::start(space.clone());
+    let mut server = longshore_device_example::server(space, &counts).expect("a server");
     let stop = server.stop_handle();
     let (sender, gone) = mpsc::channel();
     let path = listener.path().to_str().expect("a name in UTF-8").to_owned();
@@ -82,7 +129,8 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
     stop.stop();
     server.join().expect("no panic").expect("clients come");
     let end = counts.snapshot();
-    println!("up: {up:#?}\nend: {end}\nserved: {served:?}");
+    let [read, absent] = onlooker.stop();
+    println!("up: {up:#?}\nend: {end}\nserved: {served:?}\nseen {read} times, absent {absent}");
 
     let (first, second) = report.tests.split_at(report.tests.len() / 2);
     for (boot, tests) in [("first", first), ("second", second)] {
@@ -100,6 +148,7 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
     assert!(after.done > 400 && after.failed > 20, "{after:?}");
     assert_eq!((end.done, end.failed), (2 * after.done, 2 * after.failed));
     assert_eq!((end.clients, end.ring_faults), (1, 0));
+    assert!(read > 0 && absent > 0, "the session beside them has seen nothing");
     assert_eq!(end.maps, end.unmaps, "nothing is left mapped");
     let is_orderly = matches!(served.ended, Ended::ClosedByClient | Ended::ClosedInMessage);
     assert!(is_orderly && served.refused_count == 0 && served.maps_left_count == 0, "{served:?}");

@@ -236,10 +236,8 @@ fn do_one(worker: &mut Worker<'_>, ring: &Ring, head: u32) -> Ended {
 /// Writes the completion, and after it the sequence number by which the driver knows it.
 fn complete(session: &Session, at: u64, completion: &Completion) -> Result<(), Fault> {
     let bytes = completion.words().map(u64::to_ne_bytes);
-    let (body, sequence) = bytes.as_flattened().split_at(SEQUENCE_AT as usize);
-    session.write(Iova::new(at), body)?;
+    session.write(Iova::new(at), &bytes.as_flattened()[..SEQUENCE_AT as usize])?;
     // What was copied comes first, too.
     fence(Ordering::Release);
-    let sequence: [u8; 4] = sequence.try_into().unwrap_or_default();
-    session.write_obj(Iova::new(at + SEQUENCE_AT), u32::from_ne_bytes(sequence))
+    session.write_obj(Iova::new(at + SEQUENCE_AT), completion.sequence.to_le())
 }

@@ -32,12 +32,11 @@ use longshore_access::vfio_user::{Server, SpaceDma};
 pub use device::CopyEngine;
 use trace::{Counted, Counts};
 
-/// A server of the device, which keeps the client's memory in a space of its own.
+/// A server of the device, which keeps the client's memory in `space`.
 ///
 /// # Errors
-/// No thread, memory or descriptor to be had.
-pub fn server(counts: &Counts) -> io::Result<Server<CopyEngine, Counted<SpaceDma>>> {
-    let space = Space::new().map_err(io::Error::other)?;
+/// No thread or descriptor to be had.
+pub fn server(space: Space, counts: &Counts) -> io::Result<Server<CopyEngine, Counted<SpaceDma>>> {
     let device = CopyEngine::new(space.clone(), counts.clone())?;
     Server::new(device, Counted::new(SpaceDma::new(space), counts.clone()))
 }

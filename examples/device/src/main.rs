@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use longshore_access::Space;
 use longshore_access::vfio_user::Listener;
 use longshore_device_example::trace::Counts;
 
@@ -78,7 +79,8 @@ fn serve(options: &Options) -> io::Result<()> {
         counts.print();
     }
     let listener = Listener::bind(&options.socket)?;
-    let mut server = longshore_device_example::server(&counts)?;
+    let space = Space::new().map_err(io::Error::other)?;
+    let mut server = longshore_device_example::server(space, &counts)?;
     println!("listening at {}", options.socket.display());
     server.serve_all(&listener, |served| {
         println!("the client is gone: {:?}", served.ended);
