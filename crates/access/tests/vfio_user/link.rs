@@ -7,7 +7,7 @@ use longshore_access::vfio_user::wire::{Command, DmaAccess, Header, Kind, Reques
 use longshore_access::vfio_user::{AccessFailed, AccessFailure, Ended, Limits, Link, Refusal};
 use longshore_mem::Iova;
 
-use crate::rig::{READ_INLINE, Ram, Raw, Rig};
+use crate::rig::{READ_INLINE, Ram, Raw, Rig, serve_until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -73,19 +73,18 @@ fn transfers_are_cut_to_what_the_client_takes() {
     rig.client.settle(&Limits { transfer_bytes_max: 10_000, ..Limits::DEFAULT }).unwrap();
     let link = rig.link();
     let reader = read_on_thread(&link, 3, 100_000);
-    assert_eq!(rig.client.serve_memory(Duration::from_millis(300)).unwrap(), 10);
-    let bytes = reader.join().unwrap().unwrap();
+    let (asked, bytes) = serve_until(&mut rig.client, reader);
+    let bytes = bytes.unwrap();
+    assert_eq!(asked, 10);
     assert_eq!(bytes, pattern(1 << 20)[3..100_003]);
     let writer = thread::spawn(move || link.write(Iova::new(500_001), &bytes));
-    assert_eq!(rig.client.serve_memory(Duration::from_millis(300)).unwrap(), 10);
-    writer.join().unwrap().unwrap();
+    assert_eq!(serve_until(&mut rig.client, writer), (10, Ok(())));
     let Ram(ram) = rig.client.memory();
     assert_eq!(ram[3..100_003], ram[500_001..600_001]);
     // Past the end of it: what was before is there.
     let link = rig.link();
     let reader = read_on_thread(&link, (1 << 20) - 25_000, 40_000);
-    rig.client.serve_memory(Duration::from_millis(300)).unwrap();
-    let failed = reader.join().unwrap().unwrap_err();
+    let failed = serve_until(&mut rig.client, reader).1.unwrap_err();
     let why = AccessFailure::Refused(Refusal::FAULT);
     assert_eq!(failed, AccessFailed { done_bytes: 20_000, why });
     let wraps = link.read(Iova::new(u64::MAX), &mut [0; 2]).unwrap_err();

@@ -263,6 +263,16 @@ impl<M: Memory> Rig<M> {
     }
 }
 
+/// Answers what the server asks until `device` has ended; how many times it asked, and what `device`
+/// ended with.
+pub(crate) fn serve_until<M: Memory, T>(client: &mut Client<M>, device: JoinHandle<T>) -> (u64, T) {
+    let mut asked = 0;
+    while !device.is_finished() {
+        asked += client.serve_memory(Duration::from_millis(1)).unwrap();
+    }
+    (asked, device.join().unwrap())
+}
+
 /// Memory from address 0 that is only there for messages.
 pub(crate) struct Ram(pub(crate) Vec<u8>);
 

@@ -205,8 +205,7 @@ fn memory_without_a_descriptor_is_read_and_written_by_messages() {
         let fault = session.read(Iova::new(0x10_0000), &mut bytes[..8]).unwrap_err();
         assert_eq!((fault.done, fault.reason), (0, Reason::Permission));
     });
-    setup.client.serve_memory(Duration::from_millis(300)).unwrap();
-    device.join().unwrap();
+    rig::serve_until(&mut setup.client, device);
     assert_eq!(content(&file, 0xffc, 4), b"out ");
     assert_eq!(content(&file, 0, 4), b"back");
     let Ram(ram) = setup.client.memory();
