@@ -19,6 +19,9 @@ use longshore_device_example::server;
 use longshore_device_example::trace::Counts;
 use longshore_sys::memfd;
 
+/// A part of a scatter list: its IOVA and its length in bytes.
+pub(crate) type Part = (u64, u64);
+
 /// Entries of the rings.
 pub(crate) const ENTRIES: u32 = 16;
 /// Where the memory for rings and lists is.
@@ -133,7 +136,7 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Submits a descriptor with this scatter list; the doorbell is not rung.
-    pub(crate) fn submit(&mut self, opcode: u32, list: &[(u64, u64)], target: u64) {
+    pub(crate) fn submit(&mut self, opcode: u32, list: &[Part], target: u64) {
         let list_at = LISTS_AT + u64::from(self.submitted % ENTRIES) * LIST_BYTES;
         for (entry, (iova, len)) in (0..).zip(list) {
             let bytes = [iova.to_le_bytes(), len.to_le_bytes()];
@@ -184,7 +187,7 @@ impl<M: Memory> Driver<M> {
     }
 
     /// One descriptor from beginning to end.
-    pub(crate) fn run(&mut self, opcode: u32, list: &[(u64, u64)], target: u64) -> Completion {
+    pub(crate) fn run(&mut self, opcode: u32, list: &[Part], target: u64) -> Completion {
         self.submit(opcode, list, target);
         self.ring();
         self.completion()

@@ -5,7 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::driver::{Driver, ENTRIES, Host, PIECE_BYTES, RINGS, SOURCE, TARGET, piece, wait_until};
+use crate::driver::{
+    Driver, ENTRIES, Host, PIECE_BYTES, Part, RINGS, SOURCE, TARGET, piece, wait_until,
+};
 use longshore_access::vfio_user::Refusal;
 use longshore_access::vfio_user::client::{Memory, NoMemory};
 use longshore_access::vfio_user::pci::MSIX_IRQ;
@@ -74,7 +76,7 @@ fn a_bad_descriptor_fails_and_the_next_one_is_done() {
     let nowhere = 0x7000_0000;
     let end = SOURCE + PIECE_BYTES;
     let huge = DESCRIPTOR_BYTES_MAX + 1;
-    let cases: [(u32, &[(u64, u64)], u64, u32, u64, u32); 9] = [
+    let cases: [(u32, &[Part], u64, u32, u64, u32); 9] = [
         (0, &[(SOURCE, 8)], TARGET, outcome::UNKNOWN_OPCODE, 0, 0),
         (99, &[(SOURCE, 8)], TARGET, outcome::UNKNOWN_OPCODE, 0, 0),
         (opcode::COPY, &[(SOURCE, huge)], TARGET, outcome::TOO_LONG, 0, 0),
@@ -167,6 +169,41 @@ fn it_works_only_as_master_of_the_bus() {
     driver.enable(0);
     works(&mut driver);
     assert_eq!(host.counts.snapshot().done, 1);
+}
+
+#[test]
+fn what_stops_it_leaves_memory_alone() {
+    let host = Host::start();
+    let mut driver = host.driver();
+    let half = PIECE_BYTES as usize / 2;
+    driver.source.write_all_at(&vec![0x11; half], 0).unwrap();
+    let mut is_cut_short = false;
+    for round in 0..60 {
+        for _ in 0..ENTRIES {
+            driver.submit(opcode::COPY, &[(SOURCE, half as u64)], TARGET);
+        }
+        driver.ring();
+        if round > 3 {
+            driver.completion();
+        }
+        match round % 3 {
+            0 => driver.write(register::CONTROL, 0),
+            1 => driver.set_bus_master(false),
+            _ => driver.client.reset().unwrap(),
+        }
+        is_cut_short |= driver.read(register::DONE) < ENTRIES;
+        let mark = vec![0x22; half];
+        driver.target.write_all_at(&mark, 0).unwrap();
+        driver.set_bus_master(true);
+        driver.enable(0);
+        // By the time that this is done, whatever went on would be over.
+        assert_eq!(driver.run(opcode::CRC32C, &[(SOURCE, 1 << 20)], 0).outcome, outcome::DONE);
+        let mut there = vec![0; half];
+        driver.target.read_exact_at(&mut there, 0).unwrap();
+        assert!(there == mark, "round {round}");
+        driver.enable(0);
+    }
+    assert!(is_cut_short, "it was always done before it was stopped");
 }
 
 #[test]

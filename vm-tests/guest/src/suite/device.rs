@@ -10,7 +10,7 @@ use longshore_device_example::layout::{
 };
 use longshore_vm_tests::pattern;
 
-use self::driver::{BUFFERS, Driver, ENTRIES, PAGE_BYTES, Result};
+use self::driver::{BUFFERS, Driver, ENTRIES, PAGE_BYTES, Part, Result};
 use super::{Suite, Test};
 use crate::outcome::{Passed, TestResult, ensure};
 
@@ -67,7 +67,7 @@ fn copy(driver: &mut Driver, seed: u64, lens: &[u64]) -> Result<()> {
 }
 
 /// A scatter list of parts of these lengths with a hole behind each, and all that it lists.
-fn scattered(driver: &mut Driver, seed: u64, lens: &[u64]) -> Result<(Vec<(u64, u64)>, Vec<u8>)> {
+fn scattered(driver: &mut Driver, seed: u64, lens: &[u64]) -> Result<(Vec<Part>, Vec<u8>)> {
     let (mut list, mut content) = (Vec::new(), Vec::new());
     let mut at = BUFFERS + 1;
     for len in lens {
@@ -106,7 +106,7 @@ fn naive_checksum(bytes: &[u8]) -> u32 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    !(sum as u16) as u32
+    u32::from(!(sum as u16))
 }
 
 fn naive_crc32c(bytes: &[u8]) -> u32 {
@@ -120,31 +120,43 @@ fn naive_crc32c(bytes: &[u8]) -> u32 {
     !register
 }
 
+/// A descriptor that cannot be done, and how it must end.
+#[derive(Debug)]
+struct Case {
+    opcode: u32,
+    list: Vec<Part>,
+    target: u64,
+    outcome: u32,
+    fault: u64,
+}
+
 fn bad_descriptors_fail() -> TestResult {
     let mut driver = Driver::new()?;
     let (good, target) = (driver.iova(BUFFERS), driver.iova(TARGET));
     let huge = DESCRIPTOR_BYTES_MAX + 1;
-    let cases: &[(&str, u32, &[(u64, u64)], u64, u32, u64)] = &[
-        ("no opcode", 0, &[(good, 8)], target, outcome::UNKNOWN_OPCODE, 0),
-        ("an opcode too many", 4, &[(good, 8)], target, outcome::UNKNOWN_OPCODE, 0),
-        ("too long", opcode::COPY, &[(good, huge)], target, outcome::TOO_LONG, 0),
-        ("past the end", opcode::COPY, &[(u64::MAX, 2)], target, outcome::TOO_LONG, 0),
-        (
-            "from nowhere",
-            opcode::CHECKSUM,
-            &[(good, 8), (NOWHERE, 8)],
-            0,
-            outcome::UNMAPPED,
-            NOWHERE,
-        ),
-        ("to nowhere", opcode::COPY, &[(good, 8)], NOWHERE, outcome::UNMAPPED, NOWHERE),
-        ("to what is locked", opcode::COPY, &[(good, 8)], LOCKED, outcome::NOT_PERMITTED, LOCKED),
+    let (copy_it, sum_it) = (opcode::COPY, opcode::CHECKSUM);
+    let (good_part, lost_part) = ((good, 8), (NOWHERE, 8));
+    let case = |opcode, list: &[Part], target, outcome, fault| Case {
+        opcode,
+        list: list.to_vec(),
+        target,
+        outcome,
+        fault,
+    };
+    let cases = [
+        case(0, &[good_part], target, outcome::UNKNOWN_OPCODE, 0),
+        case(4, &[good_part], target, outcome::UNKNOWN_OPCODE, 0),
+        case(copy_it, &[(good, huge)], target, outcome::TOO_LONG, 0),
+        case(copy_it, &[(u64::MAX, 2)], target, outcome::TOO_LONG, 0),
+        case(sum_it, &[good_part, lost_part], 0, outcome::UNMAPPED, NOWHERE),
+        case(copy_it, &[good_part], NOWHERE, outcome::UNMAPPED, NOWHERE),
+        case(copy_it, &[good_part], LOCKED, outcome::NOT_PERMITTED, LOCKED),
     ];
     for round in 0..3 {
-        for (name, opcode, list, target, outcome, fault) in cases {
-            let completion = driver.run(*opcode, list, *target)?;
-            let (found, at) = (completion.outcome, completion.fault);
-            ensure!((found, at) == (*outcome, *fault), "{name}: {completion:x?}");
+        for case in &cases {
+            let completion = driver.run(case.opcode, &case.list, case.target)?;
+            let found = (completion.outcome, completion.fault);
+            ensure!(found == (case.outcome, case.fault), "{case:x?}: {completion:x?}");
         }
         for (segments, list, expected) in
             [(1, NOWHERE, outcome::UNMAPPED), (SEGMENTS_MAX + 1, good, outcome::TOO_LONG)]

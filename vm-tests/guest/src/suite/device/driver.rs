@@ -26,6 +26,9 @@ use crate::mapped::Mapped;
 
 pub(super) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
+/// A part of a scatter list: its IOVA and its length in bytes.
+pub(super) type Part = (u64, u64);
+
 /// Entries of the rings.
 pub(super) const ENTRIES: u32 = 8;
 /// Where in the page buffers begin; before them are rings and lists.
@@ -135,8 +138,8 @@ impl Driver {
         self.page + at
     }
 
-    /// Submits a descriptor with this scatter list of addresses and lengths; the doorbell is not rung.
-    pub(super) fn submit(&mut self, opcode: u32, list: &[(u64, u64)], target: u64) -> Result<()> {
+    /// Submits a descriptor with this scatter list; the doorbell is not rung.
+    pub(super) fn submit(&mut self, opcode: u32, list: &[Part], target: u64) -> Result<()> {
         let slot = u64::from(self.submitted % ENTRIES);
         let at = LISTS + slot * LIST_BYTES;
         for (entry, (iova, len)) in (0..).zip(list) {
@@ -192,12 +195,7 @@ impl Driver {
     }
 
     /// One descriptor from beginning to end.
-    pub(super) fn run(
-        &mut self,
-        opcode: u32,
-        list: &[(u64, u64)],
-        target: u64,
-    ) -> Result<Completion> {
+    pub(super) fn run(&mut self, opcode: u32, list: &[Part], target: u64) -> Result<Completion> {
         self.submit(opcode, list, target)?;
         self.ring();
         self.completion()
