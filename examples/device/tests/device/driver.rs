@@ -35,7 +35,8 @@ pub(crate) const PIECE_BYTES: u64 = 2 << 20;
 const COMPLETIONS_AT: u64 = 0x1000;
 const LISTS_AT: u64 = 0x1_0000;
 const LIST_BYTES: u64 = 256 * SEGMENT_BYTES;
-const PATIENCE: Duration = Duration::from_secs(30);
+/// What takes longer does not happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The device, served on a socket of a folder of its own.
 pub(crate) struct Host {
@@ -52,7 +53,9 @@ impl Host {
         let path = folder.path().join("device.sock");
         let listener = Listener::bind(&path).unwrap();
         let counts = Counts::default();
-        let mut server = server(Space::new().unwrap(), &counts).unwrap();
+        // Whoever waits for this waits in vain, and longer than a test does.
+        let server = server(Space::new().unwrap(), &counts).unwrap();
+        let mut server = server.reply_timeout(Duration::from_secs(3600));
         let stop = server.stop_handle();
         let thread = thread::spawn(move || {
             let mut all = Vec::new();

@@ -1,16 +1,18 @@
 //! The device, served to a driver in this process.
 
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::driver::{
-    Driver, ENTRIES, Host, PIECE_BYTES, Part, RINGS, SOURCE, TARGET, piece, wait_until,
+    Driver, ENTRIES, Host, PATIENCE, PIECE_BYTES, Part, RINGS, SOURCE, TARGET, piece, wait_until,
 };
 use longshore_access::vfio_user::Refusal;
 use longshore_access::vfio_user::client::{Memory, NoMemory};
 use longshore_access::vfio_user::pci::MSIX_IRQ;
+use longshore_access::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header};
 use longshore_device_example::layout::{
     DESCRIPTOR_BYTES_MAX, Descriptor, IDENTITY, SEGMENTS_MAX, control, opcode, outcome, register,
     status,
@@ -104,10 +106,12 @@ fn a_bad_descriptor_fails_and_the_next_one_is_done() {
     driver.client.dma_map(TARGET, PIECE_BYTES, Some((driver.target.as_fd(), 0)), false).unwrap();
     let found = driver.run(opcode::COPY, &[(SOURCE, 8)], TARGET);
     assert_eq!((found.outcome, found.fault), (outcome::NOT_PERMITTED, TARGET));
-    // Lists that are too long, or nowhere.
+    // Lists that are too long, or nowhere. One of zeros lists nothing.
+    let empty = RINGS + PIECE_BYTES / 2;
     for (segments, list, outcome) in [
-        (SEGMENTS_MAX + 1, RINGS, outcome::TOO_LONG),
-        (u32::MAX, RINGS, outcome::TOO_LONG),
+        (SEGMENTS_MAX, empty, outcome::DONE),
+        (SEGMENTS_MAX + 1, empty, outcome::TOO_LONG),
+        (u32::MAX, empty, outcome::TOO_LONG),
         (1, nowhere, outcome::UNMAPPED),
         (2, u64::MAX - 15, outcome::UNMAPPED),
     ] {
@@ -118,7 +122,7 @@ fn a_bad_descriptor_fails_and_the_next_one_is_done() {
         assert_eq!((found.outcome, found.cookie), (outcome, 5));
     }
     let counts = host.counts.snapshot();
-    assert_eq!((counts.done, counts.failed), (9, 14));
+    assert_eq!((counts.done, counts.failed), (10, 14));
 }
 
 #[test]
@@ -318,7 +322,6 @@ fn memory_without_a_descriptor_is_asked_for() {
     let mut there = vec![0; 100_000];
     driver.target.read_exact_at(&mut there, 0).unwrap();
     assert!((SPOKEN + 1..).zip(there).all(|(at, byte)| byte == at as u8 ^ 0x5a));
-    // A reset is answered while the device waits for the client.
     driver.submit(opcode::CRC32C, &[(SPOKEN, 1 << 20)], 0);
     driver.ring();
     driver.client.reset().unwrap();
@@ -327,6 +330,37 @@ fn memory_without_a_descriptor_is_asked_for() {
     driver.set_bus_master(true);
     driver.enable(0);
     works(&mut driver);
+}
+
+#[test]
+fn a_reset_is_answered_while_the_device_waits_for_the_client() {
+    let host = Host::start();
+    let stream = UnixStream::connect(&host.path).unwrap();
+    let mut socket = stream.try_clone().unwrap();
+    let mut driver = Driver::over(stream, NoMemory);
+    driver.client.dma_map(SPOKEN, PIECE_BYTES, None, true).unwrap();
+    driver.submit(opcode::CRC32C, &[(SPOKEN, 100)], 0);
+    driver.ring();
+    // What the client gets from here on it only looks at: it answers nothing.
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut next = || {
+        let mut header = [0; HEADER_LEN_BYTES];
+        socket.read_exact(&mut header).expect("a message");
+        let header = Header::decode(header);
+        let mut payload = vec![0; header.len_bytes as usize - HEADER_LEN_BYTES];
+        socket.read_exact(&mut payload).expect("the rest of it");
+        header.command
+    };
+    assert_eq!(next(), Command::DmaRead.number());
+    let reset = Header::command(0x7777, Command::DeviceReset, 0);
+    driver.client.send(&reset.encode(), &[]).unwrap();
+    assert_eq!(next(), Command::DeviceReset.number());
+    drop(driver);
+    drop(socket);
+    let counts = host.counts.clone();
+    assert_eq!(host.stop().len(), 1);
+    let counts = counts.snapshot();
+    assert_eq!((counts.done, counts.failed, counts.resets), (0, 0, 1));
 }
 
 #[test]
