@@ -78,29 +78,21 @@ fn a_bad_descriptor_fails_and_the_next_one_is_done() {
     let nowhere = 0x7000_0000;
     let end = SOURCE + PIECE_BYTES;
     let huge = DESCRIPTOR_BYTES_MAX + 1;
-    let cases: [(u32, &[Part], u64, u32, u64, u32); 9] = [
-        (0, &[(SOURCE, 8)], TARGET, outcome::UNKNOWN_OPCODE, 0, 0),
-        (99, &[(SOURCE, 8)], TARGET, outcome::UNKNOWN_OPCODE, 0, 0),
-        (opcode::COPY, &[(SOURCE, huge)], TARGET, outcome::TOO_LONG, 0, 0),
-        (opcode::COPY, &[(SOURCE, u64::MAX)], TARGET, outcome::TOO_LONG, 0, 0),
-        (opcode::COPY, &[(u64::MAX - 3, 8)], TARGET, outcome::TOO_LONG, 0, 0),
-        (opcode::COPY, &[(SOURCE, 8), (nowhere, 8)], TARGET, outcome::UNMAPPED, nowhere, 8),
-        (opcode::CRC32C, &[(end - 10, 20)], 0, outcome::UNMAPPED, end, 10),
-        (opcode::COPY, &[(SOURCE, 8)], nowhere, outcome::UNMAPPED, nowhere, 0),
-        (
-            opcode::COPY,
-            &[(SOURCE, 100)],
-            TARGET + PIECE_BYTES - 60,
-            outcome::UNMAPPED,
-            TARGET + PIECE_BYTES,
-            60,
-        ),
-    ];
-    for (opcode, list, target, outcome, fault, done) in cases {
+    let (copy, target_end) = (opcode::COPY, TARGET + PIECE_BYTES);
+    let mut ends = |opcode, list: &[Part], target, expected| {
         let found = driver.run(opcode, list, target);
-        assert_eq!((found.outcome, found.fault, found.done_bytes), (outcome, fault, done));
+        assert_eq!((found.outcome, found.fault, found.done_bytes), expected, "{list:x?}");
         works(&mut driver);
-    }
+    };
+    ends(0, &[(SOURCE, 8)], TARGET, (outcome::UNKNOWN_OPCODE, 0, 0));
+    ends(99, &[(SOURCE, 8)], TARGET, (outcome::UNKNOWN_OPCODE, 0, 0));
+    ends(copy, &[(SOURCE, huge)], TARGET, (outcome::TOO_LONG, 0, 0));
+    ends(copy, &[(SOURCE, u64::MAX)], TARGET, (outcome::TOO_LONG, 0, 0));
+    ends(copy, &[(u64::MAX - 3, 8)], TARGET, (outcome::TOO_LONG, 0, 0));
+    ends(copy, &[(SOURCE, 8), (nowhere, 8)], TARGET, (outcome::UNMAPPED, nowhere, 8));
+    ends(opcode::CRC32C, &[(end - 10, 20)], 0, (outcome::UNMAPPED, end, 10));
+    ends(copy, &[(SOURCE, 8)], nowhere, (outcome::UNMAPPED, nowhere, 0));
+    ends(copy, &[(SOURCE, 100)], target_end - 60, (outcome::UNMAPPED, target_end, 60));
     // Memory that the device may only read.
     driver.client.dma_unmap(TARGET, PIECE_BYTES).unwrap();
     driver.client.dma_map(TARGET, PIECE_BYTES, Some((driver.target.as_fd(), 0)), false).unwrap();
