@@ -11,8 +11,8 @@ use crate::driver::{
 };
 use longshore_access::vfio_user::Refusal;
 use longshore_access::vfio_user::client::{Memory, NoMemory};
-use longshore_access::vfio_user::pci::MSIX_IRQ;
-use longshore_access::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header};
+use longshore_access::vfio_user::pci::{BAR0_REGION, MSIX_IRQ};
+use longshore_access::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Request};
 use longshore_device_example::layout::{
     DESCRIPTOR_BYTES_MAX, Descriptor, IDENTITY, SEGMENTS_MAX, control, opcode, outcome, register,
     status,
@@ -173,10 +173,15 @@ fn what_stops_it_leaves_memory_alone() {
     let mut driver = host.driver();
     let half = PIECE_BYTES as usize / 2;
     driver.source.write_all_at(&vec![0x11; half], 0).unwrap();
+    // Copies that take longer than a turn of the processor: the target is there eight times.
+    for at in (1..8).map(|time| TARGET + time * PIECE_BYTES) {
+        driver.client.dma_map(at, PIECE_BYTES, Some((driver.target.as_fd(), 0)), true).unwrap();
+    }
+    let list = [(SOURCE, half as u64); 16];
     let mut is_cut_short = false;
     for round in 0..60 {
         for _ in 0..ENTRIES {
-            driver.submit(opcode::COPY, &[(SOURCE, half as u64)], TARGET);
+            driver.submit(opcode::COPY, &list, TARGET);
         }
         driver.ring();
         if round > 3 {
@@ -332,8 +337,13 @@ fn a_reset_is_answered_while_the_device_waits_for_the_client() {
     let mut driver = Driver::over(stream, NoMemory);
     driver.client.dma_map(SPOKEN, PIECE_BYTES, None, true).unwrap();
     driver.submit(opcode::CRC32C, &[(SPOKEN, 100)], 0);
-    driver.ring();
-    // What the client gets from here on it only looks at: it answers nothing.
+    // It waits for no answer, as it would answer what it is asked meanwhile: what comes from here on
+    // is only looked at.
+    let data = &1_u32.to_le_bytes();
+    let ring =
+        Request::RegionWrite { offset: register::DOORBELL, region: BAR0_REGION, data }.encode();
+    let header = Header::command_without_reply(0x6666, Command::RegionWrite, ring.len());
+    driver.client.send(&[&header.encode()[..], &ring].concat(), &[]).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut next = || {
         let mut header = [0; HEADER_LEN_BYTES];
