@@ -54,13 +54,14 @@ unit_tests() {
     return "$status"
 }
 
-# Every interleaving of threads that change one page table, or write beside a harvest of a dirty log.
+# Every interleaving of threads that change one page table, access what is unmapped, or write beside
+# a harvest of a dirty log.
 loom_tests() {
     local status=0
     local -x RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
     local loom=("${bounded[@]}" cargo test --release "${locked[@]}")
     "${loom[@]}" --package longshore-pagetable --test loom || status=1
-    "${loom[@]}" --package longshore-access --test loom_dirty || status=1
+    "${loom[@]}" --package longshore-access --test loom --test loom_dirty || status=1
     return "$status"
 }
 

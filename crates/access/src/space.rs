@@ -159,7 +159,7 @@ impl Space {
     }
 
     /// Maps `len_bytes` from `iova` to memory of this process at `bus`: its
-    /// [exposed](pointer::expose_provenance) address, below 2^48. All three are multiples of 4 KiB.
+    /// exposed address (`expose_provenance`), below 2^48. All three are multiples of 4 KiB.
     /// Leaves of 2 MiB and 1 GiB are used where they fit.
     ///
     /// Takes no lock, and allocates nothing but page tables.

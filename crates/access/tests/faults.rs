@@ -4,10 +4,10 @@
 
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore_access::{
     Error, Fault, MapAccess, OnUnmap, Partial, Process, ProcessMemory, Read, ReadWrite, Reason,
@@ -112,13 +112,33 @@ fn the_offset_into_a_file_is_kept() {
     assert!(matches!(refused, Err(Error::ReadOnlyRegion)));
 }
 
+/// A process that does not outlive the test.
+struct Killed(Child);
+
+impl Killed {
+    fn end(&mut self) {
+        // It may have ended before.
+        let _ = self.0.kill();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 #[test]
 fn memory_of_another_process_faults_once_the_process_is_gone() {
-    let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+    let mut command = Command::new("sleep");
+    command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = Killed(command.spawn().unwrap());
     // Its stack, which is there from the start.
-    let mut stack = None;
+    let (mut stack, end) = (None, Instant::now() + Duration::from_secs(20));
     while stack.is_none() {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+        assert!(Instant::now() < end, "the process has no stack that is named so");
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.0.id())).unwrap();
         // Before it has executed `sleep` it is this program.
         let is_new =
             maps.lines().any(|line| line.ends_with("sleep") || line.ends_with("coreutils"));
@@ -127,7 +147,7 @@ fn memory_of_another_process_faults_once_the_process_is_gone() {
         let range = range.filter(|_| is_new);
         stack = range.map(|(_, end)| u64::from_str_radix(end, 16).unwrap() - 2 * PAGE);
     }
-    let process = Process::open(child.id()).unwrap();
+    let process = Process::open(child.0.id()).unwrap();
     let memory = Arc::new(ProcessMemory::new(process, stack.unwrap()));
     let (space, _region) = mapped(Region::remote(memory, 4 * PAGE).unwrap(), Prot::READ_WRITE);
     let session = space.session();
@@ -146,8 +166,7 @@ fn memory_of_another_process_faults_once_the_process_is_gone() {
     let leased = session.lease(START, 8, Write, OnUnmap::Wait).map(drop);
     assert_eq!(leased.unwrap_err().reason, Reason::NotDirect);
 
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.end();
     assert_eq!(session.read(at(PAGE), &mut page), Err(lost(PAGE, 0)));
     assert_eq!(session.write(at(0), &[1; 9]), Err(lost(0, 0)));
     assert_eq!(session.fill(at(0), 1, 9), Err(lost(0, 0)));
