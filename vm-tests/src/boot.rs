@@ -53,6 +53,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) command: &'a dyn Fn() -> Result<Command>,
     pub(crate) console_log: &'a Path,
     pub(crate) limits: Limits,
+    /// How often the guest restarts before it has come to its end.
+    pub(crate) restarts: u32,
 }
 
 impl Launch<'_> {
@@ -129,6 +131,7 @@ impl Launch<'_> {
         on_event: &mut dyn FnMut(&Event),
     ) -> std::result::Result<(), GuestFault> {
         let mut expected = 0;
+        let mut restarts_left = self.restarts;
         let mut step = started;
         loop {
             let (during, limit) = self.current_step(transcript);
@@ -162,8 +165,17 @@ impl Launch<'_> {
                 return Err(GuestFault::Init(detail.clone()));
             }
             transcript.take(event.clone()).map_err(GuestFault::Protocol)?;
-            if let Event::Up { .. } = event {
+            if matches!(event, Event::Up { .. }) && restarts_left == self.restarts {
                 transcript.report.boot = started.elapsed();
+            }
+            if matches!(event, Event::Down) && self.restarts > 0 {
+                if restarts_left == 0 {
+                    // It would restart once more, and again.
+                    return Ok(());
+                }
+                restarts_left -= 1;
+                expected = 0;
+                transcript.down = false;
             }
             if !is_line {
                 step = Instant::now();

@@ -10,6 +10,9 @@ use crate::protocol::Outcome;
 /// How the names of tests begin that no guest runs, but the test program `walkers`.
 pub const WALKERS: &str = "walker::";
 
+/// How the names of tests begin that the guest of the test program `device` runs, with QEMU 11.
+pub const DEVICE: &str = "device::";
+
 /// The tests that a list names: one per line; `#` begins a comment.
 ///
 /// # Errors

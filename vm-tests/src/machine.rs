@@ -56,6 +56,7 @@ pub struct Machine {
     iommu: Option<Iommu>,
     counts_instructions: bool,
     settle: Duration,
+    restarts: u32,
     modules: Vec<String>,
     kernel_args: Vec<String>,
     devices: Vec<String>,
@@ -77,6 +78,7 @@ impl Machine {
             iommu: None,
             counts_instructions: false,
             settle: Duration::ZERO,
+            restarts: 0,
             modules: Vec::new(),
             kernel_args: Vec::new(),
             devices: Vec::new(),
@@ -123,6 +125,13 @@ impl Machine {
     #[must_use]
     pub fn settle(self, settle: Duration) -> Self {
         Self { settle, ..self }
+    }
+
+    /// Resets it after the last task, this many times: QEMU goes on, the kernel boots anew, and all
+    /// tasks run again. The report has each task as often as it ran.
+    #[must_use]
+    pub fn restarts(self, restarts: u32) -> Self {
+        Self { restarts, ..self }
     }
 
     /// A kernel module to load, with all that it depends on.
@@ -206,7 +215,8 @@ impl Machine {
         let modules = kernel.modules(&self.all_modules())?;
         let disks = self.disks.iter().map(Disk::plan).collect();
         let settle_seconds = self.settle.as_secs();
-        let plan = Plan { modules: Vec::new(), disks, settle_seconds, tasks: tasks.to_vec() };
+        let (tasks, restarts) = (tasks.to_vec(), self.restarts > 0);
+        let plan = Plan { modules: Vec::new(), disks, settle_seconds, tasks, restarts };
         Initramfs { init: &init, modules: &modules, files: &self.files }.write(&initramfs, plan)?;
 
         let console_log = logs.join(format!("{}.console.log", self.name));
@@ -218,7 +228,8 @@ impl Machine {
         };
         let mut limits = Limits::default();
         limits.idle += self.settle;
-        Launch { command: &command, console_log: &console_log, limits }.run(on_event)
+        let restarts = self.restarts;
+        Launch { command: &command, console_log: &console_log, limits, restarts }.run(on_event)
     }
 
     fn all_modules(&self) -> Vec<String> {

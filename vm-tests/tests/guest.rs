@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Ok(expected) => expected,
         Err(reason) => return complain(&format!("{EXPECTED_PATH}: {reason}")),
     };
-    expected.retain(|name| !name.starts_with(expected::WALKERS));
+    expected.retain(|name| is_ours(name));
     let selected: BTreeSet<String> =
         expected.iter().filter(|name| arguments.selects(name)).cloned().collect();
     if arguments.list {
@@ -65,11 +65,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether no other test program runs it.
+fn is_ours(name: &str) -> bool {
+    ![expected::WALKERS, expected::DEVICE].iter().any(|others| name.starts_with(others))
+}
+
 /// Runs the selected tests; whether all is well.
 fn run(arguments: &Arguments, selected: &BTreeSet<String>) -> Result<bool> {
     let started = Instant::now();
-    let known: Vec<String> =
-        names_in_guest()?.into_iter().filter(|name| arguments.selects(name)).collect();
+    let known: Vec<String> = names_in_guest()?
+        .into_iter()
+        .filter(|name| arguments.selects(name) && is_ours(name))
+        .collect();
     println!("\nrunning {} guest tests", known.len());
     let fixtures = machines::fixtures()?;
     let mut run = Run { show: arguments.show_output, ..Run::default() };

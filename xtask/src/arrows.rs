@@ -1,7 +1,7 @@
 //! Which crate may depend on which.
 //!
 //! ```text
-//!   cli          bench ──► vm-tests ◄── guest     the rim: no crate of the library knows it
+//!   cli          bench ──► vm-tests ◄── guest     the rim, examples too: no crate of the library knows it
 //!     ╲            │
 //!      └─────► longshore                          the facade
 //!              ╱       ╲
@@ -35,7 +35,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore", &["longshore-load", "longshore-domain"]),
     ("longshore-cli", &["longshore"]),
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
-    ("longshore-vm-tests", &["longshore"]),
+    ("longshore-device-example", &["longshore-access"]),
+    ("longshore-vm-tests", &["longshore", "longshore-device-example"]),
     ("longshore-guest", &["longshore", "longshore-vm-tests"]),
     ("xtask", &[]),
 ];

@@ -1,7 +1,7 @@
 //! Process 1 of the guest.
 //!
 //! ```text
-//!   mounts ──► report "up" ──► modules ──► disks ──► settle ──► each task in its process ──► off
+//!   mounts ──► report "up" ──► modules ──► disks ──► settle ──► each task in its process ──► off, or anew
 //! ```
 //!
 //! It never returns and never panics on purpose: the end of process 1 is a kernel panic. Whatever
@@ -45,33 +45,39 @@ impl Error {
 
 /// Does all of it.
 pub(crate) fn run() -> ! {
-    if let Err(error) = start() {
+    let end = start().unwrap_or_else(|error| {
         // There is no serial line to report on, but the console is there and is logged.
         eprintln!("init: {}", crate::outcome::described(&error));
-    }
+        RebootCommand::PowerOff
+    });
     rustix::fs::sync();
     loop {
-        if let Err(error) = rustix::system::reboot(RebootCommand::PowerOff) {
-            eprintln!("init: powering off: {error}");
+        if let Err(error) = rustix::system::reboot(end) {
+            eprintln!("init: {end:?}: {error}");
         }
-        // Powering off takes effect a moment after the call; returning would be a panic.
+        // It takes effect a moment after the call; returning would be a panic.
         thread::sleep(Duration::from_secs(1));
     }
 }
 
-fn start() -> Result<()> {
+fn start() -> Result<RebootCommand> {
     mounts::mount_kernel_file_systems()?;
     let mut reports = Reports::open()?;
     reports.send(&Event::Up { kernel: kernel_release()?, memory_bytes: memory_bytes() })?;
-    let last = match work(&mut reports) {
-        Ok(()) => Event::Down,
-        Err(error) => Event::Fault { detail: crate::outcome::described(&error) },
+    let (end, last) = match work(&mut reports) {
+        Ok(end) => (end, Event::Down),
+        Err(error) => {
+            let detail = crate::outcome::described(&error);
+            (RebootCommand::PowerOff, Event::Fault { detail })
+        }
     };
     reports.send(&last)?;
-    reports.drain()
+    reports.drain()?;
+    Ok(end)
 }
 
-fn work(reports: &mut Reports) -> Result<()> {
+/// Does what the plan says; how the machine is to end.
+fn work(reports: &mut Reports) -> Result<RebootCommand> {
     let text = fs::read_to_string(PLAN_PATH).map_err(Error::system("reading", PLAN_PATH))?;
     let plan = Plan::from_json(&text)?;
     for module in &plan.modules {
@@ -82,7 +88,7 @@ fn work(reports: &mut Reports) -> Result<()> {
     for task in &plan.tasks {
         tasks::run(task, reports)?;
     }
-    Ok(())
+    Ok(if plan.restarts { RebootCommand::Restart } else { RebootCommand::PowerOff })
 }
 
 fn kernel_release() -> Result<String> {

@@ -33,6 +33,11 @@ impl Mapped {
         Ok(Self { mapping })
     }
 
+    /// Where in this process it begins.
+    pub(crate) fn address(&self) -> usize {
+        self.mapping.start().addr().get()
+    }
+
     /// The memory, to be read.
     pub(crate) fn view(&self) -> VolatileSlice<'_> {
         let (start, len_bytes) = (self.mapping.start(), self.mapping.len_bytes());

@@ -4,6 +4,7 @@
 //! line in its list. The committed list of tests must name it too.
 
 mod deliberate;
+mod device;
 mod heap;
 mod kernel;
 mod load;
@@ -32,7 +33,7 @@ pub(crate) struct Test {
 }
 
 /// The suites that the committed list of tests covers.
-const SUITES: &[Suite] = &[kernel::SUITE, heap::SUITE, load::SUITE];
+const SUITES: &[Suite] = &[kernel::SUITE, heap::SUITE, load::SUITE, device::SUITE];
 
 /// Tests that fail on purpose, to prove that the harness notices. They are run by name only.
 const DELIBERATE: &[Suite] = &[deliberate::SUITE];

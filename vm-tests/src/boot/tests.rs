@@ -9,6 +9,7 @@ struct Script {
     dir: tempfile::TempDir,
     boots: Cell<u32>,
     limits: Limits,
+    restarts: u32,
 }
 
 impl Script {
@@ -16,7 +17,7 @@ impl Script {
         let quick = Duration::from_millis(400);
         let limits =
             Limits { boot: Duration::from_secs(20), idle: quick, grace: quick, down: quick };
-        Self { dir: tempfile::tempdir().unwrap(), boots: Cell::new(0), limits }
+        Self { dir: tempfile::tempdir().unwrap(), boots: Cell::new(0), limits, restarts: 0 }
     }
 
     /// Runs a guest whose boots are these scripts, one after the other. `$LOG` is the console log.
@@ -29,7 +30,8 @@ impl Script {
             command.arg("-c").arg(script).env("LOG", &log);
             Ok(command)
         };
-        let launch = Launch { command: &command, console_log: &log, limits: self.limits };
+        let (limits, restarts) = (self.limits, self.restarts);
+        let launch = Launch { command: &command, console_log: &log, limits, restarts };
         launch.run(&mut |_| {})
     }
 }
@@ -74,6 +76,17 @@ fn a_good_run_is_reported_whole() {
     assert_eq!(report.tests[0].outcome, Outcome::Passed);
     assert_eq!(report.commands[0].stdout(), "42\n");
     assert!(report.console_log.ends_with("console.log"));
+}
+
+#[test]
+fn a_guest_that_restarts_is_followed_through_and_then_ended() {
+    let script = Script { restarts: 1, ..Script::new() };
+    let once = reports(&[up(), begin(9), passed(), Event::Down]);
+    let report = script.run(&[format!("{BOOT_LOG}{once}{once}{once}sleep 60")]).unwrap();
+    assert_eq!((report.boots, report.tests.len()), (1, 2));
+    // One that does not restart has not come to its end.
+    let script = Script { restarts: 1, ..Script::new() };
+    assert!(script.run(&[format!("{BOOT_LOG}{once}")]).is_err());
 }
 
 #[test]

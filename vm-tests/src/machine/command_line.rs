@@ -48,7 +48,9 @@ impl Machine {
         args.put("-display", "none");
         args.put("-monitor", "none");
         // With panic=-1 below: a panic ends QEMU at once instead of waiting out a limit.
-        args.flag("-no-reboot");
+        if self.restarts == 0 {
+            args.flag("-no-reboot");
+        }
         // ttyS0: the kernel's messages. ttyS1: our reports, alone, so that no message can land in
         // the middle of one.
         args.put("-chardev", &format!("file,id=console,path={}", escaped(console_log)?));
@@ -163,6 +165,13 @@ mod tests {
         assert_eq!(values(&counted, "-smp"), ["1"]);
         assert_eq!(values(&counted, "-icount"), ["shift=0,sleep=off"]);
         assert_eq!(values(&args(&Machine::new("m").cpus(4)), "-smp"), ["4"]);
+    }
+
+    #[test]
+    fn only_a_machine_that_is_to_restart_may() {
+        let args = |restarts| args(&Machine::new("m").restarts(restarts));
+        assert!(args(0).contains(&"-no-reboot".to_owned()));
+        assert!(!args(1).contains(&"-no-reboot".to_owned()));
     }
 
     #[test]

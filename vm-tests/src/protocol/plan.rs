@@ -18,6 +18,8 @@ pub struct Plan {
     pub settle_seconds: u64,
     /// What to run, in order.
     pub tasks: Vec<Task>,
+    /// Whether the machine restarts after the last task, and is not powered off.
+    pub restarts: bool,
 }
 
 /// One disk, found by its serial number because device names depend on probing order.
@@ -86,6 +88,7 @@ mod tests {
                 Task::test("load::empty"),
                 Task::command(["/bin/x", "a \"quoted\" argument"]).env("K", "v"),
             ],
+            restarts: true,
         };
         assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
     }

@@ -1,0 +1,5 @@
+//! The device without a virtual machine.
+
+mod driver;
+mod program;
+mod served;

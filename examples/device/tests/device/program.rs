@@ -1,0 +1,98 @@
+//! The program itself.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use crate::driver::{Driver, SOURCE, TARGET};
+use longshore_access::vfio_user::client::NoMemory;
+use longshore_device_example::layout::{opcode, outcome};
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_longshore-device-example"))
+}
+
+fn run(args: &[&str]) -> (Output, String) {
+    let output = program().args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, said)
+}
+
+/// The program as it listens. It is killed when this is dropped.
+struct Running {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(path: &Path) -> Self {
+        let mut command = program();
+        command.arg("--socket").arg(path).arg("--trace").stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut running = Self { child, lines };
+        running.read_until("listening at ");
+        running
+    }
+
+    /// Reads lines up to one that begins so.
+    fn read_until(&mut self, beginning: &str) -> String {
+        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        let found = lines.find(|line| line.starts_with(beginning));
+        found.unwrap_or_else(|| panic!("it never said {beginning:?}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn help_helps_and_nonsense_is_refused() {
+    let (output, _) = run(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert!(["--socket PATH", "--trace", "vfio-user-pci"].iter().all(|it| help.contains(it)));
+    for (args, why) in [
+        (&[][..], "--socket PATH says where to listen"),
+        (&["--socket"], "--socket needs a path"),
+        (&["--sock", "x"], "--sock is no option"),
+    ] {
+        let (output, said) = run(args);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said.contains(why) && said.contains("--help"), "{said}");
+    }
+    let (output, said) = run(&["--socket", "/no/such/folder/socket"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("/no/such/folder/socket: No such file or directory"), "{said}");
+}
+
+#[test]
+fn it_serves_one_client_after_the_other_and_can_be_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device.sock");
+    for _ in 0..2 {
+        // The second time, the socket of the first one, which was killed, is in the way.
+        let mut running = Running::start(&path);
+        let (taken, said) = run(&["--socket", path.to_str().unwrap()]);
+        assert!(taken.status.code() == Some(1) && said.contains("in use"), "{said}");
+        // Asking whether someone listens was a client, too.
+        running.read_until("so far: ");
+        for round in 1..=2 {
+            let mut driver = Driver::over(UnixStream::connect(&path).unwrap(), NoMemory);
+            let found = driver.run(opcode::COPY, &[(SOURCE, 4096)], TARGET);
+            assert_eq!(found.outcome, outcome::DONE);
+            running.read_until("map 0x40000000 + 0x200000 rw");
+            running.read_until("0x3e8: done, 4096 bytes");
+            drop(driver);
+            let counts = running.read_until("so far: ");
+            let start =
+                format!("so far: {round} clients, 0 resets; {0} maps, {0} unmaps", 3 * round);
+            assert!(counts.starts_with(&start), "{counts}");
+        }
+    }
+}
