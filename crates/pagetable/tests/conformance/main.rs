@@ -16,6 +16,7 @@ mod growing;
 mod memories;
 mod memory;
 mod model;
+mod narrowing;
 mod preempted;
 mod race;
 mod setup;
