@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The first probe is the window's: 256 last-extent hints instead of one, so that going back and
-//! forth between extents costs nothing. It needs no more than one hint would but a shift and a mask.
+//! forth between extents costs nothing. It needs no more than one hint would but to work out the index.
 //! What is pushed out of a window is found in the other tables: short extents by the page, where a
 //! window has several, and long ones by the block, where there are more of their windows in use than
 //! the first table holds. Higher bits are folded into the indices, because buffers are often aligned

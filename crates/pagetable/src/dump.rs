@@ -6,6 +6,8 @@
 //!   [1] 0x40000000: table 0x202000 of level 1
 //!     [0..=1] 0x40000000: 2 x 2 MiB -> 0x80000000 rw----
 //! ```
+//!
+//! Permissions are those of the leaf itself; what entries on the way take from them is not.
 
 use core::fmt;
 use core::ops::{ControlFlow, RangeInclusive};

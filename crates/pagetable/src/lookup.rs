@@ -13,6 +13,9 @@ use crate::walk::Mapping;
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     /// What `iova` is mapped by, or `None`.
     ///
+    /// As a [`Walker`](crate::Walker) says, but for entries on the way that deny something, which are
+    /// never written here.
+    ///
     /// # Errors
     /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
     // Always: called, it would put together in memory what the caller takes a field of.
@@ -25,7 +28,6 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
         let (live, walker) = (self.live(), self.walker());
         let mut table = self.root;
-        // The compiler writes the steps out.
         for level in [3, 2, 1] {
             match self.step_512(live, table, level, va) {
                 Ok(child) => table = child,

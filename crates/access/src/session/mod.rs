@@ -6,7 +6,7 @@
 //!                                    ▼                ▼
 //!                              ┌──── slow: empty the TLB, unpark ◄── (also: fences, pins)
 //!                              ▼
-//!                        second probe ── walk ── piece by piece: copy, log
+//!                        other probes ── walk ── piece by piece: copy, log
 //!                                                      │ remote
 //!                                                      ▼
 //!                                           lease, leave slot, ask, enter slot

@@ -1,4 +1,4 @@
-//! From an IOVA to an extent of memory: second probe, walk, merge.
+//! From an IOVA to an extent of memory: the other probes, walk, merge.
 #![expect(unsafe_code, reason = "looks at regions while the slot is entered")]
 
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Session {
         }
     }
 
-    /// As the first probe, by the second and by a walk: what settles most accesses that the first
+    /// As the first probe, by the others and by a walk: what settles most accesses that the first
     /// does not. The slot must be entered, and the TLB right.
     #[inline(never)]
     pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {

@@ -24,12 +24,12 @@ pub(crate) use kernels::{compare_exchange, load, store};
 /// The most that is copied inline.
 const INLINE_MAX: usize = 64;
 
-/// The most that is copied in a loop which is inlined: what a call costs is not seen beyond.
+/// The most that is copied in a loop which is inlined, so that no call is paid for.
 const MIDDLE_MAX: usize = 1024;
 
 /// Copies `len` bytes. Whether all were there.
 ///
-/// From both ends where that is enough, so a byte may be copied twice: into memory that nobody looks
+/// What is left of a vector is copied as the last whole one, so a byte may be copied twice: into memory that nobody looks
 /// at meanwhile, or to memory whose readers see the same twice.
 ///
 /// # Safety

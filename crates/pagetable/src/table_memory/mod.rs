@@ -75,7 +75,7 @@ pub trait TableMemory {
     fn entries(&self, table: TableAddr) -> &[AtomicU64];
 
     /// Tables that lie one behind another, all of them or most: a walk finds these faster than by
-    /// [`entries`](Self::entries).
+    /// [`entries`](Self::entries), and must find the same.
     #[inline]
     fn resident(&self) -> Resident<'_> {
         Resident::NONE
