@@ -53,6 +53,8 @@ unit_tests() {
     local status=0
     "${bounded[@]}" cargo test --workspace --exclude longshore-vm-tests --no-fail-fast \
         "${features[@]}" "${locked[@]}" -- --show-output || status=1
+    "${bounded[@]}" cargo test --release --package longshore-access --test stress "${locked[@]}" -- \
+        --ignored --show-output || status=1
     "${bounded[@]}" cargo test --package longshore-vm-tests --lib -- --show-output || status=1
     "${bounded[@]}" cargo test --package longshore-vm-tests --doc || status=1
     return "$status"

@@ -187,7 +187,7 @@ fn nor_where_sessions_execute_fences() {
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "ten million accesses: for an optimised build"]
 fn nothing_is_accessed_in_ten_million() {
     no_strays(None, 10_000_000, 2_000);
 }
