@@ -98,7 +98,7 @@ impl Session {
     #[inline]
     pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), Fault> {
         // SAFETY: our own bytes.
-        unsafe { self.read_raw(iova, into.as_mut_ptr(), into.len()) }
+        unsafe { self.read_raw::<false>(iova, into.as_mut_ptr(), into.len()) }
     }
 
     /// Writes all of `from` to `iova`.
@@ -126,7 +126,7 @@ impl Session {
             len => {
                 let mut value = T::zeroed();
                 // SAFETY: our own value, of which any bytes are one.
-                unsafe { self.read_raw(iova, (&raw mut value).cast(), len) }?;
+                unsafe { self.read_raw::<true>(iova, (&raw mut value).cast(), len) }?;
                 Ok(value)
             }
         }
@@ -159,15 +159,26 @@ impl Session {
         }
     }
 
+    /// `OBJECT`: `len` is known when this is compiled.
+    ///
     /// # Safety
     /// `to` must be our own, of `len` bytes.
     #[inline(always)]
-    unsafe fn read_raw(&self, iova: Iova, to: *mut u8, len: usize) -> Result<(), Fault> {
+    unsafe fn read_raw<const OBJECT: bool>(
+        &self,
+        iova: Iova,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<(), Fault> {
         let slot = self.slot();
         slot.enter();
         if let Some(from) = self.hit(iova, len, READ) {
+            let path = self.private().path;
             // SAFETY: translated while the slot is entered; `to` is the caller's.
-            let done = unsafe { words::copy(self.private().path, from, to, len) };
+            let done = match OBJECT {
+                true => unsafe { words::copy_known(path, from, to, len) },
+                false => unsafe { words::copy(path, from, to, len) },
+            };
             slot.leave();
             if done {
                 return Ok(());
