@@ -28,6 +28,8 @@ pub(crate) const WRITE: u64 = 2;
 pub(crate) const WRITE_FAST: u64 = 4;
 /// [`READ`] and [`WRITE_FAST`], as one flag to look at.
 pub(crate) const BOTH_FAST: u64 = 8;
+/// Before it is written, its page's dirty bit must be set or seen.
+pub(crate) const CLEAN: u64 = 16;
 const FLAGS: u64 = 0xfff;
 
 /// What the first table is indexed by: also the most that leaves of 4 KiB are merged to.

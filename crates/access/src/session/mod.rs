@@ -108,7 +108,7 @@ impl Session {
     #[inline]
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
         // SAFETY: our own bytes.
-        unsafe { self.write_raw(iova, from.as_ptr(), from.len()) }
+        unsafe { self.write_raw::<false>(iova, from.as_ptr(), from.len()) }
     }
 
     /// Reads a value: its bytes as they are in memory. One of 1, 2, 4 or 8 bytes at a multiple of its
@@ -145,7 +145,7 @@ impl Session {
             4 => self.write_word::<4, T>(iova, &value),
             8 => self.write_word::<8, T>(iova, &value),
             // SAFETY: our own value, which has no padding.
-            len => unsafe { self.write_raw(iova, (&raw const value).cast(), len) },
+            len => unsafe { self.write_raw::<true>(iova, (&raw const value).cast(), len) },
         }
     }
 
@@ -159,12 +159,12 @@ impl Session {
         }
     }
 
-    /// `OBJECT`: `len` is known when this is compiled.
+    /// `KNOWN`: `len` is known when this is compiled.
     ///
     /// # Safety
     /// `to` must be our own, of `len` bytes.
     #[inline(always)]
-    unsafe fn read_raw<const OBJECT: bool>(
+    unsafe fn read_raw<const KNOWN: bool>(
         &self,
         iova: Iova,
         to: *mut u8,
@@ -175,10 +175,7 @@ impl Session {
         if let Some(from) = self.hit(iova, len, READ) {
             let path = self.private().path;
             // SAFETY: translated while the slot is entered; `to` is the caller's.
-            let done = match OBJECT {
-                true => unsafe { words::copy_known(path, from, to, len) },
-                false => unsafe { words::copy(path, from, to, len) },
-            };
+            let done = unsafe { words::copy::<KNOWN>(path, from, to, len) };
             slot.leave();
             if done {
                 return Ok(());
@@ -191,24 +188,28 @@ impl Session {
     /// # Safety
     /// `from` must be our own, of `len` bytes.
     #[inline(always)]
-    unsafe fn write_raw(&self, iova: Iova, from: *const u8, len: usize) -> Result<(), Fault> {
+    unsafe fn write_raw<const KNOWN: bool>(
+        &self,
+        iova: Iova,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Fault> {
         let slot = self.slot();
         slot.enter();
-        if let Some(to) = self.hit(iova, len, WRITE_FAST) {
+        if let Some(to) = self.hit_first(iova, len, WRITE_FAST) {
             // SAFETY: translated while the slot is entered; `from` is the caller's.
-            let done = unsafe { words::copy(self.private().path, from, to, len) };
+            let done = unsafe { words::copy::<KNOWN>(self.private().path, from, to, len) };
             slot.leave();
             if done {
                 return Ok(());
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.write_logged(iova, from, len) }
+        unsafe { self.write_second(iova, from, len) }
     }
 
     #[inline(always)]
     fn read_word<const N: usize, T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
-        let mut value = T::zeroed();
         let slot = self.slot();
         slot.enter();
         if let Some(from) = self.hit(iova, N, READ) {
@@ -216,11 +217,13 @@ impl Session {
             let word = unsafe { words::load::<N>(from) };
             slot.leave();
             if let Some(word) = word {
+                let mut value = T::zeroed();
                 // SAFETY: `T` has `N` bytes, and any are a value.
                 unsafe { words::put::<N>((&raw mut value).cast(), word) };
                 return Ok(value);
             }
         }
+        let mut value = T::zeroed();
         // SAFETY: our own value, of `N` bytes.
         unsafe { self.read_slow(iova, (&raw mut value).cast(), N) }?;
         Ok(value)
@@ -231,7 +234,7 @@ impl Session {
         let from = (&raw const *value).cast::<u8>();
         let slot = self.slot();
         slot.enter();
-        if let Some(to) = self.hit(iova, N, WRITE_FAST) {
+        if let Some(to) = self.hit_first(iova, N, WRITE_FAST) {
             // SAFETY: `T` has `N` bytes, none of them padding.
             let word = unsafe { words::get::<N>(from) };
             // SAFETY: translated while the slot is entered.
@@ -242,7 +245,7 @@ impl Session {
             }
         }
         // SAFETY: our own value, of `N` bytes.
-        unsafe { self.write_logged(iova, from, N) }
+        unsafe { self.write_second(iova, from, N) }
     }
 
     /// Where `len` bytes from `iova` are, if one extent has them all and its flag `flag` is set, and
@@ -255,6 +258,14 @@ impl Session {
         }
         let first = private.tlb.hit(iova.raw(), len, flag);
         if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
+    }
+
+    /// The same, by the first probe alone.
+    #[inline(always)]
+    fn hit_first(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
+        let private = self.private();
+        let is_current = private.seen.is_current(self.slot());
+        if is_current { private.tlb.hit(iova.raw(), len, flag) } else { None }
     }
 
     /// Notes that `len` bytes from `iova`, in the extent `entry`, were written since the slot was

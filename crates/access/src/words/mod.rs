@@ -37,30 +37,27 @@ const LINE: usize = 64;
 /// What is left of a vector is copied as the last whole one, so a byte may be copied twice: into memory that nobody looks
 /// at meanwhile, or to memory whose readers see the same twice.
 ///
+/// `KNOWN`: `len` is known when this is compiled. Then short copies are loads and stores from which
+/// the value can be loaded again at once, and else they are such that need no branch.
+///
 /// # Safety
 /// As [`longshore_mem::copy::copy`].
 #[inline(always)]
-pub(crate) unsafe fn copy(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
+pub(crate) unsafe fn copy<const KNOWN: bool>(
+    path: Path,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) -> bool {
     // From a kibibyte on stores that cross lines would cost more than the call.
     let most = if to.addr().is_multiple_of(LINE) { LINES_MAX } else { MIDDLE_MAX };
-    if len <= most {
+    if !KNOWN && len <= most {
         // SAFETY: the caller's promise.
         let done = unsafe { kernels::copy_masked(path, from, to, len) };
         if let Some(done) = done {
             return done;
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { copy_known(path, from, to, len) }
-}
-
-/// As [`copy`], best where `len` is known when this is compiled: of one load and one store then, from
-/// which the value can be loaded again at once.
-///
-/// # Safety
-/// As [`copy`].
-#[inline(always)]
-pub(crate) unsafe fn copy_known(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
     // SAFETY: the caller's promise; the parts lie within `len` bytes.
     unsafe {
         match len {
@@ -106,7 +103,7 @@ pub(crate) unsafe fn copy_exact(
     len: usize,
 ) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
-    if len <= INLINE_MAX && unsafe { copy(path, from, to, len) } {
+    if len <= INLINE_MAX && unsafe { copy::<false>(path, from, to, len) } {
         return Ok(());
     }
     // SAFETY: the caller's promise.
@@ -161,7 +158,7 @@ mod tests {
         for path in Path::all() {
             for len in (0..=1030).step_by(step).filter(|len| *len <= 200 || len % 61 < 2) {
                 for skew in 0..skews {
-                    for copy in [copy, copy_known] {
+                    for copy in [copy::<false>, copy::<true>] {
                         let mut to = [0u8; 1100];
                         let (source, target) = (from[skew..].as_ptr(), to[skew..].as_mut_ptr());
                         // SAFETY: both are longer.
