@@ -196,7 +196,7 @@ impl Session {
     ) -> Result<(), Fault> {
         let slot = self.slot();
         slot.enter();
-        if let Some(to) = self.hit_first(iova, len, WRITE_FAST) {
+        if let Some(to) = self.hit_known(iova, len, WRITE_FAST) {
             // SAFETY: translated while the slot is entered; `from` is the caller's.
             let done = unsafe { words::copy::<KNOWN>(self.private().path, from, to, len) };
             slot.leave();
@@ -234,7 +234,7 @@ impl Session {
         let from = (&raw const *value).cast::<u8>();
         let slot = self.slot();
         slot.enter();
-        if let Some(to) = self.hit_first(iova, N, WRITE_FAST) {
+        if let Some(to) = self.hit_known(iova, N, WRITE_FAST) {
             // SAFETY: `T` has `N` bytes, none of them padding.
             let word = unsafe { words::get::<N>(from) };
             // SAFETY: translated while the slot is entered.
@@ -256,13 +256,13 @@ impl Session {
         if !private.seen.is_current(self.slot()) {
             return None;
         }
-        let first = private.tlb.hit(iova.raw(), len, flag);
-        if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
+        let known = private.tlb.hit(iova.raw(), len, flag);
+        if known.is_some() { known } else { self.hit_or_walk(iova.raw(), len, flag) }
     }
 
-    /// The same, by the first probe alone.
+    /// The same, of those extents that are found without a call.
     #[inline(always)]
-    fn hit_first(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
+    fn hit_known(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
         let private = self.private();
         let is_current = private.seen.is_current(self.slot());
         if is_current { private.tlb.hit(iova.raw(), len, flag) } else { None }

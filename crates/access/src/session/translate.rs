@@ -47,20 +47,17 @@ impl Session {
         }
     }
 
-    /// As the first probe, by the others and by a walk: what settles most reads that the first does
-    /// not. The slot must be entered, and the TLB right.
+    /// By the third probe and by a walk: what settles most reads that the first probes do not. The slot
+    /// must be entered, and the TLB right.
     #[inline(never)]
     pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
-        let tlb = &self.private().tlb;
-        // Where the extent is known, the access goes on in another one, is to be logged, or is not
-        // permitted.
-        if tlb.is_known_first(iova) {
-            return None;
+        let in_page = self.private().tlb.hit_page(iova, len, flag);
+        if in_page.is_some() {
+            return in_page;
         }
-        if let Some(at) = tlb.hit_second(iova, len, flag) {
-            return Some(at);
-        }
-        if tlb.find(iova).is_some() {
+        // Where the extent is known and was no hit, the access goes on in another one, is to be
+        // logged, or is not permitted.
+        if self.private().tlb.find(iova).is_some() {
             return None;
         }
         let Ok(Place::Direct(entry)) = self.walk(iova, 1, 0) else { return None };
