@@ -179,23 +179,23 @@ impl<'m, D: Doors> Timed<'m, D> {
 /// A list in another order each time, the same orders for each candidate. A processor learns a list of
 /// thousands by heart when it is repeated as it is, and predicts every branch that depends on a
 /// length: no device model is asked so.
-struct Order {
+pub(super) struct Order {
     ops: Vec<Op>,
     random: Random,
 }
 
 impl Order {
-    fn of(ops: &[Op]) -> Self {
+    pub(super) fn of(ops: &[Op]) -> Self {
         Self { ops: ops.to_vec(), random: Random::new(3) }
     }
 
-    fn next(&mut self) -> &[Op] {
+    pub(super) fn next(&mut self) -> &[Op] {
         stream::shuffle(&mut self.ops, &mut self.random);
         &self.ops
     }
 }
 
-fn list<D: Doors>(doors: &D, task: Task, thread: u64) -> Vec<Op> {
+pub(super) fn list<D: Doors>(doors: &D, task: Task, thread: u64) -> Vec<Op> {
     let count = task.places.count(task.work, task.effort.quick);
     let mut ops = stream::list(task.work, task.places, thread, count);
     for op in &mut ops {
