@@ -1,0 +1,266 @@
+//! Which IOVAs a mapping gets.
+//!
+//! ```text
+//!   a thread          IovaCache ── one stack for each power of two of granules
+//!                        │  ▲       up to 64; no lock, no allocation
+//!            half a stack │  │ half a stack
+//!                        ▼  │
+//!   the domain        IovaAllocator ── a lock
+//!                        │             best fit, aligned, below a limit
+//!                        ▼
+//!                     free ranges, in granules
+//! ```
+//!
+//! As in Linux's IOVA allocator short ranges are rounded to a power of two and kept by threads
+//! (Bonwick and Adams, "Magazines and Vmem", USENIX 2001). Long ones, and those with wishes, come
+//! from the free ranges each time.
+
+mod cache;
+mod ranges;
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use longshore_mem::{AddrRange, Granule, Iova};
+
+pub use cache::IovaCache;
+use ranges::{FreeRanges, Wanted};
+
+/// What a range of IOVAs must be like, beside its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// What its start must be a multiple of, beside the allocator's granule.
+    pub align: Granule,
+    /// The last address that may be in it: what the device can say.
+    pub last: Iova,
+}
+
+impl Placement {
+    /// Wherever there is room.
+    pub const ANYWHERE: Self = Self { align: Granule::SIZE_4K, last: Iova::new(u64::MAX) };
+
+    /// The same, at multiples of `align`.
+    #[must_use]
+    pub const fn aligned(self, align: Granule) -> Self {
+        Self { align, ..self }
+    }
+
+    /// The same, at addresses of so many bits: 32 for a device that has no more.
+    #[must_use]
+    pub const fn of_bits(self, bits: u32) -> Self {
+        let last = if bits < 64 { (1 << bits) - 1 } else { u64::MAX };
+        Self { last: Iova::new(last), ..self }
+    }
+}
+
+/// Why there is no range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IovaError {
+    /// No free range has room.
+    #[error(
+        "no room for {len_bytes:#x} bytes of IOVAs at a multiple of {align}, up to {last:#x}: \
+         {free_bytes:#x} bytes are free, at most {longest_bytes:#x} of them in one piece; unmap \
+         something, or give the domain a wider range of addresses"
+    )]
+    Full {
+        /// How many bytes were asked for, with the guard gap, rounded up to granules.
+        len_bytes: u64,
+        /// The alignment asked for.
+        align: Granule,
+        /// The last address that was allowed.
+        last: Iova,
+        /// How many bytes are free.
+        free_bytes: u64,
+        /// The longest free range.
+        longest_bytes: u64,
+    },
+    /// The range is not free, or not usable at all.
+    #[error(
+        "the IOVAs {start:#x} to {last:#x} are not free: they are in use, reserved by the IOMMU, or \
+         beyond its addresses"
+    )]
+    NotFree {
+        /// The first address asked for.
+        start: Iova,
+        /// The last.
+        last: Iova,
+    },
+    /// The range is empty, ends beyond all addresses, or is not made of granules.
+    #[error(
+        "{len_bytes:#x} bytes from IOVA {start:#x} cannot be mapped: they are no whole granules of {granule}"
+    )]
+    Claim {
+        /// The first address asked for; zero where none was.
+        start: Iova,
+        /// How many bytes.
+        len_bytes: u64,
+        /// The allocator's granule.
+        granule: Granule,
+    },
+}
+
+/// A range of IOVAs that its owner has for itself until it gives it back. Dropped, it stays taken.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "dropped, the addresses are in use for ever"]
+pub struct IovaRange {
+    start: Iova,
+    /// With the gap.
+    granules: u64,
+}
+
+impl IovaRange {
+    /// Its first address.
+    pub fn start(&self) -> Iova {
+        self.start
+    }
+}
+
+/// The IOVAs of one domain.
+///
+/// All lengths are rounded up to granules. Each range is followed by a gap that is never mapped,
+/// where the allocator was made with one: a device that runs past the end of a mapping then faults.
+pub struct IovaAllocator {
+    granule: Granule,
+    guard: u64,
+    /// How many granules there are, free or not.
+    all: u64,
+    free: Mutex<FreeRanges>,
+}
+
+impl IovaAllocator {
+    /// Of the addresses in `usable` that are in none of `reserved`. Only whole granules are used.
+    /// `guard_bytes`, rounded up to granules, stay free behind each range.
+    pub fn new(
+        granule: Granule,
+        usable: &[AddrRange<Iova>],
+        reserved: &[AddrRange<Iova>],
+        guard_bytes: u64,
+    ) -> Self {
+        let log2 = granule.log2();
+        let mut free = FreeRanges::default();
+        for range in usable {
+            let Some(last) = range.last() else { continue };
+            let first = range.start().raw().div_ceil(granule.bytes());
+            // One past the last whole granule. At 2^64 it ends one granule early.
+            let end = (last.raw().saturating_add(1)) >> log2;
+            free.add(first, end);
+        }
+        // IOVA zero is never handed out: drivers and devices take it for "none".
+        free.subtract(0, 1);
+        for range in reserved {
+            if let Some(last) = range.last() {
+                free.subtract(range.start().raw() >> log2, (last.raw() >> log2) + 1);
+            }
+        }
+        let guard = guard_bytes.div_ceil(granule.bytes());
+        Self { granule, guard, all: free.free(), free: Mutex::new(free) }
+    }
+
+    /// The unit of all ranges.
+    pub fn granule(&self) -> Granule {
+        self.granule
+    }
+
+    /// How many bytes no range has, those in caches not counted.
+    pub fn free_bytes(&self) -> u64 {
+        self.lock().free() << self.granule.log2()
+    }
+
+    /// How many bytes there are, in use or not.
+    pub fn all_bytes(&self) -> u64 {
+        self.all << self.granule.log2()
+    }
+
+    /// A range of at least `len_bytes`.
+    ///
+    /// # Errors
+    /// [`IovaError::Full`], [`IovaError::Claim`].
+    pub fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+        let granules = self.granules(Iova::new(0), len_bytes)?;
+        self.take_granules(granules, placement)
+    }
+
+    /// Exactly this range, with the gap behind it.
+    ///
+    /// # Errors
+    /// [`IovaError::NotFree`], [`IovaError::Claim`].
+    pub fn take_at(&self, start: Iova, len_bytes: u64) -> Result<IovaRange, IovaError> {
+        let granules = self.granules(start, len_bytes)?;
+        if self.lock().take_at(start.raw() >> self.granule.log2(), granules) {
+            return Ok(IovaRange { start, granules });
+        }
+        Err(IovaError::NotFree { start, last: Iova::new(start.raw() + (len_bytes - 1)) })
+    }
+
+    /// Gives a range back.
+    ///
+    /// # Panics
+    /// Where it is another allocator's, and free here: two owners of one range would write to each
+    /// other's memory.
+    #[expect(clippy::needless_pass_by_value, reason = "the caller has it no more")]
+    pub fn give(&self, range: IovaRange) {
+        self.give_locked(&mut self.lock(), &range);
+    }
+
+    fn take_granules(&self, granules: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+        let log2 = self.granule.log2();
+        let wanted = Wanted {
+            len: granules,
+            align: (placement.align.bytes() >> log2).max(1),
+            last: self.last_granule(placement.last),
+        };
+        let mut free = self.lock();
+        let start = free.take(wanted).ok_or_else(|| IovaError::Full {
+            len_bytes: granules << log2,
+            align: placement.align.max(self.granule),
+            last: placement.last,
+            free_bytes: free.free() << log2,
+            longest_bytes: free.longest() << log2,
+        })?;
+        Ok(IovaRange { start: Iova::new(start << log2), granules })
+    }
+
+    fn give_locked(&self, free: &mut FreeRanges, range: &IovaRange) {
+        let given = free.give(range.start.raw() >> self.granule.log2(), range.granules);
+        assert!(given, "{range:?} is given back, and free already");
+    }
+
+    /// Granules of a range with its gap.
+    fn granules(&self, start: Iova, len_bytes: u64) -> Result<u64, IovaError> {
+        let claim = IovaError::Claim { start, len_bytes, granule: self.granule };
+        let len = len_bytes.div_ceil(self.granule.bytes()).checked_add(self.guard);
+        let is_aligned = start.raw().is_multiple_of(self.granule.bytes());
+        let last = start.checked_add(len_bytes.saturating_sub(1));
+        match len {
+            Some(len) if len_bytes != 0 && is_aligned && last.is_some() => Ok(len),
+            _ => Err(claim),
+        }
+    }
+
+    /// The last granule that lies below `last` with all its bytes.
+    fn last_granule(&self, last: Iova) -> u64 {
+        match last.raw().checked_add(1) {
+            Some(end) => (end >> self.granule.log2()).saturating_sub(1),
+            None => u64::MAX >> self.granule.log2(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FreeRanges> {
+        // What is done under the lock does not panic halfway.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for IovaAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IovaAllocator")
+            .field("granule", &self.granule)
+            .field("all_bytes", &self.all_bytes())
+            .field("free_bytes", &self.free_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,3 @@
+//! A DMA API in userspace.
+
+pub mod iova;
