@@ -43,6 +43,7 @@ impl<'s> Batch<'s> {
     /// # Errors
     /// As [`Space::unmap`]; what was unmapped before stays so.
     pub fn unmap(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        self.space.inner.check_door()?;
         let locked = self.space.inner.lock_windows();
         locked.clear(iova, len_bytes, &mut self.gather, &mut self.taken)?;
         drop(locked);

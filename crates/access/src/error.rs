@@ -96,6 +96,9 @@ pub enum Error {
         /// The region's length.
         region_bytes: u64,
     },
+    /// The space was made for its owner's raw mappings alone.
+    #[error("only its owner maps and unmaps in this space (SpaceConfig::raw_only)")]
+    RawOnly,
     /// A region's memory is empty or not made of whole pages of 4 KiB.
     #[error("a region of {len_bytes:#x} bytes at {start:#x} is not made of whole pages of 4 KiB")]
     RegionAlignment {

@@ -43,12 +43,15 @@ pub struct SpaceConfig {
     /// ([`Space::read_dirty`]). A write that finds its page clean costs a walk; unmapping takes each
     /// entry by an exchange.
     pub dirty_bits: bool,
+    /// Whether only the raw door maps and unmaps: for whoever lends out sessions of a space whose
+    /// mappings are his alone.
+    pub raw_only: bool,
 }
 
 impl SpaceConfig {
-    /// Of 48 bits, with the best barrier there is, without dirty bits.
+    /// Of 48 bits, with the best barrier there is, without dirty bits, with both doors.
     pub const fn new() -> Self {
-        Self { input_bits: 48, barrier: None, dirty_bits: false }
+        Self { input_bits: 48, barrier: None, dirty_bits: false, raw_only: false }
     }
 }
 
@@ -85,6 +88,7 @@ pub(crate) struct Inner {
     pub(crate) logs: Current,
     state: Mutex<State>,
     locks: AtomicU64,
+    raw_only: bool,
 }
 
 /// What the safe door keeps.
@@ -149,6 +153,7 @@ impl Space {
             logs: Current::default(),
             state: Mutex::default(),
             locks: AtomicU64::new(0),
+            raw_only: config.raw_only,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -212,8 +217,9 @@ impl Space {
     /// Lets parts of `region` be mapped. The space keeps it alive until it is detached.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`], [`Error::NoWindow`], [`Error::BeyondLog`].
+    /// [`Error::AlreadyAttached`], [`Error::NoWindow`], [`Error::BeyondLog`], [`Error::RawOnly`].
     pub fn attach(&self, region: &Arc<Region>) -> Result<(), Error> {
+        self.inner.check_door()?;
         let mut state = self.inner.lock();
         let key = key_of(region);
         if state.attached.contains_key(&key) {
@@ -274,7 +280,7 @@ impl Space {
     /// it any more.
     ///
     /// # Errors
-    /// As [`unmap_raw`](Self::unmap_raw).
+    /// As [`unmap_raw`](Self::unmap_raw); [`Error::RawOnly`].
     pub fn unmap(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut batch = self.batch();
         batch.unmap(iova, len_bytes)?;
@@ -332,6 +338,11 @@ impl Inner {
     /// Waits until nobody can use what was taken out of `ranges`, and frees tables.
     pub(crate) fn finish(&self, gather: TlbGather, ranges: &[(u64, u64)]) {
         let Ok(()) = self.table.finish(gather, &Flush { inner: self, ranges });
+    }
+
+    /// That the safe door is open.
+    pub(crate) fn check_door(&self) -> Result<(), Error> {
+        if self.raw_only { Err(Error::RawOnly) } else { Ok(()) }
     }
 
     /// The safe door.

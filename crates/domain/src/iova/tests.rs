@@ -147,7 +147,10 @@ fn threads_never_share_an_address() {
         let mut owned = owned.lock().unwrap();
         let (start, end) = (range.start.raw(), range.start.raw() + range.granules * PAGE);
         let before = owned.range(..end).next_back();
-        assert!(before.is_none_or(|(_, before_end)| *before_end <= start), "{range:?}, {before:x?}");
+        assert!(
+            before.is_none_or(|(_, before_end)| *before_end <= start),
+            "{range:?}, {before:x?}"
+        );
         owned.insert(start, end);
     };
     let handed = Mutex::new(Vec::new());

@@ -1,0 +1,90 @@
+//! What makes mappings real.
+#![expect(unsafe_code, reason = "a backend is trusted to keep devices out of what was unmapped")]
+
+mod soft;
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
+use longshore_pagetable::Prot;
+use thiserror::Error;
+
+pub use soft::Soft;
+
+/// What a backend can map, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The unit of everything: addresses, lengths, offsets.
+    pub granule: Granule,
+    /// Addresses that can be mapped.
+    pub usable: Vec<AddrRange<Iova>>,
+    /// Of these, addresses that cannot: windows for interrupts, memory of firmware.
+    pub reserved: Vec<AddrRange<Iova>>,
+}
+
+/// Memory to be mapped: whole granules.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Where it is mapped in this process.
+    pub host: NonNull<u8>,
+    /// How many bytes.
+    pub len_bytes: u64,
+    /// The file whose pages these are, and where in it they begin, if it is known: what a backend
+    /// needs that cannot pin this process's mapping.
+    pub file: Option<(BorrowedFd<'a>, FileOffset)>,
+}
+
+/// One kind of address space for devices: in this process, or the kernel's by VFIO or iommufd.
+///
+/// The domain decides where things are mapped, and never maps two at one address; a backend only
+/// makes it so. Calls may come from several threads at once, for ranges that do not overlap.
+///
+/// # Safety
+/// When [`unmap`](Self::unmap) has returned `Ok`, no device may reach the memory by these addresses,
+/// now or later, until they are mapped again. Devices may do no more than the `prot` of a mapping
+/// says.
+pub unsafe trait Backend: Send + Sync + fmt::Debug {
+    /// What can be mapped, and where. The same at every call.
+    fn limits(&self) -> Limits;
+
+    /// Maps `piece` at `iova`.
+    ///
+    /// # Errors
+    /// [`BackendError`]; nothing is mapped then.
+    ///
+    /// # Safety
+    /// The memory must stay where it is, and without a reference that a device's access would
+    /// contradict, until `unmap` has returned for it.
+    unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError>;
+
+    /// Unmaps ranges, each as it was mapped, with one invalidation for all where that is possible.
+    ///
+    /// # Errors
+    /// [`BackendError`]; then each of them may be mapped still.
+    ///
+    /// # Safety
+    /// Each was mapped by [`map`](Self::map) as it is, and no other call may map or unmap any of it
+    /// at the same time.
+    unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError>;
+}
+
+/// Why a backend refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The space of this process refused.
+    #[error(transparent)]
+    Space(#[from] longshore_access::Error),
+    /// The kernel refused.
+    #[error("{operation}: {source}")]
+    Io {
+        /// What was asked of it.
+        operation: &'static str,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+}

@@ -1,0 +1,68 @@
+//! In this process: the devices are models, and reach memory through sessions of a space.
+#![expect(unsafe_code, reason = "maps memory that the domain keeps")]
+
+use longshore_access::{Space, SpaceConfig};
+use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
+use longshore_pagetable::{Format, Prot};
+
+use super::{Backend, BackendError, Limits, Piece};
+
+/// Page tables of this process. A domain takes it; device models keep its [`space`](Self::space) and
+/// open sessions of it.
+#[derive(Debug)]
+pub struct Soft {
+    space: Space,
+}
+
+impl Soft {
+    /// With 48 bits of IOVA.
+    ///
+    /// # Errors
+    /// As [`Space::new`].
+    pub fn new() -> Result<Self, longshore_access::Error> {
+        Self::with_config(SpaceConfig::new())
+    }
+
+    /// As asked; but only the domain maps and unmaps, whatever `config` says of it.
+    ///
+    /// # Errors
+    /// As [`Space::with_config`].
+    pub fn with_config(config: SpaceConfig) -> Result<Self, longshore_access::Error> {
+        let config = SpaceConfig { raw_only: true, ..config };
+        Ok(Self { space: Space::with_config(config)? })
+    }
+
+    /// What device models reach: sessions, logs, counters.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+}
+
+// SAFETY: a space's unmapping returns when no session can reach what was unmapped, and sessions
+// check permissions; the safe door is closed, so nobody else maps or unmaps without a promise.
+unsafe impl Backend for Soft {
+    fn limits(&self) -> Limits {
+        let bits = self.space.table().format().geometry().input_bits();
+        let usable = AddrRange::new(Iova::new(0), 1 << bits).expect("57 bits at most");
+        Limits { granule: Granule::SIZE_4K, usable: vec![usable], reserved: Vec::new() }
+    }
+
+    unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {
+        let bus = BusAddr::new(piece.host.expose_provenance().get() as u64);
+        // SAFETY: the caller keeps the memory, and has the addresses for itself.
+        Ok(unsafe { self.space.map_raw(iova, bus, piece.len_bytes, prot) }?)
+    }
+
+    unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
+        if let [range] = ranges {
+            // SAFETY: mapped by `map` above, and the caller has the addresses for itself.
+            return Ok(unsafe { self.space.unmap_raw(range.start(), range.len_bytes()) }?);
+        }
+        let mut batch = self.space.batch();
+        for range in ranges {
+            // SAFETY: the same; and nothing is given back before the batch is finished.
+            unsafe { batch.unmap_raw(range.start(), range.len_bytes()) }?;
+        }
+        Ok(batch.finish()?)
+    }
+}

@@ -1,0 +1,80 @@
+//! Many mappings taken back with one invalidation.
+#![expect(unsafe_code, reason = "unmaps what its mappings own")]
+
+use std::fmt;
+
+use longshore_mem::{AddrRange, DmaMemory, Iova};
+
+use crate::counters::Event;
+use crate::domain::{Domain, Door};
+use crate::error::{Error, Failed};
+use crate::mapping::Mapping;
+
+/// Mappings whose device is through with them, and which are to be taken back together: deferred
+/// invalidation. Until [`flush`](Self::flush) returns the device can reach the memory.
+///
+/// One that is used again allocates nothing once it is warm. Dropped, it drops its mappings.
+#[must_use = "what is in it stays mapped until it is flushed"]
+pub struct Batch<'d, B: DmaMemory + 'static, D: Door = Domain> {
+    door: &'d D,
+    mappings: Vec<Mapping<'d, B, D>>,
+    ranges: Vec<AddrRange<Iova>>,
+}
+
+impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
+    pub(crate) fn new(door: &'d D) -> Self {
+        Self { door, mappings: Vec::new(), ranges: Vec::new() }
+    }
+
+    /// How many are waiting.
+    pub fn len(&self) -> usize {
+        self.mappings.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.mappings.is_empty()
+    }
+
+    /// Takes back all that is in it, and gives each memory to `back`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`]; all mappings stay in the batch, and each of them may still be there.
+    pub fn flush(&mut self, back: impl FnMut(B)) -> Result<(), Error> {
+        let Some(first) = self.mappings.first() else { return Ok(()) };
+        let (iova, len_bytes) = (first.iova(), self.mappings.iter().map(Mapping::len_bytes).sum());
+        self.ranges.clear();
+        self.ranges.extend(self.mappings.iter().map(Mapping::range));
+        // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
+        let unmapped = unsafe { self.door.domain().backend().unmap(&self.ranges) };
+        unmapped.map_err(|source| Error::Backend {
+            operation: "unmapping a batch of",
+            iova,
+            len_bytes,
+            source,
+        })?;
+        self.door.note(Event::Flush);
+        self.mappings.drain(..).map(Mapping::unmapped).for_each(back);
+        Ok(())
+    }
+}
+
+impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
+    /// Has the memory taken back when `batch` is flushed.
+    ///
+    /// # Errors
+    /// [`Error::OtherDoor`] with the mapping, which was not made by the door that the batch is of.
+    pub fn unmap_deferred(self, batch: &mut Batch<'d, B, D>) -> Result<(), Failed<Self>> {
+        if !std::ptr::eq(self.door(), batch.door) {
+            return Err(Failed { error: Error::OtherDoor { iova: self.iova() }, value: self });
+        }
+        batch.mappings.push(self);
+        Ok(())
+    }
+}
+
+impl<B: DmaMemory + 'static, D: Door> fmt::Debug for Batch<'_, B, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("mappings", &self.mappings).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,94 @@
+//! What was done, counted where it is done.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What a domain has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Mappings made.
+    pub maps: u64,
+    /// Mappings taken back.
+    pub unmaps: u64,
+    /// Invalidations: one for each strict unmapping, and for each batch.
+    pub flushes: u64,
+    /// Mappings that could not be unmapped, whose memory was leaked rather than freed under a device.
+    pub leaked: u64,
+}
+
+/// What one door has done. Only its thread counts, so no instruction locks a line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Tally {
+    counts: [AtomicU64; EVENTS],
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    Map,
+    Unmap,
+    Flush,
+    Leak,
+}
+
+const EVENTS: usize = 4;
+
+impl Tally {
+    /// By the one thread that counts here.
+    #[inline]
+    pub(crate) fn note(&self, event: Event) {
+        let count = &self.counts[event as usize];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// By any thread.
+    pub(crate) fn note_shared(&self, event: Event) {
+        self.counts[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn add_to(&self, sums: &mut [u64; EVENTS]) {
+        for (sum, count) in sums.iter_mut().zip(&self.counts) {
+            *sum += count.load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// The tallies of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies {
+    /// Of the domain's own door, and of doors that are gone.
+    pub(crate) shared: Tally,
+    doors: Mutex<Vec<Weak<Tally>>>,
+}
+
+impl Tallies {
+    /// One more door's.
+    pub(crate) fn open(&self) -> Arc<Tally> {
+        let tally = Arc::new(Tally::default());
+        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        doors.retain(|door| door.strong_count() != 0);
+        doors.push(Arc::downgrade(&tally));
+        tally
+    }
+
+    /// What a door has counted is kept when it is gone.
+    pub(crate) fn close(&self, tally: &Tally) {
+        // Not summed up meanwhile: else it would be counted twice.
+        let _doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        for (kept, count) in self.shared.counts.iter().zip(&tally.counts) {
+            kept.fetch_add(count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// All together. Exact while nobody maps or unmaps.
+    pub(crate) fn sum(&self) -> Counters {
+        let mut sums = [0; EVENTS];
+        let doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.add_to(&mut sums);
+        doors.iter().filter_map(Weak::upgrade).for_each(|door| door.add_to(&mut sums));
+        let [maps, unmaps, flushes, leaked] = sums;
+        Counters { maps, unmaps, flushes, leaked }
+    }
+}

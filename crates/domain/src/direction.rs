@@ -1,0 +1,25 @@
+//! Which way bytes go.
+
+use longshore_pagetable::Prot;
+
+/// Who reads and who writes the memory of a mapping, as in the kernel's DMA API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// The device reads.
+    ToDevice,
+    /// The device writes. It may not read what was there.
+    FromDevice,
+    /// Both.
+    Bidirectional,
+}
+
+impl Direction {
+    /// What a device may do.
+    pub const fn prot(self) -> Prot {
+        match self {
+            Self::ToDevice => Prot::READ,
+            Self::FromDevice => Prot::WRITE,
+            Self::Bidirectional => Prot::READ_WRITE,
+        }
+    }
+}

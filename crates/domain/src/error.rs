@@ -1,0 +1,67 @@
+//! What can go wrong, and what is given back then.
+
+use std::fmt;
+
+use longshore_mem::{Granule, Iova};
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::iova::IovaError;
+
+/// Why a domain could not do what was asked. Nothing has changed then.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no IOVA for it.
+    #[error(transparent)]
+    Iova(#[from] IovaError),
+    /// The backend refused.
+    #[error("{operation} {len_bytes:#x} bytes at IOVA {iova:#x}: {source}")]
+    Backend {
+        /// What was to be done.
+        operation: &'static str,
+        /// The first address.
+        iova: Iova,
+        /// How many bytes.
+        len_bytes: u64,
+        /// What the backend says.
+        #[source]
+        source: BackendError,
+    },
+    /// A mapping was put into a batch of another domain, or of another thread's door.
+    #[error("the mapping at IOVA {iova:#x} was made by another door than the batch is of")]
+    OtherDoor {
+        /// Where it is mapped.
+        iova: Iova,
+    },
+    /// Memory that is not made of whole granules would give the device what lies beside it.
+    #[error(
+        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}: a device would \
+         reach what lies beside them"
+    )]
+    Unaligned {
+        /// Where the memory begins in this process.
+        start: u64,
+        /// How many bytes it has.
+        len_bytes: u64,
+        /// The backend's granule.
+        granule: Granule,
+    },
+}
+
+/// What was not done, with what was to be used up by it.
+#[derive(Error)]
+#[error("{error}")]
+pub struct Failed<T> {
+    /// Why.
+    #[source]
+    pub error: Error,
+    /// What the caller had, unchanged.
+    pub value: T,
+}
+
+impl<T> fmt::Debug for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,277 @@
+//! What holds on every backend. A rig gives it a backend and a device behind it.
+#![allow(unreachable_pub, reason = "read by test programs of several crates")]
+
+use std::num::NonZero;
+use std::ptr::NonNull;
+use std::thread;
+
+use longshore_domain::{Builder, Direction, Domain, Error, Mapping, iova::IovaError};
+use longshore_heap::{Buffer, Heap};
+use longshore_mem::{DmaMemory, FileOffset, Iova};
+
+/// A backend, and a device that can reach only what is mapped.
+pub trait Rig {
+    type Device: Device;
+
+    /// A domain of its own, and a device in it.
+    fn domain(&self) -> (Builder, Self::Device);
+}
+
+/// Something that does DMA for the calling thread.
+pub trait Device {
+    /// Whether it could read all of it.
+    fn read(&self, iova: Iova, into: &mut [u8]) -> bool;
+    /// Whether it could write all of it.
+    fn write(&self, iova: Iova, from: &[u8]) -> bool;
+}
+
+pub type Case<R> = (&'static str, fn(&R));
+
+/// All cases.
+pub fn cases<R: Rig>() -> Vec<Case<R>> {
+    vec![
+        ("the_device_sees_what_is_mapped", the_device_sees_what_is_mapped),
+        ("the_device_may_do_what_the_direction_says", the_device_may_do_what_the_direction_says),
+        ("what_was_unmapped_is_out_of_reach", what_was_unmapped_is_out_of_reach),
+        ("a_dropped_mapping_is_out_of_reach", a_dropped_mapping_is_out_of_reach),
+        ("a_chosen_address_is_kept", a_chosen_address_is_kept),
+        ("a_gap_stops_the_device", a_gap_stops_the_device),
+        ("a_narrow_device_gets_low_addresses", a_narrow_device_gets_low_addresses),
+        ("a_batch_is_taken_back_at_once", a_batch_is_taken_back_at_once),
+        ("a_full_space_gives_the_memory_back", a_full_space_gives_the_memory_back),
+        ("odd_memory_is_refused", odd_memory_is_refused),
+        ("threads_map_beside_each_other", threads_map_beside_each_other),
+    ]
+}
+
+const PAGE: u64 = 4096;
+
+fn buffer(len_bytes: u64, fill: u8) -> Buffer {
+    let mut buffer = Heap::Memfd.allocate(len_bytes).unwrap();
+    buffer.write().unwrap().fill(fill);
+    buffer
+}
+
+fn starts_with<D: Device>(device: &D, iova: Iova, len: usize, fill: u8) -> bool {
+    let mut bytes = vec![!fill; len];
+    device.read(iova, &mut bytes) && bytes.iter().all(|byte| *byte == fill)
+}
+
+fn at(iova: Iova, offset: u64) -> Iova {
+    iova.checked_add(offset).unwrap()
+}
+
+fn all_is_free(domain: &Domain) {
+    let iovas = domain.iovas();
+    assert_eq!(iovas.free_bytes(), iovas.all_bytes());
+    let counters = domain.counters();
+    assert_eq!((counters.maps, counters.leaked), (counters.unmaps, 0));
+}
+
+fn the_device_sees_what_is_mapped<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    for len in [PAGE, 3 * PAGE, 2 << 20, (2 << 20) + PAGE] {
+        let mapping = domain.map(buffer(len, 0x17), Direction::Bidirectional).unwrap();
+        assert_eq!(mapping.len_bytes(), len);
+        assert!(starts_with(&device, mapping.iova(), len as usize, 0x17));
+        assert!(device.write(at(mapping.iova(), len - 5), b"tail!"));
+        let buffer = mapping.unmap().unwrap();
+        assert_eq!(&buffer.read().unwrap()[len as usize - 5..], b"tail!");
+    }
+    all_is_free(&domain);
+}
+
+fn the_device_may_do_what_the_direction_says<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let mapping = domain.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
+    assert!(starts_with(&device, mapping.iova(), 8, 1));
+    assert!(!device.write(mapping.iova(), &[2; 8]));
+    assert!(mapping.unmap().unwrap().read().unwrap().iter().all(|byte| *byte == 1));
+    let mapping = domain.map(buffer(PAGE, 1), Direction::FromDevice).unwrap();
+    assert!(device.write(mapping.iova(), &[2; 8]));
+    assert_eq!(mapping.unmap().unwrap().read().unwrap()[..9], [2, 2, 2, 2, 2, 2, 2, 2, 1]);
+    all_is_free(&domain);
+}
+
+fn what_was_unmapped_is_out_of_reach<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let [one, other] =
+        [3, 4].map(|fill| domain.map(buffer(2 * PAGE, fill), Direction::Bidirectional).unwrap());
+    let iova = one.iova();
+    let memory = one.unmap().unwrap();
+    for page in [0, PAGE] {
+        assert!(!device.write(at(iova, page), &[9]));
+        assert!(!device.read(at(iova, page), &mut [0]));
+    }
+    assert!(memory.read().unwrap().iter().all(|byte| *byte == 3));
+    assert!(starts_with(&device, other.iova(), 2 * PAGE as usize, 4));
+    drop(other);
+    all_is_free(&domain);
+}
+
+fn a_dropped_mapping_is_out_of_reach<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let mapping = domain.map(buffer(PAGE, 3), Direction::Bidirectional).unwrap();
+    let iova = mapping.iova();
+    assert!(device.write(iova, &[1]));
+    drop(mapping);
+    assert!(!device.write(iova, &[1]));
+    all_is_free(&domain);
+}
+
+fn a_chosen_address_is_kept<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let iova = Iova::new(0x40_0000);
+    let mapping = domain.map_at(iova, buffer(2 * PAGE, 5), Direction::ToDevice).unwrap();
+    assert_eq!(mapping.iova(), iova);
+    assert!(starts_with(&device, iova, 2 * PAGE as usize, 5));
+    let refused = domain.map_at(at(iova, PAGE), buffer(PAGE, 6), Direction::ToDevice).unwrap_err();
+    assert!(matches!(refused.error, Error::Iova(IovaError::NotFree { .. })), "{refused}");
+    assert!(refused.value.read().unwrap().iter().all(|byte| *byte == 6));
+    for odd in [1, u64::MAX - PAGE + 1] {
+        let refused = domain.map_at(Iova::new(odd), buffer(2 * PAGE, 6), Direction::ToDevice);
+        assert!(matches!(refused.unwrap_err().error, Error::Iova(IovaError::Claim { .. })));
+    }
+    drop(mapping);
+    all_is_free(&domain);
+}
+
+fn a_gap_stops_the_device<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.guard_bytes(1).build();
+    let map = |fill| domain.map(buffer(PAGE, fill), Direction::Bidirectional).unwrap();
+    let mappings: Vec<_> = (0..8).map(map).collect();
+    for mapping in &mappings {
+        assert!(device.write(at(mapping.iova(), PAGE - 1), &[1]));
+        assert!(!device.write(at(mapping.iova(), PAGE), &[1]));
+    }
+    drop(mappings);
+    all_is_free(&domain);
+}
+
+fn a_narrow_device_gets_low_addresses<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.address_bits(32).build();
+    assert!(domain.iovas().all_bytes() < 1 << 32);
+    let mapping = domain.map(buffer(3 * PAGE, 7), Direction::ToDevice).unwrap();
+    assert!(mapping.iova().raw() + mapping.len_bytes() <= 1 << 32);
+    assert!(starts_with(&device, mapping.iova(), 3 * PAGE as usize, 7));
+    drop(mapping);
+    all_is_free(&domain);
+}
+
+fn a_batch_is_taken_back_at_once<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let [local, other] = [domain.local(), domain.local()];
+    let mut batch = local.batch();
+    let mut iovas = Vec::new();
+    for fill in 0..20 {
+        let mapping = local.map(buffer(PAGE, fill), Direction::Bidirectional).unwrap();
+        iovas.push(mapping.iova());
+        mapping.unmap_deferred(&mut batch).unwrap();
+    }
+    // Until then the device may still write.
+    assert!(device.write(iovas[3], &[99]));
+    let before = domain.counters().flushes;
+    let mut back = Vec::new();
+    batch.flush(|buffer| back.push(buffer)).unwrap();
+    assert_eq!(domain.counters().flushes - before, 1);
+    assert!(batch.is_empty());
+    assert!(iovas.iter().all(|iova| !device.write(*iova, &[1])));
+    let first = |buffer: &Buffer| buffer.read().unwrap()[0];
+    assert_eq!(first(&back[3]), 99);
+    assert!(back.iter().enumerate().all(|(nth, buffer)| nth == 3 || first(buffer) == nth as u8));
+    batch.flush(|_| panic!("it is empty")).unwrap();
+
+    // Of another door it is refused, and still there.
+    let mapping = other.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
+    let refused = mapping.unmap_deferred(&mut batch).unwrap_err();
+    assert!(matches!(refused.error, Error::OtherDoor { .. }));
+    assert!(starts_with(&device, refused.value.iova(), 8, 1));
+    drop((refused, batch));
+    drop((local, other));
+    all_is_free(&domain);
+}
+
+fn a_full_space_gives_the_memory_back<R: Rig>(rig: &R) {
+    let (builder, _device) = rig.domain();
+    // 64 KiB of addresses, without the first page.
+    let domain = builder.address_bits(16).build();
+    let map = |len| domain.map(buffer(len, 8), Direction::ToDevice).ok();
+    let mut mappings: Vec<_> = (0..15).map(|_| map(PAGE).unwrap()).collect();
+    let refused = domain.map(buffer(PAGE, 8), Direction::ToDevice).unwrap_err();
+    let Error::Iova(IovaError::Full { free_bytes: 0, .. }) = refused.error else {
+        panic!("{refused}")
+    };
+    assert_eq!(refused.value.read().unwrap()[0], 8);
+    mappings.sort_by_key(Mapping::iova);
+    drop(mappings.drain(4..6));
+    let two = map(2 * PAGE).unwrap();
+    assert!(map(PAGE).is_none());
+    drop((two, mappings));
+    all_is_free(&domain);
+}
+
+/// Memory that is not made of pages.
+#[derive(Debug)]
+struct Odd(u64, usize);
+
+// SAFETY: refused before anybody looks at it.
+#[allow(unsafe_code, reason = "promises nothing that is used")]
+unsafe impl DmaMemory for Odd {
+    fn host(&self) -> NonNull<[u8]> {
+        let start = NonNull::without_provenance(NonZero::new(self.0 as usize).unwrap());
+        NonNull::slice_from_raw_parts(start, self.1)
+    }
+
+    unsafe fn file(&self) -> Option<(std::os::fd::BorrowedFd<'_>, FileOffset)> {
+        None
+    }
+}
+
+fn odd_memory_is_refused<R: Rig>(rig: &R) {
+    let (builder, _device) = rig.domain();
+    let domain = builder.build();
+    for odd in [Odd(0x1001, 4096), Odd(0x1000, 4095), Odd(0x1800, 0x800)] {
+        let refused = domain.map(odd, Direction::ToDevice).unwrap_err();
+        assert!(matches!(refused.error, Error::Unaligned { .. }), "{refused}");
+    }
+    let refused = domain.map(Odd(0x1000, 0), Direction::ToDevice).unwrap_err();
+    assert!(matches!(refused.error, Error::Iova(IovaError::Claim { .. })), "{refused}");
+    all_is_free(&domain);
+}
+
+fn threads_map_beside_each_other<R: Rig>(rig: &R) {
+    const TURNS: usize = 300;
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    thread::scope(|scope| {
+        for thread in 0..3u8 {
+            let domain = &domain;
+            scope.spawn(move || {
+                let local = domain.local();
+                let mut held = Vec::new();
+                for turn in 0..TURNS {
+                    let len = (turn % 5 + 1) as u64 * PAGE;
+                    held.push(local.map(buffer(len, thread), Direction::Bidirectional).unwrap());
+                    if held.len() > 7 {
+                        let memory = held.swap_remove(turn % held.len()).unmap().unwrap();
+                        assert!(memory.read().unwrap().iter().all(|byte| *byte == thread));
+                    }
+                }
+            });
+        }
+        let mapping = domain.map(buffer(PAGE, 77), Direction::Bidirectional).unwrap();
+        for turn in 0..TURNS {
+            assert!(device.write(mapping.iova(), &[turn as u8]));
+            assert!(starts_with(&device, mapping.iova(), 1, turn as u8));
+        }
+    });
+    all_is_free(&domain);
+}
