@@ -38,18 +38,38 @@
 //! # }
 //! ```
 
+#[cfg(not(loom))]
 pub mod backend;
+#[cfg(not(loom))]
 mod batch;
+#[cfg(not(loom))]
 mod counters;
+#[cfg(not(loom))]
 mod direction;
+#[cfg(not(loom))]
 mod domain;
+#[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
 pub mod iova;
+#[cfg(not(loom))]
 mod mapping;
 
-pub use batch::Batch;
-pub use counters::Counters;
-pub use direction::Direction;
-pub use domain::{Builder, Domain, Door, Local};
-pub use error::{Error, Failed};
-pub use mapping::Mapping;
+#[cfg(not(loom))]
+mod biased;
+#[cfg(loom)]
+pub mod biased;
+#[cfg(not(loom))]
+mod sync;
+#[cfg(loom)]
+pub mod sync;
+
+#[cfg(not(loom))]
+pub use {
+    batch::Batch,
+    counters::Counters,
+    direction::Direction,
+    domain::{Builder, Domain, Door, Local},
+    error::{Error, Failed},
+    mapping::Mapping,
+};

@@ -1,0 +1,192 @@
+//! A value that one thread uses all the time, without a lock, and others now and then.
+//!
+//! ```text
+//!   owner                              anybody else
+//!   ─────                              ────────────
+//!   busy = 1                           lock
+//!   (order for the compiler)           claimed = 1
+//!   claimed?  no: use it               membarrier
+//!             yes: busy = 0, lock,     wait for busy == 0
+//!                  use it, unlock      use it
+//!   busy = 0                           claimed = 0, unlock
+//! ```
+//!
+//! Either the barrier falls after the owner's `busy = 1`, and the other one sees that and waits; or
+//! before, and then `claimed = 1` comes before the owner's look at it, and the owner waits. It is
+//! Dekker's algorithm with the owner's fence moved to the other side, as biased locks have it
+//! (Dice, Huang and Yang, "Asymmetric Dekker Synchronization", Sun Microsystems, 2001).
+#![expect(unsafe_code, reason = "lends a value out by a protocol that the compiler cannot check")]
+#![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
+
+use std::fmt;
+
+use crate::sync::{
+    AtomicU32, Barrier, Mutex, MutexGuard, Ordering, UnsafeCell, back_off, fence, light_barrier,
+};
+
+/// The value. Padded, so that nobody else's stores touch the owner's lines.
+#[repr(align(128))]
+pub struct Biased<T> {
+    /// Whether the owner uses the value without the lock.
+    busy: AtomicU32,
+    /// Whether somebody else wants it, or has it.
+    claimed: AtomicU32,
+    barrier: Barrier,
+    /// Held by whoever uses the value and is not its owner; by the owner, too, while it is claimed.
+    lock: Mutex<()>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: at most one thread at a time has the value, by the protocol above.
+unsafe impl<T: Send> Sync for Biased<T> {}
+
+impl<T> Biased<T> {
+    /// A value, and how its owner is made to see others.
+    pub fn new(value: T, barrier: Barrier) -> Self {
+        Self {
+            busy: AtomicU32::new(0),
+            claimed: AtomicU32::new(0),
+            barrier,
+            lock: Mutex::new(()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Uses the value as its owner.
+    ///
+    /// # Safety
+    /// Only one thread may call this, and not within `then`.
+    #[inline(always)]
+    pub unsafe fn own<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
+        /// Also when `then` panics.
+        struct Leave<'b>(&'b AtomicU32);
+        impl Drop for Leave<'_> {
+            #[inline(always)]
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Release);
+            }
+        }
+        self.busy.store(1, Ordering::Relaxed);
+        let leave = Leave(&self.busy);
+        if self.barrier == Barrier::Fence {
+            fence(Ordering::SeqCst);
+        } else {
+            light_barrier();
+        }
+        if self.claimed.load(Ordering::Acquire) == 0 {
+            // SAFETY: the one owner is here, and whoever claims the value waits for it.
+            return self.value.with_mut(|value| then(unsafe { &mut *value }));
+        }
+        drop(leave);
+        self.own_locked(then)
+    }
+
+    #[cold]
+    fn own_locked<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
+        let _locked = self.lock();
+        // SAFETY: whoever else uses the value holds the lock, and the owner is here.
+        self.value.with_mut(|value| then(unsafe { &mut *value }))
+    }
+
+    /// Uses the value as somebody else: waits for the owner, and has it wait.
+    pub fn claim<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
+        /// Also when `then` panics.
+        struct Release<'b>(&'b AtomicU32);
+        impl Drop for Release<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Release);
+            }
+        }
+        let _locked = self.lock();
+        self.claimed.store(1, Ordering::Relaxed);
+        let _release = Release(&self.claimed);
+        self.barrier.execute();
+        let mut round = 0;
+        while self.busy.load(Ordering::Acquire) != 0 {
+            back_off(round);
+            round = round.saturating_add(1);
+        }
+        // SAFETY: the owner is out, and waits for the lock if it comes again.
+        self.value.with_mut(|value| then(unsafe { &mut *value }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        // It guards a value that whoever panicked has left whole, or not: they decide.
+        self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl<T> fmt::Debug for Biased<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Biased").field("barrier", &self.barrier).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    /// Two counters that are equal whenever nobody is inside.
+    #[test]
+    fn nobody_is_inside_with_another() {
+        let (turns, claims) = if cfg!(miri) { (50, 10) } else { (2_000_000, 300) };
+        for barrier in [Barrier::best(), Barrier::Fence] {
+            let value = Biased::new((0u64, 0u64), barrier);
+            let stop = AtomicBool::new(false);
+            let (mut owned, mut claimed) = (0, 0);
+            thread::scope(|scope| {
+                let claiming = scope.spawn(|| {
+                    let mut count = 0;
+                    while !stop.load(Ordering::Relaxed) || count < claims {
+                        value.claim(|value| {
+                            assert_eq!(value.0, value.1);
+                            value.0 += 1;
+                            thread::yield_now();
+                            value.1 += 1;
+                        });
+                        count += 1;
+                        if count >= claims {
+                            break;
+                        }
+                    }
+                    count
+                });
+                for _ in 0..turns {
+                    // SAFETY: this thread alone.
+                    unsafe {
+                        value.own(|value| {
+                            assert_eq!(value.0, value.1);
+                            value.0 += 1;
+                            std::hint::black_box(&value);
+                            value.1 += 1;
+                        });
+                    }
+                    owned += 1;
+                }
+                stop.store(true, Ordering::Relaxed);
+                claimed = claiming.join().unwrap();
+            });
+            assert_eq!(value.claim(|value| value.0), owned + claimed);
+        }
+    }
+
+    #[test]
+    fn a_panic_inside_leaves_it_usable() {
+        let value = Biased::new(1, Barrier::best());
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: this thread alone.
+            unsafe { value.own(|_| panic!("inside")) }
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(value.claim(|value| *value), 1);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            value.claim(|_| panic!("inside"));
+        }));
+        assert!(panicked.is_err());
+        // SAFETY: this thread alone.
+        assert_eq!(unsafe { value.own(|value| *value) }, 1);
+    }
+}
