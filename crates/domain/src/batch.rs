@@ -6,8 +6,9 @@ use std::fmt;
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::counters::Event;
-use crate::domain::{Domain, Door};
+use crate::domain::Domain;
 use crate::error::{Error, Failed};
+use crate::local::Door;
 use crate::mapping::Mapping;
 
 /// Mappings whose device is through with them, and which are to be taken back together: deferred
@@ -39,23 +40,35 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
     /// Takes back all that is in it, and gives each memory to `back`.
     ///
     /// # Errors
-    /// [`Error::Backend`]; all mappings stay in the batch, and each of them may still be there.
-    pub fn flush(&mut self, back: impl FnMut(B)) -> Result<(), Error> {
-        let Some(first) = self.mappings.first() else { return Ok(()) };
-        let (iova, len_bytes) = (first.iova(), self.mappings.iter().map(Mapping::len_bytes).sum());
+    /// [`Error::Backend`]: all mappings stay in the batch, and each of them may still be there.
+    /// [`Error::Copy`]: those that were not given back stay.
+    pub fn flush(&mut self, mut back: impl FnMut(B)) -> Result<(), Error> {
         self.ranges.clear();
-        self.ranges.extend(self.mappings.iter().map(Mapping::range));
-        // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
-        let unmapped = unsafe { self.door.domain().backend().unmap(&self.ranges) };
-        unmapped.map_err(|source| Error::Backend {
-            operation: "unmapping a batch of",
-            iova,
-            len_bytes,
-            source,
-        })?;
-        self.door.note(Event::Flush);
-        self.mappings.drain(..).map(Mapping::unmapped).for_each(back);
-        Ok(())
+        self.ranges.extend(self.mappings.iter().filter_map(Mapping::mapped));
+        if let Some(first) = self.ranges.first() {
+            let len_bytes = self.ranges.iter().map(|range| range.len_bytes()).sum();
+            // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
+            let unmapped = unsafe { self.door.domain().core.backend.unmap(&self.ranges) };
+            unmapped.map_err(|source| Error::Backend {
+                operation: "unmapping a batch of",
+                iova: first.start(),
+                len_bytes,
+                source,
+            })?;
+            self.door.add(Event::Flush, 1);
+        }
+        let (mut failed, mut first) = (Vec::new(), None);
+        for mapping in self.mappings.drain(..) {
+            match mapping.unmapped() {
+                Ok(memory) => back(memory),
+                Err(Failed { error, value }) => {
+                    first.get_or_insert(error);
+                    failed.push(value);
+                }
+            }
+        }
+        self.mappings.append(&mut failed);
+        first.map_or(Ok(()), Err)
     }
 }
 

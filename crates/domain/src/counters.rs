@@ -11,11 +11,36 @@ pub struct Counters {
     pub maps: u64,
     /// Mappings taken back.
     pub unmaps: u64,
-    /// Invalidations: one for each strict unmapping, and for each batch.
+    /// Of the mappings made, those whose transfer goes through a bounce buffer.
+    pub bounced: u64,
+    /// Bytes copied to and from bounce buffers.
+    pub copied_bytes: u64,
+    /// Invalidations: one for each strict unmapping that was not bounced, and for each batch.
     pub flushes: u64,
     /// Mappings that could not be unmapped, whose memory was leaked rather than freed under a device.
     pub leaked: u64,
+    /// Bytes that bounce buffers have now, and the most they had.
+    pub pool_bytes: u64,
+    /// The most that `pool_bytes` was.
+    pub pool_peak_bytes: u64,
+    /// Chunks of bounce buffers made.
+    pub pool_grows: u64,
+    /// Chunks freed.
+    pub pool_shrinks: u64,
 }
+
+/// What is counted by whoever maps.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    Map,
+    Unmap,
+    Bounce,
+    Copied,
+    Flush,
+    Leak,
+}
+
+const EVENTS: usize = 6;
 
 /// What one door has done. Only its thread counts, so no instruction locks a line.
 #[derive(Debug, Default)]
@@ -24,28 +49,17 @@ pub(crate) struct Tally {
     counts: [AtomicU64; EVENTS],
 }
 
-/// What is counted.
-#[derive(Clone, Copy, Debug)]
-pub enum Event {
-    Map,
-    Unmap,
-    Flush,
-    Leak,
-}
-
-const EVENTS: usize = 4;
-
 impl Tally {
     /// By the one thread that counts here.
     #[inline]
-    pub(crate) fn note(&self, event: Event) {
+    pub(crate) fn add(&self, event: Event, amount: u64) {
         let count = &self.counts[event as usize];
-        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
     }
 
     /// By any thread.
-    pub(crate) fn note_shared(&self, event: Event) {
-        self.counts[event as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn add_shared(&self, event: Event, amount: u64) {
+        self.counts[event as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
     fn add_to(&self, sums: &mut [u64; EVENTS]) {
@@ -88,7 +102,7 @@ impl Tallies {
         let doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.add_to(&mut sums);
         doors.iter().filter_map(Weak::upgrade).for_each(|door| door.add_to(&mut sums));
-        let [maps, unmaps, flushes, leaked] = sums;
-        Counters { maps, unmaps, flushes, leaked }
+        let [maps, unmaps, bounced, copied_bytes, flushes, leaked] = sums;
+        Counters { maps, unmaps, bounced, copied_bytes, flushes, leaked, ..Counters::default() }
     }
 }

@@ -1,18 +1,22 @@
 //! A device's view of memory.
 
-use std::cell::RefCell;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
-use crate::backend::{Backend, Limits};
+use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::Batch;
-use crate::counters::{Counters, Event, Tallies, Tally};
+use crate::core::Core;
+use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
 use crate::error::Failed;
-use crate::iova::{IovaAllocator, IovaCache, IovaError, IovaRange, Placement};
+use crate::iova::{IovaAllocator, Placement};
+use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
+use crate::policy::{Bounce, Policy, WhenFull};
+use crate::pool::{Pools, budget};
 
 /// What one device, or one group of devices that cannot be kept apart, can reach: nothing but what is
 /// mapped here.
@@ -20,11 +24,11 @@ use crate::mapping::Mapping;
 /// It is shared by any number of threads. A thread that maps much opens a door of its own
 /// ([`local`](Self::local)), which takes no lock.
 pub struct Domain {
-    backend: Box<dyn Backend>,
-    limits: Limits,
-    iovas: IovaAllocator,
-    placement: Placement,
-    tallies: Tallies,
+    pub(crate) core: Core,
+    pub(crate) pools: Pools,
+    pub(crate) policy: Policy,
+    pub(crate) tallies: Tallies,
+    doors: Mutex<Vec<Weak<Shelved>>>,
 }
 
 /// How a domain is set up.
@@ -34,6 +38,8 @@ pub struct Builder {
     backend: Box<dyn Backend>,
     address_bits: u32,
     guard_bytes: u64,
+    policy: Policy,
+    pool_limit_bytes: u64,
 }
 
 impl Builder {
@@ -49,13 +55,37 @@ impl Builder {
         Self { guard_bytes: bytes, ..self }
     }
 
+    /// Which transfers go through bounce buffers; [`Bounce::Never`] where this is not asked for.
+    pub fn bounce(self, bounce: Bounce) -> Self {
+        Self { policy: Policy { bounce, ..self.policy }, ..self }
+    }
+
+    /// The device may reach what lies in one granule with a transfer, so that no transfer must be
+    /// bounced for that.
+    pub fn trusted(self) -> Self {
+        Self { policy: Policy { trusted: true, ..self.policy }, ..self }
+    }
+
+    /// The most that this domain's bounce buffers may have, and what happens to transfers then. No
+    /// limit, and [`WhenFull::MapDirectly`], where this is not asked for.
+    pub fn pool_limit(self, bytes: u64, when_full: WhenFull) -> Self {
+        let policy = Policy { when_full, ..self.policy };
+        Self { pool_limit_bytes: bytes, policy, ..self }
+    }
+
     /// The domain.
     pub fn build(self) -> Domain {
         let limits = self.backend.limits();
         let usable: Vec<_> = below(&limits.usable, self.address_bits);
         let iovas = IovaAllocator::new(limits.granule, &usable, &limits.reserved, self.guard_bytes);
         let placement = Placement { align: limits.granule, ..Placement::ANYWHERE };
-        Domain { backend: self.backend, limits, iovas, placement, tallies: Tallies::default() }
+        Domain {
+            core: Core { backend: self.backend, limits, iovas, placement },
+            pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
+            policy: self.policy,
+            tallies: Tallies::default(),
+            doors: Mutex::default(),
+        }
     }
 }
 
@@ -68,7 +98,15 @@ fn below(usable: &[AddrRange<Iova>], bits: u32) -> Vec<AddrRange<Iova>> {
 impl Domain {
     /// Over a backend.
     pub fn builder(backend: impl Backend + 'static) -> Builder {
-        Builder { backend: Box::new(backend), address_bits: 64, guard_bytes: 0 }
+        let policy =
+            Policy { bounce: Bounce::Never, when_full: WhenFull::MapDirectly, trusted: false };
+        Builder {
+            backend: Box::new(backend),
+            address_bits: 64,
+            guard_bytes: 0,
+            policy,
+            pool_limit_bytes: u64::MAX,
+        }
     }
 
     /// Lets the device reach all of `memory`, as `direction` says, until the mapping is unmapped.
@@ -80,10 +118,22 @@ impl Domain {
         memory: B,
         direction: Direction,
     ) -> Result<Mapping<'_, B>, Failed<B>> {
-        Mapping::new(self, memory, direction, self.placement)
+        Mapping::new(self, memory, direction, false)
     }
 
-    /// The same at an address that the caller chooses.
+    /// The same of memory that the device only writes, and says how much it has written: what was
+    /// there before is not copied, and [`Mapping::complete`] takes it back.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    pub fn map_reported<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+    ) -> Result<Mapping<'_, B>, Failed<B>> {
+        Mapping::new(self, memory, Direction::FromDevice, true)
+    }
+
+    /// As [`map`](Self::map), at an address that the caller chooses; never bounced.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -98,11 +148,11 @@ impl Domain {
 
     /// A door for the calling thread.
     pub fn local(&self) -> Local<'_> {
-        Local {
-            domain: self,
-            cache: RefCell::new(IovaCache::new(&self.iovas)),
-            tally: self.tallies.open(),
-        }
+        let local = Local::new(self);
+        let mut doors = self.lock_doors();
+        doors.retain(|door| door.strong_count() != 0);
+        doors.push(local.shelved());
+        local
     }
 
     /// Unmappings that are done together.
@@ -110,135 +160,60 @@ impl Domain {
         Batch::new(self)
     }
 
+    /// Frees bounce buffers that no transfer has used for `idle`, also those that doors of other
+    /// threads keep for their next transfers. How many bytes that were.
+    ///
+    /// # Errors
+    /// [`BackendError`], where a chunk could not be unmapped; it is leaked.
+    pub fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
+        let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
+        for door in doors {
+            door.claim(|kept| kept.clear(self));
+        }
+        self.pools.shrink(&self.core, idle)
+    }
+
     /// What the backend can map, and where.
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.core.limits
     }
 
     /// The addresses.
     pub fn iovas(&self) -> &IovaAllocator {
-        &self.iovas
+        &self.core.iovas
     }
 
     /// What has been done so far.
     pub fn counters(&self) -> Counters {
-        self.tallies.sum()
+        let (pool_grows, pool_shrinks) = self.pools.changes();
+        Counters {
+            pool_bytes: self.pools.held_bytes(),
+            pool_peak_bytes: self.pools.peak_bytes(),
+            pool_grows,
+            pool_shrinks,
+            ..self.tallies.sum()
+        }
     }
 
-    pub(crate) fn backend(&self) -> &dyn Backend {
-        &*self.backend
+    fn lock_doors(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Shelved>>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // Whatever cannot be unmapped is leaked: nobody is left who could be told.
+        while self.pools.shrink(&self.core, Duration::ZERO).is_err() {}
     }
 }
 
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Domain")
-            .field("backend", &self.backend)
-            .field("iovas", &self.iovas)
+            .field("backend", &self.core.backend)
+            .field("iovas", &self.core.iovas)
+            .field("policy", &self.policy)
             .field("counters", &self.counters())
             .finish_non_exhaustive()
-    }
-}
-
-/// A thread's door to a [`Domain`]: it keeps IOVAs for its next mappings, and gives them back when it
-/// is dropped.
-pub struct Local<'d> {
-    domain: &'d Domain,
-    cache: RefCell<IovaCache<'d>>,
-    tally: Arc<Tally>,
-}
-
-impl Local<'_> {
-    /// As [`Domain::map`], without a lock once it is warm.
-    ///
-    /// # Errors
-    /// [`Error`](crate::Error), with the memory.
-    #[inline]
-    pub fn map<B: DmaMemory + 'static>(
-        &self,
-        memory: B,
-        direction: Direction,
-    ) -> Result<Mapping<'_, B, Self>, Failed<B>> {
-        Mapping::new(self, memory, direction, self.domain.placement)
-    }
-
-    /// Unmappings that are done together.
-    pub fn batch<B: DmaMemory + 'static>(&self) -> Batch<'_, B, Self> {
-        Batch::new(self)
-    }
-
-    /// The domain.
-    pub fn domain(&self) -> &Domain {
-        self.domain
-    }
-}
-
-impl Drop for Local<'_> {
-    fn drop(&mut self) {
-        self.domain.tallies.close(&self.tally);
-    }
-}
-
-impl fmt::Debug for Local<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Local").field("domain", &self.domain).finish_non_exhaustive()
-    }
-}
-
-/// By which mappings are made and taken back: a [`Domain`], or a thread's [`Local`].
-pub trait Door: sealed::Door {}
-
-impl Door for Domain {}
-impl Door for Local<'_> {}
-
-pub(crate) mod sealed {
-    use super::{Domain, Event, IovaError, IovaRange, Local, Placement};
-
-    /// What doors differ in.
-    pub trait Door {
-        fn domain(&self) -> &Domain;
-        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError>;
-        fn give(&self, range: IovaRange);
-        fn note(&self, event: Event);
-    }
-
-    impl Door for Domain {
-        fn domain(&self) -> &Domain {
-            self
-        }
-
-        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            self.iovas.take(len_bytes, placement)
-        }
-
-        fn give(&self, range: IovaRange) {
-            self.iovas.give(range);
-        }
-
-        fn note(&self, event: Event) {
-            self.tallies.shared.note_shared(event);
-        }
-    }
-
-    impl Door for Local<'_> {
-        #[inline]
-        fn domain(&self) -> &Domain {
-            self.domain
-        }
-
-        #[inline]
-        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            self.cache.borrow_mut().take(len_bytes, placement)
-        }
-
-        #[inline]
-        fn give(&self, range: IovaRange) {
-            self.cache.borrow_mut().give(range);
-        }
-
-        #[inline]
-        fn note(&self, event: Event) {
-            self.tally.note(event);
-        }
     }
 }

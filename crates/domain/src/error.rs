@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use longshore_mem::copy::CopyFault;
 use longshore_mem::{Granule, Iova};
 use thiserror::Error;
 
 use crate::backend::BackendError;
 use crate::iova::IovaError;
+use crate::pool::PoolError;
 
 /// Why a domain could not do what was asked. Nothing has changed then.
 #[derive(Debug, Error)]
@@ -28,16 +30,42 @@ pub enum Error {
         #[source]
         source: BackendError,
     },
+    /// There is no bounce buffer for it, and it must have one.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Bytes could not be copied: the memory is not there.
+    #[error("copying between memory and the bounce buffer at IOVA {iova:#x}: {source}")]
+    Copy {
+        /// Where the device finds the bounce buffer.
+        iova: Iova,
+        /// What was met.
+        #[source]
+        source: CopyFault,
+    },
+    /// A device says that it has written more than it could reach.
+    #[error(
+        "a device says that it has written {written_bytes:#x} bytes at IOVA {iova:#x}, where it can \
+         reach {len_bytes:#x}"
+    )]
+    Reported {
+        /// Where the transfer is mapped.
+        iova: Iova,
+        /// How many bytes.
+        len_bytes: u64,
+        /// What the device says.
+        written_bytes: u64,
+    },
     /// A mapping was put into a batch of another domain, or of another thread's door.
     #[error("the mapping at IOVA {iova:#x} was made by another door than the batch is of")]
     OtherDoor {
         /// Where it is mapped.
         iova: Iova,
     },
-    /// Memory that is not made of whole granules would give the device what lies beside it.
+    /// Memory that is not made of whole granules would give the device what lies beside it, and is
+    /// too long for a bounce buffer.
     #[error(
-        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}: a device would \
-         reach what lies beside them"
+        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}, and too many for a \
+         bounce buffer: a device would reach what lies beside them"
     )]
     Unaligned {
         /// Where the memory begins in this process.

@@ -38,10 +38,16 @@
 //! # }
 //! ```
 
+#![allow(clippy::result_large_err, reason = "what was not done is given back with the reason")]
+
 #[cfg(not(loom))]
 pub mod backend;
 #[cfg(not(loom))]
 mod batch;
+#[cfg(not(loom))]
+mod bounce;
+#[cfg(not(loom))]
+mod core;
 #[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
@@ -53,7 +59,13 @@ mod error;
 #[cfg(not(loom))]
 pub mod iova;
 #[cfg(not(loom))]
+mod local;
+#[cfg(not(loom))]
 mod mapping;
+#[cfg(not(loom))]
+mod policy;
+#[cfg(not(loom))]
+mod pool;
 
 #[cfg(not(loom))]
 mod biased;
@@ -69,7 +81,11 @@ pub use {
     batch::Batch,
     counters::Counters,
     direction::Direction,
-    domain::{Builder, Domain, Door, Local},
+    domain::{Builder, Domain},
     error::{Error, Failed},
+    local::{Door, Local},
     mapping::Mapping,
+    policy::{Bounce, WhenFull},
+    pool::PoolError,
+    pool::budget::{process_pool_bytes, set_process_budget},
 };

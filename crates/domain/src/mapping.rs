@@ -3,38 +3,58 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::backend::Piece;
+use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::domain::{Domain, Door};
+use crate::domain::Domain;
 use crate::error::{Error, Failed};
-use crate::iova::{IovaRange, Placement};
+use crate::iova::IovaRange;
+use crate::local::Door;
+use crate::policy::Route;
+use crate::pool::chunk::{Kind, Slot};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
-/// It owns the memory, so that nothing can free it meanwhile, even if the mapping itself is forgotten; [`unmap`](Self::unmap) gives it back.
-/// Where a mapping that is dropped cannot be unmapped, its memory and its addresses are leaked rather
-/// than given to somebody else while the device may still write to them.
+/// It owns the memory, so that nothing can free it meanwhile, even if the mapping itself is forgotten;
+/// [`unmap`](Self::unmap) gives it back. Where a mapping that is dropped cannot be unmapped, its memory
+/// and its addresses are leaked rather than given to somebody else while the device may still write to
+/// them.
 #[must_use = "dropped, the memory is unmapped"]
 pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
     door: &'d D,
     memory: ManuallyDrop<B>,
-    iovas: ManuallyDrop<IovaRange>,
+    place: ManuallyDrop<Place>,
     len_bytes: u64,
     direction: Direction,
+    /// The device says how much it has written.
+    is_reported: bool,
+}
+
+/// Where the device finds the bytes.
+enum Place {
+    /// In the memory, so many bytes behind the start of these addresses.
+    Direct(IovaRange, u64),
+    /// In a bounce buffer.
+    Slot(Slot),
 }
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
+    #[inline]
     pub(crate) fn new(
         door: &'d D,
         memory: B,
         direction: Direction,
-        placement: Placement,
+        is_reported: bool,
     ) -> Result<Self, Failed<B>> {
-        Self::with(door, memory, direction, |len_bytes| door.take(len_bytes, placement))
+        match place(door, &memory, direction, is_reported) {
+            Ok(place) => Ok(Self::of(door, memory, place, direction, is_reported)),
+            Err(error) => Err(Failed { error, value: memory }),
+        }
     }
 
     pub(crate) fn at(
@@ -43,50 +63,35 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         memory: B,
         direction: Direction,
     ) -> Result<Self, Failed<B>> {
-        let iovas = &door.domain().iovas();
-        Self::with(door, memory, direction, |len_bytes| iovas.take_at(iova, len_bytes))
+        let core = &door.domain().core;
+        let (start, len_bytes) = extent(&memory);
+        let placed = if core.limits.granule.is_aligned(start | len_bytes) {
+            let taken = core.iovas.take_at(iova, len_bytes).map_err(Error::from);
+            taken.and_then(|iovas| map(door, &memory, direction, iovas))
+        } else {
+            Err(Error::Unaligned { start, len_bytes, granule: core.limits.granule })
+        };
+        match placed {
+            Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
+            Err(error) => Err(Failed { error, value: memory }),
+        }
     }
 
     #[inline]
-    fn with(
-        door: &'d D,
-        memory: B,
-        direction: Direction,
-        take: impl FnOnce(u64) -> Result<IovaRange, crate::iova::IovaError>,
-    ) -> Result<Self, Failed<B>> {
-        let domain = door.domain();
-        let host = memory.host();
-        let (start, len_bytes) = (host.cast::<u8>().addr().get() as u64, host.len() as u64);
-        let granule = domain.limits().granule;
-        if !granule.is_aligned(start | len_bytes) {
-            return Err(Failed {
-                error: Error::Unaligned { start, len_bytes, granule },
-                value: memory,
-            });
-        }
-        let iovas = match take(len_bytes) {
-            Ok(iovas) => iovas,
-            Err(error) => return Err(Failed { error: error.into(), value: memory }),
-        };
-        let iova = iovas.start();
-        // SAFETY: nobody writes through it here, and it is not kept.
-        let piece = Piece { host: host.cast(), len_bytes, file: unsafe { memory.file() } };
-        // SAFETY: the memory is kept, with no reference to it, until `unmap` has returned `Ok`.
-        let mapped = unsafe { domain.backend().map(iova, piece, direction.prot()) };
-        if let Err(source) = mapped {
-            door.give(iovas);
-            let error = Error::Backend { operation: "mapping", iova, len_bytes, source };
-            return Err(Failed { error, value: memory });
-        }
-        door.note(Event::Map);
-        let (memory, iovas) = (ManuallyDrop::new(memory), ManuallyDrop::new(iovas));
-        Ok(Self { door, memory, iovas, len_bytes, direction })
+    fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
+        door.add(Event::Map, 1);
+        let (_, len_bytes) = extent(&memory);
+        let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
+        Self { door, memory, place, len_bytes, direction, is_reported }
     }
 
-    /// Where the device finds the memory.
+    /// Where the device finds the memory's first byte.
     #[inline]
     pub fn iova(&self) -> Iova {
-        self.iovas.start()
+        match &*self.place {
+            Place::Direct(iovas, offset) => Iova::new(iovas.start().raw() + offset),
+            Place::Slot(slot) => slot.iova,
+        }
     }
 
     /// How many bytes it finds there.
@@ -99,16 +104,47 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.direction
     }
 
-    /// Takes the memory back. When this returns, the device cannot reach it any more.
+    /// Whether the transfer goes through a bounce buffer.
+    pub fn is_bounced(&self) -> bool {
+        matches!(*self.place, Place::Slot(_))
+    }
+
+    /// Takes the memory back, with what the device has written. When this returns, the device cannot
+    /// reach it any more.
+    ///
+    /// Of a mapping whose device says how much it has written
+    /// ([`map_reported`](Domain::map_reported)), that much must be said ([`complete`](Self::complete)):
+    /// here nothing counts as written.
     ///
     /// # Errors
-    /// [`Error::Backend`], with the mapping, which may still be there.
+    /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
     pub fn unmap(self) -> Result<B, Failed<Self>> {
-        if let Err(error) = self.take_out() {
+        let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
+        self.end(written_bytes)
+    }
+
+    /// The same when the device has written `written_bytes` from the start: what lies behind is as it
+    /// was before, whatever the device did there.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
+    /// is.
+    pub fn complete(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+        if written_bytes > self.len_bytes {
+            let len_bytes = self.len_bytes;
+            let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
+            return Err(Failed { error, value: self });
+        }
+        self.end(written_bytes)
+    }
+
+    #[inline]
+    fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+        if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
         }
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: not used again, and not dropped.
+        // SAFETY: the device cannot reach it; not used again, and not dropped.
         unsafe { this.give_back() };
         // SAFETY: not used again, and not dropped.
         Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
@@ -118,51 +154,192 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.door
     }
 
-    /// The addresses that are mapped.
-    pub(crate) fn range(&self) -> AddrRange<Iova> {
-        AddrRange::new(self.iova(), self.len_bytes).expect("it was mapped")
+    /// The addresses that the backend must unmap; none of a mapping that is bounced.
+    pub(crate) fn mapped(&self) -> Option<AddrRange<Iova>> {
+        match &*self.place {
+            Place::Direct(iovas, offset) => {
+                let granule = self.door.domain().core.limits.granule;
+                let len_bytes = (offset + self.len_bytes).next_multiple_of(granule.bytes());
+                Some(AddrRange::new(iovas.start(), len_bytes).expect("it was mapped"))
+            }
+            Place::Slot(_) => None,
+        }
     }
 
     /// The memory of a mapping that was unmapped elsewhere.
-    pub(crate) fn unmapped(self) -> B {
+    ///
+    /// # Errors
+    /// [`Error::Copy`] with the mapping.
+    pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
+        let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
+        if let Place::Slot(slot) = &*self.place
+            && let Err(error) = self.copy_back(slot, written_bytes)
+        {
+            return Err(Failed { error, value: self });
+        }
         let mut this = ManuallyDrop::new(self);
-        this.door.note(Event::Unmap);
-        // SAFETY: not used again, and not dropped.
+        // SAFETY: the caller has unmapped it; not used again, and not dropped.
         unsafe { this.give_back() };
         // SAFETY: not used again, and not dropped.
-        unsafe { ManuallyDrop::take(&mut this.memory) }
+        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
     }
 
-    /// Unmaps, and leaves everything else.
+    /// Makes the memory the caller's again, and leaves everything else.
     #[inline]
-    fn take_out(&self) -> Result<(), Error> {
-        let (iova, len_bytes) = (self.iova(), self.len_bytes);
-        // SAFETY: mapped by `with` as it is, and the range is this mapping's alone.
-        let unmapped = unsafe { self.door.domain().backend().unmap(&[self.range()]) };
+    fn take_out(&self, written_bytes: u64) -> Result<(), Error> {
+        if let Place::Slot(slot) = &*self.place {
+            return self.copy_back(slot, written_bytes);
+        }
+        let Some(range) = self.mapped() else { return Ok(()) };
+        let core = &self.door.domain().core;
+        // SAFETY: mapped as it is, and the range is this mapping's alone.
+        let unmapped = unsafe { core.backend.unmap(&[range]) };
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
-            iova,
-            len_bytes,
+            iova: range.start(),
+            len_bytes: range.len_bytes(),
             source,
         })?;
-        self.door.note(Event::Unmap);
-        self.door.note(Event::Flush);
+        self.door.add(Event::Flush, 1);
+        Ok(())
+    }
+
+    #[inline]
+    fn copy_back(&self, slot: &Slot, written_bytes: u64) -> Result<(), Error> {
+        if self.direction == Direction::ToDevice || written_bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both have as many bytes; the memory is owned here, and nobody has a reference to it.
+        let copied = unsafe { bounce::copy_out(slot, host(&*self.memory), written_bytes) };
+        copied.map_err(|source| Error::Copy { iova: slot.iova, source })?;
+        self.door.add(Event::Copied, written_bytes);
         Ok(())
     }
 
     /// # Safety
-    /// The addresses must be unmapped, and this not be called again.
+    /// The memory must be the caller's again, and this not be called twice.
     #[inline]
     unsafe fn give_back(&mut self) {
+        self.door.add(Event::Unmap, 1);
         // SAFETY: the caller's promise.
-        self.door.give(unsafe { ManuallyDrop::take(&mut self.iovas) });
+        match unsafe { ManuallyDrop::take(&mut self.place) } {
+            Place::Direct(iovas, _) => self.door.give(iovas),
+            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.domain())),
+        }
     }
+}
+
+/// Makes the memory reachable.
+#[inline]
+fn place<B: DmaMemory, D: Door>(
+    door: &D,
+    memory: &B,
+    direction: Direction,
+    is_reported: bool,
+) -> Result<Place, Error> {
+    let Domain { core, policy, .. } = door.domain();
+    let granule = core.limits.granule;
+    let (start, len_bytes) = extent(memory);
+    match policy.route(granule, start, len_bytes, direction) {
+        Route::Bounce { kind, else_direct } => {
+            let slot = match door.take_slot(kind) {
+                Ok(slot) => slot,
+                Err(_) if else_direct => return map_somewhere(door, memory, direction),
+                Err(error) => return Err(error.into()),
+            };
+            fill(door, slot, kind, memory, is_reported).map(Place::Slot)
+        }
+        Route::Direct => map_somewhere(door, memory, direction),
+        Route::None => Err(Error::Unaligned { start, len_bytes, granule }),
+    }
+}
+
+/// Copies what the device may read, and what it may leave as it is, into a slot.
+#[inline]
+fn fill<B: DmaMemory, D: Door>(
+    door: &D,
+    mut slot: Slot,
+    kind: Kind,
+    memory: &B,
+    is_reported: bool,
+) -> Result<Slot, Error> {
+    let (_, len_bytes) = extent(memory);
+    if !is_reported {
+        // SAFETY: the slot has as many bytes, and the memory is the caller's.
+        if let Err(source) = unsafe { bounce::copy_in(&mut slot, host(memory), len_bytes) } {
+            let iova = slot.iova;
+            door.give_slot(slot);
+            return Err(Error::Copy { iova, source });
+        }
+        door.add(Event::Copied, len_bytes);
+    }
+    debug_assert_eq!(slot.kind, kind);
+    door.add(Event::Bounce, 1);
+    Ok(slot)
+}
+
+fn map_somewhere<B: DmaMemory, D: Door>(
+    door: &D,
+    memory: &B,
+    direction: Direction,
+) -> Result<Place, Error> {
+    let core = &door.domain().core;
+    let (start, len_bytes) = extent(memory);
+    let offset = start & (core.limits.granule.bytes() - 1);
+    // No bytes are no transfer; their one granule would be somebody else's.
+    let bytes = if len_bytes == 0 { 0 } else { offset + len_bytes };
+    let iovas = door.take(bytes, core.placement)?;
+    map(door, memory, direction, iovas)
+}
+
+/// Maps the granules of the memory at `iovas`.
+fn map<B: DmaMemory, D: Door>(
+    door: &D,
+    memory: &B,
+    direction: Direction,
+    iovas: IovaRange,
+) -> Result<Place, Error> {
+    let core = &door.domain().core;
+    let granule = core.limits.granule;
+    let (start, len_bytes) = extent(memory);
+    let offset = start & (granule.bytes() - 1);
+    let len_bytes = (offset + len_bytes).next_multiple_of(granule.bytes());
+    // SAFETY: nobody writes through it here, and it is not kept.
+    let file = unsafe { memory.file() };
+    let file = file.filter(|(_, at)| at.raw() >= offset);
+    let piece = Piece {
+        host: bounce::granule_of(host(memory), offset),
+        len_bytes,
+        file: file.map(|(file, at)| (file, longshore_mem::FileOffset::new(at.raw() - offset))),
+    };
+    // SAFETY: the memory is kept, with no reference to it, until `unmap` has returned `Ok`.
+    match unsafe { core.backend.map(iovas.start(), piece, direction.prot()) } {
+        Ok(()) => Ok(Place::Direct(iovas, offset)),
+        Err(source) => {
+            let iova = iovas.start();
+            door.give(iovas);
+            Err(Error::Backend { operation: "mapping", iova, len_bytes, source })
+        }
+    }
+}
+
+#[inline]
+fn host<B: DmaMemory>(memory: &B) -> NonNull<u8> {
+    memory.host().cast()
+}
+
+/// Where the memory is in this process, and how long it is.
+#[inline]
+fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
+    let host = memory.host();
+    (host.cast::<u8>().addr().get() as u64, host.len() as u64)
 }
 
 impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
     fn drop(&mut self) {
-        if self.take_out().is_err() {
-            self.door.note(Event::Leak);
+        // Nobody looks at what the device has written.
+        if self.take_out(0).is_err() {
+            self.door.add(Event::Leak, 1);
             return;
         }
         // SAFETY: unmapped, and this is the end.
@@ -178,6 +355,7 @@ impl<B: DmaMemory + 'static, D: Door> fmt::Debug for Mapping<'_, B, D> {
             .field("iova", &self.iova())
             .field("len_bytes", &self.len_bytes)
             .field("direction", &self.direction)
+            .field("is_bounced", &self.is_bounced())
             .finish_non_exhaustive()
     }
 }

@@ -60,6 +60,7 @@ pub(crate) fn back_off(_round: u32) {
 
 /// How an owner is made to see that somebody else wants in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 pub enum Barrier {
     /// `membarrier(2)`: the owner pays nothing.
     Expedited,

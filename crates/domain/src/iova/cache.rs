@@ -16,10 +16,10 @@ const KEPT: usize = 64;
 /// no other can have.
 const SHARE: u64 = 1024;
 
-/// One thread's ranges. As long as they suffice, taking and giving back costs no lock; when it is
-/// dropped, the allocator has them again.
-pub struct IovaCache<'a> {
-    allocator: &'a IovaAllocator,
+/// One thread's ranges, all of one allocator, which each call names. As long as they suffice, taking
+/// and giving back costs no lock. Before it is dropped they must be given back
+/// ([`clear`](Self::clear)).
+pub(crate) struct IovaCache {
     classes: [Stack; CLASSES],
 }
 
@@ -31,20 +31,15 @@ struct Stack {
     most: usize,
 }
 
-impl<'a> IovaCache<'a> {
+impl IovaCache {
     /// Without ranges at first.
-    pub fn new(allocator: &'a IovaAllocator) -> Self {
+    pub(crate) fn new(allocator: &IovaAllocator) -> Self {
         let share = allocator.all / SHARE;
         let stack = |class: usize| {
             let most = (share >> class).min(KEPT as u64) as usize;
             Stack { starts: [0; KEPT], count: 0, most }
         };
-        Self { allocator, classes: std::array::from_fn(stack) }
-    }
-
-    /// Whose addresses these are.
-    pub fn allocator(&self) -> &'a IovaAllocator {
-        self.allocator
+        Self { classes: std::array::from_fn(stack) }
     }
 
     /// A range of at least `len_bytes`. A short one is rounded up to a power of two, and aligned to
@@ -53,37 +48,42 @@ impl<'a> IovaCache<'a> {
     /// # Errors
     /// As [`IovaAllocator::take`].
     #[inline]
-    pub fn take(&mut self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-        let granules = self.allocator.granules(Iova::new(0), len_bytes)?;
+    pub(crate) fn take(
+        &mut self,
+        allocator: &IovaAllocator,
+        len_bytes: u64,
+        placement: Placement,
+    ) -> Result<IovaRange, IovaError> {
+        let granules = allocator.granules(Iova::new(0), len_bytes)?;
         let class = class_of(granules);
         if class < CLASSES && placement.last == Placement::ANYWHERE.last {
-            let log2 = self.allocator.granule.log2();
+            let log2 = allocator.granule.log2();
             let stack = &mut self.classes[class];
             let is_aligned = u32::from(placement.align.log2()) <= u32::from(log2) + class as u32;
-            if is_aligned && (stack.count > 0 || self.refill(class)) {
+            if is_aligned && (stack.count > 0 || self.refill(allocator, class)) {
                 let stack = &mut self.classes[class];
                 stack.count -= 1;
                 let start = Iova::new(stack.starts[stack.count] << log2);
                 return Ok(IovaRange { start, granules: 1 << class });
             }
         }
-        self.take_elsewhere(granules, placement)
+        self.take_elsewhere(allocator, granules, placement)
     }
 
     /// Gives a range back, to this cache or to the allocator.
     #[inline]
-    pub fn give(&mut self, range: IovaRange) {
+    pub(crate) fn give(&mut self, allocator: &IovaAllocator, range: IovaRange) {
         let class = class_of(range.granules);
-        let start = range.start.raw() >> self.allocator.granule.log2();
+        let start = range.start.raw() >> allocator.granule.log2();
         let fits = class < CLASSES
             && range.granules.is_power_of_two()
             && start & (range.granules - 1) == 0
             && self.classes[class].most > 0;
         if !fits {
-            return self.allocator.give(range);
+            return allocator.give(range);
         }
         if self.classes[class].count == self.classes[class].most {
-            self.flush(class, self.classes[class].most / 2);
+            self.flush(allocator, class, self.classes[class].most / 2);
         }
         let stack = &mut self.classes[class];
         stack.starts[stack.count] = start;
@@ -91,19 +91,19 @@ impl<'a> IovaCache<'a> {
     }
 
     /// Gives all that is kept to the allocator.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self, allocator: &IovaAllocator) {
         for class in 0..CLASSES {
-            self.flush(class, 0);
+            self.flush(allocator, class, 0);
         }
     }
 
     /// Takes half a stack. Whether there was any.
     #[cold]
-    fn refill(&mut self, class: usize) -> bool {
+    fn refill(&mut self, allocator: &IovaAllocator, class: usize) -> bool {
         let granules = 1 << class;
         let wanted = super::Wanted { len: granules, align: granules, last: u64::MAX };
         let stack = &mut self.classes[class];
-        let mut free = self.allocator.lock();
+        let mut free = allocator.lock();
         while stack.count < stack.most.div_ceil(2) {
             let Some(start) = free.take(wanted) else { break };
             stack.starts[stack.count] = start;
@@ -114,14 +114,14 @@ impl<'a> IovaCache<'a> {
 
     /// Gives back what was given first, until `kept` are left.
     #[cold]
-    fn flush(&mut self, class: usize, kept: usize) {
+    fn flush(&mut self, allocator: &IovaAllocator, class: usize, kept: usize) {
         let stack = &mut self.classes[class];
         let going = stack.count.saturating_sub(kept);
-        let log2 = self.allocator.granule.log2();
-        let mut free = self.allocator.lock();
+        let log2 = allocator.granule.log2();
+        let mut free = allocator.lock();
         for start in &stack.starts[..going] {
             let range = IovaRange { start: Iova::new(start << log2), granules: 1 << class };
-            self.allocator.give_locked(&mut free, &range);
+            allocator.give_locked(&mut free, &range);
         }
         stack.starts.copy_within(going..stack.count, 0);
         stack.count -= going;
@@ -131,26 +131,21 @@ impl<'a> IovaCache<'a> {
     #[cold]
     fn take_elsewhere(
         &mut self,
+        allocator: &IovaAllocator,
         granules: u64,
         placement: Placement,
     ) -> Result<IovaRange, IovaError> {
-        self.allocator.take_granules(granules, placement).or_else(|full| {
+        allocator.take_granules(granules, placement).or_else(|full| {
             if self.classes.iter().all(|stack| stack.count == 0) {
                 return Err(full);
             }
-            self.clear();
-            self.allocator.take_granules(granules, placement)
+            self.clear(allocator);
+            allocator.take_granules(granules, placement)
         })
     }
 }
 
-impl Drop for IovaCache<'_> {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
-
-impl fmt::Debug for IovaCache<'_> {
+impl fmt::Debug for IovaCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kept: Vec<usize> = self.classes.iter().map(|stack| stack.count).collect();
         f.debug_struct("IovaCache").field("kept", &kept).finish_non_exhaustive()

@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use longshore_mem::{AddrRange, Granule, Iova};
 
-pub use cache::IovaCache;
+pub(crate) use cache::IovaCache;
 use ranges::{FreeRanges, Wanted};
 
 /// What a range of IOVAs must be like, beside its length.

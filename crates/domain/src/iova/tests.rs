@@ -78,11 +78,12 @@ fn a_full_space_says_what_is_left() {
 fn a_gap_follows_each_range() {
     let allocator = IovaAllocator::new(Granule::SIZE_4K, &[range(PAGE, 16 * PAGE)], &[], 1);
     let mut cache = IovaCache::new(&allocator);
-    let mut starts: Vec<_> =
-        (0..8).map(|_| cache.take(PAGE, Placement::ANYWHERE).unwrap().start().raw()).collect();
+    let mut starts: Vec<_> = (0..8)
+        .map(|_| cache.take(&allocator, PAGE, Placement::ANYWHERE).unwrap().start().raw())
+        .collect();
     starts.sort_unstable();
     assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 2 * PAGE), "{starts:x?}");
-    assert!(cache.take(PAGE, Placement::ANYWHERE).is_err());
+    assert!(cache.take(&allocator, PAGE, Placement::ANYWHERE).is_err());
 }
 
 #[test]
@@ -98,17 +99,17 @@ fn a_cache_takes_no_lock_once_it_is_warm() {
     let mut cache = IovaCache::new(&allocator);
     let lens = [1, PAGE, 3 * PAGE, 64 * PAGE];
     for len in lens {
-        let warm = cache.take(len, Placement::ANYWHERE).unwrap();
-        cache.give(warm);
+        let warm = cache.take(&allocator, len, Placement::ANYWHERE).unwrap();
+        cache.give(&allocator, warm);
     }
     // Held, so whoever needs the lock would wait for ever.
     let held = allocator.lock();
     for _ in 0..1000 {
-        let ranges = lens.map(|len| cache.take(len, Placement::ANYWHERE).unwrap());
-        ranges.into_iter().for_each(|range| cache.give(range));
+        let ranges = lens.map(|len| cache.take(&allocator, len, Placement::ANYWHERE).unwrap());
+        ranges.into_iter().for_each(|range| cache.give(&allocator, range));
     }
     drop(held);
-    drop(cache);
+    cache.clear(&allocator);
     assert_eq!(allocator.free_bytes(), allocator.all_bytes());
 }
 
@@ -116,13 +117,13 @@ fn a_cache_takes_no_lock_once_it_is_warm() {
 fn what_a_cache_keeps_is_had_before_the_space_is_full() {
     let allocator = allocator(4096);
     let mut cache = IovaCache::new(&allocator);
-    let single = cache.take(PAGE, Placement::ANYWHERE).unwrap();
-    cache.give(single);
+    let single = cache.take(&allocator, PAGE, Placement::ANYWHERE).unwrap();
+    cache.give(&allocator, single);
     assert!(allocator.free_bytes() < allocator.all_bytes());
-    let all = cache.take(4096 * PAGE, Placement::ANYWHERE).unwrap();
-    assert!(cache.take(PAGE, Placement::ANYWHERE).is_err());
-    cache.give(all);
-    assert!(cache.take(PAGE, Placement::ANYWHERE).is_ok());
+    let all = cache.take(&allocator, 4096 * PAGE, Placement::ANYWHERE).unwrap();
+    assert!(cache.take(&allocator, PAGE, Placement::ANYWHERE).is_err());
+    cache.give(&allocator, all);
+    assert!(cache.take(&allocator, PAGE, Placement::ANYWHERE).is_ok());
 }
 
 #[test]
@@ -130,8 +131,8 @@ fn a_small_space_is_not_kept_by_its_threads() {
     let allocator = allocator(512);
     let mut caches: Vec<_> = (0..8).map(|_| IovaCache::new(&allocator)).collect();
     for cache in &mut caches {
-        let range = cache.take(PAGE, Placement::ANYWHERE).unwrap();
-        cache.give(range);
+        let range = cache.take(&allocator, PAGE, Placement::ANYWHERE).unwrap();
+        cache.give(&allocator, range);
     }
     assert_eq!(allocator.free_bytes(), allocator.all_bytes());
 }
@@ -167,7 +168,7 @@ fn threads_never_share_an_address() {
                     let len = (random >> 8) % (100 * PAGE) + 1;
                     match random % 8 {
                         0..4 => {
-                            if let Ok(range) = cache.take(len, Placement::ANYWHERE) {
+                            if let Ok(range) = cache.take(allocator, len, Placement::ANYWHERE) {
                                 assert!(range.granules * PAGE >= len);
                                 own(&range);
                                 mine.push(range);
@@ -178,21 +179,22 @@ fn threads_never_share_an_address() {
                             let range = handed.lock().unwrap().pop();
                             if let Some(range) = range {
                                 owned.lock().unwrap().remove(&range.start.raw());
-                                cache.give(range);
+                                cache.give(allocator, range);
                             }
                         }
                         _ if !mine.is_empty() => {
                             let range = mine.swap_remove(random as usize % mine.len());
                             owned.lock().unwrap().remove(&range.start.raw());
-                            cache.give(range);
+                            cache.give(allocator, range);
                         }
                         _ => {}
                     }
                 }
                 for range in mine {
                     owned.lock().unwrap().remove(&range.start.raw());
-                    cache.give(range);
+                    cache.give(allocator, range);
                 }
+                cache.clear(allocator);
             });
         }
     });

@@ -1,0 +1,205 @@
+//! A thread's door to a domain, and what doors have in common.
+#![expect(unsafe_code, reason = "is the owner of what it keeps")]
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Weak};
+
+use longshore_mem::DmaMemory;
+
+use crate::batch::Batch;
+use crate::biased::Biased;
+use crate::counters::Tally;
+use crate::direction::Direction;
+use crate::domain::Domain;
+use crate::error::Failed;
+use crate::iova::IovaCache;
+use crate::mapping::Mapping;
+use crate::pool::magazines::Magazines;
+use crate::sync::Barrier;
+
+/// A thread's door to a [`Domain`]: it keeps addresses and bounce buffers for its next mappings, and
+/// gives them back when it is dropped, or when [`Domain::shrink`] asks for them.
+pub struct Local<'d> {
+    domain: &'d Domain,
+    kept: Arc<Shelved>,
+    tally: Arc<Tally>,
+    /// One thread at a time.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+/// What a door keeps, where others can take it from.
+pub(crate) type Shelved = Biased<Kept>;
+
+#[derive(Debug)]
+pub(crate) struct Kept {
+    iovas: IovaCache,
+    slots: Magazines,
+}
+
+impl Kept {
+    pub(crate) fn clear(&mut self, domain: &Domain) {
+        self.iovas.clear(&domain.core.iovas);
+        self.slots.clear(&domain.pools);
+    }
+}
+
+impl<'d> Local<'d> {
+    pub(crate) fn new(domain: &'d Domain) -> Self {
+        let kept = Kept { iovas: IovaCache::new(&domain.core.iovas), slots: Magazines::new() };
+        Self {
+            domain,
+            kept: Arc::new(Biased::new(kept, Barrier::best())),
+            tally: domain.tallies.open(),
+            not_sync: PhantomData,
+        }
+    }
+
+    pub(crate) fn shelved(&self) -> Weak<Shelved> {
+        Arc::downgrade(&self.kept)
+    }
+
+    /// As [`Domain::map`], without a lock once it is warm.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[inline]
+    pub fn map<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+        direction: Direction,
+    ) -> Result<Mapping<'_, B, Self>, Failed<B>> {
+        Mapping::new(self, memory, direction, false)
+    }
+
+    /// As [`Domain::map_reported`], without a lock once it is warm.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[inline]
+    pub fn map_reported<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+    ) -> Result<Mapping<'_, B, Self>, Failed<B>> {
+        Mapping::new(self, memory, Direction::FromDevice, true)
+    }
+
+    /// Unmappings that are done together.
+    pub fn batch<B: DmaMemory + 'static>(&self) -> Batch<'_, B, Self> {
+        Batch::new(self)
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Domain {
+        self.domain
+    }
+
+    #[inline]
+    fn own<R>(&self, then: impl FnOnce(&mut Kept) -> R) -> R {
+        // SAFETY: this is not `Sync`, so one thread at a time is here, and none of the closures below
+        // comes back here.
+        unsafe { self.kept.own(then) }
+    }
+}
+
+impl Drop for Local<'_> {
+    fn drop(&mut self) {
+        self.own(|kept| kept.clear(self.domain));
+        self.domain.tallies.close(&self.tally);
+    }
+}
+
+impl fmt::Debug for Local<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
+/// By which mappings are made and taken back: a [`Domain`], or a thread's [`Local`].
+pub trait Door: sealed::Door {}
+
+impl Door for Domain {}
+impl Door for Local<'_> {}
+
+pub(crate) mod sealed {
+    use super::{Domain, Local};
+    use crate::counters::Event;
+    use crate::iova::{IovaError, IovaRange, Placement};
+    use crate::pool::PoolError;
+    use crate::pool::chunk::{Kind, Slot};
+
+    /// What doors differ in.
+    #[expect(private_interfaces, reason = "nobody else can name this trait")]
+    pub trait Door {
+        fn domain(&self) -> &Domain;
+        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError>;
+        fn give(&self, range: IovaRange);
+        fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError>;
+        fn give_slot(&self, slot: Slot);
+        fn add(&self, event: Event, amount: u64);
+    }
+
+    #[expect(private_interfaces, reason = "as above")]
+    impl Door for Domain {
+        fn domain(&self) -> &Domain {
+            self
+        }
+
+        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+            self.core.iovas.take(len_bytes, placement)
+        }
+
+        fn give(&self, range: IovaRange) {
+            self.core.iovas.give(range);
+        }
+
+        fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
+            let mut taken = None;
+            self.pools.take(&self.core, kind, 1, |slot| taken = Some(slot))?;
+            Ok(taken.expect("one at least is taken"))
+        }
+
+        fn give_slot(&self, slot: Slot) {
+            self.pools.give(slot.kind, [slot]);
+        }
+
+        fn add(&self, event: Event, amount: u64) {
+            self.tallies.shared.add_shared(event, amount);
+        }
+    }
+
+    #[expect(private_interfaces, reason = "as above")]
+    impl Door for Local<'_> {
+        #[inline]
+        fn domain(&self) -> &Domain {
+            self.domain
+        }
+
+        #[inline]
+        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+            self.own(|kept| kept.iovas.take(&self.domain.core.iovas, len_bytes, placement))
+        }
+
+        #[inline]
+        fn give(&self, range: IovaRange) {
+            self.own(|kept| kept.iovas.give(&self.domain.core.iovas, range));
+        }
+
+        #[inline]
+        fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
+            let Domain { core, pools, .. } = self.domain;
+            self.own(|kept| kept.slots.take(core, pools, kind))
+        }
+
+        #[inline]
+        fn give_slot(&self, slot: Slot) {
+            self.own(|kept| kept.slots.give(&self.domain.pools, slot));
+        }
+
+        #[inline]
+        fn add(&self, event: Event, amount: u64) {
+            self.tally.add(event, amount);
+        }
+    }
+}

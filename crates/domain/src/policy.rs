@@ -1,0 +1,71 @@
+//! Which transfers go through bounce buffers.
+
+use longshore_mem::Granule;
+
+use crate::direction::Direction;
+use crate::pool::chunk::Kind;
+use crate::pool::classes::Class;
+
+/// When a transfer is copied through memory that stays mapped, instead of being mapped itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bounce {
+    /// Only where it must be: memory that is not made of whole granules, and a device that is not
+    /// trusted with what lies beside it.
+    Never,
+    /// Where it has fewer bytes than this, and fits a slot.
+    Below(u64),
+    /// Wherever it fits a slot: for tests.
+    Always,
+}
+
+/// What happens to a transfer that would be bounced when the pools may not grow any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It is mapped itself, where it is made of whole granules, and else refused.
+    MapDirectly,
+    /// It is refused.
+    Refuse,
+}
+
+/// What a domain was told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    pub(crate) bounce: Bounce,
+    pub(crate) when_full: WhenFull,
+    /// Whether the device may reach what shares a granule with a transfer.
+    pub(crate) trusted: bool,
+}
+
+/// How a transfer is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// Its granules are mapped.
+    Direct,
+    /// It is copied.
+    Bounce { kind: Kind, else_direct: bool },
+    /// Neither is possible.
+    None,
+}
+
+impl Policy {
+    #[inline]
+    pub(crate) fn route(
+        &self,
+        granule: Granule,
+        start: u64,
+        len_bytes: u64,
+        direction: Direction,
+    ) -> Route {
+        let maps = self.trusted || granule.is_aligned(start | len_bytes);
+        let bounces = match self.bounce {
+            Bounce::Never => !maps,
+            Bounce::Below(bytes) => !maps || len_bytes < bytes,
+            Bounce::Always => true,
+        };
+        if bounces && let Some(class) = Class::of_bytes(len_bytes, granule.log2()) {
+            let else_direct = maps && self.when_full == WhenFull::MapDirectly;
+            return Route::Bounce { kind: Kind { class, direction }, else_direct };
+        }
+        if maps { Route::Direct } else { Route::None }
+    }
+}

@@ -1,0 +1,70 @@
+//! How much memory the pools of all domains of the process may have together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that are taken, of bytes that may be.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: AtomicU64,
+    taken: AtomicU64,
+}
+
+/// The process's.
+pub(crate) static PROCESS: Budget = Budget::new(u64::MAX);
+
+impl Budget {
+    pub(crate) const fn new(limit: u64) -> Self {
+        Self { limit: AtomicU64::new(limit), taken: AtomicU64::new(0) }
+    }
+
+    /// Takes so many bytes. Whether they were left.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    pub(crate) fn give(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// What is taken beyond a lower limit stays so until it is given back.
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bounds the memory of the bounce pools of all domains of this process together. Without a call
+/// there is no bound but each domain's own. Pools that have more already do not grow.
+pub fn set_process_budget(bytes: u64) {
+    PROCESS.set_limit(bytes);
+}
+
+/// Bytes that the bounce pools of all domains of this process have.
+pub fn process_pool_bytes() -> u64 {
+    PROCESS.taken()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_there_is() {
+        let budget = Budget::new(100);
+        assert!(budget.take(60) && !budget.take(41) && budget.take(40));
+        assert!(!budget.take(u64::MAX));
+        budget.give(50);
+        budget.set_limit(40);
+        assert!(!budget.take(1));
+        assert_eq!((budget.taken(), budget.limit()), (50, 40));
+    }
+}

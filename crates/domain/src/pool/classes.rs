@@ -1,0 +1,63 @@
+//! Which sizes slots have.
+
+/// Slots have 1 to 64 granules: 256 KiB, where a granule is 4 KiB.
+pub(crate) const LARGEST: u64 = 64;
+
+/// Four sizes for each doubling, so that no transfer of whole granules takes more than a quarter
+/// more than it needs.
+const SIZES: [u64; COUNT] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, LARGEST];
+
+pub(crate) const COUNT: usize = 20;
+
+/// One of the sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Class(u8);
+
+impl Class {
+    /// The smallest that so many granules fit into; `None` where there is none.
+    #[inline]
+    pub(crate) fn of(granules: u64) -> Option<Self> {
+        match granules {
+            0 => Some(Self(0)),
+            1..=8 => Some(Self(granules as u8 - 1)),
+            9..=LARGEST => {
+                // Between 2^n and 2^(n+1) there are steps of 2^(n-2).
+                let log2 = (granules - 1).ilog2();
+                let step = ((granules - 1) >> (log2 - 2)) & 3;
+                Some(Self((8 + (log2 - 3) * 4) as u8 + step as u8))
+            }
+            _ => None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..COUNT as u8).map(Self)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    pub(crate) fn granules(self) -> u64 {
+        SIZES[self.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_gets_the_smallest_class_it_fits() {
+        for granules in 0..=LARGEST {
+            let class = Class::of(granules).unwrap();
+            let smallest = Class::all().find(|class| class.granules() >= granules).unwrap();
+            assert_eq!(class, smallest, "{granules}");
+            assert!(class.granules() * 4 <= granules.max(1) * 5, "{granules}");
+        }
+        assert_eq!(Class::of(LARGEST + 1), None);
+        assert_eq!(Class::all().count(), COUNT);
+    }
+}

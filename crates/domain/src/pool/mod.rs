@@ -1,0 +1,248 @@
+//! Bounce buffers: memory that stays mapped, through which short transfers go by a copy.
+//!
+//! ```text
+//!   a door        magazines: a few slots of each kind        no lock
+//!                    │  ▲
+//!                    ▼  │  several at once
+//!   the domain    shelves: one for each size and direction   a lock each
+//!                    │  chunk 0 ████████░░░   the fullest first, so that
+//!                    │  chunk 1 █░░░░░░░░░░   the others become idle
+//!                    ▼
+//!                 chunks of 2 MiB, mapped once, for one direction
+//! ```
+//!
+//! A slot belongs to one transfer, and no two share a granule: what a device can reach beyond the
+//! bytes of its transfer are zeros.
+
+pub(crate) mod budget;
+pub(crate) mod chunk;
+pub(crate) mod classes;
+pub(crate) mod magazines;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::core::Core;
+use crate::direction::Direction;
+use crate::iova::IovaError;
+use budget::Budget;
+use chunk::{Chunk, Kind, Slot};
+use classes::Class;
+
+/// Why a pool could not grow.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The domain's pools, or those of the process, have as much as they may.
+    #[error(
+        "bounce buffers have {held_bytes:#x} bytes of the {limit_bytes:#x} they may have; let \
+         transfers end, or raise the limit"
+    )]
+    Limit {
+        /// What they have.
+        held_bytes: u64,
+        /// What they may have.
+        limit_bytes: u64,
+    },
+    /// There is no memory for a chunk.
+    #[error("memory for bounce buffers: {0}")]
+    Memory(#[source] longshore_heap::Error),
+    /// There are no addresses for a chunk.
+    #[error("addresses for bounce buffers: {0}")]
+    Iova(#[source] IovaError),
+    /// The backend does not map a chunk.
+    #[error("mapping bounce buffers: {0}")]
+    Backend(#[source] BackendError),
+}
+
+const DIRECTIONS: [Direction; 3] =
+    [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
+
+/// How many kinds of slots there are.
+pub(crate) const KINDS: usize = DIRECTIONS.len() * classes::COUNT;
+
+impl Kind {
+    pub(crate) fn index(self) -> usize {
+        self.direction as usize * classes::COUNT + self.class.index()
+    }
+}
+
+/// A domain's pools.
+pub(crate) struct Pools {
+    shelves: Box<[Mutex<Shelf>]>,
+    own: Budget,
+    process: &'static Budget,
+    peak_bytes: AtomicU64,
+    grows: AtomicU64,
+    shrinks: AtomicU64,
+}
+
+/// The chunks of one kind.
+#[derive(Default)]
+struct Shelf {
+    /// A place is empty after its chunk was freed.
+    chunks: Vec<Option<Chunk>>,
+}
+
+impl Pools {
+    pub(crate) fn new(limit_bytes: u64, process: &'static Budget) -> Self {
+        Self {
+            shelves: (0..KINDS).map(|_| Mutex::default()).collect(),
+            own: Budget::new(limit_bytes),
+            process,
+            peak_bytes: AtomicU64::new(0),
+            grows: AtomicU64::new(0),
+            shrinks: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes up to `count` slots of a kind to `to`, at least one: a new chunk is made where none is
+    /// free.
+    pub(crate) fn take(
+        &self,
+        core: &Core,
+        kind: Kind,
+        count: usize,
+        mut to: impl FnMut(Slot),
+    ) -> Result<(), PoolError> {
+        let mut shelf = self.lock(kind);
+        let mut taken = shelf.take(count, &mut to);
+        if taken == 0 {
+            let chunk = self.grow(core, kind)?;
+            shelf.add(chunk);
+            taken = shelf.take(count, &mut to);
+        }
+        debug_assert!(taken > 0, "a new chunk has free slots");
+        Ok(())
+    }
+
+    /// Takes slots of one kind back.
+    pub(crate) fn give(&self, kind: Kind, slots: impl IntoIterator<Item = Slot>) {
+        let mut shelf = self.lock(kind);
+        for slot in slots {
+            let chunk = shelf.chunks[slot.chunk as usize].as_mut();
+            chunk.expect("a chunk lives while a slot of it does").give(&slot);
+        }
+    }
+
+    /// Frees the chunks all of whose slots have been free for `idle`. How many bytes that were.
+    ///
+    /// # Errors
+    /// [`BackendError`] of the first chunk that could not be unmapped; it is leaked, and counts as
+    /// held for ever.
+    pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, BackendError> {
+        let mut freed = 0;
+        for shelf in &self.shelves {
+            // The lock is not held while a chunk is unmapped.
+            while let Some(chunk) = lock(shelf).take_idle(idle) {
+                let len_bytes = chunk.len_bytes();
+                chunk.destroy(core)?;
+                self.release(len_bytes);
+                self.shrinks.fetch_add(1, Ordering::Relaxed);
+                freed += len_bytes;
+            }
+        }
+        Ok(freed)
+    }
+
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.own.taken()
+    }
+
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.peak_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Chunks made, and chunks freed.
+    pub(crate) fn changes(&self) -> (u64, u64) {
+        (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
+    }
+
+    fn grow(&self, core: &Core, kind: Kind) -> Result<Chunk, PoolError> {
+        let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
+        let len_bytes = chunk::CHUNK_BYTES.max(slot_bytes);
+        for (budget, others) in [(&self.own, None), (self.process, Some(&self.own))] {
+            if !budget.take(len_bytes) {
+                if let Some(other) = others {
+                    other.give(len_bytes);
+                }
+                let (held_bytes, limit_bytes) = (budget.taken(), budget.limit());
+                return Err(PoolError::Limit { held_bytes, limit_bytes });
+            }
+        }
+        let chunk = Chunk::new(core, kind).inspect_err(|_| self.release(len_bytes))?;
+        self.peak_bytes.fetch_max(self.own.taken(), Ordering::Relaxed);
+        self.grows.fetch_add(1, Ordering::Relaxed);
+        Ok(chunk)
+    }
+
+    fn release(&self, len_bytes: u64) {
+        self.own.give(len_bytes);
+        self.process.give(len_bytes);
+    }
+
+    fn lock(&self, kind: Kind) -> MutexGuard<'_, Shelf> {
+        lock(&self.shelves[kind.index()])
+    }
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    // What is done under the lock does not panic halfway.
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shelf {
+    fn take(&mut self, count: usize, to: &mut impl FnMut(Slot)) -> usize {
+        let mut taken = 0;
+        for (number, chunk) in (0u32..).zip(&mut self.chunks) {
+            let Some(chunk) = chunk else { continue };
+            while taken < count {
+                let Some(slot) = chunk.take(number) else { break };
+                to(slot);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    fn add(&mut self, chunk: Chunk) {
+        match self.chunks.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(chunk),
+            None => self.chunks.push(Some(chunk)),
+        }
+    }
+
+    fn take_idle(&mut self, idle: Duration) -> Option<Chunk> {
+        let is_idle =
+            |chunk: &Chunk| chunk.idle_since().is_some_and(|since| since.elapsed() >= idle);
+        let place =
+            self.chunks.iter_mut().rev().find(|place| place.as_ref().is_some_and(is_idle))?;
+        let chunk = place.take();
+        while self.chunks.last().is_some_and(Option::is_none) {
+            self.chunks.pop();
+        }
+        chunk
+    }
+}
+
+impl fmt::Debug for Pools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pools")
+            .field("held_bytes", &self.held_bytes())
+            .field("peak_bytes", &self.peak_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Class {
+    /// The class of `len_bytes` in granules of so many bits.
+    #[inline]
+    pub(crate) fn of_bytes(len_bytes: u64, granule_log2: u8) -> Option<Self> {
+        Self::of(len_bytes.div_ceil(1 << granule_log2))
+    }
+}

@@ -1,0 +1,39 @@
+//! All domains of a process have one budget. In a program of its own, because it is the process's.
+
+use longshore_domain::backend::Soft;
+use longshore_domain::{
+    Bounce, Direction, Domain, Error, PoolError, WhenFull, process_pool_bytes, set_process_budget,
+};
+use longshore_heap::Heap;
+use std::time::Duration;
+
+#[test]
+fn thirty_two_domains_keep_within_one_budget() {
+    const CHUNK: u64 = 2 << 20;
+    set_process_budget(10 * CHUNK);
+    let domain = |_| {
+        let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always);
+        builder.pool_limit(u64::MAX, WhenFull::Refuse).build()
+    };
+    let domains: Vec<_> = (0..32).map(domain).collect();
+    let map = |domain: &Domain| {
+        let mapping = domain.map(Heap::Memfd.allocate(4096).unwrap(), Direction::ToDevice);
+        mapping.map(drop).map_err(|failed| failed.error)
+    };
+    let outcomes: Vec<_> = domains.iter().map(map).collect();
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 10);
+    for outcome in outcomes.into_iter().skip(10) {
+        let refused = outcome.unwrap_err();
+        let Error::Pool(PoolError::Limit { limit_bytes, .. }) = refused else {
+            panic!("{refused}")
+        };
+        assert_eq!(limit_bytes, 10 * CHUNK);
+    }
+    assert_eq!(process_pool_bytes(), 10 * CHUNK);
+    // What one gives back another can have.
+    assert_eq!(domains[3].shrink(Duration::ZERO).unwrap(), CHUNK);
+    map(&domains[31]).unwrap();
+    assert!(map(&domains[30]).is_err());
+    drop(domains);
+    assert_eq!(process_pool_bytes(), 0);
+}
