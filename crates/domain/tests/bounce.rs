@@ -143,6 +143,11 @@ fn a_device_never_sees_another_transfer() {
             let _ = device.write(mapping.iova(), &[0x5e; 4096]);
         }
         drop(long);
+        // And a short one, behind which the device writes all the same.
+        let short = local.map(Bytes::odd(5, 0x5e), direction).unwrap();
+        let written = device.write(short.iova(), &[0x5e; 4096]);
+        assert_eq!(written.is_ok(), direction == Direction::Bidirectional);
+        drop(short);
         for len in [1, 7, 64, 4095] {
             let mapping = local.map(Bytes::odd(len, 0x11), direction).unwrap();
             let slot = read(&device, mapping.iova(), 4096);
