@@ -44,7 +44,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
     /// [`Error::Copy`]: those that were not given back stay.
     pub fn flush(&mut self, mut back: impl FnMut(B)) -> Result<(), Error> {
         self.ranges.clear();
-        self.ranges.extend(self.mappings.iter().filter_map(Mapping::mapped));
+        self.ranges.extend(self.mappings.iter().flat_map(Mapping::mapped));
         if let Some(first) = self.ranges.first() {
             let len_bytes = self.ranges.iter().map(|range| range.len_bytes()).sum();
             // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.

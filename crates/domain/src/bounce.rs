@@ -39,6 +39,29 @@ pub(crate) unsafe fn copy_in(
     unsafe { copy::copy_bytes(from.as_ptr(), slot.host.as_ptr(), len_bytes as usize) }
 }
 
+/// As [`copy_in`], to `offset` of the slot; what lies before is zero, too.
+///
+/// # Errors
+/// As [`copy_in`].
+///
+/// # Safety
+/// As [`copy_in`].
+pub(crate) unsafe fn copy_in_at(
+    slot: &mut Slot,
+    offset: u64,
+    from: NonNull<u8>,
+    len_bytes: u64,
+) -> Result<(), CopyFault> {
+    let count = slot.stale_bytes as usize;
+    // SAFETY: within the slot, which is ours: no more of it was ever written.
+    with_path!(Path::active(), token => unsafe { copy::fill(token, slot.host.as_ptr(), 0, count) })?;
+    slot.stale_bytes = (offset + len_bytes) as u32;
+    // SAFETY: within the slot.
+    let to = unsafe { slot.host.add(offset as usize) };
+    // SAFETY: the caller's promise.
+    unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
+}
+
 /// Copies the first `len_bytes` of a slot to `to`.
 ///
 /// # Errors

@@ -61,11 +61,10 @@ pub enum Error {
         /// Where it is mapped.
         iova: Iova,
     },
-    /// Memory that is not made of whole granules would give the device what lies beside it, and is
-    /// too long for a bounce buffer.
+    /// Memory that is not made of whole granules cannot be mapped at an address that is.
     #[error(
-        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}, and too many for a \
-         bounce buffer: a device would reach what lies beside them"
+        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}, and cannot be mapped \
+         at a chosen address"
     )]
     Unaligned {
         /// Where the memory begins in this process.

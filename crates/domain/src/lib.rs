@@ -66,6 +66,8 @@ mod mapping;
 mod policy;
 #[cfg(not(loom))]
 mod pool;
+#[cfg(not(loom))]
+mod ragged;
 
 #[cfg(not(loom))]
 mod biased;

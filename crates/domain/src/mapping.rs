@@ -17,6 +17,7 @@ use crate::iova::IovaRange;
 use crate::local::Door;
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
+use crate::ragged::Ragged;
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -41,6 +42,8 @@ enum Place {
     Direct(IovaRange, u64),
     /// In a bounce buffer.
     Slot(Slot),
+    /// In the memory, but for the ends.
+    Ragged(Box<Ragged>),
 }
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
@@ -91,6 +94,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match &*self.place {
             Place::Direct(iovas, offset) => Iova::new(iovas.start().raw() + offset),
             Place::Slot(slot) => slot.iova,
+            Place::Ragged(ragged) => Iova::new(ragged.iovas.start().raw() + ragged.offset),
         }
     }
 
@@ -104,9 +108,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.direction
     }
 
-    /// Whether the transfer goes through a bounce buffer.
+    /// Whether the transfer, or the ends of it, go through bounce buffers.
     pub fn is_bounced(&self) -> bool {
-        matches!(*self.place, Place::Slot(_))
+        !matches!(*self.place, Place::Direct(..))
     }
 
     /// Takes the memory back, with what the device has written. When this returns, the device cannot
@@ -123,8 +127,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.end(written_bytes)
     }
 
-    /// The same when the device has written `written_bytes` from the start: what lies behind is as it
-    /// was before, whatever the device did there.
+    /// The same when the device has written `written_bytes` from the start. No more is copied back
+    /// from bounce buffers: what lies behind is as it was before, whatever the device did there.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
@@ -143,27 +147,27 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
         }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: the device cannot reach it; not used again, and not dropped.
-        unsafe { this.give_back() };
-        // SAFETY: not used again, and not dropped.
-        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
+        Ok(self.into_memory())
     }
 
     pub(crate) fn door(&self) -> &'d D {
         self.door
     }
 
-    /// The addresses that the backend must unmap; none of a mapping that is bounced.
-    pub(crate) fn mapped(&self) -> Option<AddrRange<Iova>> {
-        match &*self.place {
+    /// What the backend must unmap: nothing of a mapping that is bounced, and up to three ranges of
+    /// one whose ends are.
+    pub(crate) fn mapped(&self) -> impl Iterator<Item = AddrRange<Iova>> {
+        let granule = self.door.domain().core.limits.granule.bytes();
+        let (direct, ragged) = match &*self.place {
             Place::Direct(iovas, offset) => {
-                let granule = self.door.domain().core.limits.granule;
-                let len_bytes = (offset + self.len_bytes).next_multiple_of(granule.bytes());
-                Some(AddrRange::new(iovas.start(), len_bytes).expect("it was mapped"))
+                let len_bytes = (offset + self.len_bytes).next_multiple_of(granule);
+                let range = AddrRange::new(iovas.start(), len_bytes).expect("it was mapped");
+                (Some(range), None)
             }
-            Place::Slot(_) => None,
-        }
+            Place::Slot(_) => (None, None),
+            Place::Ragged(ragged) => (None, Some(ragged.mapped(granule))),
+        };
+        direct.into_iter().chain(ragged.into_iter().flatten())
     }
 
     /// The memory of a mapping that was unmapped elsewhere.
@@ -172,47 +176,68 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::Copy`] with the mapping.
     pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
-        if let Place::Slot(slot) = &*self.place
-            && let Err(error) = self.copy_back(slot, written_bytes)
-        {
-            return Err(Failed { error, value: self });
+        match self.copy_back(written_bytes) {
+            Ok(()) => Ok(self.into_memory()),
+            Err(error) => Err(Failed { error, value: self }),
         }
+    }
+
+    /// Of a mapping that the device cannot reach any more.
+    #[inline]
+    fn into_memory(self) -> B {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: the caller has unmapped it; not used again, and not dropped.
+        // SAFETY: not used again, and not dropped.
         unsafe { this.give_back() };
         // SAFETY: not used again, and not dropped.
-        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
+        unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 
     /// Makes the memory the caller's again, and leaves everything else.
     #[inline]
     fn take_out(&self, written_bytes: u64) -> Result<(), Error> {
-        if let Place::Slot(slot) = &*self.place {
-            return self.copy_back(slot, written_bytes);
+        let mut ranges = self.mapped();
+        if let Some(first) = ranges.next() {
+            let core = &self.door.domain().core;
+            let unmapped = match ranges.next() {
+                // SAFETY: mapped as it is, and the range is this mapping's alone.
+                None => unsafe { core.backend.unmap(&[first]) },
+                Some(second) => {
+                    let all: Vec<_> = [first, second].into_iter().chain(ranges).collect();
+                    // SAFETY: the same, of each.
+                    unsafe { core.backend.unmap(&all) }
+                }
+            };
+            unmapped.map_err(|source| Error::Backend {
+                operation: "unmapping",
+                iova: self.iova(),
+                len_bytes: self.len_bytes,
+                source,
+            })?;
+            self.door.add(Event::Flush, 1);
         }
-        let Some(range) = self.mapped() else { return Ok(()) };
-        let core = &self.door.domain().core;
-        // SAFETY: mapped as it is, and the range is this mapping's alone.
-        let unmapped = unsafe { core.backend.unmap(&[range]) };
-        unmapped.map_err(|source| Error::Backend {
-            operation: "unmapping",
-            iova: range.start(),
-            len_bytes: range.len_bytes(),
-            source,
-        })?;
-        self.door.add(Event::Flush, 1);
-        Ok(())
+        self.copy_back(written_bytes)
     }
 
+    /// Copies what the device has written in bounce buffers.
     #[inline]
-    fn copy_back(&self, slot: &Slot, written_bytes: u64) -> Result<(), Error> {
+    fn copy_back(&self, written_bytes: u64) -> Result<(), Error> {
         if self.direction == Direction::ToDevice || written_bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both have as many bytes; the memory is owned here, and nobody has a reference to it.
-        let copied = unsafe { bounce::copy_out(slot, host(&*self.memory), written_bytes) };
-        copied.map_err(|source| Error::Copy { iova: slot.iova, source })?;
-        self.door.add(Event::Copied, written_bytes);
+        let host = host(&*self.memory);
+        let copied = match &*self.place {
+            Place::Direct(..) => return Ok(()),
+            Place::Slot(slot) => {
+                // SAFETY: both have as many bytes; the memory is owned here, and nobody has a
+                // reference to it.
+                let copied = unsafe { bounce::copy_out(slot, host, written_bytes) };
+                copied.map(|()| written_bytes)
+            }
+            // SAFETY: it is what was mapped; the rest as above.
+            Place::Ragged(ragged) => unsafe { ragged.copy_back(host, written_bytes) },
+        };
+        let copied = copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
+        self.door.add(Event::Copied, copied);
         Ok(())
     }
 
@@ -225,6 +250,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas, _) => self.door.give(iovas),
             Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.domain())),
+            Place::Ragged(ragged) => ragged.give(self.door),
         }
     }
 }
@@ -250,7 +276,12 @@ fn place<B: DmaMemory, D: Door>(
             fill(door, slot, kind, memory, is_reported).map(Place::Slot)
         }
         Route::Direct => map_somewhere(door, memory, direction),
-        Route::None => Err(Error::Unaligned { start, len_bytes, granule }),
+        Route::Ragged => {
+            // SAFETY: the mapping keeps the memory, with no reference to it, until it is taken back.
+            let ragged =
+                unsafe { Ragged::map(door, host(memory), len_bytes, direction, is_reported) };
+            ragged.map(|ragged| Place::Ragged(Box::new(ragged)))
+        }
     }
 }
 
