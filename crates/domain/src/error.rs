@@ -30,6 +30,9 @@ pub enum Error {
         #[source]
         source: BackendError,
     },
+    /// There is no memory for what the domain allocates.
+    #[error("memory for a device: {0}")]
+    Memory(#[source] longshore_heap::Error),
     /// There is no bounce buffer for it, and it must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),

@@ -47,6 +47,8 @@ mod batch;
 #[cfg(not(loom))]
 mod bounce;
 #[cfg(not(loom))]
+mod coherent;
+#[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]
 mod counters;
@@ -68,6 +70,8 @@ mod policy;
 mod pool;
 #[cfg(not(loom))]
 mod ragged;
+#[cfg(not(loom))]
+mod scoped;
 
 #[cfg(not(loom))]
 mod biased;
@@ -81,6 +85,7 @@ pub mod sync;
 #[cfg(not(loom))]
 pub use {
     batch::Batch,
+    coherent::Coherent,
     counters::Counters,
     direction::Direction,
     domain::{Builder, Domain},

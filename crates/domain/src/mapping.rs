@@ -60,6 +60,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
+    /// Whole granules, never bounced.
+    pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
+        match map_somewhere(door, &memory, direction) {
+            Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
+            Err(error) => Err(Failed { error, value: memory }),
+        }
+    }
+
     pub(crate) fn at(
         door: &'d D,
         iova: Iova,

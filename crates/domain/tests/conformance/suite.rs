@@ -39,6 +39,8 @@ pub fn cases<R: Rig>() -> Vec<Case<R>> {
         ("a_narrow_device_gets_low_addresses", a_narrow_device_gets_low_addresses),
         ("a_batch_is_taken_back_at_once", a_batch_is_taken_back_at_once),
         ("a_full_space_gives_the_memory_back", a_full_space_gives_the_memory_back),
+        ("borrowed_bytes_are_lent_for_a_scope", borrowed_bytes_are_lent_for_a_scope),
+        ("coherent_memory_is_seen_by_both", coherent_memory_is_seen_by_both),
         ("odd_memory_is_refused", odd_memory_is_refused),
         ("threads_map_beside_each_other", threads_map_beside_each_other),
     ]
@@ -215,6 +217,57 @@ fn a_full_space_gives_the_memory_back<R: Rig>(rig: &R) {
     let two = map(2 * PAGE).unwrap();
     assert!(map(PAGE).is_none());
     drop((two, mappings));
+    all_is_free(&domain);
+}
+
+fn borrowed_bytes_are_lent_for_a_scope<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let bytes = [6u8; 700];
+    let iova = domain
+        .lend(&bytes[1..], |iova| {
+            assert!(starts_with(&device, iova, 699, 6));
+            assert!(!device.write(iova, &[1]));
+            iova
+        })
+        .unwrap();
+    // Seven hundred bytes, and too many for a bounce buffer.
+    for len in [700, 400_000] {
+        let mut bytes = vec![6u8; len];
+        let lent = domain.lend_mut(&mut bytes[3..], Direction::FromDevice, |iova| {
+            assert!(device.write(at(iova, 1), &[7; 600]));
+            iova
+        });
+        assert_eq!(bytes[..4], [6; 4]);
+        assert_eq!(bytes[4..604], [7; 600]);
+        assert!(bytes[604..].iter().all(|byte| *byte == 6));
+        lent.unwrap();
+    }
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        domain.lend(&bytes, |_| panic!("in the scope"))
+    }));
+    assert!(panicked.is_err());
+    domain.shrink(std::time::Duration::ZERO).unwrap();
+    assert!(!device.read(iova, &mut [0]));
+    all_is_free(&domain);
+}
+
+fn coherent_memory_is_seen_by_both<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.build();
+    let mut ring = domain.alloc_coherent(5000).unwrap();
+    assert_eq!(ring.len_bytes(), 8192);
+    assert!(starts_with(&device, ring.iova(), 8192, 0));
+    for turn in 1..50u8 {
+        ring.view_mut().write(turn.into(), &[turn]).unwrap();
+        assert!(starts_with(&device, at(ring.iova(), turn.into()), 1, turn));
+        assert!(device.write(at(ring.iova(), 4096), &[turn]));
+        let mut seen = [0];
+        ring.view().read(4096, &mut seen).unwrap();
+        assert_eq!(seen, [turn]);
+    }
+    drop(ring);
+    assert!(domain.alloc_coherent(u64::MAX).is_err());
     all_is_free(&domain);
 }
 
