@@ -161,7 +161,7 @@ pub(crate) mod sealed {
         }
 
         fn give_slot(&self, slot: Slot) {
-            self.pools.give(slot.kind, [slot]);
+            self.pools.give(slot.kind(), [slot]);
         }
 
         fn add(&self, event: Event, amount: u64) {

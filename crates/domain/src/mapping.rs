@@ -101,7 +101,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub fn iova(&self) -> Iova {
         match &*self.place {
             Place::Direct(iovas, offset) => Iova::new(iovas.start().raw() + offset),
-            Place::Slot(slot) => slot.iova,
+            Place::Slot(slot) => slot.iova(),
             Place::Ragged(ragged) => Iova::new(ragged.iovas.start().raw() + ragged.offset),
         }
     }
@@ -306,13 +306,13 @@ fn fill<B: DmaMemory, D: Door>(
     if !is_reported {
         // SAFETY: the slot has as many bytes, and the memory is the caller's.
         if let Err(source) = unsafe { bounce::copy_in(&mut slot, host(memory), len_bytes) } {
-            let iova = slot.iova;
+            let iova = slot.iova();
             door.give_slot(slot);
             return Err(Error::Copy { iova, source });
         }
         door.add(Event::Copied, len_bytes);
     }
-    debug_assert_eq!(slot.kind, kind);
+    debug_assert_eq!(slot.kind(), kind);
     door.add(Event::Bounce, 1);
     Ok(slot)
 }

@@ -143,7 +143,7 @@ impl Ragged {
     ) -> Result<(), Partly> {
         let core = &door.domain().core;
         let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
-        let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host);
+        let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.
         let middle = unsafe { host.add(head_bytes as usize) };
         // The caller's memory comes last: where it cannot be mapped, the device reaches none of it,
@@ -219,7 +219,7 @@ impl Ragged {
             // SAFETY: the end lies within the caller's bytes.
             let to = unsafe { host.add(end.in_memory as usize) };
             // SAFETY: and within the slot.
-            let from = unsafe { end.slot.host.add(end.in_slot as usize) };
+            let from = unsafe { end.slot.host().add(end.in_slot as usize) };
             // SAFETY: both have as many bytes.
             unsafe {
                 longshore_mem::copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize)

@@ -38,7 +38,7 @@ impl Magazines {
 
     #[inline]
     pub(crate) fn give(&mut self, pools: &Pools, slot: Slot) {
-        let kind = slot.kind;
+        let kind = slot.kind();
         let kept = &mut self.kept[kind.index()];
         if kept.len() >= most(kind) {
             pools.give(kind, kept.drain(..most(kind).div_ceil(2)));
@@ -49,7 +49,7 @@ impl Magazines {
     /// Gives all of them back.
     pub(crate) fn clear(&mut self, pools: &Pools) {
         for kept in &mut self.kept {
-            if let Some(kind) = kept.first().map(|slot| slot.kind) {
+            if let Some(kind) = kept.first().map(Slot::kind) {
                 pools.give(kind, kept.drain(..));
             }
         }
