@@ -37,7 +37,7 @@ impl Domain {
         let buffer = Heap::Memfd.allocate(len_bytes).map_err(Error::Memory)?;
         let start = buffer.host().cast();
         let mapping = Mapping::direct(self, buffer, Direction::Bidirectional);
-        Ok(Coherent { mapping: mapping.map_err(|failed| failed.error)?, start })
+        Ok(Coherent { mapping: mapping.map_err(|failed| *failed.error)?, start })
     }
 }
 

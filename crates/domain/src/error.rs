@@ -83,9 +83,9 @@ pub enum Error {
 #[derive(Error)]
 #[error("{error}")]
 pub struct Failed<T> {
-    /// Why.
+    /// Why. Behind a pointer, so that what succeeds does not carry room for it about.
     #[source]
-    pub error: Error,
+    pub error: Box<Error>,
     /// What the caller had, unchanged.
     pub value: T,
 }

@@ -37,6 +37,10 @@ pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
 }
 
 /// Where the device finds the bytes.
+///
+/// What makes and ends a mapping is inlined where it is called, down to here: moved through memory
+/// from call to call, its parts would be stored by words and loaded by vectors, which costs more than
+/// all the rest.
 enum Place {
     /// In the memory, so many bytes behind the start of these addresses.
     Direct(IovaRange, u64),
@@ -47,7 +51,7 @@ enum Place {
 }
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(
         door: &'d D,
         memory: B,
@@ -78,9 +82,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let (start, len_bytes) = extent(&memory);
         let placed = if core.limits.granule.is_aligned(start | len_bytes) {
             let taken = core.iovas.take_at(iova, len_bytes).map_err(Error::from);
-            taken.and_then(|iovas| map(door, &memory, direction, iovas))
+            taken.map_err(Box::new).and_then(|iovas| map(door, &memory, direction, iovas))
         } else {
-            Err(Error::Unaligned { start, len_bytes, granule: core.limits.granule })
+            Err(Error::Unaligned { start, len_bytes, granule: core.limits.granule }.into())
         };
         match placed {
             Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
@@ -88,7 +92,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
         door.add(Event::Map, 1);
         let (_, len_bytes) = extent(&memory);
@@ -145,12 +149,12 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if written_bytes > self.len_bytes {
             let len_bytes = self.len_bytes;
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
-            return Err(Failed { error, value: self });
+            return Err(Failed { error: error.into(), value: self });
         }
         self.end(written_bytes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
@@ -162,20 +166,25 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.door
     }
 
-    /// What the backend must unmap: nothing of a mapping that is bounced, and up to three ranges of
-    /// one whose ends are.
-    pub(crate) fn mapped(&self) -> impl Iterator<Item = AddrRange<Iova>> {
-        let granule = self.door.domain().core.limits.granule.bytes();
-        let (direct, ragged) = match &*self.place {
-            Place::Direct(iovas, offset) => {
-                let len_bytes = (offset + self.len_bytes).next_multiple_of(granule);
-                let range = AddrRange::new(iovas.start(), len_bytes).expect("it was mapped");
-                (Some(range), None)
+    /// Puts what the backend must unmap to `ranges`: nothing of a mapping that is bounced, and up to
+    /// three ranges of one whose ends are.
+    pub(crate) fn add_mapped(&self, ranges: &mut Vec<AddrRange<Iova>>) {
+        match &*self.place {
+            Place::Direct(iovas, offset) => ranges.push(self.range(iovas, *offset)),
+            Place::Slot(_) => {}
+            Place::Ragged(ragged) => {
+                let granule = self.door.domain().core.limits.granule.bytes();
+                ranges.extend(ragged.mapped(granule));
             }
-            Place::Slot(_) => (None, None),
-            Place::Ragged(ragged) => (None, Some(ragged.mapped(granule))),
-        };
-        direct.into_iter().chain(ragged.into_iter().flatten())
+        }
+    }
+
+    /// Of a mapping that is not bounced.
+    #[inline(always)]
+    fn range(&self, iovas: &IovaRange, offset: u64) -> AddrRange<Iova> {
+        let granule = self.door.domain().core.limits.granule.bytes();
+        let len_bytes = (offset + self.len_bytes).next_multiple_of(granule);
+        AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
 
     /// The memory of a mapping that was unmapped elsewhere.
@@ -191,7 +200,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     /// Of a mapping that the device cannot reach any more.
-    #[inline]
+    #[inline(always)]
     fn into_memory(self) -> B {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: not used again, and not dropped.
@@ -201,34 +210,41 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     /// Makes the memory the caller's again, and leaves everything else.
-    #[inline]
-    fn take_out(&self, written_bytes: u64) -> Result<(), Error> {
-        let mut ranges = self.mapped();
-        if let Some(first) = ranges.next() {
-            let core = &self.door.domain().core;
-            let unmapped = match ranges.next() {
-                // SAFETY: mapped as it is, and the range is this mapping's alone.
-                None => unsafe { core.backend.unmap(&[first]) },
-                Some(second) => {
-                    let all: Vec<_> = [first, second].into_iter().chain(ranges).collect();
-                    // SAFETY: the same, of each.
-                    unsafe { core.backend.unmap(&all) }
-                }
-            };
-            unmapped.map_err(|source| Error::Backend {
-                operation: "unmapping",
-                iova: self.iova(),
-                len_bytes: self.len_bytes,
-                source,
-            })?;
-            self.door.add(Event::Flush, 1);
+    #[inline(always)]
+    fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
+        match &*self.place {
+            Place::Direct(iovas, offset) => {
+                self.unmap_ranges(&[self.range(iovas, *offset)])?;
+                return Ok(());
+            }
+            Place::Slot(_) => {}
+            Place::Ragged(_) => {
+                let mut ranges = Vec::with_capacity(3);
+                self.add_mapped(&mut ranges);
+                self.unmap_ranges(&ranges)?;
+            }
         }
         self.copy_back(written_bytes)
     }
 
+    #[inline(always)]
+    fn unmap_ranges(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Box<Error>> {
+        // SAFETY: mapped as they are, and this mapping's alone.
+        let unmapped = unsafe { self.door.domain().core.backend.unmap(ranges) };
+        let (iova, len_bytes) = (self.iova(), self.len_bytes);
+        unmapped.map_err(|source| Error::Backend {
+            operation: "unmapping",
+            iova,
+            len_bytes,
+            source,
+        })?;
+        self.door.add(Event::Flush, 1);
+        Ok(())
+    }
+
     /// Copies what the device has written in bounce buffers.
-    #[inline]
-    fn copy_back(&self, written_bytes: u64) -> Result<(), Error> {
+    #[inline(always)]
+    fn copy_back(&self, written_bytes: u64) -> Result<(), Box<Error>> {
         if self.direction == Direction::ToDevice || written_bytes == 0 {
             return Ok(());
         }
@@ -251,7 +267,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
     /// # Safety
     /// The memory must be the caller's again, and this not be called twice.
-    #[inline]
+    #[inline(always)]
     unsafe fn give_back(&mut self) {
         self.door.add(Event::Unmap, 1);
         // SAFETY: the caller's promise.
@@ -264,13 +280,13 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 }
 
 /// Makes the memory reachable.
-#[inline]
+#[inline(always)]
 fn place<B: DmaMemory, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
     is_reported: bool,
-) -> Result<Place, Error> {
+) -> Result<Place, Box<Error>> {
     let Domain { core, policy, .. } = door.domain();
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
@@ -279,7 +295,7 @@ fn place<B: DmaMemory, D: Door>(
             let slot = match door.take_slot(kind) {
                 Ok(slot) => slot,
                 Err(_) if else_direct => return map_somewhere(door, memory, direction),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(Error::from(error).into()),
             };
             fill(door, slot, kind, memory, is_reported).map(Place::Slot)
         }
@@ -288,27 +304,27 @@ fn place<B: DmaMemory, D: Door>(
             // SAFETY: the mapping keeps the memory, with no reference to it, until it is taken back.
             let ragged =
                 unsafe { Ragged::map(door, host(memory), len_bytes, direction, is_reported) };
-            ragged.map(|ragged| Place::Ragged(Box::new(ragged)))
+            Ok(Place::Ragged(Box::new(ragged?)))
         }
     }
 }
 
 /// Copies what the device may read, and what it may leave as it is, into a slot.
-#[inline]
+#[inline(always)]
 fn fill<B: DmaMemory, D: Door>(
     door: &D,
     mut slot: Slot,
     kind: Kind,
     memory: &B,
     is_reported: bool,
-) -> Result<Slot, Error> {
+) -> Result<Slot, Box<Error>> {
     let (_, len_bytes) = extent(memory);
     if !is_reported {
         // SAFETY: the slot has as many bytes, and the memory is the caller's.
         if let Err(source) = unsafe { bounce::copy_in(&mut slot, host(memory), len_bytes) } {
             let iova = slot.iova();
             door.give_slot(slot);
-            return Err(Error::Copy { iova, source });
+            return Err(Error::Copy { iova, source }.into());
         }
         door.add(Event::Copied, len_bytes);
     }
@@ -321,13 +337,13 @@ fn map_somewhere<B: DmaMemory, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
-) -> Result<Place, Error> {
+) -> Result<Place, Box<Error>> {
     let core = &door.domain().core;
     let (start, len_bytes) = extent(memory);
     let offset = start & (core.limits.granule.bytes() - 1);
     // No bytes are no transfer; their one granule would be somebody else's.
     let bytes = if len_bytes == 0 { 0 } else { offset + len_bytes };
-    let iovas = door.take(bytes, core.placement)?;
+    let iovas = door.take(bytes, core.placement).map_err(Error::from)?;
     map(door, memory, direction, iovas)
 }
 
@@ -337,7 +353,7 @@ fn map<B: DmaMemory, D: Door>(
     memory: &B,
     direction: Direction,
     iovas: IovaRange,
-) -> Result<Place, Error> {
+) -> Result<Place, Box<Error>> {
     let core = &door.domain().core;
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
@@ -357,18 +373,18 @@ fn map<B: DmaMemory, D: Door>(
         Err(source) => {
             let iova = iovas.start();
             door.give(iovas);
-            Err(Error::Backend { operation: "mapping", iova, len_bytes, source })
+            Err(Error::Backend { operation: "mapping", iova, len_bytes, source }.into())
         }
     }
 }
 
-#[inline]
+#[inline(always)]
 fn host<B: DmaMemory>(memory: &B) -> NonNull<u8> {
     memory.host().cast()
 }
 
 /// Where the memory is in this process, and how long it is.
-#[inline]
+#[inline(always)]
 fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
     let host = memory.host();
     (host.cast::<u8>().addr().get() as u64, host.len() as u64)

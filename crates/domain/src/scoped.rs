@@ -41,7 +41,7 @@ impl<D: Door> Ending<'_, D> {
         let Some(mapping) = self.0.take() else { return Ok(()) };
         match mapping.unmap() {
             Ok(_) => Ok(()),
-            Err(Failed { error: error @ Error::Copy { .. }, .. }) => Err(error),
+            Err(Failed { error, .. }) if matches!(*error, Error::Copy { .. }) => Err(*error),
             Err(Failed { error, .. }) => {
                 // The bytes go back to their owner whatever happens, and the device may still write
                 // to them.
@@ -69,7 +69,7 @@ unsafe fn map<D: Door, R>(
     work: impl FnOnce(Iova) -> R,
 ) -> Result<R, Error> {
     let mapping = Mapping::new(door, Borrowed(bytes), direction, false);
-    let mapping = mapping.map_err(|failed| failed.error)?;
+    let mapping = mapping.map_err(|failed| *failed.error)?;
     let iova = mapping.iova();
     let mut ending = Ending(Some(mapping));
     let result = work(iova);

@@ -109,7 +109,7 @@ fn the_policy_decides() {
         let trust = |builder: Builder| if trusted { builder.trusted() } else { builder };
         let (domain, device) = domain(|builder| trust(builder.bounce(bounce)));
         let len = bytes.get().len();
-        let mapping = domain.map(bytes, Direction::ToDevice).map_err(|failed| failed.error)?;
+        let mapping = domain.map(bytes, Direction::ToDevice).map_err(|failed| *failed.error)?;
         assert!(read(&device, mapping.iova(), len).iter().all(|byte| *byte == 9));
         Ok::<_, Error>(mapping.is_bounced())
     };
@@ -229,7 +229,7 @@ fn memory_never_gets_stale_bytes() {
     let mapping = local.map_reported(Bytes::odd(1000, 0x44)).unwrap();
     device.write(mapping.iova(), &[0x55; 600]).unwrap();
     let refused = mapping.complete(1001).unwrap_err();
-    assert!(matches!(refused.error, Error::Reported { .. }), "{refused}");
+    assert!(matches!(*refused.error, Error::Reported { .. }), "{refused}");
     let bytes = refused.value.complete(500).unwrap();
     assert_eq!(bytes.get()[..500], [0x55; 500]);
     assert_eq!(bytes.get()[500..], [0x44; 500]);
@@ -294,7 +294,7 @@ fn pools_grow_to_their_limit_and_shrink_to_nothing() {
         }
         // What must be bounced is refused either way.
         let refused = local.map(Bytes::odd(10, 1), Direction::Bidirectional).unwrap_err();
-        assert!(matches!(refused.error, Error::Pool(PoolError::Limit { .. })), "{refused}");
+        assert!(matches!(*refused.error, Error::Pool(PoolError::Limit { .. })), "{refused}");
         assert_eq!(domain.shrink(Duration::ZERO).unwrap(), 0);
         drop(mappings);
         // The door keeps a few slots for itself, and is asked for them.

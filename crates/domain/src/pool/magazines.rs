@@ -22,7 +22,7 @@ impl Magazines {
         Self { kept: (0..KINDS).map(|_| Vec::new()).collect() }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(
         &mut self,
         core: &Core,
@@ -36,7 +36,7 @@ impl Magazines {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn give(&mut self, pools: &Pools, slot: Slot) {
         let kind = slot.kind();
         let kept = &mut self.kept[kind.index()];
@@ -63,7 +63,7 @@ fn refill(kept: &mut Vec<Slot>, core: &Core, pools: &Pools, kind: Kind) -> Resul
     Ok(kept.pop().expect("there is one at least"))
 }
 
-#[inline]
+#[inline(always)]
 fn most(kind: Kind) -> usize {
     (GRANULES / kind.class.granules()).clamp(1, SLOTS) as usize
 }

@@ -133,11 +133,11 @@ fn a_chosen_address_is_kept<R: Rig>(rig: &R) {
     assert_eq!(mapping.iova(), iova);
     assert!(starts_with(&device, iova, 2 * PAGE as usize, 5));
     let refused = domain.map_at(at(iova, PAGE), buffer(PAGE, 6), Direction::ToDevice).unwrap_err();
-    assert!(matches!(refused.error, Error::Iova(IovaError::NotFree { .. })), "{refused}");
+    assert!(matches!(*refused.error, Error::Iova(IovaError::NotFree { .. })), "{refused}");
     assert!(refused.value.read().unwrap().iter().all(|byte| *byte == 6));
     for odd in [1, u64::MAX - PAGE + 1] {
         let refused = domain.map_at(Iova::new(odd), buffer(2 * PAGE, 6), Direction::ToDevice);
-        assert!(matches!(refused.unwrap_err().error, Error::Iova(IovaError::Claim { .. })));
+        assert!(matches!(*refused.unwrap_err().error, Error::Iova(IovaError::Claim { .. })));
     }
     drop(mapping);
     all_is_free(&domain);
@@ -194,7 +194,7 @@ fn a_batch_is_taken_back_at_once<R: Rig>(rig: &R) {
     // Of another door it is refused, and still there.
     let mapping = other.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
     let refused = mapping.unmap_deferred(&mut batch).unwrap_err();
-    assert!(matches!(refused.error, Error::OtherDoor { .. }));
+    assert!(matches!(*refused.error, Error::OtherDoor { .. }));
     assert!(starts_with(&device, refused.value.iova(), 8, 1));
     drop((refused, batch));
     drop((local, other));
@@ -208,7 +208,7 @@ fn a_full_space_gives_the_memory_back<R: Rig>(rig: &R) {
     let map = |len| domain.map(buffer(len, 8), Direction::ToDevice).ok();
     let mut mappings: Vec<_> = (0..15).map(|_| map(PAGE).unwrap()).collect();
     let refused = domain.map(buffer(PAGE, 8), Direction::ToDevice).unwrap_err();
-    let Error::Iova(IovaError::Full { free_bytes: 0, .. }) = refused.error else {
+    let Error::Iova(IovaError::Full { free_bytes: 0, .. }) = *refused.error else {
         panic!("{refused}")
     };
     assert_eq!(refused.value.read().unwrap()[0], 8);
@@ -293,10 +293,10 @@ fn odd_memory_is_refused<R: Rig>(rig: &R) {
     let domain = builder.build();
     for odd in [Odd(0x1001, 4096), Odd(0x1000, 4095), Odd(0x1800, 0x800)] {
         let refused = domain.map_at(Iova::new(0x10_0000), odd, Direction::ToDevice).unwrap_err();
-        assert!(matches!(refused.error, Error::Unaligned { .. }), "{refused}");
+        assert!(matches!(*refused.error, Error::Unaligned { .. }), "{refused}");
     }
     let refused = domain.map(Odd(0x1000, 0), Direction::ToDevice).unwrap_err();
-    assert!(matches!(refused.error, Error::Iova(IovaError::Claim { .. })), "{refused}");
+    assert!(matches!(*refused.error, Error::Iova(IovaError::Claim { .. })), "{refused}");
     all_is_free(&domain);
 }
 
