@@ -66,10 +66,14 @@ impl<'s> Batch<'s> {
             let iova = Iova::new(*first);
             return Err(Error::PinnedByCaller { operation: "finishing a batch", iova });
         }
+        // All at once: if a callback panics, what is in use still is never counted as unmapped.
         let gather = std::mem::take(&mut self.gather);
-        inner.finish(gather, &self.ranges);
-        self.ranges.clear();
-        inner.forget_mapped(&mut self.taken);
+        let mut ranges = std::mem::take(&mut self.ranges);
+        let mut taken = std::mem::take(&mut self.taken);
+        inner.finish(gather, &ranges);
+        inner.forget_mapped(&mut taken);
+        ranges.clear();
+        (self.ranges, self.taken) = (ranges, taken);
         Ok(())
     }
 

@@ -63,8 +63,12 @@
 //! A [`Space`] is shared by any number of threads; each has its own [`Session`]. A session that waits
 //! for something else should [`park`](Session::park), so that unmapping meanwhile costs no barrier.
 //!
-//! A thread cannot wait for itself: within a pin, or while it holds a lease that waits, unmapping
-//! returns [`Error::PinnedByCaller`].
+//! A thread cannot wait for itself: within a pin, or while there is a lease that it made and that
+//! waits, unmapping returns [`Error::PinnedByCaller`]. A thread that was handed such a lease by
+//! another must drop it first.
+//!
+//! Unmapping waits for accesses, pins and leases of others, but not for a remote region's answer: the
+//! call is cancelled. So the other side may answer calls after it was told that its memory is free.
 
 #[cfg(not(loom))]
 mod batch;

@@ -14,7 +14,7 @@ use longshore_pagetable::TlbGather;
 use crate::dirty::{BeyondLog, DirtyLog, Harvest, Log};
 use crate::error::Error;
 use crate::region::Region;
-use crate::space::{Inner, Space, all_threads_barrier};
+use crate::space::{Inner, Space};
 
 /// The logs of a space. Several spaces may have the same.
 #[derive(Clone, Debug, Default)]
@@ -154,7 +154,7 @@ impl Space {
         let old = std::mem::replace(&mut *kept, new);
         drop(kept);
         // Sessions may use the old ones until it is over.
-        self.inner.grace.wait(all_threads_barrier);
+        self.inner.wait_for_sessions(&[]);
         drop(old);
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Space {
     /// [`Error::PinnedByCaller`].
     pub fn grace_period(&self) -> Result<(), Error> {
         self.inner.check_waits("a grace period")?;
-        self.inner.grace.wait(all_threads_barrier);
+        self.inner.wait_for_sessions(&[]);
         Ok(())
     }
 

@@ -6,10 +6,11 @@
 //!   stay attached while anything of them is mapped.
 #![expect(unsafe_code, reason = "maps addresses that the caller vouches for")]
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_mem::{BusAddr, Iova};
@@ -334,6 +335,13 @@ impl Inner {
         let Ok(()) = self.table.finish(gather, &Flush { inner: self, ranges });
     }
 
+    /// Returns when no session is in the middle of an access that was going on, and none has anything
+    /// in its TLB. What keeps one busy meanwhile is made to end where that can be done, and so are
+    /// leases of `ranges`, which may be what a session waits for.
+    pub(crate) fn wait_for_sessions(&self, ranges: &[(u64, u64)]) {
+        self.grace.wait_asking(all_threads_barrier, |owner| self.leases.ask(ranges, Some(owner)));
+    }
+
     /// The safe door.
     pub(crate) fn lock_windows(&self) -> Locked<'_> {
         Locked { inner: self, state: self.lock() }
@@ -419,7 +427,7 @@ impl Invalidate for Flush<'_> {
     type Error = std::convert::Infallible;
 
     fn flush(&self, _gather: &TlbGather) -> Result<(), Self::Error> {
-        self.inner.grace.wait(all_threads_barrier);
+        self.inner.wait_for_sessions(self.ranges);
         self.inner.leases.revoke(self.ranges);
         Ok(())
     }
@@ -431,10 +439,17 @@ impl fmt::Debug for Space {
     }
 }
 
-/// A number that no other living thread has.
+/// A number that no other thread has, and never had: a lease may outlive the thread that made it. Not
+/// zero.
 pub(crate) fn thread_token() -> usize {
-    thread_local!(static TOKEN: u8 = const { 0 });
-    TOKEN.with(|token| std::ptr::from_ref(token).addr())
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static TOKEN: Cell<usize> = const { Cell::new(0) });
+    TOKEN.with(|token| {
+        if token.get() == 0 {
+            token.set(THREADS.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        token.get()
+    })
 }
 
 fn check_log(logs: &Logs, region: &Region) -> Result<(), Error> {
@@ -458,7 +473,7 @@ fn choose_barrier(asked: Option<Barrier>) -> Result<Barrier, Error> {
     }
 }
 
-pub(crate) fn all_threads_barrier() {
+fn all_threads_barrier() {
     // It was registered for, so the kernel has it and has nothing to refuse. Without it nothing may
     // go on: memory would be freed under a session.
     longshore_sys::membarrier::all_threads().expect("a registered process may call membarrier");
