@@ -103,6 +103,9 @@ pub(crate) struct Leases {
 struct List {
     held: Vec<Held>,
     next_id: u64,
+    /// Unmappings that want to know what was written through leases that ended meanwhile.
+    watchers: usize,
+    ended: Vec<Arc<[Written]>>,
 }
 
 /// Something that is called to have a lease end, without the list locked.
@@ -132,6 +135,9 @@ impl Leases {
         let mut list = self.lock();
         let Some(at) = list.held.iter().position(|held| held.id == id) else { return false };
         let held = list.held.swap_remove(at);
+        if list.watchers != 0 && !held.leased.written.is_empty() {
+            list.ended.push(Arc::clone(&held.leased.written));
+        }
         self.live.fetch_sub(1, Ordering::Relaxed);
         drop(list);
         self.dropped.notify_all();
@@ -168,6 +174,18 @@ impl Leases {
         let list = self.lock();
         let written = list.held.iter().map(|held| &held.leased.written);
         written.filter(|written| !written.is_empty()).cloned().collect()
+    }
+
+    /// Has leases that end be noted, until [`unwatch`](Self::unwatch).
+    pub(crate) fn watch(&self) {
+        self.lock().watchers += 1;
+    }
+
+    /// What was written through leases that ended since [`watch`](Self::watch), or before that.
+    pub(crate) fn unwatch(&self) -> Vec<Arc<[Written]>> {
+        let mut list = self.lock();
+        list.watchers -= 1;
+        if list.watchers == 0 { std::mem::take(&mut list.ended) } else { list.ended.clone() }
     }
 
     /// Has all leases that meet one of `ranges` end, and calls that keep busy a slot of the thread

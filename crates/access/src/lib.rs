@@ -56,7 +56,8 @@
 //!
 //! Four ways, of which none costs anything while it is off: a log of this process or of another, by
 //! IOVA or by guest-physical address ([`Space::set_logs`], [`dirty`]), and dirty bits in the page
-//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]).
+//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]). What a lease writes, nobody sees: while
+//! it lives, each harvest and each look at dirty bits counts all of it as written.
 //!
 //! # Threads
 //!
@@ -73,6 +74,8 @@
 #[cfg(not(loom))]
 mod batch;
 pub mod dirty;
+#[cfg(not(loom))]
+mod dirty_bits;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]

@@ -15,6 +15,7 @@ use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use crate::fault::{Fault, Reason};
 use crate::lease::{Leased, OnUnmap, Revoke, Written};
 use crate::plain::Plain;
+use crate::region::PAGE_BYTES;
 use crate::session::{Entered, Place, Scope, Session, last_of};
 use crate::space::{Space, thread_token};
 use crate::{tlb, words};
@@ -213,6 +214,20 @@ impl Session {
             path: self.path(),
             access: PhantomData,
         })
+    }
+
+    /// Sets the dirty bits of what is mapped of `len_bytes` from `iova`, and may be written.
+    pub(crate) fn set_dirty(&self, iova: Iova, len_bytes: u64) {
+        let _entered = self.enter();
+        let mut done = 0;
+        while done < len_bytes {
+            let at = iova.raw() + done;
+            // What was unmapped meanwhile is not there.
+            done += match self.translate(at, 1, tlb::WRITE) {
+                Ok(Place::Direct(entry)) => entry.place(at).1,
+                _ => PAGE_BYTES - at % PAGE_BYTES,
+            };
+        }
     }
 
     /// The extents of a range, in order. The slot must be entered.

@@ -16,7 +16,7 @@ use longshore_sys::{file, memfd};
 use crate::error::Error;
 use crate::fault::Reason;
 
-const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// A piece of memory that spaces map parts of: what a client calls a DMA region.
 pub struct Region {

@@ -13,12 +13,12 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use longshore_mem::{BusAddr, Iova};
+use longshore_mem::{AddrRange, BusAddr, Iova};
 use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::format::VtdSecond;
 use longshore_pagetable::format::vtd_second::VtdSecondConfig;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Invalidate, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Format, Image, Invalidate, PageTable, Prot, TlbGather, Walker};
 
 use crate::batch::Batch;
 use crate::error::Error;
@@ -200,7 +200,7 @@ impl Space {
     /// other call that maps or unmaps any of it may run at the same time.
     pub unsafe fn unmap_raw(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut gather = TlbGather::new();
-        self.inner.clear(iova, len_bytes, &mut gather)?;
+        self.inner.clear(iova, len_bytes, &mut gather, |_| {})?;
         self.inner.finish(gather, &[(iova.raw(), iova.raw() + (len_bytes - 1))]);
         Ok(())
     }
@@ -272,7 +272,7 @@ impl Space {
     }
 
     /// Unmaps `len_bytes` from `iova`, whatever is mapped there, and returns when no session can reach
-    /// it any more.
+    /// it any more. Dirty bits are lost with it, unless [`unmap_dirty`](Self::unmap_dirty) does it.
     ///
     /// # Errors
     /// As [`unmap_raw`](Self::unmap_raw).
@@ -295,9 +295,15 @@ impl Space {
         self.inner.grace.barrier()
     }
 
-    /// The page tables, to look at.
-    pub fn table(&self) -> &PageTable<VtdSecond, HostPages, Coherent> {
-        &self.inner.table
+    /// Reads the page tables, as a tool does. While something is unmapped what it finds there is
+    /// unspecified.
+    pub fn walker(&self) -> Walker<'_, VtdSecond, impl Image + use<>> {
+        self.inner.table.walker()
+    }
+
+    /// How many bits of an IOVA are translated.
+    pub fn input_bits(&self) -> u32 {
+        self.inner.table.format().geometry().input_bits()
     }
 
     fn map_leaves(
@@ -313,12 +319,13 @@ impl Space {
 }
 
 impl Inner {
-    /// Takes entries out, without waiting.
+    /// Takes entries out, without waiting, and tells of those that were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
         len_bytes: u64,
         gather: &mut TlbGather,
+        dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
         let operation = "unmapping";
         let last = iova.raw().saturating_add(len_bytes.saturating_sub(1));
@@ -327,7 +334,7 @@ impl Inner {
             return Err(Error::PinnedByCaller { operation, iova });
         }
         let failed = |source| Error::Table { operation, iova, len_bytes, source };
-        self.table.unmap(iova, len_bytes, gather).map_err(failed)
+        self.table.unmap_dirty(iova, len_bytes, gather, dirty).map_err(failed)
     }
 
     /// Waits until nobody can use what was taken out of `ranges`, and frees tables.
@@ -347,10 +354,11 @@ impl Inner {
         Locked { inner: self, state: self.lock() }
     }
 
-    /// That `logs` have bits for each region that is attached.
-    pub(crate) fn check_attached(&self, logs: &Logs) -> Result<(), Error> {
+    /// That `logs` have bits for each region that is attached, while this is held.
+    pub(crate) fn check_attached(&self, logs: &Logs) -> Result<Locked<'_>, Error> {
         let state = self.lock();
-        state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))
+        state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))?;
+        Ok(Locked { inner: self, state })
     }
 
     /// Gives back what a finished unmapping had of each region.
@@ -388,13 +396,15 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Takes entries out, without waiting, and notes what they had of each region.
+    /// Takes entries out, without waiting, notes what they had of each region, and tells of those that
+    /// were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
         len_bytes: u64,
         gather: &mut TlbGather,
         taken: &mut Vec<Taken>,
+        dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
         let before = taken.len();
         // A range that is not translated is refused below.
@@ -409,7 +419,7 @@ impl Locked<'_> {
             }
             ControlFlow::<()>::Continue(())
         });
-        let cleared = self.inner.clear(iova, len_bytes, gather);
+        let cleared = self.inner.clear(iova, len_bytes, gather, dirty);
         if cleared.is_err() {
             taken.truncate(before);
         }

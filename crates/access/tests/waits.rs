@@ -44,6 +44,8 @@ struct State {
     /// Cancelling before this many times does nothing, as if the call had not begun.
     deaf: usize,
     cancelled: Vec<Range<u64>>,
+    /// What a call has done when it is cancelled.
+    done: usize,
 }
 
 impl Client {
@@ -58,7 +60,7 @@ impl Client {
         if state.answers {
             return Ok(());
         }
-        Err(Partial { done: 0, reason: Reason::BackingLost })
+        Err(Partial { done: state.done, reason: Reason::BackingLost })
     }
 
     fn wait_until_called(&self, calls: usize) {
@@ -276,6 +278,34 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
         world.space.set_logs(logs).unwrap();
     });
     assert_eq!((harvest(), harvest()), (1, 0));
+}
+
+/// Whoever unmaps and then harvests has all that was written.
+#[test]
+fn what_a_call_wrote_is_logged_when_its_unmapping_returns() {
+    let world = World::new();
+    world.client.state.lock().unwrap().done = 4;
+    let covers = AddrRange::new(REMOTE, PAGE).unwrap();
+    let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, covers).unwrap());
+    let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    world.space.set_logs(logs).unwrap();
+    let remote = Arc::new(Region::remote(Arc::clone(&world.client) as _, PAGE).unwrap());
+    world.space.attach(&remote).unwrap();
+    world.unmap(REMOTE);
+    for round in 1..=200 {
+        world.space.map(REMOTE, &remote, 0, PAGE, Prot::READ_WRITE).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let fault = world.space.session().write(REMOTE, &[1; 8]).unwrap_err();
+                assert_eq!((fault.done, fault.reason), (4, Reason::Revoked));
+            });
+            world.client.wait_until_called(round);
+            world.unmap(REMOTE);
+            let mut pages = 0;
+            world.space.harvest(&log, covers, |_| pages += 1).unwrap();
+            assert_eq!(pages, 1, "in round {round}");
+        });
+    }
 }
 
 #[test]
