@@ -113,6 +113,9 @@ pub mod vfio_user;
 mod grace;
 #[cfg(loom)]
 pub mod grace;
+#[cfg(loom)]
+#[path = "vfio_user/mailbox.rs"]
+pub mod mailbox;
 
 #[cfg(not(loom))]
 pub use {

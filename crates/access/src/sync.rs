@@ -1,4 +1,11 @@
-//! The atomics and barriers, so that a model checker can stand in for them.
+//! The atomics, barriers and locks, so that a model checker can stand in for them.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+#[cfg(any(loom, feature = "vfio-user"))]
+pub(crate) use std::sync::PoisonError;
+#[cfg(all(feature = "vfio-user", not(loom)))]
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
