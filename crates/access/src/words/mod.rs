@@ -169,4 +169,25 @@ mod tests {
         }
         assert_eq!(memory, [u64::MAX, 0]);
     }
+
+    /// Also in a program that is built for AVX, where the compiler keeps them in wide registers.
+    #[test]
+    fn vectors_of_the_caller_outlive_a_copy() {
+        let (from, mut to, path) = ([7u8; 256], [0u8; 256], Path::active());
+        let step: [[u64; 4]; 6] = std::hint::black_box([[1, 2, 3, 4]; 6]);
+        let mut sums = [[0u64; 4]; 6];
+        for _ in 0..10 {
+            // SAFETY: both are longer.
+            let done = unsafe { kernels::copy_middle(path, from.as_ptr(), to.as_mut_ptr(), 200) };
+            if done == Some(false) {
+                break;
+            }
+            for (sum, step) in sums.iter_mut().zip(&step) {
+                for (sum, step) in sum.iter_mut().zip(step) {
+                    *sum += step;
+                }
+            }
+        }
+        assert_eq!(sums, [[10, 20, 30, 40]; 6]);
+    }
 }
