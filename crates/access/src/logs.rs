@@ -35,7 +35,12 @@ impl Logs {
         match (&self.by_guest_phys, region.guest_phys()) {
             (Log::External(log), Some(at)) => match AddrRange::new(at, region.len_bytes()) {
                 Ok(range) => log.check(range),
-                Err(_) => Ok(()),
+                // It passes the end of the address space.
+                Err(_) => Err(BeyondLog {
+                    at: at.raw(),
+                    len_bytes: region.len_bytes(),
+                    log_pages: log.pages(),
+                }),
             },
             _ => Ok(()),
         }

@@ -156,6 +156,9 @@ fn an_external_log_has_the_bits_of_what_was_written() {
     let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
     let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(GUEST + PAGES * PAGE)));
     assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
+    let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(u64::MAX - 0x7ff)));
+    assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
 }
 
 #[test]

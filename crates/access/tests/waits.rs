@@ -1,6 +1,7 @@
 //! Whoever unmaps, or waits for a grace period, waits for nothing that it could have ended: calls to
 //! remote regions above all, which may be answered only once it is through.
 #![cfg(not(any(loom, miri)))]
+#![expect(unsafe_code, reason = "makes a segment by its address")]
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -350,6 +351,35 @@ impl SegmentSource<Dest> for Asking<'_> {
     fn revert(&mut self, _len: usize) -> Result<(), longshore_iov::Error> {
         Ok(())
     }
+}
+
+/// A cursor with a segment that has no bytes.
+struct Empty(u8);
+
+impl SegmentSource<Dest> for Empty {
+    fn remaining(&self) -> usize {
+        8
+    }
+
+    fn next_segment(&mut self, _max: usize) -> Option<Segment<'_, Dest>> {
+        // SAFETY: no bytes of our own.
+        let view =
+            unsafe { VolatileSliceMut::from_raw_parts(std::ptr::NonNull::from(&mut self.0), 0) };
+        Some(Segment::from(view))
+    }
+
+    fn advance(&mut self, _len: usize) {}
+
+    fn revert(&mut self, _len: usize) -> Result<(), longshore_iov::Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn nothing_is_asked_for_nothing() {
+    let world = World::new();
+    assert_eq!(world.space.session().read_iter(REMOTE, &mut Empty(0), 8), Ok(0));
+    assert_eq!(world.client.state.lock().unwrap().calls, 0);
 }
 
 #[test]

@@ -56,6 +56,10 @@ impl Session {
                     let mut view = segment.into_view();
                     let part = view.len_bytes().min(part);
                     let Ok(view) = view.subslice_mut(0, part) else { break };
+                    // A cursor should not have empty segments, and nothing is asked for nothing.
+                    if part == 0 {
+                        break;
+                    }
                     let read = |m: &dyn RemoteMemory| m.read(offset, view);
                     let asked = entered.ask(at, offset, part, &memory, Noted::Not, read);
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
@@ -110,6 +114,9 @@ impl Session {
                     let Some(segment) = source.next_segment(part) else { break };
                     let part = segment.len_bytes().min(part);
                     let Ok(view) = segment.view().subslice(0, part) else { break };
+                    if part == 0 {
+                        break;
+                    }
                     let write = |m: &dyn RemoteMemory| m.write(offset, view);
                     let noted = Noted::As(guest_phys);
                     let asked = entered.ask(at, offset, part, &memory, noted, write);
