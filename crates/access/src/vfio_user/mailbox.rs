@@ -263,7 +263,7 @@ impl<M: Letter, E> Inbox<M, E> {
                     Some(pending @ Pending::Asked(_)) => *pending = Pending::Answered(message),
                     // Who was cancelled takes the entry away itself.
                     Some(Pending::Cancelled { is_answered }) if !*is_answered => {
-                        *is_answered = true
+                        *is_answered = true;
                     }
                     Some(Pending::Abandoned) => drop(self.pending.remove(&id)),
                     Some(_) | None => self.stray_replies_count += 1,
