@@ -97,7 +97,7 @@ miri_tests() {
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
-    local packages=(vm_memory pagetable access iov mem space load heap)
+    local packages=(access vm_memory iov space mem pagetable load heap)
     at_once=$(nproc)
     cargo +nightly miri --version
     for package in "${packages[@]}"; do
