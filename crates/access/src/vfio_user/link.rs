@@ -9,7 +9,7 @@
 //!        requests ◄──┴──► replies, by the id of the message
 //! ```
 //!
-//! Who reads, and who waits, is settled by [`Mailbox`].
+//! Who reads, and who waits, is settled in `mailbox.rs`.
 
 use std::fmt;
 use std::io;
