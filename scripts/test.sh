@@ -91,13 +91,13 @@ has_isa() {
 
 # Miri has no memfd, no madvise and no io_uring, so what asks the kernel for memory cannot run under
 # it. The modules named here do not, and every test in them passes. Miri is of one processor, so the
-# packages run side by side, those that take longest first; what each said is shown when all are done.
+# packages run side by side, those that take longest first; what they said is shown when all are done.
 miri_tests() {
     local status=0 running=0 at_once package
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
-    local packages=(access vm_memory iov space mem pagetable load heap)
+    local packages=(access vm_memory iov_tests iov mem space pagetable load heap)
     at_once=$(nproc)
     cargo +nightly miri --version
     for package in "${packages[@]}"; do
@@ -126,8 +126,9 @@ miri_of_tables() {
 }
 
 miri_of_mem() { miri --package longshore-mem --lib; }
-miri_of_iov() {
-    miri --package longshore-iov --lib --test model --test bad_input --test concurrent
+miri_of_iov() { miri --package longshore-iov --lib; }
+miri_of_iov_tests() {
+    miri --package longshore-iov --test model --test bad_input --test concurrent
 }
 miri_of_access() { miri --package longshore-access --lib -- dirty:: tlb:: words::; }
 miri_of_pagetable() { miri_of_tables --package longshore-pagetable --test miri; }

@@ -327,15 +327,15 @@ impl<P> Grace<P> {
         self.slots().any(|slot| is_own(slot) && slot.busy.load(Ordering::Relaxed) != 0)
     }
 
-    /// Returns when no session can use what was cleared before this was called: none has it in its
-    /// TLB, and none is in the middle of an access by it.
+    /// As [`wait_asking`](Self::wait_asking), of sessions that end what they do by themselves.
     #[cfg(loom)]
     pub fn wait(&self, membarrier: impl FnOnce()) {
         self.wait_asking(membarrier, |_| {});
     }
 
-    /// The same. While a slot stays busy `ask` is called now and then with the thread it belongs to,
-    /// to end what that thread is busy with.
+    /// Returns when no session can use what was cleared before this was called: none has it in its
+    /// TLB, and none is in the middle of an access by it. While a slot stays busy `ask` is called now
+    /// and then with the thread it belongs to, to end what that thread is busy with.
     pub fn wait_asking(&self, membarrier: impl FnOnce(), mut ask: impl FnMut(usize)) {
         fence(Ordering::SeqCst);
         let is_active = |slot: &&Slot<P>| slot.state.load(Ordering::Acquire) == ACTIVE;

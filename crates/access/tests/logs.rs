@@ -358,7 +358,7 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
         }
     };
     std::thread::scope(|scope| {
-        scope.spawn(move || {
+        let reader = scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 space.read_dirty(iova(0), 8 * PAGE, true, tell).unwrap();
                 passes.fetch_add(1, Ordering::AcqRel);
@@ -376,6 +376,7 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
             // What the other has in hand it tells of by then.
             let end = passes.load(Ordering::Acquire) + 2;
             while passes.load(Ordering::Acquire) < end {
+                assert!(!reader.is_finished());
                 std::thread::yield_now();
             }
             missing |= 0xff & !told.swap(0, Ordering::Relaxed);

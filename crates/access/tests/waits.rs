@@ -424,6 +424,21 @@ fn a_lease_is_told_while_a_pin_is_waited_for() {
     assert_eq!(told.load(Ordering::SeqCst), 1);
 }
 
+/// The memory is used still, so it must not be let go.
+#[test]
+fn what_a_callback_panics_about_counts_as_mapped() {
+    let world = World::new();
+    let notify = OnUnmap::Notify(Arc::new(|| panic!("told")));
+    let lease = world.space.session().lease(PINNED, 8, Write, notify).unwrap();
+    let unmapping = std::panic::AssertUnwindSafe(|| world.unmap(PINNED));
+    assert!(std::panic::catch_unwind(unmapping).is_err());
+    world.unmap(OTHER);
+    let detached = world.space.detach(&world.own);
+    assert!(matches!(detached, Err(Error::StillMapped { mapped_bytes: PAGE })), "{detached:?}");
+    lease.view().write(0, b"it is there").unwrap_err();
+    lease.view().write(0, b"there").unwrap();
+}
+
 /// Between two pins the slot is left for no time at all.
 #[test]
 fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
