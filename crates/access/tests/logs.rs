@@ -366,7 +366,7 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
         });
         let session = space.session();
         let mut missing = 0;
-        for round in 0..300 {
+        for round in 0..100 {
             space.map(iova(0), &region, 0, 8 * PAGE, Prot::READ_WRITE).unwrap();
             for page in 0..8 {
                 session.write_obj(iova(page), round).unwrap();
