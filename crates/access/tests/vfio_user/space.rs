@@ -8,7 +8,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use longshore_access::vfio_user::client::{Client, ClientError, Memory, NoMemory};
-use longshore_access::vfio_user::wire::{Command, DmaMap, DmaUnmap, Feature, Request, feature};
+use longshore_access::vfio_user::wire::{
+    Command, DmaMap, DmaUnmap, Feature, Header, Request, feature,
+};
 use longshore_access::vfio_user::{Ended, Link, Served, Server, SpaceDma};
 use longshore_access::{ReadWrite, Reason, Space};
 use longshore_mem::Iova;
@@ -268,15 +270,18 @@ fn nor_where_memory_is_pinned_around_the_question() {
             assert_eq!(content(&file, 0x100, 8), b"finished", "it was waited for");
         }
         assert_eq!(setup.space.session().read(Iova::new(taken), &mut [0]).unwrap_err().done, 0);
+        let mut reason = Reason::Revoked;
         if !is_revoked {
+            // It still waits, for a refusal.
             assert!(!device.is_finished());
+            let refusal = Header::decode(asked[..16].try_into().unwrap()).error_reply(14);
+            std::io::Write::write_all(&mut stream, &refusal.encode()).unwrap();
+            reason = Reason::Permission;
         }
-        // Whoever still asks is told that the client is gone.
-        drop((setup.client, setup.stream, stream));
         let fault = device.join().unwrap().unwrap_err();
-        let reason = if is_revoked { Reason::Revoked } else { Reason::BackingLost };
         assert_eq!((fault.done, fault.reason), (0, reason));
-        assert_eq!(setup.server.join().unwrap().maps_left_count, 0);
+        drop(stream);
+        assert_eq!(setup.hang_up().0.maps_left_count, 0);
     }
 }
 
