@@ -97,7 +97,7 @@ miri_tests() {
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
-    local packages=(access vm_memory iov_tests iov mem space pagetable load heap)
+    local packages=(access vm_memory iov_tests iov mem pagetable load counts heap)
     at_once=$(nproc)
     cargo +nightly miri --version
     for package in "${packages[@]}"; do
@@ -137,10 +137,10 @@ miri_of_vm_memory() {
 }
 # Words of several sizes in one place, as rings have them, are too much for Miri's memory of old
 # stores. And addresses in page tables are numbers.
-miri_of_space() {
+miri_of_counts() {
     local -x MIRIFLAGS="$MIRIFLAGS -Zmiri-disable-weak-memory-emulation"
     MIRIFLAGS+=' -Zmiri-permissive-provenance'
-    miri_of_tables --package longshore-access --test model --test counts
+    miri_of_tables --package longshore-access --test counts
 }
 miri_of_heap() { miri_of_tables --package longshore-heap --lib -- heap:: page_report:: error::; }
 miri_of_load() {

@@ -491,7 +491,7 @@ impl World {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 3 } else { 192 },
+        cases: if cfg!(miri) { 4 } else { 192 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
