@@ -102,6 +102,9 @@ mod words;
 #[cfg(all(feature = "vfio-user", not(loom)))]
 pub mod vfio_user;
 
+#[cfg(all(feature = "vhost-user", not(loom)))]
+pub mod vhost_user;
+
 #[cfg(not(loom))]
 mod grace;
 #[cfg(loom)]
