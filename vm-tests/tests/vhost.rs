@@ -241,9 +241,10 @@ fn moved(name: &str, options: &[&str]) -> Moved {
 /// Writes the machine to a file while it runs, and ends its QEMU.
 fn migrate(qmp: &Path, state: &Path) -> serde_json::Value {
     let mut qmp = Qmp::connect(qmp).expect("QEMU listens");
-    // Slow enough that what was written out first is read into again, many times; and enough time
-    // in the end for all of the buffer.
-    let parameters = json!({ "max-bandwidth": 40 << 20, "downtime-limit": 5000 });
+    // So slow that what is written out first is read into again, many times. What may be left for
+    // the end, when it stands still, is a second's worth: more than the buffer, and far less than
+    // all memory.
+    let parameters = json!({ "max-bandwidth": 40 << 20, "downtime-limit": 1000 });
     qmp.execute("migrate-set-parameters", &parameters).expect("it knows them");
     let uri = format!("exec:cat > {}", state.display());
     let began = Instant::now();

@@ -6,10 +6,10 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, Receiver, RecvTimeoutError},
+        mpsc::{self, Receiver},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use longshore_mem::FileOffset;
@@ -36,6 +36,7 @@ const BLOCKS: u64 = VHOST_CONTENT_BYTES / PAGE_BYTES;
 /// Notes of a page: nothing was read into it yet; something is being read into it.
 const NOTHING: u64 = u64::MAX;
 const BUSY: u64 = u64::MAX - 1;
+const POLL: Duration = Duration::from_millis(20);
 
 /// How reading has ended.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ pub(super) enum Ended {
     /// The host says that the machine has moved.
     Moved,
     /// A read failed.
-    Failed(io::Error),
+    Failed(#[expect(dead_code, reason = "shown")] io::Error),
     /// A read does not end.
     Stuck,
 }
@@ -98,25 +99,29 @@ impl Reader {
 
     /// Waits until something was read into each page.
     pub(super) fn wait_until_each_was_read(&self, limit: Duration) -> Result<()> {
-        while self.notes.blocks.iter().any(|block| block.load(Ordering::Acquire) == NOTHING) {
-            let before = self.reads();
-            let ended = self.ended.recv_timeout(limit);
-            let is_going_on = matches!(ended, Err(RecvTimeoutError::Timeout));
-            ensure!(is_going_on && self.reads() > before, "reads do not go on: {ended:?}");
-        }
+        let is_read = |block: &AtomicU64| block.load(Ordering::Acquire) != NOTHING;
+        let ended = self.wait_until(limit, || self.notes.blocks.iter().all(is_read));
+        ensure!(ended.is_none(), "reads do not go on: {ended:?}");
         Ok(())
     }
 
     /// Waits until the host says that the machine has moved, or until no read has ended for `limit`.
     pub(super) fn wait_for_the_move(&self, limit: Duration) -> Ended {
-        loop {
-            let before = self.reads();
-            match self.ended.recv_timeout(limit) {
-                Ok(ended) => return ended,
-                Err(_) if self.reads() == before => return Ended::Stuck,
+        self.wait_until(limit, || false).unwrap_or(Ended::Stuck)
+    }
+
+    /// Waits until `is_over`; else how reading has ended.
+    fn wait_until(&self, limit: Duration, is_over: impl Fn() -> bool) -> Option<Ended> {
+        let (mut reads, mut since) = (self.reads(), Instant::now());
+        while !is_over() {
+            match self.ended.recv_timeout(POLL) {
+                Ok(ended) => return Some(ended),
+                Err(_) if self.reads() != reads => (reads, since) = (self.reads(), Instant::now()),
+                Err(_) if since.elapsed() > limit => return Some(Ended::Stuck),
                 Err(_) => {}
             }
         }
+        None
     }
 
     /// Looks at each page.
