@@ -186,11 +186,13 @@ impl Backend {
                 self.change(index, |ring| ring.kick = Some(event))?;
             }
             Request::SetVringCall { index, has_descriptor } => {
-                let event = if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
+                let event =
+                    if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
                 self.change(index, |ring| ring.call = event)?;
             }
             Request::SetVringErr { index, has_descriptor } => {
-                let event = if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
+                let event =
+                    if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
                 self.change(index, |ring| ring.error = event)?;
             }
             Request::SetVringEnable { index, is_enabled } => {
@@ -402,7 +404,8 @@ impl Backend {
                 error: ring.error.clone(),
             };
             let started = Worker::start(work);
-            let worker = started.map_err(|source| Refusal::Io { what: "a ring's thread", source })?;
+            let worker =
+                started.map_err(|source| Refusal::Io { what: "a ring's thread", source })?;
             self.rings[index].worker = Some(worker);
         }
         Ok(())

@@ -107,10 +107,11 @@ impl Misses {
         *owed += 1;
         let deadline = Some(Instant::now() + ANSWER_TIMEOUT);
         loop {
-            let message = receiver.receive(&self.socket, stop, deadline).map_err(|why| match why {
-                NoMessage::Stopped => NoTranslation::Stopped,
-                _ => NoTranslation::ChannelLost,
-            })?;
+            let message =
+                receiver.receive(&self.socket, stop, deadline).map_err(|why| match why {
+                    NoMessage::Stopped => NoTranslation::Stopped,
+                    _ => NoTranslation::ChannelLost,
+                })?;
             let header = message.header;
             let outcome = <[u8; 8]>::try_from(&*message.payload).map(u64::from_ne_bytes);
             let is_answer = header.is_reply && header.request == number::BACKEND_IOTLB_MSG;

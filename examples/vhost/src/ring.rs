@@ -147,8 +147,7 @@ impl Ring {
             // the access faults.
             let at = start.wrapping_add(DESCRIPTOR_BYTES * u64::from(index));
             let [address, word] = dma.read_obj::<[u64; 2]>(at)?.map(u64::from_le);
-            let (len_bytes, flags, next) =
-                (word as u32, (word >> 32) as u16, (word >> 48) as u16);
+            let (len_bytes, flags, next) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
             if flags & INDIRECT != 0 {
                 let entries = u64::from(len_bytes) / DESCRIPTOR_BYTES;
                 if is_indirect || flags & NEXT != 0 {

@@ -301,8 +301,7 @@ impl Request {
                 let (index, flags) = (fields.u32(), fields.u32());
                 let (descriptors, used, available) = (fields.u64(), fields.u64(), fields.u64());
                 let (is_logged, log_at) = (flags & 1 != 0, GuestPhys::new(fields.u64()));
-                let addresses =
-                    RingAddresses { is_logged, descriptors, used, available, log_at };
+                let addresses = RingAddresses { is_logged, descriptors, used, available, log_at };
                 Self::SetVringAddr { index, addresses }
             }
             number::SET_VRING_BASE => {

@@ -121,7 +121,8 @@ impl Work {
             served?;
             // So that unmapping meanwhile does not have to wait for this thread.
             dma.session.park();
-            let event = unix_socket::wait(self.kick.as_fd(), Interest::Receive, &[stop.as_fd()], None);
+            let event =
+                unix_socket::wait(self.kick.as_fd(), Interest::Receive, &[stop.as_fd()], None);
             match event {
                 Ok(Ready::Socket) => {
                     let _ = event_fd::drain(&*self.kick);

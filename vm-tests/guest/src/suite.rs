@@ -34,8 +34,7 @@ pub(crate) struct Test {
 }
 
 /// The suites that the committed list of tests covers.
-const SUITES: &[Suite] = 
-    &[kernel::SUITE, heap::SUITE, load::SUITE, device::SUITE, vhost::SUITE];
+const SUITES: &[Suite] = &[kernel::SUITE, heap::SUITE, load::SUITE, device::SUITE, vhost::SUITE];
 
 /// Tests that fail on purpose, to prove that the harness notices. They are run by name only.
 const DELIBERATE: &[Suite] = &[deliberate::SUITE];

@@ -122,8 +122,7 @@ impl<A: Address> ExternalLog<A> {
             .map_err(|_| io::ErrorKind::Unsupported)?;
         let skip = offset.raw() % page.bytes();
         let first = FileOffset::new(offset.raw() - skip);
-        let mapping =
-            Mapping::of_file_part(&of, first, skip + len_bytes, page, Access::ReadWrite)?;
+        let mapping = Mapping::of_file_part(&of, first, skip + len_bytes, page, Access::ReadWrite)?;
         // SAFETY: the mapping has `skip` bytes and the log behind them.
         let start = unsafe { mapping.start().add(skip as usize) };
         let len_bytes = mapping.len_bytes() - skip as usize;

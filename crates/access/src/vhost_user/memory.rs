@@ -103,7 +103,9 @@ pub enum MemoryError {
         second: GuestPhys,
     },
     /// A translation to memory that no region has.
-    #[error("{len_bytes:#x} bytes at the front-end's address {user:#x} are in no region of its table")]
+    #[error(
+        "{len_bytes:#x} bytes at the front-end's address {user:#x} are in no region of its table"
+    )]
     NoRegion {
         /// Where they are to be.
         user: UserAddr,
@@ -376,7 +378,8 @@ impl SpaceMemory {
         let before = self.mapped.range(..first).next_back();
         let before = before.filter(|(start, len)| **start + (**len - 1) >= first);
         let inside = self.mapped.range(first..=last);
-        let ranges: Vec<_> = before.into_iter().chain(inside).map(|(at, len)| (*at, *len)).collect();
+        let ranges: Vec<_> =
+            before.into_iter().chain(inside).map(|(at, len)| (*at, *len)).collect();
         if ranges.is_empty() {
             return Ok(());
         }
@@ -441,7 +444,8 @@ fn check_table(regions: &[TableRegion<'_>]) -> Result<(), MemoryError> {
         check_range("a region", region.guest_phys.raw(), len_bytes, ADDRESS_END)?;
         check_range("a region's user memory", region.user.raw(), len_bytes, u64::MAX)?;
         check_range("a region's file", region.offset.raw(), len_bytes, i64::MAX as u64)?;
-        let overlaps = |(a, a_len): (u64, u64), (b, b_len): (u64, u64)| a < b + b_len && b < a + a_len;
+        let overlaps =
+            |(a, a_len): (u64, u64), (b, b_len): (u64, u64)| a < b + b_len && b < a + a_len;
         for other in &regions[..at] {
             let guest = |of: &TableRegion<'_>| (of.guest_phys.raw(), of.len_bytes);
             let user = |of: &TableRegion<'_>| (of.user.raw(), of.len_bytes);

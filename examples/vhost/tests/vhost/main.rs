@@ -1,0 +1,6 @@
+//! The disk, driven by a front-end of a few lines: what it does, and what no front-end can make it do.
+
+mod frontend;
+mod hostile;
+mod log;
+mod requests;
