@@ -130,8 +130,18 @@ impl Backend {
         self.protocol_features & protocol::REPLY_ACK != 0
     }
 
-    /// Does what a message asks for.
+    /// Does what a message asks for, and starts the rings that can run then.
     pub(crate) fn handle(
+        &mut self,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Refusal> {
+        let answer = self.change_by(request, descriptors);
+        self.start_all();
+        answer
+    }
+
+    fn change_by(
         &mut self,
         request: Request,
         mut descriptors: Vec<OwnedFd>,
@@ -204,12 +214,8 @@ impl Backend {
                 self.misses = Some(Arc::new(Misses::new(socket)));
             }
             // Rings go on meanwhile: the one that waits for an update among them.
-            Request::Iotlb(message) => {
-                self.iotlb(message)?;
-                return Ok(Answer::Done);
-            }
+            Request::Iotlb(message) => self.iotlb(message)?,
         }
-        self.start_all()?;
         Ok(Answer::Done)
     }
 
@@ -274,7 +280,7 @@ impl Backend {
         for ring in self.rings.iter_mut().filter(|ring| has_own(ring)) {
             ring.stop();
         }
-        self.start_all()
+        Ok(())
     }
 
     fn set_table(&mut self, claims: &[RegionClaim], files: &[OwnedFd]) -> Result<(), Refusal> {
@@ -370,8 +376,8 @@ impl Backend {
         self.rings.iter_mut().for_each(RingState::stop);
     }
 
-    /// Starts what has all that it needs.
-    fn start_all(&mut self) -> Result<(), Refusal> {
+    /// Starts what has all that it needs. A ring that cannot be started is broken.
+    fn start_all(&mut self) {
         let starts_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
         for index in 0..RINGS {
             let ring = &self.rings[index];
@@ -382,33 +388,51 @@ impl Backend {
             let (Some(at), Some(kick), true) = (ring.addresses, &ring.kick, is_ready) else {
                 continue;
             };
-            let placement = self.placement(ring.entries, &at)?;
-            if !placement.is_valid() {
-                return Err(Refusal::RingPlacement { index: index as u32 });
+            let started = self.start(index, &at, Arc::clone(kick));
+            let ring = &mut self.rings[index];
+            match started {
+                Ok(worker) => ring.worker = Some(worker),
+                Err(refusal) => {
+                    ring.is_broken = true;
+                    self.counts.ring_error(index, &refusal);
+                    if let Some(event) = &ring.error {
+                        // Nobody may listen.
+                        let _ = event_fd::signal(event);
+                    }
+                }
             }
-            // Behind an IOMMU the address to log by is an IOVA, and what is used is logged by where
-            // it is found, as all that is written.
-            let is_translated = self.memory.translation() == Translation::Iotlb;
-            let log = self.memory.log().filter(|_| at.is_logged && !is_translated);
-            let log = log.filter(|_| !self.is_log_left_out);
-            let used_log = log.map(|log| UsedLog { log: Arc::clone(log), at: at.log_at });
-            let work = Work {
-                index,
-                ring: Ring { placement, next: ring.next, used_log },
-                space: self.memory.space().clone(),
-                disk: Arc::clone(&self.disk),
-                counts: self.counts.clone(),
-                misses: self.misses.clone().filter(|_| is_translated),
-                kick: Arc::clone(kick),
-                call: ring.call.clone(),
-                error: ring.error.clone(),
-            };
-            let started = Worker::start(work);
-            let worker =
-                started.map_err(|source| Refusal::Io { what: "a ring's thread", source })?;
-            self.rings[index].worker = Some(worker);
         }
-        Ok(())
+    }
+
+    fn start(
+        &self,
+        index: usize,
+        at: &RingAddresses,
+        kick: Arc<OwnedFd>,
+    ) -> Result<Worker, Refusal> {
+        let ring = &self.rings[index];
+        let placement = self.placement(ring.entries, at)?;
+        if !placement.is_valid() {
+            return Err(Refusal::RingPlacement { index: index as u32 });
+        }
+        // Behind an IOMMU the address to log by is an IOVA, and what is used is logged by where it is
+        // found, as all that is written.
+        let is_translated = self.memory.translation() == Translation::Iotlb;
+        let log = self.memory.log().filter(|_| at.is_logged && !is_translated);
+        let log = log.filter(|_| !self.is_log_left_out);
+        let used_log = log.map(|log| UsedLog { log: Arc::clone(log), at: at.log_at });
+        let work = Work {
+            index,
+            ring: Ring { placement, next: ring.next, used_log },
+            space: self.memory.space().clone(),
+            disk: Arc::clone(&self.disk),
+            counts: self.counts.clone(),
+            misses: self.misses.clone().filter(|_| is_translated),
+            kick,
+            call: ring.call.clone(),
+            error: ring.error.clone(),
+        };
+        Worker::start(work).map_err(|source| Refusal::Io { what: "a ring's thread", source })
     }
 }
 

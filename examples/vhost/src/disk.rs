@@ -68,7 +68,7 @@ impl Disk {
     pub(crate) fn place(&self, sector: u64, len_bytes: u64) -> Option<u64> {
         let end = sector.checked_add(len_bytes / SECTOR_BYTES)?;
         let is_there = len_bytes.is_multiple_of(SECTOR_BYTES) && end <= self.sectors;
-        is_there.then_some(sector * SECTOR_BYTES)
+        is_there.then(|| sector * SECTOR_BYTES)
     }
 
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {

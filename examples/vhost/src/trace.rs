@@ -8,7 +8,6 @@ use longshore_access::Fault;
 use longshore_mem::Iova;
 
 use crate::block::Status;
-use crate::ring::RingError;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident)*) => {
@@ -150,7 +149,7 @@ impl Counts {
         self.count(&self.0.data_faults, format_args!("a request's data: {fault}"));
     }
 
-    pub(crate) fn ring_error(&self, index: usize, error: &RingError) {
+    pub(crate) fn ring_error(&self, index: usize, error: &dyn fmt::Display) {
         self.count(&self.0.ring_errors, format_args!("ring {index} is broken: {error}"));
     }
 
