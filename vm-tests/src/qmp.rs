@@ -48,7 +48,8 @@ impl Qmp {
     /// If it is gone or refuses.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let request = json!({ "execute": command, "arguments": arguments });
-        let sent = writeln!(self.stream.get_mut(), "{request}");
+        // At once: QEMU does what it is told at the last brace, and may be gone at the line's end.
+        let sent = self.stream.get_mut().write_all(format!("{request}\n").as_bytes());
         sent.map_err(|error| said(command, &error))?;
         loop {
             let mut answer = self.line(command)?;
