@@ -153,6 +153,7 @@ impl Request<'_, '_> {
     ) -> Result<Status, Halt> {
         let Some(start) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
         while self.written_bytes < data_bytes {
+            self.dma.check_stop()?;
             let part = self.bounce.len().min((data_bytes - self.written_bytes) as usize);
             let part = &mut self.bounce[..part];
             if self.disk.read(start + self.written_bytes, part).is_err() {
@@ -170,6 +171,7 @@ impl Request<'_, '_> {
         let data_bytes = readable.left_bytes;
         let Some(mut at) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
         while readable.left_bytes > 0 {
+            self.dma.check_stop()?;
             let part = self.bounce.len().min(readable.left_bytes as usize);
             let part = &mut self.bounce[..part];
             readable.read(self.dma, part)?;

@@ -65,6 +65,11 @@ impl Dma<'_> {
         self.retry(true, || self.session.store(Iova::new(iova), value, order))
     }
 
+    /// In what takes long: whether to go on.
+    pub(crate) fn check_stop(&self) -> Result<(), Halt> {
+        if self.stop.is_stopped() { Err(Halt::Stopped) } else { Ok(()) }
+    }
+
     /// Does `access`, which goes on where it stopped before, until it is done.
     fn retry<T>(
         &self,

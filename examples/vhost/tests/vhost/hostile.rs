@@ -355,3 +355,76 @@ fn translation_comes_and_goes() {
     frontend.done(number::SET_VRING_ADDR, &addresses(0, 0, USER), &[]);
     assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
 }
+
+/// xorshift64: the same numbers in each run.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// A number of the kind that finds mistakes.
+    fn number(&mut self) -> u64 {
+        let near = [0, 1, GUEST, USER, IOVA, MEMORY_BYTES, 1 << 32, 1 << 48, u64::MAX, 0x1000];
+        let at = near[self.below(near.len() as u64) as usize];
+        match self.below(4) {
+            0 => self.next() >> self.below(64),
+            1 => at.wrapping_add(self.below(0x4000)).wrapping_sub(0x2000),
+            _ => at,
+        }
+    }
+}
+
+/// Messages that are nearly right, and rings full of nonsense, from a few hundred front-ends.
+#[test]
+fn noise_does_no_harm() {
+    let served = Served::new();
+    let mut noise = Noise(0x1234_5678_9abc_def1);
+    for round in 0..200 {
+        let frontend = if round % 2 == 0 {
+            Frontend::ready(&served)
+        } else {
+            Frontend::ready_behind_iommu(&served, Frontend::translate)
+        };
+        let memory = frontend.memory.try_clone().unwrap();
+        let event = event_fd::create().unwrap();
+        for at in 0..0x40 {
+            let at = [DESCRIPTORS, AVAILABLE, USED][at as usize % 3] + 8 * (at / 3);
+            frontend.put(at, &noise.number().to_le_bytes());
+        }
+        event_fd::signal(&frontend.kick).unwrap();
+        for _ in 0..12 {
+            let request = 1 + noise.below(26) as u32;
+            let len = [0, 8, 16, 32, 40, 12, 40, 72][noise.below(8) as usize];
+            let mut payload: Vec<u8> =
+                (0..len / 4).flat_map(|_| (noise.number() as u32).to_ne_bytes()).collect();
+            if noise.below(2) == 0 {
+                payload = (0..len / 8).flat_map(|_| noise.number().to_ne_bytes()).collect();
+            }
+            if request == number::SET_MEM_TABLE {
+                let region = std::array::from_fn(|_| noise.number());
+                payload = table(&[[GUEST, MEMORY_BYTES, USER, 0], region]);
+            }
+            let descriptors = [memory.as_fd(), event.as_fd(), memory.as_fd()];
+            let some = &descriptors[..noise.below(4) as usize];
+            let flags = 1 | (noise.below(2) as u32) << 3;
+            let bytes = raw(request, flags, payload.len() as u32, &payload);
+            // It may have ended.
+            if unix_socket::send(&frontend.socket, &bytes, some).is_err() {
+                break;
+            }
+        }
+        drop(frontend);
+        served.ended();
+    }
+    assert!(served.counts.snapshot().refused > 200, "{}", served.counts.snapshot());
+    served.still_serves();
+}
