@@ -78,7 +78,8 @@ fn a_guest_that_is_handed_over_goes_on_where_it_was() {
     let handed_over = || Script { is_handed_over: true, ..Script::new() };
     let first = format!("{BOOT_LOG}{}", reports(&[up(), begin(60)]));
     let second = format!("echo 'more' >>$LOG;{}", reports_from(2, &[passed(), Event::Down]));
-    let report = handed_over().run(&[first.clone(), second.clone()]).unwrap();
+    let script = handed_over();
+    let report = script.run(&[first.clone(), second.clone()]).unwrap();
     assert_eq!((report.boots, &report.tests[0].outcome), (1, &Outcome::Passed));
     assert!(fs::read_to_string(report.console_log).unwrap().ends_with("more\n"));
     // A second one that begins anew is no successor, a third one is none either.
