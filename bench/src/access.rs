@@ -21,6 +21,7 @@ mod memory;
 mod ours;
 mod plain;
 mod published;
+mod remap;
 mod schemes;
 mod stream;
 mod timed;
@@ -67,6 +68,7 @@ impl Bench for Access {
         cases::run(&self.common, memory, session)?;
         schemes::run(&self.common, memory, session)?;
         locks::run(&self.common, session)?;
-        unmap::run(&self.common, memory, session)
+        unmap::run(&self.common, memory, session)?;
+        remap::run(&self.common, memory, session)
     }
 }

@@ -58,6 +58,16 @@ impl Span {
         Self { ticks: last.wrapping_sub(first) as f64, ns }
     }
 
+    /// Nothing yet.
+    pub(super) const fn zero() -> Self {
+        Self { ticks: 0.0, ns: 0.0 }
+    }
+
+    /// Both, one after the other.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { ticks: self.ticks + other.ticks, ns: self.ns + other.ns }
+    }
+
     /// For each of `count` parts.
     pub(super) fn each(self, count: usize) -> Self {
         Self { ticks: self.ticks / count as f64, ns: self.ns / count as f64 }

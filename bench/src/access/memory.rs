@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::DmaMemory;
 
-use super::stream::Random;
+use super::stream::{Random, shuffle};
 
 /// What is mapped, all of it.
 pub(super) const SPACE_BYTES: u64 = 1 << 30;
@@ -59,10 +59,7 @@ impl Maps {
         let piece_log2 = SPACE_BYTES.ilog2() - count.ilog2();
         assert!(piece_log2 >= 12, "a piece is a page at least");
         let mut order: Vec<u32> = (0..count as u32).collect();
-        let mut random = Random::new(1);
-        for last in (1..count).rev() {
-            order.swap(last, random.below(last as u64 + 1) as usize);
-        }
+        shuffle(&mut order, &mut Random::new(1));
         Self { piece_log2, order: order.into() }
     }
 

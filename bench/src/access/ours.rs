@@ -63,6 +63,11 @@ impl<'m> Ours<'m> {
         let spaces = (0..count).map(|_| raw_space(memory, maps, barrier)).collect::<Result<_>>()?;
         Ok(Self { spaces, _memory: memory })
     }
+
+    /// The space of the first thread, or of all.
+    pub(super) fn space(&self) -> &Space {
+        &self.spaces[0]
+    }
 }
 
 /// The memory as a region. It must outlive the spaces that the region is attached to.

@@ -10,6 +10,7 @@
 //! | rwlock for reading | the same, the container's lock for reading |
 //! | references held | the container's lock for reading; the task's lock and a reference to its memory |
 //! | references held, no task lock | the container's lock for reading; a reference to the memory |
+//! | parking_lot, arc-swap, crossbeam-epoch | references held; a lock of that crate for reading, a guard of its pointer, its epoch pinned |
 #![expect(unsafe_code, reason = "copies from and to addresses of memory that is borrowed")]
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use anyhow::Result;
+use arc_swap::ArcSwap;
 use longshore_access::{Barrier, Space};
 use longshore_mem::Iova;
 use longshore_pagetable::Prot;
@@ -75,6 +77,9 @@ fn candidates<'m>(memory: &'m Memory, maps: &Maps, task: Task) -> Result<Candida
     scheme!("rwlock for reading", EachCall<RwLock<()>>);
     scheme!("references held", Held<true>);
     scheme!("references held, no task lock", Held<false>);
+    scheme!("parking_lot's rwlock", HeldBy<parking_lot::RwLock<()>>);
+    scheme!("arc-swap", HeldBy<ArcSwap<()>>);
+    scheme!("crossbeam-epoch", HeldBy<Epoch>);
     let fences = Ours::raw(memory, maps, vms, Some(Barrier::Fence))?;
     let fences = Timed::new("longshore, without membarrier", fences, task, memory, maps);
     candidates.push(Box::new(fences.ours()));
@@ -126,6 +131,8 @@ struct Group {
 struct Container {
     mutex: Mutex<()>,
     rwlock: RwLock<()>,
+    parking_lot: parking_lot::RwLock<()>,
+    arc_swap: ArcSwap<()>,
     space: Space,
     task: Mutex<Option<Arc<AtomicUsize>>>,
     users: Arc<AtomicUsize>,
@@ -137,7 +144,15 @@ impl Container {
     fn new(space: Space) -> Self {
         let users = Arc::new(AtomicUsize::new(1));
         let task = Mutex::new(Some(Arc::clone(&users)));
-        Self { mutex: Mutex::new(()), rwlock: RwLock::new(()), space, task, users }
+        Self {
+            mutex: Mutex::new(()),
+            rwlock: RwLock::new(()),
+            parking_lot: parking_lot::RwLock::new(()),
+            arc_swap: ArcSwap::from_pointee(()),
+            space,
+            task,
+            users,
+        }
     }
 
     /// Translates and accesses.
@@ -207,6 +222,33 @@ impl ContainerLock for RwLock<()> {
     }
 }
 
+impl ContainerLock for parking_lot::RwLock<()> {
+    #[inline(always)]
+    fn with<R>(container: &Container, then: impl FnOnce() -> R) -> R {
+        let _held = container.parking_lot.read();
+        then()
+    }
+}
+
+impl ContainerLock for ArcSwap<()> {
+    #[inline(always)]
+    fn with<R>(container: &Container, then: impl FnOnce() -> R) -> R {
+        let _held = container.arc_swap.load();
+        then()
+    }
+}
+
+/// The epoch of all threads.
+struct Epoch;
+
+impl ContainerLock for Epoch {
+    #[inline(always)]
+    fn with<R>(_container: &Container, then: impl FnOnce() -> R) -> R {
+        let _pinned = crossbeam_epoch::pin();
+        then()
+    }
+}
+
 /// Everything anew.
 struct EachCall<L>(PhantomData<L>);
 
@@ -237,6 +279,17 @@ impl<const TASK_LOCK: bool> Scheme for Held<TASK_LOCK> {
                 container.with_memory(|| access(container))
             }
         })
+    }
+}
+
+/// With references held across calls, and nothing but what keeps the translations for this one: what
+/// a program would use that is no kernel.
+struct HeldBy<L>(PhantomData<L>);
+
+impl<L: ContainerLock> Scheme for HeldBy<L> {
+    #[inline(always)]
+    fn with<R>(vm: &Vm<'_>, access: impl FnOnce(&Container) -> R) -> R {
+        L::with(&vm.container, || access(&vm.container))
     }
 }
 

@@ -126,9 +126,7 @@ pub(super) fn list(work: Work, places: Places, thread: u64, count: usize) -> Vec
     let mut random = Random::new(2 + thread);
     let pages = places.pages(thread, &mut random);
     let mut deck = work.deck(count);
-    for last in (1..deck.len()).rev() {
-        deck.swap(last, random.below(last as u64 + 1) as usize);
-    }
+    shuffle(&mut deck, &mut random);
     let of = |(len, write)| {
         let page = match &pages {
             Some(pages) => pages[random.below(pages.len() as u64) as usize],
@@ -138,6 +136,13 @@ pub(super) fn list(work: Work, places: Places, thread: u64, count: usize) -> Vec
         Op { at: page + random.below(PAGE_BYTES / len_bytes) * len_bytes, len, write }
     };
     deck.into_iter().map(of).collect()
+}
+
+/// Puts them into another order (Fisher and Yates, as Durstenfeld does it).
+pub(super) fn shuffle<T>(items: &mut [T], random: &mut Random) {
+    for last in (1..items.len()).rev() {
+        items.swap(last, random.below(last as u64 + 1) as usize);
+    }
 }
 
 /// Vigna's xorshift64*, from a seed.

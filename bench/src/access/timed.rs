@@ -10,7 +10,7 @@ use super::counter::{CYCLES, Span};
 use super::doors::{self, Buffer, Door, Doors};
 use super::memory::{Maps, Memory};
 use super::plain::Plain;
-use super::stream::{self, Op, Places, Work};
+use super::stream::{self, Op, Places, Random, Work};
 use crate::harness::{Candidate, Metric, Sample, Trouble};
 
 pub(super) const TIME: Metric = Metric { name: "time", unit: "ns" };
@@ -108,7 +108,7 @@ impl<'m, D: Doors> Timed<'m, D> {
     /// all of the space, where a pass is long, the median of its parts.
     fn alone(&self) -> Sample {
         const PART: usize = 2048;
-        let (door, ops) = (self.doors.open(0), &self.lists[0]);
+        let door = self.doors.open(0);
         let mut buffer = Buffer::new();
         let mut once = |ops: &[Op]| {
             Span::of(|| doors::pass(self.task.work, &door, ops, &mut buffer)).each(ops.len())
@@ -117,15 +117,16 @@ impl<'m, D: Doors> Timed<'m, D> {
         let each = if self.task.places == Places::Random {
             let mut parts = Vec::new();
             while parts.is_empty() || Instant::now() < until {
-                parts.extend(ops.chunks(PART).map(&mut once));
+                parts.extend(self.lists[0].chunks(PART).map(&mut once));
             }
             parts.sort_by(|one, other| one.ticks.total_cmp(&other.ticks));
             parts[parts.len() / 2]
         } else {
-            once(ops);
-            let mut best = once(ops);
+            let mut order = Order::of(&self.lists[0]);
+            once(order.next());
+            let mut best = once(order.next());
             while Instant::now() < until {
-                best = best.best(once(ops));
+                best = best.best(once(order.next()));
             }
             best
         };
@@ -146,19 +147,20 @@ impl<'m, D: Doors> Timed<'m, D> {
     fn stretch(&self, time: Duration) -> (f64, f64) {
         let ready = Barrier::new(self.lists.len());
         let work = |thread: usize| {
-            let (door, ops) = (self.doors.open(thread as u64), &self.lists[thread]);
+            let door = self.doors.open(thread as u64);
             let mut buffer = Buffer::new();
+            let mut order = Order::of(&self.lists[thread]);
             let mut count = 0;
-            doors::pass(self.task.work, &door, ops, &mut buffer);
+            doors::pass(self.task.work, &door, order.next(), &mut buffer);
             ready.wait();
             let until = Instant::now() + time;
-            let span = Span::of(|| {
-                while Instant::now() < until {
-                    doors::pass(self.task.work, &door, ops, &mut buffer);
-                    count += ops.len();
-                }
-            });
-            span.each(count.max(1))
+            let mut span = Span::zero();
+            while count == 0 || Instant::now() < until {
+                let ops = order.next();
+                span = span.and(Span::of(|| doors::pass(self.task.work, &door, ops, &mut buffer)));
+                count += ops.len();
+            }
+            span.each(count)
         };
         let spans: Vec<Span> = thread::scope(|scope| {
             let work = &work;
@@ -174,7 +176,26 @@ impl<'m, D: Doors> Timed<'m, D> {
     }
 }
 
-fn list<D: Doors>(doors: &D, task: Task, thread: u64) -> Vec<Op> {
+/// A list in another order each time, the same orders for each candidate. A processor learns a list of
+/// thousands by heart when it is repeated as it is, and predicts every branch that depends on a
+/// length: no device model is asked so.
+pub(super) struct Order {
+    ops: Vec<Op>,
+    random: Random,
+}
+
+impl Order {
+    pub(super) fn of(ops: &[Op]) -> Self {
+        Self { ops: ops.to_vec(), random: Random::new(3) }
+    }
+
+    pub(super) fn next(&mut self) -> &[Op] {
+        stream::shuffle(&mut self.ops, &mut self.random);
+        &self.ops
+    }
+}
+
+pub(super) fn list<D: Doors>(doors: &D, task: Task, thread: u64) -> Vec<Op> {
     let count = task.places.count(task.work, task.effort.quick);
     let mut ops = stream::list(task.work, task.places, thread, count);
     for op in &mut ops {

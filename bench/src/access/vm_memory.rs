@@ -266,6 +266,17 @@ pub(super) mod v0_18 {
         }
     }
 
+    impl ByIommu<'_, RwLock<Iotlb>> {
+        /// Maps bytes of the memory at `place`, and unmaps them.
+        pub(in super::super) fn map_and_unmap(&self, place: u64, len_bytes: u64) -> Result<()> {
+            let (from, len) = (GuestAddress(BASE + place), len_bytes as usize);
+            let iotlb = || self.guest.iommu().0.write().expect("nobody panicked");
+            iotlb().set_mapping(from, GuestAddress(0), len, Permissions::ReadWrite)?;
+            iotlb().invalidate_mapping(from, len);
+            Ok(())
+        }
+    }
+
     impl<G: Guard> Door for ByIommu<'_, G> {
         #[inline(always)]
         fn read(&self, at: u64, into: &mut [u8]) {

@@ -12,9 +12,10 @@
 //!
 //! The first probe is the window's: 256 last-extent hints instead of one, so that going back and
 //! forth between extents costs nothing. It needs no more than one hint would but to work out the index.
-//! What is pushed out of a window is found in the other tables: short extents by the page, where a
-//! window has several, and long ones by the block, where there are more of their windows in use than
-//! the first table holds. Higher bits are folded into the indices, because buffers are often aligned
+//! What is pushed out of a window is found in the other tables: long extents by the block, where more
+//! of their windows are in use than the first table holds (as when a guest's memory is accessed all
+//! over), and short ones by the page, where a window has several. The first two are looked at inline,
+//! the third by a call. Higher bits are folded into the indices, because buffers are often aligned
 //! alike.
 
 use std::cell::Cell;
@@ -28,6 +29,8 @@ pub(crate) const WRITE: u64 = 2;
 pub(crate) const WRITE_FAST: u64 = 4;
 /// [`READ`] and [`WRITE_FAST`], as one flag to look at.
 pub(crate) const BOTH_FAST: u64 = 8;
+/// Before it is written, its page's dirty bit must be set or seen.
+pub(crate) const CLEAN: u64 = 16;
 const FLAGS: u64 = 0xfff;
 
 /// What the first table is indexed by: also the most that leaves of 4 KiB are merged to.
@@ -149,24 +152,21 @@ impl Tlb {
         }
     }
 
-    /// The first probe: where `len` bytes from `iova` are, if one extent has them all and its flag
-    /// `flag` is set.
+    /// The first two probes, the window's and the block's: where `len` bytes from `iova` are, if one
+    /// extent has them all and its flag `flag` is set.
     #[inline(always)]
     pub(crate) fn hit(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
-        self.windows[window(iova)].hit(iova, len, flag)
+        let in_window = self.windows[window(iova)].hit(iova, len, flag);
+        if in_window.is_some() {
+            return in_window;
+        }
+        self.blocks[block(iova)].hit(iova, len, flag)
     }
 
-    /// Whether the first probe finds the extent that has `iova`, whatever it permits.
+    /// The third probe, the page's.
     #[inline]
-    pub(crate) fn is_known_first(&self, iova: u64) -> bool {
-        self.windows[window(iova)].has(iova)
-    }
-
-    /// The other probes.
-    #[inline]
-    pub(crate) fn hit_second(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
-        let in_page = self.pages[page(iova)].hit(iova, len, flag);
-        if in_page.is_some() { in_page } else { self.blocks[block(iova)].hit(iova, len, flag) }
+    pub(crate) fn hit_page(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
+        self.pages[page(iova)].hit(iova, len, flag)
     }
 
     /// Whether the last extent walked to in the window of `iova` is a part of that window: one more
@@ -271,7 +271,7 @@ mod tests {
         }
         for page in 0..16 {
             assert_eq!(tlb.find(page << 12 | 5).map(|entry| entry.base), Some(page << 12));
-            assert!(tlb.hit_second(page << 12, 8, READ).is_some());
+            assert!(tlb.hit_page(page << 12, 8, READ).is_some());
         }
         tlb.clear();
         for page in 0..16 {
@@ -285,9 +285,9 @@ mod tests {
         let long = entry(0, 1 << 30);
         tlb.insert(0x12_3456, &long);
         assert!(tlb.hit(0x12_0000, 8, READ).is_some());
-        assert!(tlb.hit(0x13_0000, 8, READ).is_none());
-        // In the same 2 MiB.
-        assert!(tlb.hit_second(0x13_0000, 8, READ).is_some());
+        // In the same 2 MiB, and in the next.
+        assert!(tlb.hit(0x13_0000, 8, READ).is_some());
+        assert!(tlb.hit(0x23_0000, 8, READ).is_none());
         assert!(tlb.find(0x1f_0000).is_some());
         assert!(tlb.find(0x20_0000).is_none());
         tlb.clear();

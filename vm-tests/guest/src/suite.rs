@@ -3,6 +3,7 @@
 //! A suite is a file beside this one and a line in [`SUITES`]; a test is a function in it and a
 //! line in its list. The committed list of tests must name it too.
 
+mod access;
 mod deliberate;
 mod device;
 mod heap;
@@ -34,7 +35,8 @@ pub(crate) struct Test {
 }
 
 /// The suites that the committed list of tests covers.
-const SUITES: &[Suite] = &[kernel::SUITE, heap::SUITE, load::SUITE, device::SUITE, vhost::SUITE];
+const SUITES: &[Suite] =
+    &[kernel::SUITE, heap::SUITE, load::SUITE, access::SUITE, device::SUITE, vhost::SUITE];
 
 /// Tests that fail on purpose, to prove that the harness notices. They are run by name only.
 const DELIBERATE: &[Suite] = &[deliberate::SUITE];

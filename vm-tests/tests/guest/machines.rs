@@ -45,7 +45,7 @@ fn write(at: &Path) -> io::Result<()> {
 pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
     Ok(vec![Group {
         machine: plain(fixtures)?,
-        suites: &["kernel", "heap", "load"],
+        suites: &["kernel", "heap", "load", "access"],
         timeout: Duration::from_secs(90),
     }])
 }

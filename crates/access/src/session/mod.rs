@@ -98,7 +98,7 @@ impl Session {
     #[inline]
     pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), Fault> {
         // SAFETY: our own bytes.
-        unsafe { self.read_raw(iova, into.as_mut_ptr(), into.len()) }
+        unsafe { self.read_raw::<false>(iova, into.as_mut_ptr(), into.len()) }
     }
 
     /// Writes all of `from` to `iova`.
@@ -108,7 +108,7 @@ impl Session {
     #[inline]
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
         // SAFETY: our own bytes.
-        unsafe { self.write_raw(iova, from.as_ptr(), from.len()) }
+        unsafe { self.write_raw::<false>(iova, from.as_ptr(), from.len()) }
     }
 
     /// Reads a value: its bytes as they are in memory. One of 1, 2, 4 or 8 bytes at a multiple of its
@@ -126,7 +126,7 @@ impl Session {
             len => {
                 let mut value = T::zeroed();
                 // SAFETY: our own value, of which any bytes are one.
-                unsafe { self.read_raw(iova, (&raw mut value).cast(), len) }?;
+                unsafe { self.read_raw::<true>(iova, (&raw mut value).cast(), len) }?;
                 Ok(value)
             }
         }
@@ -145,7 +145,7 @@ impl Session {
             4 => self.write_word::<4, T>(iova, &value),
             8 => self.write_word::<8, T>(iova, &value),
             // SAFETY: our own value, which has no padding.
-            len => unsafe { self.write_raw(iova, (&raw const value).cast(), len) },
+            len => unsafe { self.write_raw::<true>(iova, (&raw const value).cast(), len) },
         }
     }
 
@@ -159,15 +159,23 @@ impl Session {
         }
     }
 
+    /// `KNOWN`: `len` is known when this is compiled.
+    ///
     /// # Safety
     /// `to` must be our own, of `len` bytes.
     #[inline(always)]
-    unsafe fn read_raw(&self, iova: Iova, to: *mut u8, len: usize) -> Result<(), Fault> {
+    unsafe fn read_raw<const KNOWN: bool>(
+        &self,
+        iova: Iova,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<(), Fault> {
         let slot = self.slot();
         slot.enter();
         if let Some(from) = self.hit(iova, len, READ) {
+            let path = self.private().path;
             // SAFETY: translated while the slot is entered; `to` is the caller's.
-            let done = unsafe { words::copy(self.private().path, from, to, len) };
+            let done = unsafe { words::copy::<KNOWN>(path, from, to, len) };
             slot.leave();
             if done {
                 return Ok(());
@@ -180,24 +188,28 @@ impl Session {
     /// # Safety
     /// `from` must be our own, of `len` bytes.
     #[inline(always)]
-    unsafe fn write_raw(&self, iova: Iova, from: *const u8, len: usize) -> Result<(), Fault> {
+    unsafe fn write_raw<const KNOWN: bool>(
+        &self,
+        iova: Iova,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Fault> {
         let slot = self.slot();
         slot.enter();
-        if let Some(to) = self.hit(iova, len, WRITE_FAST) {
+        if let Some(to) = self.hit_known(iova, len, WRITE_FAST) {
             // SAFETY: translated while the slot is entered; `from` is the caller's.
-            let done = unsafe { words::copy(self.private().path, from, to, len) };
+            let done = unsafe { words::copy::<KNOWN>(self.private().path, from, to, len) };
             slot.leave();
             if done {
                 return Ok(());
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.write_logged(iova, from, len) }
+        unsafe { self.write_second(iova, from, len) }
     }
 
     #[inline(always)]
     fn read_word<const N: usize, T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
-        let mut value = T::zeroed();
         let slot = self.slot();
         slot.enter();
         if let Some(from) = self.hit(iova, N, READ) {
@@ -205,11 +217,13 @@ impl Session {
             let word = unsafe { words::load::<N>(from) };
             slot.leave();
             if let Some(word) = word {
+                let mut value = T::zeroed();
                 // SAFETY: `T` has `N` bytes, and any are a value.
                 unsafe { words::put::<N>((&raw mut value).cast(), word) };
                 return Ok(value);
             }
         }
+        let mut value = T::zeroed();
         // SAFETY: our own value, of `N` bytes.
         unsafe { self.read_slow(iova, (&raw mut value).cast(), N) }?;
         Ok(value)
@@ -220,7 +234,7 @@ impl Session {
         let from = (&raw const *value).cast::<u8>();
         let slot = self.slot();
         slot.enter();
-        if let Some(to) = self.hit(iova, N, WRITE_FAST) {
+        if let Some(to) = self.hit_known(iova, N, WRITE_FAST) {
             // SAFETY: `T` has `N` bytes, none of them padding.
             let word = unsafe { words::get::<N>(from) };
             // SAFETY: translated while the slot is entered.
@@ -231,7 +245,7 @@ impl Session {
             }
         }
         // SAFETY: our own value, of `N` bytes.
-        unsafe { self.write_logged(iova, from, N) }
+        unsafe { self.write_second(iova, from, N) }
     }
 
     /// Where `len` bytes from `iova` are, if one extent has them all and its flag `flag` is set, and
@@ -242,8 +256,16 @@ impl Session {
         if !private.seen.is_current(self.slot()) {
             return None;
         }
-        let first = private.tlb.hit(iova.raw(), len, flag);
-        if first.is_some() { first } else { self.hit_or_walk(iova.raw(), len, flag) }
+        let known = private.tlb.hit(iova.raw(), len, flag);
+        if known.is_some() { known } else { self.hit_or_walk(iova.raw(), len, flag) }
+    }
+
+    /// The same, of those extents that are found without a call.
+    #[inline(always)]
+    fn hit_known(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
+        let private = self.private();
+        let is_current = private.seen.is_current(self.slot());
+        if is_current { private.tlb.hit(iova.raw(), len, flag) } else { None }
     }
 
     /// Notes that `len` bytes from `iova`, in the extent `entry`, were written since the slot was

@@ -14,7 +14,7 @@ use crate::fault::{Fault, Reason};
 use crate::lease::Revoke;
 use crate::region::{Partial, RemoteMemory};
 use crate::space::thread_token;
-use crate::tlb::{READ, WRITE};
+use crate::tlb::{CLEAN, READ, WRITE};
 use crate::words;
 
 /// Bytes of one piece that were done, and why not all of them.
@@ -101,13 +101,13 @@ impl Session {
         self.by_pieces(iova, len, WRITE, direct, remote)
     }
 
-    /// A write for which the first probe has found no extent that need not be logged. The slot is
-    /// entered.
+    /// A write that the first probe does not settle: in an extent that is not known there, or one
+    /// whose writes are logged. The slot is entered.
     ///
     /// # Safety
     /// As [`write_slow`](Self::write_slow).
     #[inline(never)]
-    pub(super) unsafe fn write_logged(
+    pub(super) unsafe fn write_second(
         &self,
         iova: Iova,
         from: *const u8,
@@ -115,13 +115,21 @@ impl Session {
     ) -> Result<(), Fault> {
         let private = self.private();
         if private.seen.is_current(self.slot())
-            && let Some(entry) = private.tlb.find(iova.raw())
+            && let Some(entry) = self.find_or_walk(iova.raw())
             && entry.permits(WRITE)
-            && !self.sets_dirty_bits(&entry, WRITE)
+            && !entry.permits(CLEAN)
         {
             let (to, room) = entry.place(iova.raw());
-            // SAFETY: translated while the slot is entered; the caller's promise.
-            if len as u64 <= room && unsafe { words::copy(private.path, from, to, len) } {
+            // A word was perhaps stored at `from` just before: by a mask it cannot be loaded at once.
+            let is_word = len <= size_of::<u64>();
+            let copied = match len as u64 <= room {
+                // SAFETY: translated while the slot is entered; the caller's promise.
+                true if is_word => unsafe { words::copy::<true>(private.path, from, to, len) },
+                // SAFETY: the same.
+                true => unsafe { words::copy::<false>(private.path, from, to, len) },
+                false => false,
+            };
+            if copied {
                 self.after_write(&entry, iova.raw(), len);
                 self.slot().leave();
                 return Ok(());

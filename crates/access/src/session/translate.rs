@@ -13,7 +13,7 @@ use super::Session;
 use crate::fault::Reason;
 use crate::region::{Memory, RemoteMemory};
 use crate::space::Table;
-use crate::tlb::{self, BOTH_FAST, READ, WINDOW_LOG2, WRITE, WRITE_FAST};
+use crate::tlb::{self, BOTH_FAST, CLEAN, READ, WINDOW_LOG2, WRITE, WRITE_FAST};
 use crate::windows::WINDOWS_START;
 
 /// The shape of the tables: 4 KiB pages, 512 entries.
@@ -38,28 +38,26 @@ impl Session {
     #[inline]
     pub(crate) fn translate(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
         match self.private().tlb.find(iova) {
-            // Whether its page is dirty must be looked up.
-            Some(entry) if self.sets_dirty_bits(&entry, want) => self.walk(iova, len, want),
+            Some(entry) if want & WRITE != 0 && entry.permits(WRITE | CLEAN) => {
+                self.walk(iova, len, want)
+            }
             Some(entry) if entry.permits(want) => Ok(Place::Direct(entry)),
             Some(_) => Err(Reason::Permission),
             None => self.walk(iova, len, want),
         }
     }
 
-    /// As the first probe, by the others and by a walk: what settles most accesses that the first
-    /// does not. The slot must be entered, and the TLB right.
+    /// By the third probe and by a walk: what settles most reads that the first probes do not. The slot
+    /// must be entered, and the TLB right.
     #[inline(never)]
     pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
-        let tlb = &self.private().tlb;
-        // Where the extent is known, the access goes on in another one, is to be logged, or is not
-        // permitted.
-        if tlb.is_known_first(iova) {
-            return None;
+        let in_page = self.private().tlb.hit_page(iova, len, flag);
+        if in_page.is_some() {
+            return in_page;
         }
-        if let Some(at) = tlb.hit_second(iova, len, flag) {
-            return Some(at);
-        }
-        if tlb.find(iova).is_some() {
+        // Where the extent is known and was no hit, the access goes on in another one, is to be
+        // logged, or is not permitted.
+        if self.private().tlb.find(iova).is_some() {
             return None;
         }
         let Ok(Place::Direct(entry)) = self.walk(iova, 1, 0) else { return None };
@@ -67,12 +65,18 @@ impl Session {
         (entry.permits(flag) && len as u64 <= room).then_some(host)
     }
 
-    /// Whether an access of kind `want` must look at the page's dirty bit before.
-    pub(super) fn sets_dirty_bits(&self, entry: &tlb::Entry, want: u64) -> bool {
-        want & WRITE != 0
-            && entry.permits(want)
-            && !entry.permits(WRITE_FAST)
-            && self.space.inner.table.format().dirty_test().is_some()
+    /// The extent of this process's memory that `iova` lies in, by all probes and by a walk. The slot
+    /// must be entered, and the TLB right.
+    #[inline]
+    pub(super) fn find_or_walk(&self, iova: u64) -> Option<tlb::Entry> {
+        let known = self.private().tlb.find(iova);
+        if known.is_some() {
+            return known;
+        }
+        match self.walk(iova, 1, 0) {
+            Ok(Place::Direct(entry)) => Some(entry),
+            _ => None,
+        }
     }
 
     fn walk(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
@@ -95,6 +99,9 @@ impl Session {
         let is_silent = is_dirty && !inner.logs.are_on();
         if !is_silent {
             flags &= !(WRITE_FAST | BOTH_FAST);
+            if format.dirty_test().is_some() {
+                flags |= CLEAN;
+            }
         }
         let mut run = leaf.run();
         let mut host = std::ptr::with_exposed_provenance_mut(run.bus as usize);

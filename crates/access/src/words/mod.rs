@@ -27,15 +27,37 @@ const INLINE_MAX: usize = 64;
 /// The most that is copied in a loop which is inlined, so that no call is paid for.
 const MIDDLE_MAX: usize = 1024;
 
+/// The most that is copied in such a loop where the instructions can do without a call of this
+/// length, and the target is the start of a line.
+const LINES_MAX: usize = 4096;
+const LINE: usize = 64;
+
 /// Copies `len` bytes. Whether all were there.
 ///
 /// What is left of a vector is copied as the last whole one, so a byte may be copied twice: into memory that nobody looks
 /// at meanwhile, or to memory whose readers see the same twice.
 ///
+/// `KNOWN`: `len` is known when this is compiled. Then short copies are loads and stores from which
+/// the value can be loaded again at once, and else they are such that need no branch.
+///
 /// # Safety
 /// As [`longshore_mem::copy::copy`].
 #[inline(always)]
-pub(crate) unsafe fn copy(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
+pub(crate) unsafe fn copy<const KNOWN: bool>(
+    path: Path,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) -> bool {
+    // From a kibibyte on stores that cross lines would cost more than the call.
+    let most = if to.addr().is_multiple_of(LINE) { LINES_MAX } else { MIDDLE_MAX };
+    if !KNOWN && len <= most {
+        // SAFETY: the caller's promise.
+        let done = unsafe { kernels::copy_masked(path, from, to, len) };
+        if let Some(done) = done {
+            return done;
+        }
+    }
     // SAFETY: the caller's promise; the parts lie within `len` bytes.
     unsafe {
         match len {
@@ -81,7 +103,7 @@ pub(crate) unsafe fn copy_exact(
     len: usize,
 ) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
-    if len <= INLINE_MAX && unsafe { copy(path, from, to, len) } {
+    if len <= INLINE_MAX && unsafe { copy::<false>(path, from, to, len) } {
         return Ok(());
     }
     // SAFETY: the caller's promise.
@@ -130,19 +152,21 @@ mod tests {
 
     #[test]
     fn copies_of_every_length_copy_that_and_no_more() {
-        let from: Vec<u8> = (0..1100u32).map(|at| (at.wrapping_mul(37) >> 2) as u8 | 1).collect();
+        let from: Vec<u8> = (0..1200u32).map(|at| (at.wrapping_mul(37) >> 2) as u8 | 1).collect();
         // Each byte takes Miri long.
         let (step, skews) = if cfg!(miri) { (9, 1) } else { (1, 3) };
-        for len in (0..=130).step_by(step) {
-            for skew in 0..skews {
-                let mut to = [0u8; 140];
-                // SAFETY: both are longer.
-                let done = unsafe {
-                    copy(Path::active(), from[skew..].as_ptr(), to[skew..].as_mut_ptr(), len)
-                };
-                assert!(done);
-                assert_eq!(to[skew..skew + len], from[skew..skew + len]);
-                assert!(to[..skew].iter().chain(&to[skew + len..]).all(|byte| *byte == 0));
+        for path in Path::all() {
+            for len in (0..=1030).step_by(step).filter(|len| *len <= 200 || len % 61 < 2) {
+                for skew in 0..skews {
+                    for copy in [copy::<false>, copy::<true>] {
+                        let mut to = [0u8; 1100];
+                        let (source, target) = (from[skew..].as_ptr(), to[skew..].as_mut_ptr());
+                        // SAFETY: both are longer.
+                        assert!(unsafe { copy(path, source, target, len) });
+                        assert_eq!(to[skew..skew + len], from[skew..skew + len]);
+                        assert!(to[..skew].iter().chain(&to[skew + len..]).all(|byte| *byte == 0));
+                    }
+                }
             }
         }
     }

@@ -46,6 +46,20 @@ pub(super) unsafe fn copy_middle(
     None
 }
 
+/// There are no masks.
+///
+/// # Safety
+/// As `super::copy`.
+#[inline(always)]
+pub(super) unsafe fn copy_masked(
+    _path: Path,
+    _from: *const u8,
+    _to: *mut u8,
+    _len: usize,
+) -> Option<bool> {
+    None
+}
+
 /// A word of `N` bytes; `None` where it is not there.
 ///
 /// # Safety

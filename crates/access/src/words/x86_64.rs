@@ -175,6 +175,71 @@ pub(super) unsafe fn copy_middle(
     Some(cause == 0)
 }
 
+/// Up to 64 bytes by a mask, without a branch on how many; more of them 64 at a time and then the
+/// last 64. `None` where `path` has no masks.
+///
+/// Only registers that code without AVX-512 does not know of are used, so that nothing needs to be
+/// cleared behind it.
+///
+/// # Safety
+/// As `super::copy`.
+#[inline(always)]
+pub(super) unsafe fn copy_masked(
+    path: Path,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) -> Option<bool> {
+    if !matches!(path, Path::Avx512(_)) {
+        return None;
+    }
+    let cause: usize;
+    // SAFETY: the caller's promise; the path has the instructions, and what a mask leaves out is
+    // neither read nor written.
+    unsafe {
+        asm!(
+            "xor edx, edx",
+            "2:",
+            "cmp {l}, 64",
+            "ja 4f",
+            "mov {i}, -1",
+            "bzhi {i}, {i}, {l}",
+            "kmovq k1, {i}",
+            "vmovdqu8 zmm16{{k1}}{{z}}, [{f}]",
+            "vmovdqu8 [{t}]{{k1}}, zmm16",
+            "jmp 3f",
+            "4:",
+            "add {l}, -64",
+            "xor {i:e}, {i:e}",
+            "5:",
+            "vmovdqu64 ymm16, [{f} + {i}]",
+            "vmovdqu64 ymm17, [{f} + {i} + 32]",
+            "vmovdqu64 [{t} + {i}], ymm16",
+            "vmovdqu64 [{t} + {i} + 32], ymm17",
+            "add {i}, 64",
+            "cmp {i}, {l}",
+            "jb 5b",
+            "vmovdqu64 ymm16, [{f} + {l}]",
+            "vmovdqu64 ymm17, [{f} + {l} + 32]",
+            "vmovdqu64 [{t} + {l}], ymm16",
+            "vmovdqu64 [{t} + {l} + 32], ymm17",
+            "3:",
+            fault_range!("2b", "3b", "3b"),
+            f = in(reg) from,
+            t = in(reg) to,
+            l = inout(reg) len => _,
+            i = out(reg) _,
+            out("rax") _,
+            out("rdx") cause,
+            out("zmm16") _,
+            out("zmm17") _,
+            out("k1") _,
+            options(nostack),
+        );
+    }
+    Some(cause == 0)
+}
+
 /// A word of `N` bytes, loaded at once where it is aligned; `None` where it is not there.
 ///
 /// # Safety

@@ -320,8 +320,11 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             "add rdi, 64",
             "sub rcx, 64",
             "jmp 5b",
-            // At most 64 bytes: a mask of as many ones.
+            // At most 64 bytes: a mask of as many ones. One without any would be slow where the line
+            // is not there.
             "6:",
+            "test rcx, rcx",
+            "jz 9f",
             "mov r9, -1",
             "bzhi r9, r9, rcx",
             "kmovq k1, r9",

@@ -1,0 +1,85 @@
+//! Memory of every heap, read and written by IOVA.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::{fs, io};
+
+use longshore_access::{MapAccess, Reason, Region, Space};
+use longshore_heap::{Heap, Sealing, SharedBuffer};
+use longshore_mem::{FileOffset, Iova};
+use longshore_pagetable::Prot;
+use longshore_vm_tests::pattern;
+
+use super::{Suite, Test};
+use crate::{
+    leftovers::Holdings,
+    outcome::{Passed, TestResult, ensure},
+};
+
+pub(super) const SUITE: Suite = Suite {
+    name: "access",
+    tests: &[
+        Test { name: "memfd_by_iova", run: || by_iova(&Heap::Memfd) },
+        Test { name: "hugetlb_by_iova", run: hugetlb_by_iova },
+        Test { name: "udmabuf_by_iova", run: || by_iova(&Heap::Udmabuf) },
+        Test { name: "system_heap_by_iova", run: || by_iova(&Heap::DmaHeap("system".to_owned())) },
+    ],
+};
+
+const LEN: u64 = 4 << 20;
+const SEED: u64 = 11;
+
+fn hugetlb_by_iova() -> TestResult {
+    let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    fs::write(pool, "2")?;
+    let result = by_iova(&Heap::Hugetlb);
+    fs::write(pool, "0")?;
+    result
+}
+
+/// One memory at two places: as the owner mapped it, and through its descriptor.
+fn by_iova(heap: &Heap) -> TestResult {
+    let before = Holdings::now()?;
+    let shared = Arc::new(filled(heap)?);
+    let file =
+        shared.dma_buf().map(AsFd::as_fd).or(shared.memfd()).ok_or("it has no descriptor")?;
+    let through_file = Region::map_file(file, FileOffset::new(0), LEN, MapAccess::ReadWrite)?;
+    let regions = [Arc::new(through_file), Arc::new(Region::of_memory(Arc::clone(&shared))?)];
+    let space = Space::new()?;
+    let places = [Iova::new(0x1_2000), Iova::new(1 << 40)];
+    for (place, region) in places.iter().zip(&regions) {
+        space.attach(region)?;
+        space.map(*place, region, 0, LEN, Prot::READ_WRITE)?;
+    }
+    let session = space.session();
+    let mut bytes = vec![0; LEN as usize];
+    for place in places {
+        session.read(place, &mut bytes).map_err(io::Error::other)?;
+        let wrong = pattern::first_difference(SEED, 0, &bytes);
+        ensure!(wrong.is_none(), "at {place:?} byte {wrong:?} is another");
+    }
+    // What is written at one is read at the other, also from an odd place on.
+    for (nth, [to, from]) in [[0, 1], [1, 0]].into_iter().enumerate() {
+        let (seed, skip) = (SEED + 1 + nth as u64, 4093 + nth);
+        pattern::fill(seed, 0, &mut bytes[skip..]);
+        let at = |place: Iova| Iova::new(place.raw() + skip as u64);
+        session.write(at(places[to]), &bytes[skip..]).map_err(io::Error::other)?;
+        bytes.fill(0);
+        session.read(at(places[from]), &mut bytes[skip..]).map_err(io::Error::other)?;
+        let wrong = pattern::first_difference(seed, 0, &bytes[skip..]);
+        ensure!(wrong.is_none(), "written at place {to}, byte {wrong:?} is another at {from}");
+    }
+    space.unmap(Iova::new(places[0].raw() + LEN / 2), LEN / 2)?;
+    let fault = session.read(places[0], &mut bytes).err().ok_or("unmapped memory was read")?;
+    let seen = (fault.done as u64, fault.reason);
+    ensure!(seen == (LEN / 2, Reason::Unmapped), "it faulted otherwise: {fault:?}");
+    drop((session, space, regions, shared));
+    before.ensure_unchanged()?;
+    Ok(Passed::Yes)
+}
+
+fn filled(heap: &Heap) -> Result<SharedBuffer, longshore_heap::Error> {
+    let mut buffer = heap.allocate(LEN)?;
+    pattern::fill(SEED, 0, &mut buffer.write()?);
+    buffer.share(Sealing::Size)
+}
