@@ -415,7 +415,8 @@ fn noise_does_no_harm() {
             }
             let descriptors = [memory.as_fd(), event.as_fd(), memory.as_fd()];
             let some = &descriptors[..noise.below(4) as usize];
-            let flags = 1 | (noise.below(2) as u32) << 3;
+            // Most are acknowledged, so that the connection goes on.
+            let flags = if noise.below(8) == 0 { 1 } else { 1 | 1 << 3 };
             let bytes = raw(request, flags, payload.len() as u32, &payload);
             // It may have ended.
             if unix_socket::send(&frontend.socket, &bytes, some).is_err() {
@@ -425,6 +426,6 @@ fn noise_does_no_harm() {
         drop(frontend);
         served.ended();
     }
-    assert!(served.counts.snapshot().refused > 200, "{}", served.counts.snapshot());
+    assert!(served.counts.snapshot().refused > 100, "{}", served.counts.snapshot());
     served.still_serves();
 }
