@@ -37,6 +37,10 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "the_disk_is_right", run: the_disk_is_right },
         Test { name: "the_disk_is_right_behind_an_iommu", run: behind_an_iommu },
         Test { name: "memory_is_right_after_a_migration", run: after_a_migration },
+        Test {
+            name: "memory_is_right_after_a_migration_behind_an_iommu",
+            run: after_a_migration_behind_an_iommu,
+        },
     ],
 };
 
@@ -50,21 +54,23 @@ const APPEARANCE_LIMIT: Duration = Duration::from_secs(20);
 const STUCK: Duration = Duration::from_secs(15);
 
 fn the_disk_is_right() -> TestResult {
-    let disk = Disk::find()?;
-    ensure!(!disk.is_behind_iommu(), "it is behind an IOMMU, which is another test");
-    disk.exercise(11)
+    Disk::untranslated()?.exercise(11)
 }
 
 fn behind_an_iommu() -> TestResult {
-    let disk = Disk::find()?;
-    ensure!(disk.is_behind_iommu(), "the disk is not behind an IOMMU, or not translated by it");
-    disk.exercise(12)
+    Disk::translated()?.exercise(12)
+}
+
+fn after_a_migration() -> TestResult {
+    migrate(&Disk::untranslated()?)
+}
+
+fn after_a_migration_behind_an_iommu() -> TestResult {
+    migrate(&Disk::translated()?)
 }
 
 /// Reads go on while the host moves the machine; then each page holds what was read into it last.
-fn after_a_migration() -> TestResult {
-    let disk = Disk::find()?;
-    ensure!(disk.is_behind_iommu(), "the disk is not behind an IOMMU, or not translated by it");
+fn migrate(disk: &Disk) -> TestResult {
     let reader = Reader::start(disk.open_direct()?)?;
     reader.wait_until_each_was_read(STUCK)?;
     println!("{VHOST_READING}");
@@ -86,6 +92,20 @@ struct Disk {
 }
 
 impl Disk {
+    /// The disk, which is not behind an IOMMU.
+    fn untranslated() -> Result<Self> {
+        let disk = Self::find()?;
+        ensure!(!disk.is_behind_iommu(), "it is behind an IOMMU, which is another test");
+        Ok(disk)
+    }
+
+    /// The disk, which is behind one.
+    fn translated() -> Result<Self> {
+        let disk = Self::find()?;
+        ensure!(disk.is_behind_iommu(), "the disk is not behind an IOMMU, or not translated by it");
+        Ok(disk)
+    }
+
     fn find() -> Result<Self> {
         let started = Instant::now();
         loop {
