@@ -252,14 +252,8 @@ impl SpaceMemory {
         if !prot.intersects(Prot::READ_WRITE) {
             return Err(MemoryError::NoAccess { iova });
         }
-        let placed = self.table.iter().find(|placed| {
-            let offset = user.raw().checked_sub(placed.user);
-            offset.is_some_and(|offset| {
-                offset <= placed.len_bytes && len_bytes <= placed.len_bytes - offset
-            })
-        });
-        let placed = placed.ok_or(MemoryError::NoRegion { user, len_bytes })?;
-        let (region, offset) = (Arc::clone(&placed.region), user.raw() - placed.user);
+        let (placed, offset) = self.find(user, len_bytes)?;
+        let region = Arc::clone(&placed.region);
         self.forget(iova.raw(), iova.raw() + (len_bytes - 1))?;
         if self.mapped.len() >= IOTLB_ENTRIES_MAX {
             self.clear()?;
@@ -289,12 +283,9 @@ impl SpaceMemory {
     /// # Errors
     /// [`MemoryError::NoRegion`].
     pub fn guest_phys_of(&self, user: UserAddr, len_bytes: u64) -> Result<GuestPhys, MemoryError> {
-        let found = self.table.iter().find_map(|placed| {
-            let offset = user.raw().checked_sub(placed.user)?;
-            let is_inside = offset <= placed.len_bytes && len_bytes <= placed.len_bytes - offset;
-            is_inside.then(|| placed.guest_phys.checked_add(offset))?
-        });
-        found.ok_or(MemoryError::NoRegion { user, len_bytes })
+        let (placed, offset) = self.find(user, len_bytes)?;
+        // The region was checked to end below the end of the address space.
+        Ok(GuestPhys::new(placed.guest_phys.raw() + offset))
     }
 
     /// Takes `len_bytes` of a file from `offset` on for the log: `VHOST_USER_SET_LOG_BASE`. If writes
@@ -363,6 +354,16 @@ impl SpaceMemory {
         self.set_table(&[])?;
         self.translation = Translation::Identity;
         Ok(())
+    }
+
+    /// The region that has `len_bytes` of the front-end's memory from `user` on, and where in it.
+    fn find(&self, user: UserAddr, len_bytes: u64) -> Result<(&Placed, u64), MemoryError> {
+        let found = self.table.iter().find_map(|placed| {
+            let offset = user.raw().checked_sub(placed.user)?;
+            let room = placed.len_bytes.checked_sub(offset)?;
+            (len_bytes <= room).then_some((placed, offset))
+        });
+        found.ok_or(MemoryError::NoRegion { user, len_bytes })
     }
 
     fn check_translated(&self) -> Result<(), MemoryError> {
