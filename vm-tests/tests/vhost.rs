@@ -124,7 +124,7 @@ fn say_that_it_moved(dir: &Path) {
 fn machine(name: &str, machine: &str) -> Machine {
     // Not a multiple of 256 KiB: else QEMU 7.2 takes dirty bits by whole words, and does not tell the
     // emulated processors, whose later writes it does not see then. A kernel that had moved panicked
-    // in 4 of 21 tries, with QEMU's own disk too; with this in none of 54.
+    // in 4 of 21 tries, with QEMU's own disk too; with this in none of 90.
     let memory_bytes = (u64::from(MEMORY_MIB) << 20) + 8192;
     let ram = format!("memory-backend-memfd,id=ram,size={memory_bytes},share=on");
     Machine::new(name).memory_mib(MEMORY_MIB).module("virtio_blk").qemu_args([

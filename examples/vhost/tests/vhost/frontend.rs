@@ -22,7 +22,7 @@ pub(crate) const USER: u64 = 0x7000_0000_0000;
 /// With an IOMMU the device finds it here.
 pub(crate) const IOVA: u64 = 0xff00_0000;
 /// Its length.
-pub(crate) const MEMORY_BYTES: u64 = 1 << 20;
+pub(crate) const MEMORY_BYTES: u64 = 4 << 20;
 pub(crate) const DISK_BYTES: u64 = 1 << 20;
 pub(crate) const SERIAL: &str = "a disk";
 
@@ -141,6 +141,8 @@ pub(crate) struct Frontend {
     pub(crate) next: u16,
     pub(crate) translate: Translate,
     pub(crate) misses: u64,
+    /// What a translation of a test's own leads to.
+    pub(crate) target: u64,
 }
 
 impl Frontend {
@@ -159,6 +161,7 @@ impl Frontend {
             next: 0,
             translate: Self::translate,
             misses: 0,
+            target: 0,
         };
         let offered = frontend.ask_u64(number::GET_FEATURES);
         let needed = LOG_ALL | PROTOCOL_FEATURES | VERSION_1 | ACCESS_PLATFORM;
@@ -345,15 +348,20 @@ impl Frontend {
         false
     }
 
-    /// Takes a request for a translation, and answers it as `translate` does.
-    pub(crate) fn answer_miss(&mut self) {
+    /// Takes a request for a translation without answering it: what it is for.
+    pub(crate) fn take_miss(&mut self) -> (u64, bool) {
         let channel = self.channel.as_ref().unwrap();
         let (header, payload) = receive(channel);
         assert!(header.needs_reply && header.request == number::BACKEND_IOTLB_MSG, "{header:?}");
         assert_eq!((payload.len(), payload[25]), (32, 1));
-        let iova = u64::from_ne_bytes(payload[..8].try_into().unwrap());
         self.misses += 1;
-        (self.translate)(self, iova, payload[24] == 2);
+        (u64::from_ne_bytes(payload[..8].try_into().unwrap()), payload[24] == 2)
+    }
+
+    /// Takes a request for a translation, and answers it as `translate` does.
+    pub(crate) fn answer_miss(&mut self) {
+        let (iova, is_write) = self.take_miss();
+        (self.translate)(self, iova, is_write);
     }
 
     /// Translates one page, as it should be done.
@@ -383,8 +391,8 @@ impl Frontend {
         self.get(STATUS, 1)[0]
     }
 
-    /// The same; whether it completed, or the ring is broken.
-    pub(crate) fn try_request(&mut self, kind: u32, sector: u64, data: &[Descriptor]) -> bool {
+    /// Has one request begun.
+    pub(crate) fn begin(&mut self, kind: u32, sector: u64, data: &[Descriptor]) {
         self.put(HEADER, &[kind.to_le_bytes(), [0; 4]].concat());
         self.put(HEADER + 8, &sector.to_le_bytes());
         self.put(STATUS, &[0xff]);
@@ -397,6 +405,11 @@ impl Frontend {
         }
         self.put_descriptors(DESCRIPTORS, &chain);
         self.submit(0);
+    }
+
+    /// The same; whether it completed, or the ring is broken.
+    pub(crate) fn try_request(&mut self, kind: u32, sector: u64, data: &[Descriptor]) -> bool {
+        self.begin(kind, sector, data);
         self.wait()
     }
 

@@ -3,6 +3,7 @@
 mod corpus;
 mod frontend;
 mod hostile;
+mod invalidations;
 mod log;
 mod program;
 mod requests;
