@@ -56,4 +56,4 @@ pub use qemu::Qemu;
 pub use qmp::Qmp;
 pub use qtest::Qtest;
 pub use report::{CommandReport, Report, TestReport};
-pub use static_binary::{guest_init, static_binary};
+pub use static_binary::{guest_init, quick_static_binary, static_binary};

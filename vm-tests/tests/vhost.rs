@@ -23,7 +23,7 @@ use std::{
 use longshore_vm_tests::{
     Machine, Qmp, Report, Task, expected, fixture,
     protocol::{Event, Outcome},
-    require, static_binary,
+    quick_static_binary, require,
 };
 use serde_json::json;
 
@@ -45,7 +45,7 @@ struct Backend {
 
 impl Backend {
     fn start(dir: &Path, name: &str, options: &[&str]) -> Self {
-        let program = static_binary(PROGRAM, PROGRAM).expect("it builds");
+        let program = quick_static_binary(PROGRAM, PROGRAM).expect("it builds");
         let socket = dir.join(format!("{name}.sock"));
         let mut child = Command::new(program)
             .args(["--serial", fixture::VHOST_SERIAL, "--socket"])

@@ -1,5 +1,7 @@
 //! Translations that are taken back while a request uses them. When that is acknowledged, the memory
-//! is left alone, as the guest may use it for something else; the request goes on elsewhere.
+//! is left alone, as the guest may use it for something else; the request goes on elsewhere. In a
+//! space that does not wait for sessions (`Space::without_grace_periods`) this was seen to fail in the
+//! fourth round.
 
 use longshore_vhost_example::wire::number;
 
