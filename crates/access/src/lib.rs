@@ -13,6 +13,8 @@
 //!   [`Lease`] for longer than a scope.
 //! * [`Space::map_raw`] and [`Space::unmap_raw`] are for those who keep the memory themselves: no
 //!   lock, no allocation.
+//! * With feature `vfio-user`, a server for devices; with `vhost-user`, a front-end's memory table,
+//!   IOTLB and dirty log in a space: modules of these names.
 //! * With feature `vm-memory`, code written for rust-vmm runs on a session, a pin or a lease: module
 //!   `vm_memory`.
 //!
@@ -108,6 +110,9 @@ mod words;
 
 #[cfg(all(feature = "vfio-user", not(loom)))]
 pub mod vfio_user;
+
+#[cfg(all(feature = "vhost-user", not(loom)))]
+pub mod vhost_user;
 
 #[cfg(not(loom))]
 mod grace;

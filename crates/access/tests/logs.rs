@@ -464,3 +464,51 @@ fn no_dirty_bit_is_lost_when_they_are_cleared() {
         read.unwrap();
     });
 }
+
+/// A log in a file, that begins and ends anywhere, and that is sealed, or not and cut off.
+#[test]
+fn a_log_in_a_file_is_marked_and_survives_that_it_vanishes() {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    const OFFSET: u64 = 4096 + 13;
+    const LEN: u64 = 3 * 4096 - 5;
+    for is_sealed in [true, false] {
+        let file = memfd::create("log", Backing::Shmem).unwrap();
+        memfd::set_len(&file, OFFSET + LEN).unwrap();
+        memfd::add_seals(&file, memfd::Seals { shrink: is_sealed, ..Default::default() }).unwrap();
+        let map =
+            |offset, len| ExternalLog::<GuestPhys>::map_file(&file, FileOffset::new(offset), len);
+        assert!(map(OFFSET, LEN + 1).is_err() && map(OFFSET, 0).is_err());
+        assert!(map(u64::MAX, LEN).is_err() && map(1, u64::MAX).is_err());
+        let log = map(OFFSET, LEN).unwrap();
+        assert_eq!((log.pages(), log.is_shrinkable()), (LEN * 8, !is_sealed));
+        let file = File::from(file);
+        let mark = |page: u64, pages: u64| log.mark(GuestPhys::new(page * PAGE), pages * PAGE);
+        // Words, bytes before and behind them, over all of it.
+        for (page, pages) in [(0, 1), (1, 7), (20, 200), (LEN * 8 - 30, 30)] {
+            mark(page, pages).unwrap();
+            let mut bytes = vec![0; LEN as usize];
+            file.read_exact_at(&mut bytes, OFFSET).unwrap();
+            for other in 0..LEN * 8 {
+                let is_set = bytes[other as usize / 8] >> (other % 8) & 1 != 0;
+                assert_eq!(is_set, (page..page + pages).contains(&other), "{other}");
+            }
+            file.write_all_at(&vec![0; LEN as usize], OFFSET).unwrap();
+        }
+        assert_eq!(mark(LEN * 8, 1).unwrap_err().log_pages, LEN * 8);
+        if is_sealed {
+            assert!(file.set_len(0).is_err());
+            continue;
+        }
+        file.set_len(2 * 4096).unwrap();
+        // What is left is marked, and what is not is said.
+        mark(5, 1).unwrap();
+        let lost = mark(LEN * 8 - 1, 1).unwrap_err();
+        assert!(lost.log_pages < LEN * 8, "{lost}");
+        let mut burst = log.burst();
+        burst.mark(GuestPhys::new((LEN * 8 - 1) * PAGE), 1).unwrap();
+        assert!(burst.mark(GuestPhys::new(0), 1).is_err(), "what was pending is lost");
+        drop(burst);
+        drop(log);
+    }
+}
