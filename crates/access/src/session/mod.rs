@@ -123,7 +123,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Fault`].
-    #[inline]
+    // A call would cost as much as the access.
+    #[inline(always)]
     pub fn read_obj<T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
         match size_of::<T>() {
             1 => self.read_word::<1, T>(iova),
@@ -144,7 +145,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Fault`].
-    #[inline]
+    // A call would cost as much as the access.
+    #[inline(always)]
     pub fn write_obj<T: Plain>(&self, iova: Iova, value: T) -> Result<(), Fault> {
         match size_of::<T>() {
             1 => self.write_word::<1, T>(iova, &value),
