@@ -67,7 +67,9 @@ fn main() -> ExitCode {
 
 /// Whether no other test program runs it.
 fn is_ours(name: &str) -> bool {
-    ![expected::WALKERS, expected::DEVICE].iter().any(|others| name.starts_with(others))
+    ![expected::WALKERS, expected::DEVICE, expected::VHOST]
+        .iter()
+        .any(|others| name.starts_with(others))
 }
 
 /// Runs the selected tests; whether all is well.
