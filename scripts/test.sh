@@ -61,7 +61,7 @@ unit_tests() {
 }
 
 # Every interleaving of threads that change one page table, access what is unmapped, write beside a
-# harvest of a dirty log, or wait for what comes over a connection.
+# harvest of a dirty log, wait for what comes over a connection, or want what another one keeps.
 loom_tests() {
     local status=0
     local -x RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
@@ -69,6 +69,7 @@ loom_tests() {
     "${loom[@]}" --package longshore-pagetable --test loom || status=1
     "${loom[@]}" --package longshore-access --test loom --test loom_dirty --test loom_mailbox ||
         status=1
+    "${loom[@]}" --package longshore-domain --test loom || status=1
     return "$status"
 }
 
@@ -97,7 +98,7 @@ miri_tests() {
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
-    local packages=(access vm_memory iov_tests iov mem pagetable load counts heap)
+    local packages=(access vm_memory iov_tests iov mem pagetable load counts domain heap)
     at_once=$(nproc)
     cargo +nightly miri --version
     for package in "${packages[@]}"; do
@@ -142,6 +143,7 @@ miri_of_counts() {
     MIRIFLAGS+=' -Zmiri-permissive-provenance'
     miri_of_tables --package longshore-access --test counts
 }
+miri_of_domain() { miri --package longshore-domain --lib -- biased:: pool:: iova::ranges::; }
 miri_of_heap() { miri_of_tables --package longshore-heap --lib -- heap:: page_report:: error::; }
 miri_of_load() {
     miri_of_tables --package longshore-load --lib -- budget:: fill::piece:: fill::route::

@@ -20,9 +20,7 @@
 
 use std::fmt;
 
-use crate::sync::{
-    AtomicU32, Barrier, Mutex, MutexGuard, Ordering, UnsafeCell, back_off, fence, light_barrier,
-};
+use crate::sync::{AtomicU32, Barrier, Mutex, MutexGuard, Ordering, UnsafeCell, back_off};
 
 /// The value. Padded, so that nobody else's stores touch the owner's lines.
 #[repr(align(128))]
@@ -68,11 +66,7 @@ impl<T> Biased<T> {
         }
         self.busy.store(1, Ordering::Relaxed);
         let leave = Leave(&self.busy);
-        if self.barrier == Barrier::Fence {
-            fence(Ordering::SeqCst);
-        } else {
-            light_barrier();
-        }
+        self.barrier.owner();
         if self.claimed.load(Ordering::Acquire) == 0 {
             // SAFETY: the one owner is here, and whoever claims the value waits for it.
             return self.value.with_mut(|value| then(unsafe { &mut *value }));

@@ -32,13 +32,13 @@ impl<T> UnsafeCell<T> {
 /// order the compiler keeps.
 #[cfg(not(loom))]
 #[inline(always)]
-pub(crate) fn light_barrier() {
+fn light_barrier() {
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
 /// To loom `membarrier` is a full fence on both sides.
 #[cfg(loom)]
-pub(crate) fn light_barrier() {
+fn light_barrier() {
     fence(Ordering::SeqCst);
 }
 
@@ -66,6 +66,9 @@ pub enum Barrier {
     Expedited,
     /// A full fence each time the owner goes in.
     Fence,
+    /// None, to show what they are for.
+    #[cfg(loom)]
+    None,
 }
 
 impl Barrier {
@@ -90,6 +93,19 @@ impl Barrier {
             #[cfg(loom)]
             Self::Expedited => fence(Ordering::SeqCst),
             Self::Fence => fence(Ordering::SeqCst),
+            #[cfg(loom)]
+            Self::None => {}
+        }
+    }
+
+    /// What the owner executes between its store and its load.
+    #[inline(always)]
+    pub(crate) fn owner(self) {
+        match self {
+            Self::Expedited => light_barrier(),
+            Self::Fence => fence(Ordering::SeqCst),
+            #[cfg(loom)]
+            Self::None => {}
         }
     }
 }

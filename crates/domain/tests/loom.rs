@@ -9,7 +9,7 @@ use longshore_domain::sync::Barrier;
 use loom::sync::Arc;
 use loom::thread;
 
-fn one_owner(barrier: Barrier, claimers: usize) {
+fn one_owner(barrier: Barrier, turns: i32, claimers: usize) {
     loom::model(move || {
         let value = Arc::new(Biased::new((0, 0), barrier));
         let both = |value: &mut (i32, i32)| {
@@ -23,7 +23,7 @@ fn one_owner(barrier: Barrier, claimers: usize) {
                 thread::spawn(move || value.claim(both))
             })
             .collect();
-        for _ in 0..2 {
+        for _ in 0..turns {
             // SAFETY: this thread alone.
             unsafe { value.own(both) };
         }
@@ -31,17 +31,24 @@ fn one_owner(barrier: Barrier, claimers: usize) {
         claimers.into_iter().for_each(|claimer| claimer.join().unwrap());
         // What was done under a claim is seen by the owner.
         // SAFETY: this thread alone.
-        assert_eq!(unsafe { value.own(|value| value.0) }, 2 + count);
+        assert_eq!(unsafe { value.own(|value| value.0) }, turns + count);
     });
 }
 
 #[test]
 fn an_owner_and_one_that_claims() {
-    one_owner(Barrier::Expedited, 1);
-    one_owner(Barrier::Fence, 1);
+    one_owner(Barrier::Expedited, 2, 1);
+    one_owner(Barrier::Fence, 2, 1);
 }
 
 #[test]
 fn an_owner_and_two_that_claim() {
-    one_owner(Barrier::Expedited, 2);
+    one_owner(Barrier::Expedited, 1, 2);
+}
+
+/// Without barriers both are inside at once, and loom sees it.
+#[test]
+#[should_panic]
+fn without_barriers_both_are_inside() {
+    one_owner(Barrier::None, 1, 1);
 }

@@ -25,12 +25,14 @@
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
 //! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vfio-user` a server for devices, with `vhost-user` the memory of a front-end, with `vm-memory` memory for rust-vmm's code |
+//! | [`domain`] | a DMA API: what a device may reach and until when, with bounce buffers |
 //! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
 
 use std::path::Path;
 
 pub use longshore_access as access;
+pub use longshore_domain as domain;
 pub use longshore_heap as heap;
 pub use longshore_iov as iov;
 pub use longshore_load as load;
