@@ -273,7 +273,8 @@ impl Iommufd {
     /// reach them any more. The value is how many bytes were mapped there.
     ///
     /// # Errors
-    /// `ENOENT` where nothing is mapped, or it would cut a mapping.
+    /// `ENOENT` where nothing is mapped, or it would cut a mapping: the ranges before that one are
+    /// unmapped then.
     pub fn unmap(&self, ioas: Ioas, iova: Iova, len_bytes: u64) -> io::Result<u64> {
         let mut arg = UnmapArg {
             size: size_of::<UnmapArg>() as u32,

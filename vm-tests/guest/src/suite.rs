@@ -9,6 +9,7 @@ mod device;
 mod heap;
 mod kernel;
 mod load;
+mod passthrough;
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -34,7 +35,17 @@ pub(crate) struct Test {
 }
 
 /// The suites that the committed list of tests covers.
-const SUITES: &[Suite] = &[kernel::SUITE, heap::SUITE, load::SUITE, access::SUITE, device::SUITE];
+const SUITES: &[Suite] = &[
+    kernel::SUITE,
+    heap::SUITE,
+    load::SUITE,
+    access::SUITE,
+    device::SUITE,
+    passthrough::VFIO_INTEL,
+    passthrough::VFIO_VIRTIO,
+    passthrough::IOMMUFD_INTEL,
+    passthrough::IOMMUFD_VIRTIO,
+];
 
 /// Tests that fail on purpose, to prove that the harness notices. They are run by name only.
 const DELIBERATE: &[Suite] = &[deliberate::SUITE];

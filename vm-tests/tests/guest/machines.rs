@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path, time::Duration};
 
 use longshore_vm_tests::{
-    Attach, Disk, Error, FileSystem, Machine, Result, ext4_sector_of, fixture, make_image,
+    Attach, Disk, Error, FileSystem, Iommu, Machine, Result, ext4_sector_of, fixture, make_image,
 };
 
 /// Room for the file system of the one large file.
@@ -43,11 +43,31 @@ fn write(at: &Path) -> io::Result<()> {
 
 /// All machines. The disks' content is in `fixtures`.
 pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
-    Ok(vec![Group {
-        machine: plain(fixtures)?,
-        suites: &["kernel", "heap", "load", "access"],
+    let passthrough = |name, iommu, suites| Group {
+        machine: passthrough(name, iommu),
+        suites,
         timeout: Duration::from_secs(90),
-    }])
+    };
+    Ok(vec![
+        Group {
+            machine: plain(fixtures)?,
+            suites: &["kernel", "heap", "load", "access"],
+            timeout: Duration::from_secs(90),
+        },
+        passthrough("vfio-intel", Iommu::Intel, &["vfio_intel"]),
+        passthrough("vfio-virtio", Iommu::Virtio, &["vfio_virtio"]),
+    ])
+}
+
+/// A machine with a device to pass through to a process. It copies in 100 ms of the guest's time,
+/// which cost nothing where the guest's time is that of its instructions.
+fn passthrough(name: &str, iommu: Iommu) -> Machine {
+    Machine::new(name)
+        .iommu(iommu)
+        .counting_instructions()
+        .module("vfio-pci")
+        .module("vfio_iommu_type1")
+        .device("edu,addr=06.0,dma_mask=0xffffffffffffffff")
 }
 
 fn plain(fixtures: &Path) -> Result<Machine> {

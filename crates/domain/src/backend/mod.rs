@@ -1,7 +1,15 @@
 //! What makes mappings real.
 #![expect(unsafe_code, reason = "a backend is trusted to keep devices out of what was unmapped")]
 
+#[cfg(feature = "iommufd")]
+mod iommufd;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod open;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod pinned;
 mod soft;
+#[cfg(feature = "vfio")]
+mod vfio;
 
 use std::fmt;
 use std::io;
@@ -12,7 +20,15 @@ use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use thiserror::Error;
 
+#[cfg(feature = "iommufd")]
+pub use iommufd::Iommufd;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub use longshore_sys::vfio::{CONFIG_REGION, Device, DeviceInfo, Interrupts, Region, Registers};
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub use open::OpenError;
 pub use soft::Soft;
+#[cfg(feature = "vfio")]
+pub use vfio::Vfio;
 
 /// What a backend can map, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
