@@ -46,7 +46,8 @@ pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
     let passthrough = |name, iommu, suites| Group {
         machine: passthrough(name, iommu),
         suites,
-        timeout: Duration::from_secs(90),
+        // Of the guest's time, most of which is skipped.
+        timeout: Duration::from_secs(3600),
     };
     Ok(vec![
         Group {

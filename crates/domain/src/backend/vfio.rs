@@ -26,8 +26,8 @@ pub struct Vfio {
 }
 
 impl Vfio {
-    /// The PCI device at `address`, as `0000:01:00.0`, in an address space of its group. The device is
-    /// as after a reset: it does no DMA before [`Device::set_bus_master`].
+    /// The PCI device at `address`, as `0000:01:00.0`, in an address space of its group. It does
+    /// no DMA before [`Device::set_bus_master`].
     ///
     /// The descriptors that a device holds keep its address space, so a device that outlives the
     /// domain reaches what the domain has leaked, and nothing else.

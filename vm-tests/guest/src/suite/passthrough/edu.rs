@@ -40,10 +40,9 @@ pub(super) struct Edu {
 impl Edu {
     pub(super) fn new(device: Device) -> Result<Self, Box<dyn Error>> {
         let info = device.info()?;
-        if !info.is_pci || !info.can_reset {
-            return Err(format!("{info:?} of a device that is PCI and can be reset").into());
+        if !info.is_pci || device.reset().is_ok() != info.can_reset {
+            return Err(format!("{info:?} is not what the device can do").into());
         }
-        device.reset()?;
         device.set_bus_master(true)?;
         let bar = device.region(0)?;
         let registers = device.map(&bar)?;

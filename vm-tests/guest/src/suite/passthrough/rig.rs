@@ -240,8 +240,8 @@ fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
     journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is in the device's buffer before it reads.
-const PRIMER: u8 = 0xa5;
+/// What is in the device's buffer before it reads: one, and another where that is what it read.
+const PRIMERS: [u8; 2] = [0xa5, 0x5a];
 
 /// A device that was passed through to this process.
 pub(super) struct Passed {
@@ -259,11 +259,13 @@ impl Passed {
 
     /// Whether something could be read: a device that is refused keeps what it had, or gets zeros.
     fn read_some(&self, iova: Iova, into: &mut [u8]) -> bool {
-        self.load(&vec![PRIMER; into.len()]);
-        self.edu.fetch(iova.raw(), into.len());
-        self.edu.store(MAILBOX.raw(), into.len());
-        self.mailbox.file.read_exact_at(into, 0).expect("a memfd");
-        ![0, PRIMER].iter().any(|none| into.iter().all(|byte| byte == none))
+        PRIMERS.iter().any(|primer| {
+            self.load(&vec![*primer; into.len()]);
+            self.edu.fetch(iova.raw(), into.len());
+            self.edu.store(MAILBOX.raw(), into.len());
+            self.mailbox.file.read_exact_at(into, 0).expect("a memfd");
+            ![0, *primer].iter().any(|none| into.iter().all(|byte| byte == none))
+        })
     }
 
     /// Whether the bytes arrived where they are, or were, mapped, or anywhere that can be read.

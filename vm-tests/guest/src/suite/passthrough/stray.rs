@@ -61,6 +61,7 @@ pub(super) fn leaves_all(interface: Interface) -> TestResult {
         }
         ensure!(whole(&unmapped, unmapped_fill)?, "{what}: a byte of unmapped memory changed");
     }
+    println!("{for_writing:?} {for_reading:?} {one_page:?} {just_unmapped:?}");
     // Across the end of a page, the part that is mapped may arrive.
     device.store(at(one_page.iova(), PAGE - 8), &STRAY);
     let mut seen = [0; 16];
