@@ -44,7 +44,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
     /// [`Error::Copy`]: those that were not given back stay.
     pub fn flush(&mut self, mut back: impl FnMut(B)) -> Result<(), Error> {
         self.ranges.clear();
-        self.ranges.extend(self.mappings.iter().filter_map(Mapping::mapped));
+        self.mappings.iter().for_each(|mapping| mapping.add_mapped(&mut self.ranges));
         if let Some(first) = self.ranges.first() {
             let len_bytes = self.ranges.iter().map(|range| range.len_bytes()).sum();
             // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
@@ -68,7 +68,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
             }
         }
         self.mappings.append(&mut failed);
-        first.map_or(Ok(()), Err)
+        first.map_or(Ok(()), |error| Err(*error))
     }
 }
 
@@ -79,7 +79,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::OtherDoor`] with the mapping, which was not made by the door that the batch is of.
     pub fn unmap_deferred(self, batch: &mut Batch<'d, B, D>) -> Result<(), Failed<Self>> {
         if !std::ptr::eq(self.door(), batch.door) {
-            return Err(Failed { error: Error::OtherDoor { iova: self.iova() }, value: self });
+            let error = Error::OtherDoor { iova: self.iova() };
+            return Err(Failed { error: error.into(), value: self });
         }
         batch.mappings.push(self);
         Ok(())

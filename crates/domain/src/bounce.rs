@@ -24,19 +24,43 @@ pub(crate) unsafe fn copy_in(
     from: NonNull<u8>,
     len_bytes: u64,
 ) -> Result<(), CopyFault> {
-    let stale_bytes = u64::from(slot.stale_bytes);
+    let stale_bytes = slot.stale_bytes();
     // A device that cannot read the slot does not see what is left in it.
-    if stale_bytes > len_bytes && slot.kind.direction != Direction::FromDevice {
+    if stale_bytes > len_bytes && slot.kind().direction != Direction::FromDevice {
         // SAFETY: within the slot: no more of it was ever written.
-        let behind = unsafe { slot.host.add(len_bytes as usize) };
+        let behind = unsafe { slot.host().add(len_bytes as usize) };
         let count = (stale_bytes - len_bytes) as usize;
         // SAFETY: the same; the slot is ours.
         with_path!(Path::active(), token => unsafe { copy::fill(token, behind.as_ptr(), 0, count) })?;
-        slot.stale_bytes = len_bytes as u32;
+        slot.set_stale_bytes(len_bytes);
+    } else {
+        slot.set_stale_bytes(stale_bytes.max(len_bytes));
     }
-    slot.stale_bytes = slot.stale_bytes.max(len_bytes as u32);
     // SAFETY: the caller's promise.
-    unsafe { copy::copy_bytes(from.as_ptr(), slot.host.as_ptr(), len_bytes as usize) }
+    unsafe { copy::copy_bytes(from.as_ptr(), slot.host().as_ptr(), len_bytes as usize) }
+}
+
+/// As [`copy_in`], to `offset` of the slot; what lies before is zero, too.
+///
+/// # Errors
+/// As [`copy_in`].
+///
+/// # Safety
+/// As [`copy_in`].
+pub(crate) unsafe fn copy_in_at(
+    slot: &mut Slot,
+    offset: u64,
+    from: NonNull<u8>,
+    len_bytes: u64,
+) -> Result<(), CopyFault> {
+    let count = slot.stale_bytes() as usize;
+    // SAFETY: within the slot, which is ours: no more of it was ever written.
+    with_path!(Path::active(), token => unsafe { copy::fill(token, slot.host().as_ptr(), 0, count) })?;
+    slot.set_stale_bytes(offset + len_bytes);
+    // SAFETY: within the slot.
+    let to = unsafe { slot.host().add(offset as usize) };
+    // SAFETY: the caller's promise.
+    unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
 /// Copies the first `len_bytes` of a slot to `to`.
@@ -53,15 +77,15 @@ pub(crate) unsafe fn copy_out(
     len_bytes: u64,
 ) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
-    unsafe { copy::copy_bytes(slot.host.as_ptr(), to.as_ptr(), len_bytes as usize) }
+    unsafe { copy::copy_bytes(slot.host().as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
 /// The slot after a transfer: what the device could write is perhaps written.
 #[inline]
 pub(crate) fn used(mut slot: Slot, domain: &Domain) -> Slot {
-    if slot.kind.direction != Direction::ToDevice {
-        let bytes = slot.kind.class.granules() * domain.core.limits.granule.bytes();
-        slot.stale_bytes = bytes as u32;
+    if slot.kind().direction != Direction::ToDevice {
+        let bytes = slot.kind().class.granules() * domain.core.limits.granule.bytes();
+        slot.set_stale_bytes(bytes);
     }
     slot
 }

@@ -30,6 +30,9 @@ pub enum Error {
         #[source]
         source: BackendError,
     },
+    /// There is no memory for what the domain allocates.
+    #[error("memory for a device: {0}")]
+    Memory(#[source] longshore_heap::Error),
     /// There is no bounce buffer for it, and it must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -61,11 +64,10 @@ pub enum Error {
         /// Where it is mapped.
         iova: Iova,
     },
-    /// Memory that is not made of whole granules would give the device what lies beside it, and is
-    /// too long for a bounce buffer.
+    /// Memory that is not made of whole granules cannot be mapped at an address that is.
     #[error(
-        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}, and too many for a \
-         bounce buffer: a device would reach what lies beside them"
+        "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}, and cannot be mapped \
+         at a chosen address"
     )]
     Unaligned {
         /// Where the memory begins in this process.
@@ -81,9 +83,9 @@ pub enum Error {
 #[derive(Error)]
 #[error("{error}")]
 pub struct Failed<T> {
-    /// Why.
+    /// Why. Behind a pointer, so that what succeeds does not carry room for it about.
     #[source]
-    pub error: Error,
+    pub error: Box<Error>,
     /// What the caller had, unchanged.
     pub value: T,
 }

@@ -47,6 +47,8 @@ mod batch;
 #[cfg(not(loom))]
 mod bounce;
 #[cfg(not(loom))]
+mod coherent;
+#[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]
 mod counters;
@@ -66,6 +68,10 @@ mod mapping;
 mod policy;
 #[cfg(not(loom))]
 mod pool;
+#[cfg(not(loom))]
+mod ragged;
+#[cfg(not(loom))]
+mod scoped;
 
 #[cfg(not(loom))]
 mod biased;
@@ -79,6 +85,7 @@ pub mod sync;
 #[cfg(not(loom))]
 pub use {
     batch::Batch,
+    coherent::Coherent,
     counters::Counters,
     direction::Direction,
     domain::{Builder, Domain},

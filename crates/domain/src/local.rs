@@ -95,7 +95,7 @@ impl<'d> Local<'d> {
         self.domain
     }
 
-    #[inline]
+    #[inline(always)]
     fn own<R>(&self, then: impl FnOnce(&mut Kept) -> R) -> R {
         // SAFETY: this is not `Sync`, so one thread at a time is here, and none of the closures below
         // comes back here.
@@ -161,7 +161,7 @@ pub(crate) mod sealed {
         }
 
         fn give_slot(&self, slot: Slot) {
-            self.pools.give(slot.kind, [slot]);
+            self.pools.give(slot.kind(), [slot]);
         }
 
         fn add(&self, event: Event, amount: u64) {
@@ -171,33 +171,33 @@ pub(crate) mod sealed {
 
     #[expect(private_interfaces, reason = "as above")]
     impl Door for Local<'_> {
-        #[inline]
+        #[inline(always)]
         fn domain(&self) -> &Domain {
             self.domain
         }
 
-        #[inline]
+        #[inline(always)]
         fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
             self.own(|kept| kept.iovas.take(&self.domain.core.iovas, len_bytes, placement))
         }
 
-        #[inline]
+        #[inline(always)]
         fn give(&self, range: IovaRange) {
             self.own(|kept| kept.iovas.give(&self.domain.core.iovas, range));
         }
 
-        #[inline]
+        #[inline(always)]
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
             let Domain { core, pools, .. } = self.domain;
             self.own(|kept| kept.slots.take(core, pools, kind))
         }
 
-        #[inline]
+        #[inline(always)]
         fn give_slot(&self, slot: Slot) {
             self.own(|kept| kept.slots.give(&self.domain.pools, slot));
         }
 
-        #[inline]
+        #[inline(always)]
         fn add(&self, event: Event, amount: u64) {
             self.tally.add(event, amount);
         }

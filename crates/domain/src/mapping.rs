@@ -17,6 +17,7 @@ use crate::iova::IovaRange;
 use crate::local::Door;
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
+use crate::ragged::Ragged;
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -36,15 +37,21 @@ pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
 }
 
 /// Where the device finds the bytes.
+///
+/// What makes and ends a mapping is inlined where it is called, down to here: moved through memory
+/// from call to call, its parts would be stored by words and loaded by vectors, which costs more than
+/// all the rest.
 enum Place {
     /// In the memory, so many bytes behind the start of these addresses.
     Direct(IovaRange, u64),
     /// In a bounce buffer.
     Slot(Slot),
+    /// In the memory, but for the ends.
+    Ragged(Box<Ragged>),
 }
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(
         door: &'d D,
         memory: B,
@@ -53,6 +60,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ) -> Result<Self, Failed<B>> {
         match place(door, &memory, direction, is_reported) {
             Ok(place) => Ok(Self::of(door, memory, place, direction, is_reported)),
+            Err(error) => Err(Failed { error, value: memory }),
+        }
+    }
+
+    /// Whole granules, never bounced.
+    pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
+        match map_somewhere(door, &memory, direction) {
+            Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
@@ -67,9 +82,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let (start, len_bytes) = extent(&memory);
         let placed = if core.limits.granule.is_aligned(start | len_bytes) {
             let taken = core.iovas.take_at(iova, len_bytes).map_err(Error::from);
-            taken.and_then(|iovas| map(door, &memory, direction, iovas))
+            taken.map_err(Box::new).and_then(|iovas| map(door, &memory, direction, iovas))
         } else {
-            Err(Error::Unaligned { start, len_bytes, granule: core.limits.granule })
+            Err(Error::Unaligned { start, len_bytes, granule: core.limits.granule }.into())
         };
         match placed {
             Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
@@ -77,7 +92,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
         door.add(Event::Map, 1);
         let (_, len_bytes) = extent(&memory);
@@ -90,7 +105,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub fn iova(&self) -> Iova {
         match &*self.place {
             Place::Direct(iovas, offset) => Iova::new(iovas.start().raw() + offset),
-            Place::Slot(slot) => slot.iova,
+            Place::Slot(slot) => slot.iova(),
+            Place::Ragged(ragged) => Iova::new(ragged.iovas.start().raw() + ragged.offset),
         }
     }
 
@@ -104,9 +120,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.direction
     }
 
-    /// Whether the transfer goes through a bounce buffer.
+    /// Whether the transfer, or the ends of it, go through bounce buffers.
     pub fn is_bounced(&self) -> bool {
-        matches!(*self.place, Place::Slot(_))
+        !matches!(*self.place, Place::Direct(..))
     }
 
     /// Takes the memory back, with what the device has written. When this returns, the device cannot
@@ -123,8 +139,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.end(written_bytes)
     }
 
-    /// The same when the device has written `written_bytes` from the start: what lies behind is as it
-    /// was before, whatever the device did there.
+    /// The same when the device has written `written_bytes` from the start. No more is copied back
+    /// from bounce buffers: what lies behind is as it was before, whatever the device did there.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
@@ -133,37 +149,42 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if written_bytes > self.len_bytes {
             let len_bytes = self.len_bytes;
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
-            return Err(Failed { error, value: self });
+            return Err(Failed { error: error.into(), value: self });
         }
         self.end(written_bytes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
         }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: the device cannot reach it; not used again, and not dropped.
-        unsafe { this.give_back() };
-        // SAFETY: not used again, and not dropped.
-        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
+        Ok(self.into_memory())
     }
 
     pub(crate) fn door(&self) -> &'d D {
         self.door
     }
 
-    /// The addresses that the backend must unmap; none of a mapping that is bounced.
-    pub(crate) fn mapped(&self) -> Option<AddrRange<Iova>> {
+    /// Puts what the backend must unmap to `ranges`: nothing of a mapping that is bounced, and up to
+    /// three ranges of one whose ends are.
+    pub(crate) fn add_mapped(&self, ranges: &mut Vec<AddrRange<Iova>>) {
         match &*self.place {
-            Place::Direct(iovas, offset) => {
-                let granule = self.door.domain().core.limits.granule;
-                let len_bytes = (offset + self.len_bytes).next_multiple_of(granule.bytes());
-                Some(AddrRange::new(iovas.start(), len_bytes).expect("it was mapped"))
+            Place::Direct(iovas, offset) => ranges.push(self.range(iovas, *offset)),
+            Place::Slot(_) => {}
+            Place::Ragged(ragged) => {
+                let granule = self.door.domain().core.limits.granule.bytes();
+                ranges.extend(ragged.mapped(granule));
             }
-            Place::Slot(_) => None,
         }
+    }
+
+    /// Of a mapping that is not bounced.
+    #[inline(always)]
+    fn range(&self, iovas: &IovaRange, offset: u64) -> AddrRange<Iova> {
+        let granule = self.door.domain().core.limits.granule.bytes();
+        let len_bytes = (offset + self.len_bytes).next_multiple_of(granule);
+        AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
 
     /// The memory of a mapping that was unmapped elsewhere.
@@ -172,71 +193,100 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::Copy`] with the mapping.
     pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
-        if let Place::Slot(slot) = &*self.place
-            && let Err(error) = self.copy_back(slot, written_bytes)
-        {
-            return Err(Failed { error, value: self });
+        match self.copy_back(written_bytes) {
+            Ok(()) => Ok(self.into_memory()),
+            Err(error) => Err(Failed { error, value: self }),
         }
+    }
+
+    /// Of a mapping that the device cannot reach any more.
+    #[inline(always)]
+    fn into_memory(self) -> B {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: the caller has unmapped it; not used again, and not dropped.
+        // SAFETY: not used again, and not dropped.
         unsafe { this.give_back() };
         // SAFETY: not used again, and not dropped.
-        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
+        unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 
     /// Makes the memory the caller's again, and leaves everything else.
-    #[inline]
-    fn take_out(&self, written_bytes: u64) -> Result<(), Error> {
-        if let Place::Slot(slot) = &*self.place {
-            return self.copy_back(slot, written_bytes);
+    #[inline(always)]
+    fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
+        match &*self.place {
+            Place::Direct(iovas, offset) => {
+                self.unmap_ranges(&[self.range(iovas, *offset)])?;
+                return Ok(());
+            }
+            Place::Slot(_) => {}
+            Place::Ragged(_) => {
+                let mut ranges = Vec::with_capacity(3);
+                self.add_mapped(&mut ranges);
+                self.unmap_ranges(&ranges)?;
+            }
         }
-        let Some(range) = self.mapped() else { return Ok(()) };
-        let core = &self.door.domain().core;
-        // SAFETY: mapped as it is, and the range is this mapping's alone.
-        let unmapped = unsafe { core.backend.unmap(&[range]) };
+        self.copy_back(written_bytes)
+    }
+
+    #[inline(always)]
+    fn unmap_ranges(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Box<Error>> {
+        // SAFETY: mapped as they are, and this mapping's alone.
+        let unmapped = unsafe { self.door.domain().core.backend.unmap(ranges) };
+        let (iova, len_bytes) = (self.iova(), self.len_bytes);
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
-            iova: range.start(),
-            len_bytes: range.len_bytes(),
+            iova,
+            len_bytes,
             source,
         })?;
         self.door.add(Event::Flush, 1);
         Ok(())
     }
 
-    #[inline]
-    fn copy_back(&self, slot: &Slot, written_bytes: u64) -> Result<(), Error> {
+    /// Copies what the device has written in bounce buffers.
+    #[inline(always)]
+    fn copy_back(&self, written_bytes: u64) -> Result<(), Box<Error>> {
         if self.direction == Direction::ToDevice || written_bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both have as many bytes; the memory is owned here, and nobody has a reference to it.
-        let copied = unsafe { bounce::copy_out(slot, host(&*self.memory), written_bytes) };
-        copied.map_err(|source| Error::Copy { iova: slot.iova, source })?;
-        self.door.add(Event::Copied, written_bytes);
+        let host = host(&*self.memory);
+        let copied = match &*self.place {
+            Place::Direct(..) => return Ok(()),
+            Place::Slot(slot) => {
+                // SAFETY: both have as many bytes; the memory is owned here, and nobody has a
+                // reference to it.
+                let copied = unsafe { bounce::copy_out(slot, host, written_bytes) };
+                copied.map(|()| written_bytes)
+            }
+            // SAFETY: it is what was mapped; the rest as above.
+            Place::Ragged(ragged) => unsafe { ragged.copy_back(host, written_bytes) },
+        };
+        let copied = copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
+        self.door.add(Event::Copied, copied);
         Ok(())
     }
 
     /// # Safety
     /// The memory must be the caller's again, and this not be called twice.
-    #[inline]
+    #[inline(always)]
     unsafe fn give_back(&mut self) {
         self.door.add(Event::Unmap, 1);
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas, _) => self.door.give(iovas),
             Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.domain())),
+            Place::Ragged(ragged) => ragged.give(self.door),
         }
     }
 }
 
 /// Makes the memory reachable.
-#[inline]
+#[inline(always)]
 fn place<B: DmaMemory, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
     is_reported: bool,
-) -> Result<Place, Error> {
+) -> Result<Place, Box<Error>> {
     let Domain { core, policy, .. } = door.domain();
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
@@ -245,35 +295,40 @@ fn place<B: DmaMemory, D: Door>(
             let slot = match door.take_slot(kind) {
                 Ok(slot) => slot,
                 Err(_) if else_direct => return map_somewhere(door, memory, direction),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(Error::from(error).into()),
             };
             fill(door, slot, kind, memory, is_reported).map(Place::Slot)
         }
         Route::Direct => map_somewhere(door, memory, direction),
-        Route::None => Err(Error::Unaligned { start, len_bytes, granule }),
+        Route::Ragged => {
+            // SAFETY: the mapping keeps the memory, with no reference to it, until it is taken back.
+            let ragged =
+                unsafe { Ragged::map(door, host(memory), len_bytes, direction, is_reported) };
+            Ok(Place::Ragged(Box::new(ragged?)))
+        }
     }
 }
 
 /// Copies what the device may read, and what it may leave as it is, into a slot.
-#[inline]
+#[inline(always)]
 fn fill<B: DmaMemory, D: Door>(
     door: &D,
     mut slot: Slot,
     kind: Kind,
     memory: &B,
     is_reported: bool,
-) -> Result<Slot, Error> {
+) -> Result<Slot, Box<Error>> {
     let (_, len_bytes) = extent(memory);
     if !is_reported {
         // SAFETY: the slot has as many bytes, and the memory is the caller's.
         if let Err(source) = unsafe { bounce::copy_in(&mut slot, host(memory), len_bytes) } {
-            let iova = slot.iova;
+            let iova = slot.iova();
             door.give_slot(slot);
-            return Err(Error::Copy { iova, source });
+            return Err(Error::Copy { iova, source }.into());
         }
         door.add(Event::Copied, len_bytes);
     }
-    debug_assert_eq!(slot.kind, kind);
+    debug_assert_eq!(slot.kind(), kind);
     door.add(Event::Bounce, 1);
     Ok(slot)
 }
@@ -282,13 +337,13 @@ fn map_somewhere<B: DmaMemory, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
-) -> Result<Place, Error> {
+) -> Result<Place, Box<Error>> {
     let core = &door.domain().core;
     let (start, len_bytes) = extent(memory);
     let offset = start & (core.limits.granule.bytes() - 1);
     // No bytes are no transfer; their one granule would be somebody else's.
     let bytes = if len_bytes == 0 { 0 } else { offset + len_bytes };
-    let iovas = door.take(bytes, core.placement)?;
+    let iovas = door.take(bytes, core.placement).map_err(Error::from)?;
     map(door, memory, direction, iovas)
 }
 
@@ -298,7 +353,7 @@ fn map<B: DmaMemory, D: Door>(
     memory: &B,
     direction: Direction,
     iovas: IovaRange,
-) -> Result<Place, Error> {
+) -> Result<Place, Box<Error>> {
     let core = &door.domain().core;
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
@@ -318,18 +373,18 @@ fn map<B: DmaMemory, D: Door>(
         Err(source) => {
             let iova = iovas.start();
             door.give(iovas);
-            Err(Error::Backend { operation: "mapping", iova, len_bytes, source })
+            Err(Error::Backend { operation: "mapping", iova, len_bytes, source }.into())
         }
     }
 }
 
-#[inline]
+#[inline(always)]
 fn host<B: DmaMemory>(memory: &B) -> NonNull<u8> {
     memory.host().cast()
 }
 
 /// Where the memory is in this process, and how long it is.
-#[inline]
+#[inline(always)]
 fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
     let host = memory.host();
     (host.cast::<u8>().addr().get() as u64, host.len() as u64)

@@ -10,7 +10,7 @@ use crate::pool::classes::Class;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bounce {
     /// Only where it must be: memory that is not made of whole granules, and a device that is not
-    /// trusted with what lies beside it.
+    /// trusted with what lies beside it. Of a long transfer only the ends are copied.
     Never,
     /// Where it has fewer bytes than this, and fits a slot.
     Below(u64),
@@ -43,8 +43,8 @@ pub(crate) enum Route {
     Direct,
     /// It is copied.
     Bounce { kind: Kind, else_direct: bool },
-    /// Neither is possible.
-    None,
+    /// What lies in whole granules is mapped, and the ends are copied.
+    Ragged,
 }
 
 impl Policy {
@@ -66,6 +66,6 @@ impl Policy {
             let else_direct = maps && self.when_full == WhenFull::MapDirectly;
             return Route::Bounce { kind: Kind { class, direction }, else_direct };
         }
-        if maps { Route::Direct } else { Route::None }
+        if maps { Route::Direct } else { Route::Ragged }
     }
 }

@@ -109,7 +109,7 @@ fn the_policy_decides() {
         let trust = |builder: Builder| if trusted { builder.trusted() } else { builder };
         let (domain, device) = domain(|builder| trust(builder.bounce(bounce)));
         let len = bytes.get().len();
-        let mapping = domain.map(bytes, Direction::ToDevice).map_err(|failed| failed.error)?;
+        let mapping = domain.map(bytes, Direction::ToDevice).map_err(|failed| *failed.error)?;
         assert!(read(&device, mapping.iova(), len).iter().all(|byte| *byte == 9));
         Ok::<_, Error>(mapping.is_bounced())
     };
@@ -124,8 +124,8 @@ fn the_policy_decides() {
     assert!(route(Bounce::Always, true, pages(64)).unwrap());
     // Longer than any slot.
     assert!(!route(Bounce::Always, true, pages(65)).unwrap());
-    let refused = route(Bounce::Never, false, Bytes::odd(1_000_000, 9)).unwrap_err();
-    assert!(matches!(refused, Error::Unaligned { .. }), "{refused}");
+    // Too long for a slot: its ends are bounced.
+    assert!(route(Bounce::Never, false, Bytes::odd(1_000_000, 9)).unwrap());
     let empty = route(Bounce::Never, false, pages(0)).unwrap_err();
     assert!(matches!(empty, Error::Iova(_)), "{empty}");
 }
@@ -157,6 +157,56 @@ fn a_device_never_sees_another_transfer() {
     }
 }
 
+/// Of a long transfer the ends are bounced, so that a device sees nothing beside it, and what it
+/// writes there goes nowhere.
+#[test]
+fn the_ends_of_a_long_transfer_are_bounced() {
+    const LEN: usize = 300_000;
+    let (domain, device) = domain(|builder| builder);
+    let local = domain.local();
+    // Slots with something in them.
+    for direction in [Direction::ToDevice, Direction::Bidirectional, Direction::FromDevice] {
+        let mappings: Vec<_> =
+            (0..4).map(|_| local.map(Bytes::odd(4090, 0x5e), direction).unwrap()).collect();
+        drop(mappings);
+    }
+    for (skip, cut) in [(0, 5), (3, 0), (3, 5), (4095, 4095), (1, 4096)] {
+        for direction in [Direction::ToDevice, Direction::Bidirectional, Direction::FromDevice] {
+            let mut bytes = Bytes::pages(LEN.next_multiple_of(4096), 0x21);
+            bytes.skip += skip;
+            bytes.bytes.truncate(bytes.bytes.len() - cut);
+            let len = bytes.get().len();
+            let copied = domain.counters().copied_bytes;
+            let mapping = local.map(bytes, direction).unwrap();
+            assert!(mapping.is_bounced());
+            assert!(domain.counters().copied_bytes - copied < 8192);
+            let iova = mapping.iova();
+            assert_eq!(iova.raw() % PAGE, skip as u64);
+            let before = Iova::new(iova.raw() - iova.raw() % PAGE);
+            let all = (skip + len).next_multiple_of(4096);
+            if direction == Direction::FromDevice {
+                device.write(before, &vec![0x99; all]).unwrap();
+            } else {
+                let seen = read(&device, before, all);
+                assert!(seen[..skip].iter().all(|byte| *byte == 0));
+                assert!(seen[skip..skip + len].iter().all(|byte| *byte == 0x21));
+                assert!(seen[skip + len..].iter().all(|byte| *byte == 0));
+                let written = device.write(before, &vec![0x99; all]);
+                assert_eq!(written.is_ok(), direction == Direction::Bidirectional);
+            }
+            let bytes = mapping.unmap().unwrap();
+            let expected = if direction == Direction::ToDevice { 0x21 } else { 0x99 };
+            assert!(bytes.get().iter().all(|byte| *byte == expected));
+            // Beside it nothing has changed.
+            assert!(bytes.bytes[bytes.skip - skip..bytes.skip].iter().all(|byte| *byte == 0x21));
+            assert!(device.read(iova, &mut [0]).is_err());
+        }
+    }
+    drop(local);
+    domain.shrink(Duration::ZERO).unwrap();
+    assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+}
+
 /// What the device has not written is as it was, never what a transfer before left in the slot.
 #[test]
 fn memory_never_gets_stale_bytes() {
@@ -179,7 +229,7 @@ fn memory_never_gets_stale_bytes() {
     let mapping = local.map_reported(Bytes::odd(1000, 0x44)).unwrap();
     device.write(mapping.iova(), &[0x55; 600]).unwrap();
     let refused = mapping.complete(1001).unwrap_err();
-    assert!(matches!(refused.error, Error::Reported { .. }), "{refused}");
+    assert!(matches!(*refused.error, Error::Reported { .. }), "{refused}");
     let bytes = refused.value.complete(500).unwrap();
     assert_eq!(bytes.get()[..500], [0x55; 500]);
     assert_eq!(bytes.get()[500..], [0x44; 500]);
@@ -244,7 +294,7 @@ fn pools_grow_to_their_limit_and_shrink_to_nothing() {
         }
         // What must be bounced is refused either way.
         let refused = local.map(Bytes::odd(10, 1), Direction::Bidirectional).unwrap_err();
-        assert!(matches!(refused.error, Error::Pool(PoolError::Limit { .. })), "{refused}");
+        assert!(matches!(*refused.error, Error::Pool(PoolError::Limit { .. })), "{refused}");
         assert_eq!(domain.shrink(Duration::ZERO).unwrap(), 0);
         drop(mappings);
         // The door keeps a few slots for itself, and is asked for them.

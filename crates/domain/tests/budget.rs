@@ -18,7 +18,7 @@ fn thirty_two_domains_keep_within_one_budget() {
     let domains: Vec<_> = (0..32).map(domain).collect();
     let map = |domain: &Domain| {
         let mapping = domain.map(Heap::Memfd.allocate(4096).unwrap(), Direction::ToDevice);
-        mapping.map(drop).map_err(|failed| failed.error)
+        mapping.map(drop).map_err(|failed| *failed.error)
     };
     let outcomes: Vec<_> = domains.iter().map(map).collect();
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 10);

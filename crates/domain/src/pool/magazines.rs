@@ -22,7 +22,7 @@ impl Magazines {
         Self { kept: (0..KINDS).map(|_| Vec::new()).collect() }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(
         &mut self,
         core: &Core,
@@ -36,9 +36,9 @@ impl Magazines {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn give(&mut self, pools: &Pools, slot: Slot) {
-        let kind = slot.kind;
+        let kind = slot.kind();
         let kept = &mut self.kept[kind.index()];
         if kept.len() >= most(kind) {
             pools.give(kind, kept.drain(..most(kind).div_ceil(2)));
@@ -49,7 +49,7 @@ impl Magazines {
     /// Gives all of them back.
     pub(crate) fn clear(&mut self, pools: &Pools) {
         for kept in &mut self.kept {
-            if let Some(kind) = kept.first().map(|slot| slot.kind) {
+            if let Some(kind) = kept.first().map(Slot::kind) {
                 pools.give(kind, kept.drain(..));
             }
         }
@@ -63,7 +63,7 @@ fn refill(kept: &mut Vec<Slot>, core: &Core, pools: &Pools, kind: Kind) -> Resul
     Ok(kept.pop().expect("there is one at least"))
 }
 
-#[inline]
+#[inline(always)]
 fn most(kind: Kind) -> usize {
     (GRANULES / kind.class.granules()).clamp(1, SLOTS) as usize
 }

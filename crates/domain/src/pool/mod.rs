@@ -113,8 +113,9 @@ impl Pools {
         let mut shelf = self.lock(kind);
         let mut taken = shelf.take(count, &mut to);
         if taken == 0 {
-            let chunk = self.grow(core, kind)?;
-            shelf.add(chunk);
+            let number = shelf.vacancy();
+            let chunk = self.grow(core, kind, number)?;
+            shelf.chunks[number as usize] = Some(chunk);
             taken = shelf.take(count, &mut to);
         }
         debug_assert!(taken > 0, "a new chunk has free slots");
@@ -125,8 +126,8 @@ impl Pools {
     pub(crate) fn give(&self, kind: Kind, slots: impl IntoIterator<Item = Slot>) {
         let mut shelf = self.lock(kind);
         for slot in slots {
-            let chunk = shelf.chunks[slot.chunk as usize].as_mut();
-            chunk.expect("a chunk lives while a slot of it does").give(&slot);
+            let chunk = shelf.chunks[slot.chunk() as usize].as_mut();
+            chunk.expect("a chunk lives while a slot of it does").give(slot);
         }
     }
 
@@ -163,7 +164,7 @@ impl Pools {
         (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
     }
 
-    fn grow(&self, core: &Core, kind: Kind) -> Result<Chunk, PoolError> {
+    fn grow(&self, core: &Core, kind: Kind, number: u32) -> Result<Chunk, PoolError> {
         let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
         let len_bytes = chunk::CHUNK_BYTES.max(slot_bytes);
         for (budget, others) in [(&self.own, None), (self.process, Some(&self.own))] {
@@ -175,7 +176,7 @@ impl Pools {
                 return Err(PoolError::Limit { held_bytes, limit_bytes });
             }
         }
-        let chunk = Chunk::new(core, kind).inspect_err(|_| self.release(len_bytes))?;
+        let chunk = Chunk::new(core, kind, number).inspect_err(|_| self.release(len_bytes))?;
         self.peak_bytes.fetch_max(self.own.taken(), Ordering::Relaxed);
         self.grows.fetch_add(1, Ordering::Relaxed);
         Ok(chunk)
@@ -199,10 +200,9 @@ fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
 impl Shelf {
     fn take(&mut self, count: usize, to: &mut impl FnMut(Slot)) -> usize {
         let mut taken = 0;
-        for (number, chunk) in (0u32..).zip(&mut self.chunks) {
-            let Some(chunk) = chunk else { continue };
+        for chunk in self.chunks.iter_mut().flatten() {
             while taken < count {
-                let Some(slot) = chunk.take(number) else { break };
+                let Some(slot) = chunk.take() else { break };
                 to(slot);
                 taken += 1;
             }
@@ -210,11 +210,13 @@ impl Shelf {
         taken
     }
 
-    fn add(&mut self, chunk: Chunk) {
-        match self.chunks.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(chunk),
-            None => self.chunks.push(Some(chunk)),
-        }
+    /// The number of a place for a chunk.
+    fn vacancy(&mut self) -> u32 {
+        let vacant = self.chunks.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.chunks.push(None);
+            self.chunks.len() - 1
+        });
+        vacant as u32
     }
 
     fn take_idle(&mut self, idle: Duration) -> Option<Chunk> {

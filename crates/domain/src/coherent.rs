@@ -1,0 +1,75 @@
+//! Memory that processor and device share all the time: rings, queues, status words.
+#![expect(unsafe_code, reason = "views memory that a device writes to")]
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use longshore_heap::{Buffer, Heap};
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{DmaMemory, Iova};
+
+use crate::direction::Direction;
+use crate::domain::Domain;
+use crate::error::Error;
+use crate::mapping::Mapping;
+
+/// Zeroed memory that the device can read and write for as long as this lives. What either of them
+/// writes the other sees; in which order is up to the barriers of whoever uses it.
+pub struct Coherent<'d> {
+    mapping: Mapping<'d, Buffer>,
+    start: NonNull<u8>,
+}
+
+// SAFETY: the memory is accessed by volatile views alone, and a mapping of a domain may go to another
+// thread.
+unsafe impl Send for Coherent<'_> {}
+
+impl Domain {
+    /// `len_bytes`, rounded up to granules, of zeroed memory for processor and device. It is never
+    /// bounced.
+    ///
+    /// # Errors
+    /// [`Error`]; [`Error::Memory`] where there is none.
+    pub fn alloc_coherent(&self, len_bytes: u64) -> Result<Coherent<'_>, Error> {
+        let granule = self.limits().granule;
+        let len_bytes = len_bytes.max(1).checked_next_multiple_of(granule.bytes());
+        let len_bytes = len_bytes.unwrap_or(u64::MAX);
+        let buffer = Heap::Memfd.allocate(len_bytes).map_err(Error::Memory)?;
+        let start = buffer.host().cast();
+        let mapping = Mapping::direct(self, buffer, Direction::Bidirectional);
+        Ok(Coherent { mapping: mapping.map_err(|failed| *failed.error)?, start })
+    }
+}
+
+impl Coherent<'_> {
+    /// Where the device finds it.
+    pub fn iova(&self) -> Iova {
+        self.mapping.iova()
+    }
+
+    /// How many bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.mapping.len_bytes()
+    }
+
+    /// To read.
+    pub fn view(&self) -> VolatileSlice<'_> {
+        // SAFETY: mapped as long as this lives; written by views and devices alone.
+        unsafe { VolatileSlice::from_raw_parts(self.start, self.len_bytes() as usize) }
+    }
+
+    /// To read and write.
+    pub fn view_mut(&mut self) -> VolatileSliceMut<'_> {
+        // SAFETY: as in `view`.
+        unsafe { VolatileSliceMut::from_raw_parts(self.start, self.len_bytes() as usize) }
+    }
+}
+
+impl fmt::Debug for Coherent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coherent")
+            .field("iova", &self.iova())
+            .field("len_bytes", &self.len_bytes())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,238 @@
+//! Long transfers that begin or end within a granule, for a device that may not see what lies beside
+//! them.
+//!
+//! ```text
+//!   memory      ░░░░▓▓▓▓│████████│████████│▓▓▓░░░░░       ▓ copied, █ mapped, ░ somebody else's
+//!                   │       │        │      │
+//!                   ▼       │        │      ▼
+//!   slots       0000▓▓▓▓    │        │    ▓▓▓00000        a granule each
+//!                   │       ▼        ▼      │
+//!   IOVAs       │ granule │ granule│ granule│ granule │   one range
+//! ```
+#![expect(unsafe_code, reason = "maps parts of memory that its caller owns, and of slots")]
+
+use std::ptr::NonNull;
+
+use longshore_mem::copy::CopyFault;
+use longshore_mem::{AddrRange, Iova};
+
+use crate::backend::Piece;
+use crate::bounce;
+use crate::counters::Event;
+use crate::direction::Direction;
+use crate::error::Error;
+use crate::iova::IovaRange;
+use crate::local::Door;
+use crate::pool::chunk::{Kind, Slot};
+use crate::pool::classes::Class;
+
+/// A transfer whose ends are bounced.
+pub(crate) struct Ragged {
+    pub(crate) iovas: IovaRange,
+    /// Where in its granule the transfer begins.
+    pub(crate) offset: u64,
+    head: Option<End>,
+    middle_bytes: u64,
+    tail: Option<End>,
+}
+
+/// Not all of it was mapped, and perhaps not all of that unmapped again.
+struct Partly {
+    error: Error,
+    is_undone: bool,
+}
+
+/// An end of the transfer, in a slot.
+struct End {
+    slot: Slot,
+    /// Where in the slot, where in the transfer, how much.
+    in_slot: u64,
+    in_memory: u64,
+    len_bytes: u64,
+}
+
+impl End {
+    fn take<D: Door>(
+        door: &D,
+        direction: Direction,
+        [in_slot, in_memory, len_bytes]: [u64; 3],
+    ) -> Result<Option<Self>, Error> {
+        if len_bytes == 0 {
+            return Ok(None);
+        }
+        let class = Class::of(1).expect("a slot of one granule");
+        let slot = door.take_slot(Kind { class, direction })?;
+        Ok(Some(Self { slot, in_slot, in_memory, len_bytes }))
+    }
+
+    fn give<D: Door>(self, door: &D) {
+        door.give_slot(bounce::used(self.slot, door.domain()));
+    }
+}
+
+impl Ragged {
+    /// Maps `len_bytes` at `host`, which are more than two granules.
+    ///
+    /// # Safety
+    /// The bytes must stay there, and no reference to them be alive, until this was taken back.
+    pub(crate) unsafe fn map<D: Door>(
+        door: &D,
+        host: NonNull<u8>,
+        len_bytes: u64,
+        direction: Direction,
+        is_reported: bool,
+    ) -> Result<Self, Error> {
+        let core = &door.domain().core;
+        let granule = core.limits.granule.bytes();
+        let start = host.addr().get() as u64;
+        let offset = start & (granule - 1);
+        let head_bytes = if offset == 0 { 0 } else { granule - offset };
+        let tail_bytes = (start + len_bytes) & (granule - 1);
+        let middle_bytes = len_bytes - head_bytes - tail_bytes;
+        let head = End::take(door, direction, [offset, 0, head_bytes])?;
+        let tail = match End::take(door, direction, [0, len_bytes - tail_bytes, tail_bytes]) {
+            Ok(tail) => tail,
+            Err(error) => {
+                head.into_iter().for_each(|end| end.give(door));
+                return Err(error);
+            }
+        };
+        let iovas = match door.take((offset + len_bytes).next_multiple_of(granule), core.placement)
+        {
+            Ok(iovas) => iovas,
+            Err(error) => {
+                head.into_iter().chain(tail).for_each(|end| end.give(door));
+                return Err(error.into());
+            }
+        };
+        let mut ragged = Self { iovas, offset, head, middle_bytes, tail };
+        if !is_reported {
+            // SAFETY: the caller's bytes.
+            if let Err(source) = unsafe { ragged.copy_in(host) } {
+                let iova = ragged.iovas.start();
+                ragged.give(door);
+                return Err(Error::Copy { iova, source });
+            }
+            door.add(Event::Copied, head_bytes + tail_bytes);
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { ragged.map_pieces(door, host, direction) } {
+            Ok(()) => {
+                door.add(Event::Bounce, 1);
+                Ok(ragged)
+            }
+            Err(Partly { error, is_undone }) => {
+                if is_undone {
+                    ragged.give(door);
+                } else {
+                    // The device may reach the slots, so nobody gets them.
+                    door.add(Event::Leak, 1);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`map`](Self::map).
+    unsafe fn map_pieces<D: Door>(
+        &self,
+        door: &D,
+        host: NonNull<u8>,
+        direction: Direction,
+    ) -> Result<(), Partly> {
+        let core = &door.domain().core;
+        let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
+        let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
+        // SAFETY: the middle begins within the bytes.
+        let middle = unsafe { host.add(head_bytes as usize) };
+        // The caller's memory comes last: where it cannot be mapped, the device reaches none of it,
+        // even if the others cannot be unmapped again.
+        let hosts = [slot(&self.head), slot(&self.tail), Some(middle)];
+        let mapped = self.pieces(core.limits.granule.bytes());
+        for (nth, (range, host)) in mapped.iter().zip(hosts).enumerate() {
+            let (Some(range), Some(host)) = (range, host) else { continue };
+            let piece = Piece { host, len_bytes: range.len_bytes(), file: None };
+            // SAFETY: the caller keeps its bytes, and the slots are kept with this.
+            let done = unsafe { core.backend.map(range.start(), piece, direction.prot()) };
+            if let Err(source) = done {
+                let before: Vec<_> = mapped[..nth].iter().copied().flatten().collect();
+                let error = Error::Backend {
+                    operation: "mapping",
+                    iova: range.start(),
+                    len_bytes: range.len_bytes(),
+                    source,
+                };
+                // SAFETY: mapped just now, and nobody else's.
+                let undone = before.is_empty() || unsafe { core.backend.unmap(&before) }.is_ok();
+                return Err(Partly { error, is_undone: undone });
+            }
+        }
+        Ok(())
+    }
+
+    /// What was mapped: the head's granule, the tail's granule, the middle.
+    fn pieces(&self, granule: u64) -> [Option<AddrRange<Iova>>; 3] {
+        let start = self.iovas.start().raw();
+        let head_bytes = if self.head.is_some() { granule } else { 0 };
+        let range = |at: u64, len_bytes: u64| {
+            let range = AddrRange::new(Iova::new(at), len_bytes).expect("it is within the range");
+            (len_bytes != 0).then_some(range)
+        };
+        let tail = start + head_bytes + self.middle_bytes;
+        [
+            range(start, head_bytes),
+            range(tail, if self.tail.is_some() { granule } else { 0 }),
+            range(start + head_bytes, self.middle_bytes),
+        ]
+    }
+
+    /// What the backend must unmap.
+    pub(crate) fn mapped(&self, granule: u64) -> impl Iterator<Item = AddrRange<Iova>> {
+        self.pieces(granule).into_iter().flatten()
+    }
+
+    /// # Safety
+    /// `host` must be what was mapped, and nothing else use it.
+    unsafe fn copy_in(&mut self, host: NonNull<u8>) -> Result<(), CopyFault> {
+        for end in self.head.iter_mut().chain(&mut self.tail) {
+            // SAFETY: the end lies within the caller's bytes.
+            let from = unsafe { host.add(end.in_memory as usize) };
+            // SAFETY: the slot is a granule, in which the end lies.
+            unsafe { bounce::copy_in_at(&mut end.slot, end.in_slot, from, end.len_bytes) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies of both ends what lies within the first `written_bytes`. How many that are.
+    ///
+    /// # Safety
+    /// `host` must be what was mapped, and nothing else use it.
+    pub(crate) unsafe fn copy_back(
+        &self,
+        host: NonNull<u8>,
+        written_bytes: u64,
+    ) -> Result<u64, CopyFault> {
+        let mut copied = 0;
+        for end in self.head.iter().chain(&self.tail) {
+            let len_bytes = written_bytes.saturating_sub(end.in_memory).min(end.len_bytes);
+            // SAFETY: the end lies within the caller's bytes.
+            let to = unsafe { host.add(end.in_memory as usize) };
+            // SAFETY: and within the slot.
+            let from = unsafe { end.slot.host().add(end.in_slot as usize) };
+            // SAFETY: both have as many bytes.
+            unsafe {
+                longshore_mem::copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize)
+            }?;
+            copied += len_bytes;
+        }
+        Ok(copied)
+    }
+
+    /// Gives slots and addresses back, of a transfer that is not mapped.
+    pub(crate) fn give<D: Door>(self, door: &D) {
+        let Self { iovas, head, tail, .. } = self;
+        head.into_iter().chain(tail).for_each(|end| end.give(door));
+        door.give(iovas);
+    }
+}
