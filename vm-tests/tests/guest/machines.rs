@@ -1,6 +1,6 @@
 //! The machines that the guest tests run in, and which suites run in which.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{env, fs, io, path::Path, time::Duration};
 
 use longshore_vm_tests::{
     Attach, Disk, Error, FileSystem, Iommu, Machine, Result, ext4_sector_of, fixture, make_image,
@@ -41,6 +41,11 @@ fn write(at: &Path) -> io::Result<()> {
     fixture::write_file(&at.join("large").join(fixture::file_name(len)), len, len)
 }
 
+/// Whether the kernel in the cache is one that was built with iommufd.
+pub(crate) fn has_iommufd() -> bool {
+    env::var("LONGSHORE_VM_IOMMUFD").as_deref() == Ok("1")
+}
+
 /// All machines. The disks' content is in `fixtures`.
 pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
     let passthrough = |name, iommu, suites| Group {
@@ -49,7 +54,7 @@ pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
         // Of the guest's time, most of which is skipped.
         timeout: Duration::from_secs(3600),
     };
-    Ok(vec![
+    let mut groups = vec![
         Group {
             machine: plain(fixtures)?,
             suites: &["kernel", "heap", "load", "access"],
@@ -57,7 +62,12 @@ pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
         },
         passthrough("vfio-intel", Iommu::Intel, &["vfio_intel"]),
         passthrough("vfio-virtio", Iommu::Virtio, &["vfio_virtio"]),
-    ])
+    ];
+    if has_iommufd() {
+        groups.push(passthrough("iommufd-intel", Iommu::Intel, &["iommufd_intel"]));
+        groups.push(passthrough("iommufd-virtio", Iommu::Virtio, &["iommufd_virtio"]));
+    }
+    Ok(groups)
 }
 
 /// A machine with a device to pass through to a process. It copies in 100 ms of the guest's time,

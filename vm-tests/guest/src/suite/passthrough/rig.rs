@@ -129,8 +129,11 @@ fn file_of(buffer: &Buffer) -> Result<File, Box<dyn Error>> {
 /// A mapping that is, or was.
 struct Entry {
     range: AddrRange<Iova>,
+    /// What the bytes can be seen in: the memory's own file, or this process.
     file: File,
     file_offset: u64,
+    /// The file keeps the memory, so it can be looked at after it was unmapped.
+    keeps: bool,
     is_mapped: bool,
 }
 
@@ -152,17 +155,38 @@ impl Journal {
     }
 
     fn remove(&mut self, range: AddrRange<Iova>) {
-        let is_it = |entry: &&mut Entry| entry.is_mapped && entry.range == range;
-        if let Some(entry) = self.0.iter_mut().find(is_it) {
-            entry.is_mapped = false;
-        }
+        self.0.retain_mut(|entry| {
+            if entry.is_mapped && range.contains_range(entry.range) {
+                entry.is_mapped = false;
+            }
+            entry.is_mapped || entry.keeps
+        });
     }
 
-    /// The file whose bytes lie at `wanted`, or lay there last, and where.
-    fn find(&self, wanted: AddrRange<Iova>) -> Option<(&File, u64)> {
+    /// Where the bytes are seen that lie at `wanted`, or lay there last.
+    fn find(&self, wanted: AddrRange<Iova>) -> Option<Place<'_>> {
         let entry = self.0.iter().find(|entry| entry.range.contains_range(wanted))?;
-        let skip = wanted.start().raw() - entry.range.start().raw();
-        Some((&entry.file, entry.file_offset + skip))
+        let at = entry.file_offset + (wanted.start().raw() - entry.range.start().raw());
+        Some(Place { file: &entry.file, at, is_mapped: entry.is_mapped })
+    }
+}
+
+/// Bytes that a device may reach.
+struct Place<'a> {
+    file: &'a File,
+    at: u64,
+    is_mapped: bool,
+}
+
+impl Place<'_> {
+    fn read(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, self.at).expect("memory of a mapping");
+        bytes
+    }
+
+    fn write(&self, bytes: &[u8]) {
+        self.file.write_all_at(bytes, self.at).expect("memory of a mapping");
     }
 }
 
@@ -219,12 +243,17 @@ unsafe impl Backend for Watched {
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {
         // SAFETY: the caller's promise.
         unsafe { self.backend.map(iova, piece, prot) }?;
-        if let Some((file, at)) = piece.file {
-            let file = file.try_clone_to_owned().expect("a descriptor for the journal").into();
-            let range = AddrRange::new(iova, piece.len_bytes).expect("it was mapped");
-            let entry = Entry { range, file, file_offset: at.raw(), is_mapped: true };
-            lock(&self.journal).add(entry);
-        }
+        let (file, file_offset) = match piece.file {
+            Some((file, at)) => (file.try_clone_to_owned().map(File::from), at.raw()),
+            None => {
+                let own = File::options().read(true).write(true).open("/proc/self/mem");
+                (own, piece.host.addr().get() as u64)
+            }
+        };
+        let file = file.expect("a descriptor for the journal");
+        let range = AddrRange::new(iova, piece.len_bytes).expect("it was mapped");
+        let keeps = piece.file.is_some();
+        lock(&self.journal).add(Entry { range, file, file_offset, keeps, is_mapped: true });
         Ok(())
     }
 
@@ -236,11 +265,15 @@ unsafe impl Backend for Watched {
     }
 }
 
+fn range_of(iova: Iova, len: usize) -> AddrRange<Iova> {
+    AddrRange::new(iova, len as u64).expect("addresses of a test")
+}
+
 fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
     journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is in the device's buffer before it reads: one, and another where that is what it read.
+/// What is in the device's buffer before it reads: each once.
 const PRIMERS: [u8; 2] = [0xa5, 0x5a];
 
 /// A device that was passed through to this process.
@@ -257,40 +290,63 @@ impl Passed {
         self.edu.fetch(MAILBOX.raw(), bytes.len());
     }
 
-    /// Whether something could be read: a device that is refused keeps what it had, or gets zeros.
+    /// What the device sees at `iova`, if it may look.
     fn read_some(&self, iova: Iova, into: &mut [u8]) -> bool {
-        PRIMERS.iter().any(|primer| {
-            self.load(&vec![*primer; into.len()]);
+        // A device that is refused keeps what it had, or gets zeros.
+        let seen = PRIMERS.map(|primer| {
+            self.load(&vec![primer; into.len()]);
             self.edu.fetch(iova.raw(), into.len());
             self.edu.store(MAILBOX.raw(), into.len());
             self.mailbox.file.read_exact_at(into, 0).expect("a memfd");
-            ![0, *primer].iter().any(|none| into.iter().all(|byte| byte == none))
-        })
+            into.iter().any(|byte| *byte != primer)
+        });
+        if into.iter().any(|byte| *byte != 0) {
+            return seen.contains(&true);
+        }
+        self.are_zeros_there(iova, into.len())
+    }
+
+    /// Whether zeros that were read are those of the memory: then it sees what is put there instead.
+    fn are_zeros_there(&self, iova: Iova, len: usize) -> bool {
+        let journal = lock(&self.journal);
+        let Some(place) = journal.find(range_of(iova, len)).filter(|place| place.is_mapped) else {
+            return false;
+        };
+        if place.read(len).iter().any(|byte| *byte != 0) {
+            return false;
+        }
+        let marker = vec![PRIMERS[0]; len];
+        self.load(&vec![PRIMERS[1]; len]);
+        place.write(&marker);
+        self.edu.fetch(iova.raw(), len);
+        place.write(&vec![0; len]);
+        self.edu.store(MAILBOX.raw(), len);
+        let mut seen = vec![0; len];
+        self.mailbox.file.read_exact_at(&mut seen, 0).expect("a memfd");
+        seen == marker
     }
 
     /// Whether the bytes arrived where they are, or were, mapped, or anywhere that can be read.
     fn write_some(&self, iova: Iova, from: &[u8]) -> bool {
         self.load(from);
-        let range = AddrRange::new(iova, from.len() as u64).expect("addresses of a test");
         let journal = lock(&self.journal);
-        let Some((file, at)) = journal.find(range) else {
+        let Some(place) = journal.find(range_of(iova, from.len())) else {
             drop(journal);
             self.edu.store(iova.raw(), from.len());
             let mut seen = vec![0; from.len()];
             return self.read_some(iova, &mut seen) && seen == from;
         };
-        let (mut before, mut after) = (vec![0; from.len()], vec![0; from.len()]);
-        file.read_exact_at(&mut before, at).expect("a memfd");
+        let before = place.read(from.len());
         // Each byte something else than what is to arrive.
         let other: Vec<u8> = from.iter().map(|byte| !byte).collect();
-        file.write_all_at(&other, at).expect("a memfd");
+        place.write(&other);
         self.edu.store(iova.raw(), from.len());
-        file.read_exact_at(&mut after, at).expect("a memfd");
+        let after = place.read(from.len());
         if after == from {
             return true;
         }
         assert_eq!(after, other, "a part of a write arrived");
-        file.write_all_at(&before, at).expect("a memfd");
+        place.write(&before);
         false
     }
 

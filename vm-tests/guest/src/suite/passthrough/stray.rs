@@ -4,7 +4,7 @@ use longshore_domain::Direction;
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::Iova;
 
-use super::rig::Interface;
+use super::rig::{Interface, remaps_interrupts};
 use crate::outcome::{Passed, TestResult, ensure};
 
 const PAGE: u64 = 4096;
@@ -61,11 +61,12 @@ pub(super) fn leaves_all(interface: Interface) -> TestResult {
         }
         ensure!(whole(&unmapped, unmapped_fill)?, "{what}: a byte of unmapped memory changed");
     }
-    println!("{for_writing:?} {for_reading:?} {one_page:?} {just_unmapped:?}");
     // Across the end of a page, the part that is mapped may arrive.
     device.store(at(one_page.iova(), PAGE - 8), &STRAY);
     let mut seen = [0; 16];
-    ensure!(!device.fetch(for_writing.iova(), &mut seen), "read what is for writing: {seen:x?}");
+    let is_read = device.fetch(for_writing.iova(), &mut seen);
+    // Linux sets the bit for reading in every entry of VT-d's second stage.
+    ensure!(!is_read || remaps_interrupts(), "read what is for writing: {seen:x?}");
     // And it still works.
     device.store(at(for_writing.iova(), PAGE), &STRAY);
 
