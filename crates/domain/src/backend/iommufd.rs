@@ -41,7 +41,9 @@ impl Iommufd {
         let number = sysfs.device_number(&found)?;
         let device = Device::open(number)
             .map_err(|source| OpenError::opening(Device::path(number), "vfio_pci", source))?;
-        device.bind(&descriptor).map_err(|source| OpenError::binding(&found, source))?;
+        device
+            .bind(&descriptor)
+            .map_err(|source| OpenError::binding(&Device::path(number), source))?;
         let ioas = descriptor.alloc_ioas().map_err(OpenError::io("making an address space"))?;
         device.attach(ioas).map_err(|source| {
             OpenError::isolation(

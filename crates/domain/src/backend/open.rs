@@ -136,11 +136,12 @@ impl OpenError {
         }
     }
 
-    /// A device could not be bound.
+    /// A device, opened by `path`, could not be bound.
     #[cfg(feature = "iommufd")]
-    pub(super) fn binding(found: &Found, source: io::Error) -> Self {
+    pub(super) fn binding(path: &std::path::Path, source: io::Error) -> Self {
         match source.raw_os_error() {
-            Some(libc::EBUSY) => Self::InUse { what: found.address.clone() },
+            // EINVAL is what Linux 6.12 says of one that somebody has bound.
+            Some(libc::EBUSY | libc::EINVAL) => Self::InUse { what: path.display().to_string() },
             _ => Self::Io { operation: "taking the device for an iommufd", source },
         }
     }

@@ -164,7 +164,7 @@ impl Device {
     /// is attached it reaches nothing.
     ///
     /// # Errors
-    /// `EBUSY` or `EINVAL` where the group has another owner or it is bound, `ENOTTY` of a kernel
+    /// `EINVAL` where it is bound, by whomever, `EBUSY` where its group has another owner, `ENOTTY` of a kernel
     /// without it.
     pub fn bind(&self, iommufd: &Iommufd) -> io::Result<u32> {
         let mut arg = BindArg {
