@@ -7,3 +7,4 @@ pub mod cursor;
 mod memory;
 pub mod page_table;
 pub mod vfio_user;
+pub mod vhost_user;

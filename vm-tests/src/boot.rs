@@ -49,12 +49,31 @@ impl Default for Limits {
 
 /// What to start and where its kernel log appears.
 pub(crate) struct Launch<'a> {
-    /// Makes QEMU's command line afresh for each try.
-    pub(crate) command: &'a dyn Fn() -> Result<Command>,
+    /// Makes QEMU's command line afresh for each try: of the first one, and of its successor.
+    pub(crate) command: &'a dyn Fn(Turn) -> Result<Command>,
     pub(crate) console_log: &'a Path,
     pub(crate) limits: Limits,
     /// How often the guest restarts before it has come to its end.
     pub(crate) restarts: u32,
+    /// Whether the guest goes on in a second QEMU when the first one leaves.
+    pub(crate) is_handed_over: bool,
+}
+
+/// Which QEMU it is, of a guest that goes on in another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    First,
+    Second,
+}
+
+/// How far a guest's reports have come, also where one QEMU takes over from another.
+struct Progress {
+    started: Instant,
+    /// When the step that it is in began.
+    step: Instant,
+    /// The number of the next report.
+    expected: u64,
+    restarts_left: u32,
 }
 
 impl Launch<'_> {
@@ -114,9 +133,16 @@ impl Launch<'_> {
             fs::remove_file(self.console_log).map_err(Error::io("removing", self.console_log))?;
         }
         let started = Instant::now();
-        let mut qemu = Qemu::start((self.command)()?)?;
-        let result = self.follow(&mut qemu, started, transcript, on_event);
-        let said = qemu.end();
+        let restarts_left = self.restarts;
+        let mut progress = Progress { started, step: started, expected: 0, restarts_left };
+        let mut qemu = Qemu::start((self.command)(Turn::First)?)?;
+        let mut result = self.follow(&mut qemu, &mut progress, transcript, on_event);
+        let mut said = qemu.end();
+        if self.is_handed_over && transcript.up && matches!(result, Err(GuestFault::Died(_))) {
+            qemu = Qemu::start((self.command)(Turn::Second)?)?;
+            result = self.follow(&mut qemu, &mut progress, transcript, on_event);
+            said += &qemu.end();
+        }
         Ok(result.map_err(|fault| {
             transcript.abandon(&fault.to_string(), started.elapsed());
             Lost { fault, said }
@@ -126,13 +152,11 @@ impl Launch<'_> {
     fn follow(
         &self,
         qemu: &mut Qemu,
-        started: Instant,
+        progress: &mut Progress,
         transcript: &mut Transcript,
         on_event: &mut dyn FnMut(&Event),
     ) -> std::result::Result<(), GuestFault> {
-        let mut expected = 0;
-        let mut restarts_left = self.restarts;
-        let mut step = started;
+        let Progress { started, step, expected, restarts_left } = progress;
         loop {
             let (during, limit) = self.current_step(transcript);
             // A task's lines do not give it more time: its step begins with it.
@@ -153,11 +177,11 @@ impl Launch<'_> {
             };
             let Some(decoded) = protocol::decode(&line) else { continue };
             let (n, event) = decoded.map_err(|error| GuestFault::Protocol(error.to_string()))?;
-            if n != expected {
+            if n != *expected {
                 let lost = format!("report {expected} is missing, {n} came");
                 return Err(GuestFault::Protocol(lost));
             }
-            expected += 1;
+            *expected += 1;
             on_event(&event);
             let is_line = matches!(event, Event::Line { .. });
             if let Event::Fault { detail } = &event {
@@ -165,20 +189,20 @@ impl Launch<'_> {
                 return Err(GuestFault::Init(detail.clone()));
             }
             transcript.take(event.clone()).map_err(GuestFault::Protocol)?;
-            if matches!(event, Event::Up { .. }) && restarts_left == self.restarts {
+            if matches!(event, Event::Up { .. }) && *restarts_left == self.restarts {
                 transcript.report.boot = started.elapsed();
             }
             if matches!(event, Event::Down) && self.restarts > 0 {
-                if restarts_left == 0 {
+                if *restarts_left == 0 {
                     // It would restart once more, and again.
                     return Ok(());
                 }
-                restarts_left -= 1;
-                expected = 0;
+                *restarts_left -= 1;
+                *expected = 0;
                 transcript.down = false;
             }
             if !is_line {
-                step = Instant::now();
+                *step = Instant::now();
             }
         }
     }

@@ -71,6 +71,14 @@ pub enum Error {
         /// What it answered, or why it did not, with what it wrote to standard error.
         said: String,
     },
+    /// QEMU did not do what it was asked by its machine protocol.
+    #[error("QMP: {command}: {said}")]
+    Qmp {
+        /// What it was asked.
+        command: String,
+        /// What it answered, or why it did not.
+        said: String,
+    },
     /// The guest never reported that its init runs, not even at the second try.
     #[error("the guest did not boot in {attempts} tries: {fault}\n{log_tail}")]
     Boot {

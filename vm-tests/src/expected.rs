@@ -16,6 +16,9 @@ pub const DEVICE: &str = "device::";
 /// How the names of tests begin that need a kernel with iommufd, which Debian's has not.
 pub const IOMMUFD: &str = "iommufd_";
 
+/// How the names of tests begin that guests of the test program `vhost` run.
+pub const VHOST: &str = "vhost::";
+
 /// The tests that a list names: one per line; `#` begins a comment.
 ///
 /// # Errors

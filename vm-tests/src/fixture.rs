@@ -33,6 +33,22 @@ pub const BROKEN_AT: u64 = (20 << 20) + 4096;
 /// On `slow` so many bytes can be read in a second.
 pub const SLOW_BYTES_PER_SECOND: u64 = 16 << 20;
 
+/// The disk that `examples/vhost` serves has this serial,
+pub const VHOST_SERIAL: &str = "longshore-vhost";
+/// and so many bytes of the content with this seed.
+pub const VHOST_CONTENT_BYTES: u64 = 48 << 20;
+/// See [`VHOST_CONTENT_BYTES`].
+pub const VHOST_SEED: u64 = 4;
+/// Behind them is a block by which the host tells the guest how often it has moved: a number of 8
+/// bytes, little-endian. The guest reads it through the disk, as everything else.
+pub const VHOST_CONTROL_AT: u64 = VHOST_CONTENT_BYTES;
+/// Length of that block.
+pub const VHOST_CONTROL_BYTES: u64 = 4096;
+/// The guest writes what is behind that, to the end of the disk.
+pub const VHOST_DISK_BYTES: u64 = 64 << 20;
+/// What a guest's program prints when each page of its buffer was read, so that it may be moved.
+pub const VHOST_READING: &str = "each page was read, and reads go on";
+
 /// The name of the file with `len` bytes. Its content is the one whose seed is its length.
 #[must_use]
 pub fn file_name(len: u64) -> String {

@@ -14,6 +14,7 @@
 //!
 //! - [`Machine`] is what most callers need: build one, [`Machine::run`] some [`Task`]s, read the
 //!   [`Report`]. [`static_binary()`] builds programs for it.
+//! - [`Qmp`] tells a running QEMU what to do: to migrate, to quit.
 //! - [`Qtest`] is a machine without a kernel: the host reads and writes its memory and registers.
 //! - [`require`] says what to do where the guest cannot run.
 //! - [`protocol`], [`pattern`] and [`fixture`] are shared with the guest.
@@ -38,6 +39,7 @@ mod machine;
 pub mod pattern;
 pub mod protocol;
 mod qemu;
+mod qmp;
 mod qtest;
 mod report;
 pub mod require;
@@ -51,6 +53,7 @@ pub use kernel::Kernel;
 pub use machine::{Iommu, Machine};
 pub use protocol::Task;
 pub use qemu::Qemu;
+pub use qmp::Qmp;
 pub use qtest::Qtest;
 pub use report::{CommandReport, Report, TestReport};
-pub use static_binary::{guest_init, static_binary};
+pub use static_binary::{guest_init, quick_static_binary, static_binary};

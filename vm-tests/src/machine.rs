@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    boot::{Launch, Limits},
+    boot::{Launch, Limits, Turn},
     disk::Disk,
     error::{Error, Result},
     initramfs::{Content, GuestFile, Initramfs},
@@ -57,6 +57,8 @@ pub struct Machine {
     counts_instructions: bool,
     settle: Duration,
     restarts: u32,
+    /// What the first QEMU gets alone, and what its successor gets.
+    handed_over: Option<[Vec<String>; 2]>,
     modules: Vec<String>,
     kernel_args: Vec<String>,
     devices: Vec<String>,
@@ -79,6 +81,7 @@ impl Machine {
             counts_instructions: false,
             settle: Duration::ZERO,
             restarts: 0,
+            handed_over: None,
             modules: Vec::new(),
             kernel_args: Vec::new(),
             devices: Vec::new(),
@@ -132,6 +135,20 @@ impl Machine {
     #[must_use]
     pub fn restarts(self, restarts: u32) -> Self {
         Self { restarts, ..self }
+    }
+
+    /// Has it go on in a second QEMU when the first one leaves while the guest is up: as after a
+    /// migration, which is the caller's to do when an event comes ([`Machine::run_observed`]). Both
+    /// get all that other methods say, and these arguments beside.
+    #[must_use]
+    pub fn handed_over<S: Into<String>>(
+        self,
+        first: impl IntoIterator<Item = S>,
+        second: impl IntoIterator<Item = S>,
+    ) -> Self {
+        let first = first.into_iter().map(Into::into).collect();
+        let second = second.into_iter().map(Into::into).collect();
+        Self { handed_over: Some([first, second]), ..self }
     }
 
     /// A kernel module to load, with all that it depends on.
@@ -221,15 +238,29 @@ impl Machine {
 
         let console_log = logs.join(format!("{}.console.log", self.name));
         let args = self.args(&kernel, &initramfs, &console_log, &scratch.path)?;
-        let command = || {
+        let command = |turn| {
             let mut command = qemu.command()?;
-            command.args(&args).current_dir(&scratch.path);
+            command.args(&args).args(self.args_of(turn)).current_dir(&scratch.path);
             Ok(command)
         };
         let mut limits = Limits::default();
         limits.idle += self.settle;
-        let restarts = self.restarts;
-        Launch { command: &command, console_log: &console_log, limits, restarts }.run(on_event)
+        let launch = Launch {
+            command: &command,
+            console_log: &console_log,
+            limits,
+            restarts: self.restarts,
+            is_handed_over: self.handed_over.is_some(),
+        };
+        launch.run(on_event)
+    }
+
+    fn args_of(&self, turn: Turn) -> &[String] {
+        match (&self.handed_over, turn) {
+            (Some([first, _]), Turn::First) => first,
+            (Some([_, second]), Turn::Second) => second,
+            (None, _) => &[],
+        }
     }
 
     fn all_modules(&self) -> Vec<String> {

@@ -36,6 +36,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-cli", &["longshore"]),
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
     ("longshore-device-example", &["longshore-access"]),
+    ("longshore-vhost-example", &["longshore-access"]),
     ("longshore-vm-tests", &["longshore", "longshore-device-example"]),
     ("longshore-guest", &["longshore", "longshore-vm-tests"]),
     ("xtask", &[]),

@@ -159,7 +159,7 @@ impl Container {
     #[inline(always)]
     fn access<R>(&self, at: u64, len: usize, want: Prot, access: impl FnOnce(u64) -> R) -> R {
         let iova = Iova::new(at);
-        let mapping = self.space.table().lookup(iova).ok().flatten().expect("it is mapped");
+        let mapping = self.space.walker().lookup(iova).ok().flatten().expect("it is mapped");
         assert!(mapping.prot.contains(want));
         assert!(at + (len as u64 - 1) <= mapping.last().raw());
         access(mapping.translate(iova).expect("it lies in the mapping").raw())

@@ -23,6 +23,9 @@
 //! cleared. So parked sessions cost no barrier.
 //!
 //! Where there is no `membarrier`, sessions execute a fence each time they enter.
+//!
+//! A slot that stays busy for long is waited for all the same, but whoever waits is called now and
+//! then meanwhile ([`Grace::wait_asking`]), to end what keeps the slot busy.
 #![expect(unsafe_code, reason = "slots are linked by pointers and outlive the sessions in them")]
 #![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 
@@ -30,7 +33,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use crate::sync::{
-    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, back_off, fence, light_barrier,
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, asks, back_off, fence, light_barrier,
 };
 
 const FREE: u32 = 0;
@@ -102,6 +105,8 @@ pub struct Seen {
     /// The flush word for which the TLB is right.
     last: Cell<u64>,
     pins: Cell<u32>,
+    /// Whether a new flush word was seen within a scope, which could not be said then.
+    owes: Cell<bool>,
     fences: bool,
 }
 
@@ -112,6 +117,7 @@ impl Seen {
             short: Cell::new(NEVER),
             last: Cell::new(NEVER),
             pins: Cell::new(0),
+            owes: Cell::new(false),
             fences: barrier == Barrier::Fence,
         }
     }
@@ -141,6 +147,8 @@ impl Seen {
             self.last.set(word);
             if self.pins.get() == 0 {
                 slot.acked.store(word, Ordering::Release);
+            } else {
+                self.owes.set(true);
             }
         }
         self.allow_short();
@@ -158,10 +166,42 @@ impl Seen {
         self.short.set(NEVER);
     }
 
-    /// Closes a scope; the slot is not left by that.
-    pub fn close(&self) {
+    /// Closes a scope; the slot is not left by that. Nothing translated in it may be used any more.
+    pub fn close<P>(&self, slot: &Slot<P>) {
         self.pins.set(self.pins.get() - 1);
+        self.settle(slot);
         self.allow_short();
+    }
+
+    /// Leaves the slot although scopes are open: what they use must be kept in another way. How many
+    /// there are, for [`resume`](Self::resume).
+    pub fn suspend<P>(&self, slot: &Slot<P>) -> u32 {
+        let pins = self.pins.replace(0);
+        self.settle(slot);
+        self.allow_short();
+        slot.busy.store(0, Ordering::Release);
+        pins
+    }
+
+    /// Goes on with the scopes that [`suspend`](Self::suspend) left, with the slot entered again.
+    pub fn resume(&self, pins: u32) {
+        self.pins.set(pins);
+        if pins != 0 {
+            self.short.set(NEVER);
+        }
+    }
+
+    /// Says what was seen within scopes, once they are closed. Else a session that is hardly ever
+    /// idle would be waited for in vain.
+    fn settle<P>(&self, slot: &Slot<P>) {
+        if self.pins.get() == 0 && self.owes.replace(false) {
+            slot.acked.store(self.last.get(), Ordering::Release);
+        }
+    }
+
+    /// How many scopes are open.
+    pub fn pins(&self) -> u32 {
+        self.pins.get()
     }
 
     /// Whether a scope is open.
@@ -287,9 +327,16 @@ impl<P> Grace<P> {
         self.slots().any(|slot| is_own(slot) && slot.busy.load(Ordering::Relaxed) != 0)
     }
 
-    /// Returns when no session can use what was cleared before this was called: none has it in its
-    /// TLB, and none is in the middle of an access by it.
+    /// As [`wait_asking`](Self::wait_asking), of sessions that end what they do by themselves.
+    #[cfg(loom)]
     pub fn wait(&self, membarrier: impl FnOnce()) {
+        self.wait_asking(membarrier, |_| {});
+    }
+
+    /// Returns when no session can use what was cleared before this was called: none has it in its
+    /// TLB, and none is in the middle of an access by it. While a slot stays busy `ask` is called now
+    /// and then with the thread it belongs to, to end what that thread is busy with.
+    pub fn wait_asking(&self, membarrier: impl FnOnce(), mut ask: impl FnMut(usize)) {
         fence(Ordering::SeqCst);
         let is_active = |slot: &&Slot<P>| slot.state.load(Ordering::Acquire) == ACTIVE;
         if !self.slots().any(|slot| is_active(&slot)) {
@@ -313,6 +360,9 @@ impl<P> Grace<P> {
         for slot in self.slots().filter(is_told) {
             let mut round = 0;
             while !slot.has_left(epoch) {
+                if asks(round) {
+                    ask(slot.owner.load(Ordering::Relaxed));
+                }
                 back_off(round);
                 round = round.saturating_add(1);
             }

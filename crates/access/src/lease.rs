@@ -2,12 +2,33 @@
 //!
 //! A lease is on a list that whoever unmaps looks at, after the grace period: one that was made with
 //! the old translation is on the list by then, because it was put there before the slot was left.
+//!
+//! | what is on the list | until | when it is unmapped |
+//! | --- | --- | --- |
+//! | a lease of the user's | it is dropped | it is told of that once, if so chosen |
+//! | a call to a remote region | it returns | it is cancelled, again and again until it does |
+//! | a pin whose session has left its slot for a call to a remote region | the pin ends | that call is cancelled |
+//!
+//! # No deadlock
+//!
+//! Whoever unmaps, or waits for a grace period for another reason, waits for nothing that it could
+//! have ended and has not: leases are told and calls are cancelled already while a slot is waited
+//! for that stays busy, and a call is cancelled too where it is not itself in the way, but keeps its
+//! thread from ending what is. A call that begins only after it was to be cancelled is cancelled the
+//! next time.
+//!
+//! # Writes
+//!
+//! While a lease lives nobody knows what is written through it, so each harvest of a dirty log and
+//! each reading of dirty bits counts all of it as written ([`Leases::written`]).
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use longshore_mem::{AddrRange, GuestPhys, Iova};
 
 use crate::region::RemoteMemory;
 
@@ -18,7 +39,8 @@ pub enum OnUnmap {
     /// It is waited for.
     Wait,
     /// This is called once, from the thread that unmaps, and should have the lease dropped soon; it
-    /// may do that itself.
+    /// may do that itself. It should not panic: what is being unmapped would count as mapped for
+    /// ever.
     Notify(Arc<dyn Fn() + Send + Sync>),
 }
 
@@ -36,16 +58,62 @@ pub(crate) enum Revoke {
     Chosen(OnUnmap),
     /// A call to a remote region, which can be cancelled in this range of it.
     Cancel(Arc<dyn RemoteMemory>, Range<u64>),
+    /// A pin. It ends when its thread is through, which is in a call to a remote region.
+    Pin,
+}
+
+/// Leased memory that is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    pub(crate) iova: u64,
+    pub(crate) len: usize,
+    pub(crate) guest_phys: Option<GuestPhys>,
+}
+
+/// What is unmapped, as whoever unmaps has listed it.
+pub(crate) trait Ranges {
+    /// Whether any of them has an address from `first` to `last`.
+    fn meet(&self, first: u64, last: u64) -> bool;
+}
+
+/// First and last addresses.
+impl<const N: usize> Ranges for [(u64, u64); N] {
+    fn meet(&self, first: u64, last: u64) -> bool {
+        (&self[..]).meet(first, last)
+    }
+}
+
+impl Ranges for &[(u64, u64)] {
+    fn meet(&self, first: u64, last: u64) -> bool {
+        self.iter().any(|range| range.0 <= last && first <= range.1)
+    }
+}
+
+impl Ranges for &[AddrRange<Iova>] {
+    fn meet(&self, first: u64, last: u64) -> bool {
+        let ends_behind =
+            |range: &AddrRange<Iova>| range.last().is_some_and(|end| first <= end.raw());
+        self.iter().any(|range| range.start().raw() <= last && ends_behind(range))
+    }
+}
+
+/// What a lease is of.
+pub(crate) struct Leased {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+    /// The thread that makes it.
+    pub(crate) owner: usize,
+    pub(crate) revoke: Revoke,
+    /// Empty where it is only read, and of a call, which notes its write itself.
+    pub(crate) written: Arc<[Written]>,
 }
 
 struct Held {
     id: u64,
-    first: u64,
-    last: u64,
-    /// The thread that made it.
-    owner: usize,
-    revoke: Revoke,
+    leased: Leased,
     is_revoked: bool,
+    /// Of a call: whether its thread has a slot that stays busy until it returns.
+    keeps_busy: bool,
 }
 
 /// All leases of a space.
@@ -62,16 +130,29 @@ pub(crate) struct Leases {
 struct List {
     held: Vec<Held>,
     next_id: u64,
+    /// Unmappings that want to know what was written through leases that ended meanwhile.
+    watchers: usize,
+    ended: Vec<Arc<[Written]>>,
 }
 
+/// Something that is called to have a lease end, without the list locked.
+enum Call {
+    Notify(Arc<dyn Fn() + Send + Sync>),
+    Cancel(Arc<dyn RemoteMemory>, Range<u64>),
+}
+
+/// How long a call that was cancelled is left alone before it is cancelled again: it may have begun
+/// only after it was.
+const AGAIN_MIN: Duration = Duration::from_micros(100);
+const AGAIN_MAX: Duration = Duration::from_millis(10);
+
 impl Leases {
-    /// Puts a lease of `first..=last` on the list. The session must be in its slot, with the
-    /// translation.
-    pub(crate) fn register(&self, first: u64, last: u64, owner: usize, revoke: Revoke) -> u64 {
+    /// Puts a lease on the list. The session must be in its slot, with the translation.
+    pub(crate) fn register(&self, leased: Leased) -> u64 {
         let mut list = self.lock();
         let id = list.next_id;
         list.next_id += 1;
-        list.held.push(Held { id, first, last, owner, revoke, is_revoked: false });
+        list.held.push(Held { id, leased, is_revoked: false, keeps_busy: false });
         self.live.fetch_add(1, Ordering::Relaxed);
         id
     }
@@ -81,10 +162,21 @@ impl Leases {
         let mut list = self.lock();
         let Some(at) = list.held.iter().position(|held| held.id == id) else { return false };
         let held = list.held.swap_remove(at);
+        if list.watchers != 0 && !held.leased.written.is_empty() {
+            list.ended.push(Arc::clone(&held.leased.written));
+        }
         self.live.fetch_sub(1, Ordering::Relaxed);
         drop(list);
         self.dropped.notify_all();
         held.is_revoked
+    }
+
+    /// Notes of a call that its thread has a slot which stays busy until it returns.
+    pub(crate) fn keeps_busy(&self, id: u64) {
+        let mut list = self.lock();
+        if let Some(held) = list.held.iter_mut().find(|held| held.id == id) {
+            held.keeps_busy = true;
+        }
     }
 
     pub(crate) fn is_revoked(&self, id: u64) -> bool {
@@ -96,43 +188,81 @@ impl Leases {
         if self.live.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let waits = |held: &Held| !matches!(held.revoke, Revoke::Chosen(OnUnmap::Notify(_)));
+        let waits = |held: &Held| !matches!(held.leased.revoke, Revoke::Chosen(OnUnmap::Notify(_)));
+        let is_own = |held: &Held| held.leased.owner == owner && held.meets(&[(first, last)]);
+        self.lock().held.iter().any(|held| is_own(held) && waits(held))
+    }
+
+    /// What is written through leases that are live.
+    pub(crate) fn written(&self) -> Vec<Arc<[Written]>> {
+        if self.live.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
         let list = self.lock();
-        list.held.iter().any(|held| held.owner == owner && held.meets(first, last) && waits(held))
+        let written = list.held.iter().map(|held| &held.leased.written);
+        written.filter(|written| !written.is_empty()).cloned().collect()
+    }
+
+    /// Has leases that end be noted, until [`unwatch`](Self::unwatch).
+    pub(crate) fn watch(&self) {
+        self.lock().watchers += 1;
+    }
+
+    /// What was written through leases that ended since [`watch`](Self::watch), or before that.
+    pub(crate) fn unwatch(&self) -> Vec<Arc<[Written]>> {
+        let mut list = self.lock();
+        list.watchers -= 1;
+        if list.watchers == 0 { std::mem::take(&mut list.ended) } else { list.ended.clone() }
+    }
+
+    /// Has all leases that meet one of `ranges` end, and calls that keep busy a slot of the thread
+    /// `waited_for`. Does not wait.
+    pub(crate) fn ask(&self, ranges: &dyn Ranges, waited_for: Option<usize>) {
+        if self.live.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        self.lock_and_ask(ranges, u64::MAX, waited_for);
+    }
+
+    fn lock_and_ask(&self, ranges: &dyn Ranges, bound: u64, waited_for: Option<usize>) {
+        let calls = self.lock().revoke(ranges, bound, waited_for);
+        for call in calls {
+            match call {
+                Call::Notify(notify) => notify(),
+                Call::Cancel(remote, range) => remote.cancel(range),
+            }
+        }
     }
 
     /// Revokes all leases that meet one of `ranges`, and returns when they are gone. Called after a
     /// grace period; those that are made later are of what is mapped later.
-    pub(crate) fn revoke(&self, ranges: &[(u64, u64)]) {
+    pub(crate) fn revoke(&self, ranges: &dyn Ranges) {
         if self.live.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let meets = |held: &Held| ranges.iter().any(|&(first, last)| held.meets(first, last));
         let mut list = self.lock();
         let bound = list.next_id;
-        let mut calls = VecDeque::new();
-        for held in &mut list.held {
-            if meets(held) && !std::mem::replace(&mut held.is_revoked, true) {
-                match &held.revoke {
-                    Revoke::Chosen(OnUnmap::Wait) => {}
-                    Revoke::Chosen(notify) => calls.push_back(Revoke::Chosen(notify.clone())),
-                    Revoke::Cancel(remote, range) => {
-                        calls.push_back(Revoke::Cancel(Arc::clone(remote), range.clone()));
-                    }
-                }
+        let mut again = AGAIN_MIN;
+        loop {
+            let is_waited_for = |held: &&Held| held.id < bound && held.meets(ranges);
+            if !list.held.iter().any(|held| is_waited_for(&held)) {
+                return;
             }
-        }
-        drop(list);
-        for call in calls {
-            match call {
-                Revoke::Chosen(OnUnmap::Notify(notify)) => notify(),
-                Revoke::Cancel(remote, range) => remote.cancel(range),
-                Revoke::Chosen(OnUnmap::Wait) => {}
+            drop(list);
+            self.lock_and_ask(ranges, bound, None);
+            list = self.lock();
+            let mut waited_for = list.held.iter().filter(is_waited_for).peekable();
+            if waited_for.peek().is_none() {
+                return;
             }
-        }
-        let mut list = self.lock();
-        while list.held.iter().any(|held| held.id < bound && meets(held)) {
-            list = self.dropped.wait(list).unwrap_or_else(PoisonError::into_inner);
+            // Whatever is not a call, or waits for one, was told once and for all.
+            list = if waited_for.all(|held| matches!(held.leased.revoke, Revoke::Chosen(_))) {
+                self.dropped.wait(list).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let waited = self.dropped.wait_timeout(list, again);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            };
+            again = (2 * again).min(AGAIN_MAX);
         }
     }
 
@@ -148,9 +278,40 @@ impl Leases {
     }
 }
 
+impl List {
+    /// Marks as revoked what [`Leases::ask`] says of what was made before `bound`, and returns what
+    /// must be called for it.
+    fn revoke(&mut self, ranges: &dyn Ranges, bound: u64, waited_for: Option<usize>) -> Vec<Call> {
+        let is_pin = |held: &&Held| matches!(held.leased.revoke, Revoke::Pin);
+        let pins = self.held.iter().filter(is_pin).filter(|held| held.meets(ranges));
+        // Threads that cannot end a pin before their call returns.
+        let pinning: Vec<usize> = pins.map(|held| held.leased.owner).collect();
+        let mut calls = Vec::new();
+        for held in &mut self.held {
+            let (leased, meets) = (&held.leased, held.id < bound && held.meets(ranges));
+            match &leased.revoke {
+                Revoke::Chosen(OnUnmap::Notify(notify)) if meets && !held.is_revoked => {
+                    calls.push(Call::Notify(Arc::clone(notify)));
+                }
+                Revoke::Chosen(_) | Revoke::Pin if meets => {}
+                Revoke::Cancel(remote, range)
+                    if meets
+                        || pinning.contains(&leased.owner)
+                        || (held.keeps_busy && Some(leased.owner) == waited_for) =>
+                {
+                    calls.push(Call::Cancel(Arc::clone(remote), range.clone()));
+                }
+                _ => continue,
+            }
+            held.is_revoked = true;
+        }
+        calls
+    }
+}
+
 impl Held {
-    fn meets(&self, first: u64, last: u64) -> bool {
-        self.first <= last && first <= self.last
+    fn meets(&self, ranges: &dyn Ranges) -> bool {
+        ranges.meet(self.leased.first, self.leased.last)
     }
 }
 

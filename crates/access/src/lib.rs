@@ -13,6 +13,8 @@
 //!   [`Lease`] for longer than a scope.
 //! * [`Space::map_raw`] and [`Space::unmap_raw`] are for those who keep the memory themselves: no
 //!   lock, no allocation.
+//! * With feature `vfio-user`, a server for devices; with `vhost-user`, a front-end's memory table,
+//!   IOTLB and dirty log in a space: modules of these names.
 //! * With feature `vm-memory`, code written for rust-vmm runs on a session, a pin or a lease: module
 //!   `vm_memory`.
 //!
@@ -56,19 +58,26 @@
 //!
 //! Four ways, of which none costs anything while it is off: a log of this process or of another, by
 //! IOVA or by guest-physical address ([`Space::set_logs`], [`dirty`]), and dirty bits in the page
-//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]).
+//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]). What a lease writes, nobody sees: while
+//! it lives, each harvest and each look at dirty bits counts all of it as written.
 //!
 //! # Threads
 //!
 //! A [`Space`] is shared by any number of threads; each has its own [`Session`]. A session that waits
 //! for something else should [`park`](Session::park), so that unmapping meanwhile costs no barrier.
 //!
-//! A thread cannot wait for itself: within a pin, or while it holds a lease that waits, unmapping
-//! returns [`Error::PinnedByCaller`].
+//! A thread cannot wait for itself: within a pin, or while there is a lease that it made and that
+//! waits, unmapping returns [`Error::PinnedByCaller`]. A thread that was handed such a lease by
+//! another must drop it first.
+//!
+//! Unmapping waits for accesses, pins and leases of others, but not for a remote region's answer: the
+//! call is cancelled. So the other side may answer calls after it was told that its memory is free.
 
 #[cfg(not(loom))]
 mod batch;
 pub mod dirty;
+#[cfg(not(loom))]
+mod dirty_bits;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
@@ -102,10 +111,16 @@ mod words;
 #[cfg(all(feature = "vfio-user", not(loom)))]
 pub mod vfio_user;
 
+#[cfg(all(feature = "vhost-user", not(loom)))]
+pub mod vhost_user;
+
 #[cfg(not(loom))]
 mod grace;
 #[cfg(loom)]
 pub mod grace;
+#[cfg(loom)]
+#[path = "vfio_user/mailbox.rs"]
+pub mod mailbox;
 
 #[cfg(not(loom))]
 pub use {

@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use longshore_mem::{AddrRange, Address, GuestPhys, Iova};
-use longshore_pagetable::TlbGather;
 
 use crate::dirty::{BeyondLog, DirtyLog, Harvest, Log};
 use crate::error::Error;
 use crate::region::Region;
-use crate::space::{Inner, Space, all_threads_barrier};
+use crate::space::{Inner, Space};
 
 /// The logs of a space. Several spaces may have the same.
 #[derive(Clone, Debug, Default)]
@@ -36,7 +35,12 @@ impl Logs {
         match (&self.by_guest_phys, region.guest_phys()) {
             (Log::External(log), Some(at)) => match AddrRange::new(at, region.len_bytes()) {
                 Ok(range) => log.check(range),
-                Err(_) => Ok(()),
+                // It passes the end of the address space.
+                Err(_) => Err(BeyondLog {
+                    at: at.raw(),
+                    len_bytes: region.len_bytes(),
+                    log_pages: log.pages(),
+                }),
             },
             _ => Ok(()),
         }
@@ -105,6 +109,15 @@ impl Inner {
         }
     }
 
+    /// Notes all that may be written through leases that live: nobody knows what was.
+    fn log_leases(&self) {
+        if self.logs.are_on() {
+            for written in self.leases.written().iter().flat_map(|written| &**written) {
+                self.log_write_outside(written.iova, written.len, written.guest_phys);
+            }
+        }
+    }
+
     /// The machine's address of what is at `bus`.
     ///
     /// # Safety
@@ -145,7 +158,10 @@ impl Space {
     /// that is attached.
     pub fn set_logs(&self, logs: Logs) -> Result<(), Error> {
         self.inner.check_waits("setting logs")?;
-        self.inner.check_attached(&logs)?;
+        // Nothing is attached between the check and the change.
+        let door = self.inner.check_attached(&logs)?;
+        // What leases wrote until now is the old ones' to tell.
+        self.inner.log_leases();
         let new = Arc::new(logs);
         let current = &self.inner.logs;
         let mut kept = current.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,8 +169,9 @@ impl Space {
         current.active.store(active, Ordering::Release);
         let old = std::mem::replace(&mut *kept, new);
         drop(kept);
+        drop(door);
         // Sessions may use the old ones until it is over.
-        self.inner.grace.wait(all_threads_barrier);
+        self.inner.wait_for_sessions(&[]);
         drop(old);
         Ok(())
     }
@@ -165,18 +182,30 @@ impl Space {
     }
 
     /// Returns when each access that was going on is over, and empties all TLBs. What a
-    /// [`DirtyLog::harvest`] needs; of a log that several spaces have, from each of them.
+    /// [`DirtyLog::harvest`] needs; of a log that several spaces have, from each of them. As
+    /// [`log_leases`](Self::log_leases) before that.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
     pub fn grace_period(&self) -> Result<(), Error> {
         self.inner.check_waits("a grace period")?;
-        self.inner.grace.wait(all_threads_barrier);
+        self.inner.log_leases();
+        self.inner.wait_for_sessions(&[]);
         Ok(())
     }
 
+    /// Marks in the logs that are set all that may be written through leases that live: nobody knows
+    /// what was. A harvest does so by itself. A log that another process reads
+    /// ([`ExternalLog`](crate::dirty::ExternalLog)) has a lease's writes otherwise only when the lease
+    /// is dropped: call this before that process is told that the device has stopped, if a lease may
+    /// live on.
+    pub fn log_leases(&self) {
+        self.inner.log_leases();
+    }
+
     /// Tells `visit` of what `log` has of `range`, and unmarks it: [`DirtyLog::harvest`] with this
-    /// space's grace period.
+    /// space's grace period. What a live lease may write is told of each time, as the pages that a
+    /// driver in the kernel has pinned for a device are.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
@@ -195,38 +224,11 @@ impl Space {
             },
         )
     }
-
-    /// Tells `visit` of each page or block that maps any of `len_bytes` from `iova` and was written
-    /// since it was mapped or its dirty bit was cleared; `clear` clears the bits, and nothing is lost
-    /// by that. What was unmapped is not told of: ask before.
-    ///
-    /// # Errors
-    /// [`Error::Table`], where the space has no [`dirty_bits`](crate::SpaceConfig::dirty_bits);
-    /// [`Error::PinnedByCaller`].
-    pub fn read_dirty(
-        &self,
-        iova: Iova,
-        len_bytes: u64,
-        clear: bool,
-        visit: impl FnMut(AddrRange<Iova>),
-    ) -> Result<(), Error> {
-        let operation = "reading dirty bits of";
-        self.inner.check_waits(operation)?;
-        let (mut gather, mut found) = (TlbGather::new(), Vec::new());
-        let table = &self.inner.table;
-        table
-            .read_dirty(iova, len_bytes, clear, &mut gather, |pages| found.push(pages))
-            .map_err(|source| Error::Table { operation, iova, len_bytes, source })?;
-        // What is written until then counts as read now.
-        self.inner.finish(gather, &[]);
-        found.into_iter().for_each(visit);
-        Ok(())
-    }
 }
 
 /// Not to wait for oneself.
 impl Inner {
-    fn check_waits(&self, operation: &'static str) -> Result<(), Error> {
+    pub(crate) fn check_waits(&self, operation: &'static str) -> Result<(), Error> {
         if self.grace.is_busy_in(crate::space::thread_token()) {
             return Err(Error::PinnedByCaller { operation, iova: Iova::new(0) });
         }

@@ -6,15 +6,17 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
 use crate::fault::{Fault, Reason};
-use crate::lease::{OnUnmap, Revoke};
+use crate::lease::{Leased, OnUnmap, Revoke, Written};
 use crate::plain::Plain;
-use crate::session::{Entered, Place, Session, last_of};
+use crate::region::PAGE_BYTES;
+use crate::session::{Entered, Place, Scope, Session, last_of};
 use crate::space::{Space, thread_token};
 use crate::{tlb, words};
 
@@ -71,10 +73,11 @@ impl Writes for ReadWrite {}
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     host: NonNull<u8>,
-    len: usize,
-    iova: u64,
+    pub(crate) len: usize,
+    pub(crate) iova: u64,
     /// The entry it came from, for the log.
-    entry: tlb::Entry,
+    pub(crate) entry: tlb::Entry,
+    pub(crate) is_written: bool,
 }
 
 /// Where a view's extents are.
@@ -142,8 +145,10 @@ impl Session {
     ///
     /// A pin to write counts as a write of all of it, for dirty logs, when `work` returns.
     ///
-    /// An access to a remote region within `work` cannot leave the slot: whoever unmaps that region
-    /// waits for the pin, and cancels only then. Do not wait for others in a pin; a lease is for that.
+    /// Within `work` anything may be accessed. A call to a remote region is cancelled by whoever unmaps
+    /// what it is of, as always, and by whoever unmaps what is pinned around it, who else would wait
+    /// for the other side's answer; nobody else waits. Do not wait for others in a pin in any other
+    /// way; a lease is for that.
     ///
     /// # Errors
     /// [`Fault`], before `work` is called: all of the range must be mapped, permit the access, and be
@@ -155,15 +160,15 @@ impl Session {
         _access: A,
         work: impl for<'p> FnOnce(View<'p, A>) -> R,
     ) -> Result<R, Fault> {
-        let entered = self.enter().nest();
+        let entered = self.enter().nest_as(Scope::Pin);
         let start = self.private().arena.borrow().len();
         let mut pinned =
-            Pinned { session: self, _entered: entered, range: start..start, logs: false };
+            Pinned { session: self, _entered: entered, range: start..start, is_whole: false };
         self.extents(iova, len, A::WANT, |extent| {
             self.private().arena.borrow_mut().push(extent);
             pinned.range.end += 1;
         })?;
-        pinned.logs = A::WANT & tlb::WRITE != 0;
+        pinned.is_whole = true;
         let arena = &self.private().arena;
         let extents = Extents::Pinned(arena, start, pinned.range.end);
         Ok(work(View { extents, iova, len, path: self.path(), access: PhantomData }))
@@ -171,6 +176,9 @@ impl Session {
 
     /// Translates `len` bytes from `iova` for longer than a scope, as across an I/O that blocks.
     /// `on_unmap` says what happens where they are unmapped meanwhile.
+    ///
+    /// A lease to write counts as a write of all of it, for dirty logs, when it is dropped; and for
+    /// each harvest while it lives ([`Space::log_leases`]).
     ///
     /// # Errors
     /// As [`pin`](Self::pin).
@@ -184,21 +192,42 @@ impl Session {
         let _entered = self.enter();
         let mut extents = Vec::new();
         self.extents(iova, len, A::WANT, |extent| extents.push(extent))?;
-        let leases = &self.space().inner.leases;
+        let written = extents.iter().filter(|extent| extent.is_written);
+        let written: Arc<[Written]> = written.map(|extent| self.written(extent)).collect();
         // A lease of nothing waits for nothing.
         let id = (len != 0).then(|| {
-            let last = iova.raw() + (len as u64 - 1);
-            leases.register(iova.raw(), last, thread_token(), Revoke::Chosen(on_unmap))
+            self.space().inner.leases.register(Leased {
+                first: iova.raw(),
+                last: iova.raw() + (len as u64 - 1),
+                owner: thread_token(),
+                revoke: Revoke::Chosen(on_unmap),
+                written: Arc::clone(&written),
+            })
         });
         Ok(Lease {
             space: self.space().clone(),
             id,
             extents: extents.into(),
+            written,
             iova,
             len,
             path: self.path(),
             access: PhantomData,
         })
+    }
+
+    /// Sets the dirty bits of what is mapped of `len_bytes` from `iova`, and may be written.
+    pub(crate) fn set_dirty(&self, iova: Iova, len_bytes: u64) {
+        let _entered = self.enter();
+        let mut done = 0;
+        while done < len_bytes {
+            let at = iova.raw() + done;
+            // What was unmapped meanwhile is not there.
+            done += match self.translate(at, 1, tlb::WRITE) {
+                Ok(Place::Direct(entry)) => entry.place(at).1,
+                _ => PAGE_BYTES - at % PAGE_BYTES,
+            };
+        }
     }
 
     /// The extents of a range, in order. The slot must be entered.
@@ -225,7 +254,8 @@ impl Session {
             let part = room.min((len - done) as u64) as usize;
             // Nothing is mapped at address zero.
             let host = NonNull::new(host).ok_or(Fault::at(iova, done, Reason::Unmapped))?;
-            found(Extent { host, len: part, iova: at, entry });
+            let is_written = want & tlb::WRITE != 0;
+            found(Extent { host, len: part, iova: at, entry, is_written });
             done += part;
         }
         Ok(())
@@ -236,19 +266,30 @@ impl Session {
 struct Pinned<'s> {
     session: &'s Session,
     range: Range<usize>,
-    logs: bool,
+    /// Whether all of it was translated, so that it was lent.
+    is_whole: bool,
     /// Left last.
     _entered: Entered<'s>,
 }
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        let arena = &self.session.private().arena;
-        if self.logs {
-            for index in self.range.clone() {
-                let extent = arena.borrow()[index];
-                self.session.after_write(&extent.entry, extent.iova, extent.len);
+        let session = self.session;
+        let arena = &session.private().arena;
+        let was_left = session.has_leased_pins(self.range.start);
+        for index in self.range.clone() {
+            let extent = arena.borrow()[index];
+            if !self.is_whole || !extent.is_written {
+                break;
+            } else if was_left {
+                let Written { iova, len, guest_phys } = session.written(&extent);
+                session.space().inner.log_write_outside(iova, len, guest_phys);
+            } else {
+                session.after_write(&extent.entry, extent.iova, extent.len);
             }
+        }
+        if was_left {
+            session.end_leased_pins(self.range.start);
         }
         arena.borrow_mut().truncate(self.range.start);
     }
@@ -257,12 +298,15 @@ impl Drop for Pinned<'_> {
 /// Memory that stays translated until this is dropped, also on another thread. Whoever unmaps it
 /// waits for that.
 ///
-/// A lease to write counts as a write of all of it, for dirty logs, when it is dropped.
+/// A lease to write counts as a write of all of it, for dirty logs, when it is dropped; and for each
+/// harvest while it lives, as nobody knows what is written when.
 #[must_use = "the memory is leased while this lives"]
 pub struct Lease<A: Access> {
     space: Space,
     id: Option<u64>,
     extents: Box<[Extent]>,
+    /// Those of them that are written, for logs.
+    written: Arc<[Written]>,
     iova: Iova,
     len: usize,
     path: Path,
@@ -290,12 +334,8 @@ impl<A: Access> Lease<A> {
 impl<A: Access> Drop for Lease<A> {
     fn drop(&mut self) {
         let inner = &self.space.inner;
-        if A::WANT & tlb::WRITE != 0 {
-            for extent in &self.extents {
-                // SAFETY: what is leased stays attached until the lease ends, below.
-                let guest_phys = unsafe { inner.guest_phys(extent.entry.bus_of(extent.iova)) };
-                inner.log_write_outside(extent.iova, extent.len, guest_phys);
-            }
+        for Written { iova, len, guest_phys } in &*self.written {
+            inner.log_write_outside(*iova, *len, *guest_phys);
         }
         if let Some(id) = self.id {
             inner.leases.unregister(id);

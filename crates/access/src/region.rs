@@ -16,7 +16,7 @@ use longshore_sys::{file, memfd};
 use crate::error::Error;
 use crate::fault::Reason;
 
-const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// A piece of memory that spaces map parts of: what a client calls a DMA region.
 pub struct Region {
@@ -50,7 +50,8 @@ unsafe impl Sync for Memory {}
 ///
 /// The calls may block, and may come from several threads at once. While one runs, the range may be
 /// unmapped: [`cancel`](Self::cancel) is called then, from the thread that unmaps, which waits until
-/// the call has returned.
+/// the call has returned. It is called too where whoever waits for a session would wait for the call:
+/// where what is pinned around the call is unmapped.
 pub trait RemoteMemory: Send + Sync {
     /// Reads from `offset` into all of `into`.
     ///
@@ -66,6 +67,9 @@ pub trait RemoteMemory: Send + Sync {
 
     /// Has calls that are going on in `range` end soon. Where they end soon anyway, nothing needs to
     /// be done.
+    ///
+    /// A call may be about to begin, or between two steps, and not be known of yet. So this is called
+    /// again and again until each has returned: it need not remember anything.
     fn cancel(&self, range: Range<u64>);
 }
 

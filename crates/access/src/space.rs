@@ -6,23 +6,24 @@
 //!   stay attached while anything of them is mapped.
 #![expect(unsafe_code, reason = "maps addresses that the caller vouches for")]
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use longshore_mem::{BusAddr, Iova};
+use longshore_mem::{AddrRange, BusAddr, Iova};
 use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::format::VtdSecond;
 use longshore_pagetable::format::vtd_second::VtdSecondConfig;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Invalidate, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Format, Image, Invalidate, PageTable, Prot, TlbGather, Walker};
 
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::grace::{Barrier, Grace};
-use crate::lease::Leases;
+use crate::lease::{Leases, Ranges};
 use crate::logs::{Current, Logs};
 use crate::region::Region;
 use crate::session::{Private, Session};
@@ -204,9 +205,34 @@ impl Space {
     /// other call that maps or unmaps any of it may run at the same time.
     pub unsafe fn unmap_raw(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut gather = TlbGather::new();
-        self.inner.clear(iova, len_bytes, &mut gather)?;
+        self.inner.clear(iova, len_bytes, &mut gather, |_| {})?;
         self.inner.finish(gather, &[(iova.raw(), iova.raw() + (len_bytes - 1))]);
         Ok(())
+    }
+
+    /// The same of several ranges, with one grace period.
+    ///
+    /// # Errors
+    /// As [`unmap_raw`](Self::unmap_raw), for the first range that is refused; those before it are
+    /// unmapped then.
+    ///
+    /// # Safety
+    /// As [`unmap_raw`](Self::unmap_raw), for each of them.
+    pub unsafe fn unmap_raw_each(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Error> {
+        let mut gather = TlbGather::new();
+        let (mut done, mut refused) = (0, None);
+        for range in ranges {
+            let cleared = self.inner.clear(range.start(), range.len_bytes(), &mut gather, |_| {});
+            if let Err(error) = cleared {
+                refused = Some(error);
+                break;
+            }
+            done += 1;
+        }
+        if done > 0 {
+            self.inner.finish(gather, &&ranges[..done]);
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     /// Many unmappings with one grace period.
@@ -277,7 +303,7 @@ impl Space {
     }
 
     /// Unmaps `len_bytes` from `iova`, whatever is mapped there, and returns when no session can reach
-    /// it any more.
+    /// it any more. Dirty bits are lost with it, unless [`unmap_dirty`](Self::unmap_dirty) does it.
     ///
     /// # Errors
     /// As [`unmap_raw`](Self::unmap_raw); [`Error::RawOnly`].
@@ -300,9 +326,15 @@ impl Space {
         self.inner.grace.barrier()
     }
 
-    /// The page tables, to look at.
-    pub fn table(&self) -> &PageTable<VtdSecond, HostPages, Coherent> {
-        &self.inner.table
+    /// Reads the page tables, as a tool does. While something is unmapped what it finds there is
+    /// unspecified.
+    pub fn walker(&self) -> Walker<'_, VtdSecond, impl Image + use<>> {
+        self.inner.table.walker()
+    }
+
+    /// How many bits of an IOVA are translated.
+    pub fn input_bits(&self) -> u32 {
+        self.inner.table.format().geometry().input_bits()
     }
 
     fn map_leaves(
@@ -318,12 +350,13 @@ impl Space {
 }
 
 impl Inner {
-    /// Takes entries out, without waiting.
+    /// Takes entries out, without waiting, and tells of those that were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
         len_bytes: u64,
         gather: &mut TlbGather,
+        dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
         let operation = "unmapping";
         let last = iova.raw().saturating_add(len_bytes.saturating_sub(1));
@@ -332,11 +365,11 @@ impl Inner {
             return Err(Error::PinnedByCaller { operation, iova });
         }
         let failed = |source| Error::Table { operation, iova, len_bytes, source };
-        self.table.unmap(iova, len_bytes, gather).map_err(failed)
+        self.table.unmap_dirty(iova, len_bytes, gather, dirty).map_err(failed)
     }
 
     /// Waits until nobody can use what was taken out of `ranges`, and frees tables.
-    pub(crate) fn finish(&self, gather: TlbGather, ranges: &[(u64, u64)]) {
+    pub(crate) fn finish(&self, gather: TlbGather, ranges: &dyn Ranges) {
         let Ok(()) = self.table.finish(gather, &Flush { inner: self, ranges });
     }
 
@@ -345,15 +378,23 @@ impl Inner {
         if self.raw_only { Err(Error::RawOnly) } else { Ok(()) }
     }
 
+    /// Returns when no session is in the middle of an access that was going on, and none has anything
+    /// in its TLB. What keeps one busy meanwhile is made to end where that can be done, and so are
+    /// leases of `ranges`, which may be what a session waits for.
+    pub(crate) fn wait_for_sessions(&self, ranges: &dyn Ranges) {
+        self.grace.wait_asking(all_threads_barrier, |owner| self.leases.ask(ranges, Some(owner)));
+    }
+
     /// The safe door.
     pub(crate) fn lock_windows(&self) -> Locked<'_> {
         Locked { inner: self, state: self.lock() }
     }
 
-    /// That `logs` have bits for each region that is attached.
-    pub(crate) fn check_attached(&self, logs: &Logs) -> Result<(), Error> {
+    /// That `logs` have bits for each region that is attached, while this is held.
+    pub(crate) fn check_attached(&self, logs: &Logs) -> Result<Locked<'_>, Error> {
         let state = self.lock();
-        state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))
+        state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))?;
+        Ok(Locked { inner: self, state })
     }
 
     /// Gives back what a finished unmapping had of each region.
@@ -391,13 +432,15 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Takes entries out, without waiting, and notes what they had of each region.
+    /// Takes entries out, without waiting, notes what they had of each region, and tells of those that
+    /// were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
         len_bytes: u64,
         gather: &mut TlbGather,
         taken: &mut Vec<Taken>,
+        dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
         let before = taken.len();
         // A range that is not translated is refused below.
@@ -412,7 +455,7 @@ impl Locked<'_> {
             }
             ControlFlow::<()>::Continue(())
         });
-        let cleared = self.inner.clear(iova, len_bytes, gather);
+        let cleared = self.inner.clear(iova, len_bytes, gather, dirty);
         if cleared.is_err() {
             taken.truncate(before);
         }
@@ -423,14 +466,14 @@ impl Locked<'_> {
 /// A flush of all sessions, with a grace period.
 struct Flush<'a> {
     inner: &'a Inner,
-    ranges: &'a [(u64, u64)],
+    ranges: &'a dyn Ranges,
 }
 
 impl Invalidate for Flush<'_> {
     type Error = std::convert::Infallible;
 
     fn flush(&self, _gather: &TlbGather) -> Result<(), Self::Error> {
-        self.inner.grace.wait(all_threads_barrier);
+        self.inner.wait_for_sessions(self.ranges);
         self.inner.leases.revoke(self.ranges);
         Ok(())
     }
@@ -442,10 +485,17 @@ impl fmt::Debug for Space {
     }
 }
 
-/// A number that no other living thread has.
+/// A number that no other thread has, and never had: a lease may outlive the thread that made it. Not
+/// zero.
 pub(crate) fn thread_token() -> usize {
-    thread_local!(static TOKEN: u8 = const { 0 });
-    TOKEN.with(|token| std::ptr::from_ref(token).addr())
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static TOKEN: Cell<usize> = const { Cell::new(0) });
+    TOKEN.with(|token| {
+        if token.get() == 0 {
+            token.set(THREADS.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        token.get()
+    })
 }
 
 fn check_log(logs: &Logs, region: &Region) -> Result<(), Error> {
@@ -469,7 +519,7 @@ fn choose_barrier(asked: Option<Barrier>) -> Result<Barrier, Error> {
     }
 }
 
-pub(crate) fn all_threads_barrier() {
+fn all_threads_barrier() {
     // It was registered for, so the kernel has it and has nothing to refuse. Without it nothing may
     // go on: memory would be freed under a session.
     longshore_sys::membarrier::all_threads().expect("a registered process may call membarrier");

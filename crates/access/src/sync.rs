@@ -1,4 +1,11 @@
-//! The atomics and barriers, so that a model checker can stand in for them.
+//! The atomics, barriers and locks, so that a model checker can stand in for them.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+#[cfg(any(loom, feature = "vfio-user"))]
+pub(crate) use std::sync::PoisonError;
+#[cfg(all(feature = "vfio-user", not(loom)))]
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
@@ -23,14 +30,29 @@ pub(crate) fn light_barrier() {
     fence(Ordering::SeqCst);
 }
 
+/// Rounds of a few cycles, as an access takes.
+#[cfg(not(loom))]
+const SPINS: u32 = 128;
+/// Rounds in which another thread may have the processor, as one that was preempted in the middle of
+/// its access.
+#[cfg(not(loom))]
+const YIELDS: u32 = 256;
+
+/// Whether whoever waits should ask for an end in this round: once what takes longer than an access
+/// does, and then each time it has slept.
+#[cfg(not(loom))]
+pub(crate) fn asks(round: u32) -> bool {
+    round == SPINS || round >= SPINS + YIELDS
+}
+
+#[cfg(loom)]
+pub(crate) fn asks(_round: u32) -> bool {
+    true
+}
+
 /// Waits a little: longer the more rounds there were.
 #[cfg(not(loom))]
 pub(crate) fn back_off(round: u32) {
-    /// Rounds of a few cycles, as an access takes.
-    const SPINS: u32 = 128;
-    /// Rounds in which another thread may have the processor, as one that was preempted in the
-    /// middle of its access.
-    const YIELDS: u32 = 256;
     if round < SPINS {
         std::hint::spin_loop();
     } else if round < SPINS + YIELDS {

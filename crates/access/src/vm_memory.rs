@@ -67,8 +67,8 @@
 //! and says no where there is none.
 //!
 //! Of a [`PinnedMemory`], all of the range when the pin or the lease ends, if that permits writes,
-//! whether it was written or not; until then nothing. So have small ones, or a
-//! [`SessionMemory`], while pages are logged.
+//! whether it was written or not; of a lease also each time that a harvest asks. So have small ones,
+//! or a [`SessionMemory`], while pages are logged.
 //!
 //! Dirty bits in the page tables are set as hardware sets them: where writing is permitted, so when
 //! slices to write are asked for, when a range is checked for it, or when it is pinned or leased.

@@ -34,19 +34,40 @@ const PAGE: u64 = 4096;
 
 struct World {
     space: Space,
-    bus: u64,
+    memory: Memory,
+}
+
+/// Pages, freed after the space.
+struct Memory(*mut u8);
+
+impl Memory {
+    const LAYOUT: Layout = match Layout::from_size_align(9 * PAGE as usize, PAGE as usize) {
+        Ok(layout) => layout,
+        Err(_) => panic!(),
+    };
+
+    fn new() -> Self {
+        // SAFETY: the layout is not empty.
+        Self(unsafe { std::alloc::alloc_zeroed(Self::LAYOUT) })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.0, Self::LAYOUT) };
+    }
 }
 
 impl World {
     fn new(config: SpaceConfig) -> Self {
-        let memory = vec![0u8; 9 * PAGE as usize].leak();
-        let bus = memory.as_mut_ptr().expose_provenance() as u64;
-        Self { space: Space::with_config(config).unwrap(), bus: (bus + PAGE - 1) & !(PAGE - 1) }
+        Self { space: Space::with_config(config).unwrap(), memory: Memory::new() }
     }
 
     fn map(&self, page: u64) {
-        let (iova, bus) = (Iova::new(page * PAGE), BusAddr::new(self.bus + page * PAGE));
-        // SAFETY: the memory was leaked.
+        let bus = self.memory.0.expose_provenance() as u64;
+        let (iova, bus) = (Iova::new(page * PAGE), BusAddr::new(bus + page * PAGE));
+        // SAFETY: the memory lives longer than the space and its sessions.
         unsafe { self.space.map_raw(iova, bus, PAGE, Prot::READ_WRITE) }.unwrap();
     }
 
@@ -92,17 +113,19 @@ fn warm_operations_allocate_nothing_and_take_no_lock() {
         let session = space.session();
         assert_eq!(cost(space, || (0..rounds).for_each(|_| round())), barriers(0), "not yet used");
 
-        let mut bytes = [0; 3000];
+        // From one page into the next. Under Miri each byte takes long.
+        const LEN: usize = if cfg!(miri) { 32 } else { 3000 };
+        let mut bytes = [0; LEN];
         let mut access = || {
             for page in 0..7 {
-                let iova = Iova::new(page * PAGE + 2000);
+                let iova = Iova::new((page + 1) * PAGE - 16);
                 session.write(iova, &bytes).unwrap();
                 session.read(iova, &mut bytes).unwrap();
                 session.write_obj(iova, page).unwrap();
                 assert_eq!(session.read_obj(iova), Ok(page));
                 assert_eq!(session.fetch_or(iova, 8u64), Ok(page));
-                session.fill(iova, 1, 3000).unwrap();
-                session.pin(iova, 3000, ReadWrite, |view| view.write(9, &[7; 9])).unwrap().unwrap();
+                session.fill(iova, 1, LEN).unwrap();
+                session.pin(iova, LEN, ReadWrite, |view| view.write(9, &[7; 9])).unwrap().unwrap();
             }
         };
         (0..8).for_each(|page| world.map(page));

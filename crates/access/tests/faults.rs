@@ -239,7 +239,12 @@ fn unmapping_cancels_a_call_to_a_remote_region_and_waits_for_it() {
         slow.wait_until_reading();
         assert!(matches!(space.detach(&region), Err(Error::StillMapped { .. })));
         space.unmap(START, 4 * PAGE).unwrap();
-        assert_eq!(*slow.cancelled.lock().unwrap(), vec![PAGE + 4..PAGE + 12; 1]);
+        // More than once where the call takes its time to return.
+        let cancelled = slow.cancelled.lock().unwrap();
+        assert!(
+            !cancelled.is_empty() && cancelled.iter().all(|range| *range == (PAGE + 4..PAGE + 12))
+        );
+        drop(cancelled);
         space.detach(&region).unwrap();
     });
     assert!(is_back.load(Ordering::SeqCst));

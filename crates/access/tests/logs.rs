@@ -156,6 +156,9 @@ fn an_external_log_has_the_bits_of_what_was_written() {
     let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
     let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(GUEST + PAGES * PAGE)));
     assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
+    let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(u64::MAX - 0x7ff)));
+    assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
 }
 
 #[test]
@@ -183,6 +186,204 @@ fn dirty_bits_are_set_as_hardware_sets_them() {
     space.set_logs(logs).unwrap();
     let expected = write_in_each_way(&session);
     assert_eq!((harvested(&space, &log, START), read(true)), (expected.clone(), expected));
+}
+
+fn internal(range: AddrRange<Iova>) -> (Arc<DirtyLog<Iova>>, Logs) {
+    let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range).unwrap());
+    (Arc::clone(&log), Logs { by_iova: Log::Internal(log), ..Logs::default() })
+}
+
+fn read_dirty(space: &Space, clear: bool) -> BTreeSet<u64> {
+    let mut runs = Vec::new();
+    space.read_dirty(iova(0), PAGES * PAGE, clear, |run| runs.push(run)).unwrap();
+    pages_of(&runs, START)
+}
+
+#[test]
+fn what_a_lease_may_write_is_told_by_each_harvest_while_it_lives() {
+    let space = space_of(&memory(), SpaceConfig::new());
+    let session = space.session();
+    let (log, logs) = internal(range(START, PAGES));
+    // One from before the log.
+    let before = session.lease(iova(9), 16, Write, OnUnmap::Wait).unwrap();
+    space.set_logs(logs.clone()).unwrap();
+    let lease = session.lease(iova(3), 2 * PAGE as usize, ReadWrite, OnUnmap::Wait).unwrap();
+    let _read = session.lease(iova(7), 8, longshore_access::Read, OnUnmap::Wait).unwrap();
+    for _ in 0..3 {
+        lease.view().write(0, b"at any time").unwrap();
+        assert_eq!(harvested(&space, &log, START), [3, 4, 9].into());
+    }
+    lease.view().write(0, b"at the end").unwrap();
+    drop(lease);
+    assert_eq!(harvested(&space, &log, START), [3, 4, 9].into());
+    assert_eq!(harvested(&space, &log, START), [9].into());
+    // A log that is taken away has what was written until then.
+    before.view().write(0, b"once more").unwrap();
+    log.clear(log.covers());
+    space.set_logs(Logs::default()).unwrap();
+    drop(before);
+    assert_eq!(harvested(&space, &log, START), [9].into());
+}
+
+#[test]
+fn a_log_of_another_process_has_what_leases_write_when_it_is_said() {
+    let region = memory();
+    let space = space_of(&region, SpaceConfig::new());
+    let bits: &'static [AtomicU64] =
+        Vec::leak((0..(GUEST / PAGE + PAGES) / 64).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
+    // SAFETY: leaked, and looked at by atomics only.
+    let log =
+        unsafe { ExternalLog::from_raw_parts(NonNull::from(bits).cast(), bits.len() * 8, ()) };
+    let by_guest_phys = Log::External(Arc::new(log));
+    space.set_logs(Logs { by_guest_phys, ..Logs::default() }).unwrap();
+    let lease = space.session().lease(iova(5), 8, Write, OnUnmap::Wait).unwrap();
+    let word = &bits[(GUEST / PAGE / 64) as usize];
+    lease.view().write(0, b"unseen").unwrap();
+    assert_eq!(word.swap(0, Ordering::AcqRel), 0);
+    for _ in 0..2 {
+        space.log_leases();
+        assert_eq!(word.swap(0, Ordering::AcqRel), 1 << 5);
+    }
+    drop(lease);
+    assert_eq!(word.load(Ordering::Acquire), 1 << 5);
+}
+
+#[test]
+fn what_a_lease_may_write_is_dirty_while_it_lives() {
+    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let space = space_of(&memory(), config);
+    let session = space.session();
+    let lease = session.lease(iova(3), 2 * PAGE as usize, Write, OnUnmap::Wait).unwrap();
+    session.write(iova(20), &[1; 8]).unwrap();
+    assert_eq!(read_dirty(&space, true), [3, 4, 20].into());
+    for _ in 0..3 {
+        lease.view().write(0, b"at any time").unwrap();
+        assert_eq!(read_dirty(&space, true), [3, 4].into());
+    }
+    lease.view().write(0, b"at the end").unwrap();
+    drop(lease);
+    assert_eq!(read_dirty(&space, true), [3, 4].into());
+    assert!(read_dirty(&space, true).is_empty());
+}
+
+#[test]
+fn each_page_of_a_write_is_dirty_also_where_a_log_is_on() {
+    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let space = space_of(&memory(), config);
+    let session = space.session();
+    let (_, logs) = internal(range(START, PAGES));
+    for logs in [Logs::default(), logs] {
+        space.set_logs(logs).unwrap();
+        // The second walk in a window of the TLB takes its neighbours with it.
+        session.read(iova(0), &mut [0; 8]).unwrap();
+        session.read(iova(1), &mut [0; 8]).unwrap();
+        session.write(iova(2), &[1; 3 * PAGE as usize]).unwrap();
+        session.pin(iova(6), 2 * PAGE as usize, Write, |_| ()).unwrap();
+        session.fill(iova(9), 1, 2 * PAGE as usize).unwrap();
+        assert_eq!(read_dirty(&space, true), [2, 3, 4, 6, 7, 9, 10].into());
+    }
+}
+
+#[test]
+fn unmapping_tells_of_what_was_written() {
+    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let region = memory();
+    let space = space_of(&region, config);
+    let session = space.session();
+    let expected = write_in_each_way(&session);
+    let mut runs = Vec::new();
+    space.unmap_dirty(iova(0), PAGES * PAGE, |run| runs.push(run)).unwrap();
+    assert_eq!(pages_of(&runs, START), expected);
+    assert_eq!(runs.len(), expected.len(), "no two of them are adjacent");
+
+    // Several unmappings of a batch are told of together, and in order.
+    for page in 0..8 {
+        space.map(iova(page), &region, page * PAGE, PAGE, Prot::READ_WRITE).unwrap();
+    }
+    for page in [5, 1, 2, 7] {
+        session.write_obj(iova(page), 1u8).unwrap();
+    }
+    let mut batch = space.batch();
+    for page in (0..8).rev() {
+        if page == 7 {
+            batch.unmap(iova(page), PAGE).unwrap();
+        } else {
+            batch.unmap_dirty(iova(page), PAGE).unwrap();
+        }
+    }
+    assert!(matches!(batch.unmap_dirty(iova(3), PAGE), Err(Error::Table { .. })));
+    let mut runs = Vec::new();
+    batch.finish_dirty(|run| runs.push(run)).unwrap();
+    assert_eq!(runs, [range(iova(1).raw(), 2), range(iova(5).raw(), 1)]);
+    batch.finish_dirty(|run| panic!("{run:?} was told of")).unwrap();
+    drop(batch);
+
+    let none = space_of(&memory(), SpaceConfig::new());
+    let refused = none.unmap_dirty(iova(0), PAGES * PAGE, |_| ());
+    assert!(matches!(refused, Err(Error::Table { .. })), "{refused:?}");
+    none.unmap(iova(0), PAGES * PAGE).unwrap();
+}
+
+/// A lease whose page was read and cleared, and that writes until its unmapping has it back.
+#[test]
+fn unmapping_tells_of_what_a_lease_wrote_last() {
+    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let space = space_of(&memory(), config);
+    let session = space.session();
+    let kept = Arc::new(std::sync::Mutex::new(None));
+    let given_back = Arc::clone(&kept);
+    let notify = OnUnmap::Notify(Arc::new(move || drop(given_back.lock().unwrap().take())));
+    let lease = session.lease(iova(3), 8, Write, notify).unwrap();
+    *kept.lock().unwrap() = Some(lease);
+    assert_eq!(read_dirty(&space, true), [3].into());
+    let mut runs = Vec::new();
+    space.unmap_dirty(iova(0), PAGES * PAGE, |run| runs.push(run)).unwrap();
+    assert_eq!(runs, [range(iova(3).raw(), 1)]);
+}
+
+/// Pages are mapped, written and unmapped while somebody else reads and clears dirty bits: between
+/// the two, no write is lost.
+#[test]
+fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
+    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let region = memory();
+    let space = Space::with_config(config).unwrap();
+    space.attach(&region).unwrap();
+    let (space, stop, passes) = (&space, &AtomicBool::new(false), &AtomicU64::new(0));
+    // A bit for each page.
+    let told = &AtomicU64::new(0);
+    let tell = |run: AddrRange<Iova>| {
+        for page in pages_of(&[run], START) {
+            told.fetch_or(1 << page, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                space.read_dirty(iova(0), 8 * PAGE, true, tell).unwrap();
+                passes.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        let session = space.session();
+        let mut missing = 0;
+        for round in 0..100 {
+            space.map(iova(0), &region, 0, 8 * PAGE, Prot::READ_WRITE).unwrap();
+            for page in 0..8 {
+                session.write_obj(iova(page), round).unwrap();
+            }
+            session.park();
+            space.unmap_dirty(iova(0), 8 * PAGE, tell).unwrap();
+            // What the other has in hand it tells of by then.
+            let end = passes.load(Ordering::Acquire) + 2;
+            while passes.load(Ordering::Acquire) < end {
+                assert!(!reader.is_finished());
+                std::thread::yield_now();
+            }
+            missing |= 0xff & !told.swap(0, Ordering::Relaxed);
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(missing, 0);
+    });
 }
 
 /// Threads write numbers that grow; whoever harvests copies the pages it is told of. In the end the
@@ -262,4 +463,52 @@ fn no_dirty_bit_is_lost_when_they_are_cleared() {
         });
         read.unwrap();
     });
+}
+
+/// A log in a file, that begins and ends anywhere, and that is sealed, or not and cut off.
+#[test]
+fn a_log_in_a_file_is_marked_and_survives_that_it_vanishes() {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    const OFFSET: u64 = 4096 + 13;
+    const LEN: u64 = 3 * 4096 - 5;
+    for is_sealed in [true, false] {
+        let file = memfd::create("log", Backing::Shmem).unwrap();
+        memfd::set_len(&file, OFFSET + LEN).unwrap();
+        memfd::add_seals(&file, memfd::Seals { shrink: is_sealed, ..Default::default() }).unwrap();
+        let map =
+            |offset, len| ExternalLog::<GuestPhys>::map_file(&file, FileOffset::new(offset), len);
+        assert!(map(OFFSET, LEN + 1).is_err() && map(OFFSET, 0).is_err());
+        assert!(map(u64::MAX, LEN).is_err() && map(1, u64::MAX).is_err());
+        let log = map(OFFSET, LEN).unwrap();
+        assert_eq!((log.pages(), log.is_shrinkable()), (LEN * 8, !is_sealed));
+        let file = File::from(file);
+        let mark = |page: u64, pages: u64| log.mark(GuestPhys::new(page * PAGE), pages * PAGE);
+        // Words, bytes before and behind them, over all of it.
+        for (page, pages) in [(0, 1), (1, 7), (20, 200), (LEN * 8 - 30, 30)] {
+            mark(page, pages).unwrap();
+            let mut bytes = vec![0; LEN as usize];
+            file.read_exact_at(&mut bytes, OFFSET).unwrap();
+            for other in 0..LEN * 8 {
+                let is_set = bytes[other as usize / 8] >> (other % 8) & 1 != 0;
+                assert_eq!(is_set, (page..page + pages).contains(&other), "{other}");
+            }
+            file.write_all_at(&vec![0; LEN as usize], OFFSET).unwrap();
+        }
+        assert_eq!(mark(LEN * 8, 1).unwrap_err().log_pages, LEN * 8);
+        if is_sealed {
+            assert!(file.set_len(0).is_err());
+            continue;
+        }
+        file.set_len(2 * 4096).unwrap();
+        // What is left is marked, and what is not is said.
+        mark(5, 1).unwrap();
+        let lost = mark(LEN * 8 - 1, 1).unwrap_err();
+        assert!(lost.log_pages < LEN * 8, "{lost}");
+        let mut burst = log.burst();
+        burst.mark(GuestPhys::new((LEN * 8 - 1) * PAGE), 1).unwrap();
+        assert!(burst.mark(GuestPhys::new(0), 1).is_err(), "what was pending is lost");
+        drop(burst);
+        drop(log);
+    }
 }

@@ -19,6 +19,8 @@ use loom::thread;
 struct World {
     grace: Grace<()>,
     is_mapped: AtomicBool,
+    /// Whether a pin has a lease.
+    is_leased: AtomicBool,
     memory: UnsafeCell<u32>,
 }
 
@@ -32,6 +34,7 @@ impl World {
         Arc::new(Self {
             grace: Grace::new(barrier, waits),
             is_mapped: AtomicBool::new(true),
+            is_leased: AtomicBool::new(false),
             memory: UnsafeCell::new(7),
         })
     }
@@ -44,6 +47,10 @@ impl World {
     fn unmap_with(&self, membarrier: impl FnOnce()) {
         self.is_mapped.store(false, Ordering::Relaxed);
         self.grace.wait(membarrier);
+        self.free();
+    }
+
+    fn free(&self) {
         // SAFETY: nobody uses it any more; loom fails the test otherwise.
         self.memory.with_mut(|memory| unsafe { *memory = 0 });
     }
@@ -94,7 +101,24 @@ impl<'w> Session<'w> {
             self.read();
             self.look();
         }
-        self.seen.close();
+        self.seen.close(self.slot());
+        self.seen.leave(self.slot());
+    }
+
+    /// Two looks at what was translated once, with the slot left between them.
+    fn pin_around_a_call(&self) {
+        self.seen.enter(self.slot(), || self.tlb.set(false));
+        self.seen.open();
+        if self.tlb.get() || self.walk() {
+            self.look();
+            self.world.is_leased.store(true, Ordering::Relaxed);
+            let pins = self.seen.suspend(self.slot());
+            self.seen.enter(self.slot(), || self.tlb.set(false));
+            self.seen.resume(pins);
+            self.look();
+            self.world.is_leased.store(false, Ordering::Release);
+        }
+        self.seen.close(self.slot());
         self.seen.leave(self.slot());
     }
 
@@ -184,6 +208,37 @@ fn nor_within_a_pin() {
         session.pin();
         session.read();
     });
+}
+
+/// A pin around a call to a remote region, beside an unmapping that may look at leases.
+fn pinned_around_a_call(looks_at_leases: bool) {
+    model(3, move || {
+        let world = World::new(Barrier::Expedited, true);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let session = Session::new(&other, 1);
+            session.pin_around_a_call();
+            session.read();
+        });
+        world.is_mapped.store(false, Ordering::Relaxed);
+        world.grace.wait(|| fence(Ordering::SeqCst));
+        while looks_at_leases && world.is_leased.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        world.free();
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn nor_within_a_pin_that_became_a_lease() {
+    pinned_around_a_call(true);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_lease_such_a_pin_is_found_to_read_it() {
+    pinned_around_a_call(false);
 }
 
 #[test]

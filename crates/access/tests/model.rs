@@ -3,7 +3,7 @@
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "makes a region of memory that Miri can look at")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex};
 
 use longshore_access::{
     Error, Fault, Partial, Read, ReadWrite, Reason, Region, RemoteMemory, Session, Space,
+    SpaceConfig,
 };
 use longshore_iov::{Cursor, Dest, Source};
-use longshore_mem::Iova;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::{Error as TableError, Prot};
 use proptest::prelude::*;
 
@@ -75,6 +76,7 @@ enum Op {
     Write { session: usize, at: u64, len: usize, how: u8, byte: u8 },
     Word { session: usize, at: u64, or: u32 },
     Pin { session: usize, at: u64, len: usize, byte: u8 },
+    ReadDirty { page: u64, pages: u64, clear: bool },
     Park { session: usize },
     Renew { session: usize },
 }
@@ -107,7 +109,9 @@ fn some_op() -> impl Strategy<Value = Op> {
         4 => (some_page(), 0..4usize, offset, pages.clone(), prot).prop_map(
             |(page, region, offset, pages, prot)| Op::Map { page, region, offset, pages, prot }
         ),
-        2 => (some_page(), pages).prop_map(|(page, pages)| Op::Unmap { page, pages }),
+        2 => (some_page(), pages.clone()).prop_map(|(page, pages)| Op::Unmap { page, pages }),
+        1 => (some_page(), pages, any::<bool>())
+            .prop_map(|(page, pages, clear)| Op::ReadDirty { page, pages, clear }),
         1 => prop::collection::vec(some_page(), 0..4).prop_map(|pages| Op::UnmapMany { pages }),
         6 => (session.clone(), some_at(), some_len(), 0..3u8)
             .prop_map(|(session, at, len, how)| Op::Read { session, at, len, how }),
@@ -127,6 +131,10 @@ struct Oracle {
     /// Page to region, page of it, permissions.
     mapped: BTreeMap<u64, (usize, u64, Prot)>,
     content: Vec<Vec<u8>>,
+    /// Pages that were written since they were mapped or their dirty bits were cleared.
+    dirty: BTreeSet<u64>,
+    /// Those, and what was to be written, or lies in one block with it.
+    touched: BTreeSet<u64>,
 }
 
 const REMOTE: usize = 2;
@@ -182,6 +190,7 @@ impl Oracle {
 
 struct World {
     space: Space,
+    has_dirty_bits: bool,
     regions: Vec<Arc<Region>>,
     sessions: Vec<Session>,
     oracle: Oracle,
@@ -191,7 +200,7 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(has_dirty_bits: bool) -> Self {
         let bytes = (REGION_PAGES * PAGE) as usize;
         let own: Vec<Own> = (0..3).map(|_| Own::new(bytes)).collect();
         let asked = Arc::new(Asked(Mutex::new(vec![0; bytes])));
@@ -204,13 +213,67 @@ impl World {
             Arc::new(Region::remote(remote, bytes as u64).unwrap()),
             Arc::new(host(&own[2]).read_only()),
         ];
-        let space = Space::new().unwrap();
+        let config = SpaceConfig { dirty_bits: has_dirty_bits, ..SpaceConfig::new() };
+        let space = Space::with_config(config).unwrap();
         for region in &regions {
             space.attach(region).unwrap();
         }
         let sessions = vec![space.session(), space.session()];
-        let oracle = Oracle { mapped: BTreeMap::new(), content: vec![vec![0; bytes]; 4] };
-        Self { space, regions, sessions, oracle, asked, own }
+        let oracle = Oracle {
+            mapped: BTreeMap::new(),
+            content: vec![vec![0; bytes]; 4],
+            dirty: BTreeSet::new(),
+            touched: BTreeSet::new(),
+        };
+        Self { space, has_dirty_bits, regions, sessions, oracle, asked, own }
+    }
+
+    /// `len` bytes at `at` were to be written, and the first `done` were.
+    fn note_write(&mut self, at: u64, len: usize, done: usize) {
+        if done != 0 {
+            self.oracle.dirty.extend(at / PAGE..=(at + done as u64 - 1) / PAGE);
+        }
+        for page in at / PAGE..(at + len as u64).div_ceil(PAGE) {
+            let leaf = self.space.walker().lookup(Self::iova(page * PAGE)).unwrap();
+            self.oracle.touched.extend(leaf.into_iter().flat_map(|leaf| {
+                (leaf.iova.raw() - START) / PAGE..=(leaf.last().raw() - START) / PAGE
+            }));
+        }
+    }
+
+    /// That `told` has what is dirty of some pages, and nothing that cannot be.
+    fn check_dirty(&self, pages: Range<u64>, told: &[AddrRange<Iova>]) {
+        let told: BTreeSet<u64> = told
+            .iter()
+            .flat_map(|run| {
+                let first = (run.start().raw() - START) / PAGE;
+                first..first + run.len_bytes() / PAGE
+            })
+            .collect();
+        let missing = self.oracle.dirty.range(pages).find(|page| !told.contains(page));
+        assert_eq!(missing, None, "in {told:?}");
+        let stray = told.iter().find(|page| !self.oracle.touched.contains(page));
+        assert_eq!(stray, None);
+    }
+
+    fn read_dirty(&mut self, page: u64, pages: u64, clear: bool) {
+        let mut told = Vec::new();
+        let iova = Self::iova(page * PAGE);
+        let outcome = self.space.read_dirty(iova, pages * PAGE, clear, |run| told.push(run));
+        assert_eq!(outcome.is_ok(), self.has_dirty_bits, "{outcome:?}");
+        if outcome.is_err() {
+            return;
+        }
+        self.check_dirty(page..page + pages, &told);
+        if clear {
+            for run in told {
+                let first = (run.start().raw() - START) / PAGE;
+                for page in first..first + run.len_bytes() / PAGE {
+                    self.oracle.dirty.remove(&page);
+                    self.oracle.touched.remove(&page);
+                }
+            }
+        }
     }
 
     fn iova(at: u64) -> Iova {
@@ -250,6 +313,8 @@ impl World {
                 assert!(is_whole);
                 for page in range {
                     self.oracle.mapped.remove(&page);
+                    self.oracle.dirty.remove(&page);
+                    self.oracle.touched.remove(&page);
                 }
             }
             Err(Error::Table { source: TableError::Hole { .. }, .. }) => assert!(!is_whole),
@@ -305,7 +370,9 @@ impl World {
                 session.write_obj::<[u8; 12]>(iova, from[..].try_into().unwrap())
             }
         };
-        assert_eq!(outcome, self.oracle.write(at, &from));
+        let expected = self.oracle.write(at, &from);
+        assert_eq!(outcome, expected);
+        self.note_write(at, from.len(), expected.map_or_else(|fault| fault.done, |()| from.len()));
     }
 
     fn word(&mut self, session: usize, at: u64, or: u32) {
@@ -318,6 +385,7 @@ impl World {
         }
         if let Err(expected) = self.oracle.whole(at, 4, Prot::READ_WRITE) {
             assert_eq!(outcome, fault(expected.reason));
+            self.note_write(at, 4, 0);
             return;
         }
         let before = self.oracle.read(at, 4).0;
@@ -327,6 +395,7 @@ impl World {
         assert_eq!(session.compare_exchange(Self::iova(at), before | or, 7), Ok(Ok(before | or)));
         assert_eq!(session.compare_exchange(Self::iova(at), 8u32, 9), Ok(Err(7)));
         self.oracle.write(at, &7u32.to_ne_bytes()).unwrap();
+        self.note_write(at, 4, 4);
     }
 
     fn pin(&mut self, session: usize, at: u64, len: usize, byte: u8) {
@@ -348,6 +417,7 @@ impl World {
             assert!(matches!(refused, Err(Error::PinnedByCaller { .. })), "{refused:?}");
         });
         assert_eq!(outcome, expected);
+        self.note_write(at, len, if expected.is_ok() { len } else { 0 });
         if expected.is_ok() {
             self.oracle.write(at, &vec![byte; len]).unwrap();
         }
@@ -359,7 +429,15 @@ impl World {
                 self.map(page, region, offset, pages, prot);
             }
             Op::Unmap { page, pages } => {
-                let outcome = self.space.unmap(Self::iova(page * PAGE), pages * PAGE);
+                let (iova, mut told) = (Self::iova(page * PAGE), Vec::new());
+                let outcome = if self.has_dirty_bits {
+                    self.space.unmap_dirty(iova, pages * PAGE, |run| told.push(run))
+                } else {
+                    self.space.unmap(iova, pages * PAGE)
+                };
+                if outcome.is_ok() && self.has_dirty_bits {
+                    self.check_dirty(page..page + pages, &told);
+                }
                 self.unmapped(page, pages, &outcome);
             }
             Op::UnmapMany { pages } => {
@@ -375,6 +453,7 @@ impl World {
             Op::Write { session, at, len, how, byte } => self.write(session, at, len, how, byte),
             Op::Word { session, at, or } => self.word(session, at, or),
             Op::Pin { session, at, len, byte } => self.pin(session, at, len, byte),
+            Op::ReadDirty { page, pages, clear } => self.read_dirty(page, pages, clear),
             Op::Park { session } => self.sessions[session].park(),
             Op::Renew { session } => {
                 self.sessions.remove(session);
@@ -419,9 +498,10 @@ proptest! {
 
     #[test]
     fn a_space_does_what_a_map_of_pages_does(
+        has_dirty_bits: bool,
         ops in prop::collection::vec(some_op(), 1..if cfg!(miri) { 20 } else { 120 }),
     ) {
-        let mut world = World::new();
+        let mut world = World::new(has_dirty_bits);
         for op in ops {
             world.apply(op);
         }
@@ -431,7 +511,7 @@ proptest! {
 
 #[test]
 fn addresses_outside_of_what_is_translated_fault() {
-    let world = World::new();
+    let world = World::new(false);
     let session = &world.sessions[0];
     let last = Iova::new(u64::MAX);
     let mut two = [0; 2];

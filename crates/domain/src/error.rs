@@ -90,6 +90,13 @@ pub struct Failed<T> {
     pub value: T,
 }
 
+/// For those who do not want back what they had: it is dropped.
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Self {
+        *failed.error
+    }
+}
+
 impl<T> fmt::Debug for Failed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()

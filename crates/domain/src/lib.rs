@@ -12,9 +12,12 @@
 //! * A [`Mapping`] owns the memory that the device can reach; [`unmap`](Mapping::unmap) gives it back
 //!   when the device cannot reach it any more. A [`Batch`] does that for many at once.
 //! * A thread that maps much opens a [`Local`] door, which takes no lock.
+//! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
+//!   begin or end within a granule must, unless the device is [trusted](Builder::trusted).
+//! * Borrowed bytes are [lent](Domain::lend) for a scope; [`Coherent`] memory is shared all the time.
 //!
 //! ```
-//! use longshore_domain::{Direction, Domain, backend::Soft};
+//! use longshore_domain::{Direction, Domain, Error, backend::Soft};
 //! use longshore_heap::Heap;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +34,7 @@
 //! assert!(device.write(mapping.iova(), b"?").is_err());
 //!
 //! let iova = mapping.iova();
-//! let buffer = mapping.unmap()?;
+//! let buffer = mapping.unmap().map_err(Error::from)?;
 //! assert!(device.read(iova, &mut seen).is_err());
 //! # drop(buffer);
 //! # Ok(())

@@ -24,7 +24,7 @@
 //! | [`load`](mod@load) | plans, the overlapped reader, formats, verification |
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
-//! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vfio-user` a server for devices, with `vm-memory` memory for rust-vmm's code |
+//! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vfio-user` a server for devices, with `vhost-user` the memory of a front-end, with `vm-memory` memory for rust-vmm's code |
 //! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
 

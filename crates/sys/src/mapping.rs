@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
-use longshore_mem::Granule;
+use longshore_mem::{FileOffset, Granule};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Whether a mapping may be written through.
@@ -18,7 +18,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A shared mapping of a file from its start, unmapped on drop.
+/// A shared mapping of a file, or of a part of it, unmapped on drop.
 ///
 /// The addresses reserved are rounded up to `alignment`, so that the last, partial huge page fits
 /// too; memory past the file's last page must not be touched (SIGBUS). A mapping of no bytes holds
@@ -44,6 +44,21 @@ impl Mapping {
     /// not fit an address.
     pub fn of_file(
         file: impl AsFd,
+        len_bytes: u64,
+        alignment: Granule,
+        access: Access,
+    ) -> io::Result<Self> {
+        Self::of_file_part(file, FileOffset::new(0), len_bytes, alignment, access)
+    }
+
+    /// Maps `len_bytes` of `file` from `offset` on, a multiple of the page size, at a multiple of
+    /// `alignment`.
+    ///
+    /// # Errors
+    /// As [`of_file`](Self::of_file); `EINVAL` also for an offset inside of a page.
+    pub fn of_file_part(
+        file: impl AsFd,
+        offset: FileOffset,
         len_bytes: u64,
         alignment: Granule,
         access: Access,
@@ -85,7 +100,7 @@ impl Mapping {
                 prot,
                 MapFlags::SHARED | MapFlags::FIXED,
                 file,
-                0,
+                offset.raw(),
             )
         }
         .inspect_err(|_| {
@@ -168,6 +183,23 @@ mod tests {
         let mut byte = [0];
         rustix::io::pread(&memfd, &mut byte, 4999).unwrap();
         assert_eq!(byte, [42]);
+    }
+
+    #[test]
+    fn a_part_begins_at_its_offset() {
+        let page_bytes = crate::page_size_bytes() as u64;
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 3 * page_bytes).unwrap();
+        rustix::io::pwrite(&memfd, b"part", 2 * page_bytes).unwrap();
+        let granule = Granule::new(page_bytes).unwrap();
+        let of = |offset| {
+            Mapping::of_file_part(&memfd, FileOffset::new(offset), 4, granule, Access::Read)
+        };
+        let mapping = of(2 * page_bytes).unwrap();
+        // SAFETY: the first of four bytes, inside the mapping and the file.
+        let first = unsafe { mapping.start().read_volatile() };
+        assert_eq!((first, mapping.len_bytes()), (b'p', 4));
+        assert_eq!(of(1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]

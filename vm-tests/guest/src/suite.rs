@@ -10,6 +10,7 @@ mod heap;
 mod kernel;
 mod load;
 mod passthrough;
+mod vhost;
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -41,6 +42,7 @@ const SUITES: &[Suite] = &[
     load::SUITE,
     access::SUITE,
     device::SUITE,
+    vhost::SUITE,
     passthrough::VFIO_INTEL,
     passthrough::VFIO_VIRTIO,
     passthrough::IOMMUFD_INTEL,

@@ -10,6 +10,7 @@ struct Script {
     boots: Cell<u32>,
     limits: Limits,
     restarts: u32,
+    is_handed_over: bool,
 }
 
 impl Script {
@@ -17,29 +18,44 @@ impl Script {
         let quick = Duration::from_millis(400);
         let limits =
             Limits { boot: Duration::from_secs(20), idle: quick, grace: quick, down: quick };
-        Self { dir: tempfile::tempdir().unwrap(), boots: Cell::new(0), limits, restarts: 0 }
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            boots: Cell::new(0),
+            limits,
+            restarts: 0,
+            is_handed_over: false,
+        }
     }
 
     /// Runs a guest whose boots are these scripts, one after the other. `$LOG` is the console log.
     fn run(&self, scripts: &[String]) -> Result<Report> {
         let log = self.dir.path().join("console.log");
-        let command = || {
+        let command = |_| {
             let boot = self.boots.replace(self.boots.get() + 1) as usize;
             let mut command = Command::new("/bin/sh");
             let script = scripts.get(boot).expect("no boot beyond those that were scripted");
             command.arg("-c").arg(script).env("LOG", &log);
             Ok(command)
         };
-        let (limits, restarts) = (self.limits, self.restarts);
-        let launch = Launch { command: &command, console_log: &log, limits, restarts };
+        let launch = Launch {
+            command: &command,
+            console_log: &log,
+            limits: self.limits,
+            restarts: self.restarts,
+            is_handed_over: self.is_handed_over,
+        };
         launch.run(&mut |_| {})
     }
 }
 
 /// Prints `events` as a guest would.
 fn reports(events: &[Event]) -> String {
-    let lines: String =
-        events.iter().enumerate().map(|(n, event)| encode(n as u64, event)).collect();
+    reports_from(0, events)
+}
+
+/// As one that has printed `printed` of them before.
+fn reports_from(printed: u64, events: &[Event]) -> String {
+    let lines: String = (printed..).zip(events).map(|(n, event)| encode(n, event)).collect();
     format!("cat <<'END'\n{lines}END\n")
 }
 
@@ -56,6 +72,24 @@ fn passed() -> Event {
 }
 
 const BOOT_LOG: &str = "echo '[    0.0] Linux version' >>$LOG;";
+
+#[test]
+fn a_guest_that_is_handed_over_goes_on_where_it_was() {
+    let handed_over = || Script { is_handed_over: true, ..Script::new() };
+    let first = format!("{BOOT_LOG}{}", reports(&[up(), begin(60)]));
+    let second = format!("echo 'more' >>$LOG;{}", reports_from(2, &[passed(), Event::Down]));
+    let script = handed_over();
+    let report = script.run(&[first.clone(), second.clone()]).unwrap();
+    assert_eq!((report.boots, &report.tests[0].outcome), (1, &Outcome::Passed));
+    assert!(fs::read_to_string(report.console_log).unwrap().ends_with("more\n"));
+    // A second one that begins anew is no successor, a third one is none either.
+    let anew = reports(&[up(), passed(), Event::Down]);
+    assert!(handed_over().run(&[first.clone(), anew]).unwrap_err().to_string().contains("missing"));
+    let lost = handed_over().run(&[first.clone(), String::new()]).unwrap_err();
+    assert!(lost.to_string().contains("ended early"), "{lost}");
+    // And without one that was asked for, it has died.
+    assert!(Script::new().run(&[first, second]).is_err());
+}
 
 #[test]
 fn a_good_run_is_reported_whole() {

@@ -53,7 +53,10 @@ impl Machine {
         }
         // ttyS0: the kernel's messages. ttyS1: our reports, alone, so that no message can land in
         // the middle of one.
-        args.put("-chardev", &format!("file,id=console,path={}", escaped(console_log)?));
+        // append: what a second QEMU says comes after what the first one said.
+        let append = if self.handed_over.is_some() { ",append=on" } else { "" };
+        let console = format!("file,id=console,path={}{append}", escaped(console_log)?);
+        args.put("-chardev", &console);
         args.put("-serial", "chardev:console");
         args.put("-serial", "stdio");
         args.put("-kernel", text(&kernel.image())?);

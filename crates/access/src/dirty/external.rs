@@ -8,6 +8,16 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use longshore_mem::{AddrRange, Address, Granule, GuestPhys};
+#[cfg(not(loom))]
+use {
+    crate::words,
+    longshore_mem::FileOffset,
+    longshore_mem::fault::FaultGuard,
+    longshore_sys::mapping::{Access, Mapping},
+    longshore_sys::{file, memfd},
+    std::io,
+    std::os::fd::AsFd,
+};
 
 /// The size of a page in an [`ExternalLog`], fixed by the protocols that have one.
 pub const LOG_PAGE: Granule = Granule::SIZE_4K;
@@ -28,6 +38,8 @@ pub struct ExternalLog<A = GuestPhys> {
     /// Bytes before the first that is a multiple of eight; set one by one, as are those after the
     /// last whole word.
     head_bytes: usize,
+    /// Whether the memory may vanish, so that bits are set by instructions that survive it.
+    is_shrinkable: bool,
     /// Dropped with the log, and not before.
     _keeps: Box<dyn Any + Send + Sync>,
     space: PhantomData<A>,
@@ -38,7 +50,8 @@ unsafe impl<A: Send> Send for ExternalLog<A> {}
 // SAFETY: as above.
 unsafe impl<A: Sync> Sync for ExternalLog<A> {}
 
-/// A write that was to be marked in pages for which an [`ExternalLog`] has no bits.
+/// A write that was to be marked in pages for which an [`ExternalLog`] has no bits, or has them no
+/// longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{len_bytes} bytes written at {at:#x} cannot all be marked: the shared dirty log has bits for \
@@ -75,7 +88,49 @@ impl<A: Address> ExternalLog<A> {
         keeps: impl Any + Send + Sync,
     ) -> Self {
         let head_bytes = (start.addr().get().wrapping_neg() % 8).min(len_bytes);
-        Self { start, len_bytes, head_bytes, _keeps: Box::new(keeps), space: PhantomData }
+        Self {
+            start,
+            len_bytes,
+            head_bytes,
+            is_shrinkable: false,
+            _keeps: Box::new(keeps),
+            space: PhantomData,
+        }
+    }
+
+    /// A log in `len_bytes` bytes of a file from `offset` on, which another process shares.
+    ///
+    /// Unless the file is a memfd sealed against shrinking (`F_SEAL_SHRINK`, as QEMU's is), it may
+    /// become shorter at any moment. Bits are set by instructions that survive that then, while the
+    /// log lives; from where memory is missing on it counts as ended ([`BeyondLog`]).
+    ///
+    /// # Errors
+    /// `InvalidInput` for a log of no bytes; `UnexpectedEof` where the file is shorter; those of
+    /// `mmap(2)`, and of installing a handler of SIGBUS ([`FaultGuard`]).
+    #[cfg(not(loom))]
+    pub fn map_file(of: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<Self> {
+        let end = offset.checked_add(len_bytes).filter(|_| len_bytes > 0);
+        let end = end.ok_or(io::ErrorKind::InvalidInput)?.raw();
+        if file::status(&of)?.version.len_bytes() < end {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // Sealed first and measured then, it stays as long as it was found to be.
+        let is_sealed = memfd::seals(&of).is_ok_and(|seals| seals.shrink)
+            && file::status(&of)?.version.len_bytes() >= end;
+        let guard = if is_sealed { None } else { Some(FaultGuard::install()?) };
+        let page = Granule::new(longshore_sys::page_size_bytes() as u64)
+            .map_err(|_| io::ErrorKind::Unsupported)?;
+        let skip = offset.raw() % page.bytes();
+        let first = FileOffset::new(offset.raw() - skip);
+        let mapping = Mapping::of_file_part(&of, first, skip + len_bytes, page, Access::ReadWrite)?;
+        // SAFETY: the mapping has `skip` bytes and the log behind them.
+        let start = unsafe { mapping.start().add(skip as usize) };
+        let len_bytes = mapping.len_bytes() - skip as usize;
+        let is_shrinkable = guard.is_some();
+        // SAFETY: the mapping stays while it is kept, and is accessed through the log alone; it does
+        // not shrink, or else the guard is kept and bits are set by what survives it.
+        let log = unsafe { Self::from_raw_parts(start, len_bytes, (mapping, guard)) };
+        Ok(Self { is_shrinkable, ..log })
     }
 
     /// How many pages there are bits for.
@@ -106,13 +161,23 @@ impl<A: Address> ExternalLog<A> {
         self.each(at, len_bytes, |bits| self.or(bits))
     }
 
+    /// Whether the memory may vanish, as that of a file that is not sealed against it.
+    pub fn is_shrinkable(&self) -> bool {
+        self.is_shrinkable
+    }
+
     /// Collects marks, so that those of neighbouring pages are set at once.
     pub fn burst(&self) -> Burst<'_, A> {
         Burst { log: self, pending: Bits { base: 0, mask: 0 } }
     }
 
     #[inline]
-    fn each(&self, at: A, len_bytes: u64, mut set: impl FnMut(Bits)) -> Result<(), BeyondLog> {
+    fn each(
+        &self,
+        at: A,
+        len_bytes: u64,
+        mut set: impl FnMut(Bits) -> bool,
+    ) -> Result<(), BeyondLog> {
         let Some(span) = len_bytes.checked_sub(1) else { return Ok(()) };
         let mut page = page_of(at.raw());
         let wanted = page_of(at.raw().saturating_add(span)) + 1;
@@ -120,7 +185,10 @@ impl<A: Address> ExternalLog<A> {
         while page < end {
             let (base, len) = self.unit_of(page);
             let stop = end.min(base + len);
-            set(Bits { base, mask: u64::MAX >> (64 - (stop - page)) << (page - base) });
+            let mask = u64::MAX >> (64 - (stop - page)) << (page - base);
+            if !set(Bits { base, mask }) {
+                return Err(BeyondLog { at: at.raw(), len_bytes, log_pages: base });
+            }
             page = stop;
         }
         if wanted > end { Err(self.beyond(at, len_bytes)) } else { Ok(()) }
@@ -137,14 +205,19 @@ impl<A: Address> ExternalLog<A> {
         }
     }
 
-    /// Sets bits that `each` made.
+    /// Sets bits that `each` made; whether the memory was there.
     #[inline]
-    fn or(&self, bits: Bits) {
+    fn or(&self, bits: Bits) -> bool {
         #[cfg(test)]
         tests::ORS.set(tests::ORS.get() + 1);
         debug_assert!(bits.base < self.pages(), "bits inside of the log");
         // SAFETY: `base` is below `pages`, so its byte is in the log.
         let at = unsafe { self.start.add((bits.base / 8) as usize) };
+        #[cfg(not(loom))]
+        if self.is_shrinkable {
+            // SAFETY: a word or byte of the log; a guard lives as long as that.
+            return unsafe { or_surviving(at.as_ptr(), bits.mask, self.unit_of(bits.base).1) };
+        }
         // Release: whoever takes the bit sees what was written before.
         if self.unit_of(bits.base).1 == 64 {
             // SAFETY: eight bytes inside of the log at a multiple of eight, accessed by atomics only.
@@ -155,6 +228,7 @@ impl<A: Address> ExternalLog<A> {
             let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
             byte.fetch_or(bits.mask as u8, Ordering::Release);
         }
+        true
     }
 
     #[cold]
@@ -191,16 +265,16 @@ impl<A: Address> Burst<'_, A> {
         log.each(at, len_bytes, |bits| {
             if pending.base == bits.base {
                 pending.mask |= bits.mask;
-                return;
+                return true;
             }
-            if pending.mask != 0 {
-                log.or(*pending);
-            }
+            let is_set = pending.mask == 0 || log.or(*pending);
             *pending = bits;
+            is_set
         })
     }
 
-    /// Sets what is pending.
+    /// Sets what is pending. Where the memory of a log has vanished, nothing is set; each
+    /// [`mark`](Self::mark) in another word says so.
     pub fn flush(&mut self) {
         if self.pending.mask != 0 {
             self.log.or(self.pending);
@@ -217,6 +291,36 @@ impl<A: Address> Drop for Burst<'_, A> {
 
 fn page_of(at: u64) -> u64 {
     at >> LOG_PAGE.log2()
+}
+
+/// Sets the bits of `mask` in the word, or byte, with bits for `pages` pages, as a full barrier.
+/// Whether it was there.
+///
+/// # Safety
+/// The memory must be mapped and writable, or a [`FaultGuard`] live, and be accessed by atomics only.
+#[cfg(not(loom))]
+#[cold]
+unsafe fn or_surviving(at: *mut u8, mask: u64, pages: u64) -> bool {
+    /// # Safety
+    /// As above.
+    unsafe fn or<const N: usize>(at: *mut u8, mask: u64) -> Option<u64> {
+        // SAFETY: the caller's promise.
+        let mut word = unsafe { words::load::<N>(at) }?;
+        loop {
+            // SAFETY: the caller's promise.
+            match unsafe { words::compare_exchange::<N>(at, word, word | mask) }? {
+                Ok(before) => return Some(before),
+                Err(now) => word = now,
+            }
+        }
+    }
+    let done = match pages {
+        // SAFETY: the caller's promise.
+        64 => unsafe { or::<8>(at, mask.to_le()) },
+        // SAFETY: the caller's promise.
+        _ => unsafe { or::<1>(at, mask) },
+    };
+    done.is_some()
 }
 
 #[cfg(test)]

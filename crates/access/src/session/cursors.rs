@@ -7,10 +7,11 @@ use longshore_iov::{Cursor, Dest, Error, SegmentSource, Source, copy};
 use longshore_mem::Iova;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
+use super::remote::Noted;
 use super::translate::Place;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
-use crate::region::Partial;
+use crate::region::{Partial, RemoteMemory};
 use crate::tlb::{READ, WRITE};
 
 impl Session {
@@ -55,7 +56,12 @@ impl Session {
                     let mut view = segment.into_view();
                     let part = view.len_bytes().min(part);
                     let Ok(view) = view.subslice_mut(0, part) else { break };
-                    let asked = entered.ask(at, offset, part, &memory, |m| m.read(offset, view));
+                    // A cursor should not have empty segments, and nothing is asked for nothing.
+                    if part == 0 {
+                        break;
+                    }
+                    let read = |m: &dyn RemoteMemory| m.read(offset, view);
+                    let asked = entered.ask(at, offset, part, &memory, Noted::Not, read);
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     dest.advance(moved);
                     done += moved;
@@ -108,10 +114,14 @@ impl Session {
                     let Some(segment) = source.next_segment(part) else { break };
                     let part = segment.len_bytes().min(part);
                     let Ok(view) = segment.view().subslice(0, part) else { break };
-                    let asked = entered.ask(at, offset, part, &memory, |m| m.write(offset, view));
+                    if part == 0 {
+                        break;
+                    }
+                    let write = |m: &dyn RemoteMemory| m.write(offset, view);
+                    let noted = Noted::As(guest_phys);
+                    let asked = entered.ask(at, offset, part, &memory, noted, write);
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     source.advance(moved);
-                    self.space.inner.log_write_outside(at, moved, guest_phys);
                     done += moved;
                     asked.map_err(|stop: Partial| Fault::at(iova, done, stop.reason))?;
                 }

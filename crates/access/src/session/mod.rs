@@ -9,16 +9,17 @@
 //!                        other probes ── walk ── piece by piece: copy, log
 //!                                                      │ remote
 //!                                                      ▼
-//!                                           lease, leave slot, ask, enter slot
+//!                                lease, leave slot (pins become leases), ask, enter slot
 //! ```
 #![expect(unsafe_code, reason = "copies through translated addresses while the slot is entered")]
 
 mod atomics;
 mod cursors;
+mod remote;
 mod transfer;
 mod translate;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -43,6 +44,10 @@ pub(crate) struct Private {
     tlb: Tlb,
     /// The extents of pins, so that a pin allocates nothing.
     pub(crate) arena: RefCell<Vec<Extent>>,
+    /// The leases that the first of these extents have, because the slot was left meanwhile.
+    pub(crate) leased: RefCell<Vec<u64>>,
+    /// Scopes whose translations nobody knows, so that the slot cannot be left within.
+    untold: Cell<u32>,
 }
 
 // SAFETY: the addresses in it may be used in any thread; it is used by one session at a time.
@@ -82,6 +87,8 @@ impl Session {
             path: Path::active(),
             tlb: Tlb::new(),
             arena: RefCell::default(),
+            leased: RefCell::default(),
+            untold: Cell::new(0),
         };
         Self { slot: grace.claim(thread_token(), make), space: space.clone() }
     }
@@ -116,7 +123,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Fault`].
-    #[inline]
+    // A call would cost as much as the access.
+    #[inline(always)]
     pub fn read_obj<T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
         match size_of::<T>() {
             1 => self.read_word::<1, T>(iova),
@@ -137,7 +145,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Fault`].
-    #[inline]
+    // A call would cost as much as the access.
+    #[inline(always)]
     pub fn write_obj<T: Plain>(&self, iova: Iova, value: T) -> Result<(), Fault> {
         match size_of::<T>() {
             1 => self.write_word::<1, T>(iova, &value),
@@ -301,7 +310,7 @@ impl Session {
     pub(crate) fn enter(&self) -> Entered<'_> {
         let private = self.private();
         private.seen.enter(self.slot(), || private.tlb.clear());
-        Entered { session: self, is_nested: false }
+        Entered { session: self, scope: None }
     }
 }
 
@@ -322,45 +331,49 @@ impl fmt::Debug for Session {
 /// The slot, entered: translations may be used while it lives.
 pub(crate) struct Entered<'s> {
     session: &'s Session,
-    is_nested: bool,
+    scope: Option<Scope>,
+}
+
+/// A scope in which the caller's code may run. Its accesses go the long way, and do not leave the
+/// slot where somebody uses what was translated in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// A pin: what it uses is in [`Private::arena`], and can be leased instead.
+    Pin,
+    /// Any other.
+    Untold,
 }
 
 impl<'s> Entered<'s> {
-    /// The same, in which the caller's code may run: its accesses must not leave the slot. Within,
-    /// they all go the long way.
-    pub(crate) fn nest(mut self) -> Self {
-        self.seen().open();
-        self.is_nested = true;
+    /// The same, with the caller's code running within.
+    pub(crate) fn nest(self) -> Self {
+        self.nest_as(Scope::Untold)
+    }
+
+    pub(crate) fn nest_as(mut self, scope: Scope) -> Self {
+        self.open(scope);
+        self.scope = Some(scope);
         self
     }
 
-    /// Runs `work` with the slot left, unless there is a pin around it.
-    fn outside<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        /// Goes back in, also when `work` panics.
-        struct Return<'e, 's>(&'e Entered<'s>);
-        impl Drop for Return<'_, '_> {
-            fn drop(&mut self) {
-                std::mem::forget(self.0.session.enter());
-                if self.0.is_nested {
-                    self.0.seen().open();
-                }
-            }
+    fn open(&self, scope: Scope) {
+        let private = self.session.private();
+        private.seen.open();
+        if scope == Scope::Untold {
+            private.untold.set(private.untold.get() + 1);
         }
-        self.leave();
-        let _return = Return(self);
-        work()
-    }
-
-    fn seen(&self) -> &'s Seen {
-        &self.session.private().seen
     }
 
     #[inline]
     fn leave(&self) {
-        if self.is_nested {
-            self.seen().close();
+        let private = self.session.private();
+        if let Some(scope) = self.scope {
+            if scope == Scope::Untold {
+                private.untold.set(private.untold.get() - 1);
+            }
+            private.seen.close(self.session.slot());
         }
-        self.seen().leave(self.session.slot());
+        private.seen.leave(self.session.slot());
     }
 }
 

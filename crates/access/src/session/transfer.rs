@@ -2,18 +2,16 @@
 #![expect(unsafe_code, reason = "copies through translated addresses while the slot is entered")]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use longshore_mem::Iova;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::with_path;
 
+use super::remote::Noted;
 use super::translate::Place;
-use super::{Entered, Session, last_of};
+use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
-use crate::lease::Revoke;
 use crate::region::{Partial, RemoteMemory};
-use crate::space::thread_token;
 use crate::tlb::{CLEAN, READ, WRITE};
 use crate::words;
 
@@ -172,13 +170,10 @@ impl Session {
                     part
                 }
                 Place::Remote { memory, offset, guest_phys, len: part } => {
-                    let asked = entered.ask(at, offset, part, &memory, |memory| {
+                    let noted = if want == WRITE { Noted::As(guest_phys) } else { Noted::Not };
+                    let asked = entered.ask(at, offset, part, &memory, noted, |memory| {
                         remote(memory, offset, done, part)
                     });
-                    let moved_bytes = asked.map_or_else(|stop| stop.done, |()| part);
-                    if want == WRITE {
-                        self.space.inner.log_write_outside(at, moved_bytes, guest_phys);
-                    }
                     asked.map_err(|stop| Fault::at(iova, done + stop.done, stop.reason))?;
                     part
                 }
@@ -186,44 +181,5 @@ impl Session {
             done += part;
         }
         Ok(())
-    }
-}
-
-impl Entered<'_> {
-    /// Calls a remote region with the slot left, as a lease of `len` bytes from `iova` that whoever
-    /// unmaps them cancels.
-    pub(super) fn ask<R>(
-        &mut self,
-        iova: u64,
-        offset: u64,
-        len: usize,
-        memory: &Arc<dyn RemoteMemory>,
-        call: impl FnOnce(&dyn RemoteMemory) -> Result<R, Partial>,
-    ) -> Result<R, Partial> {
-        /// Ends the lease, also when the call panics.
-        struct Listed<'l>(&'l crate::lease::Leases, Option<u64>);
-        impl Listed<'_> {
-            fn end(&mut self) -> bool {
-                self.1.take().is_some_and(|id| self.0.unregister(id))
-            }
-        }
-        impl Drop for Listed<'_> {
-            fn drop(&mut self) {
-                self.end();
-            }
-        }
-        let leases = &self.session.space.inner.leases;
-        let revoke = Revoke::Cancel(Arc::clone(memory), offset..offset + len as u64);
-        let last = iova + (len as u64 - 1);
-        let id = leases.register(iova, last, thread_token(), revoke);
-        let mut listed = Listed(leases, Some(id));
-        self.outside(|| {
-            let outcome = call(&**memory);
-            let was_revoked = listed.end();
-            outcome.map_err(|stop| {
-                let reason = if was_revoked { Reason::Revoked } else { stop.reason };
-                Partial { done: stop.done.min(len), reason }
-            })
-        })
     }
 }

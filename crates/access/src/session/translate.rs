@@ -116,19 +116,26 @@ impl Session {
                 Memory::Remote(memory) => {
                     let offset = run.bus - attached.bus + (iova - run.first);
                     let start = attached.region.guest_phys();
+                    // Each leaf has a dirty bit of its own.
+                    let len = if want & WRITE != 0 && format.dirty_test().is_some() {
+                        (run.first + run.len - iova).min(len as u64) as usize
+                    } else {
+                        leaf.adjacent(&inner.table, iova, len)
+                    };
                     return Ok(Place::Remote {
                         memory: Arc::clone(memory),
                         offset,
                         guest_phys: start.and_then(|start| start.checked_add(offset)),
-                        len: leaf.adjacent(&inner.table, iova, len),
+                        len,
                     });
                 }
             }
         }
         // Miri wants to know of which allocation a host address is, and two may be adjacent.
         let may_merge = !cfg!(miri) && leaf.size_log2 == PAGE_LOG2;
-        // And an extent is as dirty as each page of it.
-        let may_merge = may_merge && (inner.table.format().dirty_test().is_none() || !is_silent);
+        // And an extent is as dirty as each page of it: what is found by a write has set one bit.
+        let is_alike = !is_silent && want & WRITE == 0;
+        let may_merge = may_merge && (inner.table.format().dirty_test().is_none() || is_alike);
         if may_merge && self.private().tlb.was_in_window(iova) {
             let merged = leaf.merged(&inner.table);
             host = host.wrapping_sub((run.first - merged.first) as usize);

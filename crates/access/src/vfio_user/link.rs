@@ -9,18 +9,15 @@
 //!        requests ◄──┴──► replies, by the id of the message
 //! ```
 //!
-//! Whoever waits for something reads the socket if nobody does, files what comes, and wakes the
-//! others. So a reply comes through while the server's thread is busy with a command, and a command
-//! is not lost while that thread itself waits for a reply.
+//! Who reads, and who waits, is settled in `mailbox.rs`.
 
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -30,6 +27,7 @@ use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use super::Refusal;
 use super::interrupts::Interrupts;
+use super::mailbox::{Came, Letter, Mailbox, NothingCame};
 use super::negotiation::Limits;
 use super::receiver::{Message, Received, Receiver};
 use super::stop::Stop;
@@ -37,11 +35,6 @@ use super::wire::{Command, DmaAccess, Header};
 
 /// A client takes this long to answer or to take what is sent, at most.
 pub const REPLY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-
-/// Commands of the client that wait while a reply is waited for.
-const QUEUED_REQUESTS_MAX: usize = 64;
-/// What this end asked and has not been answered, also what nobody waits for any more.
-const PENDING_MAX: usize = 1024;
 
 /// The way from a device to its client: its memory that has no descriptor, and its interrupts.
 ///
@@ -56,41 +49,12 @@ struct Shared {
     waker: OwnedFd,
     stop: Stop,
     sending: Mutex<()>,
-    inbox: Mutex<Inbox>,
-    arrived: Condvar,
-    /// Locked only by who has set `inbox.is_read`.
+    mailbox: Mailbox<Message, Ended>,
+    /// Locked only by who reads for the mailbox.
     receiver: Mutex<Receiver>,
     server_thread: ThreadId,
     reply_timeout: Duration,
     interrupts: Interrupts,
-}
-
-#[derive(Default)]
-struct Inbox {
-    is_read: bool,
-    requests: VecDeque<Message>,
-    requests_held_bytes: usize,
-    pending: HashMap<u16, Pending>,
-    next_id: u16,
-    /// How much the client takes in one message; nothing before it said so.
-    transfer_bytes_max: u32,
-    requests_bytes_max: usize,
-    stray_replies_count: u64,
-    ended: Option<Ended>,
-}
-
-/// Something asked of the client.
-enum Pending {
-    Asked {
-        range: Range<u64>,
-    },
-    Answered(Message),
-    /// Who asked is told that it may not wait any longer.
-    Cancelled {
-        is_answered: bool,
-    },
-    /// Nobody waits any more; the id is free when the reply comes.
-    Abandoned,
 }
 
 /// Why a connection ended.
@@ -162,14 +126,12 @@ impl Link {
         stop: Stop,
         interrupts: Interrupts,
     ) -> io::Result<Self> {
-        let inbox = Inbox { requests_bytes_max: 2 * message_bytes_max, ..Inbox::default() };
         Ok(Self(Arc::new(Shared {
             stream,
             waker: event_fd::create()?,
             stop,
             sending: Mutex::new(()),
-            inbox: Mutex::new(inbox),
-            arrived: Condvar::new(),
+            mailbox: Mailbox::new(2 * message_bytes_max),
             receiver: Mutex::new(receiver),
             server_thread: thread::current().id(),
             reply_timeout,
@@ -227,18 +189,7 @@ impl Link {
     /// Ends every read and write of the client's memory that waits for an answer about any of
     /// `range`. Each fails with [`AccessFailure::Cancelled`]; how many there were.
     pub fn cancel(&self, range: &Range<u64>) -> usize {
-        let mut inbox = self.inbox();
-        let mut cancelled = 0;
-        for pending in inbox.pending.values_mut() {
-            if let Pending::Asked { range: asked } = pending
-                && asked.start < range.end
-                && range.start < asked.end
-            {
-                *pending = Pending::Cancelled { is_answered: false };
-                cancelled += 1;
-            }
-        }
-        drop(inbox);
+        let cancelled = self.0.mailbox.inbox().cancel(range);
         if cancelled > 0 {
             self.wake();
         }
@@ -247,7 +198,7 @@ impl Link {
 
     /// Whether the client is still there, as far as is known.
     pub fn is_connected(&self) -> bool {
-        self.inbox().ended.is_none()
+        self.0.mailbox.inbox().ended.is_none()
     }
 
     fn access(
@@ -261,7 +212,7 @@ impl Link {
         if iova.checked_add(len_bytes as u64).is_none() {
             return failed(0, AccessFailure::Refused(Refusal::FAULT));
         }
-        let transfer_bytes_max = self.inbox().transfer_bytes_max as usize;
+        let transfer_bytes_max = self.0.mailbox.inbox().transfer_bytes_max as usize;
         if transfer_bytes_max == 0 {
             return failed(0, AccessFailure::Disconnected);
         }
@@ -281,98 +232,52 @@ impl Link {
         let deadline = Instant::now() + self.0.reply_timeout;
         let range = asked.iova..asked.iova.saturating_add(asked.count);
         let id = {
-            let mut inbox = self.inbox();
+            let mut inbox = self.0.mailbox.inbox();
             if inbox.ended.is_some() {
                 return Err(AccessFailure::Disconnected);
             }
-            inbox.enter(Pending::Asked { range }).ok_or(AccessFailure::Flooded)?
+            inbox.enter(range).ok_or(AccessFailure::Flooded)?
         };
         let header = Header::command(id, command, payload.len()).encode();
         if self.send(&[&header[..], &payload].concat(), &[]).is_err() {
-            self.inbox().pending.remove(&id);
+            self.0.mailbox.inbox().forget(id);
             return Err(AccessFailure::Disconnected);
         }
-        let waited = self.pump(Some(deadline), |inbox| match inbox.pending.get(&id) {
-            Some(Pending::Asked { .. }) => None,
-            Some(Pending::Cancelled { .. }) => Some(inbox.abandon(id)),
-            _ => Some(inbox.pending.remove(&id)),
-        });
-        match waited {
-            Ok(Some(Pending::Answered(reply))) => match reply.header.error() {
+        let makes_room = thread::current().id() == self.0.server_thread;
+        let read = || self.came(Some(deadline));
+        match self.0.mailbox.answer(id, Some(deadline), makes_room, read) {
+            Ok(Some(reply)) => match reply.header.error() {
                 None if reply.header.command == command.number() && !reply.is_too_long => Ok(reply),
                 None => Err(AccessFailure::Refused(Refusal::INVALID)),
                 Some(0) => Err(AccessFailure::Refused(Refusal::IO)),
                 Some(errno) => Err(AccessFailure::Refused(Refusal::from_errno(errno))),
             },
-            Ok(_) => Err(AccessFailure::Cancelled),
-            Err(why) => {
-                self.inbox().abandon(id);
-                Err(match why {
-                    NothingCame::TimedOut => AccessFailure::TimedOut,
-                    NothingCame::Ended => AccessFailure::Disconnected,
-                    NothingCame::Flooded => AccessFailure::Flooded,
-                })
-            }
+            Ok(None) => Err(AccessFailure::Cancelled),
+            Err(NothingCame::TimedOut) => Err(AccessFailure::TimedOut),
+            Err(NothingCame::Ended) => Err(AccessFailure::Disconnected),
+            Err(NothingCame::Flooded) => Err(AccessFailure::Flooded),
         }
     }
 
-    /// The next command of the client, in the order in which they came.
+    /// The next command of the client, in the order in which they came. Called by the server's
+    /// thread.
     pub(super) fn next_request(&self) -> Result<Message, Ended> {
-        let came = self.pump(None, |inbox| {
-            let request = inbox.requests.pop_front()?;
-            inbox.requests_held_bytes -= request.held_bytes();
-            Some(request)
-        });
-        if let Ok(request) = came {
-            // There is room for another one now.
-            self.0.arrived.notify_all();
-            return Ok(request);
-        }
-        Err(self.inbox().ended.clone().unwrap_or(Ended::Stopped))
+        let mailbox = &self.0.mailbox;
+        let came = mailbox.request(|| self.came(None));
+        came.map_err(|_| mailbox.inbox().ended.clone().unwrap_or(Ended::Stopped))
     }
 
-    /// Waits until `check` finds what it looks for, and reads the socket as long as nobody does.
-    fn pump<T>(
-        &self,
-        deadline: Option<Instant>,
-        mut check: impl FnMut(&mut Inbox) -> Option<T>,
-    ) -> Result<T, NothingCame> {
-        let shared = &*self.0;
-        let mut inbox = self.inbox();
-        loop {
-            if let Some(found) = check(&mut inbox) {
-                return Ok(found);
-            }
-            if inbox.ended.is_some() {
-                return Err(NothingCame::Ended);
-            }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Err(NothingCame::TimedOut);
-            }
-            if inbox.is_full() && thread::current().id() == shared.server_thread {
-                // Only this thread could make room.
-                return Err(NothingCame::Flooded);
-            }
-            if inbox.is_read || inbox.is_full() {
-                let arrived = &shared.arrived;
-                inbox = match left {
-                    None => arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner),
-                    Some(left) => {
-                        let waited = arrived.wait_timeout(inbox, left);
-                        waited.unwrap_or_else(PoisonError::into_inner).0
-                    }
-                };
-                continue;
-            }
-            inbox.is_read = true;
-            drop(inbox);
-            let received = self.receive(deadline);
-            inbox = self.inbox();
-            inbox.is_read = false;
-            inbox.file(received);
-            shared.arrived.notify_all();
-        }
+    /// Reads the socket.
+    fn came(&self, deadline: Option<Instant>) -> Came<Message, Ended> {
+        Came::End(match self.receive(deadline) {
+            Ok(Received::Message(message)) => return Came::Message(message),
+            Ok(Received::Interrupted) => return Came::Nothing,
+            Ok(Received::Closed { in_message: false }) => Ended::ClosedByClient,
+            Ok(Received::Closed { in_message: true }) => Ended::ClosedInMessage,
+            Ok(Received::Garbled(header)) => Ended::Garbled(header),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ended::Stopped,
+            Err(error) => Ended::Failed(error.kind()),
+        })
     }
 
     fn receive(&self, deadline: Option<Instant>) -> io::Result<Received> {
@@ -394,7 +299,7 @@ impl Link {
     /// Sends a whole message. A message that cannot be sent whole ends the connection.
     pub(super) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Ended> {
         let _one_at_a_time = self.0.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ended) = &self.inbox().ended {
+        if let Some(ended) = &self.0.mailbox.inbox().ended {
             return Err(ended.clone());
         }
         let sent = self.send_all(bytes, files);
@@ -437,12 +342,12 @@ impl Link {
     /// Says how much the client takes; before, nothing is sent to it that it was not asked.
     pub(super) fn settle(&self, client: &Limits, ours: &Limits) {
         let transfer_bytes_max = client.transfer_bytes_max.min(ours.transfer_bytes_max);
-        self.inbox().transfer_bytes_max = transfer_bytes_max;
+        self.0.mailbox.inbox().transfer_bytes_max = transfer_bytes_max;
     }
 
     /// Ends the connection, unless it has ended: nobody waits for the client any longer.
     pub(super) fn end(&self, why: Ended) {
-        self.inbox().ended.get_or_insert(why);
+        self.0.mailbox.inbox().ended.get_or_insert(why);
         // It may be closed already.
         let _ = self.0.stream.shutdown(Shutdown::Both);
         self.wake();
@@ -450,92 +355,32 @@ impl Link {
 
     /// Answers of the client to nothing that it was asked.
     pub(super) fn stray_replies_count(&self) -> u64 {
-        self.inbox().stray_replies_count
+        self.0.mailbox.inbox().stray_replies_count
     }
 
     fn wake(&self) {
         // It cannot be full in a way that matters, and there is no other way for it to fail.
         let _ = event_fd::signal(&self.0.waker);
-        self.0.arrived.notify_all();
+        self.0.mailbox.notify();
     }
 
     fn events(&self) -> [BorrowedFd<'_>; 2] {
         [self.0.waker.as_fd(), self.0.stop.as_fd()]
     }
-
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        // Nothing here panics between two changes that belong together.
-        self.0.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("ended", &self.inbox().ended).finish_non_exhaustive()
+        f.debug_struct("Link").field("ended", &self.0.mailbox.inbox().ended).finish_non_exhaustive()
     }
 }
 
-enum NothingCame {
-    TimedOut,
-    Ended,
-    Flooded,
-}
-
-impl Inbox {
-    fn is_full(&self) -> bool {
-        self.requests.len() >= QUEUED_REQUESTS_MAX
-            || self.requests_held_bytes >= self.requests_bytes_max
+impl Letter for Message {
+    fn reply_to(&self) -> Option<u16> {
+        self.is_reply().then_some(self.header.id)
     }
 
-    /// Enters what is asked, under an id that no other has.
-    fn enter(&mut self, pending: Pending) -> Option<u16> {
-        if self.pending.len() >= PENDING_MAX {
-            return None;
-        }
-        while self.pending.contains_key(&self.next_id) {
-            self.next_id = self.next_id.wrapping_add(1);
-        }
-        let id = self.next_id;
-        self.next_id = id.wrapping_add(1);
-        self.pending.insert(id, pending);
-        Some(id)
-    }
-
-    /// Nobody waits for `id` any longer; what is known of it. It is not used again before the
-    /// client has answered.
-    fn abandon(&mut self, id: u16) -> Option<Pending> {
-        let pending = self.pending.remove(&id);
-        if let Some(Pending::Asked { .. } | Pending::Cancelled { is_answered: false }) = pending {
-            self.pending.insert(id, Pending::Abandoned);
-        }
-        pending
-    }
-
-    fn file(&mut self, received: io::Result<Received>) {
-        let ended = match received {
-            Ok(Received::Message(message)) if message.is_reply() => {
-                let id = message.header.id;
-                match self.pending.get_mut(&id) {
-                    Some(pending @ Pending::Asked { .. }) => *pending = Pending::Answered(message),
-                    // Who was cancelled takes the entry away itself.
-                    Some(Pending::Cancelled { is_answered }) => *is_answered = true,
-                    Some(Pending::Abandoned) => drop(self.pending.remove(&id)),
-                    Some(Pending::Answered(_)) | None => self.stray_replies_count += 1,
-                }
-                return;
-            }
-            Ok(Received::Message(message)) => {
-                self.requests_held_bytes += message.held_bytes();
-                self.requests.push_back(message);
-                return;
-            }
-            Ok(Received::Interrupted) => return,
-            Ok(Received::Closed { in_message: false }) => Ended::ClosedByClient,
-            Ok(Received::Closed { in_message: true }) => Ended::ClosedInMessage,
-            Ok(Received::Garbled(header)) => Ended::Garbled(header),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ended::Stopped,
-            Err(error) => Ended::Failed(error.kind()),
-        };
-        self.ended.get_or_insert(ended);
+    fn held_bytes(&self) -> usize {
+        Self::held_bytes(self)
     }
 }

@@ -113,6 +113,7 @@ pub mod dma;
 mod features;
 pub mod interrupts;
 pub mod link;
+mod mailbox;
 pub mod migration;
 pub mod negotiation;
 pub mod pci;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use longshore_mem::{AddrRange, Granule, Iova};
-use longshore_pagetable::format::Format;
 
 use super::Refusal;
 use super::dma::DirtyLog;
@@ -34,7 +33,7 @@ impl SpaceLog {
     /// All addresses from the lowest of `ranges` to the highest, as far as the space translates
     /// them; all that it translates, where there are none.
     fn hull(&self, ranges: &[AddrRange<Iova>]) -> Result<AddrRange<Iova>, Refusal> {
-        let input_bits = self.space.table().format().geometry().input_bits();
+        let input_bits = self.space.input_bits();
         let last_of_space = u64::MAX >> (64 - input_bits.clamp(1, 64));
         let starts = ranges.iter().map(|range| range.start().raw());
         let lasts = ranges.iter().filter_map(|range| Some(range.last()?.raw()));

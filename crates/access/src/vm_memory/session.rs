@@ -64,6 +64,10 @@ impl Session {
     /// Each access is translated by itself, with the permissions of the mapping it meets. What `work`
     /// reached stays until it returns, as in a [`pin`](Self::pin): whoever unmaps it waits. So keep
     /// it short, as one run of a queue. Scopes and pins nest. It allocates nothing.
+    ///
+    /// Unlike in a pin, nobody knows what was reached: a call to a remote region within `work`, by the
+    /// session's own methods, is cancelled by whoever must wait for the scope, and ends in
+    /// [`Reason::Revoked`].
     pub fn guest_memory<R>(&self, work: impl for<'p> FnOnce(&SessionMemory<'p>) -> R) -> R {
         let _entered = self.enter().nest();
         work(&SessionMemory { session: self })

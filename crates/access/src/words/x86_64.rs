@@ -169,6 +169,21 @@ pub(super) unsafe fn copy_middle(
             out("rdx") cause,
             out("xmm0") _,
             out("xmm1") _,
+            // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+            out("xmm2") _,
+            out("xmm3") _,
+            out("xmm4") _,
+            out("xmm5") _,
+            out("xmm6") _,
+            out("xmm7") _,
+            out("xmm8") _,
+            out("xmm9") _,
+            out("xmm10") _,
+            out("xmm11") _,
+            out("xmm12") _,
+            out("xmm13") _,
+            out("xmm14") _,
+            out("xmm15") _,
             options(nostack),
         );
     }

@@ -8,9 +8,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use longshore_access::vfio_user::client::{Client, ClientError, Memory, NoMemory};
-use longshore_access::vfio_user::wire::{Command, DmaMap, DmaUnmap, Feature, Request, feature};
+use longshore_access::vfio_user::wire::{
+    Command, DmaMap, DmaUnmap, Feature, Header, Request, feature,
+};
 use longshore_access::vfio_user::{Ended, Link, Served, Server, SpaceDma};
-use longshore_access::{Reason, Space};
+use longshore_access::{ReadWrite, Reason, Space};
 use longshore_mem::Iova;
 use longshore_sys::memfd::{self, Backing};
 
@@ -236,6 +238,51 @@ fn unmapping_does_not_wait_for_a_client_that_does_not_answer() {
     setup.client.ask(&Request::DmaUnmap(unmap), &[]).unwrap();
     let fault = device.join().unwrap().unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::Revoked));
+}
+
+/// The same with memory pinned around the question: taking back something else is nobody's business,
+/// what is asked for ends the question, and what is pinned does too, and then is waited for.
+#[test]
+fn nor_where_memory_is_pinned_around_the_question() {
+    for (taken, is_revoked) in [(0x3000, false), (0x1000, true), (0x2000, true)] {
+        let mut setup = Setup::new(NoMemory);
+        let file = memory("pinned", 0x2000);
+        setup.client.dma_map(0x1000, 0x1000, None, true).unwrap();
+        setup.client.dma_map(0x2000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
+        setup.client.dma_map(0x3000, 0x1000, Some((file.as_fd(), 0x1000)), true).unwrap();
+        let space = setup.space.clone();
+        let device = thread::spawn(move || {
+            let session = space.session();
+            let pinned = session.pin(Iova::new(0x2100), 8, ReadWrite, |view| {
+                let read = session.read(Iova::new(0x1100), &mut [0; 8]);
+                view.write(0, b"finished").unwrap();
+                read
+            });
+            pinned.unwrap()
+        });
+        let mut stream = setup.stream.try_clone().unwrap();
+        let mut asked = [0; 32];
+        std::io::Read::read_exact(&mut stream, &mut asked).unwrap();
+        assert_eq!(asked[2..4], Command::DmaRead.number().to_ne_bytes());
+        let unmap = DmaUnmap { argsz: 24, flags: 0, iova: taken, len_bytes: 0x1000 };
+        setup.client.ask(&Request::DmaUnmap(unmap), &[]).unwrap();
+        if taken == 0x2000 {
+            assert_eq!(content(&file, 0x100, 8), b"finished", "it was waited for");
+        }
+        assert_eq!(setup.space.session().read(Iova::new(taken), &mut [0]).unwrap_err().done, 0);
+        let mut reason = Reason::Revoked;
+        if !is_revoked {
+            // It still waits, for a refusal.
+            assert!(!device.is_finished());
+            let refusal = Header::decode(asked[..16].try_into().unwrap()).error_reply(14);
+            std::io::Write::write_all(&mut stream, &refusal.encode()).unwrap();
+            reason = Reason::Permission;
+        }
+        let fault = device.join().unwrap().unwrap_err();
+        assert_eq!((fault.done, fault.reason), (0, reason));
+        drop(stream);
+        assert_eq!(setup.hang_up().0.maps_left_count, 0);
+    }
 }
 
 #[test]

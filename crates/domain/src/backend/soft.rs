@@ -3,7 +3,7 @@
 
 use longshore_access::{Space, SpaceConfig};
 use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
-use longshore_pagetable::{Format, Prot};
+use longshore_pagetable::Prot;
 
 use super::{Backend, BackendError, Limits, Piece};
 
@@ -42,7 +42,7 @@ impl Soft {
 // check permissions; the safe door is closed, so nobody else maps or unmaps without a promise.
 unsafe impl Backend for Soft {
     fn limits(&self) -> Limits {
-        let bits = self.space.table().format().geometry().input_bits();
+        let bits = self.space.input_bits();
         let usable = AddrRange::new(Iova::new(0), 1 << bits).expect("57 bits at most");
         Limits {
             granule: Granule::SIZE_4K,
@@ -63,11 +63,7 @@ unsafe impl Backend for Soft {
             // SAFETY: mapped by `map` above, and the caller has the addresses for itself.
             return Ok(unsafe { self.space.unmap_raw(range.start(), range.len_bytes()) }?);
         }
-        let mut batch = self.space.batch();
-        for range in ranges {
-            // SAFETY: the same; and nothing is given back before the batch is finished.
-            unsafe { batch.unmap_raw(range.start(), range.len_bytes()) }?;
-        }
-        Ok(batch.finish()?)
+        // SAFETY: the same, of each.
+        Ok(unsafe { self.space.unmap_raw_each(ranges) }?)
     }
 }

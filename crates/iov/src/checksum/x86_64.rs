@@ -335,6 +335,9 @@ macro_rules! avx2_block {
                     out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
                     out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
                     out("ymm8") _, out("ymm9") _,
+                    // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+                    out("ymm10") _, out("ymm11") _, out("ymm12") _, out("ymm13") _,
+                    out("ymm14") _, out("ymm15") _,
                     options(nostack),
                 );
             }

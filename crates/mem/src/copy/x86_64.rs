@@ -261,6 +261,10 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
             out("rdx") cause,
             out("r8") _,
             out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
             options(nostack),
         );
     }
@@ -363,6 +367,10 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             out("rdx") cause,
             out("r8") _, out("r9") _,
             out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("k1") _,
+            // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+            out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
+            out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
+            out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
             options(nostack),
         );
     }

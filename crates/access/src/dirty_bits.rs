@@ -1,0 +1,151 @@
+//! Dirty bits in the page tables: read, cleared, and not lost by unmapping.
+//!
+//! A session sets the bit of a page before it writes there. A lease does so when it is made, and then
+//! writes for as long as it likes; so whoever clears bits sets those again of what a live lease
+//! writes, and the next one to look finds them.
+
+use longshore_mem::{AddrRange, Iova};
+use longshore_pagetable::{Error as TableError, Format, TlbGather};
+
+use crate::error::Error;
+use crate::lease::Written;
+use crate::region::PAGE_BYTES;
+use crate::space::Space;
+
+impl Space {
+    /// Tells `visit` of each page or block that maps any of `len_bytes` from `iova` and was written
+    /// since it was mapped or its dirty bit was cleared; `clear` clears the bits, and nothing is lost
+    /// by that. What a live lease may write is told of each time. What was unmapped is not told of:
+    /// [`unmap_dirty`](Self::unmap_dirty) does.
+    ///
+    /// # Errors
+    /// [`Error::Table`], where the space has no [`dirty_bits`](crate::SpaceConfig::dirty_bits);
+    /// [`Error::PinnedByCaller`].
+    pub fn read_dirty(
+        &self,
+        iova: Iova,
+        len_bytes: u64,
+        clear: bool,
+        visit: impl FnMut(AddrRange<Iova>),
+    ) -> Result<(), Error> {
+        let operation = "reading dirty bits of";
+        self.inner.check_waits(operation)?;
+        let (mut gather, mut found) = (TlbGather::new(), Vec::new());
+        let session = self.session();
+        // In a slot as any walker, so that no table is freed and used again under it.
+        let entered = session.enter();
+        let read = self.inner.table.read_dirty(iova, len_bytes, clear, &mut gather, |pages| {
+            found.push(pages);
+        });
+        drop(entered);
+        session.park();
+        read.map_err(|source| Error::Table { operation, iova, len_bytes, source })?;
+        // What is written until then counts as read now.
+        self.inner.finish(gather, &[]);
+        if clear {
+            let range = (iova.raw(), iova.raw() + (len_bytes - 1));
+            for part in written_in(&self.inner.leases.written(), &[range]) {
+                session.set_dirty(part.start(), part.len_bytes());
+            }
+        }
+        found.into_iter().for_each(visit);
+        Ok(())
+    }
+
+    /// Unmaps as [`unmap`](Self::unmap), and then tells `visit` of the pages that were written since
+    /// they were mapped or their dirty bits were cleared, in ascending runs. Blocks are told of whole,
+    /// and what was leased to be written as far as it was.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap); and [`Error::Table`] where the space has no
+    /// [`dirty_bits`](crate::SpaceConfig::dirty_bits). Nothing has changed then.
+    pub fn unmap_dirty(
+        &self,
+        iova: Iova,
+        len_bytes: u64,
+        visit: impl FnMut(AddrRange<Iova>),
+    ) -> Result<(), Error> {
+        let mut batch = self.batch();
+        batch.unmap_dirty(iova, len_bytes)?;
+        batch.finish_dirty(visit)
+    }
+
+    /// That there are dirty bits.
+    pub(crate) fn check_dirty_bits(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        if self.inner.table.format().dirty_test().is_some() {
+            return Ok(());
+        }
+        let (operation, source) = ("unmapping", TableError::NoDirtyTracking);
+        Err(Error::Table { operation, iova, len_bytes, source })
+    }
+}
+
+/// What is written of some ranges, in whole pages.
+pub(crate) fn written_in<W: AsRef<[Written]>>(
+    leases: &[W],
+    ranges: &[(u64, u64)],
+) -> Vec<AddrRange<Iova>> {
+    let mut parts = Vec::new();
+    for written in leases.iter().flat_map(AsRef::as_ref).filter(|written| written.len != 0) {
+        let below = PAGE_BYTES - 1;
+        let first = written.iova & !below;
+        let last = (written.iova + (written.len as u64 - 1)) | below;
+        for (low, high) in ranges {
+            let (first, last) = (first.max(*low), last.min(*high));
+            // All of it is mapped, so it does not end with the address space.
+            let len_bytes = last.checked_sub(first).and_then(|span| span.checked_add(1));
+            let part = len_bytes.and_then(|len| AddrRange::new(Iova::new(first), len).ok());
+            parts.extend(part);
+        }
+    }
+    parts
+}
+
+/// The same addresses, in order and without any twice.
+pub(crate) fn runs_of(mut ranges: Vec<AddrRange<Iova>>) -> impl Iterator<Item = AddrRange<Iova>> {
+    ranges.sort_by_key(|range| range.start());
+    let mut ranges = ranges.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let mut run = ranges.next()?;
+        while let Some(next) = ranges.peek() {
+            let (Some(distance), Some(last)) =
+                (next.start().checked_offset_from(run.start()), next.last())
+            else {
+                break;
+            };
+            if distance > run.len_bytes() {
+                break;
+            }
+            let end = last.raw().max(run.start().raw() + (run.len_bytes() - 1));
+            run = AddrRange::new(run.start(), end - run.start().raw() + 1).ok()?;
+            ranges.next();
+        }
+        Some(run)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(first: u64, last: u64) -> AddrRange<Iova> {
+        AddrRange::new(Iova::new(first), last - first + 1).unwrap()
+    }
+
+    #[test]
+    fn runs_have_each_page_once() {
+        let ranges = [(8, 9), (1, 1), (3, 6), (2, 2), (4, 5), (9, 12), (14, 14)];
+        let runs: Vec<_> = runs_of(ranges.map(|(low, high)| range(low, high)).into()).collect();
+        assert_eq!(runs, [range(1, 6), range(8, 12), range(14, 14)]);
+        assert_eq!(runs_of(Vec::new()).count(), 0);
+    }
+
+    #[test]
+    fn what_is_written_is_told_by_pages_and_where_it_was_asked_for() {
+        let written = |iova, len| Written { iova, len, guest_phys: None };
+        let leases =
+            [vec![written(0x1ff0, 0x20), written(0x9000, 0)], vec![written(0x5000, 0x3000)]];
+        let parts = written_in(&leases, &[(0x2000, 0x6fff), (0x7000, 0x7fff)]);
+        assert_eq!(parts, [range(0x2000, 0x2fff), range(0x5000, 0x6fff), range(0x7000, 0x7fff)]);
+    }
+}

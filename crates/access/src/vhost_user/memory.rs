@@ -1,0 +1,473 @@
+//! The memory table, the IOTLB and the dirty log of a front-end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use longshore_mem::{AddrRange, FileOffset, GuestPhys, Iova};
+use longshore_pagetable::Prot;
+
+use crate::dirty::{BeyondLog, ExternalLog, Log};
+use crate::{Error, Logs, MapAccess, Region, Space};
+
+/// How many regions a memory table may have: as many as the message holds.
+pub const REGIONS_MAX: usize = 8;
+
+/// How many translations are kept. One more, and all are forgotten, which an IOTLB may do at any
+/// time. As many pages of 4 KiB are 256 MiB.
+pub const IOTLB_ENTRIES_MAX: usize = 1 << 16;
+
+const PAGE_BYTES: u64 = 4096;
+/// Where the addresses of a space end, and those of a machine that is mapped one to one.
+const ADDRESS_END: u64 = 1 << 48;
+
+/// An address in the front-end's process. Nothing is ever accessed by it here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserAddr(u64);
+
+impl UserAddr {
+    /// The address with this number.
+    pub const fn new(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// Its number.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::LowerHex for UserAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A region of `VHOST_USER_SET_MEM_TABLE`. All numbers are the front-end's claims.
+#[derive(Clone, Copy, Debug)]
+pub struct TableRegion<'f> {
+    /// Where the guest has it.
+    pub guest_phys: GuestPhys,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+    /// Where the front-end has it.
+    pub user: UserAddr,
+    /// The memory.
+    pub file: BorrowedFd<'f>,
+    /// Where in the file it begins.
+    pub offset: FileOffset,
+}
+
+/// By which addresses the device accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Translation {
+    /// By guest-physical ones.
+    Identity,
+    /// By those that the front-end translates, page by page: `VIRTIO_F_ACCESS_PLATFORM`.
+    Iotlb,
+}
+
+/// Why a front-end's message about memory cannot be done. Nothing has changed then, unless said
+/// otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// More regions than a table may have.
+    #[error("a memory table of {regions} regions; at most {REGIONS_MAX} are taken")]
+    TooManyRegions {
+        /// How many.
+        regions: usize,
+    },
+    /// A range that is empty, not made of whole pages of 4 KiB, or passes the end of its address
+    /// space.
+    #[error(
+        "{what} of {len_bytes:#x} bytes at {start:#x} is not made of whole pages of 4 KiB below the \
+         end of its address space"
+    )]
+    BadRange {
+        /// Of what: a region, a translation, …
+        what: &'static str,
+        /// Its first address.
+        start: u64,
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// Two regions share addresses.
+    #[error("the regions at guest-physical {first:#x} and {second:#x} overlap")]
+    Overlap {
+        /// One of them.
+        first: GuestPhys,
+        /// The other.
+        second: GuestPhys,
+    },
+    /// A translation to memory that no region has.
+    #[error(
+        "{len_bytes:#x} bytes at the front-end's address {user:#x} are in no region of its table"
+    )]
+    NoRegion {
+        /// Where they are to be.
+        user: UserAddr,
+        /// How many.
+        len_bytes: u64,
+    },
+    /// A translation that permits nothing.
+    #[error("the translation at {iova:#x} permits neither reads nor writes")]
+    NoAccess {
+        /// What is translated.
+        iova: Iova,
+    },
+    /// A translation while the device uses guest-physical addresses.
+    #[error("an IOTLB message, but VIRTIO_F_ACCESS_PLATFORM was not negotiated")]
+    NotTranslated,
+    /// Writes are to be logged, and no log was given.
+    #[error("writes are to be logged, but no log was given (SET_LOG_BASE)")]
+    NoLog,
+    /// The log's memory cannot be had.
+    #[error("a dirty log of {len_bytes:#x} bytes at offset {offset:#x} of its file: {source}")]
+    Log {
+        /// Where it was to begin.
+        offset: FileOffset,
+        /// How long it was to be.
+        len_bytes: u64,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The log has no bits for all memory.
+    #[error(transparent)]
+    BeyondLog(#[from] BeyondLog),
+    /// The space refused. Of [`SpaceMemory::set_table`] and
+    /// [`set_translation`](SpaceMemory::set_translation), nothing may be mapped now.
+    #[error(transparent)]
+    Space(#[from] Error),
+}
+
+/// Keeps a front-end's memory in a space of its own, for the device's sessions.
+///
+/// * Each region is mapped shared, and guarded against becoming shorter. It knows its guest-physical
+///   address, by which writes are logged, also those to the used rings.
+/// * Unmapping returns when no session can reach the memory any more. A session of the calling
+///   thread must hold neither a pin nor a lease then.
+#[derive(Debug)]
+pub struct SpaceMemory {
+    space: Space,
+    table: Vec<Placed>,
+    translation: Translation,
+    /// How long what is mapped at each IOVA is. Nothing else is mapped in the space.
+    mapped: BTreeMap<u64, u64>,
+    log: Option<Arc<ExternalLog>>,
+    is_logging: bool,
+}
+
+/// A region of the table.
+#[derive(Debug)]
+struct Placed {
+    region: Arc<Region>,
+    guest_phys: GuestPhys,
+    user: u64,
+    len_bytes: u64,
+}
+
+impl SpaceMemory {
+    /// Keeps it in `space`, in which nothing else is mapped. There is no memory yet, and the device
+    /// uses guest-physical addresses.
+    pub fn new(space: Space) -> Self {
+        Self {
+            space,
+            table: Vec::new(),
+            translation: Translation::Identity,
+            mapped: BTreeMap::new(),
+            log: None,
+            is_logging: false,
+        }
+    }
+
+    /// The space; clones of it are the same one.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// By which addresses the device accesses memory.
+    pub fn translation(&self) -> Translation {
+        self.translation
+    }
+
+    /// How many ranges are mapped: regions, or translations.
+    pub fn mapped_count(&self) -> usize {
+        self.mapped.len()
+    }
+
+    /// Has `regions` instead of what there was. Translations are forgotten, as the addresses that
+    /// they lead to are.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn set_table(&mut self, regions: &[TableRegion<'_>]) -> Result<(), MemoryError> {
+        check_table(regions)?;
+        let new: Vec<_> = regions.iter().map(place).collect::<Result<_, _>>()?;
+        for (at, placed) in new.iter().enumerate() {
+            if let Err(error) = self.space.attach(&placed.region) {
+                detach(&self.space, &new[..at]);
+                return Err(error.into());
+            }
+        }
+        if let Err(error) = self.clear() {
+            detach(&self.space, &new);
+            return Err(error);
+        }
+        detach(&self.space, &self.table);
+        self.table = new;
+        self.map_table()
+    }
+
+    /// Has the device use other addresses: what the features say that were negotiated.
+    ///
+    /// # Errors
+    /// [`MemoryError::Space`].
+    pub fn set_translation(&mut self, translation: Translation) -> Result<(), MemoryError> {
+        if translation != self.translation {
+            self.clear()?;
+            self.translation = translation;
+            self.map_table()?;
+        }
+        Ok(())
+    }
+
+    /// Maps `len_bytes` from `iova` to the front-end's memory at `user`: `VHOST_IOTLB_UPDATE`. What
+    /// was translated in the range is forgotten.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; what was translated in the range may be forgotten all the same.
+    pub fn iotlb_update(
+        &mut self,
+        iova: Iova,
+        len_bytes: u64,
+        user: UserAddr,
+        prot: Prot,
+    ) -> Result<(), MemoryError> {
+        self.check_translated()?;
+        check_range("a translation", iova.raw(), len_bytes, ADDRESS_END)?;
+        check_range("memory", user.raw(), len_bytes, u64::MAX)?;
+        if !prot.intersects(Prot::READ_WRITE) {
+            return Err(MemoryError::NoAccess { iova });
+        }
+        let (placed, offset) = self.find(user, len_bytes)?;
+        let region = Arc::clone(&placed.region);
+        self.forget(iova.raw(), iova.raw() + (len_bytes - 1))?;
+        if self.mapped.len() >= IOTLB_ENTRIES_MAX {
+            self.clear()?;
+        }
+        self.space.map(iova, &region, offset, len_bytes, prot)?;
+        self.mapped.insert(iova.raw(), len_bytes);
+        Ok(())
+    }
+
+    /// Forgets what is translated in `len_bytes` from `iova`: `VHOST_IOTLB_INVALIDATE`. When this
+    /// returns, no session can reach the memory by it. A range that passes the end of the address
+    /// space ends there, and one in which nothing is translated is fine.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotTranslated`], [`MemoryError::Space`].
+    pub fn iotlb_invalidate(&mut self, iova: Iova, len_bytes: u64) -> Result<(), MemoryError> {
+        self.check_translated()?;
+        match len_bytes.checked_sub(1) {
+            Some(more) => self.forget(iova.raw(), iova.raw().saturating_add(more)),
+            None => Ok(()),
+        }
+    }
+
+    /// Where the device finds what the front-end has at `user`, of which `len_bytes` must lie in one
+    /// region: for rings, whose addresses are the front-end's where nothing is translated.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoRegion`].
+    pub fn guest_phys_of(&self, user: UserAddr, len_bytes: u64) -> Result<GuestPhys, MemoryError> {
+        let (placed, offset) = self.find(user, len_bytes)?;
+        // The region was checked to end below the end of the address space.
+        Ok(GuestPhys::new(placed.guest_phys.raw() + offset))
+    }
+
+    /// Takes `len_bytes` of a file from `offset` on for the log: `VHOST_USER_SET_LOG_BASE`. If writes
+    /// are being logged, when this returns they are all in the new one.
+    ///
+    /// # Errors
+    /// [`MemoryError::Log`], [`MemoryError::BeyondLog`], [`MemoryError::Space`].
+    pub fn set_log(
+        &mut self,
+        file: impl AsFd,
+        offset: FileOffset,
+        len_bytes: u64,
+    ) -> Result<(), MemoryError> {
+        let log = ExternalLog::map_file(file, offset, len_bytes);
+        let log = log.map_err(|source| MemoryError::Log { offset, len_bytes, source })?;
+        for placed in &self.table {
+            if let Ok(range) = AddrRange::new(placed.guest_phys, placed.len_bytes) {
+                log.check(range)?;
+            }
+        }
+        let log = Arc::new(log);
+        if self.is_logging {
+            self.space.set_logs(logs(&log))?;
+        }
+        self.log = Some(log);
+        Ok(())
+    }
+
+    /// Has writes logged from here on, or no longer: `VHOST_F_LOG_ALL`. When this returns, each
+    /// write is.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoLog`], [`MemoryError::Space`].
+    pub fn log_writes(&mut self, are_logged: bool) -> Result<(), MemoryError> {
+        if are_logged == self.is_logging {
+            return Ok(());
+        }
+        let logs = match &self.log {
+            _ if !are_logged => Logs::default(),
+            Some(log) => logs(log),
+            None => return Err(MemoryError::NoLog),
+        };
+        self.space.set_logs(logs)?;
+        self.is_logging = are_logged;
+        Ok(())
+    }
+
+    /// The log, for what a device marks by itself: the address that a used ring is logged at.
+    pub fn log(&self) -> Option<&Arc<ExternalLog>> {
+        self.log.as_ref()
+    }
+
+    /// How many writes were not logged since the space was made, though they should have been: where
+    /// the front-end has taken the log's memory away.
+    pub fn unlogged_count(&self) -> u64 {
+        self.space.counters().unlogged
+    }
+
+    /// Forgets all: the front-end is gone.
+    ///
+    /// # Errors
+    /// [`MemoryError::Space`], where the calling thread would wait for itself.
+    pub fn reset(&mut self) -> Result<(), MemoryError> {
+        self.log_writes(false)?;
+        self.log = None;
+        self.set_table(&[])?;
+        self.translation = Translation::Identity;
+        Ok(())
+    }
+
+    /// The region that has `len_bytes` of the front-end's memory from `user` on, and where in it.
+    fn find(&self, user: UserAddr, len_bytes: u64) -> Result<(&Placed, u64), MemoryError> {
+        let found = self.table.iter().find_map(|placed| {
+            let offset = user.raw().checked_sub(placed.user)?;
+            let room = placed.len_bytes.checked_sub(offset)?;
+            (len_bytes <= room).then_some((placed, offset))
+        });
+        found.ok_or(MemoryError::NoRegion { user, len_bytes })
+    }
+
+    fn check_translated(&self) -> Result<(), MemoryError> {
+        match self.translation {
+            Translation::Iotlb => Ok(()),
+            Translation::Identity => Err(MemoryError::NotTranslated),
+        }
+    }
+
+    /// Unmaps whatever has a byte from `first` to `last`, with one grace period.
+    fn forget(&mut self, first: u64, last: u64) -> Result<(), MemoryError> {
+        // What begins before may reach into it.
+        let before = self.mapped.range(..first).next_back();
+        let before = before.filter(|(start, len)| **start + (**len - 1) >= first);
+        let inside = self.mapped.range(first..=last);
+        let ranges: Vec<_> =
+            before.into_iter().chain(inside).map(|(at, len)| (*at, *len)).collect();
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let mut batch = self.space.batch();
+        for &(start, len_bytes) in &ranges {
+            batch.unmap(Iova::new(start), len_bytes)?;
+            self.mapped.remove(&start);
+        }
+        Ok(batch.finish()?)
+    }
+
+    fn clear(&mut self) -> Result<(), MemoryError> {
+        self.forget(0, u64::MAX)
+    }
+
+    /// Maps the table one to one, where that is how the device uses it.
+    fn map_table(&mut self) -> Result<(), MemoryError> {
+        if self.translation == Translation::Iotlb {
+            return Ok(());
+        }
+        for placed in &self.table {
+            let iova = Iova::new(placed.guest_phys.raw());
+            self.space.map(iova, &placed.region, 0, placed.len_bytes, Prot::READ_WRITE)?;
+            self.mapped.insert(iova.raw(), placed.len_bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SpaceMemory {
+    fn drop(&mut self) {
+        // Refused only by a thread that would wait for itself; the space keeps the memory then.
+        let _ = self.reset();
+    }
+}
+
+fn logs(log: &Arc<ExternalLog>) -> Logs {
+    Logs { by_guest_phys: Log::External(Arc::clone(log)), ..Logs::default() }
+}
+
+fn place(claim: &TableRegion<'_>) -> Result<Placed, MemoryError> {
+    let &TableRegion { guest_phys, len_bytes, user, file, offset } = claim;
+    let region = Region::map_file(file, offset, len_bytes, MapAccess::ReadWrite)?;
+    let region = Arc::new(region.at_guest_phys(guest_phys));
+    Ok(Placed { region, guest_phys, user: user.raw(), len_bytes })
+}
+
+/// Takes regions out of which nothing is mapped.
+fn detach(space: &Space, placed: &[Placed]) {
+    for placed in placed {
+        let detached = space.detach(&placed.region);
+        debug_assert!(detached.is_ok(), "nothing of it is mapped: {detached:?}");
+    }
+}
+
+fn check_table(regions: &[TableRegion<'_>]) -> Result<(), MemoryError> {
+    if regions.len() > REGIONS_MAX {
+        return Err(MemoryError::TooManyRegions { regions: regions.len() });
+    }
+    for (at, region) in regions.iter().enumerate() {
+        let len_bytes = region.len_bytes;
+        check_range("a region", region.guest_phys.raw(), len_bytes, ADDRESS_END)?;
+        check_range("a region's user memory", region.user.raw(), len_bytes, u64::MAX)?;
+        check_range("a region's file", region.offset.raw(), len_bytes, i64::MAX as u64)?;
+        let overlaps =
+            |(a, a_len): (u64, u64), (b, b_len): (u64, u64)| a < b + b_len && b < a + a_len;
+        for other in &regions[..at] {
+            let guest = |of: &TableRegion<'_>| (of.guest_phys.raw(), of.len_bytes);
+            let user = |of: &TableRegion<'_>| (of.user.raw(), of.len_bytes);
+            if overlaps(guest(region), guest(other)) || overlaps(user(region), user(other)) {
+                let (first, second) = (other.guest_phys, region.guest_phys);
+                return Err(MemoryError::Overlap { first, second });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// That a range is made of whole pages and ends before `end`.
+fn check_range(
+    what: &'static str,
+    start: u64,
+    len_bytes: u64,
+    end: u64,
+) -> Result<(), MemoryError> {
+    let is_good = len_bytes != 0
+        && (start | len_bytes).is_multiple_of(PAGE_BYTES)
+        && start.checked_add(len_bytes).is_some_and(|its_end| its_end <= end);
+    if is_good { Ok(()) } else { Err(MemoryError::BadRange { what, start, len_bytes }) }
+}

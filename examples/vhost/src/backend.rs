@@ -1,0 +1,477 @@
+//! What each message does: negotiation, memory, and rings that start and stop.
+//!
+//! A ring runs while it has addresses, a kick descriptor and a size, and is enabled. Whatever changes
+//! under it stops it first: stopping is cheap, and a request that was not completed is begun anew.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use longshore_access::Space;
+use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
+use longshore_mem::GuestPhys;
+use longshore_pagetable::Prot;
+use longshore_sys::event_fd;
+
+use crate::block;
+use crate::disk::Disk;
+use crate::misses::Misses;
+use crate::ring::{ENTRIES_MAX, Placement, Ring, UsedLog};
+use crate::trace::Counts;
+use crate::wire::{Iotlb, RegionClaim, Request, RingAddresses, feature, protocol};
+use crate::worker::{Work, Worker};
+
+/// How many rings there are.
+pub const RINGS: usize = 4;
+
+const PROTOCOL_FEATURES: u64 = protocol::MQ
+    | protocol::LOG_SHMFD
+    | protocol::REPLY_ACK
+    | protocol::BACKEND_REQ
+    | protocol::CONFIG;
+
+/// Why a message was not done. Nothing has changed then, but for what [`MemoryError`] says.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("{descriptors} descriptors came, and {wanted} were wanted")]
+    Descriptors { descriptors: usize, wanted: usize },
+    #[error("ring {index} is none of {RINGS}")]
+    NoRing { index: u32 },
+    #[error("a ring of {num} entries; a power of two up to {ENTRIES_MAX} is wanted")]
+    RingSize { num: u32 },
+    #[error("an index of {num}, which has more than 16 bits")]
+    RingIndex { num: u32 },
+    #[error("ring {index} is at addresses that are not aligned, or pass their space's end")]
+    RingPlacement { index: u32 },
+    #[error("the features {features:#x} were not all offered")]
+    Features { features: u64 },
+    #[error("a descriptor that is no eventfd")]
+    NoEvent,
+    #[error("a ring without a kick descriptor would have to be polled, which is not done here")]
+    NoKick,
+    #[error("nothing in the configuration space can be written")]
+    ReadOnlyConfig,
+    #[error("{what}: {source}")]
+    Io { what: &'static str, source: io::Error },
+}
+
+/// What is answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing but that it is done, if that is wanted.
+    Done,
+    /// This, whether an acknowledgement is wanted or not.
+    Payload(Vec<u8>),
+}
+
+/// The device, as one front-end has set it up.
+pub(crate) struct Backend {
+    memory: SpaceMemory,
+    disk: Arc<Disk>,
+    counts: Counts,
+    is_log_left_out: bool,
+    features: u64,
+    protocol_features: u64,
+    misses: Option<Arc<Misses>>,
+    rings: [RingState; RINGS],
+}
+
+#[derive(Debug, Default)]
+struct RingState {
+    entries: u16,
+    addresses: Option<RingAddresses>,
+    next: u16,
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    error: Option<Arc<OwnedFd>>,
+    is_enabled: bool,
+    /// Until the front-end sets it up anew.
+    is_broken: bool,
+    worker: Option<Worker>,
+}
+
+impl RingState {
+    /// When this returns its memory is left alone.
+    fn stop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            let stopped = worker.stop();
+            self.next = stopped.next;
+            self.is_broken |= stopped.is_broken;
+        }
+    }
+}
+
+impl Backend {
+    /// `is_log_left_out` has nothing marked in the dirty log, to show what it is for.
+    pub(crate) fn new(
+        space: Space,
+        disk: Arc<Disk>,
+        counts: Counts,
+        is_log_left_out: bool,
+    ) -> Self {
+        Self {
+            memory: SpaceMemory::new(space),
+            disk,
+            counts,
+            is_log_left_out,
+            features: 0,
+            protocol_features: 0,
+            misses: None,
+            rings: Default::default(),
+        }
+    }
+
+    /// Whether any message can be acknowledged.
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.protocol_features & protocol::REPLY_ACK != 0
+    }
+
+    /// Does what a message asks for, and starts the rings that can run then.
+    pub(crate) fn handle(
+        &mut self,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Refusal> {
+        let answer = self.change_by(request, descriptors);
+        self.start_all();
+        answer
+    }
+
+    fn change_by(
+        &mut self,
+        request: Request,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Refusal> {
+        let wanted = wanted_descriptors(&request);
+        if descriptors.len() != wanted {
+            return Err(Refusal::Descriptors { descriptors: descriptors.len(), wanted });
+        }
+        let number = |value: u64| Ok(Answer::Payload(value.to_ne_bytes().to_vec()));
+        match request {
+            Request::GetFeatures => return number(self.offered()),
+            Request::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
+            Request::GetQueueNum => return number(RINGS as u64),
+            Request::GetConfig { offset, len_bytes, flags } => {
+                return Ok(self.config(offset, len_bytes, flags));
+            }
+            Request::GetVringBase { index } => return self.ring_base(index),
+            Request::SetLogBase { len_bytes, offset } => {
+                self.set_log(&one(&mut descriptors)?, offset, len_bytes)?;
+                // Without a payload, acknowledged or not.
+                return Ok(Answer::Payload(Vec::new()));
+            }
+            Request::SetConfig { .. } => return Err(Refusal::ReadOnlyConfig),
+            Request::SetOwner => {}
+            // The log is told of by its bits alone.
+            Request::SetLogFd => {}
+            Request::ResetOwner => self.stop_all(),
+            Request::SetFeatures(features) => self.set_features(features)?,
+            Request::SetProtocolFeatures(features) => {
+                if features & !PROTOCOL_FEATURES != 0 {
+                    return Err(Refusal::Features { features });
+                }
+                self.protocol_features = features;
+            }
+            Request::SetMemTable(claims) => self.set_table(&claims, &descriptors)?,
+            Request::SetVringNum { index, num } => {
+                let entries = u16::try_from(num).ok().filter(|it| it.is_power_of_two());
+                let entries = entries.filter(|entries| *entries <= ENTRIES_MAX);
+                let entries = entries.ok_or(Refusal::RingSize { num })?;
+                self.change(index, |ring| ring.entries = entries)?;
+            }
+            Request::SetVringAddr { index, addresses } => self.place(index, addresses)?,
+            Request::SetVringBase { index, num } => {
+                let next = u16::try_from(num).map_err(|_| Refusal::RingIndex { num })?;
+                self.change(index, |ring| ring.next = next)?;
+            }
+            Request::SetVringKick { index, has_descriptor } => {
+                if !has_descriptor {
+                    return Err(Refusal::NoKick);
+                }
+                let event = event(one(&mut descriptors)?)?;
+                self.change(index, |ring| ring.kick = Some(event))?;
+            }
+            Request::SetVringCall { index, has_descriptor } => {
+                let event =
+                    if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
+                self.change(index, |ring| ring.call = event)?;
+            }
+            Request::SetVringErr { index, has_descriptor } => {
+                let event =
+                    if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
+                self.change(index, |ring| ring.error = event)?;
+            }
+            Request::SetVringEnable { index, is_enabled } => {
+                self.change(index, |ring| ring.is_enabled = is_enabled)?;
+            }
+            Request::SetBackendReqFd => {
+                self.stop_all();
+                let socket = UnixStream::from(one(&mut descriptors)?);
+                self.misses = Some(Arc::new(Misses::new(socket)));
+            }
+            // Rings go on meanwhile: the one that waits for an update among them.
+            Request::Iotlb(message) => self.iotlb(message)?,
+        }
+        Ok(Answer::Done)
+    }
+
+    fn offered(&self) -> u64 {
+        let read_only = if self.disk.is_read_only() { block::feature::READ_ONLY } else { 0 };
+        block::feature::SEG_MAX
+            | block::feature::BLK_SIZE
+            | block::feature::FLUSH
+            | block::feature::MQ
+            | block::feature::INDIRECT_DESC
+            | block::feature::VERSION_1
+            | block::feature::ACCESS_PLATFORM
+            | feature::LOG_ALL
+            | feature::PROTOCOL_FEATURES
+            | read_only
+    }
+
+    fn config(&self, offset: u32, len_bytes: u32, flags: u32) -> Answer {
+        let space = block::config_space(&self.disk, RINGS as u16);
+        // The message was checked for that.
+        let bytes = space.get(offset as usize..).and_then(|from| from.get(..len_bytes as usize));
+        let bytes = bytes.unwrap_or_default();
+        let mut payload = Vec::with_capacity(12 + bytes.len());
+        payload.extend([offset, len_bytes, flags].map(u32::to_ne_bytes).as_flattened());
+        payload.extend_from_slice(bytes);
+        Answer::Payload(payload)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+        // A front-end need not say again that there are protocol features.
+        if features & !self.offered() != 0 {
+            return Err(Refusal::Features { features });
+        }
+        let translation = if features & block::feature::ACCESS_PLATFORM != 0 {
+            Translation::Iotlb
+        } else {
+            Translation::Identity
+        };
+        let logs = features & feature::LOG_ALL != 0;
+        // While rings run, only the log comes and goes.
+        if (features ^ self.features) & !feature::LOG_ALL != 0 {
+            self.stop_all();
+        }
+        if !self.is_log_left_out {
+            self.memory.log_writes(logs)?;
+        }
+        self.counts.logging(logs);
+        self.memory.set_translation(translation)?;
+        self.features = features;
+        Ok(())
+    }
+
+    fn set_log(
+        &mut self,
+        file: &OwnedFd,
+        offset: longshore_mem::FileOffset,
+        len_bytes: u64,
+    ) -> Result<(), Refusal> {
+        self.memory.set_log(file, offset, len_bytes)?;
+        // Rings have a log of their own for what they have used.
+        let has_own = |ring: &RingState| ring.addresses.is_some_and(|at| at.is_logged);
+        for ring in self.rings.iter_mut().filter(|ring| has_own(ring)) {
+            ring.stop();
+        }
+        Ok(())
+    }
+
+    fn set_table(&mut self, claims: &[RegionClaim], files: &[OwnedFd]) -> Result<(), Refusal> {
+        self.stop_all();
+        let regions: Vec<_> = claims
+            .iter()
+            .zip(files)
+            .map(|(claim, file)| TableRegion {
+                guest_phys: claim.guest_phys,
+                len_bytes: claim.len_bytes,
+                user: claim.user,
+                file: file.as_fd(),
+                offset: claim.offset,
+            })
+            .collect();
+        self.memory.set_table(&regions)?;
+        self.counts.table();
+        Ok(())
+    }
+
+    fn iotlb(&mut self, message: Iotlb) -> Result<(), Refusal> {
+        match message {
+            Iotlb::Update { iova, len_bytes, user, is_readable, is_writable } => {
+                let prot = match (is_readable, is_writable) {
+                    (true, true) => Prot::READ_WRITE,
+                    (true, false) => Prot::READ,
+                    (false, true) => Prot::WRITE,
+                    (false, false) => Prot::NONE,
+                };
+                self.memory.iotlb_update(iova, len_bytes, user, prot)?;
+                self.counts.update();
+            }
+            Iotlb::Invalidate { iova, len_bytes } => {
+                self.memory.iotlb_invalidate(iova, len_bytes)?;
+                self.counts.invalidation();
+            }
+        }
+        Ok(())
+    }
+
+    fn ring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
+        let ring = self.ring(index)?;
+        ring.stop();
+        // It starts anew with a new kick descriptor.
+        ring.kick = None;
+        ring.is_broken = false;
+        let state = [index, ring.next.into()].map(u32::to_ne_bytes);
+        Ok(Answer::Payload(state.as_flattened().to_vec()))
+    }
+
+    fn place(&mut self, index: u32, addresses: RingAddresses) -> Result<(), Refusal> {
+        let entries = self.ring(index)?.entries.max(1);
+        // Also refused now where it could only fail later.
+        if !self.placement(entries, &addresses)?.is_valid() {
+            return Err(Refusal::RingPlacement { index });
+        }
+        self.change(index, |ring| {
+            ring.addresses = Some(addresses);
+            ring.is_broken = false;
+        })
+    }
+
+    /// Where the device finds a ring.
+    fn placement(&self, entries: u16, at: &RingAddresses) -> Result<Placement, MemoryError> {
+        let [descriptors_bytes, available_bytes, used_bytes] = Placement::lens(entries);
+        let find = |at: u64, len_bytes| match self.memory.translation() {
+            Translation::Iotlb => Ok(at),
+            Translation::Identity => {
+                self.memory.guest_phys_of(UserAddr::new(at), len_bytes).map(GuestPhys::raw)
+            }
+        };
+        Ok(Placement {
+            entries,
+            descriptors: find(at.descriptors, descriptors_bytes)?,
+            available: find(at.available, available_bytes)?,
+            used: find(at.used, used_bytes)?,
+        })
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut RingState, Refusal> {
+        self.rings.get_mut(index as usize).ok_or(Refusal::NoRing { index })
+    }
+
+    /// Stops a ring and changes it.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Result<(), Refusal> {
+        let ring = self.ring(index)?;
+        ring.stop();
+        change(ring);
+        Ok(())
+    }
+
+    fn stop_all(&mut self) {
+        self.rings.iter_mut().for_each(RingState::stop);
+    }
+
+    /// Starts what has all that it needs. A ring that cannot be started is broken.
+    fn start_all(&mut self) {
+        let starts_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
+        for index in 0..RINGS {
+            let ring = &self.rings[index];
+            let is_ready = ring.worker.is_none()
+                && !ring.is_broken
+                && ring.entries != 0
+                && (ring.is_enabled || starts_enabled);
+            let (Some(at), Some(kick), true) = (ring.addresses, &ring.kick, is_ready) else {
+                continue;
+            };
+            let started = self.start(index, &at, Arc::clone(kick));
+            let ring = &mut self.rings[index];
+            match started {
+                Ok(worker) => ring.worker = Some(worker),
+                Err(refusal) => {
+                    ring.is_broken = true;
+                    self.counts.ring_error(index, &refusal);
+                    if let Some(event) = &ring.error {
+                        // Nobody may listen.
+                        let _ = event_fd::signal(event);
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        index: usize,
+        at: &RingAddresses,
+        kick: Arc<OwnedFd>,
+    ) -> Result<Worker, Refusal> {
+        let ring = &self.rings[index];
+        let placement = self.placement(ring.entries, at)?;
+        if !placement.is_valid() {
+            return Err(Refusal::RingPlacement { index: index as u32 });
+        }
+        // Behind an IOMMU the address to log by is an IOVA, and what is used is logged by where it is
+        // found, as all that is written.
+        let is_translated = self.memory.translation() == Translation::Iotlb;
+        let log = self.memory.log().filter(|_| at.is_logged && !is_translated);
+        let log = log.filter(|_| !self.is_log_left_out);
+        let used_log = log.map(|log| UsedLog { log: Arc::clone(log), at: at.log_at });
+        let work = Work {
+            index,
+            ring: Ring { placement, next: ring.next, used_log },
+            space: self.memory.space().clone(),
+            disk: Arc::clone(&self.disk),
+            counts: self.counts.clone(),
+            misses: self.misses.clone().filter(|_| is_translated),
+            kick,
+            call: ring.call.clone(),
+            error: ring.error.clone(),
+        };
+        Worker::start(work).map_err(|source| Refusal::Io { what: "a ring's thread", source })
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // Before its memory goes.
+        self.stop_all();
+        self.counts.logging(false);
+    }
+}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backend").field("rings", &self.rings).finish_non_exhaustive()
+    }
+}
+
+fn wanted_descriptors(request: &Request) -> usize {
+    match request {
+        Request::SetMemTable(claims) => claims.len(),
+        Request::SetLogBase { .. } | Request::SetLogFd | Request::SetBackendReqFd => 1,
+        Request::SetVringKick { has_descriptor, .. }
+        | Request::SetVringCall { has_descriptor, .. }
+        | Request::SetVringErr { has_descriptor, .. } => usize::from(*has_descriptor),
+        _ => 0,
+    }
+}
+
+/// The one that came.
+fn one(descriptors: &mut Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
+    descriptors.pop().ok_or(Refusal::Descriptors { descriptors: 0, wanted: 1 })
+}
+
+/// An eventfd of the front-end, at which nothing here waits for ever.
+fn event(descriptor: OwnedFd) -> Result<Arc<OwnedFd>, Refusal> {
+    let io = |what| move |source| Refusal::Io { what, source };
+    if !event_fd::is_one(&descriptor).map_err(io("looking at a descriptor"))? {
+        return Err(Refusal::NoEvent);
+    }
+    event_fd::never_block(&descriptor).map_err(io("changing an eventfd's mode"))?;
+    Ok(Arc::new(descriptor))
+}

@@ -1,0 +1,246 @@
+//! Requests of a virtio block device.
+//!
+//! ```text
+//!   what the device reads            what it writes
+//!   ┌──────┬──────────┬────────┬──────┐   ┌──────┬────────┐
+//!   │ kind │ reserved │ sector │ data │   │ data │ status │    in descriptors of any lengths
+//!   │ u32  │ u32      │ u64    │ …    │   │ …    │ u8     │
+//!   └──────┴──────────┴────────┴──────┘   └──────┴────────┘
+//! ```
+//!
+//! Source: VIRTIO 1.2, 5.2.
+
+use crate::disk::{Disk, SERIAL_BYTES};
+use crate::dma::{Dma, Halt};
+use crate::ring::{Chain, Segment};
+use crate::trace::Counts;
+use crate::wire::CONFIG_LEN_BYTES;
+
+/// Feature bits of the device.
+pub mod feature {
+    /// How many segments a request has at most.
+    pub const SEG_MAX: u64 = 1 << 2;
+    /// It cannot be written.
+    pub const READ_ONLY: u64 = 1 << 5;
+    /// The size of a block.
+    pub const BLK_SIZE: u64 = 1 << 6;
+    /// It can be flushed.
+    pub const FLUSH: u64 = 1 << 9;
+    /// It has several rings.
+    pub const MQ: u64 = 1 << 12;
+    /// Descriptors may lie in tables of their own.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// It is as VIRTIO 1 says.
+    pub const VERSION_1: u64 = 1 << 32;
+    /// Addresses are those that an IOMMU translates.
+    pub const ACCESS_PLATFORM: u64 = 1 << 33;
+}
+
+/// How many segments a request of a driver may have, besides header and status.
+const SEGMENTS_MAX: u32 = 126;
+/// How much is read from the disk, or written to it, at once.
+pub(crate) const BOUNCE_BYTES: usize = 256 << 10;
+const HEADER_BYTES: usize = 16;
+
+mod kind {
+    pub(super) const IN: u32 = 0;
+    pub(super) const OUT: u32 = 1;
+    pub(super) const FLUSH: u32 = 4;
+    pub(super) const GET_ID: u32 = 8;
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok = 0,
+    IoError = 1,
+    Unsupported = 2,
+}
+
+/// The configuration space, as it reads.
+pub(crate) fn config_space(disk: &Disk, rings: u16) -> [u8; CONFIG_LEN_BYTES] {
+    let mut bytes = [0; CONFIG_LEN_BYTES];
+    bytes[..8].copy_from_slice(&disk.sectors().to_le_bytes());
+    bytes[12..16].copy_from_slice(&SEGMENTS_MAX.to_le_bytes());
+    bytes[20..24].copy_from_slice(&512_u32.to_le_bytes());
+    bytes[34..36].copy_from_slice(&rings.to_le_bytes());
+    bytes
+}
+
+/// Does what `chain` asks for; how many bytes were written. `None` for one that has no room for a
+/// status: nothing can be said of it.
+///
+/// # Errors
+/// [`Halt`], where the thread is to stop, or the status cannot be written.
+pub(crate) fn serve(
+    dma: &Dma<'_>,
+    disk: &Disk,
+    counts: &Counts,
+    chain: &Chain,
+    bounce: &mut [u8],
+) -> Result<Option<u32>, Halt> {
+    let mut writable = Parts::new(&chain.writable);
+    let Some(data_bytes) = writable.left_bytes.checked_sub(1) else { return Ok(None) };
+    let mut request = Request { dma, disk, counts, bounce, written_bytes: 0 };
+    let outcome = request.serve(&mut Parts::new(&chain.readable), &mut writable, data_bytes);
+    let status = match outcome {
+        Ok(status) => status,
+        Err(Halt::Stopped) => return Err(Halt::Stopped),
+        Err(Halt::Fault(fault)) => {
+            counts.data_fault(&fault);
+            Status::IoError
+        }
+    };
+    if status != Status::Ok {
+        counts.failed(status);
+    }
+    let mut last = Parts::new(&chain.writable);
+    last.skip(data_bytes);
+    last.each(1, |at, _| dma.write_obj(at, status as u8))?;
+    // The status is the last byte of all, and what comes before it counts as written only where all
+    // of it was.
+    let is_whole = request.written_bytes == data_bytes;
+    Ok(Some(if is_whole { data_bytes as u32 + 1 } else { request.written_bytes as u32 }))
+}
+
+struct Request<'r, 't> {
+    dma: &'r Dma<'t>,
+    disk: &'r Disk,
+    counts: &'r Counts,
+    bounce: &'r mut [u8],
+    written_bytes: u64,
+}
+
+impl Request<'_, '_> {
+    fn serve(
+        &mut self,
+        readable: &mut Parts<'_>,
+        writable: &mut Parts<'_>,
+        data_bytes: u64,
+    ) -> Result<Status, Halt> {
+        let mut header = [0; HEADER_BYTES];
+        if readable.left_bytes < HEADER_BYTES as u64 {
+            return Ok(Status::IoError);
+        }
+        readable.read(self.dma, &mut header)?;
+        let [word, sector] = *header.as_chunks::<8>().0 else { return Ok(Status::IoError) };
+        let (word, sector) = (u64::from_le_bytes(word), u64::from_le_bytes(sector));
+        match word as u32 {
+            kind::IN => self.read(sector, writable, data_bytes),
+            kind::OUT => self.write(sector, readable),
+            kind::FLUSH => {
+                self.counts.flush();
+                Ok(self.disk.flush().map_or(Status::IoError, |()| Status::Ok))
+            }
+            kind::GET_ID => {
+                let serial = self.disk.serial();
+                let len = data_bytes.min(SERIAL_BYTES as u64) as usize;
+                writable.write(self.dma, &serial[..len])?;
+                self.written_bytes = len as u64;
+                self.counts.get_id();
+                Ok(Status::Ok)
+            }
+            _ => Ok(Status::Unsupported),
+        }
+    }
+
+    /// From the disk into memory.
+    fn read(
+        &mut self,
+        sector: u64,
+        writable: &mut Parts<'_>,
+        data_bytes: u64,
+    ) -> Result<Status, Halt> {
+        let Some(start) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
+        while self.written_bytes < data_bytes {
+            self.dma.check_stop()?;
+            let part = self.bounce.len().min((data_bytes - self.written_bytes) as usize);
+            let part = &mut self.bounce[..part];
+            if self.disk.read(start + self.written_bytes, part).is_err() {
+                return Ok(Status::IoError);
+            }
+            writable.write(self.dma, part)?;
+            self.written_bytes += part.len() as u64;
+        }
+        self.counts.read(data_bytes);
+        Ok(Status::Ok)
+    }
+
+    /// From memory to the disk.
+    fn write(&mut self, sector: u64, readable: &mut Parts<'_>) -> Result<Status, Halt> {
+        let data_bytes = readable.left_bytes;
+        let Some(mut at) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
+        while readable.left_bytes > 0 {
+            self.dma.check_stop()?;
+            let part = self.bounce.len().min(readable.left_bytes as usize);
+            let part = &mut self.bounce[..part];
+            readable.read(self.dma, part)?;
+            if self.disk.write(at, part).is_err() {
+                return Ok(Status::IoError);
+            }
+            at += part.len() as u64;
+        }
+        self.counts.write(data_bytes);
+        Ok(Status::Ok)
+    }
+}
+
+/// A place in a list of segments.
+struct Parts<'c> {
+    segments: &'c [Segment],
+    /// Done of the first of them.
+    done_bytes: u32,
+    left_bytes: u64,
+}
+
+impl<'c> Parts<'c> {
+    fn new(segments: &'c [Segment]) -> Self {
+        let left_bytes = segments.iter().map(|segment| u64::from(segment.len_bytes)).sum();
+        Self { segments, done_bytes: 0, left_bytes }
+    }
+
+    fn skip(&mut self, len_bytes: u64) {
+        let Ok(()) = self.each(len_bytes, |_, _| Ok::<_, std::convert::Infallible>(()));
+    }
+
+    fn read(&mut self, dma: &Dma<'_>, into: &mut [u8]) -> Result<(), Halt> {
+        let mut done = 0;
+        self.each(into.len() as u64, |at, len_bytes| {
+            let part = &mut into[done..done + len_bytes as usize];
+            done += part.len();
+            dma.read(at, part)
+        })
+    }
+
+    fn write(&mut self, dma: &Dma<'_>, from: &[u8]) -> Result<(), Halt> {
+        let mut done = 0;
+        self.each(from.len() as u64, |at, len_bytes| {
+            let part = &from[done..done + len_bytes as usize];
+            done += part.len();
+            dma.write(at, part)
+        })
+    }
+
+    /// Walks `len_bytes`, or what is left if that is less.
+    fn each<E>(
+        &mut self,
+        mut len_bytes: u64,
+        mut visit: impl FnMut(u64, u32) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let (Some((first, rest)), 1..) = (self.segments.split_first(), len_bytes) {
+            let room = first.len_bytes - self.done_bytes;
+            let part = u64::from(room).min(len_bytes) as u32;
+            if part > 0 {
+                // One that passes the end of the address space faults.
+                visit(first.at.wrapping_add(u64::from(self.done_bytes)), part)?;
+            }
+            len_bytes -= u64::from(part);
+            self.left_bytes -= u64::from(part);
+            self.done_bytes += part;
+            if self.done_bytes == first.len_bytes {
+                (self.segments, self.done_bytes) = (rest, 0);
+            }
+        }
+        Ok(())
+    }
+}

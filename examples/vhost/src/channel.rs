@@ -1,0 +1,140 @@
+//! Messages and their descriptors over a Unix socket, in both directions.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use longshore_sys::unix_socket::{self, Interest, Ready};
+
+use crate::stop::Stop;
+use crate::wire::{HEADER_LEN_BYTES, Header, Malformed};
+
+/// How long a peer may take to read what it is sent.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A whole message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Why there is no message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoMessage {
+    #[error("the other end closed the connection")]
+    Closed,
+    #[error("the other end closed the connection in the middle of a message")]
+    ClosedInMessage,
+    #[error("it was stopped")]
+    Stopped,
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("descriptors were lost on the way: too many in one message, or none left here")]
+    DescriptorsLost,
+    #[error("the other end did not answer, or did not take what it was sent")]
+    TimedOut,
+    #[error("the socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Takes messages from a socket, never a byte of the next one with one. What has come of one stays
+/// where a wait ends early.
+#[derive(Debug, Default)]
+pub(crate) struct Receiver {
+    bytes: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Receiver {
+    pub(crate) fn receive(
+        &mut self,
+        socket: &UnixStream,
+        stop: &Stop,
+        deadline: Option<Instant>,
+    ) -> Result<Message, NoMessage> {
+        loop {
+            let header = match self.bytes.first_chunk::<HEADER_LEN_BYTES>() {
+                Some(header) => Some(Header::decode(*header)?),
+                None => None,
+            };
+            let payload_bytes = header.map_or(0, |header| header.len_bytes as usize);
+            let wanted = HEADER_LEN_BYTES + payload_bytes;
+            if let Some(header) = header.filter(|_| self.bytes.len() == wanted) {
+                let payload = self.bytes[HEADER_LEN_BYTES..].to_owned();
+                self.bytes.clear();
+                let descriptors = std::mem::take(&mut self.descriptors);
+                return Ok(Message { header, payload, descriptors });
+            }
+            self.take(socket, wanted - self.bytes.len(), stop, deadline)?;
+        }
+    }
+
+    /// Takes at most `len_bytes`, at least one.
+    fn take(
+        &mut self,
+        socket: &UnixStream,
+        len_bytes: usize,
+        stop: &Stop,
+        deadline: Option<Instant>,
+    ) -> Result<(), NoMessage> {
+        let have_bytes = self.bytes.len();
+        self.bytes.resize(have_bytes + len_bytes, 0);
+        let into = &mut self.bytes[have_bytes..];
+        let received = unix_socket::receive(socket, into, &mut self.descriptors);
+        let taken = received.as_ref().map_or(0, |received| received.len_bytes);
+        self.bytes.truncate(have_bytes + taken);
+        match received {
+            Ok(received) if received.descriptors_lost => Err(NoMessage::DescriptorsLost),
+            Ok(_) if taken > 0 => Ok(()),
+            Ok(_) if have_bytes == 0 => Err(NoMessage::Closed),
+            Ok(_) => Err(NoMessage::ClosedInMessage),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait(socket, Interest::Receive, stop, deadline)
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(NoMessage::Closed),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Sends a whole message.
+pub(crate) fn send(
+    socket: &UnixStream,
+    header: Header,
+    payload: &[u8],
+    stop: &Stop,
+) -> Result<(), NoMessage> {
+    let mut bytes = header.encode().to_vec();
+    bytes.extend_from_slice(payload);
+    let deadline = Some(Instant::now() + SEND_TIMEOUT);
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match unix_socket::send(socket, &bytes[sent..], &[]) {
+            Ok(more) => sent += more,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait(socket, Interest::Send, stop, deadline)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return Err(NoMessage::Closed);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn wait(
+    socket: &UnixStream,
+    interest: Interest,
+    stop: &Stop,
+    deadline: Option<Instant>,
+) -> Result<(), NoMessage> {
+    match unix_socket::wait(socket.as_fd(), interest, &[stop.as_fd()], deadline)? {
+        Ready::Socket => Ok(()),
+        Ready::Event(_) => Err(NoMessage::Stopped),
+        Ready::TimedOut => Err(NoMessage::TimedOut),
+    }
+}

@@ -1,0 +1,88 @@
+//! The disk: a file, in sectors of 512 bytes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// The unit of addresses and lengths in requests.
+pub const SECTOR_BYTES: u64 = 512;
+/// How long the name is that a driver can ask for.
+pub const SERIAL_BYTES: usize = 20;
+
+/// A raw image.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    sectors: u64,
+    is_read_only: bool,
+    serial: [u8; SERIAL_BYTES],
+}
+
+impl Disk {
+    /// The file at `path`.
+    ///
+    /// # Errors
+    /// Those of `open(2)`; as [`of_file`](Self::of_file).
+    pub fn open(path: &Path, is_read_only: bool, serial: &str) -> io::Result<Self> {
+        let file = File::options().read(true).write(!is_read_only).open(path)?;
+        Self::of_file(file, is_read_only, serial)
+    }
+
+    /// An open file: also a memfd.
+    ///
+    /// # Errors
+    /// `InvalidInput` where its length is not one of whole sectors, or the serial is longer than
+    /// [`SERIAL_BYTES`].
+    pub fn of_file(file: File, is_read_only: bool, serial: &str) -> io::Result<Self> {
+        let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let len_bytes = file.metadata()?.len();
+        if len_bytes == 0 || !len_bytes.is_multiple_of(SECTOR_BYTES) {
+            return Err(invalid("the disk's file is not made of whole sectors of 512 bytes"));
+        }
+        let mut padded = [0; SERIAL_BYTES];
+        let room = padded.get_mut(..serial.len());
+        room.ok_or_else(|| invalid("the serial has more than 20 bytes"))?
+            .copy_from_slice(serial.as_bytes());
+        let sectors = len_bytes / SECTOR_BYTES;
+        Ok(Self { file, sectors, is_read_only, serial: padded })
+    }
+
+    /// Its length in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Whether it cannot be written.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// Its name, padded with zeros.
+    pub fn serial(&self) -> [u8; SERIAL_BYTES] {
+        self.serial
+    }
+
+    /// Where `len_bytes` from `sector` on begin, in bytes, if the disk has them and they are whole
+    /// sectors.
+    pub(crate) fn place(&self, sector: u64, len_bytes: u64) -> Option<u64> {
+        let end = sector.checked_add(len_bytes / SECTOR_BYTES)?;
+        let is_there = len_bytes.is_multiple_of(SECTOR_BYTES) && end <= self.sectors;
+        is_there.then(|| sector * SECTOR_BYTES)
+    }
+
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, at)
+    }
+
+    pub(crate) fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        if self.is_read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        self.file.write_all_at(from, at)
+    }
+
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}

@@ -1,0 +1,174 @@
+//! What happens, counted, and printed if that is wanted.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use longshore_access::Fault;
+use longshore_mem::Iova;
+
+use crate::block::Status;
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident)*) => {
+        #[derive(Debug, Default)]
+        struct Inner {
+            is_printed: AtomicBool,
+            is_logging: AtomicBool,
+            $($name: AtomicU64,)*
+        }
+
+        /// The counts at one moment.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Snapshot {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counts {
+            /// The counts now.
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot { $($name: self.0.$name.load(Ordering::Acquire),)* }
+            }
+        }
+
+        /// Each as `name=number`, with spaces between: to be read by people and programs.
+        impl fmt::Display for Snapshot {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let counts = [$((stringify!($name), self.$name),)*];
+                for (at, (name, count)) in counts.into_iter().enumerate() {
+                    write!(f, "{}{name}={count}", if at == 0 { "" } else { " " })?;
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+counts! {
+    /// Front-ends that came.
+    clients
+    /// Messages that were taken.
+    messages
+    /// Messages that were refused, also those that ended a connection.
+    refused
+    /// Memory tables that were set.
+    tables
+    /// Translations that the front-end gave.
+    updates
+    /// Translations that it took back.
+    invalidations
+    /// Translations that were asked for.
+    misses
+    /// Requests to read that were done.
+    reads
+    /// What they read, in bytes.
+    read_bytes
+    /// Requests to write that were done.
+    writes
+    /// What they wrote, in bytes.
+    written_bytes
+    /// Requests to flush.
+    flushes
+    /// Requests for the serial.
+    ids
+    /// Requests that ended with an error.
+    failed
+    /// Data of requests that could not be reached.
+    data_faults
+    /// Rings that are broken.
+    ring_errors
+    /// Times that logging began.
+    logs
+    /// Requests to read that were done while writes were logged.
+    logged_reads
+}
+
+/// What has happened so far. Clones are the same counts.
+#[derive(Clone, Debug, Default)]
+pub struct Counts(Arc<Inner>);
+
+impl Counts {
+    /// Prints all that is counted from now on but requests, a line each.
+    pub fn print(&self) {
+        self.0.is_printed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn client(&self) {
+        self.count(&self.0.clients, format_args!("a front-end has come"));
+    }
+
+    pub(crate) fn message(&self, what: &dyn fmt::Debug) {
+        self.count(&self.0.messages, format_args!("{what:x?}"));
+    }
+
+    pub(crate) fn refused(&self, why: &dyn fmt::Display) {
+        self.count(&self.0.refused, format_args!("refused: {why}"));
+    }
+
+    pub(crate) fn table(&self) {
+        self.add(&self.0.tables, 1);
+    }
+
+    pub(crate) fn update(&self) {
+        self.add(&self.0.updates, 1);
+    }
+
+    pub(crate) fn invalidation(&self) {
+        self.add(&self.0.invalidations, 1);
+    }
+
+    pub(crate) fn miss(&self, iova: Iova, is_write: bool) {
+        let what = if is_write { "write" } else { "read" };
+        self.count(&self.0.misses, format_args!("miss at {iova:#x} to {what}"));
+    }
+
+    pub(crate) fn read(&self, len_bytes: u64) {
+        self.add(&self.0.reads, 1);
+        self.add(&self.0.read_bytes, len_bytes);
+        self.add(&self.0.logged_reads, self.0.is_logging.load(Ordering::Relaxed).into());
+    }
+
+    pub(crate) fn write(&self, len_bytes: u64) {
+        self.add(&self.0.writes, 1);
+        self.add(&self.0.written_bytes, len_bytes);
+    }
+
+    pub(crate) fn flush(&self) {
+        self.add(&self.0.flushes, 1);
+    }
+
+    pub(crate) fn get_id(&self) {
+        self.add(&self.0.ids, 1);
+    }
+
+    pub(crate) fn failed(&self, status: Status) {
+        self.count(&self.0.failed, format_args!("a request failed: {status:?}"));
+    }
+
+    pub(crate) fn data_fault(&self, fault: &Fault) {
+        self.count(&self.0.data_faults, format_args!("a request's data: {fault}"));
+    }
+
+    pub(crate) fn ring_error(&self, index: usize, error: &dyn fmt::Display) {
+        self.count(&self.0.ring_errors, format_args!("ring {index} is broken: {error}"));
+    }
+
+    /// The front-end wants writes logged, or no longer.
+    pub(crate) fn logging(&self, is_on: bool) {
+        if is_on && !self.0.is_logging.swap(is_on, Ordering::Relaxed) {
+            self.count(&self.0.logs, format_args!("writes are logged"));
+        }
+        self.0.is_logging.store(is_on, Ordering::Relaxed);
+    }
+
+    fn add(&self, count: &AtomicU64, more: u64) {
+        count.fetch_add(more, Ordering::AcqRel);
+    }
+
+    fn count(&self, count: &AtomicU64, what: fmt::Arguments<'_>) {
+        self.add(count, 1);
+        if self.0.is_printed.load(Ordering::Relaxed) {
+            println!("{what}");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! Front-ends that say what makes no sense, or take away what they gave. Each ends with an error that
+//! says why, or a broken ring; and the next one is served.
+
+use std::os::fd::AsFd;
+
+use longshore_sys::{event_fd, memfd, unix_socket};
+use longshore_vhost_example::wire::number;
+
+use crate::frontend::{
+    ACCESS_PLATFORM, AVAILABLE, DATA, DESCRIPTORS, Descriptor, ENTRIES, Frontend, GUEST, HEADER,
+    INDIRECT, IOVA, MEMORY_BYTES, NEXT, PROTOCOL_FEATURES, STATUS, Served, USED, USER, VERSION_1,
+    WRITE, addresses, iotlb, state, table,
+};
+
+fn raw(request: u32, flags: u32, len: u32, payload: &[u8]) -> Vec<u8> {
+    [&[request, flags, len].map(u32::to_ne_bytes).concat(), payload].concat()
+}
+
+#[test]
+fn bytes_that_are_no_message_end_the_connection() {
+    let served = Served::new();
+    for (bytes, why) in [
+        (raw(number::GET_FEATURES, 0, 0, &[]), "flags"),
+        (raw(number::GET_FEATURES, 2, 0, &[]), "flags"),
+        (raw(number::GET_FEATURES, 0x11, 0, &[]), "flags"),
+        (raw(number::GET_FEATURES, 1, 513, &[0; 513]), "claims a payload of 513"),
+        (raw(number::SET_MEM_TABLE, 1, u32::MAX, &[]), "claims a payload"),
+        (raw(0, 1, 0, &[]), "not known"),
+        (raw(26, 1, 0, &[]), "not known"),
+        (raw(u32::MAX, 1, 0, &[]), "not known"),
+        (raw(number::GET_FEATURES, 1, 8, &[0; 8]), "is not its length"),
+        (raw(number::SET_FEATURES, 1, 4, &[0; 4]), "is not its length"),
+        (raw(number::SET_VRING_ADDR, 1, 39, &[0; 39]), "is not its length"),
+        (raw(number::SET_MEM_TABLE, 1, 7, &[0; 7]), "is not its length"),
+        (raw(number::SET_MEM_TABLE, 1, 8, &state(1, 0)), "is not its length"),
+        (raw(number::SET_MEM_TABLE, 1, 8, &state(9, 0)), "regions is 9"),
+        (raw(number::SET_VRING_ENABLE, 1, 8, &state(0, 2)), "enabling is 2"),
+        (raw(number::GET_CONFIG, 1, 12, &[0xff; 12]), "is not its length"),
+        (raw(number::GET_CONFIG, 1, 13, &[&state(256, 1)[..], &[0; 5]].concat()), "the offset"),
+        (raw(number::IOTLB_MSG, 1, 25, &[0; 25]), "is not its length"),
+        (raw(number::IOTLB_MSG, 1, 32, &[0; 32]), "the kind is 0"),
+    ] {
+        let socket = served.connect();
+        unix_socket::send(&socket, &bytes, &[]).unwrap();
+        let ended = served.ended();
+        assert!(ended.contains(why), "{bytes:?}: {ended}");
+    }
+    served.still_serves();
+    // The front-end goes in the middle.
+    for cut in [1, 11, 12, 19] {
+        let socket = served.connect();
+        let bytes = raw(number::SET_FEATURES, 1, 8, &[0; 8]);
+        unix_socket::send(&socket, &bytes[..cut], &[]).unwrap();
+        drop(socket);
+        served.ends_with("in the middle of a message");
+    }
+    let frontends = served.counts.snapshot().clients;
+    drop(served.connect());
+    assert_eq!(served.ended(), "closed by the front-end");
+    assert_eq!(served.counts.snapshot().clients, frontends + 1);
+}
+
+#[test]
+fn descriptors_that_nobody_wanted_are_refused_and_closed() {
+    let served = Served::new();
+    let one = memfd::create("unwanted", memfd::Backing::Shmem).unwrap();
+    let link =
+        |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path());
+    let is_one = |link: std::path::PathBuf| link.to_string_lossy().contains("memfd:unwanted");
+    let links = || std::fs::read_dir("/proc/self/fd").unwrap().filter_map(move |it| link(it).ok());
+    let count = || links().filter(|link| is_one(link.clone())).count();
+    let mut frontend = Frontend::ready(&served);
+    let before = count();
+    let region = table(&[[GUEST, MEMORY_BYTES, USER, 0]]);
+    let fd = one.as_fd();
+    frontend.refused(number::SET_MEM_TABLE, &region, &[]);
+    frontend.refused(number::SET_MEM_TABLE, &region, &[fd, fd]);
+    frontend.refused(number::SET_OWNER, &[], &[fd]);
+    frontend.refused(number::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[]);
+    frontend.refused(number::SET_VRING_CALL, &(1_u64 << 8).to_ne_bytes(), &[fd]);
+    frontend.refused(number::SET_BACKEND_REQ_FD, &[], &[]);
+    frontend.refused(number::IOTLB_MSG, &iotlb(0, 0, 0, 0, 3), &[fd, fd, fd]);
+    assert_eq!(frontend.read(3, 512).0, 0, "what was there stays");
+    assert_eq!(count(), before, "descriptors are left");
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    // Unasked, it ends.
+    let mut frontend = Frontend::negotiated(&served);
+    frontend.send(number::SET_MEM_TABLE, &region, &[], false);
+    served.ends_with("0 descriptors came");
+}
+
+#[test]
+fn memory_that_makes_no_sense_is_refused_as_a_whole() {
+    let served = Served::new();
+    let mut frontend = Frontend::ready(&served);
+    let memory = frontend.memory.try_clone().unwrap();
+    let half = MEMORY_BYTES / 2;
+    let good = [GUEST, half, USER, 0];
+    for (bad, why) in [
+        ([GUEST + half - 0x1000, half, USER + half, half], "guest addresses overlap"),
+        ([GUEST + half, half, USER + half - 0x1000, half], "user addresses overlap"),
+        ([GUEST, half, USER, 0], "the same once more"),
+        ([GUEST + half + 1, half, USER + half, half], "no whole pages"),
+        ([GUEST + half, half - 1, USER + half, half], "no whole pages"),
+        ([GUEST + half, half, USER + half + 8, half], "no whole pages"),
+        ([GUEST + half, half, USER + half, half + 512], "no whole pages"),
+        ([GUEST + half, 0, USER + half, half], "empty"),
+        ([1 << 48, half, USER + half, half], "above the end"),
+        ([u64::MAX - 0xfff, 0x1000, USER + half, half], "at the end of all"),
+        ([GUEST + half, 1 << 47, USER + half, 0], "long, and not mapped"),
+        ([GUEST + half, u64::MAX - 0xfff, USER + half, half], "longer than can be"),
+        ([GUEST + half, half, u64::MAX - 0xfff, half], "past the end of the process"),
+        ([GUEST + half, half, USER + half, i64::MAX as u64 - 0xfff], "past the file's end"),
+    ] {
+        let payload = table(&[good, bad]);
+        let fds = [memory.as_fd(), memory.as_fd()];
+        assert_eq!(frontend.acknowledged(number::SET_MEM_TABLE, &payload, &fds), 1, "{why}");
+    }
+    // What cannot be mapped.
+    let event = event_fd::create().unwrap();
+    frontend.refused(number::SET_MEM_TABLE, &table(&[good]), &[event.as_fd()]);
+    // What was there before is there still.
+    assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
+    // No memory at all is a table, too, and the ring is not in it.
+    frontend.done(number::SET_MEM_TABLE, &table(&[]), &[]);
+    assert!(!frontend.wait_broken());
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    served.still_serves();
+}
+
+#[test]
+fn rings_that_make_no_sense_are_refused() {
+    let served = Served::new();
+    let mut frontend = Frontend::ready(&served);
+    let file = memfd::create("no eventfd", memfd::Backing::Shmem).unwrap();
+    for index in [4, 99, u32::MAX] {
+        frontend.refused(number::SET_VRING_NUM, &state(index, 16), &[]);
+        frontend.refused(number::SET_VRING_BASE, &state(index, 0), &[]);
+        frontend.refused(number::SET_VRING_ENABLE, &state(index, 1), &[]);
+        frontend.refused(number::SET_VRING_ADDR, &addresses(index, 0, USER), &[]);
+    }
+    for num in [0, 3, 2048, 1 << 16, u32::MAX] {
+        frontend.refused(number::SET_VRING_NUM, &state(1, num), &[]);
+    }
+    frontend.refused(number::SET_VRING_BASE, &state(1, 1 << 16), &[]);
+    for base in [0, USER - 0x1000, USER + MEMORY_BYTES, USER + 1, USER + 2, u64::MAX - 0xffff] {
+        assert_eq!(
+            frontend.acknowledged(number::SET_VRING_ADDR, &addresses(0, 0, base), &[]),
+            1,
+            "{base:#x}"
+        );
+    }
+    let word = 0_u64.to_ne_bytes();
+    for request in [number::SET_VRING_KICK, number::SET_VRING_CALL, number::SET_VRING_ERR] {
+        frontend.refused(request, &word, &[file.as_fd()]);
+    }
+    frontend.refused(number::SET_VRING_KICK, &(1_u64 << 8).to_ne_bytes(), &[]);
+    for features in [1_u64 << 63, 1 << 34, PROTOCOL_FEATURES | 1 << 24] {
+        frontend.refused(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
+    }
+    frontend.refused(number::SET_PROTOCOL_FEATURES, &(1_u64 << 8).to_ne_bytes(), &[]);
+    let config = [&state(0, 1)[..], &[0; 5]].concat();
+    frontend.refused(number::SET_CONFIG, &config, &[]);
+    assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
+    frontend.send(number::GET_VRING_BASE, &state(7, 0), &[], false);
+    served.ends_with("ring 7 is none");
+}
+
+#[test]
+fn translations_that_make_no_sense_are_refused() {
+    let served = Served::new();
+    // Nobody asked for translations.
+    let mut frontend = Frontend::ready(&served);
+    frontend.refused(number::IOTLB_MSG, &iotlb(IOVA, 0x1000, USER, 3, 2), &[]);
+    frontend.refused(number::IOTLB_MSG, &iotlb(IOVA, 0x1000, USER, 3, 3), &[]);
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    let mut frontend = Frontend::ready_behind_iommu(&served, Frontend::translate);
+    assert_eq!(frontend.read(3, 512).0, 0);
+    for (iova, len_bytes, user, access) in [
+        (IOVA, 0x1000, USER - 0x1000, 3),
+        (IOVA, 0x2000, USER + MEMORY_BYTES - 0x1000, 3),
+        (IOVA, 0x1000, USER + MEMORY_BYTES, 3),
+        (IOVA, MEMORY_BYTES + 0x1000, USER, 3),
+        (IOVA, u64::MAX - 0xfff, USER, 3),
+        (IOVA, 0x1000, 0, 3),
+        (IOVA, 0x1000, u64::MAX - 0xfff, 3),
+        (IOVA, 0, USER, 3),
+        (IOVA, 0x800, USER, 3),
+        (IOVA + 0x10, 0x1000, USER, 3),
+        (IOVA, 0x1000, USER + 0x10, 3),
+        (1 << 48, 0x1000, USER, 3),
+        (u64::MAX - 0xfff, 0x1000, USER, 3),
+        (IOVA, 0x1000, USER, 0),
+    ] {
+        let update = iotlb(iova, len_bytes, user, access, 2);
+        let answer = frontend.acknowledged(number::IOTLB_MSG, &update, &[]);
+        assert_eq!(answer, 1, "{iova:#x} {len_bytes:#x} {user:#x}");
+    }
+    assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
+    frontend.send(number::IOTLB_MSG, &iotlb(0, 0, 0, 3, 4), &[], true);
+    served.ends_with("the kind is 4");
+}
+
+/// The front-end says that it has translated, and has not; or what it says is no answer.
+#[test]
+fn a_front_end_that_does_not_translate_breaks_the_ring() {
+    let served = Served::new();
+    let never: crate::frontend::Translate = |frontend, _, _| frontend.answer(0);
+    let refuses: crate::frontend::Translate = |frontend, _, _| frontend.answer(1);
+    let garbage: crate::frontend::Translate = |frontend, _, _| {
+        let _ = unix_socket::send(frontend.channel.as_ref().unwrap(), &[0x5a; 20], &[]);
+    };
+    let hangs_up: crate::frontend::Translate = |frontend, _, _| frontend.channel = None;
+    for (translate, misses) in [(never, 8), (refuses, 1), (garbage, 1), (hangs_up, 1)] {
+        let mut frontend = Frontend::ready_behind_iommu(&served, translate);
+        // The ring looks for what is available at once, and finds no ring.
+        assert!(!frontend.wait_broken());
+        assert_eq!(frontend.misses, misses);
+        // It can be asked where it is.
+        assert_eq!(frontend.ask(number::GET_VRING_BASE, &state(0, 0)), state(0, 0));
+        drop(frontend);
+        assert_eq!(served.ended(), "closed by the front-end");
+    }
+    assert_eq!(served.counts.snapshot().ring_errors, 4);
+    served.still_serves();
+}
+
+#[test]
+fn chains_that_make_no_sense_break_the_ring_alone() {
+    let served = Served::new();
+    let header = Descriptor(GUEST + HEADER, 16, NEXT, 1);
+    let chains: &[(&str, &[Descriptor])] = &[
+        ("to itself", &[Descriptor(GUEST + HEADER, 16, NEXT, 0)]),
+        (
+            "in a circle",
+            &[
+                header,
+                Descriptor(GUEST + DATA, 512, NEXT | WRITE, 2),
+                Descriptor(GUEST + DATA, 512, NEXT | WRITE, 1),
+            ],
+        ),
+        ("out of the ring", &[Descriptor(GUEST + HEADER, 16, NEXT, ENTRIES)]),
+        (
+            "read after written",
+            &[Descriptor(GUEST + STATUS, 1, NEXT | WRITE, 1), Descriptor(GUEST + HEADER, 16, 0, 0)],
+        ),
+        ("a table of nothing", &[Descriptor(GUEST + DATA, 0, INDIRECT, 0)]),
+        ("a table in parts", &[Descriptor(GUEST + DATA, 17, INDIRECT, 0)]),
+        ("a table of millions", &[Descriptor(GUEST + DATA, u32::MAX - 15, INDIRECT, 0)]),
+        ("a table that is nowhere", &[Descriptor(1 << 46, 16, INDIRECT, 0)]),
+        ("a table at the end of all", &[Descriptor(u64::MAX - 7, 32, INDIRECT, 0)]),
+        ("a table and more", &[Descriptor(GUEST + DATA, 16, INDIRECT | NEXT, 1)]),
+        ("a status that is nowhere", &[header, Descriptor(1 << 46, 1, WRITE, 0)]),
+    ];
+    for (what, chain) in chains {
+        let mut frontend = Frontend::ready(&served);
+        frontend.put_descriptors(DESCRIPTORS, chain);
+        frontend.submit(0);
+        assert!(!frontend.wait(), "{what}");
+        // A driver that sets it up anew may use it again.
+        assert_eq!(frontend.ask(number::GET_VRING_BASE, &state(0, 0)), state(0, 0), "{what}");
+        frontend.next = 0;
+        frontend.put(USED, &[0; 0x100]);
+        frontend.put(AVAILABLE, &[0; 0x100]);
+        frontend.start_ring(USER, 0);
+        assert_eq!(frontend.read(3, 512).0, 0, "{what}");
+        drop(frontend);
+        assert_eq!(served.ended(), "closed by the front-end");
+    }
+    // A table in a table.
+    let mut frontend = Frontend::ready(&served);
+    frontend.put_descriptors(DATA, &[Descriptor(GUEST + DATA, 16, INDIRECT, 0)]);
+    frontend.put_descriptors(DESCRIPTORS, &[Descriptor(GUEST + DATA, 16, INDIRECT, 0)]);
+    frontend.submit(0);
+    assert!(!frontend.wait());
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    // Heads and indices.
+    for head in [ENTRIES, u16::MAX] {
+        let mut frontend = Frontend::ready(&served);
+        frontend.submit(head);
+        assert!(!frontend.wait());
+        drop(frontend);
+        assert_eq!(served.ended(), "closed by the front-end");
+    }
+    let mut frontend = Frontend::ready(&served);
+    frontend.next = ENTRIES;
+    frontend.submit(0);
+    assert!(!frontend.wait());
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    assert_eq!(served.counts.snapshot().ring_errors, chains.len() as u64 + 4);
+    served.still_serves();
+}
+
+#[test]
+fn requests_that_make_no_sense_fail() {
+    let served = Served::new();
+    let mut frontend = Frontend::ready(&served);
+    let data = |len, flags| [Descriptor(GUEST + DATA, len, flags, 0)];
+    assert_eq!(frontend.request(99, 0, &[]), 2, "of no kind");
+    assert_eq!(frontend.request(0, 0, &data(511, WRITE)), 1, "no whole sectors");
+    assert_eq!(frontend.request(1, 0, &data(513, 0)), 1, "no whole sectors");
+    for sector in [2048, 2047, u64::MAX, u64::MAX / 512, 1 << 55] {
+        assert_eq!(frontend.request(0, sector, &data(1024, WRITE)), 1, "{sector} is not there");
+        assert_eq!(frontend.request(1, sector, &data(1024, 0)), 1, "{sector} is not there");
+    }
+    let all = [Descriptor(GUEST, u32::MAX, WRITE, 0); 3];
+    assert_eq!(frontend.request(0, 0, &all), 1, "more than there is");
+    // Without a header, and without a status.
+    frontend.put_descriptors(DESCRIPTORS, &[Descriptor(GUEST + STATUS, 1, WRITE, 0)]);
+    frontend.submit(0);
+    assert!(frontend.wait());
+    assert_eq!(frontend.get(STATUS, 1), [1]);
+    frontend.put_descriptors(DESCRIPTORS, &[Descriptor(GUEST + HEADER, 16, 0, 0)]);
+    frontend.submit(0);
+    assert!(frontend.wait());
+    assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
+    assert_eq!(served.counts.snapshot().ring_errors, 0);
+}
+
+/// Memory that the front-end cuts off: data of a request, then the ring.
+#[test]
+fn memory_that_vanishes_is_a_fault() {
+    let served = Served::new();
+    let mut frontend = Frontend::ready(&served);
+    assert_eq!(frontend.read(3, 4096).0, 0);
+    frontend.memory.set_len(DATA).unwrap();
+    assert_eq!(frontend.request(0, 0, &[Descriptor(GUEST + DATA, 4096, WRITE, 0)]), 1);
+    assert_eq!(frontend.request(1, 0, &[Descriptor(GUEST + DATA, 4096, 0, 0)]), 1);
+    assert_eq!(served.counts.snapshot().data_faults, 2);
+    frontend.memory.set_len(0).unwrap();
+    event_fd::signal(&frontend.kick).unwrap();
+    assert!(!frontend.wait_broken());
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    served.still_serves();
+}
+
+/// A front-end that changes its mind about the IOMMU, with a ring under way.
+#[test]
+fn translation_comes_and_goes() {
+    let served = Served::new();
+    let mut frontend = Frontend::ready(&served);
+    assert_eq!(frontend.read(3, 512).0, 0);
+    let features = PROTOCOL_FEATURES | VERSION_1 | ACCESS_PLATFORM;
+    frontend.done(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
+    // The ring's address is none of the device's now, and nobody translates.
+    assert!(!frontend.wait_broken());
+    let features = PROTOCOL_FEATURES | VERSION_1;
+    frontend.done(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
+    frontend.done(number::SET_VRING_ADDR, &addresses(0, 0, USER), &[]);
+    assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
+}
+
+/// xorshift64: the same numbers in each run.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// A number of the kind that finds mistakes.
+    fn number(&mut self) -> u64 {
+        let near = [0, 1, GUEST, USER, IOVA, MEMORY_BYTES, 1 << 32, 1 << 48, u64::MAX, 0x1000];
+        let at = near[self.below(near.len() as u64) as usize];
+        match self.below(4) {
+            0 => self.next() >> self.below(64),
+            1 => at.wrapping_add(self.below(0x4000)).wrapping_sub(0x2000),
+            _ => at,
+        }
+    }
+}
+
+/// Messages that are nearly right, and rings full of nonsense, from a few hundred front-ends.
+#[test]
+fn noise_does_no_harm() {
+    let served = Served::new();
+    let mut noise = Noise(0x1234_5678_9abc_def1);
+    for round in 0..200 {
+        let frontend = if round % 2 == 0 {
+            Frontend::ready(&served)
+        } else {
+            Frontend::ready_behind_iommu(&served, Frontend::translate)
+        };
+        let memory = frontend.memory.try_clone().unwrap();
+        let event = event_fd::create().unwrap();
+        for at in 0..0x40 {
+            let at = [DESCRIPTORS, AVAILABLE, USED][at as usize % 3] + 8 * (at / 3);
+            frontend.put(at, &noise.number().to_le_bytes());
+        }
+        event_fd::signal(&frontend.kick).unwrap();
+        for _ in 0..12 {
+            let request = 1 + noise.below(26) as u32;
+            let len = [0, 8, 16, 32, 40, 12, 40, 72][noise.below(8) as usize];
+            let mut payload: Vec<u8> =
+                (0..len / 4).flat_map(|_| (noise.number() as u32).to_ne_bytes()).collect();
+            if noise.below(2) == 0 {
+                payload = (0..len / 8).flat_map(|_| noise.number().to_ne_bytes()).collect();
+            }
+            if request == number::SET_MEM_TABLE {
+                let region = std::array::from_fn(|_| noise.number());
+                payload = table(&[[GUEST, MEMORY_BYTES, USER, 0], region]);
+            }
+            let descriptors = [memory.as_fd(), event.as_fd(), memory.as_fd()];
+            let some = &descriptors[..noise.below(4) as usize];
+            // Most are acknowledged, so that the connection goes on.
+            let flags = if noise.below(8) == 0 { 1 } else { 1 | 1 << 3 };
+            let bytes = raw(request, flags, payload.len() as u32, &payload);
+            // It may have ended.
+            if unix_socket::send(&frontend.socket, &bytes, some).is_err() {
+                break;
+            }
+        }
+        drop(frontend);
+        served.ended();
+    }
+    assert!(served.counts.snapshot().refused > 100, "{}", served.counts.snapshot());
+    served.still_serves();
+}

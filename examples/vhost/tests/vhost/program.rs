@@ -1,0 +1,104 @@
+//! The program itself.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_longshore-vhost-example"))
+}
+
+fn run(args: &[&str]) -> (Output, String) {
+    let output = program().args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, said)
+}
+
+/// The program as it listens. It is killed when this is dropped.
+struct Running {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(socket: &Path, disk: &Path) -> Self {
+        let mut command = program();
+        command.arg("--socket").arg(socket).arg("--disk").arg(disk).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut running = Self { child, lines };
+        running.read_until("listening at ");
+        running
+    }
+
+    /// Reads lines up to one that begins so.
+    fn read_until(&mut self, beginning: &str) -> String {
+        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        let found = lines.find(|line| line.starts_with(beginning));
+        found.unwrap_or_else(|| panic!("it never said {beginning:?}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn help_helps_and_nonsense_is_refused() {
+    let (output, _) = run(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert!(["--socket PATH", "--disk FILE", "iommu_platform"].iter().all(|it| help.contains(it)));
+    for (args, why) in [
+        (&[][..], "--socket PATH says where to listen"),
+        (&["--socket", "x"], "--disk FILE says what to serve"),
+        (&["--socket"], "--socket needs a path"),
+        (&["--serial"], "--serial needs a name"),
+        (&["--drive", "x"], "--drive is no option"),
+    ] {
+        let (output, said) = run(args);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said.contains(why) && said.contains("--help"), "{said}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [disk, odd] = ["disk", "odd"].map(|name| folder.path().join(name));
+    fs::write(&disk, [0; 1024]).unwrap();
+    fs::write(&odd, [0; 1000]).unwrap();
+    let (disk, odd) = (disk.to_str().unwrap(), odd.to_str().unwrap());
+    for (args, why) in [
+        (["--socket", "x", "--disk", "/no/disk"], "/no/disk: No such file"),
+        (["--socket", "x", "--disk", odd], "whole sectors of 512 bytes"),
+        (["--socket", "/no/folder/x", "--disk", disk], "/no/folder/x: No such file"),
+    ] {
+        let (output, said) = run(&args);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said.contains(why), "{said}");
+    }
+    let long = ["--socket", "x", "--disk", disk, "--serial", "more than twenty bytes"];
+    assert!(run(&long).1.contains("more than 20 bytes"));
+}
+
+#[test]
+fn it_serves_one_front_end_after_the_other_and_can_be_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let [socket, disk] = ["disk.sock", "disk"].map(|name| folder.path().join(name));
+    fs::write(&disk, [0; 1024]).unwrap();
+    for _ in 0..2 {
+        // The second time, the socket of the first one, which was killed, is in the way.
+        let mut running = Running::start(&socket, &disk);
+        let args = ["--socket", socket.to_str().unwrap(), "--disk", disk.to_str().unwrap()];
+        let (taken, said) = run(&args);
+        assert!(taken.status.code() == Some(1) && said.contains("in use"), "{said}");
+        // Asking whether someone listens was a front-end, too.
+        for round in 1..=3 {
+            let counts = running.read_until("so far: ");
+            assert!(counts.starts_with(&format!("so far: clients={round} ")), "{counts}");
+            drop(UnixStream::connect(&socket).unwrap());
+        }
+    }
+}
