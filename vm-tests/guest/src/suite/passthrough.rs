@@ -43,6 +43,7 @@ macro_rules! tests {
             Test { name: "bounced_bytes_arrive", run: || bounced_bytes_arrive($interface) },
             Test { name: "udmabufs_are_mapped_by_their_memfd", run: || udmabuf($interface) },
             Test { name: "system_heaps_cannot_be_mapped", run: || system_heap($interface) },
+            Test { name: "what_is_refused_leaves_nothing", run: || refused_maps($interface) },
             Test { name: "refusals_say_what_to_do", run: || refusals($interface) },
             Test { name: "opened_again_and_again", run: || again_and_again($interface) },
         ]
@@ -155,6 +156,48 @@ fn system_heap(interface: Interface) -> TestResult {
     ensure!(refused.value.host().len() == len, "another buffer came back");
     let iovas = domain.iovas();
     ensure!(iovas.free_bytes() == iovas.all_bytes(), "addresses were lost");
+    Ok(Passed::Yes)
+}
+
+/// Where the kernel refuses a mapping, memory and addresses come back, and the next one is mapped.
+fn refused_maps(interface: Interface) -> TestResult {
+    let limit = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+    let before = fs::read_to_string(limit)?;
+    // The mailbox is one of them. iommufd has no such limit, and this one is not for it.
+    fs::write(limit, "5")?;
+    let opened = interface.domain_and_device();
+    fs::write(limit, before.trim())?;
+    let (builder, device) = opened?;
+    let domain = builder.build();
+    let map = || {
+        domain.map(Heap::Memfd.allocate(4096)?, Direction::Bidirectional).map_err(|failed| {
+            let text = failed.to_string();
+            Box::<dyn std::error::Error>::from(format!(
+                "{text} ({} bytes)",
+                failed.value.host().len()
+            ))
+        })
+    };
+    let mut mappings = (0..4).map(|_| map()).collect::<Result<Vec<_>, _>>()?;
+    let free_bytes = domain.iovas().free_bytes();
+    match (interface, map()) {
+        (Interface::Vfio, Err(refused)) => {
+            let text = refused.to_string();
+            ensure!(text.contains("dma_entry_limit") && text.contains("(4096 bytes)"), "{text}");
+        }
+        (Interface::Iommufd, Ok(fifth)) => drop(fifth),
+        (_, other) => return Err(format!("{:?}", other.map(|mapping| mapping.iova())).into()),
+    }
+    ensure!(domain.iovas().free_bytes() == free_bytes, "addresses were lost");
+    drop(mappings.pop());
+    mappings.push(map()?);
+    for mapping in &mappings {
+        device.store(mapping.iova(), b"here");
+    }
+    for mapping in mappings {
+        let buffer = mapping.unmap().map_err(|failed| failed.error)?;
+        ensure!(buffer.read()?[..4] == *b"here", "a mapping is not where it says");
+    }
     Ok(Passed::Yes)
 }
 
