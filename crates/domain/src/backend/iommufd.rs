@@ -43,16 +43,9 @@ impl Iommufd {
             .map_err(|source| OpenError::opening(Device::path(number), "vfio_pci", source))?;
         device
             .bind(&descriptor)
-            .map_err(|source| OpenError::binding(&Device::path(number), source))?;
+            .map_err(|source| OpenError::binding(&found, &Device::path(number), source))?;
         let ioas = descriptor.alloc_ioas().map_err(OpenError::io("making an address space"))?;
-        device.attach(ioas).map_err(|source| {
-            OpenError::isolation(
-                &found,
-                "iommufd",
-                "putting the device into an address space",
-                source,
-            )
-        })?;
+        device.attach(ioas).map_err(OpenError::io("putting the device into an address space"))?;
         // Only now: a device has a say in it.
         let limits = limits(&descriptor, ioas)?;
         Ok((Self { descriptor, ioas, limits }, device))

@@ -138,11 +138,11 @@ impl OpenError {
 
     /// A device, opened by `path`, could not be bound.
     #[cfg(feature = "iommufd")]
-    pub(super) fn binding(path: &std::path::Path, source: io::Error) -> Self {
+    pub(super) fn binding(found: &Found, path: &std::path::Path, source: io::Error) -> Self {
         match source.raw_os_error() {
             // EINVAL is what Linux 6.12 says of one that somebody has bound.
             Some(libc::EBUSY | libc::EINVAL) => Self::InUse { what: path.display().to_string() },
-            _ => Self::Io { operation: "taking the device for an iommufd", source },
+            _ => Self::isolation(found, "iommufd", "taking the device for an iommufd", source),
         }
     }
 

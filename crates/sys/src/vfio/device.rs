@@ -164,8 +164,9 @@ impl Device {
     /// is attached it reaches nothing.
     ///
     /// # Errors
-    /// `EINVAL` where it is bound, by whomever, `EBUSY` where its group has another owner, `ENOTTY` of a kernel
-    /// without it.
+    /// `EPERM` where its interrupts cannot be isolated and that is not allowed
+    /// (`allow_unsafe_interrupts` of the module `iommufd`), `EINVAL` where it is bound, by whomever,
+    /// `EBUSY` where its group has another owner, `ENOTTY` of a kernel without it.
     pub fn bind(&self, iommufd: &Iommufd) -> io::Result<u32> {
         let mut arg = BindArg {
             argsz: size_of::<BindArg>() as u32,
@@ -182,9 +183,7 @@ impl Device {
     /// Puts the device into an address space of the iommufd that it is bound to.
     ///
     /// # Errors
-    /// `EPERM` where its interrupts cannot be isolated and that is not allowed
-    /// (`allow_unsafe_interrupts` of the module `iommufd`), `EINVAL` where it is not bound, or the IOMMU
-    /// cannot have it there.
+    /// `EINVAL` where it is not bound, or the IOMMU cannot have it there.
     pub fn attach(&self, ioas: Ioas) -> io::Result<()> {
         let mut arg =
             AttachArg { argsz: size_of::<AttachArg>() as u32, flags: 0, pt_id: ioas.id() };
