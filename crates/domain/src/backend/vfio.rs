@@ -17,6 +17,22 @@ use super::{Backend, BackendError, Limits, Piece};
 /// [`available_mappings`](Self::available_mappings) of them. Memory that cannot be pinned where this
 /// process has it mapped, as the mapping of a dma-buf, is pinned by the memfd behind it, where the
 /// memory has one.
+///
+/// ```no_run
+/// use longshore_domain::{Direction, Domain, backend::Vfio};
+/// use longshore_heap::Heap;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (vfio, device) = Vfio::open_device("0000:01:00.0")?;
+/// let domain = Domain::builder(vfio).build();
+/// let buffer = Heap::Memfd.allocate(1 << 20)?;
+/// let mapping = domain.map(buffer, Direction::FromDevice).map_err(|failed| failed.error)?;
+/// device.set_bus_master(true)?;
+/// let registers = device.map(&device.region(0)?)?;
+/// registers.write_u64(0x10, mapping.iova().raw());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Vfio {
     container: Container,
