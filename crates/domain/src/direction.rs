@@ -7,7 +7,8 @@ use longshore_pagetable::Prot;
 pub enum Direction {
     /// The device reads.
     ToDevice,
-    /// The device writes. It may not read what was there.
+    /// The device writes. It may not read what was there, where the backend can forbid that: few
+    /// IOMMUs can, or are driven so (see [`Backend`](crate::backend::Backend)).
     FromDevice,
     /// Both.
     Bidirectional,

@@ -290,7 +290,8 @@ fn place<B: DmaMemory, D: Door>(
     let Domain { core, policy, .. } = door.domain();
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
-    match policy.route(granule, start, len_bytes, direction) {
+    let for_slot = core.slot_direction(direction, is_reported);
+    match policy.route(granule, start, len_bytes, for_slot) {
         Route::Bounce { kind, else_direct } => {
             let slot = match door.take_slot(kind) {
                 Ok(slot) => slot,

@@ -89,8 +89,9 @@ impl Ragged {
         let head_bytes = if offset == 0 { 0 } else { granule - offset };
         let tail_bytes = (start + len_bytes) & (granule - 1);
         let middle_bytes = len_bytes - head_bytes - tail_bytes;
-        let head = End::take(door, direction, [offset, 0, head_bytes])?;
-        let tail = match End::take(door, direction, [0, len_bytes - tail_bytes, tail_bytes]) {
+        let for_slot = core.slot_direction(direction, is_reported);
+        let head = End::take(door, for_slot, [offset, 0, head_bytes])?;
+        let tail = match End::take(door, for_slot, [0, len_bytes - tail_bytes, tail_bytes]) {
             Ok(tail) => tail,
             Err(error) => {
                 head.into_iter().for_each(|end| end.give(door));

@@ -16,6 +16,8 @@
 //! | [`udmabuf`] | `/dev/udmabuf` |
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
 //! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
+//! | [`vfio`] | `/dev/vfio/*`: containers, groups, devices and their registers |
+//! | [`iommufd`] | `/dev/iommu`: address spaces for devices |
 //! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
 //! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
 //! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
@@ -28,6 +30,7 @@ pub mod dma_heap;
 pub mod event_fd;
 pub mod file;
 pub mod huge_pages;
+pub mod iommufd;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;
@@ -38,6 +41,7 @@ pub mod process_memory;
 pub mod udmabuf;
 pub mod unix_socket;
 pub mod uring;
+pub mod vfio;
 
 /// The size of a base page in bytes: 4096 on x86-64, 4096, 16384 or 65536 on aarch64.
 pub fn page_size_bytes() -> usize {

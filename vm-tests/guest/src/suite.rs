@@ -9,6 +9,7 @@ mod device;
 mod heap;
 mod kernel;
 mod load;
+mod passthrough;
 mod vhost;
 
 use std::{
@@ -35,8 +36,18 @@ pub(crate) struct Test {
 }
 
 /// The suites that the committed list of tests covers.
-const SUITES: &[Suite] =
-    &[kernel::SUITE, heap::SUITE, load::SUITE, access::SUITE, device::SUITE, vhost::SUITE];
+const SUITES: &[Suite] = &[
+    kernel::SUITE,
+    heap::SUITE,
+    load::SUITE,
+    access::SUITE,
+    device::SUITE,
+    vhost::SUITE,
+    passthrough::VFIO_INTEL,
+    passthrough::VFIO_VIRTIO,
+    passthrough::IOMMUFD_INTEL,
+    passthrough::IOMMUFD_VIRTIO,
+];
 
 /// Tests that fail on purpose, to prove that the harness notices. They are run by name only.
 const DELIBERATE: &[Suite] = &[deliberate::SUITE];

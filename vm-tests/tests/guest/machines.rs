@@ -1,9 +1,9 @@
 //! The machines that the guest tests run in, and which suites run in which.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{env, fs, io, path::Path, time::Duration};
 
 use longshore_vm_tests::{
-    Attach, Disk, Error, FileSystem, Machine, Result, ext4_sector_of, fixture, make_image,
+    Attach, Disk, Error, FileSystem, Iommu, Machine, Result, ext4_sector_of, fixture, make_image,
 };
 
 /// Room for the file system of the one large file.
@@ -41,13 +41,44 @@ fn write(at: &Path) -> io::Result<()> {
     fixture::write_file(&at.join("large").join(fixture::file_name(len)), len, len)
 }
 
+/// Whether the kernel in the cache is one that was built with iommufd.
+pub(crate) fn has_iommufd() -> bool {
+    env::var("LONGSHORE_VM_IOMMUFD").as_deref() == Ok("1")
+}
+
 /// All machines. The disks' content is in `fixtures`.
 pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
-    Ok(vec![Group {
-        machine: plain(fixtures)?,
-        suites: &["kernel", "heap", "load", "access"],
-        timeout: Duration::from_secs(90),
-    }])
+    let passthrough = |name, iommu, suites| Group {
+        machine: passthrough(name, iommu),
+        suites,
+        // Of the guest's time, most of which is skipped.
+        timeout: Duration::from_secs(3600),
+    };
+    let mut groups = vec![
+        Group {
+            machine: plain(fixtures)?,
+            suites: &["kernel", "heap", "load", "access"],
+            timeout: Duration::from_secs(90),
+        },
+        passthrough("vfio-intel", Iommu::Intel, &["vfio_intel"]),
+        passthrough("vfio-virtio", Iommu::Virtio, &["vfio_virtio"]),
+    ];
+    if has_iommufd() {
+        groups.push(passthrough("iommufd-intel", Iommu::Intel, &["iommufd_intel"]));
+        groups.push(passthrough("iommufd-virtio", Iommu::Virtio, &["iommufd_virtio"]));
+    }
+    Ok(groups)
+}
+
+/// A machine with a device to pass through to a process. It copies in 100 ms of the guest's time,
+/// which cost nothing where the guest's time is that of its instructions.
+fn passthrough(name: &str, iommu: Iommu) -> Machine {
+    Machine::new(name)
+        .iommu(iommu)
+        .counting_instructions()
+        .module("vfio-pci")
+        .module("vfio_iommu_type1")
+        .device("edu,addr=06.0,dma_mask=0xffffffffffffffff")
 }
 
 fn plain(fixtures: &Path) -> Result<Machine> {

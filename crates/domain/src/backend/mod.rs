@@ -1,7 +1,15 @@
 //! What makes mappings real.
 #![expect(unsafe_code, reason = "a backend is trusted to keep devices out of what was unmapped")]
 
+#[cfg(feature = "iommufd")]
+mod iommufd;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod open;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod pinned;
 mod soft;
+#[cfg(feature = "vfio")]
+mod vfio;
 
 use std::fmt;
 use std::io;
@@ -12,7 +20,15 @@ use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use thiserror::Error;
 
+#[cfg(feature = "iommufd")]
+pub use iommufd::Iommufd;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub use longshore_sys::vfio::{CONFIG_REGION, Device, DeviceInfo, Interrupts, Region, Registers};
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub use open::OpenError;
 pub use soft::Soft;
+#[cfg(feature = "vfio")]
+pub use vfio::Vfio;
 
 /// What a backend can map, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +39,10 @@ pub struct Limits {
     pub usable: Vec<AddrRange<Iova>>,
     /// Of these, addresses that cannot: windows for interrupts, memory of firmware.
     pub reserved: Vec<AddrRange<Iova>>,
+    /// A device cannot read what is mapped for writing only. An IOMMU of Arm (stage 1) has no such
+    /// entries, and Linux (seen in 6.12) makes those of VT-d readable all the same, so a backend that
+    /// does not know says `false`.
+    pub denies_reads: bool,
 }
 
 /// Memory to be mapped: whole granules.
@@ -44,8 +64,8 @@ pub struct Piece<'a> {
 ///
 /// # Safety
 /// When [`unmap`](Self::unmap) has returned `Ok`, no device may reach the memory by these addresses,
-/// now or later, until they are mapped again. Devices may do no more than the `prot` of a mapping
-/// says.
+/// now or later, until they are mapped again. Devices may write no more than the `prot` of a mapping
+/// says. They may read what is mapped for writing only where [`Limits::denies_reads`] is `false`.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// What can be mapped, and where. The same at every call.
     fn limits(&self) -> Limits;

@@ -44,7 +44,12 @@ unsafe impl Backend for Soft {
     fn limits(&self) -> Limits {
         let bits = self.space.input_bits();
         let usable = AddrRange::new(Iova::new(0), 1 << bits).expect("57 bits at most");
-        Limits { granule: Granule::SIZE_4K, usable: vec![usable], reserved: Vec::new() }
+        Limits {
+            granule: Granule::SIZE_4K,
+            usable: vec![usable],
+            reserved: Vec::new(),
+            denies_reads: true,
+        }
     }
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {

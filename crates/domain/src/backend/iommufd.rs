@@ -1,0 +1,115 @@
+//! The kernel's address spaces by iommufd, with devices that are opened without their group.
+#![expect(unsafe_code, reason = "maps memory that the domain keeps")]
+
+use std::io;
+
+use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
+use longshore_pagetable::Prot;
+use longshore_sys::iommufd::{DEVICE, Ioas, Iommufd as Descriptor};
+use longshore_sys::vfio::Device;
+
+use super::open::{OpenError, Sysfs};
+use super::pinned::{access, at_file, memory_advice, runs};
+use super::{Backend, BackendError, Limits, Piece};
+
+/// An address space that the kernel makes by `/dev/iommu` (Linux 6.6, `CONFIG_IOMMUFD` and
+/// `CONFIG_VFIO_DEVICE_CDEV`).
+///
+/// Mapping pins pages, which count as locked memory of the user (`RLIMIT_MEMLOCK`). Memory that cannot
+/// be pinned where this process has it mapped, as the mapping of a dma-buf, is pinned by the memfd
+/// behind it, where the memory has one.
+#[derive(Debug)]
+pub struct Iommufd {
+    descriptor: Descriptor,
+    ioas: Ioas,
+    limits: Limits,
+}
+
+impl Iommufd {
+    /// The PCI device at `address`, as `0000:01:00.0`, in an address space of its own. It does
+    /// no DMA before [`Device::set_bus_master`].
+    ///
+    /// A device that outlives the domain reaches what the domain has leaked, and nothing else.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says what whoever administers the machine must do.
+    pub fn open_device(address: &str) -> Result<(Self, Device), OpenError> {
+        let sysfs = Sysfs::of_this_machine();
+        let found = sysfs.find(address)?;
+        let descriptor = Descriptor::open()
+            .map_err(|source| OpenError::opening(DEVICE.into(), "iommufd", source))?;
+        let number = sysfs.device_number(&found)?;
+        let device = Device::open(number)
+            .map_err(|source| OpenError::opening(Device::path(number), "vfio_pci", source))?;
+        device
+            .bind(&descriptor)
+            .map_err(|source| OpenError::binding(&found, &Device::path(number), source))?;
+        let ioas = descriptor.alloc_ioas().map_err(OpenError::io("making an address space"))?;
+        device.attach(ioas).map_err(OpenError::io("putting the device into an address space"))?;
+        // Only now: a device has a say in it.
+        let limits = limits(&descriptor, ioas)?;
+        Ok((Self { descriptor, ioas, limits }, device))
+    }
+
+    unsafe fn map_by_file(&self, iova: Iova, piece: &Piece<'_>, prot: Prot) -> io::Result<()> {
+        if let Some((file, at)) = piece.file {
+            let range = AddrRange::<FileOffset>::new(at, piece.len_bytes)
+                .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            // SAFETY: these are the pages of `piece`, of which the caller makes the same promise.
+            let done =
+                unsafe { self.descriptor.map_file(self.ioas, iova, file, range, access(prot)) };
+            // Before Linux 6.13 there is no such call.
+            if done.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOTTY)) {
+                return at_file::with(piece, |host| {
+                    // SAFETY: the same pages again.
+                    unsafe {
+                        self.descriptor.map(self.ioas, iova, host, piece.len_bytes, access(prot))
+                    }
+                });
+            }
+            return done;
+        }
+        Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
+}
+
+fn limits(descriptor: &Descriptor, ioas: Ioas) -> Result<Limits, OpenError> {
+    let said = descriptor.iova_ranges(ioas).map_err(OpenError::io("asking what can be mapped"))?;
+    let page_bytes = (longshore_sys::page_size_bytes() as u64).max(said.alignment_bytes);
+    let granule = Granule::new(page_bytes).map_err(|_| OpenError::Unsupported {
+        what: "an alignment of addresses that is no power of two",
+    })?;
+    Ok(Limits { granule, usable: said.ranges, reserved: Vec::new(), denies_reads: false })
+}
+
+// SAFETY: iommufd unmaps, and invalidates, before the call returns; it unmaps all of a range or fails.
+// What may be
+// written is as the call says.
+unsafe impl Backend for Iommufd {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        let mut done = unsafe {
+            self.descriptor.map(self.ioas, iova, piece.host, piece.len_bytes, access(prot))
+        };
+        if at_file::is_called_for(&done, &piece) {
+            // SAFETY: the caller's promise.
+            done = unsafe { self.map_by_file(iova, &piece, prot) };
+        }
+        done.map_err(|source| BackendError::Io {
+            operation: memory_advice(&source, "mapping by iommufd"),
+            source,
+        })
+    }
+
+    unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
+        for run in runs(ranges) {
+            let done = self.descriptor.unmap(self.ioas, run.start(), run.len_bytes());
+            done.map_err(|source| BackendError::Io { operation: "unmapping by iommufd", source })?;
+        }
+        Ok(())
+    }
+}

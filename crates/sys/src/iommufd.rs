@@ -1,0 +1,296 @@
+//! `/dev/iommu`: address spaces for devices (`linux/iommufd.h`, Linux 6.2).
+//!
+//! An address space ([`Ioas`]) has mappings, and devices are put into it
+//! ([`Device::attach`](crate::vfio::Device::attach)).
+#![expect(unsafe_code, reason = "ioctl")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use longshore_mem::{AddrRange, FileOffset, Iova};
+use rustix::fs::{Mode, OFlags};
+use rustix::ioctl::opcode;
+
+use crate::vfio::{DmaAccess, exchange, range};
+
+/// The device.
+pub const DEVICE: &str = "/dev/iommu";
+
+const fn request(nth: u8) -> libc::Ioctl {
+    opcode::none(b';', nth) as libc::Ioctl
+}
+
+const DESTROY: libc::Ioctl = request(0x80);
+const IOAS_ALLOC: libc::Ioctl = request(0x81);
+const IOAS_IOVA_RANGES: libc::Ioctl = request(0x84);
+const IOAS_MAP: libc::Ioctl = request(0x85);
+const IOAS_UNMAP: libc::Ioctl = request(0x86);
+const IOAS_MAP_FILE: libc::Ioctl = request(0x8f);
+
+const MAP_FIXED_IOVA: u32 = 1 << 0;
+const MAP_WRITEABLE: u32 = 1 << 1;
+const MAP_READABLE: u32 = 1 << 2;
+
+/// More ranges than any address space was seen to have, so that most ask once.
+const FIRST_RANGES: usize = 64;
+/// More than this is no answer.
+const MAX_RANGES: usize = 1 << 16;
+
+#[repr(C)]
+struct DestroyArg {
+    size: u32,
+    id: u32,
+}
+const _: () = assert!(size_of::<DestroyArg>() == 8);
+
+#[repr(C)]
+struct AllocArg {
+    size: u32,
+    flags: u32,
+    out_ioas_id: u32,
+}
+const _: () = assert!(size_of::<AllocArg>() == 12);
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RangeArg {
+    start: u64,
+    last: u64,
+}
+const _: () = assert!(size_of::<RangeArg>() == 16);
+
+#[repr(C)]
+struct RangesArg {
+    size: u32,
+    ioas_id: u32,
+    num_iovas: u32,
+    reserved: u32,
+    allowed_iovas: u64,
+    out_iova_alignment: u64,
+}
+const _: () = assert!(size_of::<RangesArg>() == 32);
+
+#[repr(C)]
+struct MapArg {
+    size: u32,
+    flags: u32,
+    ioas_id: u32,
+    reserved: u32,
+    user_va: u64,
+    length: u64,
+    iova: u64,
+}
+const _: () = assert!(size_of::<MapArg>() == 40);
+
+#[repr(C)]
+struct MapFileArg {
+    size: u32,
+    flags: u32,
+    ioas_id: u32,
+    fd: i32,
+    start: u64,
+    length: u64,
+    iova: u64,
+}
+const _: () = assert!(size_of::<MapFileArg>() == 40);
+
+#[repr(C)]
+struct UnmapArg {
+    size: u32,
+    ioas_id: u32,
+    iova: u64,
+    length: u64,
+}
+const _: () = assert!(size_of::<UnmapArg>() == 24);
+
+/// Address spaces, and devices that are bound to it.
+#[derive(Debug)]
+pub struct Iommufd(OwnedFd);
+
+/// An address space of an [`Iommufd`], by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ioas(u32);
+
+impl Ioas {
+    /// Its number.
+    pub fn id(self) -> u32 {
+        self.0
+    }
+}
+
+/// What an address space can map, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IovaRanges {
+    /// Addresses that all its devices can say.
+    pub ranges: Vec<AddrRange<Iova>>,
+    /// What addresses and lengths must be multiples of; a page at most.
+    pub alignment_bytes: u64,
+}
+
+impl AsFd for Iommufd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Iommufd {
+    /// A new one, without address spaces.
+    ///
+    /// # Errors
+    /// `ENOENT` of a kernel without it, `EACCES` without the right to it.
+    pub fn open() -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(DEVICE, flags, Mode::empty())?))
+    }
+
+    /// A new address space.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn alloc_ioas(&self) -> io::Result<Ioas> {
+        let mut arg = AllocArg { size: size_of::<AllocArg>() as u32, flags: 0, out_ioas_id: 0 };
+        // SAFETY: the kernel reads and writes a `struct iommu_ioas_alloc`, whose layout the argument
+        // has.
+        unsafe { exchange(self.as_fd(), IOAS_ALLOC, (&raw mut arg).cast()) }?;
+        Ok(Ioas(arg.out_ioas_id))
+    }
+
+    /// Gives an address space back, with what is mapped in it.
+    ///
+    /// # Errors
+    /// `EBUSY` while a device is in it, `ENOENT` where it is not there.
+    pub fn destroy(&self, ioas: Ioas) -> io::Result<()> {
+        let mut arg = DestroyArg { size: size_of::<DestroyArg>() as u32, id: ioas.0 };
+        // SAFETY: the kernel reads a `struct iommu_destroy`, whose layout the argument has.
+        unsafe { exchange(self.as_fd(), DESTROY, (&raw mut arg).cast()) }.map(drop)
+    }
+
+    /// What can be mapped, and where. Each device that is attached can make it less.
+    ///
+    /// # Errors
+    /// `ENOENT` where the address space is not there; `InvalidData` for an answer that is none.
+    pub fn iova_ranges(&self, ioas: Ioas) -> io::Result<IovaRanges> {
+        let mut room = FIRST_RANGES;
+        loop {
+            let mut ranges = vec![RangeArg::default(); room];
+            let mut arg = RangesArg {
+                size: size_of::<RangesArg>() as u32,
+                ioas_id: ioas.0,
+                num_iovas: room as u32,
+                reserved: 0,
+                allowed_iovas: ranges.as_mut_ptr().expose_provenance() as u64,
+                out_iova_alignment: 0,
+            };
+            // SAFETY: the kernel reads and writes a `struct iommu_ioas_iova_ranges`, whose layout the
+            // argument has, and at most `num_iovas` ranges behind `allowed_iovas`.
+            let done = unsafe { exchange(self.as_fd(), IOAS_IOVA_RANGES, (&raw mut arg).cast()) };
+            let count = arg.num_iovas as usize;
+            match done {
+                // EMSGSIZE: there are more than there was room for.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EMSGSIZE)
+                        && (room..=MAX_RANGES).contains(&count) =>
+                {
+                    room = count + 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+            let found = ranges.get(..count).ok_or(io::ErrorKind::InvalidData)?;
+            let found = found.iter().map(|found| range(found.start, found.last));
+            let ranges = found.collect::<Option<_>>().ok_or(io::ErrorKind::InvalidData)?;
+            return Ok(IovaRanges { ranges, alignment_bytes: arg.out_iova_alignment });
+        }
+    }
+
+    /// Maps `len_bytes` of this process's memory at `iova`: devices in the address space reach it
+    /// until [`unmap`](Self::unmap).
+    ///
+    /// # Errors
+    /// `EEXIST` where something is mapped there, `EINVAL` or `ENOENT` for addresses that cannot be
+    /// mapped or are not aligned, `EFAULT` for memory that cannot be pinned (the mapping of a
+    /// dma-buf), `ENOMEM` past the limit of locked memory (`RLIMIT_MEMLOCK`). Nothing is mapped then.
+    ///
+    /// # Safety
+    /// Until it is unmapped, devices may read and write the memory, as `access` says, at any moment:
+    /// it must not be given to anybody who relies on its content, nor may there be a reference to it
+    /// that a device's access would contradict.
+    pub unsafe fn map(
+        &self,
+        ioas: Ioas,
+        iova: Iova,
+        host: NonNull<u8>,
+        len_bytes: u64,
+        access: DmaAccess,
+    ) -> io::Result<()> {
+        let mut arg = MapArg {
+            size: size_of::<MapArg>() as u32,
+            flags: flags(access),
+            ioas_id: ioas.0,
+            reserved: 0,
+            user_va: host.expose_provenance().get() as u64,
+            length: len_bytes,
+            iova: iova.raw(),
+        };
+        // SAFETY: the kernel reads and writes a `struct iommu_ioas_map`, whose layout the argument has;
+        // what devices do with the memory is the caller's promise.
+        unsafe { exchange(self.as_fd(), IOAS_MAP, (&raw mut arg).cast()) }.map(drop)
+    }
+
+    /// The same of a memfd's pages, which need not be mapped in this process.
+    ///
+    /// # Errors
+    /// `ENOTTY` of a kernel without it (before Linux 6.13); `EINVAL` where the file is no memfd;
+    /// otherwise as [`map`](Self::map).
+    ///
+    /// # Safety
+    /// As [`map`](Self::map), of the file's pages.
+    pub unsafe fn map_file(
+        &self,
+        ioas: Ioas,
+        iova: Iova,
+        file: BorrowedFd<'_>,
+        range: AddrRange<FileOffset>,
+        access: DmaAccess,
+    ) -> io::Result<()> {
+        let mut arg = MapFileArg {
+            size: size_of::<MapFileArg>() as u32,
+            flags: flags(access),
+            ioas_id: ioas.0,
+            fd: file.as_raw_fd(),
+            start: range.start().raw(),
+            length: range.len_bytes(),
+            iova: iova.raw(),
+        };
+        // SAFETY: the kernel reads and writes a `struct iommu_ioas_map_file`, whose layout the argument
+        // has; what devices do with the memory is the caller's promise.
+        unsafe { exchange(self.as_fd(), IOAS_MAP_FILE, (&raw mut arg).cast()) }.map(drop)
+    }
+
+    /// Unmaps all mappings between `iova` and `len_bytes` behind it. When it returns, devices cannot
+    /// reach them any more. The value is how many bytes were mapped there.
+    ///
+    /// # Errors
+    /// `ENOENT` where nothing is mapped, or it would cut a mapping: the ranges before that one are
+    /// unmapped then.
+    pub fn unmap(&self, ioas: Ioas, iova: Iova, len_bytes: u64) -> io::Result<u64> {
+        let mut arg = UnmapArg {
+            size: size_of::<UnmapArg>() as u32,
+            ioas_id: ioas.0,
+            iova: iova.raw(),
+            length: len_bytes,
+        };
+        // SAFETY: the kernel reads and writes a `struct iommu_ioas_unmap`, whose layout the argument
+        // has.
+        unsafe { exchange(self.as_fd(), IOAS_UNMAP, (&raw mut arg).cast()) }?;
+        Ok(arg.length)
+    }
+}
+
+fn flags(access: DmaAccess) -> u32 {
+    let readable = if access.read { MAP_READABLE } else { 0 };
+    let writeable = if access.write { MAP_WRITEABLE } else { 0 };
+    MAP_FIXED_IOVA | readable | writeable
+}
