@@ -90,14 +90,30 @@ impl Inner {
     #[inline]
     pub(crate) unsafe fn log_write(&self, iova: u64, len: usize, bus: u64) {
         // SAFETY: null, or logs that are dropped only after a grace period.
-        if let Some(logs) = unsafe { self.logs.active.load(Ordering::Acquire).as_ref() } {
-            let guest_phys = match &logs.by_guest_phys {
-                Log::Off => None,
-                // SAFETY: the slot is entered.
-                _ => unsafe { self.guest_phys(bus) },
-            };
-            self.logs.mark(logs, iova, len, guest_phys);
+        let Some(logs) = (unsafe { self.logs.active.load(Ordering::Acquire).as_ref() }) else {
+            return;
+        };
+        // Most pages that are written are marked already.
+        if let (Log::Internal(log), Log::Off) = (&logs.by_iova, &logs.by_guest_phys)
+            && len != 0
+            && log.has_marked(Iova::new(iova), len as u64)
+        {
+            return;
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.log_in(logs, iova, len, bus) };
+    }
+
+    /// # Safety
+    /// As [`log_write`](Self::log_write).
+    #[inline(never)]
+    unsafe fn log_in(&self, logs: &Logs, iova: u64, len: usize, bus: u64) {
+        let guest_phys = match &logs.by_guest_phys {
+            Log::Off => None,
+            // SAFETY: the slot is entered.
+            _ => unsafe { self.guest_phys(bus) },
+        };
+        self.logs.mark(logs, iova, len, guest_phys);
     }
 
     /// The same of a write that was made in no slot: by a lease, or to a remote region.

@@ -141,14 +141,25 @@ impl<A: Address> DirtyLog<A> {
     /// To be called after the bytes were written, in the same section that grace periods wait for.
     #[inline]
     pub fn mark(&self, at: A, len_bytes: u64) {
-        let Some(span) = len_bytes.checked_sub(1) else { return };
-        let first = at.raw() >> self.granule_log2;
-        let last = at.raw().saturating_add(span) >> self.granule_log2;
-        // Below the first page this wraps to a number past the last.
-        if first == last && self.bitmap.is_set(first.wrapping_sub(self.first) as usize) {
-            return;
+        if len_bytes != 0 && !self.has_marked(at, len_bytes) {
+            let [first, last] = self.pages_at(at, len_bytes);
+            self.mark_pages(first, last);
         }
-        self.mark_pages(first, last);
+    }
+
+    /// Whether `len_bytes` from `at`, which are not none, lie in one page, and it is marked.
+    #[inline]
+    pub(crate) fn has_marked(&self, at: A, len_bytes: u64) -> bool {
+        let [first, last] = self.pages_at(at, len_bytes);
+        // Below the first page this wraps to a number past the last.
+        first == last && self.bitmap.is_set(first.wrapping_sub(self.first) as usize)
+    }
+
+    /// The first page and the last.
+    #[inline]
+    fn pages_at(&self, at: A, len_bytes: u64) -> [u64; 2] {
+        let last = at.raw().saturating_add(len_bytes - 1);
+        [at.raw() >> self.granule_log2, last >> self.granule_log2]
     }
 
     /// Out of line, so that what is inlined stays short.
