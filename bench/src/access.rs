@@ -21,6 +21,7 @@ mod memory;
 mod ours;
 mod plain;
 mod published;
+mod random;
 mod remap;
 mod schemes;
 mod stream;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::DmaMemory;
 
-use super::stream::{Random, shuffle};
+use super::random::{Random, shuffle};
 
 /// What is mapped, all of it.
 pub(super) const SPACE_BYTES: u64 = 1 << 30;

@@ -1,6 +1,7 @@
 //! Lists of accesses: which places, in which sizes.
 
 use super::memory::SPACE_BYTES;
+use super::random::{Random, shuffle};
 
 const PAGE_BYTES: u64 = 4096;
 /// Bytes of a hot set, and of one of its runs.
@@ -136,29 +137,6 @@ pub(super) fn list(work: Work, places: Places, thread: u64, count: usize) -> Vec
         Op { at: page + random.below(PAGE_BYTES / len_bytes) * len_bytes, len, write }
     };
     deck.into_iter().map(of).collect()
-}
-
-/// Puts them into another order (Fisher and Yates, as Durstenfeld does it).
-pub(super) fn shuffle<T>(items: &mut [T], random: &mut Random) {
-    for last in (1..items.len()).rev() {
-        items.swap(last, random.below(last as u64 + 1) as usize);
-    }
-}
-
-/// Vigna's xorshift64*, from a seed.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % end
-    }
 }
 
 #[cfg(test)]

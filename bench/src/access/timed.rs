@@ -10,7 +10,8 @@ use super::counter::{CYCLES, Span};
 use super::doors::{self, Buffer, Door, Doors};
 use super::memory::{Maps, Memory};
 use super::plain::Plain;
-use super::stream::{self, Op, Places, Random, Work};
+use super::random::{Random, shuffle};
+use super::stream::{self, Op, Places, Work};
 use crate::harness::{Candidate, Metric, Sample, Trouble};
 
 pub(super) const TIME: Metric = Metric { name: "time", unit: "ns" };
@@ -190,7 +191,7 @@ impl Order {
     }
 
     pub(super) fn next(&mut self) -> &[Op] {
-        stream::shuffle(&mut self.ops, &mut self.random);
+        shuffle(&mut self.ops, &mut self.random);
         &self.ops
     }
 }
