@@ -8,7 +8,7 @@ use longshore_mem::isa::Path;
 use longshore_mem::with_path;
 
 use crate::direction::Direction;
-use crate::domain::Domain;
+use crate::domain::Inner;
 use crate::pool::chunk::Slot;
 
 /// Fills a slot with `len_bytes` from `from`. What the device could read behind them is zero then.
@@ -82,9 +82,9 @@ pub(crate) unsafe fn copy_out(
 
 /// The slot after a transfer: what the device could write is perhaps written.
 #[inline]
-pub(crate) fn used(mut slot: Slot, domain: &Domain) -> Slot {
+pub(crate) fn used(mut slot: Slot, inner: &Inner) -> Slot {
     if slot.kind().direction != Direction::ToDevice {
-        let bytes = slot.kind().class.granules() * domain.core.limits.granule.bytes();
+        let bytes = slot.kind().class.granules() * inner.core.limits.granule.bytes();
         slot.set_stale_bytes(bytes);
     }
     slot

@@ -1,7 +1,7 @@
 //! A device's view of memory.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
@@ -13,6 +13,7 @@ use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
 use crate::error::Failed;
 use crate::iova::{IovaAllocator, Placement};
+use crate::keeper;
 use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
@@ -24,11 +25,18 @@ use crate::pool::{Pools, budget};
 /// It is shared by any number of threads. A thread that maps much opens a door of its own
 /// ([`local`](Self::local)), which takes no lock.
 pub struct Domain {
+    inner: Arc<Inner>,
+}
+
+/// What a domain is; the keeper has it, too.
+pub(crate) struct Inner {
     pub(crate) core: Core,
     pub(crate) pools: Pools,
     pub(crate) policy: Policy,
     pub(crate) tallies: Tallies,
     doors: Mutex<Vec<Weak<Shelved>>>,
+    /// After how long what no transfer uses is freed.
+    idle: Option<Duration>,
 }
 
 /// How a domain is set up.
@@ -40,6 +48,7 @@ pub struct Builder {
     guard_bytes: u64,
     policy: Policy,
     pool_limit_bytes: u64,
+    idle: Option<Duration>,
 }
 
 impl Builder {
@@ -73,19 +82,32 @@ impl Builder {
         Self { pool_limit_bytes: bytes, policy, ..self }
     }
 
+    /// After how long bounce buffers that no transfer uses are freed: a second where this is not asked
+    /// for, and never with `None`. A thread of the process does that, which there is while any
+    /// domain has such buffers.
+    pub fn free_after(self, idle: Option<Duration>) -> Self {
+        Self { idle, ..self }
+    }
+
     /// The domain.
     pub fn build(self) -> Domain {
         let limits = self.backend.limits();
         let usable: Vec<_> = below(&limits.usable, self.address_bits);
         let iovas = IovaAllocator::new(limits.granule, &usable, &limits.reserved, self.guard_bytes);
         let placement = Placement { align: limits.granule, ..Placement::ANYWHERE };
-        Domain {
+        let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
             policy: self.policy,
             tallies: Tallies::default(),
             doors: Mutex::default(),
+            idle: self.idle,
+        };
+        let inner = Arc::new(inner);
+        if self.idle.is_some() {
+            keeper::add(&inner);
         }
+        Domain { inner }
     }
 }
 
@@ -106,6 +128,7 @@ impl Domain {
             guard_bytes: 0,
             policy,
             pool_limit_bytes: u64::MAX,
+            idle: Some(Duration::from_secs(1)),
         }
     }
 
@@ -149,7 +172,7 @@ impl Domain {
     /// A door for the calling thread.
     pub fn local(&self) -> Local<'_> {
         let local = Local::new(self);
-        let mut doors = self.lock_doors();
+        let mut doors = self.inner.lock_doors();
         doors.retain(|door| door.strong_count() != 0);
         doors.push(local.shelved());
         local
@@ -166,6 +189,41 @@ impl Domain {
     /// # Errors
     /// [`BackendError`], where a chunk could not be unmapped; it is leaked.
     pub fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
+        self.inner.shrink(idle)
+    }
+
+    /// What the backend can map, and where.
+    pub fn limits(&self) -> &Limits {
+        &self.inner.core.limits
+    }
+
+    /// The addresses.
+    pub fn iovas(&self) -> &IovaAllocator {
+        &self.inner.core.iovas
+    }
+
+    /// What has been done so far.
+    pub fn counters(&self) -> Counters {
+        let Inner { pools, tallies, .. } = &*self.inner;
+        let (pool_grows, pool_shrinks) = pools.changes();
+        Counters {
+            pool_bytes: pools.held_bytes(),
+            pool_peak_bytes: pools.peak_bytes(),
+            pool_grows,
+            pool_shrinks,
+            ..tallies.sum()
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Inner {
+    /// As [`Domain::shrink`].
+    pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
         let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             door.claim(|kept| kept.clear(self));
@@ -173,46 +231,32 @@ impl Domain {
         self.pools.shrink(&self.core, idle)
     }
 
-    /// What the backend can map, and where.
-    pub fn limits(&self) -> &Limits {
-        &self.core.limits
+    /// After how long what no transfer uses is freed.
+    pub(crate) fn idle(&self) -> Option<Duration> {
+        self.idle
     }
 
-    /// The addresses.
-    pub fn iovas(&self) -> &IovaAllocator {
-        &self.core.iovas
-    }
-
-    /// What has been done so far.
-    pub fn counters(&self) -> Counters {
-        let (pool_grows, pool_shrinks) = self.pools.changes();
-        Counters {
-            pool_bytes: self.pools.held_bytes(),
-            pool_peak_bytes: self.pools.peak_bytes(),
-            pool_grows,
-            pool_shrinks,
-            ..self.tallies.sum()
-        }
-    }
-
-    fn lock_doors(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Shelved>>> {
+    fn lock_doors(&self) -> MutexGuard<'_, Vec<Weak<Shelved>>> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        // From here on nobody else has what is inside.
+        keeper::remove(&self.inner);
+        let Inner { core, pools, .. } = &*self.inner;
         // Whatever cannot be unmapped is leaked: nobody is left who could be told.
-        while self.pools.shrink(&self.core, Duration::ZERO).is_err() {}
+        while pools.shrink(core, Duration::ZERO).is_err() {}
     }
 }
 
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Domain")
-            .field("backend", &self.core.backend)
-            .field("iovas", &self.core.iovas)
-            .field("policy", &self.policy)
+            .field("backend", &self.inner.core.backend)
+            .field("iovas", self.iovas())
+            .field("policy", &self.inner.policy)
             .field("counters", &self.counters())
             .finish_non_exhaustive()
     }

@@ -12,7 +12,7 @@ use crate::batch::Batch;
 use crate::biased::Biased;
 use crate::counters::Tally;
 use crate::direction::Direction;
-use crate::domain::Domain;
+use crate::domain::{Domain, Inner};
 use crate::error::Failed;
 use crate::iova::IovaCache;
 use crate::mapping::Mapping;
@@ -23,6 +23,7 @@ use crate::sync::Barrier;
 /// gives them back when it is dropped, or when [`Domain::shrink`] asks for them.
 pub struct Local<'d> {
     domain: &'d Domain,
+    inner: &'d Inner,
     kept: Arc<Shelved>,
     tally: Arc<Tally>,
     /// One thread at a time.
@@ -39,19 +40,21 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    pub(crate) fn clear(&mut self, domain: &Domain) {
-        self.iovas.clear(&domain.core.iovas);
-        self.slots.clear(&domain.pools);
+    pub(crate) fn clear(&mut self, inner: &Inner) {
+        self.iovas.clear(&inner.core.iovas);
+        self.slots.clear(&inner.pools);
     }
 }
 
 impl<'d> Local<'d> {
     pub(crate) fn new(domain: &'d Domain) -> Self {
-        let kept = Kept { iovas: IovaCache::new(&domain.core.iovas), slots: Magazines::new() };
+        let inner = domain.inner();
+        let kept = Kept { iovas: IovaCache::new(&inner.core.iovas), slots: Magazines::new() };
         Self {
             domain,
+            inner,
             kept: Arc::new(Biased::new(kept, Barrier::best())),
-            tally: domain.tallies.open(),
+            tally: inner.tallies.open(),
             not_sync: PhantomData,
         }
     }
@@ -105,8 +108,8 @@ impl<'d> Local<'d> {
 
 impl Drop for Local<'_> {
     fn drop(&mut self) {
-        self.own(|kept| kept.clear(self.domain));
-        self.domain.tallies.close(&self.tally);
+        self.own(|kept| kept.clear(self.inner));
+        self.inner.tallies.close(&self.tally);
     }
 }
 
@@ -123,7 +126,7 @@ impl Door for Domain {}
 impl Door for Local<'_> {}
 
 pub(crate) mod sealed {
-    use super::{Domain, Local};
+    use super::{Domain, Inner, Local};
     use crate::counters::Event;
     use crate::iova::{IovaError, IovaRange, Placement};
     use crate::pool::PoolError;
@@ -132,7 +135,7 @@ pub(crate) mod sealed {
     /// What doors differ in.
     #[expect(private_interfaces, reason = "nobody else can name this trait")]
     pub trait Door {
-        fn domain(&self) -> &Domain;
+        fn inner(&self) -> &Inner;
         fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError>;
         fn give(&self, range: IovaRange);
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError>;
@@ -142,59 +145,61 @@ pub(crate) mod sealed {
 
     #[expect(private_interfaces, reason = "as above")]
     impl Door for Domain {
-        fn domain(&self) -> &Domain {
-            self
+        fn inner(&self) -> &Inner {
+            Domain::inner(self)
         }
 
         fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            self.core.iovas.take(len_bytes, placement)
+            Domain::inner(self).core.iovas.take(len_bytes, placement)
         }
 
         fn give(&self, range: IovaRange) {
-            self.core.iovas.give(range);
+            Domain::inner(self).core.iovas.give(range);
         }
 
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
             let mut taken = None;
-            self.pools.take(&self.core, kind, 1, |slot| taken = Some(slot))?;
+            Domain::inner(self)
+                .pools
+                .take(&Domain::inner(self).core, kind, 1, |slot| taken = Some(slot))?;
             Ok(taken.expect("one at least is taken"))
         }
 
         fn give_slot(&self, slot: Slot) {
-            self.pools.give(slot.kind(), [slot]);
+            Domain::inner(self).pools.give(slot.kind(), [slot]);
         }
 
         fn add(&self, event: Event, amount: u64) {
-            self.tallies.shared.add_shared(event, amount);
+            Domain::inner(self).tallies.shared.add_shared(event, amount);
         }
     }
 
     #[expect(private_interfaces, reason = "as above")]
     impl Door for Local<'_> {
         #[inline(always)]
-        fn domain(&self) -> &Domain {
-            self.domain
+        fn inner(&self) -> &Inner {
+            self.inner
         }
 
         #[inline(always)]
         fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            self.own(|kept| kept.iovas.take(&self.domain.core.iovas, len_bytes, placement))
+            self.own(|kept| kept.iovas.take(&self.inner.core.iovas, len_bytes, placement))
         }
 
         #[inline(always)]
         fn give(&self, range: IovaRange) {
-            self.own(|kept| kept.iovas.give(&self.domain.core.iovas, range));
+            self.own(|kept| kept.iovas.give(&self.inner.core.iovas, range));
         }
 
         #[inline(always)]
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
-            let Domain { core, pools, .. } = self.domain;
+            let Inner { core, pools, .. } = self.inner;
             self.own(|kept| kept.slots.take(core, pools, kind))
         }
 
         #[inline(always)]
         fn give_slot(&self, slot: Slot) {
-            self.own(|kept| kept.slots.give(&self.domain.pools, slot));
+            self.own(|kept| kept.slots.give(&self.inner.pools, slot));
         }
 
         #[inline(always)]

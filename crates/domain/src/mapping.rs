@@ -11,7 +11,7 @@ use crate::backend::Piece;
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::domain::Domain;
+use crate::domain::{Domain, Inner};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
 use crate::local::Door;
@@ -78,7 +78,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         memory: B,
         direction: Direction,
     ) -> Result<Self, Failed<B>> {
-        let core = &door.domain().core;
+        let core = &door.inner().core;
         let (start, len_bytes) = extent(&memory);
         let placed = if core.limits.granule.is_aligned(start | len_bytes) {
             let taken = core.iovas.take_at(iova, len_bytes).map_err(Error::from);
@@ -173,7 +173,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Direct(iovas, offset) => ranges.push(self.range(iovas, *offset)),
             Place::Slot(_) => {}
             Place::Ragged(ragged) => {
-                let granule = self.door.domain().core.limits.granule.bytes();
+                let granule = self.door.inner().core.limits.granule.bytes();
                 ranges.extend(ragged.mapped(granule));
             }
         }
@@ -182,7 +182,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// Of a mapping that is not bounced.
     #[inline(always)]
     fn range(&self, iovas: &IovaRange, offset: u64) -> AddrRange<Iova> {
-        let granule = self.door.domain().core.limits.granule.bytes();
+        let granule = self.door.inner().core.limits.granule.bytes();
         let len_bytes = (offset + self.len_bytes).next_multiple_of(granule);
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
@@ -230,7 +230,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn unmap_ranges(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Box<Error>> {
         // SAFETY: mapped as they are, and this mapping's alone.
-        let unmapped = unsafe { self.door.domain().core.backend.unmap(ranges) };
+        let unmapped = unsafe { self.door.inner().core.backend.unmap(ranges) };
         let (iova, len_bytes) = (self.iova(), self.len_bytes);
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
@@ -273,7 +273,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas, _) => self.door.give(iovas),
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.domain())),
+            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.inner())),
             Place::Ragged(ragged) => ragged.give(self.door),
         }
     }
@@ -287,7 +287,7 @@ fn place<B: DmaMemory, D: Door>(
     direction: Direction,
     is_reported: bool,
 ) -> Result<Place, Box<Error>> {
-    let Domain { core, policy, .. } = door.domain();
+    let Inner { core, policy, .. } = door.inner();
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
     let for_slot = core.slot_direction(direction, is_reported);
@@ -339,7 +339,7 @@ fn map_somewhere<B: DmaMemory, D: Door>(
     memory: &B,
     direction: Direction,
 ) -> Result<Place, Box<Error>> {
-    let core = &door.domain().core;
+    let core = &door.inner().core;
     let (start, len_bytes) = extent(memory);
     let offset = start & (core.limits.granule.bytes() - 1);
     // No bytes are no transfer; their one granule would be somebody else's.
@@ -355,7 +355,7 @@ fn map<B: DmaMemory, D: Door>(
     direction: Direction,
     iovas: IovaRange,
 ) -> Result<Place, Box<Error>> {
-    let core = &door.domain().core;
+    let core = &door.inner().core;
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
     let offset = start & (granule.bytes() - 1);

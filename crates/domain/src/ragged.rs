@@ -66,7 +66,7 @@ impl End {
     }
 
     fn give<D: Door>(self, door: &D) {
-        door.give_slot(bounce::used(self.slot, door.domain()));
+        door.give_slot(bounce::used(self.slot, door.inner()));
     }
 }
 
@@ -82,7 +82,7 @@ impl Ragged {
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Error> {
-        let core = &door.domain().core;
+        let core = &door.inner().core;
         let granule = core.limits.granule.bytes();
         let start = host.addr().get() as u64;
         let offset = start & (granule - 1);
@@ -142,7 +142,7 @@ impl Ragged {
         host: NonNull<u8>,
         direction: Direction,
     ) -> Result<(), Partly> {
-        let core = &door.domain().core;
+        let core = &door.inner().core;
         let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
         let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.

@@ -60,10 +60,11 @@ unsafe impl DmaMemory for Bytes {
     }
 }
 
+/// One whose pools are freed on request alone, unless it is set up otherwise.
 fn domain(set_up: impl FnOnce(Builder) -> Builder) -> (Domain, Session) {
     let soft = Soft::new().unwrap();
     let session = soft.space().session();
-    (set_up(Domain::builder(soft)).build(), session)
+    (set_up(Domain::builder(soft).free_after(None)).build(), session)
 }
 
 fn at(iova: Iova, offset: u64) -> Iova {
@@ -331,6 +332,39 @@ fn pools_follow_the_bytes_in_flight() {
     drop(mappings);
     domain.shrink(Duration::ZERO).unwrap();
     assert_eq!(domain.counters().pool_bytes, 0);
+}
+
+/// Without being asked, and also what a door keeps whose thread is doing something else.
+#[test]
+fn what_is_idle_is_freed_after_a_time() {
+    let idle = Some(Duration::from_millis(30));
+    let (quick, _device) = domain(|builder| builder.bounce(Bounce::Always).free_after(idle));
+    let (never, _other) = domain(|builder| builder.bounce(Bounce::Always).free_after(None));
+    let (quick_door, never_door) = (quick.local(), never.local());
+    for _ in 0..2 {
+        let held = quick_door.map(Bytes::odd(9, 1), Direction::ToDevice).unwrap();
+        for door in [&quick_door, &never_door] {
+            let burst: Vec<_> = (0..1000)
+                .map(|_| door.map(Bytes::odd(9, 1), Direction::ToDevice).unwrap())
+                .collect();
+            drop(burst);
+        }
+        // One transfer is in flight, so one chunk stays.
+        wait_until(|| quick.counters().pool_bytes == 2 << 20);
+        assert_eq!(never.counters().pool_bytes, 4 << 20);
+        drop(held);
+        wait_until(|| quick.counters().pool_bytes == 0);
+    }
+    assert_eq!(never.counters().pool_shrinks, 0);
+}
+
+/// For as long as a test may take.
+fn wait_until(is_so: impl Fn() -> bool) {
+    let began = std::time::Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is not so after a minute");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A door's slots are taken from it while its thread goes on.

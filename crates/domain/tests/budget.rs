@@ -12,7 +12,7 @@ fn thirty_two_domains_keep_within_one_budget() {
     const CHUNK: u64 = 2 << 20;
     set_process_budget(10 * CHUNK);
     let domain = |_| {
-        let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always);
+        let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always).free_after(None);
         builder.pool_limit(u64::MAX, WhenFull::Refuse).build()
     };
     let domains: Vec<_> = (0..32).map(domain).collect();

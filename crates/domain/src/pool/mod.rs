@@ -30,6 +30,7 @@ use crate::backend::BackendError;
 use crate::core::Core;
 use crate::direction::Direction;
 use crate::iova::IovaError;
+use crate::keeper;
 use budget::Budget;
 use chunk::{Chunk, Kind, Slot};
 use classes::Class;
@@ -112,13 +113,16 @@ impl Pools {
     ) -> Result<(), PoolError> {
         let mut shelf = self.lock(kind);
         let mut taken = shelf.take(count, &mut to);
-        if taken == 0 {
-            let number = shelf.vacancy();
-            let chunk = self.grow(core, kind, number)?;
-            shelf.chunks[number as usize] = Some(chunk);
-            taken = shelf.take(count, &mut to);
+        if taken != 0 {
+            return Ok(());
         }
+        let number = shelf.vacancy();
+        let chunk = self.grow(core, kind, number)?;
+        shelf.chunks[number as usize] = Some(chunk);
+        taken = shelf.take(count, &mut to);
         debug_assert!(taken > 0, "a new chunk has free slots");
+        drop(shelf);
+        keeper::wake();
         Ok(())
     }
 
