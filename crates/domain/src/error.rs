@@ -58,6 +58,21 @@ pub enum Error {
         /// What the device says.
         written_bytes: u64,
     },
+    /// A range that does not lie in the mapping.
+    #[error(
+        "bytes {start:#x} to {end:#x} of a mapping of {len_bytes:#x} bytes at IOVA {iova:#x}: it does \
+         not have them"
+    )]
+    Outside {
+        /// Where the transfer is mapped.
+        iova: Iova,
+        /// How many bytes it has.
+        len_bytes: u64,
+        /// The first byte asked for.
+        start: u64,
+        /// The one behind the last.
+        end: u64,
+    },
     /// A mapping was put into a batch of another domain, or of another thread's door.
     #[error("the mapping at IOVA {iova:#x} was made by another door than the batch is of")]
     OtherDoor {

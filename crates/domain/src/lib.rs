@@ -86,6 +86,8 @@ pub mod biased;
 mod sync;
 #[cfg(loom)]
 pub mod sync;
+#[cfg(not(loom))]
+mod synced;
 
 #[cfg(not(loom))]
 pub use {

@@ -18,6 +18,7 @@ use crate::local::Door;
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
 use crate::ragged::Ragged;
+use crate::synced::Elsewhere;
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -160,6 +161,22 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             return Err(Failed { error, value: self });
         }
         Ok(self.into_memory())
+    }
+
+    /// Where the memory is in this process.
+    pub(crate) fn host(&self) -> NonNull<u8> {
+        host(&*self.memory)
+    }
+
+    /// Bytes that the device finds in slots, and not in the memory.
+    pub(crate) fn elsewhere(&self) -> [Option<Elsewhere>; 2] {
+        match &*self.place {
+            Place::Direct(..) => [None, None],
+            Place::Slot(slot) => {
+                [Some(Elsewhere { host: slot.host(), at: 0, len_bytes: self.len_bytes }), None]
+            }
+            Place::Ragged(ragged) => ragged.elsewhere(),
+        }
     }
 
     pub(crate) fn door(&self) -> &'d D {

@@ -25,6 +25,7 @@ use crate::iova::IovaRange;
 use crate::local::Door;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
+use crate::synced::Elsewhere;
 
 /// A transfer whose ends are bounced.
 pub(crate) struct Ragged {
@@ -228,6 +229,16 @@ impl Ragged {
             copied += len_bytes;
         }
         Ok(copied)
+    }
+
+    /// The ends.
+    pub(crate) fn elsewhere(&self) -> [Option<Elsewhere>; 2] {
+        [&self.head, &self.tail].map(|end| {
+            let End { slot, in_slot, in_memory, len_bytes } = end.as_ref()?;
+            // SAFETY: the end lies within its slot.
+            let host = unsafe { slot.host().add(*in_slot as usize) };
+            Some(Elsewhere { host, at: *in_memory, len_bytes: *len_bytes })
+        })
     }
 
     /// Gives slots and addresses back, of a transfer that is not mapped.

@@ -208,6 +208,29 @@ fn the_ends_of_a_long_transfer_are_bounced() {
     assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
 }
 
+/// What is synchronised is copied, and nothing else.
+#[test]
+fn only_the_bytes_asked_for_are_synchronised() {
+    const LEN: usize = 300_000;
+    let (domain, device) = domain(|builder| builder);
+    for len in [1000, LEN] {
+        let mut mapping = domain.map(Bytes::odd(len, 1), Direction::Bidirectional).unwrap();
+        let last = len as u64 - 1;
+        device.write(mapping.iova(), &[2; 10]).unwrap();
+        device.write(at(mapping.iova(), last), &[2]).unwrap();
+        mapping.sync_for_cpu(0..5).unwrap();
+        let mut seen = [0; 10];
+        mapping.read(0, &mut seen).unwrap();
+        assert_eq!(seen, [2, 2, 2, 2, 2, 1, 1, 1, 1, 1]);
+        mapping.sync_for_cpu(last..last + 1).unwrap();
+        mapping.read(last, &mut seen[..1]).unwrap();
+        assert_eq!(seen[0], 2);
+        mapping.write(0, &[3; 10]).unwrap();
+        mapping.sync_for_device(8..10).unwrap();
+        assert_eq!(read(&device, mapping.iova(), 10), [2, 2, 2, 2, 2, 2, 2, 2, 3, 3]);
+    }
+}
+
 /// What the device has not written is as it was, never what a transfer before left in the slot.
 #[test]
 fn memory_never_gets_stale_bytes() {

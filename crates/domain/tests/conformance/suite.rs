@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::ptr::NonNull;
 use std::thread;
 
-use longshore_domain::{Builder, Direction, Domain, Error, Mapping, iova::IovaError};
+use longshore_domain::{Bounce, Builder, Direction, Domain, Error, Mapping, iova::IovaError};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
 
@@ -41,6 +41,7 @@ pub fn cases<R: Rig>() -> Vec<Case<R>> {
         ("a_full_space_gives_the_memory_back", a_full_space_gives_the_memory_back),
         ("borrowed_bytes_are_lent_for_a_scope", borrowed_bytes_are_lent_for_a_scope),
         ("coherent_memory_is_seen_by_both", coherent_memory_is_seen_by_both),
+        ("a_mapping_is_used_more_than_once", a_mapping_is_used_more_than_once),
         ("odd_memory_is_refused", odd_memory_is_refused),
         ("threads_map_beside_each_other", threads_map_beside_each_other),
     ]
@@ -249,6 +250,40 @@ fn borrowed_bytes_are_lent_for_a_scope<R: Rig>(rig: &R) {
     assert!(panicked.is_err());
     domain.shrink(std::time::Duration::ZERO).unwrap();
     assert!(!device.read(iova, &mut [0]));
+    all_is_free(&domain);
+}
+
+/// Direct, bounced, and with bounced ends.
+fn a_mapping_is_used_more_than_once<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    let domain = builder.bounce(Bounce::Below(2 * PAGE)).build();
+    for (len, is_bounced) in [(PAGE, true), (4 * PAGE, false)] {
+        let mut mapping = domain.map(buffer(len, 1), Direction::Bidirectional).unwrap();
+        assert_eq!(mapping.is_bounced(), is_bounced);
+        for turn in 2..6u8 {
+            // The processor's turn, and then the device's.
+            mapping.write(100, &[turn; 50]).unwrap();
+            mapping.sync_for_device(90..200).unwrap();
+            assert!(starts_with(&device, at(mapping.iova(), 100), 50, turn));
+            assert!(starts_with(&device, at(mapping.iova(), 150), 10, 1));
+            assert!(device.write(at(mapping.iova(), 3000), &[!turn; 20]));
+            mapping.sync_for_cpu(3000..3020).unwrap();
+            let mut seen = [0; 21];
+            mapping.read(2999, &mut seen).unwrap();
+            assert_eq!((seen[0], &seen[1..]), (1, &[!turn; 20][..]));
+        }
+        for bytes in [len..len + 1, 0..len + 1, u64::MAX..u64::MAX] {
+            let refused = mapping.sync_for_cpu(bytes).unwrap_err();
+            assert!(matches!(refused, Error::Outside { .. }), "{refused}");
+        }
+        assert!(mapping.read(len - 1, &mut [0; 2]).is_err());
+        assert!(mapping.write(u64::MAX, &[0; 2]).is_err());
+        assert!(mapping.read(len, &mut []).is_ok());
+        let memory = mapping.unmap().unwrap();
+        assert_eq!(memory.read().unwrap()[100..150], [5; 50]);
+        assert_eq!(memory.read().unwrap()[3000..3020], [!5; 20]);
+    }
+    domain.shrink(std::time::Duration::ZERO).unwrap();
     all_is_free(&domain);
 }
 

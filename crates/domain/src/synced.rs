@@ -1,0 +1,108 @@
+//! Memory that the processor looks at, or fills, while it stays mapped: streaming mappings that are used
+//! more than once.
+#![expect(unsafe_code, reason = "copies between memory, slots and the caller's bytes")]
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use longshore_mem::DmaMemory;
+use longshore_mem::copy::copy_bytes;
+
+use crate::counters::Event;
+use crate::direction::Direction;
+use crate::error::Error;
+use crate::local::Door;
+use crate::mapping::Mapping;
+
+/// Bytes of a transfer that the device finds elsewhere: in a slot.
+pub(crate) struct Elsewhere {
+    pub(crate) host: NonNull<u8>,
+    /// Where in the transfer they begin, and how many they are.
+    pub(crate) at: u64,
+    pub(crate) len_bytes: u64,
+}
+
+impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
+    /// Makes what the device has written to these bytes visible in the memory. The device must be
+    /// through with them.
+    ///
+    /// # Errors
+    /// [`Error::Outside`], [`Error::Copy`].
+    pub fn sync_for_cpu(&mut self, bytes: Range<u64>) -> Result<(), Error> {
+        self.check(&bytes)?;
+        if self.direction() == Direction::ToDevice {
+            return Ok(());
+        }
+        self.each_elsewhere(&bytes, |slot, memory| (slot, memory))
+    }
+
+    /// Makes what the memory has in these bytes visible to the device.
+    ///
+    /// # Errors
+    /// [`Error::Outside`], [`Error::Copy`].
+    pub fn sync_for_device(&mut self, bytes: Range<u64>) -> Result<(), Error> {
+        self.check(&bytes)?;
+        self.each_elsewhere(&bytes, |slot, memory| (memory, slot))
+    }
+
+    /// Reads memory from `offset` on, after [`sync_for_cpu`](Self::sync_for_cpu) of the bytes.
+    ///
+    /// # Errors
+    /// [`Error::Outside`], [`Error::Copy`].
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let from = self.host_of(offset, into.len())?;
+        // SAFETY: the memory is owned here, and nobody has a reference to it.
+        let copied = unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        copied.map_err(|source| Error::Copy { iova: self.iova(), source })
+    }
+
+    /// Writes memory from `offset` on; [`sync_for_device`](Self::sync_for_device) comes after it.
+    ///
+    /// # Errors
+    /// [`Error::Outside`], [`Error::Copy`].
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let to = self.host_of(offset, from.len())?;
+        // SAFETY: the memory is owned here, and nobody has a reference to it.
+        let copied = unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
+        copied.map_err(|source| Error::Copy { iova: self.iova(), source })
+    }
+
+    /// Copies between slots and memory, of those bytes that are in slots; `order` says which way.
+    fn each_elsewhere(
+        &self,
+        bytes: &Range<u64>,
+        order: impl Fn(NonNull<u8>, NonNull<u8>) -> (NonNull<u8>, NonNull<u8>),
+    ) -> Result<(), Error> {
+        let mut all_bytes = 0;
+        for part in self.elsewhere().into_iter().flatten() {
+            let start = bytes.start.max(part.at);
+            let end = bytes.end.min(part.at + part.len_bytes);
+            let Some(len_bytes) = end.checked_sub(start).filter(|len| *len != 0) else { continue };
+            // SAFETY: within the part, which lies in its slot.
+            let slot = unsafe { part.host.add((start - part.at) as usize) };
+            // SAFETY: within the memory, as `check` has seen.
+            let memory = unsafe { self.host().add(start as usize) };
+            let (from, to) = order(slot, memory);
+            // SAFETY: both have as many bytes; slot and memory are this mapping's.
+            let copied = unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) };
+            copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
+            all_bytes += len_bytes;
+        }
+        self.door().add(Event::Copied, all_bytes);
+        Ok(())
+    }
+
+    fn host_of(&self, offset: u64, len: usize) -> Result<NonNull<u8>, Error> {
+        self.check(&(offset..offset.saturating_add(len as u64)))?;
+        // SAFETY: within the memory.
+        Ok(unsafe { self.host().add(offset as usize) })
+    }
+
+    fn check(&self, bytes: &Range<u64>) -> Result<(), Error> {
+        if bytes.start <= bytes.end && bytes.end <= self.len_bytes() {
+            return Ok(());
+        }
+        let (start, end) = (bytes.start, bytes.end);
+        Err(Error::Outside { iova: self.iova(), len_bytes: self.len_bytes(), start, end })
+    }
+}
