@@ -46,7 +46,9 @@ pub struct Builder {
     backend: Box<dyn Backend>,
     address_bits: u32,
     guard_bytes: u64,
-    policy: Policy,
+    bounce: Bounce,
+    when_full: WhenFull,
+    trusted: bool,
     pool_limit_bytes: u64,
     idle: Option<Duration>,
 }
@@ -64,22 +66,22 @@ impl Builder {
         Self { guard_bytes: bytes, ..self }
     }
 
-    /// Which transfers go through bounce buffers; [`Bounce::Never`] where this is not asked for.
+    /// Which transfers go through bounce buffers; [`Bounce::Never`] where this is not asked for. What
+    /// is best on a machine [`Domain::calibrate`] finds out.
     pub fn bounce(self, bounce: Bounce) -> Self {
-        Self { policy: Policy { bounce, ..self.policy }, ..self }
+        Self { bounce, ..self }
     }
 
     /// The device may reach what lies in one granule with a transfer, so that no transfer must be
     /// bounced for that.
     pub fn trusted(self) -> Self {
-        Self { policy: Policy { trusted: true, ..self.policy }, ..self }
+        Self { trusted: true, ..self }
     }
 
     /// The most that this domain's bounce buffers may have, and what happens to transfers then. No
     /// limit, and [`WhenFull::MapDirectly`], where this is not asked for.
     pub fn pool_limit(self, bytes: u64, when_full: WhenFull) -> Self {
-        let policy = Policy { when_full, ..self.policy };
-        Self { pool_limit_bytes: bytes, policy, ..self }
+        Self { pool_limit_bytes: bytes, when_full, ..self }
     }
 
     /// After how long bounce buffers that no transfer uses are freed: a second where this is not asked
@@ -98,7 +100,7 @@ impl Builder {
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
-            policy: self.policy,
+            policy: Policy::new(self.bounce, self.when_full, self.trusted),
             tallies: Tallies::default(),
             doors: Mutex::default(),
             idle: self.idle,
@@ -120,13 +122,13 @@ fn below(usable: &[AddrRange<Iova>], bits: u32) -> Vec<AddrRange<Iova>> {
 impl Domain {
     /// Over a backend.
     pub fn builder(backend: impl Backend + 'static) -> Builder {
-        let policy =
-            Policy { bounce: Bounce::Never, when_full: WhenFull::MapDirectly, trusted: false };
         Builder {
             backend: Box::new(backend),
             address_bits: 64,
             guard_bytes: 0,
-            policy,
+            bounce: Bounce::Never,
+            when_full: WhenFull::MapDirectly,
+            trusted: false,
             pool_limit_bytes: u64::MAX,
             idle: Some(Duration::from_secs(1)),
         }
@@ -190,6 +192,11 @@ impl Domain {
     /// [`BackendError`], where a chunk could not be unmapped; it is leaked.
     pub fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
         self.inner.shrink(idle)
+    }
+
+    /// Changes which transfers go through bounce buffers, of those that begin from here on.
+    pub fn set_bounce(&self, bounce: Bounce) {
+        self.inner.policy.set(bounce);
     }
 
     /// What the backend can map, and where.

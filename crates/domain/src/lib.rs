@@ -50,6 +50,8 @@ mod batch;
 #[cfg(not(loom))]
 mod bounce;
 #[cfg(not(loom))]
+mod calibrate;
+#[cfg(not(loom))]
 mod coherent;
 #[cfg(not(loom))]
 mod core;
@@ -92,6 +94,7 @@ mod synced;
 #[cfg(not(loom))]
 pub use {
     batch::Batch,
+    calibrate::{Calibration, Step},
     coherent::Coherent,
     counters::Counters,
     direction::Direction,

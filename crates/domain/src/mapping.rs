@@ -17,6 +17,7 @@ use crate::iova::IovaRange;
 use crate::local::Door;
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
+use crate::pool::classes::Class;
 use crate::ragged::Ragged;
 use crate::synced::Elsewhere;
 
@@ -69,6 +70,18 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         match map_somewhere(door, &memory, direction) {
             Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
+            Err(error) => Err(Failed { error, value: memory }),
+        }
+    }
+
+    /// Through a slot, which there must be for the length.
+    pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
+        let (_, len_bytes) = extent(&memory);
+        let class = Class::of_bytes(len_bytes, door.inner().core.limits.granule.log2());
+        let kind = Kind { class: class.expect("a slot has room for it"), direction };
+        let slot = door.take_slot(kind).map_err(|error| Box::new(error.into()));
+        match slot.and_then(|slot| fill(door, slot, kind, &memory, false)) {
+            Ok(slot) => Ok(Self::of(door, memory, Place::Slot(slot), direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }

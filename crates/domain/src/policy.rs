@@ -1,5 +1,7 @@
 //! Which transfers go through bounce buffers.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use longshore_mem::Granule;
 
 use crate::direction::Direction;
@@ -28,9 +30,10 @@ pub enum WhenFull {
 }
 
 /// What a domain was told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Policy {
-    pub(crate) bounce: Bounce,
+    /// What has fewer bytes than this is bounced, where it fits.
+    below: AtomicU64,
     pub(crate) when_full: WhenFull,
     /// Whether the device may reach what shares a granule with a transfer.
     pub(crate) trusted: bool,
@@ -48,6 +51,22 @@ pub(crate) enum Route {
 }
 
 impl Policy {
+    pub(crate) fn new(bounce: Bounce, when_full: WhenFull, trusted: bool) -> Self {
+        let policy = Self { below: AtomicU64::new(0), when_full, trusted };
+        policy.set(bounce);
+        policy
+    }
+
+    /// For transfers that begin from here on.
+    pub(crate) fn set(&self, bounce: Bounce) {
+        let below = match bounce {
+            Bounce::Never => 0,
+            Bounce::Below(bytes) => bytes,
+            Bounce::Always => u64::MAX,
+        };
+        self.below.store(below, Ordering::Relaxed);
+    }
+
     #[inline]
     pub(crate) fn route(
         &self,
@@ -57,11 +76,7 @@ impl Policy {
         direction: Direction,
     ) -> Route {
         let maps = self.trusted || granule.is_aligned(start | len_bytes);
-        let bounces = match self.bounce {
-            Bounce::Never => !maps,
-            Bounce::Below(bytes) => !maps || len_bytes < bytes,
-            Bounce::Always => true,
-        };
+        let bounces = !maps || len_bytes < self.below.load(Ordering::Relaxed);
         if bounces && let Some(class) = Class::of_bytes(len_bytes, granule.log2()) {
             let else_direct = maps && self.when_full == WhenFull::MapDirectly;
             return Route::Bounce { kind: Kind { class, direction }, else_direct };

@@ -1,0 +1,180 @@
+//! From which length on a transfer is better mapped than copied: measured, on this backend and machine.
+#![expect(unsafe_code, reason = "maps parts of a buffer that it keeps")]
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use longshore_heap::Heap;
+use longshore_mem::{DmaMemory, FileOffset};
+
+use crate::direction::Direction;
+use crate::domain::Domain;
+use crate::error::Error;
+use crate::local::Local;
+use crate::mapping::Mapping;
+use crate::policy::Bounce;
+use crate::pool::classes;
+
+/// What a domain's mappings cost, and what follows for its bounce buffers.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Calibration {
+    /// By length, ascending.
+    pub steps: Vec<Step>,
+    /// What is best by that: for [`Domain::set_bounce`].
+    pub bounce: Bounce,
+}
+
+/// What transfers of one length cost, towards the device, made and taken back by one thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Step {
+    /// How long they are, in bytes.
+    pub len_bytes: u64,
+    /// Each, through a bounce buffer.
+    pub bounced: Duration,
+    /// Each, mapped itself.
+    pub mapped: Duration,
+}
+
+/// Part of a buffer that is kept until nothing of it is mapped.
+struct Part(NonNull<[u8]>);
+
+// SAFETY: the bytes belong to a buffer that whoever has the part keeps.
+unsafe impl Send for Part {}
+
+// SAFETY: the buffer stays where it is, and nobody has a reference to it, until the part is unmapped.
+unsafe impl DmaMemory for Part {
+    fn host(&self) -> NonNull<[u8]> {
+        self.0
+    }
+
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        None
+    }
+}
+
+/// How long each figure is measured, several times.
+const TIME: Duration = Duration::from_millis(1);
+const TIMES: u32 = 5;
+
+impl Domain {
+    /// Measures what mapping costs here, and what copying does, for lengths up to the largest bounce
+    /// buffer. It takes some tens of milliseconds, no device is involved, and its transfers are
+    /// counted as any others.
+    ///
+    /// ```
+    /// use longshore_domain::{Domain, backend::Soft};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let domain = Domain::builder(Soft::new()?).build();
+    /// let calibration = domain.calibrate()?;
+    /// println!("{calibration}");
+    /// domain.set_bounce(calibration.bounce);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error`], where there is no memory, or the backend does not map.
+    pub fn calibrate(&self) -> Result<Calibration, Error> {
+        let granule_bytes = self.limits().granule.bytes();
+        let most_bytes = classes::LARGEST * granule_bytes;
+        let mut buffer = Heap::Memfd.allocate(most_bytes).map_err(Error::Memory)?;
+        // Its pages are there, as those of a transfer are.
+        buffer.write().map_err(Error::Memory)?.fill(1);
+        let local = self.local();
+        let mut steps = Vec::new();
+        let mut len_bytes = granule_bytes;
+        while len_bytes <= most_bytes {
+            let part = NonNull::slice_from_raw_parts(buffer.host().cast(), len_bytes as usize);
+            let bounced = each(|| Ok(Mapping::bounced(&local, Part(part), TOWARDS)?))?;
+            let mapped = each(|| Ok(Mapping::direct(&local, Part(part), TOWARDS)?))?;
+            steps.push(Step { len_bytes, bounced, mapped });
+            len_bytes *= 2;
+        }
+        let bounce = best(&steps);
+        Ok(Calibration { steps, bounce })
+    }
+}
+
+const TOWARDS: Direction = Direction::ToDevice;
+
+/// The best of several means: what a machine shared with others takes away is not the mapping's.
+fn each<'l, 'd: 'l>(
+    mut map: impl FnMut() -> Result<Mapping<'l, Part, Local<'d>>, Error>,
+) -> Result<Duration, Error> {
+    let mut best = Duration::MAX;
+    map()?.unmap().map_err(|failed| *failed.error)?;
+    for _ in 0..TIMES {
+        let (began, mut count) = (Instant::now(), 0);
+        while count == 0 || began.elapsed() < TIME {
+            map()?.unmap().map_err(|failed| *failed.error)?;
+            count += 1;
+        }
+        best = best.min(began.elapsed() / count);
+    }
+    Ok(best)
+}
+
+/// Bounces up to the longest transfer for which that was faster, it and all that are shorter.
+fn best(steps: &[Step]) -> Bounce {
+    let faster = steps.iter().take_while(|step| step.bounced < step.mapped).last();
+    match faster {
+        Some(step) => Bounce::Below(step.len_bytes + 1),
+        None => Bounce::Never,
+    }
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:>10}  {:>12}  {:>12}", "bytes", "bounced, ns", "mapped, ns")?;
+        for Step { len_bytes, bounced, mapped } in &self.steps {
+            writeln!(f, "{len_bytes:>10}  {:>12}  {:>12}", bounced.as_nanos(), mapped.as_nanos())?;
+        }
+        match self.bounce {
+            Bounce::Below(bytes) => write!(f, "best bounced: up to {} bytes", bytes - 1),
+            Bounce::Never => f.write_str("best bounced: nothing that can be mapped"),
+            Bounce::Always => f.write_str("best bounced: all that fits"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Soft;
+
+    fn step(len_bytes: u64, bounced_ns: u64, mapped_ns: u64) -> Step {
+        let (bounced, mapped) = (Duration::from_nanos(bounced_ns), Duration::from_nanos(mapped_ns));
+        Step { len_bytes, bounced, mapped }
+    }
+
+    #[test]
+    fn what_is_faster_is_chosen_up_to_the_first_that_is_not() {
+        assert_eq!(best(&[step(4096, 50, 40), step(8192, 50, 60)]), Bounce::Never);
+        let steps = [step(4096, 50, 900), step(8192, 90, 900), step(16_384, 990, 900)];
+        assert_eq!(best(&steps), Bounce::Below(8193));
+        assert_eq!(best(&steps[..2]), Bounce::Below(8193));
+        let text = Calibration { steps: steps.to_vec(), bounce: best(&steps) }.to_string();
+        assert!(text.contains("16384") && text.ends_with("up to 8192 bytes"), "{text}");
+    }
+
+    #[test]
+    fn every_length_is_measured_and_nothing_stays_mapped() {
+        let domain = Domain::builder(Soft::new().unwrap()).free_after(None).build();
+        let calibration = domain.calibrate().unwrap();
+        let lens: Vec<_> = calibration.steps.iter().map(|step| step.len_bytes).collect();
+        assert_eq!(lens, [4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144]);
+        assert!(
+            calibration.steps.iter().all(|step| !step.bounced.is_zero() && !step.mapped.is_zero())
+        );
+        domain.shrink(Duration::ZERO).unwrap();
+        assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+        let counters = domain.counters();
+        assert_eq!(counters.maps, counters.unmaps);
+        assert!(counters.bounced != 0 && counters.flushes != 0);
+    }
+}
