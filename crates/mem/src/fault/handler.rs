@@ -8,14 +8,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use libc::{c_int, c_void, sigaction, siginfo_t, ucontext_t};
+use libc::{c_int, c_void, sigaction, siginfo_t, sigismember, ucontext_t};
 
 use super::{lookup, table};
 
 /// The signals of a memory access that failed.
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// What was installed before, per signal. Never freed: a handler in another thread may be reading.
+/// What was installed before, per signal. Never freed: a handler in another thread may be reading. So
+/// one that is found again is kept, and not stored anew for each first guard.
 static BEFORE: [AtomicPtr<sigaction>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
 /// How many guards live.
@@ -81,7 +82,23 @@ fn remove(which: usize) {
 }
 
 fn remember(which: usize, action: sigaction) {
-    BEFORE[which].store(Box::into_raw(Box::new(action)), Ordering::Release);
+    let known = BEFORE[which].load(Ordering::Acquire);
+    // SAFETY: null, or what was stored below and is never freed.
+    if unsafe { known.as_ref() }.is_none_or(|known| !is_same(known, &action)) {
+        BEFORE[which].store(Box::into_raw(Box::new(action)), Ordering::Release);
+    }
+}
+
+/// Whether two actions do the same, on the same terms.
+fn is_same(one: &sigaction, other: &sigaction) -> bool {
+    // SAFETY: it reads a set that the kernel has written.
+    let masks = |signal| [one, other].map(|action| unsafe { sigismember(&action.sa_mask, signal) });
+    one.sa_sigaction == other.sa_sigaction
+        && one.sa_flags == other.sa_flags
+        && (1..=libc::SIGRTMAX()).all(|signal| {
+            let [one, other] = masks(signal);
+            one == other
+        })
 }
 
 fn is_ours(action: &sigaction) -> bool {
@@ -248,5 +265,33 @@ mod registers {
         context.uc_mcontext.pc = at as u64;
         context.uc_mcontext.regs[0] = address as u64;
         context.uc_mcontext.regs[1] = cause as u64;
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    /// Guards that come and go must not take memory each time.
+    #[test]
+    fn an_action_that_is_found_again_is_not_stored_again() {
+        let guards = GUARDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = set(SIGNALS[1], None).unwrap();
+        if *guards > 0 || is_ours(&found) {
+            std::println!("SKIPPED: a guard of another test lives");
+            return;
+        }
+        remember(1, found);
+        let stored = BEFORE[1].load(Ordering::Acquire);
+        remember(1, found);
+        assert_eq!(BEFORE[1].load(Ordering::Acquire), stored);
+        let mut other = found;
+        other.sa_flags ^= libc::SA_RESTART;
+        assert!(!is_same(&found, &other));
+        other = found;
+        // SAFETY: it changes a set of our own.
+        unsafe { libc::sigaddset(&mut other.sa_mask, libc::SIGUSR2) };
+        assert!(!is_same(&found, &other));
+        assert!(is_same(&found, &found));
     }
 }
