@@ -1,13 +1,14 @@
 //! A device's view of memory.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::Batch;
+use crate::calibrate::Calibration;
 use crate::core::Core;
 use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
@@ -37,6 +38,8 @@ pub(crate) struct Inner {
     doors: Mutex<Vec<Weak<Shelved>>>,
     /// After how long what no transfer uses is freed.
     idle: Option<Duration>,
+    /// What the policy was first set by.
+    pub(crate) calibration: OnceLock<Arc<Calibration>>,
 }
 
 /// How a domain is set up.
@@ -46,7 +49,7 @@ pub struct Builder {
     backend: Box<dyn Backend>,
     address_bits: u32,
     guard_bytes: u64,
-    bounce: Bounce,
+    bounce: Option<Bounce>,
     when_full: WhenFull,
     trusted: bool,
     pool_limit_bytes: u64,
@@ -66,10 +69,15 @@ impl Builder {
         Self { guard_bytes: bytes, ..self }
     }
 
-    /// Which transfers go through bounce buffers; [`Bounce::Never`] where this is not asked for. What
-    /// is best on a machine [`Domain::calibrate`] finds out.
+    /// Which transfers go through bounce buffers.
+    ///
+    /// Where this is not asked for, those that are better copied than mapped: the first domain of the
+    /// process on a backend of its kind is [calibrated](Domain::calibrate) when it is built, in some
+    /// 20 ms, and [`Domain::calibration`] tells what was found. In this process mapping is cheap,
+    /// and the default is [`Bounce::Never`], unless sessions are so busy that unmapping must wait
+    /// for them.
     pub fn bounce(self, bounce: Bounce) -> Self {
-        Self { bounce, ..self }
+        Self { bounce: Some(bounce), ..self }
     }
 
     /// The device may reach what lies in one granule with a transfer, so that no transfer must be
@@ -100,16 +108,20 @@ impl Builder {
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
-            policy: Policy::new(self.bounce, self.when_full, self.trusted),
+            policy: Policy::new(self.bounce.unwrap_or(Bounce::Never), self.when_full, self.trusted),
             tallies: Tallies::default(),
             doors: Mutex::default(),
             idle: self.idle,
+            calibration: OnceLock::new(),
         };
-        let inner = Arc::new(inner);
-        if self.idle.is_some() {
-            keeper::add(&inner);
+        let domain = Domain { inner: Arc::new(inner) };
+        if self.bounce.is_none() && !domain.limits().maps_cheaply {
+            domain.use_calibration();
         }
-        Domain { inner }
+        if self.idle.is_some() {
+            keeper::add(&domain.inner);
+        }
+        domain
     }
 }
 
@@ -126,11 +138,32 @@ impl Domain {
             backend: Box::new(backend),
             address_bits: 64,
             guard_bytes: 0,
-            bounce: Bounce::Never,
+            bounce: None,
             when_full: WhenFull::MapDirectly,
             trusted: false,
             pool_limit_bytes: u64::MAX,
             idle: Some(Duration::from_secs(1)),
+        }
+    }
+
+    /// Over an address space of the kernel's with the PCI device at `address`, as `0000:01:00.0`:
+    /// by iommufd where the kernel has it, and else by VFIO's type 1.
+    ///
+    /// # Errors
+    /// [`OpenError`](crate::backend::OpenError), which says what whoever administers the machine must
+    /// do.
+    #[cfg(all(feature = "vfio", feature = "iommufd"))]
+    pub fn open_device(
+        address: &str,
+    ) -> Result<(Builder, crate::backend::Device), crate::backend::OpenError> {
+        use crate::backend::{Iommufd, OpenError, Vfio};
+        match Iommufd::open_device(address) {
+            Ok((backend, device)) => Ok((Self::builder(backend), device)),
+            Err(OpenError::NoInterface { .. }) => {
+                let (backend, device) = Vfio::open_device(address)?;
+                Ok((Self::builder(backend), device))
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -197,6 +230,12 @@ impl Domain {
     /// Changes which transfers go through bounce buffers, of those that begin from here on.
     pub fn set_bounce(&self, bounce: Bounce) {
         self.inner.policy.set(bounce);
+    }
+
+    /// What was measured when the domain was built without being told what to bounce; `None` where it
+    /// was told, where mapping is cheap, and where the backend did not map.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.inner.calibration.get().map(Arc::as_ref)
     }
 
     /// What the backend can map, and where.

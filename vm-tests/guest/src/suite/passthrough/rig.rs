@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_domain::backend::{Backend, BackendError, Device, Iommufd, Limits, Piece, Vfio};
-use longshore_domain::{Builder, Domain};
+use longshore_domain::{Bounce, Builder, Domain};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{AddrRange, DmaMemory, Granule, Iova};
 use longshore_pagetable::Prot;
@@ -95,7 +95,9 @@ impl Interface {
         let mailbox = Arc::new(Mailbox::new()?);
         let journal = Arc::new(Mutex::default());
         let watched = Watched::new(backend, Arc::clone(&mailbox), Arc::clone(&journal))?;
-        Ok((Domain::builder(watched), Passed { edu, mailbox, journal }))
+        // Most tests look into the memory while it is mapped.
+        let builder = Domain::builder(watched).bounce(Bounce::Never);
+        Ok((builder, Passed { edu, mailbox, journal }))
     }
 }
 
@@ -234,6 +236,10 @@ impl Drop for Watched {
 
 // SAFETY: the calls are passed on.
 unsafe impl Backend for Watched {
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
     fn limits(&self) -> Limits {
         let mut limits = self.backend.limits();
         limits.reserved.push(Self::window());
