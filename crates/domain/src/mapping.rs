@@ -14,7 +14,7 @@ use crate::direction::Direction;
 use crate::domain::{Domain, Inner};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
-use crate::local::Door;
+use crate::local::{Door, await_slot};
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
@@ -326,7 +326,7 @@ fn place<B: DmaMemory, D: Door>(
             let slot = match door.take_slot(kind) {
                 Ok(slot) => slot,
                 Err(_) if else_direct => return map_somewhere(door, memory, direction),
-                Err(error) => return Err(Error::from(error).into()),
+                Err(error) => await_slot(door, kind, error).map_err(Error::from)?,
             };
             fill(door, slot, kind, memory, is_reported).map(Place::Slot)
         }

@@ -1,6 +1,7 @@
 //! Which transfers go through bounce buffers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use longshore_mem::Granule;
 
@@ -27,6 +28,9 @@ pub enum WhenFull {
     MapDirectly,
     /// It is refused.
     Refuse,
+    /// It waits so long for other transfers to end, and is refused then. A thread that has all the
+    /// slots itself waits in vain.
+    Wait(Duration),
 }
 
 /// What a domain was told.

@@ -22,7 +22,7 @@ use crate::counters::Event;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::local::Door;
+use crate::local::{Door, await_slot};
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::synced::Elsewhere;
@@ -62,7 +62,8 @@ impl End {
             return Ok(None);
         }
         let class = Class::of(1).expect("a slot of one granule");
-        let slot = door.take_slot(Kind { class, direction })?;
+        let kind = Kind { class, direction };
+        let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
         Ok(Some(Self { slot, in_slot, in_memory, len_bytes }))
     }
 

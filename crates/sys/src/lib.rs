@@ -21,6 +21,7 @@
 //! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
 //! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
 //! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
+//! | [`memory_pressure`] | `/proc/pressure/memory`, `memory.pressure` of a cgroup |
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
 //! | [`event_fd`] | `eventfd` |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
@@ -35,6 +36,7 @@ pub mod mapping;
 pub mod membarrier;
 pub mod memfd;
 pub mod memory;
+pub mod memory_pressure;
 pub mod page_cache;
 pub mod pages;
 pub mod process_memory;

@@ -56,9 +56,7 @@ fn address_space_used_bytes() -> Option<u64> {
 }
 
 fn tightest_control_group() -> Option<(u64, PathBuf)> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    group_directories(&groups, &mounts)
+    own_directories()
         .into_iter()
         .filter_map(|(directory, version)| left_in(&directory, version).ok())
         .min()
@@ -68,6 +66,17 @@ fn tightest_control_group() -> Option<(u64, PathBuf)> {
 enum CgroupVersion {
     V1,
     V2,
+}
+
+/// The directory of the control group, version 2, that this process is in.
+pub(crate) fn control_group_v2() -> Option<PathBuf> {
+    let own = own_directories().into_iter().find(|(_, version)| *version == CgroupVersion::V2);
+    own.map(|(directory, _)| directory)
+}
+
+fn own_directories() -> Vec<(PathBuf, CgroupVersion)> {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    group_directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
 }
 
 /// The directories of this process's memory control groups, from its own up to each mount's root.

@@ -21,7 +21,7 @@ pub(crate) mod magazines;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -81,6 +81,9 @@ pub(crate) struct Pools {
     peak_bytes: AtomicU64,
     grows: AtomicU64,
     shrinks: AtomicU64,
+    /// Who waits for a slot, and is to be told of any.
+    waiting: Mutex<u32>,
+    freed: Condvar,
 }
 
 /// The chunks of one kind.
@@ -99,6 +102,22 @@ impl Pools {
             peak_bytes: AtomicU64::new(0),
             grows: AtomicU64::new(0),
             shrinks: AtomicU64::new(0),
+            waiting: Mutex::new(0),
+            freed: Condvar::new(),
+        }
+    }
+
+    /// Waits until a slot was given back, `time` at most: others are with doors, which tell nobody.
+    pub(crate) fn wait(&self, time: Duration) {
+        let mut waiting = lock(&self.waiting);
+        *waiting += 1;
+        let woken = self.freed.wait_timeout(waiting, time);
+        *woken.unwrap_or_else(PoisonError::into_inner).0 -= 1;
+    }
+
+    fn tell(&self) {
+        if *lock(&self.waiting) != 0 {
+            self.freed.notify_all();
         }
     }
 
@@ -133,6 +152,8 @@ impl Pools {
             let chunk = shelf.chunks[slot.chunk() as usize].as_mut();
             chunk.expect("a chunk lives while a slot of it does").give(slot);
         }
+        drop(shelf);
+        self.tell();
     }
 
     /// Frees the chunks all of whose slots have been free for `idle`. How many bytes that were.
@@ -152,6 +173,7 @@ impl Pools {
                 freed += len_bytes;
             }
         }
+        self.tell();
         Ok(freed)
     }
 
@@ -203,9 +225,9 @@ impl Pools {
     }
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is done under the lock does not panic halfway.
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shelf {
