@@ -19,7 +19,7 @@ impl MemoryPressure {
     /// `psi=0`.
     pub fn of_this_process() -> Self {
         let group = memory::control_group_v2().map(|folder| folder.join("memory.pressure"));
-        Self::of_files(group.iter().map(|path| path.as_path()).chain([Path::new(MACHINE)]))
+        Self::of_files(group.as_deref().into_iter().chain([Path::new(MACHINE)]))
     }
 
     /// Of files like `/proc/pressure/memory`; those that cannot be read are left out.
@@ -68,6 +68,7 @@ fn parse(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -80,7 +81,7 @@ mod tests {
             fs::write(&paths[which], line("some") + &line("full")).unwrap();
         };
         write(0, 1000);
-        let mut pressure = MemoryPressure::of_files(paths.iter().map(|path| path.as_path()));
+        let mut pressure = MemoryPressure::of_files(paths.iter().map(PathBuf::as_path));
         assert!(pressure.is_known());
         assert_eq!(pressure.stalled(), Duration::ZERO);
         write(0, 1500);
@@ -89,7 +90,7 @@ mod tests {
         // The group that came later was not there.
         write(1, 7);
         assert_eq!(pressure.stalled(), Duration::ZERO);
-        let mut both = MemoryPressure::of_files(paths.iter().map(|path| path.as_path()));
+        let mut both = MemoryPressure::of_files(paths.iter().map(PathBuf::as_path));
         write(0, 1600);
         write(1, 807);
         assert_eq!(both.stalled(), Duration::from_micros(800), "the worse of them");
