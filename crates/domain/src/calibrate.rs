@@ -17,6 +17,7 @@ use crate::local::Local;
 use crate::mapping::Mapping;
 use crate::policy::Bounce;
 use crate::pool::classes;
+use crate::trace::span;
 
 /// What a domain's mappings cost, and what follows for its bounce buffers.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +82,7 @@ impl Domain {
     /// # Errors
     /// [`Error`], where there is no memory, or the backend does not map.
     pub fn calibrate(&self) -> Result<Calibration, Error> {
+        let _span = span!("calibrate", backend = self.inner().core.backend.name());
         let granule_bytes = self.limits().granule.bytes();
         let most_bytes = classes::LARGEST * granule_bytes;
         let mut buffer = Heap::Memfd.allocate(most_bytes).map_err(Error::Memory)?;

@@ -12,6 +12,7 @@ use crate::calibrate::Calibration;
 use crate::core::Core;
 use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
+use crate::dump::Dump;
 use crate::error::Failed;
 use crate::iova::{IovaAllocator, Placement};
 use crate::keeper;
@@ -19,6 +20,8 @@ use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
 use crate::pool::{Pools, budget};
+use crate::trace::span;
+use crate::watch::{Misuse, Watch};
 
 /// What one device, or one group of devices that cannot be kept apart, can reach: nothing but what is
 /// mapped here.
@@ -38,6 +41,8 @@ pub(crate) struct Inner {
     doors: Mutex<Vec<Weak<Shelved>>>,
     /// After how long what no transfer uses is freed.
     idle: Option<Duration>,
+    /// Where mappings are looked at while a program is tested.
+    pub(crate) watch: Option<Watch>,
     /// What the policy was first set by.
     pub(crate) calibration: OnceLock<Arc<Calibration>>,
 }
@@ -54,6 +59,7 @@ pub struct Builder {
     trusted: bool,
     pool_limit_bytes: u64,
     idle: Option<Duration>,
+    watch: Option<Watch>,
 }
 
 impl Builder {
@@ -99,6 +105,27 @@ impl Builder {
         Self { idle, ..self }
     }
 
+    /// Looks at what is done with mappings, and tells `report` of each [`Misuse`]: for tests, as every
+    /// mapping then takes a lock. It may panic, print, or count.
+    ///
+    /// ```
+    /// # use longshore_domain::{Direction, Domain, backend::Soft};
+    /// # use longshore_heap::Heap;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let builder = Domain::builder(Soft::new()?).watch(|misuse| panic!("{misuse}"));
+    /// let domain = builder.build();
+    /// let mut mapping = domain.map(Heap::Memfd.allocate(4096)?, Direction::FromDevice)?;
+    /// mapping.sync_for_cpu(0..512)?;
+    /// let mut status = [0; 8];
+    /// mapping.read(0, &mut status)?;
+    /// // mapping.read(512, &mut status)?; would panic: the device has those bytes.
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(self, report: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
+        Self { watch: Some(Watch::new(Box::new(report))), ..self }
+    }
+
     /// The domain.
     pub fn build(self) -> Domain {
         let limits = self.backend.limits();
@@ -112,6 +139,7 @@ impl Builder {
             tallies: Tallies::default(),
             doors: Mutex::default(),
             idle: self.idle,
+            watch: self.watch,
             calibration: OnceLock::new(),
         };
         let domain = Domain { inner: Arc::new(inner) };
@@ -143,6 +171,7 @@ impl Domain {
             trusted: false,
             pool_limit_bytes: u64::MAX,
             idle: Some(Duration::from_secs(1)),
+            watch: None,
         }
     }
 
@@ -171,6 +200,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
     pub fn map<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -184,6 +214,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
     pub fn map_reported<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -195,6 +226,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
     pub fn map_at<B: DmaMemory + 'static>(
         &self,
         iova: Iova,
@@ -248,6 +280,25 @@ impl Domain {
         &self.inner.core.iovas
     }
 
+    /// Which transfers go through bounce buffers now.
+    pub fn bounce(&self) -> Bounce {
+        self.inner.policy.bounce()
+    }
+
+    /// All there is to know of it now, to be printed: limits, addresses, pools, counters, and the
+    /// mappings of a domain that is [watched](Builder::watch).
+    pub fn dump(&self) -> Dump {
+        Dump {
+            backend: self.inner.core.backend.name(),
+            limits: self.limits().clone(),
+            bounce: self.bounce(),
+            iovas: self.iovas().usage(),
+            pools: self.inner.pools.usage(self.limits().granule.bytes()),
+            counters: self.counters(),
+            mappings: self.inner.watch.as_ref().map(Watch::live),
+        }
+    }
+
     /// What has been done so far.
     pub fn counters(&self) -> Counters {
         let Inner { pools, tallies, .. } = &*self.inner;
@@ -270,6 +321,7 @@ impl Domain {
 impl Inner {
     /// As [`Domain::shrink`].
     pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
+        let _span = span!("shrink", idle = idle);
         let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             door.claim(|kept| kept.clear(self));
@@ -291,6 +343,9 @@ impl Drop for Domain {
     fn drop(&mut self) {
         // From here on nobody else has what is inside.
         keeper::remove(&self.inner);
+        if let Some(watch) = &self.inner.watch {
+            watch.end();
+        }
         let Inner { core, pools, .. } = &*self.inner;
         // Whatever cannot be unmapped is leaked: nobody is left who could be told.
         while pools.shrink(core, Duration::ZERO).is_err() {}

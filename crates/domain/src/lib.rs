@@ -14,6 +14,8 @@
 //! * A thread that maps much opens a [`Local`] door, which takes no lock.
 //! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
 //!   begin or end within a granule must, unless the device is [trusted](Builder::trusted).
+//! * A program that is tested has its domains [watched](Builder::watch): what types cannot forbid is
+//!   reported then. With the feature `tracing`, each operation is a span.
 //! * Borrowed bytes are [lent](Domain::lend) for a scope; [`Coherent`] memory is shared all the time.
 //!
 //! ```
@@ -62,6 +64,8 @@ mod direction;
 #[cfg(not(loom))]
 mod domain;
 #[cfg(not(loom))]
+mod dump;
+#[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 pub mod iova;
@@ -90,6 +94,10 @@ mod sync;
 pub mod sync;
 #[cfg(not(loom))]
 mod synced;
+#[cfg(not(loom))]
+mod trace;
+#[cfg(not(loom))]
+mod watch;
 
 #[cfg(not(loom))]
 pub use {
@@ -99,10 +107,12 @@ pub use {
     counters::Counters,
     direction::Direction,
     domain::{Builder, Domain},
+    dump::Dump,
     error::{Error, Failed},
     local::{Door, Local},
     mapping::Mapping,
     policy::{Bounce, WhenFull},
-    pool::PoolError,
     pool::budget::{process_pool_bytes, set_process_budget},
+    pool::{PoolError, PoolUsage},
+    watch::{Made, Misuse},
 };

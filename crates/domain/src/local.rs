@@ -72,6 +72,7 @@ impl<'d> Local<'d> {
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
     #[inline]
+    #[track_caller]
     pub fn map<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -85,6 +86,7 @@ impl<'d> Local<'d> {
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
     #[inline]
+    #[track_caller]
     pub fn map_reported<B: DmaMemory + 'static>(
         &self,
         memory: B,

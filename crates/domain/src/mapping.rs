@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::panic::Location;
 use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
@@ -20,6 +21,7 @@ use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::ragged::Ragged;
 use crate::synced::Elsewhere;
+use crate::trace::{Span, span};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -54,19 +56,26 @@ enum Place {
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn new(
         door: &'d D,
         memory: B,
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Failed<B>> {
+        let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
         match place(door, &memory, direction, is_reported) {
-            Ok(place) => Ok(Self::of(door, memory, place, direction, is_reported)),
+            Ok(place) => {
+                let mapping = Self::of(door, memory, place, direction, is_reported);
+                mapping.tell(&span);
+                Ok(mapping)
+            }
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
 
     /// Whole granules, never bounced.
+    #[track_caller]
     pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         match map_somewhere(door, &memory, direction) {
             Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
@@ -75,6 +84,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     /// Through a slot, which there must be for the length.
+    #[track_caller]
     pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         let (_, len_bytes) = extent(&memory);
         let class = Class::of_bytes(len_bytes, door.inner().core.limits.granule.log2());
@@ -86,6 +96,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
+    #[track_caller]
     pub(crate) fn at(
         door: &'d D,
         iova: Iova,
@@ -107,11 +118,25 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     #[inline(always)]
+    #[track_caller]
     fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
         door.add(Event::Map, 1);
         let (_, len_bytes) = extent(&memory);
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
-        Self { door, memory, place, len_bytes, direction, is_reported }
+        let mapping = Self { door, memory, place, len_bytes, direction, is_reported };
+        if let Some(watch) = &door.inner().watch {
+            mapping.begin_watching(watch, Location::caller());
+        }
+        mapping
+    }
+
+    #[inline(always)]
+    fn tell(&self, span: &Span) {
+        if cfg!(feature = "tracing") {
+            span.tell("len_bytes", self.len_bytes);
+            span.tell("iova", self.iova().raw());
+            span.tell("is_bounced", self.is_bounced().into());
+        }
     }
 
     /// Where the device finds the memory's first byte.
@@ -150,6 +175,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
     pub fn unmap(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_silence(watch);
+        }
         self.end(written_bytes)
     }
 
@@ -159,17 +187,26 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
     /// is.
+    #[track_caller]
     pub fn complete(self, written_bytes: u64) -> Result<B, Failed<Self>> {
         if written_bytes > self.len_bytes {
             let len_bytes = self.len_bytes;
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_completion(watch, written_bytes, Location::caller());
+        }
         self.end(written_bytes)
     }
 
     #[inline(always)]
     fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+        let span = span!("unmap", written_bytes = written_bytes; len_bytes, iova, is_bounced);
+        self.tell(&span);
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_end(watch, written_bytes);
+        }
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
         }
@@ -190,6 +227,27 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             }
             Place::Ragged(ragged) => ragged.elsewhere(),
         }
+    }
+
+    /// Bytes behind what the device may have written, as far as they are in a slot: where they are, how
+    /// many, and where in the transfer.
+    pub(crate) fn slack(&self, written_bytes: u64) -> Option<(NonNull<u8>, u64, u64)> {
+        let written_bytes = if self.is_reported { written_bytes } else { self.len_bytes };
+        let granule = self.door.inner().core.limits.granule.bytes();
+        match &*self.place {
+            Place::Slot(slot) => {
+                let slot_bytes = slot.kind().class.granules() * granule;
+                // SAFETY: within the slot.
+                let start = unsafe { slot.host().add(written_bytes as usize) };
+                Some((start, slot_bytes - written_bytes, written_bytes))
+            }
+            Place::Ragged(ragged) => ragged.slack(granule, written_bytes),
+            Place::Direct(..) => None,
+        }
+    }
+
+    pub(crate) fn is_reported(&self) -> bool {
+        self.is_reported
     }
 
     pub(crate) fn door(&self) -> &'d D {
@@ -223,6 +281,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::Copy`] with the mapping.
     pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_silence(watch);
+            self.watch_end(watch, written_bytes);
+        }
         match self.copy_back(written_bytes) {
             Ok(()) => Ok(self.into_memory()),
             Err(error) => Err(Failed { error, value: self }),
@@ -300,6 +362,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     unsafe fn give_back(&mut self) {
         self.door.add(Event::Unmap, 1);
+        if let Some(watch) = &self.door.inner().watch {
+            watch.ended(self.iova());
+        }
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas, _) => self.door.give(iovas),

@@ -71,6 +71,14 @@ impl Policy {
         self.below.store(below, Ordering::Relaxed);
     }
 
+    pub(crate) fn bounce(&self) -> Bounce {
+        match self.below.load(Ordering::Relaxed) {
+            0 => Bounce::Never,
+            u64::MAX => Bounce::Always,
+            bytes => Bounce::Below(bytes),
+        }
+    }
+
     #[inline]
     pub(crate) fn route(
         &self,

@@ -242,6 +242,19 @@ impl Ragged {
         })
     }
 
+    /// Of the tail's slot, what lies behind the first `written_bytes`: where, how many bytes, and where
+    /// in the transfer.
+    pub(crate) fn slack(
+        &self,
+        granule: u64,
+        written_bytes: u64,
+    ) -> Option<(NonNull<u8>, u64, u64)> {
+        let End { slot, in_memory, len_bytes, .. } = self.tail.as_ref()?;
+        let from = written_bytes.saturating_sub(*in_memory).min(*len_bytes);
+        // SAFETY: within the slot.
+        Some((unsafe { slot.host().add(from as usize) }, granule - from, in_memory + from))
+    }
+
     /// Gives slots and addresses back, of a transfer that is not mapped.
     pub(crate) fn give<D: Door>(self, door: &D) {
         let Self { iovas, head, tail, .. } = self;

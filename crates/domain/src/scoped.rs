@@ -62,6 +62,7 @@ impl<D: Door> Drop for Ending<'_, D> {
 /// # Safety
 /// No reference to the bytes may be used before this returns, other than to read bytes of a mapping
 /// towards the device.
+#[track_caller]
 unsafe fn map<D: Door, R>(
     door: &D,
     bytes: NonNull<[u8]>,
@@ -87,6 +88,7 @@ macro_rules! scoped {
             ///
             /// # Errors
             /// [`Error`]. Where the bytes could not be mapped, `work` was not called.
+            #[track_caller]
             pub fn lend<R>(&self, bytes: &[u8], work: impl FnOnce(Iova) -> R) -> Result<R, Error> {
                 // SAFETY: the device only reads, and `bytes` is borrowed until then.
                 unsafe { map(self, NonNull::from(bytes), Direction::ToDevice, work) }
@@ -97,6 +99,7 @@ macro_rules! scoped {
             ///
             /// # Errors
             /// [`Error`]. Where the bytes could not be mapped, `work` was not called.
+            #[track_caller]
             pub fn lend_mut<R>(
                 &self,
                 bytes: &mut [u8],

@@ -31,6 +31,7 @@ use crate::core::Core;
 use crate::direction::Direction;
 use crate::iova::IovaError;
 use crate::keeper;
+use crate::trace::span;
 use budget::Budget;
 use chunk::{Chunk, Kind, Slot};
 use classes::Class;
@@ -71,6 +72,22 @@ impl Kind {
     pub(crate) fn index(self) -> usize {
         self.direction as usize * classes::COUNT + self.class.index()
     }
+}
+
+/// The bounce buffers of one size and direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolUsage {
+    /// How large they are.
+    pub slot_bytes: u64,
+    /// For which transfers.
+    pub direction: Direction,
+    /// Pieces of memory that were mapped for them.
+    pub chunks: u64,
+    /// How many there are.
+    pub slots: u64,
+    /// Of these, how many are neither in use nor kept by a door.
+    pub free_slots: u64,
 }
 
 /// A domain's pools.
@@ -209,6 +226,7 @@ impl Pools {
                 return Err(PoolError::Limit { held_bytes, limit_bytes });
             }
         }
+        let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
         let chunk = Chunk::new(core, kind, number).inspect_err(|_| self.release(len_bytes))?;
         self.peak_bytes.fetch_max(self.own.taken(), Ordering::Relaxed);
         self.grows.fetch_add(1, Ordering::Relaxed);
@@ -218,6 +236,31 @@ impl Pools {
     fn release(&self, len_bytes: u64) {
         self.own.give(len_bytes);
         self.process.give(len_bytes);
+    }
+
+    /// What each pool has that has something.
+    pub(crate) fn usage(&self, granule_bytes: u64) -> Vec<PoolUsage> {
+        let kinds = DIRECTIONS
+            .iter()
+            .flat_map(|direction| Class::all().map(|class| Kind { class, direction: *direction }));
+        let usage = |kind: Kind| {
+            let shelf = self.lock(kind);
+            let mut usage = PoolUsage {
+                slot_bytes: kind.class.granules() * granule_bytes,
+                direction: kind.direction,
+                chunks: 0,
+                slots: 0,
+                free_slots: 0,
+            };
+            for chunk in shelf.chunks.iter().flatten() {
+                let (slots, free) = chunk.slots();
+                usage.chunks += 1;
+                usage.slots += u64::from(slots);
+                usage.free_slots += u64::from(free);
+            }
+            (usage.chunks != 0).then_some(usage)
+        };
+        kinds.filter_map(usage).collect()
     }
 
     fn lock(&self, kind: Kind) -> MutexGuard<'_, Shelf> {
