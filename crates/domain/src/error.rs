@@ -58,6 +58,19 @@ pub enum Error {
         /// What the device says.
         written_bytes: u64,
     },
+    /// A scattered transfer has more segments than the device can take.
+    #[error(
+        "{len_bytes:#x} bytes in several places are {segments} segments for the device, which takes \
+         {most}: make it fewer places, whole granules, or shorter"
+    )]
+    TooManySegments {
+        /// How many bytes.
+        len_bytes: u64,
+        /// How many segments they are.
+        segments: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// A range that does not lie in the mapping.
     #[error(
         "bytes {start:#x} to {end:#x} of a mapping of {len_bytes:#x} bytes at IOVA {iova:#x}: it does \

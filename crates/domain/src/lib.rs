@@ -16,7 +16,8 @@
 //!   begin or end within a granule must, unless the device is [trusted](Builder::trusted).
 //! * A program that is tested has its domains [watched](Builder::watch): what types cannot forbid is
 //!   reported then. With the feature `tracing`, each operation is a span.
-//! * Borrowed bytes are [lent](Domain::lend) for a scope; [`Coherent`] memory is shared all the time.
+//! * Bytes in several places are [one mapping](Domain::map_sg), whose segments the device is told.
+//! * Borrowed bytes are [lent](Domain::lend) for a scope, also those that [a cursor](Domain::lend_sg) walks; [`Coherent`] memory is shared all the time.
 //!
 //! ```
 //! use longshore_domain::{Direction, Domain, Error, backend::Soft};
@@ -76,6 +77,8 @@ mod local;
 #[cfg(not(loom))]
 mod mapping;
 #[cfg(not(loom))]
+mod pieces;
+#[cfg(not(loom))]
 mod policy;
 #[cfg(not(loom))]
 mod pool;
@@ -83,6 +86,8 @@ mod pool;
 mod ragged;
 #[cfg(not(loom))]
 mod scoped;
+#[cfg(not(loom))]
+mod sg;
 
 #[cfg(not(loom))]
 mod biased;
@@ -114,5 +119,6 @@ pub use {
     policy::{Bounce, WhenFull},
     pool::budget::{process_pool_bytes, set_process_budget},
     pool::{PoolError, PoolUsage},
+    sg::{Lendable, SgLimits, SgMapping, SgSegment},
     watch::{Made, Misuse},
 };

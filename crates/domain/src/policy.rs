@@ -79,6 +79,11 @@ impl Policy {
         }
     }
 
+    /// Whether so many bytes are better copied.
+    pub(crate) fn bounces(&self, len_bytes: u64) -> bool {
+        len_bytes < self.below.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(crate) fn route(
         &self,
@@ -88,7 +93,7 @@ impl Policy {
         direction: Direction,
     ) -> Route {
         let maps = self.trusted || granule.is_aligned(start | len_bytes);
-        let bounces = !maps || len_bytes < self.below.load(Ordering::Relaxed);
+        let bounces = !maps || self.bounces(len_bytes);
         if bounces && let Some(class) = Class::of_bytes(len_bytes, granule.log2()) {
             let else_direct = maps && self.when_full == WhenFull::MapDirectly;
             return Route::Bounce { kind: Kind { class, direction }, else_direct };

@@ -16,13 +16,13 @@ use std::ptr::NonNull;
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{AddrRange, Iova};
 
-use crate::backend::Piece;
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::iova::IovaRange;
 use crate::local::{Door, await_slot};
+use crate::pieces::{Partly, map_all};
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::synced::Elsewhere;
@@ -35,12 +35,6 @@ pub(crate) struct Ragged {
     head: Option<End>,
     middle_bytes: u64,
     tail: Option<End>,
-}
-
-/// Not all of it was mapped, and perhaps not all of that unmapped again.
-struct Partly {
-    error: Error,
-    is_undone: bool,
 }
 
 /// An end of the transfer, in a slot.
@@ -144,7 +138,7 @@ impl Ragged {
         host: NonNull<u8>,
         direction: Direction,
     ) -> Result<(), Partly> {
-        let core = &door.inner().core;
+        let granule = door.inner().core.limits.granule;
         let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
         let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.
@@ -152,26 +146,10 @@ impl Ragged {
         // The caller's memory comes last: where it cannot be mapped, the device reaches none of it,
         // even if the others cannot be unmapped again.
         let hosts = [slot(&self.head), slot(&self.tail), Some(middle)];
-        let mapped = self.pieces(core.limits.granule.bytes());
-        for (nth, (range, host)) in mapped.iter().zip(hosts).enumerate() {
-            let (Some(range), Some(host)) = (range, host) else { continue };
-            let piece = Piece { host, len_bytes: range.len_bytes(), file: None };
-            // SAFETY: the caller keeps its bytes, and the slots are kept with this.
-            let done = unsafe { core.backend.map(range.start(), piece, direction.prot()) };
-            if let Err(source) = done {
-                let before: Vec<_> = mapped[..nth].iter().copied().flatten().collect();
-                let error = Error::Backend {
-                    operation: "mapping",
-                    iova: range.start(),
-                    len_bytes: range.len_bytes(),
-                    source,
-                };
-                // SAFETY: mapped just now, and nobody else's.
-                let undone = before.is_empty() || unsafe { core.backend.unmap(&before) }.is_ok();
-                return Err(Partly { error, is_undone: undone });
-            }
-        }
-        Ok(())
+        let pieces = self.pieces(granule.bytes()).into_iter().zip(hosts);
+        let pieces = pieces.filter_map(|(range, host)| Some((range?, host?)));
+        // SAFETY: the caller keeps its bytes, and the slots are kept with this, as are the addresses.
+        unsafe { map_all(door, pieces, direction) }
     }
 
     /// What was mapped: the head's granule, the tail's granule, the middle.

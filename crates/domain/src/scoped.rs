@@ -33,14 +33,25 @@ unsafe impl DmaMemory for Borrowed {
     }
 }
 
-/// Unmaps at the end of the scope, also when it ends by a panic.
-struct Ending<'d, D: Door>(Option<Mapping<'d, Borrowed, D>>);
+/// A mapping of bytes that somebody else owns.
+pub(crate) trait Lent: Sized {
+    fn unmap(self) -> Result<(), Failed<Self>>;
+}
 
-impl<D: Door> Ending<'_, D> {
-    fn end(&mut self) -> Result<(), Error> {
+impl<D: Door> Lent for Mapping<'_, Borrowed, D> {
+    fn unmap(self) -> Result<(), Failed<Self>> {
+        Mapping::unmap(self).map(drop)
+    }
+}
+
+/// Unmaps at the end of the scope, also when it ends by a panic.
+pub(crate) struct Ending<M: Lent>(pub(crate) Option<M>);
+
+impl<M: Lent> Ending<M> {
+    pub(crate) fn end(&mut self) -> Result<(), Error> {
         let Some(mapping) = self.0.take() else { return Ok(()) };
         match mapping.unmap() {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(Failed { error, .. }) if matches!(*error, Error::Copy { .. }) => Err(*error),
             Err(Failed { error, .. }) => {
                 // The bytes go back to their owner whatever happens, and the device may still write
@@ -52,7 +63,7 @@ impl<D: Door> Ending<'_, D> {
     }
 }
 
-impl<D: Door> Drop for Ending<'_, D> {
+impl<M: Lent> Drop for Ending<M> {
     fn drop(&mut self) {
         // A scope that panics has nobody to tell.
         let _ = self.end();

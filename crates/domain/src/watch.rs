@@ -139,12 +139,13 @@ impl Watch {
         self.lock().values().map(|live| live.made).collect()
     }
 
-    pub(crate) fn made(&self, made: Made, host_start: u64) {
-        let host = host_start..host_start + made.len_bytes;
+    /// `host` is empty where its bytes are in several places.
+    pub(crate) fn made(&self, made: Made, host: Range<u64>) {
         let mut live = self.lock();
         let is_shared = |other: &&Live| {
             let reads = [made.direction, other.made.direction] == [Direction::ToDevice; 2];
-            !reads && host.start < other.host.end && other.host.start < host.end
+            let shares = host.start.max(other.host.start) < host.end.min(other.host.end);
+            !reads && shares
         };
         let with = live.values().find(is_shared).map(|other| other.made);
         live.insert(made.iova.raw(), Live { made, host, of_cpu: Vec::new() });
@@ -224,7 +225,8 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
             // SAFETY: behind the transfer's bytes, in a slot that is this mapping's.
             unsafe { start.as_ptr().write_bytes(0, count as usize) };
         }
-        watch.made(made, self.host().addr().get() as u64);
+        let start = self.host().addr().get() as u64;
+        watch.made(made, start..start + len_bytes);
     }
 
     #[cold]
