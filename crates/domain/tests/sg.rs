@@ -174,7 +174,7 @@ proptest! {
         for SgSegment { iova, len_bytes } in mapping.segments() {
             prop_assert!((1..=10_000).contains(len_bytes));
             let last = iova.raw() + len_bytes - 1;
-            let every = boundary.map_or(1 << 40, |boundary| boundary.bytes());
+            let every = boundary.map_or(1 << 40, Granule::bytes);
             prop_assert_eq!(iova.raw() / every, last / every);
         }
         let expected: Vec<u8> =
@@ -299,7 +299,7 @@ fn only_what_is_synchronised_is_copied() {
             // SAFETY: within the buffer; the device model does not run now.
             #[allow(unsafe_code, reason = "memory of a test")]
             unsafe {
-                shared.host().cast::<u8>().add(at as usize).read_volatile()
+                shared.host().cast::<u8>().as_ptr().wrapping_add(at as usize).read_volatile()
             }
         };
         write(&device, mapping.segments(), &[0; 220]);
