@@ -94,6 +94,8 @@ mod biased;
 #[cfg(loom)]
 pub mod biased;
 #[cfg(not(loom))]
+mod summed;
+#[cfg(not(loom))]
 mod sync;
 #[cfg(loom)]
 pub mod sync;
@@ -120,5 +122,6 @@ pub use {
     pool::budget::{process_pool_bytes, set_process_budget},
     pool::{PoolError, PoolUsage},
     sg::{Lendable, SgLimits, SgMapping, SgSegment},
+    summed::Sum,
     watch::{Made, Misuse},
 };

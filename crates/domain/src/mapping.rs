@@ -83,6 +83,38 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
+    /// Through a slot that `copy` fills, where the policy wants one; else the memory again.
+    #[track_caller]
+    pub(crate) fn slotted(
+        door: &'d D,
+        memory: B,
+        direction: Direction,
+        copy: impl FnOnce(&mut Slot) -> Result<(), Box<Error>>,
+    ) -> Result<Result<Self, B>, Failed<B>> {
+        let Inner { core, policy, .. } = door.inner();
+        let (start, len_bytes) = extent(&memory);
+        let for_slot = core.slot_direction(direction, false);
+        let route = policy.route(core.limits.granule, start, len_bytes, for_slot);
+        let Route::Bounce { kind, else_direct } = route else { return Ok(Err(memory)) };
+        let mut slot = match door.take_slot(kind) {
+            Ok(slot) => slot,
+            Err(_) if else_direct => return Ok(Err(memory)),
+            Err(error) => match await_slot(door, kind, error) {
+                Ok(slot) => slot,
+                Err(error) => {
+                    let error = Error::from(error).into();
+                    return Err(Failed { error, value: memory });
+                }
+            },
+        };
+        if let Err(error) = copy(&mut slot) {
+            door.give_slot(slot);
+            return Err(Failed { error, value: memory });
+        }
+        door.add(Event::Bounce, 1);
+        Ok(Ok(Self::of(door, memory, Place::Slot(slot), direction, false)))
+    }
+
     /// Through a slot, which there must be for the length.
     #[track_caller]
     pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
@@ -178,7 +210,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Some(watch) = &self.door.inner().watch {
             self.watch_silence(watch);
         }
-        self.end(written_bytes)
+        self.end(written_bytes, |mapping| mapping.copy_back(written_bytes))
     }
 
     /// The same when the device has written `written_bytes` from the start. No more is copied back
@@ -189,25 +221,41 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// is.
     #[track_caller]
     pub fn complete(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+        let at = Location::caller();
+        self.finish(written_bytes, at, |mapping| mapping.copy_back(written_bytes))
+    }
+
+    /// The end of a mapping whose device has written so much, which `copy_back` makes the memory have.
+    #[inline(always)]
+    pub(crate) fn finish(
+        self,
+        written_bytes: u64,
+        at: &'static Location<'static>,
+        copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
+    ) -> Result<B, Failed<Self>> {
         if written_bytes > self.len_bytes {
             let len_bytes = self.len_bytes;
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
         if let Some(watch) = &self.door.inner().watch {
-            self.watch_completion(watch, written_bytes, Location::caller());
+            self.watch_completion(watch, written_bytes, at);
         }
-        self.end(written_bytes)
+        self.end(written_bytes, copy_back)
     }
 
     #[inline(always)]
-    fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+    fn end(
+        self,
+        written_bytes: u64,
+        copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
+    ) -> Result<B, Failed<Self>> {
         let span = span!("unmap", written_bytes = written_bytes; len_bytes, iova, is_bounced);
         self.tell(&span);
         if let Some(watch) = &self.door.inner().watch {
             self.watch_end(watch, written_bytes);
         }
-        if let Err(error) = self.take_out(written_bytes) {
+        if let Err(error) = self.unreach().and_then(|()| copy_back(&self)) {
             return Err(Failed { error, value: self });
         }
         Ok(self.into_memory())
@@ -301,22 +349,18 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 
-    /// Makes the memory the caller's again, and leaves everything else.
+    /// Puts the memory out of the device's reach.
     #[inline(always)]
-    fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
+    fn unreach(&self) -> Result<(), Box<Error>> {
         match &*self.place {
-            Place::Direct(iovas, offset) => {
-                self.unmap_ranges(&[self.range(iovas, *offset)])?;
-                return Ok(());
-            }
-            Place::Slot(_) => {}
+            Place::Direct(iovas, offset) => self.unmap_ranges(&[self.range(iovas, *offset)]),
+            Place::Slot(_) => Ok(()),
             Place::Ragged(_) => {
                 let mut ranges = Vec::with_capacity(3);
                 self.add_mapped(&mut ranges);
-                self.unmap_ranges(&ranges)?;
+                self.unmap_ranges(&ranges)
             }
         }
-        self.copy_back(written_bytes)
     }
 
     #[inline(always)]
@@ -489,7 +533,7 @@ fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
 impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
     fn drop(&mut self) {
         // Nobody looks at what the device has written.
-        if self.take_out(0).is_err() {
+        if self.unreach().is_err() {
             self.door.add(Event::Leak, 1);
             return;
         }
