@@ -358,8 +358,19 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Ragged(_) => {
                 let mut ranges = Vec::with_capacity(3);
                 self.add_mapped(&mut ranges);
-                self.unmap_ranges(&ranges)
+                if !ranges.is_empty() {
+                    self.unmap_ranges(&ranges)?;
+                }
+                self.note_unmapped();
+                Ok(())
             }
+        }
+    }
+
+    /// The backend has unmapped what [`add_mapped`](Self::add_mapped) gave.
+    pub(crate) fn note_unmapped(&self) {
+        if let Place::Ragged(ragged) = &*self.place {
+            ragged.note_unmapped();
         }
     }
 

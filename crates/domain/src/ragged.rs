@@ -12,6 +12,7 @@
 #![expect(unsafe_code, reason = "maps parts of memory that its caller owns, and of slots")]
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{AddrRange, Iova};
@@ -35,6 +36,8 @@ pub(crate) struct Ragged {
     head: Option<End>,
     middle_bytes: u64,
     tail: Option<End>,
+    /// Unmapped, but perhaps not all is copied back.
+    is_unmapped: AtomicBool,
 }
 
 /// An end of the transfer, in a slot.
@@ -102,7 +105,8 @@ impl Ragged {
                 return Err(error.into());
             }
         };
-        let mut ragged = Self { iovas, offset, head, middle_bytes, tail };
+        let is_unmapped = AtomicBool::new(false);
+        let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_unmapped };
         if !is_reported {
             // SAFETY: the caller's bytes.
             if let Err(source) = unsafe { ragged.copy_in(host) } {
@@ -170,7 +174,13 @@ impl Ragged {
 
     /// What the backend must unmap.
     pub(crate) fn mapped(&self, granule: u64) -> impl Iterator<Item = AddrRange<Iova>> {
-        self.pieces(granule).into_iter().flatten()
+        let is_mapped = !self.is_unmapped.load(Ordering::Relaxed);
+        self.pieces(granule).into_iter().flatten().filter(move |_| is_mapped)
+    }
+
+    /// That was done.
+    pub(crate) fn note_unmapped(&self) {
+        self.is_unmapped.store(true, Ordering::Relaxed);
     }
 
     /// # Safety

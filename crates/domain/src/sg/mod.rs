@@ -9,6 +9,7 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::panic::Location;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore_iov::kinds::Kind as IovKind;
 use longshore_iov::{Cursor, Dest, SegmentSource as _, Source};
@@ -132,6 +133,8 @@ struct Spread {
     layout: Layout,
     /// One for each place that is copied.
     slots: Vec<Slot>,
+    /// Unmapped, but perhaps not all is copied back.
+    is_unmapped: AtomicBool,
 }
 
 /// Bytes of the transfer that the device finds in a slot.
@@ -277,7 +280,9 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
 
     /// Makes the memory the caller's again, and leaves everything else.
     fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
-        if let Place::Spread(spread) = &*self.place {
+        if let Place::Spread(spread) = &*self.place
+            && !spread.is_unmapped.load(Ordering::Relaxed)
+        {
             let ranges: Vec<_> = spread.pieces(self.granule()).map(|(range, _)| range).collect();
             // SAFETY: mapped as they are, and this mapping's alone.
             let unmapped = unsafe { self.door.inner().core.backend.unmap(&ranges) };
@@ -287,6 +292,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
                 len_bytes: self.len_bytes,
                 source,
             })?;
+            spread.is_unmapped.store(true, Ordering::Relaxed);
             self.door.add(Event::Flush, 1);
         }
         if self.direction == Direction::ToDevice {
@@ -513,7 +519,8 @@ unsafe fn spread<D: Door>(
     let layout = Layout::new(runs, granule, policy.trusted);
     let iovas = door.take(layout.range_bytes, core.placement)?;
     let start = iovas.start().raw();
-    let mut spread = Spread { iovas, layout, slots: Vec::new() };
+    let mut spread =
+        Spread { iovas, layout, slots: Vec::new(), is_unmapped: AtomicBool::new(false) };
     let prepared = prepare(door, &mut spread, direction).and_then(|copied| {
         let whole = spread.layout.segments.iter();
         let whole = whole.map(|(at, len_bytes)| (Iova::new(start + at), *len_bytes));
