@@ -1,0 +1,744 @@
+//! A domain and its model, side by side.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use longshore_access::Session;
+use longshore_domain::iova::IovaError;
+use longshore_domain::{
+    Batch, Coherent, Counters, Direction, Domain, Error, Failed, Local, Mapping, PoolError,
+};
+use longshore_mem::{DmaMemory, Iova};
+
+use crate::backend::{CHUNK, Entry, Script, lock};
+use crate::memory::{Memory, PAGE, Place};
+use crate::ops::{End, Op, Part};
+use crate::oracle::{Route, Rules, Shape, Transfer};
+
+/// What is known of a domain, from round to round.
+pub(crate) struct Books {
+    rules: Rules,
+    pub(crate) sessions: [Session; 2],
+    script: Arc<Mutex<Script>>,
+    pool_limit: u64,
+    is_narrow: bool,
+    counts: Counts,
+    pub(crate) transfers: BTreeMap<u64, Transfer>,
+    /// Transfers whose memory is leaked.
+    lost: Vec<Transfer>,
+    /// And coherent memory that is.
+    lost_shares: u64,
+    /// Something is leaked that does not come back: slots, a chunk, addresses.
+    is_stuck: bool,
+    next: u64,
+    pub(crate) past: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    maps: u64,
+    unmaps: u64,
+    bounced: u64,
+    copied: u64,
+    flushes: u64,
+    leaked: u64,
+}
+
+impl From<Counters> for Counts {
+    fn from(of: Counters) -> Self {
+        let Counters { maps, unmaps, bounced, copied_bytes: copied, flushes, leaked, .. } = of;
+        Self { maps, unmaps, bounced, copied, flushes, leaked }
+    }
+}
+
+impl Books {
+    pub(crate) fn new(
+        rules: Rules,
+        sessions: [Session; 2],
+        script: Arc<Mutex<Script>>,
+        pool_limit: u64,
+        address_bits: u32,
+    ) -> Self {
+        Self {
+            rules,
+            sessions,
+            script,
+            pool_limit,
+            is_narrow: address_bits < 32,
+            counts: Counts::default(),
+            transfers: BTreeMap::new(),
+            lost: Vec::new(),
+            lost_shares: 0,
+            is_stuck: false,
+            next: 0,
+            past: Vec::new(),
+        }
+    }
+
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+        lock(&self.script)
+    }
+
+    /// That nothing is held by anybody, but for what is leaked.
+    pub(crate) fn check_rest(&self, domain: &Domain) {
+        assert!(self.transfers.is_empty());
+        let (counters, iovas) = (domain.counters(), domain.iovas());
+        assert_eq!(Counts::from(counters), self.counts);
+        assert_eq!(counters.maps, counters.unmaps + self.lost.len() as u64 + self.lost_shares);
+        let free_bytes = iovas.free_bytes();
+        if self.is_stuck {
+            assert!(counters.leaked != 0 || counters.pool_bytes != 0);
+            assert!(free_bytes < iovas.all_bytes());
+            return;
+        }
+        assert_eq!(counters.pool_bytes, 0);
+        assert_eq!(counters.pool_grows, counters.pool_shrinks);
+        assert_eq!(free_bytes, iovas.all_bytes());
+        assert!(self.script().entries.is_empty());
+    }
+
+    /// The same when the domain is gone: memory that the device may reach is not freed.
+    pub(crate) fn check_end(&self) {
+        assert!(self.lost.iter().all(|transfer| transfer.place.is_alive()));
+        assert!(self.is_stuck || self.script().entries.is_empty());
+    }
+}
+
+/// A mapping of any door.
+enum Held<'d> {
+    Domain(Mapping<'d, Memory>),
+    Local(Mapping<'d, Memory, Local<'d>>),
+}
+
+macro_rules! of {
+    ($held:expr, $mapping:ident => $then:expr) => {
+        match $held {
+            Held::Domain($mapping) => $then,
+            Held::Local($mapping) => $then,
+        }
+    };
+}
+
+pub(crate) struct Shared<'d> {
+    coherent: Coherent<'d>,
+    pub(crate) iova: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+pub(crate) struct World<'d, 'b> {
+    domain: &'d Domain,
+    doors: &'d [Local<'d>; 2],
+    pub(crate) books: &'b mut Books,
+    live: Vec<(Held<'d>, u64)>,
+    batch: Batch<'d, Memory>,
+    batches: [Batch<'d, Memory, Local<'d>>; 2],
+    deferred: [Vec<u64>; 3],
+    pub(crate) coherent: Vec<Shared<'d>>,
+}
+
+impl<'d, 'b> World<'d, 'b> {
+    pub(crate) fn new(domain: &'d Domain, doors: &'d [Local<'d>; 2], books: &'b mut Books) -> Self {
+        Self {
+            domain,
+            doors,
+            books,
+            live: Vec::new(),
+            batch: domain.batch(),
+            batches: [doors[0].batch(), doors[1].batch()],
+            deferred: [Vec::new(), Vec::new(), Vec::new()],
+            coherent: Vec::new(),
+        }
+    }
+
+    /// Memory with bytes of its own.
+    fn memory(&mut self, skip: usize, len: usize) -> (Memory, Vec<u8>) {
+        let memory = Memory::new(skip, len);
+        let place = memory.place();
+        let tag = self.books.next.wrapping_mul(0x9e37_79b9);
+        let byte = |at: usize| 0x80 | (at.wrapping_mul(0x9e37_79b1 + tag as usize) >> 9) as u8;
+        let bytes: Vec<u8> = (0..place.len).map(byte).collect();
+        place.fill(&bytes);
+        (memory, bytes)
+    }
+
+    fn add(&mut self, transfer: Transfer) -> u64 {
+        let (start, len) = transfer.window();
+        let windows = self.books.transfers.values().chain(&self.books.lost).map(Transfer::window);
+        let shared = self.coherent.iter().map(|one| (one.iova, one.bytes.len() as u64));
+        for (other, other_len) in windows.chain(shared) {
+            assert!(
+                start + len <= other || other + other_len <= start,
+                "{start:#x} is mapped twice"
+            );
+        }
+        self.books.next += 1;
+        self.books.transfers.insert(self.books.next, transfer);
+        self.books.next
+    }
+
+    fn pick(&self, which: usize) -> Option<(usize, u64)> {
+        let at = which.checked_rem(self.live.len())?;
+        Some((at, self.live[at].1))
+    }
+
+    /// A mapping that was made, or why that may not have been possible.
+    fn made(
+        &mut self,
+        result: Result<Held<'d>, Failed<Memory>>,
+        (bytes, first, place): (Vec<u8>, usize, Place),
+        (direction, is_reported): (Direction, bool),
+        route: Route,
+        refused_before: u32,
+    ) {
+        let refused = self.books.script().refused - refused_before;
+        let pool_bytes = self.domain.counters().pool_bytes;
+        let is_full = pool_bytes.saturating_add(CHUNK) > self.books.pool_limit;
+        let held = match result {
+            Ok(held) => held,
+            Err(Failed { error, value }) => {
+                assert_eq!(value.place().bytes(), bytes, "it is given back unchanged");
+                let else_direct = matches!(route, Route::Slot { else_direct: true });
+                match *error {
+                    Error::Backend { .. } => assert_ne!(refused, 0),
+                    Error::Pool(PoolError::Limit { held_bytes, limit_bytes }) => {
+                        assert!(is_full && !else_direct);
+                        assert_eq!((held_bytes, limit_bytes), (pool_bytes, self.books.pool_limit));
+                    }
+                    Error::Pool(PoolError::Backend(_)) => assert!(refused != 0 && !else_direct),
+                    Error::Pool(PoolError::Iova(_)) => {
+                        assert!(self.books.is_narrow && !else_direct);
+                    }
+                    Error::Iova(IovaError::Full { len_bytes, longest_bytes, .. }) => {
+                        assert!(self.books.is_narrow && longest_bytes < len_bytes);
+                    }
+                    Error::Iova(IovaError::Claim { len_bytes: 0, .. }) => {
+                        assert!(value.host().is_empty() && !matches!(route, Route::Ragged));
+                    }
+                    other => panic!("{other}"),
+                }
+                if refused == 2 {
+                    // What was mapped before the refusal could not be unmapped.
+                    assert_eq!(route, Route::Ragged);
+                    self.books.counts.leaked += 1;
+                    self.books.is_stuck = true;
+                }
+                let copied = self.domain.counters().copied_bytes;
+                assert!(copied - self.books.counts.copied < 2 * PAGE);
+                self.books.counts.copied = copied;
+                return;
+            }
+        };
+        let (iova, len, is_bounced) = of!(&held, mapping => (mapping.iova().raw(), mapping.len_bytes(), mapping.is_bounced()));
+        let route = match route {
+            Route::Slot { else_direct } if !is_bounced => {
+                assert!(else_direct && (is_full || self.books.is_narrow || refused != 0));
+                Route::Direct
+            }
+            route => route,
+        };
+        assert_eq!(is_bounced, route != Route::Direct);
+        let rights = self.books.rules.rights(direction);
+        let memory = (bytes, first, place);
+        let transfer = Transfer::new([iova, len], direction, rights, is_reported, route, memory);
+        if !matches!(route, Route::Slot { .. }) {
+            assert_eq!(iova % PAGE, first as u64 % PAGE);
+        }
+        self.count_map(&transfer);
+        let id = self.add(transfer);
+        self.live.push((held, id));
+    }
+
+    fn count_map(&mut self, transfer: &Transfer) {
+        let counts = &mut self.books.counts;
+        counts.maps += 1;
+        counts.bounced += u64::from(!matches!(transfer.shape, Shape::Direct));
+        if !transfer.is_reported {
+            counts.copied += transfer.copied(0..transfer.len);
+        }
+    }
+
+    fn map(&mut self, door: usize, skip: usize, len: usize, direction: Direction, reported: bool) {
+        let is_reported = reported && direction == Direction::FromDevice;
+        let (memory, bytes) = self.memory(skip, len);
+        let (place, first) = (memory.place(), memory.first);
+        let route = self.books.rules.route((first % PAGE as usize) as u64, len as u64);
+        let before = self.books.script().refused;
+        let result = match (door.checked_sub(1), is_reported) {
+            (None, false) => self.domain.map(memory, direction).map(Held::Domain),
+            (None, true) => self.domain.map_reported(memory).map(Held::Domain),
+            (Some(nth), false) => self.doors[nth].map(memory, direction).map(Held::Local),
+            (Some(nth), true) => self.doors[nth].map_reported(memory).map(Held::Local),
+        };
+        self.made(result, (bytes, first, place), (direction, is_reported), route, before);
+    }
+
+    fn map_at(&mut self, page: u64, skip: usize, pages: usize, direction: Direction) {
+        let (memory, bytes) = self.memory(skip, pages * PAGE as usize);
+        let (place, first) = (memory.place(), memory.first);
+        let before = self.books.script().refused;
+        let iova = Iova::new(page * PAGE);
+        match self.domain.map_at(iova, memory, direction) {
+            Ok(mapping) => {
+                assert!(mapping.iova() == iova && page != 0);
+                let held = Ok(Held::Domain(mapping));
+                let memory = (bytes, first, place);
+                self.made(held, memory, (direction, false), Route::Direct, before);
+            }
+            Err(Failed { error, value }) => {
+                assert_eq!(value.place().bytes(), bytes);
+                match *error {
+                    Error::Unaligned { .. } => assert_ne!(skip, 0),
+                    Error::Iova(IovaError::Claim { len_bytes: 0, .. }) => assert_eq!(pages, 0),
+                    // In use by a transfer, or kept by a door.
+                    Error::Iova(IovaError::NotFree { start, .. }) => assert_eq!(start, iova),
+                    Error::Backend { .. } => assert_ne!(self.books.script().refused, before),
+                    other => panic!("{other}"),
+                }
+            }
+        }
+    }
+
+    /// Bytes of a transfer.
+    fn part(transfer: &Transfer, part: &Part) -> Range<u64> {
+        let start = transfer.len * part.start / 1000;
+        let len = if part.len == u64::MAX { transfer.len - start } else { part.len };
+        start..start + len
+    }
+
+    fn on_part(
+        &mut self,
+        which: usize,
+        part: &Part,
+        then: impl FnOnce(&mut Self, usize, u64, Range<u64>),
+    ) {
+        let Some((at, id)) = self.pick(which) else { return };
+        let bytes = Self::part(&self.books.transfers[&id], part);
+        then(self, at, id, bytes);
+    }
+
+    fn transfer(&mut self, id: u64) -> &mut Transfer {
+        self.books.transfers.get_mut(&id).expect("a transfer that lives")
+    }
+
+    /// Whether the bytes lie in the transfer, as the outcome must say.
+    fn is_inside(&self, id: u64, bytes: &Range<u64>, outcome: Result<(), Error>) -> bool {
+        match outcome {
+            Ok(()) => assert!(bytes.end <= self.books.transfers[&id].len),
+            Err(Error::Outside { start, end, .. }) => {
+                assert_eq!((start, end), (bytes.start, bytes.end));
+                assert!(bytes.end > self.books.transfers[&id].len);
+                return false;
+            }
+            Err(other) => panic!("{other}"),
+        }
+        true
+    }
+
+    fn sync(&mut self, at: usize, id: u64, bytes: Range<u64>, for_cpu: bool) {
+        let transfer = &self.books.transfers[&id];
+        let is_inside = bytes.end <= transfer.len;
+        let one_way = for_cpu && transfer.direction == Direction::ToDevice;
+        // Of a device that says what it has written, only that is asked for.
+        if is_inside && for_cpu && !one_way && !transfer.is_known(bytes.clone()) {
+            return;
+        }
+        let held = &mut self.live[at].0;
+        let outcome = match for_cpu {
+            true => of!(held, mapping => mapping.sync_for_cpu(bytes.clone())),
+            false => of!(held, mapping => mapping.sync_for_device(bytes.clone())),
+        };
+        if self.is_inside(id, &bytes, outcome) && !one_way {
+            let transfer = self.transfer(id);
+            if for_cpu {
+                transfer.to_memory(bytes.clone());
+            } else {
+                transfer.to_device(bytes.clone());
+            }
+            self.books.counts.copied += self.books.transfers[&id].copied(bytes);
+            self.transfer(id).check_memory();
+        }
+    }
+
+    fn end(&mut self, which: usize, how: &End) {
+        let Some((at, id)) = self.pick(which) else { return };
+        let (held, _) = self.live.swap_remove(at);
+        let transfer = &self.books.transfers[&id];
+        let (len, is_reported) = (transfer.len, transfer.is_reported);
+        let before = self.books.script().refused;
+        let unwritten = if is_reported { 0 } else { len };
+        let (written, result) = match how {
+            End::Unmap => (unwritten, Self::unmap(held)),
+            End::Complete(part, more) => {
+                let written = len * part / 1000 + more;
+                if written > len {
+                    let failed = of!(held, mapping => match mapping.complete(written) {
+                        Err(Failed { error, value }) => (error, Held::from(value)),
+                        Ok(_) => panic!("{written} bytes of {len} were written"),
+                    });
+                    assert!(matches!(*failed.0, Error::Reported { .. }), "{}", failed.0);
+                    self.live.push((failed.1, id));
+                    return;
+                }
+                (written, Self::complete(held, written))
+            }
+            End::Drop => {
+                of!(held, mapping => drop(mapping));
+                self.dropped(id, before);
+                return;
+            }
+            End::Defer { door } => return self.defer(held, id, *door),
+        };
+        match result {
+            Ok(memory) => {
+                self.forget(id, written, true);
+                drop(memory);
+            }
+            Err((error, held)) => {
+                assert!(matches!(*error, Error::Backend { .. }), "{error}");
+                assert_ne!(self.books.script().refused, before);
+                self.stays(&[id]);
+                self.live.push((held, id));
+            }
+        }
+    }
+
+    fn unmap(held: Held<'d>) -> Result<Memory, (Box<Error>, Held<'d>)> {
+        of!(held, mapping => mapping.unmap().map_err(|failed| (failed.error, failed.value.into())))
+    }
+
+    fn complete(held: Held<'d>, written: u64) -> Result<Memory, (Box<Error>, Held<'d>)> {
+        of!(held, mapping => {
+            mapping.complete(written).map_err(|failed| (failed.error, failed.value.into()))
+        })
+    }
+
+    /// An unmapping was refused: whether the device can reach it still is what the script says.
+    fn stays(&mut self, ids: &[u64]) {
+        for id in ids {
+            let (start, len) = self.books.transfers[id].window();
+            let is_whole = {
+                let script = self.books.script();
+                (start..start + len).step_by(PAGE as usize).all(|at| script.around(at).is_some())
+            };
+            self.transfer(*id).is_shaky |= !is_whole;
+        }
+    }
+
+    /// A transfer has ended: `written` bytes of it are the device's.
+    fn forget(&mut self, id: u64, written: u64, is_flushed: bool) {
+        let mut transfer = self.books.transfers.remove(&id).expect("a transfer that lives");
+        if transfer.direction != Direction::ToDevice && written != 0 {
+            transfer.to_memory(0..written);
+            self.books.counts.copied += transfer.copied(0..written);
+        }
+        let has_ranges = !matches!(transfer.shape, Shape::Slot(_));
+        self.books.counts.flushes += u64::from(is_flushed && has_ranges);
+        self.books.counts.unmaps += 1;
+        if transfer.place.is_alive() {
+            transfer.check_memory();
+        }
+        self.books.past.push(transfer.iova);
+        if self.books.past.len() > 16 {
+            self.books.past.remove(0);
+        }
+    }
+
+    fn dropped(&mut self, id: u64, refused_before: u32) {
+        let is_refused = self.books.script().refused != refused_before;
+        assert_eq!(self.books.transfers[&id].place.is_alive(), is_refused);
+        if !is_refused {
+            return self.forget(id, 0, true);
+        }
+        let mut transfer = self.books.transfers.remove(&id).expect("a transfer that lives");
+        transfer.is_shaky = true;
+        self.books.counts.leaked += 1;
+        self.books.is_stuck = true;
+        self.books.lost.push(transfer);
+    }
+
+    fn defer(&mut self, held: Held<'d>, id: u64, door: usize) {
+        let failed = match (held, door.checked_sub(1)) {
+            (Held::Domain(mapping), _) => {
+                mapping.unmap_deferred(&mut self.batch).unwrap();
+                self.deferred[0].push(id);
+                return;
+            }
+            (Held::Local(mapping), nth) => {
+                let nth = nth.unwrap_or(0);
+                match mapping.unmap_deferred(&mut self.batches[nth]) {
+                    Ok(()) => return self.deferred[nth + 1].push(id),
+                    Err(failed) => failed,
+                }
+            }
+        };
+        assert!(matches!(*failed.error, Error::OtherDoor { .. }), "{failed}");
+        self.live.push((failed.value.into(), id));
+    }
+
+    fn flush(&mut self, door: usize) {
+        let before = self.books.script().refused;
+        let ids = std::mem::take(&mut self.deferred[door]);
+        let mut back = Vec::new();
+        let outcome = match door.checked_sub(1) {
+            None => self.batch.flush(|memory| back.push(memory)),
+            Some(nth) => self.batches[nth].flush(|memory| back.push(memory)),
+        };
+        if let Err(error) = outcome {
+            assert!(matches!(error, Error::Backend { .. }), "{error}");
+            assert!(back.is_empty() && self.books.script().refused != before);
+            self.stays(&ids);
+            self.deferred[door] = ids;
+            return;
+        }
+        assert_eq!(back.len(), ids.len());
+        let is_direct = |id: &u64| !matches!(self.books.transfers[id].shape, Shape::Slot(_));
+        let has_ranges = ids.iter().any(is_direct);
+        self.books.counts.flushes += u64::from(has_ranges);
+        for (id, memory) in ids.into_iter().zip(back) {
+            let transfer = &self.books.transfers[&id];
+            assert_eq!(memory.place().start, transfer.place.start, "another's memory came back");
+            let written = if transfer.is_reported { 0 } else { transfer.len };
+            self.forget(id, written, false);
+        }
+    }
+
+    #[allow(unsafe_code, reason = "lends bytes that the model looks at by itself")]
+    fn lend(&mut self, door: usize, skip: usize, len: usize, direction: Direction, part: &Part) {
+        // Bytes that cannot be taken back end the process.
+        self.books.script().relent();
+        let (memory, bytes) = self.memory(skip, len);
+        let (place, first) = (memory.place(), memory.first);
+        let rules = self.books.rules;
+        let route = rules.route((first % PAGE as usize) as u64, len as u64);
+        // SAFETY: the memory lives until the end, and is looked at by nobody else meanwhile.
+        let lent = unsafe { slice::from_raw_parts_mut(memory.host().cast().as_ptr(), len) };
+        let (domain, doors) = (self.domain, self.doors);
+        let world = &mut *self;
+        let work = |iova: Iova| {
+            let range = place.start.addr().get()..place.start.addr().get() + place.len;
+            let around = world.books.script().around(iova.raw());
+            let is_own = around.is_some_and(|(_, entry)| range.contains(&(entry.host as usize)));
+            let route = match route {
+                Route::Slot { else_direct: true } if is_own => Route::Direct,
+                route => route,
+            };
+            let memory = (bytes, first, place.clone());
+            let rights = rules.rights(direction);
+            let place = [iova.raw(), len as u64];
+            let transfer = Transfer::new(place, direction, rights, false, route, memory);
+            world.count_map(&transfer);
+            let id = world.add(transfer);
+            let part = Self::part(&world.books.transfers[&id], part);
+            let count = (part.end - part.start) as usize;
+            world.access(0, iova.raw() + part.start, count, Some(0x33));
+            world.access(1, iova.raw(), len.min(10_000), None);
+            id
+        };
+        let outcome = match door.checked_sub(1) {
+            None if direction == Direction::ToDevice => domain.lend(lent, work),
+            None => domain.lend_mut(lent, direction, work),
+            Some(nth) if direction == Direction::ToDevice => doors[nth].lend(lent, work),
+            Some(nth) => doors[nth].lend_mut(lent, direction, work),
+        };
+        match outcome {
+            Ok(id) => self.forget(id, len as u64, true),
+            Err(Error::Iova(IovaError::Claim { .. })) => assert_eq!(len, 0),
+            Err(Error::Pool(PoolError::Limit { .. })) => {
+                assert!(self.domain.counters().pool_bytes + CHUNK > self.books.pool_limit);
+            }
+            Err(Error::Iova(IovaError::Full { .. }) | Error::Pool(PoolError::Iova(_))) => {
+                assert!(self.books.is_narrow);
+            }
+            Err(other) => panic!("{other}"),
+        }
+        drop(memory);
+    }
+
+    fn share(&mut self, len: u64) {
+        let before = self.books.script().refused;
+        match self.domain.alloc_coherent(len) {
+            Ok(coherent) => {
+                let (iova, all) = (coherent.iova().raw(), coherent.len_bytes());
+                assert_eq!(all, len.next_multiple_of(PAGE));
+                self.books.counts.maps += 1;
+                self.coherent.push(Shared { coherent, iova, bytes: vec![0; all as usize] });
+            }
+            Err(Error::Backend { .. }) => assert_ne!(self.books.script().refused, before),
+            Err(Error::Iova(IovaError::Full { .. })) => assert!(self.books.is_narrow),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn unshare(&mut self, which: usize) {
+        let Some(at) = which.checked_rem(self.coherent.len()) else { return };
+        let before = self.books.script().refused;
+        let Shared { coherent, iova, .. } = self.coherent.swap_remove(at);
+        drop(coherent);
+        let is_unmapped = self.books.script().refused == before;
+        let counts = &mut self.books.counts;
+        if is_unmapped {
+            counts.unmaps += 1;
+            counts.flushes += 1;
+            self.books.past.push(iova);
+        } else {
+            counts.leaked += 1;
+            self.books.lost_shares += 1;
+            self.books.is_stuck = true;
+        }
+    }
+
+    fn touch(&mut self, which: usize, at: u64, byte: u8) {
+        let Some(nth) = which.checked_rem(self.coherent.len()) else { return };
+        let Shared { coherent, bytes, .. } = &mut self.coherent[nth];
+        let at = (at % coherent.len_bytes()) as usize;
+        let mut seen = vec![0; bytes.len()];
+        coherent.view().read(0, &mut seen).unwrap();
+        assert!(seen == *bytes, "coherent memory");
+        coherent.view_mut().write(at, &[byte]).unwrap();
+        bytes[at] = byte;
+    }
+
+    fn shrink(&mut self) {
+        let before = self.books.script().refused;
+        let is_idle = |transfer: &Transfer| matches!(transfer.shape, Shape::Direct);
+        let is_idle = self.books.transfers.values().all(is_idle);
+        match self.domain.shrink(Duration::ZERO) {
+            Ok(_) if is_idle && !self.books.is_stuck => {
+                assert_eq!(self.domain.counters().pool_bytes, 0);
+            }
+            Ok(_) => {}
+            Err(_) => {
+                assert_ne!(self.books.script().refused, before);
+                self.books.is_stuck = true;
+            }
+        }
+    }
+
+    pub(crate) fn apply(&mut self, op: Op) {
+        match op {
+            Op::Map { door, skip, len, direction, is_reported } => {
+                self.map(door, skip, len, direction, is_reported);
+            }
+            Op::MapAt { page, skip, pages, direction } => self.map_at(page, skip, pages, direction),
+            Op::Access { session, at, len, byte } => {
+                let at = self.address(&at);
+                self.access(session, at, len, byte);
+            }
+            Op::SyncForCpu { which, part } => {
+                self.on_part(which, &part, |world, at, id, bytes| world.sync(at, id, bytes, true));
+            }
+            Op::SyncForDevice { which, part } => {
+                self.on_part(which, &part, |world, at, id, bytes| world.sync(at, id, bytes, false));
+            }
+            Op::Look { which, part } => self.on_part(which, &part, Self::look),
+            Op::Put { which, part, byte } => self.on_part(which, &part, |world, at, id, bytes| {
+                world.put(at, id, bytes, byte);
+            }),
+            Op::End { which, how } => self.end(which, &how),
+            Op::Flush { door } => self.flush(door),
+            Op::Lend { door, skip, len, direction, part } => {
+                self.lend(door, skip, len, direction, &part);
+            }
+            Op::Coherent { len } => self.share(len),
+            Op::CoherentPut { which, at, byte } => self.touch(which, at, byte),
+            Op::CoherentDrop { which } => self.unshare(which),
+            Op::Bounce(bounce) => {
+                self.domain.set_bounce(bounce);
+                self.books.rules.bounce = bounce;
+            }
+            Op::Shrink => self.shrink(),
+            Op::RefuseMap { nth } => self.books.script().refuse_map = Some(nth),
+            Op::RefuseUnmap { nth, partly } => {
+                self.books.script().refuse_unmap = Some((nth, partly));
+            }
+        }
+    }
+
+    fn look(&mut self, at: usize, id: u64, bytes: Range<u64>) {
+        let mut seen = vec![0xee; (bytes.end - bytes.start) as usize];
+        let outcome = of!(&self.live[at].0, mapping => mapping.read(bytes.start, &mut seen));
+        if self.is_inside(id, &bytes, outcome) {
+            let transfer = self.transfer(id);
+            transfer.check_memory();
+            let from = transfer.first + bytes.start as usize;
+            assert!(transfer.memory[from..from + seen.len()] == seen);
+        }
+    }
+
+    fn put(&mut self, at: usize, id: u64, bytes: Range<u64>, byte: u8) {
+        let new = vec![byte; (bytes.end - bytes.start) as usize];
+        let held = &mut self.live[at].0;
+        let outcome = of!(held, mapping => mapping.write(bytes.start, &new));
+        if self.is_inside(id, &bytes, outcome) {
+            let transfer = self.transfer(id);
+            let from = transfer.first + bytes.start as usize;
+            transfer.memory[from..from + new.len()].copy_from_slice(&new);
+            transfer.check_memory();
+        }
+    }
+
+    /// That what is counted and what the backend has mapped is what it should be.
+    pub(crate) fn check(&self) {
+        let books = &self.books;
+        assert_eq!(Counts::from(self.domain.counters()), books.counts);
+        assert!(self.domain.counters().pool_bytes <= books.pool_limit);
+        let script = books.script();
+        let mut rest = script.entries.clone();
+        for transfer in books.transfers.values().chain(&books.lost) {
+            let start = transfer.place.start.addr().get() as u64;
+            let own = transfer.own().map(|(at, len_bytes, page)| {
+                let entry = Entry { len_bytes, host: start + page, prot: transfer.rights };
+                (at, entry)
+            });
+            if let Some((at, entry)) = own {
+                let found = rest.remove(&at);
+                let is_right = found == Some(entry) || found.is_none() && transfer.is_shaky;
+                assert!(is_right, "{entry:x?} at {at:#x}, and there is {found:x?}");
+            }
+            for at in transfer.ends() {
+                let found = rest.remove(&at).map(|entry| (entry.len_bytes, entry.prot));
+                let is_right = found == Some((PAGE, transfer.rights));
+                assert!(is_right || found.is_none() && transfer.is_shaky, "{found:x?} at {at:#x}");
+            }
+        }
+        for one in &self.coherent {
+            let found = rest.remove(&one.iova).map(|entry| entry.len_bytes);
+            assert_eq!(found, Some(one.bytes.len() as u64));
+        }
+        if !books.is_stuck {
+            let odd = rest.iter().find(|(_, entry)| entry.len_bytes != CHUNK);
+            assert!(odd.is_none(), "{odd:x?} is mapped, and nobody's");
+            let held = rest.len() as u64 * CHUNK;
+            assert_eq!(held, self.domain.counters().pool_bytes);
+        }
+    }
+
+    /// All mappings end.
+    pub(crate) fn finish(mut self) {
+        self.books.script().relent();
+        (0..3).for_each(|door| self.flush(door));
+        while !self.live.is_empty() {
+            self.end(0, &End::Unmap);
+        }
+        while !self.coherent.is_empty() {
+            self.touch(0, 0, 1);
+            self.unshare(0);
+        }
+        self.check();
+    }
+}
+
+impl<'d> From<Mapping<'d, Memory>> for Held<'d> {
+    fn from(mapping: Mapping<'d, Memory>) -> Self {
+        Self::Domain(mapping)
+    }
+}
+
+impl<'d> From<Mapping<'d, Memory, Local<'d>>> for Held<'d> {
+    fn from(mapping: Mapping<'d, Memory, Local<'d>>) -> Self {
+        Self::Local(mapping)
+    }
+}
