@@ -176,6 +176,11 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         Ok(self.into_memory())
     }
 
+    /// Whether the device says how much it has written.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.is_reported
+    }
+
     /// Where the memory is in this process.
     pub(crate) fn host(&self) -> NonNull<u8> {
         host(&*self.memory)
