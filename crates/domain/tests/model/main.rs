@@ -97,7 +97,7 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { 256 },
+        cases: if cfg!(miri) { 4 } else { 128 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

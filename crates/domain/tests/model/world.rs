@@ -12,6 +12,7 @@ use longshore_domain::{
     Batch, Coherent, Counters, Direction, Domain, Error, Failed, Local, Mapping, PoolError,
 };
 use longshore_mem::{DmaMemory, Iova};
+use longshore_pagetable::Prot;
 
 use crate::backend::{CHUNK, Entry, Script, lock};
 use crate::memory::{Memory, PAGE, Place};
@@ -247,8 +248,13 @@ impl<'d, 'b> World<'d, 'b> {
             assert_eq!(iova % PAGE, first as u64 % PAGE);
         }
         self.count_map(&transfer);
+        let (start, all) = transfer.window();
         let id = self.add(transfer);
         self.live.push((held, id));
+        // All that it can see, also beside the transfer.
+        if rights.contains(Prot::READ) {
+            self.access(0, start, all as usize, None);
+        }
     }
 
     fn count_map(&mut self, transfer: &Transfer) {
@@ -340,7 +346,10 @@ impl<'d, 'b> World<'d, 'b> {
     fn sync(&mut self, at: usize, id: u64, bytes: Range<u64>, for_cpu: bool) {
         let transfer = &self.books.transfers[&id];
         let is_inside = bytes.end <= transfer.len;
-        let one_way = for_cpu && transfer.direction == Direction::ToDevice;
+        let one_way = match for_cpu {
+            true => transfer.direction == Direction::ToDevice,
+            false => transfer.is_reported,
+        };
         // Of a device that says what it has written, only that is asked for.
         if is_inside && for_cpu && !one_way && !transfer.is_known(bytes.clone()) {
             return;
