@@ -169,7 +169,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     #[inline(always)]
-    fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+    fn end(mut self, written_bytes: u64) -> Result<B, Failed<Self>> {
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
         }
@@ -226,7 +226,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ///
     /// # Errors
     /// [`Error::Copy`] with the mapping.
-    pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
+    pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
         match self.copy_back(written_bytes) {
             Ok(()) => Ok(self.into_memory()),
@@ -246,20 +249,29 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
     /// Makes the memory the caller's again, and leaves everything else.
     #[inline(always)]
-    fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
+    fn take_out(&mut self, written_bytes: u64) -> Result<(), Box<Error>> {
         match &*self.place {
             Place::Direct(iovas, offset) => {
                 self.unmap_ranges(&[self.range(iovas, *offset)])?;
                 return Ok(());
             }
             Place::Slot(_) => {}
-            Place::Ragged(_) => {
-                let mut ranges = Vec::with_capacity(3);
-                self.add_mapped(&mut ranges);
-                self.unmap_ranges(&ranges)?;
-            }
+            Place::Ragged(_) => self.unmap_ragged()?,
         }
         self.copy_back(written_bytes)
+    }
+
+    /// Once only: not again where what the device has written could not be copied.
+    fn unmap_ragged(&mut self) -> Result<(), Box<Error>> {
+        let mut ranges = Vec::with_capacity(3);
+        self.add_mapped(&mut ranges);
+        if !ranges.is_empty() {
+            self.unmap_ranges(&ranges)?;
+        }
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
+        Ok(())
     }
 
     #[inline(always)]

@@ -35,6 +35,8 @@ pub(crate) struct Ragged {
     head: Option<End>,
     middle_bytes: u64,
     tail: Option<End>,
+    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    is_mapped: bool,
 }
 
 /// Not all of it was mapped, and perhaps not all of that unmapped again.
@@ -107,7 +109,7 @@ impl Ragged {
                 return Err(error.into());
             }
         };
-        let mut ragged = Self { iovas, offset, head, middle_bytes, tail };
+        let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
         if !is_reported {
             // SAFETY: the caller's bytes.
             if let Err(source) = unsafe { ragged.copy_in(host) } {
@@ -191,7 +193,12 @@ impl Ragged {
 
     /// What the backend must unmap.
     pub(crate) fn mapped(&self, granule: u64) -> impl Iterator<Item = AddrRange<Iova>> {
-        self.pieces(granule).into_iter().flatten()
+        self.pieces(granule).into_iter().flatten().filter(|_| self.is_mapped)
+    }
+
+    /// The backend has unmapped it.
+    pub(crate) fn set_unmapped(&mut self) {
+        self.is_mapped = false;
     }
 
     /// # Safety
