@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_domain::backend::{Backend, BackendError, Limits, Piece, Soft};
@@ -43,13 +42,6 @@ pub struct Script {
 impl Script {
     pub fn relent(&mut self) {
         (self.refuse_map, self.refuse_unmap, self.keeps_refusing) = (None, None, false);
-    }
-
-    /// The addresses of what was mapped around `at`.
-    pub fn around(&self, at: u64) -> Option<(Range<u64>, Entry)> {
-        let (start, entry) = self.entries.range(..=at).next_back()?;
-        let range = *start..start + entry.len_bytes;
-        range.contains(&at).then_some((range, *entry))
     }
 
     fn is_refused(&mut self, count: Option<u32>) -> (bool, Option<u32>) {

@@ -4,6 +4,7 @@ use longshore_access::{Fault, Reason};
 use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
+use crate::backend::{Entry, Script};
 use crate::memory::PAGE;
 use crate::ops::At;
 use crate::oracle::UNKNOWN;
@@ -16,6 +17,12 @@ enum Found {
     /// Perhaps mapped, or a slot that no transfer has.
     Vague,
     Nothing,
+}
+
+/// What the backend has mapped where `at` lies.
+pub(crate) fn around(script: &Script, at: u64) -> Option<Entry> {
+    let (start, entry) = script.entries.range(..=at).next_back()?;
+    (at - start < entry.len_bytes).then_some(*entry)
 }
 
 impl World<'_, '_> {
@@ -31,7 +38,7 @@ impl World<'_, '_> {
                 return Found::Coherent(nth);
             }
         }
-        match self.books.script().around(at) {
+        match around(&self.books.script(), at) {
             Some(_) => Found::Vague,
             None => Found::Nothing,
         }

@@ -1,5 +1,7 @@
 //! What a transfer looks like from both sides: the plain model.
 
+use std::ops::Range;
+
 use longshore_domain::{Bounce, Direction};
 use longshore_pagetable::Prot;
 
@@ -218,7 +220,7 @@ impl Transfer {
     }
 
     /// How many of these bytes of the transfer are copied.
-    pub(crate) fn copied(&self, bytes: std::ops::Range<u64>) -> u64 {
+    pub(crate) fn copied(&self, bytes: Range<u64>) -> u64 {
         let end = bytes.end.min(self.len);
         let own = self.own().map_or(0, |(start, len, _)| {
             let (from, to) = (self.iova + bytes.start, self.iova + end);
@@ -228,13 +230,13 @@ impl Transfer {
     }
 
     /// Whether the model knows what the device finds in these bytes.
-    pub(crate) fn is_known(&self, bytes: std::ops::Range<u64>) -> bool {
+    pub(crate) fn is_known(&self, bytes: Range<u64>) -> bool {
         let skip = self.iova - self.window().0;
         bytes.into_iter().all(|at| self.get(skip + at) != UNKNOWN)
     }
 
     /// From where the device finds them to the memory.
-    pub(crate) fn to_memory(&mut self, bytes: std::ops::Range<u64>) {
+    pub(crate) fn copy_to_memory(&mut self, bytes: Range<u64>) {
         let skip = self.iova - self.window().0;
         for at in bytes {
             if self.is_copied(at) {
@@ -247,7 +249,7 @@ impl Transfer {
     }
 
     /// And back.
-    pub(crate) fn to_device(&mut self, bytes: std::ops::Range<u64>) {
+    pub(crate) fn copy_to_device(&mut self, bytes: Range<u64>) {
         let skip = self.iova - self.window().0;
         for at in bytes {
             if self.is_copied(at) {

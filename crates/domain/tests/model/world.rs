@@ -15,6 +15,7 @@ use longshore_mem::{DmaMemory, Iova};
 use longshore_pagetable::Prot;
 
 use crate::backend::{CHUNK, Entry, Script, lock};
+use crate::device::around;
 use crate::memory::{Memory, PAGE, Place};
 use crate::ops::{End, Op, Part};
 use crate::oracle::{Route, Rules, Shape, Transfer};
@@ -362,9 +363,9 @@ impl<'d, 'b> World<'d, 'b> {
         if self.is_inside(id, &bytes, outcome) && !one_way {
             let transfer = self.transfer(id);
             if for_cpu {
-                transfer.to_memory(bytes.clone());
+                transfer.copy_to_memory(bytes.clone());
             } else {
-                transfer.to_device(bytes.clone());
+                transfer.copy_to_device(bytes.clone());
             }
             self.books.counts.copied += self.books.transfers[&id].copied(bytes);
             self.transfer(id).check_memory();
@@ -430,7 +431,7 @@ impl<'d, 'b> World<'d, 'b> {
             let (start, len) = self.books.transfers[id].window();
             let is_whole = {
                 let script = self.books.script();
-                (start..start + len).step_by(PAGE as usize).all(|at| script.around(at).is_some())
+                (start..start + len).step_by(PAGE as usize).all(|at| around(&script, at).is_some())
             };
             self.transfer(*id).is_shaky |= !is_whole;
         }
@@ -440,7 +441,7 @@ impl<'d, 'b> World<'d, 'b> {
     fn forget(&mut self, id: u64, written: u64, is_flushed: bool) {
         let mut transfer = self.books.transfers.remove(&id).expect("a transfer that lives");
         if transfer.direction != Direction::ToDevice && written != 0 {
-            transfer.to_memory(0..written);
+            transfer.copy_to_memory(0..written);
             self.books.counts.copied += transfer.copied(0..written);
         }
         let has_ranges = !matches!(transfer.shape, Shape::Slot(_));
@@ -528,8 +529,8 @@ impl<'d, 'b> World<'d, 'b> {
         let world = &mut *self;
         let work = |iova: Iova| {
             let range = place.start.addr().get()..place.start.addr().get() + place.len;
-            let around = world.books.script().around(iova.raw());
-            let is_own = around.is_some_and(|(_, entry)| range.contains(&(entry.host as usize)));
+            let around = around(&world.books.script(), iova.raw());
+            let is_own = around.is_some_and(|entry| range.contains(&(entry.host as usize)));
             let route = match route {
                 Route::Slot { else_direct: true } if is_own => Route::Direct,
                 route => route,
