@@ -103,24 +103,25 @@ fn a_map_that_fails_at_any_step_leaves_nothing() {
     }
 }
 
+type Unmap<'d> = Box<dyn FnOnce() -> Memory + 'd>;
+
 fn fails_at(shape: Shape, has_slots: bool, by_local: bool, nth: u32, is_to_fail: bool) {
     let what = format!("{shape:?}, {has_slots}, {by_local}, {nth}");
     let rig = Rig::new(shape.bounce, WhenFull::Refuse);
     {
         let local = rig.domain.local();
-        let map =
-            |memory: Memory| -> Result<(Iova, Box<dyn FnOnce() -> Memory + '_>), Failed<Memory>> {
-                Ok(match by_local {
-                    false => {
-                        let mapping = rig.domain.map(memory, Direction::Bidirectional)?;
-                        (mapping.iova(), Box::new(move || mapping.unmap().unwrap()))
-                    }
-                    true => {
-                        let mapping = local.map(memory, Direction::Bidirectional)?;
-                        (mapping.iova(), Box::new(move || mapping.unmap().unwrap()))
-                    }
-                })
-            };
+        let map = |memory: Memory| -> Result<(Iova, Unmap<'_>), Failed<Memory>> {
+            Ok(match by_local {
+                false => {
+                    let mapping = rig.domain.map(memory, Direction::Bidirectional)?;
+                    (mapping.iova(), Box::new(move || mapping.unmap().unwrap()))
+                }
+                true => {
+                    let mapping = local.map(memory, Direction::Bidirectional)?;
+                    (mapping.iova(), Box::new(move || mapping.unmap().unwrap()))
+                }
+            })
+        };
         if has_slots {
             drop(map(memory(shape)).unwrap().1());
         }

@@ -36,6 +36,18 @@ pub(super) enum Interface {
 }
 
 impl Interface {
+    /// As another process is told.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio",
+            Self::Iommufd => "iommufd",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        [Self::Vfio, Self::Iommufd].into_iter().find(|interface| interface.name() == name)
+    }
+
     /// The device as it is, given to vfio-pci and otherwise untouched.
     pub(super) fn open(
         self,
