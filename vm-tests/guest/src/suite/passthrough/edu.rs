@@ -107,7 +107,13 @@ pub(super) fn address(folder: &Path) -> String {
     folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Gives it to vfio-pci, or to no driver.
+/// Where sysfs has the device that shares its group: the next function of the same slot.
+pub(super) fn neighbour(folder: &Path) -> PathBuf {
+    let address = address(folder);
+    folder.with_file_name(format!("{}.1", address.trim_end_matches(".0")))
+}
+
+/// Gives it to a driver, or to none.
 pub(super) fn set_driver(folder: &Path, driver: Option<&str>) -> io::Result<()> {
     let address = address(folder);
     if fs::exists(folder.join("driver"))? {

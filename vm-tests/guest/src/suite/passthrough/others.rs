@@ -80,11 +80,10 @@ pub(super) fn may_not(interface: Interface) -> TestResult {
 
 /// A device that cannot be kept apart from one of the kernel's is refused, and that one is named.
 pub(super) fn neighbour(interface: Interface) -> TestResult {
-    const DRIVER: &str = "uio_pci_generic";
+    const DRIVER: &str = "serial";
     let folder = interface.prepare()?;
     let address = edu::address(&folder);
-    let other = folder.with_file_name(address.replace("06.0", "06.1"));
-    ensure!(other.exists() && other != folder, "{} has no neighbour", folder.display());
+    let other = edu::neighbour(&folder);
     drop(interface.open(&address)?);
     edu::set_driver(&other, Some(DRIVER))?;
     let refused = interface.open(&address);

@@ -79,6 +79,10 @@ impl Interface {
         if !fs::read_link(folder.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci")) {
             edu::set_driver(&folder, Some("vfio-pci"))?;
         }
+        let neighbour = edu::neighbour(&folder);
+        if neighbour.join("driver").exists() {
+            edu::set_driver(&neighbour, None)?;
+        }
         if !remaps_interrupts() {
             fs::write(self.unsafe_interrupts(), "1")?;
         }
