@@ -174,7 +174,7 @@ impl<'d, D: Door> Worker<'d, D> {
 
 fn work(domain: &Domain, tag: u64, orders: SyncSender<Order>, refused: &AtomicU64) {
     let deferred = Vec::new();
-    if tag % 2 == 0 {
+    if tag.is_multiple_of(2) {
         let local: Local<'_> = domain.local();
         let batch = local.batch();
         let mut worker = Worker { domain, orders, batch, deferred, turn: 0, tag, refused };
@@ -186,7 +186,7 @@ fn work(domain: &Domain, tag: u64, orders: SyncSender<Order>, refused: &AtomicU6
         let batch = domain.batch();
         let mut worker = Worker { domain, orders, batch, deferred, turn: 0, tag, refused };
         for turn in 0..TURNS {
-            if turn % 4 == 0 {
+            if turn.is_multiple_of(4) {
                 worker.lend();
             }
             worker.turn(|memory, direction| domain.map(memory, direction).map_err(Error::from));
@@ -233,7 +233,7 @@ fn threads_do_everything_at_once() {
                 thread::yield_now();
             }
         });
-        let results: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        let results: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
         stop.store(true, Ordering::Relaxed);
         for result in results {
             result.unwrap();

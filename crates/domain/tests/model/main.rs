@@ -6,6 +6,7 @@
 #![cfg(not(loom))]
 
 mod backend;
+mod books;
 mod device;
 mod memory;
 mod ops;
@@ -18,9 +19,10 @@ use longshore_domain::{Bounce, Domain, WhenFull};
 use proptest::prelude::*;
 
 use self::backend::{Scripted, lock};
+use self::books::Books;
 use self::ops::{Op, some_bounce, some_op};
 use self::oracle::Rules;
-use self::world::{Books, World};
+use self::world::World;
 
 /// How a domain is set up.
 #[derive(Clone, Debug)]
