@@ -4,6 +4,9 @@
 #[path = "model/memory.rs"]
 mod memory;
 
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -12,7 +15,7 @@ use std::time::Duration;
 use longshore_access::Session;
 use longshore_domain::backend::Soft;
 use longshore_domain::{Batch, Bounce, Direction, Domain, Door, Error, Local, Mapping, WhenFull};
-use longshore_mem::Iova;
+use longshore_mem::{DmaMemory, FileOffset, Iova};
 
 use memory::{Memory, PAGE};
 
@@ -148,7 +151,7 @@ impl<'d, D: Door> Worker<'d, D> {
         let mut expected = self.deferred.drain(..);
         let mut count = 0;
         let back = |memory: Memory| {
-            let len = longshore_mem::DmaMemory::host(&memory).len();
+            let len = memory.host().len();
             holds(&memory, len, expected.next().unwrap());
             count += 1;
         };
@@ -248,4 +251,75 @@ fn threads_do_everything_at_once() {
     assert_eq!((counters.maps, counters.leaked, counters.pool_bytes), (counters.unmaps, 0, 0));
     assert_eq!(counters.pool_grows, counters.pool_shrinks);
     assert_eq!(iovas.free_bytes(), iovas.all_bytes());
+}
+
+/// A device that does not stop when its transfer is taken back, or dropped: no byte of the memory
+/// changes from then on, whichever way it was mapped.
+#[test]
+fn a_device_that_runs_on_reaches_nothing() {
+    const ROUNDS: u64 = if cfg!(debug_assertions) { 300 } else { 2000 };
+    let soft = Soft::new().unwrap();
+    let space = soft.space().clone();
+    let domain = Domain::builder(soft).guard_bytes(1).build();
+    let (iova, len, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let (mut arrived, mut faulted) = (0, 0);
+    thread::scope(|scope| {
+        let device = scope.spawn(|| {
+            let session = space.session();
+            let (mut arrived, mut faulted, mut byte) = (0u64, 0u64, 0u8);
+            while !stop.load(Ordering::Relaxed) {
+                byte = byte.wrapping_add(1);
+                let at = Iova::new(iova.load(Ordering::Acquire));
+                let bytes = vec![byte; len.load(Ordering::Acquire) as usize];
+                match session.write(at, &bytes) {
+                    Ok(()) => arrived += 1,
+                    Err(_) => faulted += 1,
+                }
+            }
+            (arrived, faulted)
+        });
+        for round in 0..ROUNDS {
+            // Direct, bounced, and with bounced ends.
+            let (skip, size) = [(0, 4 * 4096), (9, 5000), (4000, 66 * 4096)][round as usize % 3];
+            let memory = Shared(Arc::new(Memory::new(skip, size)));
+            let place = memory.0.place();
+            let kept = memory.clone();
+            let mapping = domain.map(memory, Direction::Bidirectional).unwrap();
+            len.store(size as u64, Ordering::Release);
+            iova.store(mapping.iova().raw(), Ordering::Release);
+            for _ in 0..round % 7 {
+                thread::yield_now();
+            }
+            if round % 2 == 0 {
+                drop(mapping);
+            } else {
+                drop(mapping.unmap().unwrap());
+            }
+            let after = place.bytes();
+            for _ in 0..5 {
+                thread::yield_now();
+                assert!(place.bytes() == after, "round {round}: written after it was taken back");
+            }
+            drop(kept);
+        }
+        stop.store(true, Ordering::Relaxed);
+        (arrived, faulted) = device.join().unwrap();
+    });
+    assert!(arrived != 0 && faulted != 0, "{arrived} writes arrived, {faulted} did not");
+}
+
+/// Memory that the test still has when its mapping is gone.
+#[derive(Clone, Debug)]
+struct Shared(Arc<Memory>);
+
+// SAFETY: as for `Memory`, which lives as long as this does.
+#[allow(unsafe_code, reason = "memory of a test")]
+unsafe impl DmaMemory for Shared {
+    fn host(&self) -> NonNull<[u8]> {
+        self.0.host()
+    }
+
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        None
+    }
 }

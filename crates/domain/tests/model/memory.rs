@@ -53,6 +53,8 @@ pub struct Memory {
 
 // SAFETY: it is memory of the heap.
 unsafe impl Send for Memory {}
+// SAFETY: what is shared tells where it is, and nothing more.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     pub fn new(skip: usize, len: usize) -> Self {
