@@ -57,7 +57,6 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
                 len_bytes,
                 source,
             })?;
-            self.mappings.iter().for_each(Mapping::note_unmapped);
             self.door.add(Event::Flush, 1);
         }
         let (mut failed, mut first) = (Vec::new(), None);

@@ -36,7 +36,8 @@ pub enum Error {
     /// There is no bounce buffer for it, and it must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Bytes could not be copied: the memory is not there.
+    /// Bytes could not be copied: the memory is not there. Without a
+    /// [`FaultGuard`](longshore_mem::fault::FaultGuard) such memory ends the process instead.
     #[error("copying between memory and the bounce buffer at IOVA {iova:#x}: {source}")]
     Copy {
         /// Where the device finds the bounce buffer.

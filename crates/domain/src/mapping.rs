@@ -246,7 +246,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
     #[inline(always)]
     fn end(
-        self,
+        mut self,
         written_bytes: u64,
         copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
     ) -> Result<B, Failed<Self>> {
@@ -259,6 +259,11 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             return Err(Failed { error, value: self });
         }
         Ok(self.into_memory())
+    }
+
+    /// Whether the device says how much it has written.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.is_reported
     }
 
     /// Where the memory is in this process.
@@ -294,10 +299,6 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    pub(crate) fn is_reported(&self) -> bool {
-        self.is_reported
-    }
-
     pub(crate) fn door(&self) -> &'d D {
         self.door
     }
@@ -327,7 +328,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ///
     /// # Errors
     /// [`Error::Copy`] with the mapping.
-    pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
+    pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
         if let Some(watch) = &self.door.inner().watch {
             self.watch_silence(watch);
@@ -351,27 +355,25 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
     /// Puts the memory out of the device's reach.
     #[inline(always)]
-    fn unreach(&self) -> Result<(), Box<Error>> {
+    fn unreach(&mut self) -> Result<(), Box<Error>> {
         match &*self.place {
             Place::Direct(iovas, offset) => self.unmap_ranges(&[self.range(iovas, *offset)]),
             Place::Slot(_) => Ok(()),
-            Place::Ragged(_) => {
-                let mut ranges = Vec::with_capacity(3);
-                self.add_mapped(&mut ranges);
-                if !ranges.is_empty() {
-                    self.unmap_ranges(&ranges)?;
-                }
-                self.note_unmapped();
-                Ok(())
-            }
+            Place::Ragged(_) => self.unmap_ragged(),
         }
     }
 
-    /// The backend has unmapped what [`add_mapped`](Self::add_mapped) gave.
-    pub(crate) fn note_unmapped(&self) {
-        if let Place::Ragged(ragged) = &*self.place {
-            ragged.note_unmapped();
+    /// Once only: not again where what the device has written could not be copied.
+    fn unmap_ragged(&mut self) -> Result<(), Box<Error>> {
+        let mut ranges = Vec::with_capacity(3);
+        self.add_mapped(&mut ranges);
+        if !ranges.is_empty() {
+            self.unmap_ranges(&ranges)?;
         }
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
+        Ok(())
     }
 
     #[inline(always)]

@@ -12,7 +12,6 @@
 #![expect(unsafe_code, reason = "maps parts of memory that its caller owns, and of slots")]
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{AddrRange, Iova};
@@ -36,8 +35,8 @@ pub(crate) struct Ragged {
     head: Option<End>,
     middle_bytes: u64,
     tail: Option<End>,
-    /// Unmapped, but perhaps not all is copied back.
-    is_unmapped: AtomicBool,
+    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    is_mapped: bool,
 }
 
 /// An end of the transfer, in a slot.
@@ -105,8 +104,7 @@ impl Ragged {
                 return Err(error.into());
             }
         };
-        let is_unmapped = AtomicBool::new(false);
-        let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_unmapped };
+        let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
         if !is_reported {
             // SAFETY: the caller's bytes.
             if let Err(source) = unsafe { ragged.copy_in(host) } {
@@ -174,13 +172,12 @@ impl Ragged {
 
     /// What the backend must unmap.
     pub(crate) fn mapped(&self, granule: u64) -> impl Iterator<Item = AddrRange<Iova>> {
-        let is_mapped = !self.is_unmapped.load(Ordering::Relaxed);
-        self.pieces(granule).into_iter().flatten().filter(move |_| is_mapped)
+        self.pieces(granule).into_iter().flatten().filter(|_| self.is_mapped)
     }
 
-    /// That was done.
-    pub(crate) fn note_unmapped(&self) {
-        self.is_unmapped.store(true, Ordering::Relaxed);
+    /// The backend has unmapped it.
+    pub(crate) fn set_unmapped(&mut self) {
+        self.is_mapped = false;
     }
 
     /// # Safety

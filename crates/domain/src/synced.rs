@@ -26,7 +26,9 @@ pub(crate) struct Elsewhere {
 
 impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     /// Makes what the device has written to these bytes visible in the memory. The device must be
-    /// through with them.
+    /// through with them. Where it says how much it has written
+    /// ([`map_reported`](crate::Domain::map_reported)), ask for no more: behind that lies what a
+    /// transfer before has left.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -42,7 +44,8 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
         self.each_elsewhere(&bytes, |slot, memory| (slot, memory))
     }
 
-    /// Makes what the memory has in these bytes visible to the device.
+    /// Makes what the memory has in these bytes visible to the device. Nothing of a mapping whose device
+    /// says how much it has written: that one only writes.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -51,6 +54,10 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
         self.check(&bytes)?;
         if let Some(watch) = &self.door().inner().watch {
             watch.synced(self.iova(), &bytes, false);
+        }
+        // Its slot is not wiped before the next transfer, which a device may be able to read.
+        if self.is_reported() {
+            return Ok(());
         }
         self.each_elsewhere(&bytes, |slot, memory| (memory, slot))
     }

@@ -9,7 +9,7 @@ mod device;
 mod heap;
 mod kernel;
 mod load;
-mod passthrough;
+pub(crate) mod passthrough;
 mod vhost;
 
 use std::{

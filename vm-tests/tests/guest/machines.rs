@@ -78,7 +78,9 @@ fn passthrough(name: &str, iommu: Iommu) -> Machine {
         .counting_instructions()
         .module("vfio-pci")
         .module("vfio_iommu_type1")
-        .device("edu,addr=06.0,dma_mask=0xffffffffffffffff")
+        .device("edu,addr=06.0,multifunction=on,dma_mask=0xffffffffffffffff")
+        // In one group with it; the tests take it from the kernel's driver.
+        .device("pci-serial,addr=06.1")
 }
 
 fn plain(fixtures: &Path) -> Result<Machine> {

@@ -9,7 +9,6 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::panic::Location;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore_iov::kinds::Kind as IovKind;
 use longshore_iov::{Cursor, Dest, SegmentSource as _, Source};
@@ -133,8 +132,8 @@ struct Spread {
     layout: Layout,
     /// One for each place that is copied.
     slots: Vec<Slot>,
-    /// Unmapped, but perhaps not all is copied back.
-    is_unmapped: AtomicBool,
+    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    is_mapped: bool,
 }
 
 /// Bytes of the transfer that the device finds in a slot.
@@ -256,7 +255,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         self.end(written_bytes)
     }
 
-    fn end(self, written_bytes: u64) -> Result<M, Failed<Self>> {
+    fn end(mut self, written_bytes: u64) -> Result<M, Failed<Self>> {
         let _span = span!("unmap_sg", written_bytes = written_bytes);
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
@@ -279,9 +278,9 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     }
 
     /// Makes the memory the caller's again, and leaves everything else.
-    fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
+    fn take_out(&mut self, written_bytes: u64) -> Result<(), Box<Error>> {
         if let Place::Spread(spread) = &*self.place
-            && !spread.is_unmapped.load(Ordering::Relaxed)
+            && spread.is_mapped
         {
             let ranges: Vec<_> = spread.pieces(self.granule()).map(|(range, _)| range).collect();
             // SAFETY: mapped as they are, and this mapping's alone.
@@ -292,8 +291,10 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
                 len_bytes: self.len_bytes,
                 source,
             })?;
-            spread.is_unmapped.store(true, Ordering::Relaxed);
             self.door.add(Event::Flush, 1);
+        }
+        if let Place::Spread(spread) = &mut *self.place {
+            spread.is_mapped = false;
         }
         if self.direction == Direction::ToDevice {
             return Ok(());
@@ -519,8 +520,7 @@ unsafe fn spread<D: Door>(
     let layout = Layout::new(runs, granule, policy.trusted);
     let iovas = door.take(layout.range_bytes, core.placement)?;
     let start = iovas.start().raw();
-    let mut spread =
-        Spread { iovas, layout, slots: Vec::new(), is_unmapped: AtomicBool::new(false) };
+    let mut spread = Spread { iovas, layout, slots: Vec::new(), is_mapped: true };
     let prepared = prepare(door, &mut spread, direction).and_then(|copied| {
         let whole = spread.layout.segments.iter();
         let whole = whole.map(|(at, len_bytes)| (Iova::new(start + at), *len_bytes));

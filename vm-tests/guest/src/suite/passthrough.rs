@@ -3,6 +3,8 @@
 #[path = "../../../../crates/domain/tests/conformance/suite.rs"]
 mod conformance;
 mod edu;
+mod others;
+pub(crate) mod owner;
 mod rig;
 mod stray;
 
@@ -48,6 +50,10 @@ macro_rules! tests {
             Test { name: "refusals_say_what_to_do", run: || refusals($interface) },
             Test { name: "what_is_bounced_was_measured", run: || calibrated($interface) },
             Test { name: "opened_again_and_again", run: || again_and_again($interface) },
+            Test { name: "who_may_not_is_told_what_to_do", run: || others::may_not($interface) },
+            Test { name: "neighbours_of_the_kernel", run: || others::neighbour($interface) },
+            Test { name: "locked_memory_has_a_limit", run: || others::limit($interface) },
+            Test { name: "a_process_is_killed_in_a_transfer", run: || others::killed($interface) },
         ]
     };
 }

@@ -36,6 +36,18 @@ pub(super) enum Interface {
 }
 
 impl Interface {
+    /// As another process is told.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio",
+            Self::Iommufd => "iommufd",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        [Self::Vfio, Self::Iommufd].into_iter().find(|interface| interface.name() == name)
+    }
+
     /// The device as it is, given to vfio-pci and otherwise untouched.
     pub(super) fn open(
         self,
@@ -66,6 +78,10 @@ impl Interface {
         let folder = edu::folder()?;
         if !fs::read_link(folder.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci")) {
             edu::set_driver(&folder, Some("vfio-pci"))?;
+        }
+        let neighbour = edu::neighbour(&folder);
+        if neighbour.join("driver").exists() {
+            edu::set_driver(&neighbour, None)?;
         }
         if !remaps_interrupts() {
             fs::write(self.unsafe_interrupts(), "1")?;
