@@ -1,5 +1,7 @@
 //! `longshore doctor`: what this machine can do, and how to enable the rest.
 
+mod devices;
+
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
@@ -52,9 +54,10 @@ impl Finding {
 
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let directory = &args.directory;
-    let mut findings = vec![kernel(), available_memory(), file_size(), locked_memory()];
+    let mut findings = vec![kernel(), available_memory(), file_size()];
     findings.extend([io_uring(), memfd_heap(), huge_pages_of_memfd(), mid_pages(), hugetlb_pool()]);
     findings.extend([udmabuf_heap(), udmabuf_limit(), dma_heaps()]);
+    findings.extend(devices::findings());
     findings.extend(file_system(directory));
     let text = if args.json { format!("{}\n", as_json(&findings)) } else { as_table(&findings) };
     print(&text)
@@ -121,19 +124,6 @@ fn file_size() -> Finding {
             format!("{}; it bounds a memfd too", Decimal(limit as f64)),
             "ulimit -f unlimited",
         ),
-    }
-}
-
-fn locked_memory() -> Finding {
-    match memory::locked_memory_limit() {
-        None => Finding::yes("locked memory limit", "none"),
-        // Loading locks nothing; mapping buffers for devices by VFIO does.
-        Some(limit) if limit < 1 << 30 => Finding::limited(
-            "locked memory limit",
-            format!("{}; loading needs none, mapping for devices does", Decimal(limit as f64)),
-            "ulimit -l unlimited, or memlock in /etc/security/limits.conf",
-        ),
-        Some(limit) => Finding::yes("locked memory limit", Decimal(limit as f64).to_string()),
     }
 }
 
