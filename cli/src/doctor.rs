@@ -190,17 +190,35 @@ fn hugetlb_pool() -> Finding {
         Ok(pool) if pool.available_pages + pool.overcommit_pages > 0 => Finding::yes(
             NAME,
             format!(
-                "{} of {} pages of 2 MiB are free, {} more on demand",
-                pool.available_pages, pool.total_pages, pool.overcommit_pages
+                "{} of {} pages of 2 MiB are free, {} more on demand{}",
+                pool.available_pages,
+                pool.total_pages,
+                pool.overcommit_pages,
+                other_pools(&huge_pages::pools())
             ),
         ),
         Ok(pool) => Finding::no(
             NAME,
-            format!("none of {} pages of 2 MiB is free", pool.total_pages),
+            format!(
+                "none of {} pages of 2 MiB is free{}",
+                pool.total_pages,
+                other_pools(&huge_pages::pools())
+            ),
             "echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages (optional)",
         ),
         Err(error) => Finding::no(NAME, error.to_string(), "a kernel with CONFIG_HUGETLBFS"),
     }
+}
+
+/// Memory that is set aside in pages of a size that no heap takes.
+fn other_pools(pools: &[(u64, huge_pages::Pool)]) -> String {
+    let others = pools.iter().filter(|(page_bytes, pool)| {
+        *page_bytes != Granule::SIZE_2M.bytes() && pool.total_pages > 0
+    });
+    let texts = others.map(|(page_bytes, pool)| {
+        format!("; {} pages of {} MiB, which no heap takes", pool.total_pages, page_bytes >> 20)
+    });
+    texts.collect()
 }
 
 fn udmabuf_heap() -> Finding {
@@ -302,5 +320,18 @@ fn residency(file: &std::os::fd::OwnedFd) -> Finding {
         Err(error) => {
             Finding::limited(NAME, format!("{error}; probed by reading"), "Linux 6.5 or later")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_in_pools_of_other_sizes_is_told() {
+        let pool = |total_pages| huge_pages::Pool { total_pages, ..huge_pages::Pool::default() };
+        assert_eq!(other_pools(&[(2 << 20, pool(8)), (1 << 30, pool(0))]), "");
+        let text = other_pools(&[(2 << 20, pool(8)), (1 << 30, pool(4))]);
+        assert_eq!(text, "; 4 pages of 1024 MiB, which no heap takes");
     }
 }
