@@ -17,6 +17,7 @@
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
 //! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
 //! | [`vfio`] | `/dev/vfio/*`: containers, groups, devices and their registers |
+//! | [`iommu`] | `/sys`: IOMMUs, their groups of devices, whether interrupts are remapped |
 //! | [`iommufd`] | `/dev/iommu`: address spaces for devices |
 //! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
 //! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
@@ -31,6 +32,7 @@ pub mod dma_heap;
 pub mod event_fd;
 pub mod file;
 pub mod huge_pages;
+pub mod iommu;
 pub mod iommufd;
 pub mod mapping;
 pub mod membarrier;
