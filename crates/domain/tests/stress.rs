@@ -237,7 +237,7 @@ fn threads_do_everything_at_once() {
             }
         });
         let results: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
-        stop.store(true, Ordering::Relaxed);
+        drop(Stop(&stop));
         for result in results {
             result.unwrap();
         }
@@ -278,6 +278,7 @@ fn a_device_that_runs_on_reaches_nothing() {
             }
             (arrived, faulted)
         });
+        let stop = Stop(&stop);
         for round in 0..ROUNDS {
             // Direct, bounced, and with bounced ends.
             let (skip, size) = [(0, 4 * 4096), (9, 5000), (4000, 66 * 4096)][round as usize % 3];
@@ -302,10 +303,19 @@ fn a_device_that_runs_on_reaches_nothing() {
             }
             drop(kept);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stop);
         (arrived, faulted) = device.join().unwrap();
     });
     assert!(arrived != 0 && faulted != 0, "{arrived} writes arrived, {faulted} did not");
+}
+
+/// Ends what runs until then, also when a test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Memory that the test still has when its mapping is gone.

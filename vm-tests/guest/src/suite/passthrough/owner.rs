@@ -81,7 +81,7 @@ pub(crate) fn play_pin(told: &Value, _: Option<OwnedFd>) -> Done {
     let (builder, device) = open(told)?;
     let edu = Edu::new(device)?;
     // Chunks are larger than the limit.
-    let domain = builder.pool_limit(u64::MAX, WhenFull::MapDirectly).build();
+    let domain = builder.pool_limit(u64::MAX, WhenFull::MapDirectly).bounce(Bounce::Never).build();
     let free_bytes = domain.iovas().free_bytes();
 
     let first = domain.map(filled(limit_bytes / 2, 0x61)?, Direction::ToDevice)?;
@@ -142,7 +142,7 @@ pub(crate) fn play_transfer(told: &Value, file: Option<OwnedFd>) -> Done {
     let lent = Lent { mapped: Mapped::new(&file, TRANSFER_BYTES)?, file };
     let (builder, device) = open(told)?;
     let edu = Edu::new(device)?;
-    let domain = builder.build();
+    let domain = builder.bounce(Bounce::Never).build();
     let mapping = domain.map(lent, Direction::Bidirectional)?;
     let iova = mapping.iova().raw();
     edu.fetch(iova + TARGET_BYTES as u64, COPY_BYTES);
