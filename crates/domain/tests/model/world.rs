@@ -557,10 +557,17 @@ impl<'d, 'b> World<'d, 'b> {
                 world.put(at, id, bytes, byte);
             }),
             Op::End { which, how } => self.end(which, &how),
-            Op::Flush { door } => self.flush(door),
+            Op::Flush { door, refused } => {
+                if let Some(partly) = refused {
+                    self.books.script().refuse_unmap = Some((0, partly));
+                }
+                self.flush(door);
+            }
             Op::Lend { door, skip, len, direction, part } => {
                 self.lend(door, skip, len, direction, &part);
             }
+            // Miri has no memfd.
+            Op::Coherent { .. } if cfg!(miri) => {}
             Op::Coherent { len } => self.share(len),
             Op::CoherentPut { which, at, byte } => self.touch(which, at, byte),
             Op::CoherentDrop { which } => self.unshare(which),
