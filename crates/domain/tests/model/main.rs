@@ -3,7 +3,7 @@
 //!
 //! Bytes that the processor writes are 0x80 and above, bytes that a device writes are below, and
 //! each memory has its own: what is found where it does not belong is known by that.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, miri)))]
 
 mod backend;
 mod books;
@@ -63,9 +63,7 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
     let script = backend.script.clone();
     let space = backend.soft.space().clone();
     let sessions = [space.session(), space.session()];
-    // Miri has no memfd, and so nothing for pools: there all that must be bounced is refused.
-    let chunks = if cfg!(miri) { Some(0) } else { setting.chunks };
-    let limit = chunks.map_or(u64::MAX, |chunks| chunks << 21);
+    let limit = setting.chunks.map_or(u64::MAX, |chunks| chunks << 21);
     let when_full = if setting.refuses { WhenFull::Refuse } else { WhenFull::MapDirectly };
     let mut builder = Domain::builder(backend)
         .bounce(setting.bounce)
@@ -103,7 +101,7 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { 160 },
+        cases: 128,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
@@ -112,7 +110,7 @@ proptest! {
     fn a_domain_does_what_the_model_does(
         setting in some_setting(),
         rounds in prop::collection::vec(
-            prop::collection::vec(some_op(), 1..if cfg!(miri) { 20 } else { 60 }), 1..4,
+            prop::collection::vec(some_op(), 1..60), 1..4,
         ),
     ) {
         run(&setting, rounds);

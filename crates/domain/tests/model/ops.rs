@@ -130,8 +130,6 @@ fn some_len() -> impl Strategy<Value = usize> {
         2 => 10_000..262_145usize,
         4 => 262_144..290_000usize,
     ]
-    // To Miri each byte takes long.
-    .prop_map(|len| if cfg!(miri) { len % (3 * PAGE as usize) } else { len })
 }
 
 fn some_skip() -> impl Strategy<Value = usize> {

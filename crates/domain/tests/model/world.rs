@@ -566,8 +566,6 @@ impl<'d, 'b> World<'d, 'b> {
             Op::Lend { door, skip, len, direction, part } => {
                 self.lend(door, skip, len, direction, &part);
             }
-            // Miri has no memfd.
-            Op::Coherent { .. } if cfg!(miri) => {}
             Op::Coherent { len } => self.share(len),
             Op::CoherentPut { which, at, byte } => self.touch(which, at, byte),
             Op::CoherentDrop { which } => self.unshare(which),
