@@ -83,12 +83,11 @@ impl World<'_, '_> {
                         break;
                     }
                     let start = here - transfer.window().0;
-                    for nth in 0..count {
-                        if byte.is_some() {
-                            transfer.set(start + nth as u64, from[done + nth]);
-                        } else {
-                            expected.push(transfer.get(start + nth as u64));
-                        }
+                    if byte.is_none() {
+                        transfer.append_to(&mut expected, start, count);
+                    } else {
+                        let bytes = start..start + count as u64;
+                        bytes.zip(&from[done..]).for_each(|(at, byte)| transfer.set(at, *byte));
                     }
                 }
                 Found::Coherent(nth) => {
@@ -121,7 +120,10 @@ impl World<'_, '_> {
         let fault = |reason| Fault { iova: Iova::new(at + done as u64), done, reason };
         assert_eq!(outcome, reason.map_or(Ok(()), |reason| Err(fault(reason))));
         if byte.is_none() {
-            for (nth, (seen, right)) in into.iter().zip(&expected).enumerate() {
+            let seen: Vec<_> = into.iter().map(|byte| u16::from(*byte)).collect();
+            let is_same = seen.get(..expected.len()) == Some(&expected[..]);
+            let pairs = into.iter().zip(&expected).enumerate().take(if is_same { 0 } else { len });
+            for (nth, (seen, right)) in pairs {
                 // What was never filled has what devices wrote, and never what others sent.
                 let is_right =
                     if *right == UNKNOWN { *seen < 0x80 } else { u16::from(*seen) == *right };

@@ -7,23 +7,78 @@ use crate::memory::PAGE;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Map { door: usize, skip: usize, len: usize, direction: Direction, is_reported: bool },
-    MapAt { page: u64, skip: usize, pages: usize, direction: Direction },
-    Access { session: usize, at: At, len: usize, byte: Option<u8> },
-    SyncForCpu { which: usize, part: Part },
-    SyncForDevice { which: usize, part: Part },
-    Look { which: usize, part: Part },
-    Put { which: usize, part: Part, byte: u8 },
-    End { which: usize, how: End },
-    Flush { door: usize },
-    Lend { door: usize, skip: usize, len: usize, direction: Direction, part: Part },
-    Coherent { len: u64 },
-    CoherentPut { which: usize, at: u64, byte: u8 },
-    CoherentDrop { which: usize },
+    Map {
+        door: usize,
+        skip: usize,
+        len: usize,
+        direction: Direction,
+        is_reported: bool,
+    },
+    MapAt {
+        page: u64,
+        skip: usize,
+        pages: usize,
+        direction: Direction,
+    },
+    Access {
+        session: usize,
+        at: At,
+        len: usize,
+        byte: Option<u8>,
+    },
+    SyncForCpu {
+        which: usize,
+        part: Part,
+    },
+    SyncForDevice {
+        which: usize,
+        part: Part,
+    },
+    Look {
+        which: usize,
+        part: Part,
+    },
+    Put {
+        which: usize,
+        part: Part,
+        byte: u8,
+    },
+    End {
+        which: usize,
+        how: End,
+    },
+    /// Perhaps refused, with or without the first range.
+    Flush {
+        door: usize,
+        refused: Option<bool>,
+    },
+    Lend {
+        door: usize,
+        skip: usize,
+        len: usize,
+        direction: Direction,
+        part: Part,
+    },
+    Coherent {
+        len: u64,
+    },
+    CoherentPut {
+        which: usize,
+        at: u64,
+        byte: u8,
+    },
+    CoherentDrop {
+        which: usize,
+    },
     Bounce(Bounce),
     Shrink,
-    RefuseMap { nth: u32 },
-    RefuseUnmap { nth: u32, partly: bool },
+    RefuseMap {
+        nth: u32,
+    },
+    RefuseUnmap {
+        nth: u32,
+        partly: bool,
+    },
 }
 
 /// An address, in words of what is mapped or was.
@@ -73,7 +128,7 @@ fn some_len() -> impl Strategy<Value = usize> {
         6 => (1..6usize).prop_map(|pages| pages * PAGE as usize),
         2 => (6..66usize).prop_map(|pages| pages * PAGE as usize),
         2 => 10_000..262_145usize,
-        2 => 262_144..290_000usize,
+        4 => 262_144..290_000usize,
     ]
 }
 
@@ -143,7 +198,8 @@ pub(crate) fn some_op() -> impl Strategy<Value = Op> {
         4 => (bytes(), any::<u8>())
             .prop_map(|((which, part), byte)| Op::Put { which, part, byte: byte | 0x80 }),
         14 => (which.clone(), end).prop_map(|(which, how)| Op::End { which, how }),
-        3 => door.clone().prop_map(|door| Op::Flush { door }),
+        6 => (door.clone(), prop::option::weighted(0.25, any::<bool>()))
+            .prop_map(|(door, refused)| Op::Flush { door, refused }),
         2 => (door, some_skip(), some_len(), direction(), some_part()).prop_map(
             |(door, skip, len, direction, part)| Op::Lend { door, skip, len, direction, part }
         ),
@@ -153,7 +209,7 @@ pub(crate) fn some_op() -> impl Strategy<Value = Op> {
         1 => which.prop_map(|which| Op::CoherentDrop { which }),
         2 => some_bounce().prop_map(Op::Bounce),
         2 => Just(Op::Shrink),
-        1 => (0..4u32).prop_map(|nth| Op::RefuseMap { nth }),
+        2 => (0..4u32).prop_map(|nth| Op::RefuseMap { nth }),
         1 => (0..3u32, any::<bool>()).prop_map(|(nth, partly)| Op::RefuseUnmap { nth, partly }),
     ]
 }

@@ -200,6 +200,19 @@ impl Transfer {
         }
     }
 
+    /// `count` bytes from `at` on, which lie in one granule.
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u16>, at: u64, count: usize) {
+        let (start, _) = self.window();
+        if let Shape::Slot(cells) = &self.shape {
+            bytes.extend_from_slice(&cells[at as usize..][..count]);
+        } else if self.own().is_some_and(|(own, len, _)| (own..own + len).contains(&(start + at))) {
+            let from = (self.first & !(PAGE as usize - 1)) + at as usize;
+            bytes.extend(self.memory[from..from + count].iter().map(|byte| u16::from(*byte)));
+        } else {
+            bytes.extend((at..at + count as u64).map(|at| self.get(at)));
+        }
+    }
+
     pub(crate) fn set(&mut self, at: u64, byte: u8) {
         let page_of_memory = self.first & !(PAGE as usize - 1);
         let tail_at = self.window().1 - PAGE.min(self.window().1);

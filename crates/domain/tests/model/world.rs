@@ -560,7 +560,12 @@ impl<'d, 'b> World<'d, 'b> {
                 world.put(at, id, bytes, byte);
             }),
             Op::End { which, how } => self.end(which, &how),
-            Op::Flush { door } => self.flush(door),
+            Op::Flush { door, refused } => {
+                if let Some(partly) = refused {
+                    self.books.script().refuse_unmap = Some((0, partly));
+                }
+                self.flush(door);
+            }
             Op::Lend { door, skip, len, direction, part } => {
                 self.lend(door, skip, len, direction, &part);
             }
