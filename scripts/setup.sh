@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh build    what building and loading need: a C linker and Rust
 #   scripts/setup.sh test     that, and QEMU, file system tools, Go, Python, Miri, the oldest Rust
-#                             and AArch64
+#                             and AArch64; with LONGSHORE_VM_IOMMUFD=1 what building a kernel needs
 #
 # The other scripts source it and call its functions.
 
@@ -40,6 +40,13 @@ test_packages=(
     shellcheck:shellcheck
     golang-go:go
     python3:python3
+)
+kernel_packages=(
+    make:make
+    flex:flex
+    bison:bison
+    bc:bc
+    libelf-dev:/usr/include/gelf.h
 )
 aarch64_packages=(
     qemu-user:qemu-aarch64
@@ -180,6 +187,10 @@ setup_test() {
     setup_build || return
     ensure_lints || return
     ensure_packages "${test_packages[@]}" || say "some tests will be skipped"
+    # The kernel of the tests of iommufd is built from source.
+    if [[ ${LONGSHORE_VM_IOMMUFD:-} == 1 ]]; then
+        ensure_packages "${kernel_packages[@]}" || say "the tests of iommufd will fail"
+    fi
     ensure_miri || say "Miri could not be installed"
     ensure_oldest_rust || say "Rust $rust_oldest could not be installed"
     ensure_aarch64 || say "what AArch64 needs could not be installed"

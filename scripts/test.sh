@@ -23,7 +23,7 @@ esac
 cd "$repository" || exit
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 # What is off unless asked for. The step with the oldest Rust builds without.
-features=(--features "longshore-access/vfio-user longshore-access/vhost-user longshore-access/vm-memory")
+features=(--features "longshore-access/vfio-user longshore-access/vhost-user longshore-access/vm-memory longshore-domain/tracing")
 locked=()
 bounded=()
 if [[ ${CI:-} == true ]]; then

@@ -1,5 +1,7 @@
 //! `longshore doctor`: what this machine can do, and how to enable the rest.
 
+mod devices;
+
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
@@ -52,9 +54,10 @@ impl Finding {
 
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let directory = &args.directory;
-    let mut findings = vec![kernel(), available_memory(), file_size(), locked_memory()];
+    let mut findings = vec![kernel(), available_memory(), file_size()];
     findings.extend([io_uring(), memfd_heap(), huge_pages_of_memfd(), mid_pages(), hugetlb_pool()]);
     findings.extend([udmabuf_heap(), udmabuf_limit(), dma_heaps()]);
+    findings.extend(devices::findings());
     findings.extend(file_system(directory));
     let text = if args.json { format!("{}\n", as_json(&findings)) } else { as_table(&findings) };
     print(&text)
@@ -124,19 +127,6 @@ fn file_size() -> Finding {
     }
 }
 
-fn locked_memory() -> Finding {
-    match memory::locked_memory_limit() {
-        None => Finding::yes("locked memory limit", "none"),
-        // Loading locks nothing; mapping buffers for devices by VFIO does.
-        Some(limit) if limit < 1 << 30 => Finding::limited(
-            "locked memory limit",
-            format!("{}; loading needs none, mapping for devices does", Decimal(limit as f64)),
-            "ulimit -l unlimited, or memlock in /etc/security/limits.conf",
-        ),
-        Some(limit) => Finding::yes("locked memory limit", Decimal(limit as f64).to_string()),
-    }
-}
-
 fn io_uring() -> Finding {
     const NAME: &str = "io_uring";
     match uring::probe(8) {
@@ -200,17 +190,35 @@ fn hugetlb_pool() -> Finding {
         Ok(pool) if pool.available_pages + pool.overcommit_pages > 0 => Finding::yes(
             NAME,
             format!(
-                "{} of {} pages of 2 MiB are free, {} more on demand",
-                pool.available_pages, pool.total_pages, pool.overcommit_pages
+                "{} of {} pages of 2 MiB are free, {} more on demand{}",
+                pool.available_pages,
+                pool.total_pages,
+                pool.overcommit_pages,
+                other_pools(&huge_pages::pools())
             ),
         ),
         Ok(pool) => Finding::no(
             NAME,
-            format!("none of {} pages of 2 MiB is free", pool.total_pages),
+            format!(
+                "none of {} pages of 2 MiB is free{}",
+                pool.total_pages,
+                other_pools(&huge_pages::pools())
+            ),
             "echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages (optional)",
         ),
         Err(error) => Finding::no(NAME, error.to_string(), "a kernel with CONFIG_HUGETLBFS"),
     }
+}
+
+/// Memory that is set aside in pages of a size that no heap takes.
+fn other_pools(pools: &[(u64, huge_pages::Pool)]) -> String {
+    let others = pools.iter().filter(|(page_bytes, pool)| {
+        *page_bytes != Granule::SIZE_2M.bytes() && pool.total_pages > 0
+    });
+    let texts = others.map(|(page_bytes, pool)| {
+        format!("; {} pages of {} MiB, which no heap takes", pool.total_pages, page_bytes >> 20)
+    });
+    texts.collect()
 }
 
 fn udmabuf_heap() -> Finding {
@@ -312,5 +320,18 @@ fn residency(file: &std::os::fd::OwnedFd) -> Finding {
         Err(error) => {
             Finding::limited(NAME, format!("{error}; probed by reading"), "Linux 6.5 or later")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_in_pools_of_other_sizes_is_told() {
+        let pool = |total_pages| huge_pages::Pool { total_pages, ..huge_pages::Pool::default() };
+        assert_eq!(other_pools(&[(2 << 20, pool(8)), (1 << 30, pool(0))]), "");
+        let text = other_pools(&[(2 << 20, pool(8)), (1 << 30, pool(4))]);
+        assert_eq!(text, "; 4 pages of 1024 MiB, which no heap takes");
     }
 }

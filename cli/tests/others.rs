@@ -3,6 +3,7 @@
 mod command;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use command::{LONGSHORE, longshore};
@@ -66,6 +67,24 @@ fn the_doctor_has_a_finding_and_an_advice_for_each() {
         assert!(!finding["found"].as_str().unwrap().is_empty(), "{finding}");
         let fine = finding["state"] == "yes";
         assert_eq!(finding["advice"].is_null(), fine, "{finding}");
+    }
+    for name in [
+        "IOMMU",
+        "interrupt remapping",
+        "VFIO",
+        "devices for VFIO",
+        "iommufd",
+        "devices for iommufd",
+        "locked memory limit",
+        "heap hugetlb",
+        "2 MiB pages for memfd",
+    ] {
+        assert_eq!(findings.iter().filter(|f| f["name"] == name).count(), 1, "{name}");
+    }
+    // What the kernel has is there, and what it has not is not.
+    for (name, file) in [("VFIO", "/dev/vfio/vfio"), ("iommufd", "/dev/iommu")] {
+        let finding = findings.iter().find(|finding| finding["name"] == name).unwrap();
+        assert!(finding["state"] != "yes" || Path::new(file).exists(), "{finding}");
     }
     let plain = longshore(&["doctor", "/var/tmp"]);
     assert!(plain.stdout.contains("io_uring"), "{}", plain.stdout);

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     path::{Path, PathBuf},
 };
 
@@ -51,7 +51,8 @@ impl Cache {
         Ok(entries)
     }
 
-    /// Waits until no other process builds an entry of `kind`, and keeps others from it.
+    /// Waits until no other process builds an entry of `kind`, and keeps others from it. That it waits
+    /// it says on standard error: it may be for minutes.
     ///
     /// The kernel drops the lock when the process ends, however it ends.
     pub(crate) fn lock(&self, kind: &str) -> Result<Building> {
@@ -64,6 +65,9 @@ impl Cache {
             .write(true)
             .open(&path)
             .map_err(Error::io("opening", &path))?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            eprintln!("waiting for another process that fills {}", folder.display());
+        }
         file.lock().map_err(Error::io("locking", &path))?;
         Ok(Building { folder, _lock: file })
     }

@@ -29,6 +29,28 @@ pub enum Error {
         /// What it said.
         stderr: String,
     },
+    /// Building a program from its source failed.
+    #[error("{command} failed ({status}):\n{log_tail}\nthe whole log: {}", log.display())]
+    Build {
+        /// What was called.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The end of what it said.
+        log_tail: String,
+        /// All that it said.
+        log: PathBuf,
+    },
+    /// The kernel's configuration came out otherwise than it was asked for.
+    #[error(
+        "not all of vm-tests/iommufd.config can be had: {}; each needs an option that is not there, or \
+         that the kernel's source no longer knows",
+        lost.join(", ")
+    )]
+    KernelConfig {
+        /// The options, each with what became of it.
+        lost: Vec<String>,
+    },
     /// A system call on a file or process failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {

@@ -1,8 +1,12 @@
-//! The guest's kernel: Debian's, downloaded and unpacked, never installed.
+//! The guest's kernel: Debian's, downloaded and unpacked, never installed; or one that is built from
+//! Debian's source, for what that has not.
 //!
 //! Debian 12's backports carry 6.12 for clouds. It has udmabuf, dma-heap, nvme and ext4 built in;
 //! Debian 12's own 6.1 has neither of the first two.
 
+mod built;
+mod config;
+mod make;
 mod module;
 
 use std::{
@@ -23,6 +27,17 @@ const CACHE_KIND: &str = "kernel";
 const SUITE: &str = "bookworm-backports";
 const PACKAGE_PATTERN: &str = r"^linux-image-6\.12.*-cloud-amd64-unsigned$";
 
+/// Which kernel a machine boots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Flavor {
+    /// Debian's for clouds.
+    #[default]
+    Debian,
+    /// One with iommufd, and little else: `vm-tests/iommufd.config` names all of it.
+    Iommufd,
+}
+
 /// A kernel image and its modules, in a folder of the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
@@ -31,18 +46,26 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The newest kernel in the cache; if there is none, it is downloaded first (34 MB).
+    /// The newest kernel of this flavour in the cache. If there is none, Debian's is downloaded (34 MB),
+    /// and the one with iommufd is built, which takes minutes and tells on standard error how far it is.
     ///
     /// What is in the cache is used without asking the archive, so a machine with no network keeps
-    /// working. Remove the cache's `kernel` folder to get the archive's newest.
+    /// working. Remove the cache's folder `kernel`, or `kernel-iommufd`, to get the archive's newest.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if it is not in the cache and cannot be downloaded.
-    pub fn obtain() -> Result<Self> {
+    /// [`Error::Unavailable`] if it is not in the cache and cannot be downloaded, or there is no room to
+    /// build it; [`Error::MissingTool`] for what building needs; [`Error::Build`] and
+    /// [`Error::KernelConfig`] if building fails.
+    pub fn obtain(flavor: Flavor) -> Result<Self> {
         // Tests of one process ask at the same time; one answer does for all.
-        static OBTAINED: Mutex<Option<Kernel>> = Mutex::new(None);
-        let mut obtained = OBTAINED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        static DEBIAN: Mutex<Option<Kernel>> = Mutex::new(None);
+        static IOMMUFD: Mutex<Option<Kernel>> = Mutex::new(None);
+        let obtained = match flavor {
+            Flavor::Debian => &DEBIAN,
+            Flavor::Iommufd => &IOMMUFD,
+        };
+        let mut obtained = obtained.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(kernel) = &*obtained {
             return Ok(kernel.clone());
         }
@@ -53,7 +76,11 @@ impl Kernel {
                 source: None,
             });
         }
-        let kernel = Self::from_cache(&Cache::of_user()?)?;
+        let cache = Cache::of_user()?;
+        let kernel = match flavor {
+            Flavor::Debian => Self::from_cache(&cache)?,
+            Flavor::Iommufd => built::obtain(&cache)?,
+        };
         *obtained = Some(kernel.clone());
         Ok(kernel)
     }

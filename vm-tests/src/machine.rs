@@ -13,7 +13,7 @@ use crate::{
     disk::Disk,
     error::{Error, Result},
     initramfs::{Content, GuestFile, Initramfs},
-    kernel::Kernel,
+    kernel::{Flavor, Kernel},
     protocol::{Event, Plan, Task},
     qemu::Qemu,
     report::Report,
@@ -51,6 +51,7 @@ pub enum Iommu {
 pub struct Machine {
     name: String,
     qemu: Option<Qemu>,
+    kernel: Flavor,
     memory_mib: u32,
     cpus: u32,
     iommu: Option<Iommu>,
@@ -75,6 +76,7 @@ impl Machine {
         Self {
             name: name.into(),
             qemu: None,
+            kernel: Flavor::default(),
             memory_mib: 1024,
             cpus: 2,
             iommu: None,
@@ -95,6 +97,12 @@ impl Machine {
     #[must_use]
     pub fn qemu(self, qemu: Qemu) -> Self {
         Self { qemu: Some(qemu), ..self }
+    }
+
+    /// The kernel that it boots; Debian's unless told otherwise. It is had when the machine runs.
+    #[must_use]
+    pub fn kernel(self, kernel: Flavor) -> Self {
+        Self { kernel, ..self }
     }
 
     /// Its memory.
@@ -220,7 +228,7 @@ impl Machine {
     /// As [`Machine::run`].
     pub fn run_observed(&self, tasks: &[Task], on_event: &mut dyn FnMut(&Event)) -> Result<Report> {
         let qemu = self.qemu.clone().map_or_else(Qemu::system, Ok)?;
-        let kernel = Kernel::obtain()?;
+        let kernel = Kernel::obtain(self.kernel)?;
         let init = static_binary::guest_init()?;
         let logs = static_binary::target_dir().join("vm-tests");
         fs::create_dir_all(&logs).map_err(Error::io("making", &logs))?;

@@ -6,7 +6,11 @@ use std::{
     io::{self, Write},
 };
 
-use crate::{error::Result, kernel::Kernel, qemu::Qemu};
+use crate::{
+    error::Result,
+    kernel::{Flavor, Kernel},
+    qemu::Qemu,
+};
 
 /// Whether this machine can run the guest. What is only a matter of downloading is downloaded.
 ///
@@ -15,7 +19,7 @@ use crate::{error::Result, kernel::Kernel, qemu::Qemu};
 /// If it cannot; [`is_unavailable`](crate::Error::is_unavailable) tells that from a failure.
 pub fn check() -> Result<()> {
     Qemu::system()?;
-    Kernel::obtain()?;
+    Kernel::obtain(Flavor::Debian)?;
     Ok(())
 }
 

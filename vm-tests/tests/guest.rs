@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether no other test program runs it, and the kernel has what it needs.
+/// Whether no other test program runs it, and it is asked for.
 fn is_ours(name: &str) -> bool {
     let is_others = [expected::WALKERS, expected::DEVICE, expected::VHOST]
         .iter()

@@ -10,6 +10,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Failed};
 use crate::local::Door;
 use crate::mapping::Mapping;
+use crate::trace::span;
 
 /// Mappings whose device is through with them, and which are to be taken back together: deferred
 /// invalidation. Until [`flush`](Self::flush) returns the device can reach the memory.
@@ -43,6 +44,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
     /// [`Error::Backend`]: all mappings stay in the batch, and each of them may still be there.
     /// [`Error::Copy`]: those that were not given back stay.
     pub fn flush(&mut self, mut back: impl FnMut(B)) -> Result<(), Error> {
+        let _span = span!("flush", mappings = self.mappings.len());
         self.ranges.clear();
         self.mappings.iter().for_each(|mapping| mapping.add_mapped(&mut self.ranges));
         if let Some(first) = self.ranges.first() {

@@ -24,6 +24,18 @@ pub(crate) unsafe fn copy_in(
     from: NonNull<u8>,
     len_bytes: u64,
 ) -> Result<(), CopyFault> {
+    prepare(slot, len_bytes)?;
+    // SAFETY: the caller's promise.
+    unsafe { copy::copy_bytes(from.as_ptr(), slot.host().as_ptr(), len_bytes as usize) }
+}
+
+/// Makes a slot ready for `len_bytes` that are copied to it next: what the device could read behind
+/// them is zero.
+///
+/// # Errors
+/// [`CopyFault`], where memory is missing.
+#[inline]
+pub(crate) fn prepare(slot: &mut Slot, len_bytes: u64) -> Result<(), CopyFault> {
     let stale_bytes = slot.stale_bytes();
     // A device that cannot read the slot does not see what is left in it.
     if stale_bytes > len_bytes && slot.kind().direction != Direction::FromDevice {
@@ -36,8 +48,7 @@ pub(crate) unsafe fn copy_in(
     } else {
         slot.set_stale_bytes(stale_bytes.max(len_bytes));
     }
-    // SAFETY: the caller's promise.
-    unsafe { copy::copy_bytes(from.as_ptr(), slot.host().as_ptr(), len_bytes as usize) }
+    Ok(())
 }
 
 /// As [`copy_in`], to `offset` of the slot; what lies before is zero, too.

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use longshore_heap::Heap;
@@ -16,6 +17,7 @@ use crate::local::Local;
 use crate::mapping::Mapping;
 use crate::policy::Bounce;
 use crate::pool::classes;
+use crate::trace::span;
 
 /// What a domain's mappings cost, and what follows for its bounce buffers.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,12 +59,12 @@ unsafe impl DmaMemory for Part {
 }
 
 /// How long each figure is measured, several times.
-const TIME: Duration = Duration::from_millis(1);
+const TIME: Duration = Duration::from_micros(200);
 const TIMES: u32 = 5;
 
 impl Domain {
     /// Measures what mapping costs here, and what copying does, for lengths up to the largest bounce
-    /// buffer. It takes some tens of milliseconds, no device is involved, and its transfers are
+    /// buffer. It takes some 20 ms, no device is involved, and its transfers are
     /// counted as any others.
     ///
     /// ```
@@ -80,6 +82,7 @@ impl Domain {
     /// # Errors
     /// [`Error`], where there is no memory, or the backend does not map.
     pub fn calibrate(&self) -> Result<Calibration, Error> {
+        let _span = span!("calibrate", backend = self.inner().core.backend.name());
         let granule_bytes = self.limits().granule.bytes();
         let most_bytes = classes::LARGEST * granule_bytes;
         let mut buffer = Heap::Memfd.allocate(most_bytes).map_err(Error::Memory)?;
@@ -97,6 +100,32 @@ impl Domain {
         }
         let bounce = best(&steps);
         Ok(Calibration { steps, bounce })
+    }
+}
+
+/// By the backend's name, what was measured in this process. Held while that is done, so that it is
+/// done once.
+static MEASURED: Mutex<Vec<(&'static str, Arc<Calibration>)>> = Mutex::new(Vec::new());
+
+impl Domain {
+    /// Bounces what is best bounced on this kind of backend. The domain is as new afterwards, and where
+    /// the backend does not map, that is for whoever asks for a mapping to learn.
+    pub(crate) fn use_calibration(&self) {
+        let name = self.inner().core.backend.name();
+        let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = measured.iter().find(|known| known.0 == name).map(|known| Arc::clone(&known.1));
+        let calibration = known.or_else(|| {
+            let calibration = Arc::new(self.calibrate().ok()?);
+            let _ = self.shrink(Duration::ZERO);
+            self.inner().tallies.forget();
+            self.inner().pools.forget();
+            measured.push((name, Arc::clone(&calibration)));
+            Some(calibration)
+        });
+        if let Some(calibration) = calibration {
+            self.set_bounce(calibration.bounce);
+            let _ = self.inner().calibration.set(calibration);
+        }
     }
 }
 
@@ -119,9 +148,12 @@ fn each<'l, 'd: 'l>(
     Ok(best)
 }
 
-/// Bounces up to the longest transfer for which that was faster, it and all that are shorter.
+/// Bounces up to the longest transfer for which that was faster by a quarter, it and all that are
+/// shorter. Where they cost about the same, nothing is won by a copy, and what is chosen should not
+/// depend on chance.
 fn best(steps: &[Step]) -> Bounce {
-    let faster = steps.iter().take_while(|step| step.bounced < step.mapped).last();
+    let is_faster = |step: &&Step| step.bounced * 5 <= step.mapped * 4;
+    let faster = steps.iter().take_while(is_faster).last();
     match faster {
         Some(step) => Bounce::Below(step.len_bytes + 1),
         None => Bounce::Never,
@@ -144,8 +176,14 @@ impl fmt::Display for Calibration {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    use longshore_mem::{AddrRange, Iova};
+    use longshore_pagetable::Prot;
+
     use super::*;
-    use crate::backend::Soft;
+    use crate::backend::{Backend, BackendError, Limits, Piece, Soft};
 
     fn step(len_bytes: u64, bounced_ns: u64, mapped_ns: u64) -> Step {
         let (bounced, mapped) = (Duration::from_nanos(bounced_ns), Duration::from_nanos(mapped_ns));
@@ -155,6 +193,7 @@ mod tests {
     #[test]
     fn what_is_faster_is_chosen_up_to_the_first_that_is_not() {
         assert_eq!(best(&[step(4096, 50, 40), step(8192, 50, 60)]), Bounce::Never);
+        assert_eq!(best(&[step(4096, 50, 60)]), Bounce::Never);
         let steps = [step(4096, 50, 900), step(8192, 90, 900), step(16_384, 990, 900)];
         assert_eq!(best(&steps), Bounce::Below(8193));
         assert_eq!(best(&steps[..2]), Bounce::Below(8193));
@@ -176,5 +215,64 @@ mod tests {
         let counters = domain.counters();
         assert_eq!(counters.maps, counters.unmaps);
         assert!(counters.bounced != 0 && counters.flushes != 0);
+    }
+
+    /// Costs as much as a trap to a hypervisor, and counts.
+    #[derive(Debug)]
+    struct Slow(Soft, &'static str, Arc<AtomicU64>);
+
+    // SAFETY: the calls are passed on.
+    unsafe impl Backend for Slow {
+        fn name(&self) -> &'static str {
+            self.1
+        }
+
+        fn limits(&self) -> Limits {
+            Limits { maps_cheaply: false, ..self.0.limits() }
+        }
+
+        unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {
+            self.2.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_micros(500));
+            // SAFETY: the caller's promise.
+            unsafe { self.0.map(iova, piece, prot) }
+        }
+
+        unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.unmap(ranges) }
+        }
+    }
+
+    fn slow(name: &'static str) -> (Slow, Arc<AtomicU64>) {
+        let maps = Arc::new(AtomicU64::new(0));
+        (Slow(Soft::new().unwrap(), name, Arc::clone(&maps)), maps)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "measures time")]
+    fn what_is_costly_to_map_is_bounced_unless_told_otherwise() {
+        let (backend, maps) = slow("slow");
+        let domain = Domain::builder(backend).free_after(None).build();
+        let calibration = domain.calibration().expect("nothing was said of bouncing");
+        // 4 KiB are copied in less than 500 us on any machine.
+        assert!(matches!(calibration.bounce, Bounce::Below(5000..)), "{calibration}");
+        assert_eq!(domain.counters(), crate::Counters::default(), "it is as new");
+        assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+        let buffer = Heap::Memfd.allocate(4096).unwrap();
+        let mapping = domain.map(buffer, Direction::ToDevice).unwrap();
+        assert!(mapping.is_bounced());
+        drop(mapping);
+        assert_ne!(maps.load(Ordering::Relaxed), 0);
+
+        // It is measured once for all of a kind, and not at all where it is not asked for.
+        let (backend, maps) = slow("slow");
+        let other = Domain::builder(backend).build();
+        assert_eq!(other.calibration(), domain.calibration());
+        assert_eq!(maps.load(Ordering::Relaxed), 0);
+        let (backend, maps) = slow("another one");
+        let told = Domain::builder(backend).bounce(Bounce::Never).build();
+        assert_eq!((told.calibration(), maps.load(Ordering::Relaxed)), (None, 0));
+        assert_eq!(Domain::builder(Soft::new().unwrap()).build().calibration(), None);
     }
 }

@@ -30,6 +30,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`]; [`Error::Memory`] where there is none.
+    #[track_caller]
     pub fn alloc_coherent(&self, len_bytes: u64) -> Result<Coherent<'_>, Error> {
         let granule = self.limits().granule;
         let len_bytes = len_bytes.max(1).checked_next_multiple_of(granule.bytes());

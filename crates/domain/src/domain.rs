@@ -1,16 +1,18 @@
 //! A device's view of memory.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::Batch;
+use crate::calibrate::Calibration;
 use crate::core::Core;
 use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
+use crate::dump::Dump;
 use crate::error::Failed;
 use crate::iova::{IovaAllocator, Placement};
 use crate::keeper;
@@ -18,6 +20,8 @@ use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
 use crate::pool::{Pools, budget};
+use crate::trace::span;
+use crate::watch::{Misuse, Watch};
 
 /// What one device, or one group of devices that cannot be kept apart, can reach: nothing but what is
 /// mapped here.
@@ -37,6 +41,10 @@ pub(crate) struct Inner {
     doors: Mutex<Vec<Weak<Shelved>>>,
     /// After how long what no transfer uses is freed.
     idle: Option<Duration>,
+    /// Where mappings are looked at while a program is tested.
+    pub(crate) watch: Option<Watch>,
+    /// What the policy was first set by.
+    pub(crate) calibration: OnceLock<Arc<Calibration>>,
 }
 
 /// How a domain is set up.
@@ -46,11 +54,12 @@ pub struct Builder {
     backend: Box<dyn Backend>,
     address_bits: u32,
     guard_bytes: u64,
-    bounce: Bounce,
+    bounce: Option<Bounce>,
     when_full: WhenFull,
     trusted: bool,
     pool_limit_bytes: u64,
     idle: Option<Duration>,
+    watch: Option<Watch>,
 }
 
 impl Builder {
@@ -66,10 +75,15 @@ impl Builder {
         Self { guard_bytes: bytes, ..self }
     }
 
-    /// Which transfers go through bounce buffers; [`Bounce::Never`] where this is not asked for. What
-    /// is best on a machine [`Domain::calibrate`] finds out.
+    /// Which transfers go through bounce buffers.
+    ///
+    /// Where this is not asked for, those that are better copied than mapped: the first domain of the
+    /// process on a backend of its kind is [calibrated](Domain::calibrate) when it is built, in some
+    /// 20 ms, and [`Domain::calibration`] tells what was found. In this process mapping is cheap,
+    /// and the default is [`Bounce::Never`], unless sessions are so busy that unmapping must wait
+    /// for them.
     pub fn bounce(self, bounce: Bounce) -> Self {
-        Self { bounce, ..self }
+        Self { bounce: Some(bounce), ..self }
     }
 
     /// The device may reach what lies in one granule with a transfer, so that no transfer must be
@@ -91,6 +105,27 @@ impl Builder {
         Self { idle, ..self }
     }
 
+    /// Looks at what is done with mappings, and tells `report` of each [`Misuse`]: for tests, as every
+    /// mapping then takes a lock. It may panic, print, or count.
+    ///
+    /// ```
+    /// # use longshore_domain::{Direction, Domain, backend::Soft};
+    /// # use longshore_heap::Heap;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let builder = Domain::builder(Soft::new()?).watch(|misuse| panic!("{misuse}"));
+    /// let domain = builder.build();
+    /// let mut mapping = domain.map(Heap::Memfd.allocate(4096)?, Direction::FromDevice)?;
+    /// mapping.sync_for_cpu(0..512)?;
+    /// let mut status = [0; 8];
+    /// mapping.read(0, &mut status)?;
+    /// // mapping.read(512, &mut status)?; would panic: the device has those bytes.
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(self, report: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
+        Self { watch: Some(Watch::new(Box::new(report))), ..self }
+    }
+
     /// The domain.
     pub fn build(self) -> Domain {
         let limits = self.backend.limits();
@@ -100,16 +135,21 @@ impl Builder {
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
-            policy: Policy::new(self.bounce, self.when_full, self.trusted),
+            policy: Policy::new(self.bounce.unwrap_or(Bounce::Never), self.when_full, self.trusted),
             tallies: Tallies::default(),
             doors: Mutex::default(),
             idle: self.idle,
+            watch: self.watch,
+            calibration: OnceLock::new(),
         };
-        let inner = Arc::new(inner);
-        if self.idle.is_some() {
-            keeper::add(&inner);
+        let domain = Domain { inner: Arc::new(inner) };
+        if self.bounce.is_none() && !domain.limits().maps_cheaply {
+            domain.use_calibration();
         }
-        Domain { inner }
+        if self.idle.is_some() {
+            keeper::add(&domain.inner);
+        }
+        domain
     }
 }
 
@@ -126,11 +166,33 @@ impl Domain {
             backend: Box::new(backend),
             address_bits: 64,
             guard_bytes: 0,
-            bounce: Bounce::Never,
+            bounce: None,
             when_full: WhenFull::MapDirectly,
             trusted: false,
             pool_limit_bytes: u64::MAX,
             idle: Some(Duration::from_secs(1)),
+            watch: None,
+        }
+    }
+
+    /// Over an address space of the kernel's with the PCI device at `address`, as `0000:01:00.0`:
+    /// by iommufd where the kernel has it, and else by VFIO's type 1.
+    ///
+    /// # Errors
+    /// [`OpenError`](crate::backend::OpenError), which says what whoever administers the machine must
+    /// do.
+    #[cfg(all(feature = "vfio", feature = "iommufd"))]
+    pub fn open_device(
+        address: &str,
+    ) -> Result<(Builder, crate::backend::Device), crate::backend::OpenError> {
+        use crate::backend::{Iommufd, OpenError, Vfio};
+        match Iommufd::open_device(address) {
+            Ok((backend, device)) => Ok((Self::builder(backend), device)),
+            Err(OpenError::NoInterface { .. }) => {
+                let (backend, device) = Vfio::open_device(address)?;
+                Ok((Self::builder(backend), device))
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -138,6 +200,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
     pub fn map<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -151,6 +214,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
     pub fn map_reported<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -162,6 +226,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
     pub fn map_at<B: DmaMemory + 'static>(
         &self,
         iova: Iova,
@@ -199,6 +264,12 @@ impl Domain {
         self.inner.policy.set(bounce);
     }
 
+    /// What was measured when the domain was built without being told what to bounce; `None` where it
+    /// was told, where mapping is cheap, and where the backend did not map.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.inner.calibration.get().map(Arc::as_ref)
+    }
+
     /// What the backend can map, and where.
     pub fn limits(&self) -> &Limits {
         &self.inner.core.limits
@@ -207,6 +278,25 @@ impl Domain {
     /// The addresses.
     pub fn iovas(&self) -> &IovaAllocator {
         &self.inner.core.iovas
+    }
+
+    /// Which transfers go through bounce buffers now.
+    pub fn bounce(&self) -> Bounce {
+        self.inner.policy.bounce()
+    }
+
+    /// All there is to know of it now, to be printed: limits, addresses, pools, counters, and the
+    /// mappings of a domain that is [watched](Builder::watch).
+    pub fn dump(&self) -> Dump {
+        Dump {
+            backend: self.inner.core.backend.name(),
+            limits: self.limits().clone(),
+            bounce: self.bounce(),
+            iovas: self.iovas().usage(),
+            pools: self.inner.pools.usage(self.limits().granule.bytes()),
+            counters: self.counters(),
+            mappings: self.inner.watch.as_ref().map(Watch::live),
+        }
     }
 
     /// What has been done so far.
@@ -231,6 +321,7 @@ impl Domain {
 impl Inner {
     /// As [`Domain::shrink`].
     pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
+        let _span = span!("shrink", idle = idle);
         let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             door.claim(|kept| kept.clear(self));
@@ -252,6 +343,9 @@ impl Drop for Domain {
     fn drop(&mut self) {
         // From here on nobody else has what is inside.
         keeper::remove(&self.inner);
+        if let Some(watch) = &self.inner.watch {
+            watch.end();
+        }
         let Inner { core, pools, .. } = &*self.inner;
         // Whatever cannot be unmapped is leaked: nobody is left who could be told.
         while pools.shrink(core, Duration::ZERO).is_err() {}

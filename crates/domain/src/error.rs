@@ -36,7 +36,8 @@ pub enum Error {
     /// There is no bounce buffer for it, and it must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Bytes could not be copied: the memory is not there.
+    /// Bytes could not be copied: the memory is not there. Without a
+    /// [`FaultGuard`](longshore_mem::fault::FaultGuard) such memory ends the process instead.
     #[error("copying between memory and the bounce buffer at IOVA {iova:#x}: {source}")]
     Copy {
         /// Where the device finds the bounce buffer.
@@ -57,6 +58,19 @@ pub enum Error {
         len_bytes: u64,
         /// What the device says.
         written_bytes: u64,
+    },
+    /// A scattered transfer has more segments than the device can take.
+    #[error(
+        "{len_bytes:#x} bytes in several places are {segments} segments for the device, which takes \
+         {most}: make it fewer places, whole granules, or shorter"
+    )]
+    TooManySegments {
+        /// How many bytes.
+        len_bytes: u64,
+        /// How many segments they are.
+        segments: usize,
+        /// How many there may be.
+        most: usize,
     },
     /// A range that does not lie in the mapping.
     #[error(

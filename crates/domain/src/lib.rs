@@ -14,7 +14,10 @@
 //! * A thread that maps much opens a [`Local`] door, which takes no lock.
 //! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
 //!   begin or end within a granule must, unless the device is [trusted](Builder::trusted).
-//! * Borrowed bytes are [lent](Domain::lend) for a scope; [`Coherent`] memory is shared all the time.
+//! * A program that is tested has its domains [watched](Builder::watch): what types cannot forbid is
+//!   reported then. With the feature `tracing`, each operation is a span.
+//! * Bytes in several places are [one mapping](Domain::map_sg), whose segments the device is told.
+//! * Borrowed bytes are [lent](Domain::lend) for a scope, also those that [a cursor](Domain::lend_sg) walks; [`Coherent`] memory is shared all the time.
 //!
 //! ```
 //! use longshore_domain::{Direction, Domain, Error, backend::Soft};
@@ -62,6 +65,8 @@ mod direction;
 #[cfg(not(loom))]
 mod domain;
 #[cfg(not(loom))]
+mod dump;
+#[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 pub mod iova;
@@ -72,6 +77,8 @@ mod local;
 #[cfg(not(loom))]
 mod mapping;
 #[cfg(not(loom))]
+mod pieces;
+#[cfg(not(loom))]
 mod policy;
 #[cfg(not(loom))]
 mod pool;
@@ -79,17 +86,25 @@ mod pool;
 mod ragged;
 #[cfg(not(loom))]
 mod scoped;
+#[cfg(not(loom))]
+mod sg;
 
 #[cfg(not(loom))]
 mod biased;
 #[cfg(loom)]
 pub mod biased;
 #[cfg(not(loom))]
+mod summed;
+#[cfg(not(loom))]
 mod sync;
 #[cfg(loom)]
 pub mod sync;
 #[cfg(not(loom))]
 mod synced;
+#[cfg(not(loom))]
+mod trace;
+#[cfg(not(loom))]
+mod watch;
 
 #[cfg(not(loom))]
 pub use {
@@ -99,10 +114,14 @@ pub use {
     counters::Counters,
     direction::Direction,
     domain::{Builder, Domain},
+    dump::Dump,
     error::{Error, Failed},
     local::{Door, Local},
     mapping::Mapping,
     policy::{Bounce, WhenFull},
-    pool::PoolError,
     pool::budget::{process_pool_bytes, set_process_budget},
+    pool::{PoolError, PoolUsage},
+    sg::{Lendable, SgLimits, SgMapping, SgSegment},
+    summed::Sum,
+    watch::{Made, Misuse},
 };

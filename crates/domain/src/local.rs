@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use longshore_mem::DmaMemory;
 
@@ -16,6 +17,9 @@ use crate::domain::{Domain, Inner};
 use crate::error::Failed;
 use crate::iova::IovaCache;
 use crate::mapping::Mapping;
+use crate::policy::WhenFull;
+use crate::pool::PoolError;
+use crate::pool::chunk::{Kind, Slot};
 use crate::pool::magazines::Magazines;
 use crate::sync::Barrier;
 
@@ -68,6 +72,7 @@ impl<'d> Local<'d> {
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
     #[inline]
+    #[track_caller]
     pub fn map<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -81,6 +86,7 @@ impl<'d> Local<'d> {
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
     #[inline]
+    #[track_caller]
     pub fn map_reported<B: DmaMemory + 'static>(
         &self,
         memory: B,
@@ -124,6 +130,38 @@ pub trait Door: sealed::Door {}
 
 impl Door for Domain {}
 impl Door for Local<'_> {}
+
+/// A slot after all, where the pools have as much as they may: what doors keep, and chunks that are
+/// idle, are given back for it, and other transfers are waited for where that is asked for.
+#[cold]
+pub(crate) fn await_slot<D: Door>(
+    door: &D,
+    kind: Kind,
+    mut error: PoolError,
+) -> Result<Slot, PoolError> {
+    /// How long slots that doors keep may stay unseen.
+    const ROUND: Duration = Duration::from_millis(1);
+    let inner = door.inner();
+    let patience = match inner.policy.when_full {
+        WhenFull::Wait(time) => time,
+        WhenFull::MapDirectly | WhenFull::Refuse => Duration::ZERO,
+    };
+    let began = Instant::now();
+    while let PoolError::Limit { .. } = error {
+        // A chunk that cannot be unmapped is leaked, and counts as held.
+        let _ = inner.shrink(Duration::ZERO);
+        error = match door.take_slot(kind) {
+            Ok(slot) => return Ok(slot),
+            Err(error) => error,
+        };
+        let left = patience.saturating_sub(began.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        inner.pools.wait(left.min(ROUND));
+    }
+    Err(error)
+}
 
 pub(crate) mod sealed {
     use super::{Domain, Inner, Local};

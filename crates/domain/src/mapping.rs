@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::panic::Location;
 use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
@@ -14,12 +15,13 @@ use crate::direction::Direction;
 use crate::domain::{Domain, Inner};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
-use crate::local::Door;
+use crate::local::{Door, await_slot};
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::ragged::Ragged;
 use crate::synced::Elsewhere;
+use crate::trace::{Span, span};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -54,19 +56,26 @@ enum Place {
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn new(
         door: &'d D,
         memory: B,
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Failed<B>> {
+        let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
         match place(door, &memory, direction, is_reported) {
-            Ok(place) => Ok(Self::of(door, memory, place, direction, is_reported)),
+            Ok(place) => {
+                let mapping = Self::of(door, memory, place, direction, is_reported);
+                mapping.tell(&span);
+                Ok(mapping)
+            }
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
 
     /// Whole granules, never bounced.
+    #[track_caller]
     pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         match map_somewhere(door, &memory, direction) {
             Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
@@ -74,7 +83,40 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
+    /// Through a slot that `copy` fills, where the policy wants one; else the memory again.
+    #[track_caller]
+    pub(crate) fn slotted(
+        door: &'d D,
+        memory: B,
+        direction: Direction,
+        copy: impl FnOnce(&mut Slot) -> Result<(), Box<Error>>,
+    ) -> Result<Result<Self, B>, Failed<B>> {
+        let Inner { core, policy, .. } = door.inner();
+        let (start, len_bytes) = extent(&memory);
+        let for_slot = core.slot_direction(direction, false);
+        let route = policy.route(core.limits.granule, start, len_bytes, for_slot);
+        let Route::Bounce { kind, else_direct } = route else { return Ok(Err(memory)) };
+        let mut slot = match door.take_slot(kind) {
+            Ok(slot) => slot,
+            Err(_) if else_direct => return Ok(Err(memory)),
+            Err(error) => match await_slot(door, kind, error) {
+                Ok(slot) => slot,
+                Err(error) => {
+                    let error = Error::from(error).into();
+                    return Err(Failed { error, value: memory });
+                }
+            },
+        };
+        if let Err(error) = copy(&mut slot) {
+            door.give_slot(slot);
+            return Err(Failed { error, value: memory });
+        }
+        door.add(Event::Bounce, 1);
+        Ok(Ok(Self::of(door, memory, Place::Slot(slot), direction, false)))
+    }
+
     /// Through a slot, which there must be for the length.
+    #[track_caller]
     pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         let (_, len_bytes) = extent(&memory);
         let class = Class::of_bytes(len_bytes, door.inner().core.limits.granule.log2());
@@ -86,6 +128,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
+    #[track_caller]
     pub(crate) fn at(
         door: &'d D,
         iova: Iova,
@@ -107,11 +150,25 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     #[inline(always)]
+    #[track_caller]
     fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
         door.add(Event::Map, 1);
         let (_, len_bytes) = extent(&memory);
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
-        Self { door, memory, place, len_bytes, direction, is_reported }
+        let mapping = Self { door, memory, place, len_bytes, direction, is_reported };
+        if let Some(watch) = &door.inner().watch {
+            mapping.begin_watching(watch, Location::caller());
+        }
+        mapping
+    }
+
+    #[inline(always)]
+    fn tell(&self, span: &Span) {
+        if cfg!(feature = "tracing") {
+            span.tell("len_bytes", self.len_bytes);
+            span.tell("iova", self.iova().raw());
+            span.tell("is_bounced", self.is_bounced().into());
+        }
     }
 
     /// Where the device finds the memory's first byte.
@@ -150,7 +207,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
     pub fn unmap(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
-        self.end(written_bytes)
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_silence(watch);
+        }
+        self.end(written_bytes, |mapping| mapping.copy_back(written_bytes))
     }
 
     /// The same when the device has written `written_bytes` from the start. No more is copied back
@@ -159,21 +219,51 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
     /// is.
+    #[track_caller]
     pub fn complete(self, written_bytes: u64) -> Result<B, Failed<Self>> {
+        let at = Location::caller();
+        self.finish(written_bytes, at, |mapping| mapping.copy_back(written_bytes))
+    }
+
+    /// The end of a mapping whose device has written so much, which `copy_back` makes the memory have.
+    #[inline(always)]
+    pub(crate) fn finish(
+        self,
+        written_bytes: u64,
+        at: &'static Location<'static>,
+        copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
+    ) -> Result<B, Failed<Self>> {
         if written_bytes > self.len_bytes {
             let len_bytes = self.len_bytes;
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        self.end(written_bytes)
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_completion(watch, written_bytes, at);
+        }
+        self.end(written_bytes, copy_back)
     }
 
     #[inline(always)]
-    fn end(self, written_bytes: u64) -> Result<B, Failed<Self>> {
-        if let Err(error) = self.take_out(written_bytes) {
+    fn end(
+        mut self,
+        written_bytes: u64,
+        copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
+    ) -> Result<B, Failed<Self>> {
+        let span = span!("unmap", written_bytes = written_bytes; len_bytes, iova, is_bounced);
+        self.tell(&span);
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_end(watch, written_bytes);
+        }
+        if let Err(error) = self.unreach().and_then(|()| copy_back(&self)) {
             return Err(Failed { error, value: self });
         }
         Ok(self.into_memory())
+    }
+
+    /// Whether the device says how much it has written.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.is_reported
     }
 
     /// Where the memory is in this process.
@@ -189,6 +279,23 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
                 [Some(Elsewhere { host: slot.host(), at: 0, len_bytes: self.len_bytes }), None]
             }
             Place::Ragged(ragged) => ragged.elsewhere(),
+        }
+    }
+
+    /// Bytes behind what the device may have written, as far as they are in a slot: where they are, how
+    /// many, and where in the transfer.
+    pub(crate) fn slack(&self, written_bytes: u64) -> Option<(NonNull<u8>, u64, u64)> {
+        let written_bytes = if self.is_reported { written_bytes } else { self.len_bytes };
+        let granule = self.door.inner().core.limits.granule.bytes();
+        match &*self.place {
+            Place::Slot(slot) => {
+                let slot_bytes = slot.kind().class.granules() * granule;
+                // SAFETY: within the slot.
+                let start = unsafe { slot.host().add(written_bytes as usize) };
+                Some((start, slot_bytes - written_bytes, written_bytes))
+            }
+            Place::Ragged(ragged) => ragged.slack(granule, written_bytes),
+            Place::Direct(..) => None,
         }
     }
 
@@ -221,8 +328,15 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ///
     /// # Errors
     /// [`Error::Copy`] with the mapping.
-    pub(crate) fn unmapped(self) -> Result<B, Failed<Self>> {
+    pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
+        if let Some(watch) = &self.door.inner().watch {
+            self.watch_silence(watch);
+            self.watch_end(watch, written_bytes);
+        }
         match self.copy_back(written_bytes) {
             Ok(()) => Ok(self.into_memory()),
             Err(error) => Err(Failed { error, value: self }),
@@ -239,22 +353,27 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 
-    /// Makes the memory the caller's again, and leaves everything else.
+    /// Puts the memory out of the device's reach.
     #[inline(always)]
-    fn take_out(&self, written_bytes: u64) -> Result<(), Box<Error>> {
+    fn unreach(&mut self) -> Result<(), Box<Error>> {
         match &*self.place {
-            Place::Direct(iovas, offset) => {
-                self.unmap_ranges(&[self.range(iovas, *offset)])?;
-                return Ok(());
-            }
-            Place::Slot(_) => {}
-            Place::Ragged(_) => {
-                let mut ranges = Vec::with_capacity(3);
-                self.add_mapped(&mut ranges);
-                self.unmap_ranges(&ranges)?;
-            }
+            Place::Direct(iovas, offset) => self.unmap_ranges(&[self.range(iovas, *offset)]),
+            Place::Slot(_) => Ok(()),
+            Place::Ragged(_) => self.unmap_ragged(),
         }
-        self.copy_back(written_bytes)
+    }
+
+    /// Once only: not again where what the device has written could not be copied.
+    fn unmap_ragged(&mut self) -> Result<(), Box<Error>> {
+        let mut ranges = Vec::with_capacity(3);
+        self.add_mapped(&mut ranges);
+        if !ranges.is_empty() {
+            self.unmap_ranges(&ranges)?;
+        }
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
+        Ok(())
     }
 
     #[inline(always)]
@@ -300,6 +419,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     unsafe fn give_back(&mut self) {
         self.door.add(Event::Unmap, 1);
+        if let Some(watch) = &self.door.inner().watch {
+            watch.ended(self.iova());
+        }
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas, _) => self.door.give(iovas),
@@ -326,7 +448,7 @@ fn place<B: DmaMemory, D: Door>(
             let slot = match door.take_slot(kind) {
                 Ok(slot) => slot,
                 Err(_) if else_direct => return map_somewhere(door, memory, direction),
-                Err(error) => return Err(Error::from(error).into()),
+                Err(error) => await_slot(door, kind, error).map_err(Error::from)?,
             };
             fill(door, slot, kind, memory, is_reported).map(Place::Slot)
         }
@@ -424,7 +546,7 @@ fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
 impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
     fn drop(&mut self) {
         // Nobody looks at what the device has written.
-        if self.take_out(0).is_err() {
+        if self.unreach().is_err() {
             self.door.add(Event::Leak, 1);
             return;
         }

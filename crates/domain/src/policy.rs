@@ -1,6 +1,7 @@
 //! Which transfers go through bounce buffers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use longshore_mem::Granule;
 
@@ -27,6 +28,9 @@ pub enum WhenFull {
     MapDirectly,
     /// It is refused.
     Refuse,
+    /// It waits so long for other transfers to end, and is refused then. A thread that has all the
+    /// slots itself waits in vain.
+    Wait(Duration),
 }
 
 /// What a domain was told.
@@ -67,6 +71,19 @@ impl Policy {
         self.below.store(below, Ordering::Relaxed);
     }
 
+    pub(crate) fn bounce(&self) -> Bounce {
+        match self.below.load(Ordering::Relaxed) {
+            0 => Bounce::Never,
+            u64::MAX => Bounce::Always,
+            bytes => Bounce::Below(bytes),
+        }
+    }
+
+    /// Whether so many bytes are better copied.
+    pub(crate) fn bounces(&self, len_bytes: u64) -> bool {
+        len_bytes < self.below.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(crate) fn route(
         &self,
@@ -76,7 +93,7 @@ impl Policy {
         direction: Direction,
     ) -> Route {
         let maps = self.trusted || granule.is_aligned(start | len_bytes);
-        let bounces = !maps || len_bytes < self.below.load(Ordering::Relaxed);
+        let bounces = !maps || self.bounces(len_bytes);
         if bounces && let Some(class) = Class::of_bytes(len_bytes, granule.log2()) {
             let else_direct = maps && self.when_full == WhenFull::MapDirectly;
             return Route::Bounce { kind: Kind { class, direction }, else_direct };

@@ -16,13 +16,13 @@ use std::ptr::NonNull;
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{AddrRange, Iova};
 
-use crate::backend::Piece;
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::local::Door;
+use crate::local::{Door, await_slot};
+use crate::pieces::{Partly, map_all};
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::synced::Elsewhere;
@@ -35,12 +35,8 @@ pub(crate) struct Ragged {
     head: Option<End>,
     middle_bytes: u64,
     tail: Option<End>,
-}
-
-/// Not all of it was mapped, and perhaps not all of that unmapped again.
-struct Partly {
-    error: Error,
-    is_undone: bool,
+    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    is_mapped: bool,
 }
 
 /// An end of the transfer, in a slot.
@@ -62,7 +58,8 @@ impl End {
             return Ok(None);
         }
         let class = Class::of(1).expect("a slot of one granule");
-        let slot = door.take_slot(Kind { class, direction })?;
+        let kind = Kind { class, direction };
+        let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
         Ok(Some(Self { slot, in_slot, in_memory, len_bytes }))
     }
 
@@ -107,7 +104,7 @@ impl Ragged {
                 return Err(error.into());
             }
         };
-        let mut ragged = Self { iovas, offset, head, middle_bytes, tail };
+        let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
         if !is_reported {
             // SAFETY: the caller's bytes.
             if let Err(source) = unsafe { ragged.copy_in(host) } {
@@ -143,7 +140,7 @@ impl Ragged {
         host: NonNull<u8>,
         direction: Direction,
     ) -> Result<(), Partly> {
-        let core = &door.inner().core;
+        let granule = door.inner().core.limits.granule;
         let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
         let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.
@@ -151,26 +148,10 @@ impl Ragged {
         // The caller's memory comes last: where it cannot be mapped, the device reaches none of it,
         // even if the others cannot be unmapped again.
         let hosts = [slot(&self.head), slot(&self.tail), Some(middle)];
-        let mapped = self.pieces(core.limits.granule.bytes());
-        for (nth, (range, host)) in mapped.iter().zip(hosts).enumerate() {
-            let (Some(range), Some(host)) = (range, host) else { continue };
-            let piece = Piece { host, len_bytes: range.len_bytes(), file: None };
-            // SAFETY: the caller keeps its bytes, and the slots are kept with this.
-            let done = unsafe { core.backend.map(range.start(), piece, direction.prot()) };
-            if let Err(source) = done {
-                let before: Vec<_> = mapped[..nth].iter().copied().flatten().collect();
-                let error = Error::Backend {
-                    operation: "mapping",
-                    iova: range.start(),
-                    len_bytes: range.len_bytes(),
-                    source,
-                };
-                // SAFETY: mapped just now, and nobody else's.
-                let undone = before.is_empty() || unsafe { core.backend.unmap(&before) }.is_ok();
-                return Err(Partly { error, is_undone: undone });
-            }
-        }
-        Ok(())
+        let pieces = self.pieces(granule.bytes()).into_iter().zip(hosts);
+        let pieces = pieces.filter_map(|(range, host)| Some((range?, host?)));
+        // SAFETY: the caller keeps its bytes, and the slots are kept with this, as are the addresses.
+        unsafe { map_all(door, pieces, direction) }
     }
 
     /// What was mapped: the head's granule, the tail's granule, the middle.
@@ -191,7 +172,12 @@ impl Ragged {
 
     /// What the backend must unmap.
     pub(crate) fn mapped(&self, granule: u64) -> impl Iterator<Item = AddrRange<Iova>> {
-        self.pieces(granule).into_iter().flatten()
+        self.pieces(granule).into_iter().flatten().filter(|_| self.is_mapped)
+    }
+
+    /// The backend has unmapped it.
+    pub(crate) fn set_unmapped(&mut self) {
+        self.is_mapped = false;
     }
 
     /// # Safety
@@ -239,6 +225,19 @@ impl Ragged {
             let host = unsafe { slot.host().add(*in_slot as usize) };
             Some(Elsewhere { host, at: *in_memory, len_bytes: *len_bytes })
         })
+    }
+
+    /// Of the tail's slot, what lies behind the first `written_bytes`: where, how many bytes, and where
+    /// in the transfer.
+    pub(crate) fn slack(
+        &self,
+        granule: u64,
+        written_bytes: u64,
+    ) -> Option<(NonNull<u8>, u64, u64)> {
+        let End { slot, in_memory, len_bytes, .. } = self.tail.as_ref()?;
+        let from = written_bytes.saturating_sub(*in_memory).min(*len_bytes);
+        // SAFETY: within the slot.
+        Some((unsafe { slot.host().add(from as usize) }, granule - from, in_memory + from))
     }
 
     /// Gives slots and addresses back, of a transfer that is not mapped.

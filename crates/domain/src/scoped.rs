@@ -33,14 +33,25 @@ unsafe impl DmaMemory for Borrowed {
     }
 }
 
-/// Unmaps at the end of the scope, also when it ends by a panic.
-struct Ending<'d, D: Door>(Option<Mapping<'d, Borrowed, D>>);
+/// A mapping of bytes that somebody else owns.
+pub(crate) trait Lent: Sized {
+    fn unmap(self) -> Result<(), Failed<Self>>;
+}
 
-impl<D: Door> Ending<'_, D> {
-    fn end(&mut self) -> Result<(), Error> {
+impl<D: Door> Lent for Mapping<'_, Borrowed, D> {
+    fn unmap(self) -> Result<(), Failed<Self>> {
+        Mapping::unmap(self).map(drop)
+    }
+}
+
+/// Unmaps at the end of the scope, also when it ends by a panic.
+pub(crate) struct Ending<M: Lent>(pub(crate) Option<M>);
+
+impl<M: Lent> Ending<M> {
+    pub(crate) fn end(&mut self) -> Result<(), Error> {
         let Some(mapping) = self.0.take() else { return Ok(()) };
         match mapping.unmap() {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(Failed { error, .. }) if matches!(*error, Error::Copy { .. }) => Err(*error),
             Err(Failed { error, .. }) => {
                 // The bytes go back to their owner whatever happens, and the device may still write
@@ -52,7 +63,7 @@ impl<D: Door> Ending<'_, D> {
     }
 }
 
-impl<D: Door> Drop for Ending<'_, D> {
+impl<M: Lent> Drop for Ending<M> {
     fn drop(&mut self) {
         // A scope that panics has nobody to tell.
         let _ = self.end();
@@ -62,6 +73,7 @@ impl<D: Door> Drop for Ending<'_, D> {
 /// # Safety
 /// No reference to the bytes may be used before this returns, other than to read bytes of a mapping
 /// towards the device.
+#[track_caller]
 unsafe fn map<D: Door, R>(
     door: &D,
     bytes: NonNull<[u8]>,
@@ -87,6 +99,7 @@ macro_rules! scoped {
             ///
             /// # Errors
             /// [`Error`]. Where the bytes could not be mapped, `work` was not called.
+            #[track_caller]
             pub fn lend<R>(&self, bytes: &[u8], work: impl FnOnce(Iova) -> R) -> Result<R, Error> {
                 // SAFETY: the device only reads, and `bytes` is borrowed until then.
                 unsafe { map(self, NonNull::from(bytes), Direction::ToDevice, work) }
@@ -97,6 +110,7 @@ macro_rules! scoped {
             ///
             /// # Errors
             /// [`Error`]. Where the bytes could not be mapped, `work` was not called.
+            #[track_caller]
             pub fn lend_mut<R>(
                 &self,
                 bytes: &mut [u8],

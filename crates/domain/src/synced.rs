@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "copies between memory, slots and the caller's bytes")]
 
 use std::ops::Range;
+use std::panic::Location;
 use std::ptr::NonNull;
 
 use longshore_mem::DmaMemory;
@@ -13,6 +14,7 @@ use crate::direction::Direction;
 use crate::error::Error;
 use crate::local::Door;
 use crate::mapping::Mapping;
+use crate::trace::span;
 
 /// Bytes of a transfer that the device finds elsewhere: in a slot.
 pub(crate) struct Elsewhere {
@@ -24,24 +26,39 @@ pub(crate) struct Elsewhere {
 
 impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     /// Makes what the device has written to these bytes visible in the memory. The device must be
-    /// through with them.
+    /// through with them. Where it says how much it has written
+    /// ([`map_reported`](crate::Domain::map_reported)), ask for no more: behind that lies what a
+    /// transfer before has left.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
     pub fn sync_for_cpu(&mut self, bytes: Range<u64>) -> Result<(), Error> {
+        let _span = span!("sync_for_cpu", iova = self.iova().raw(), bytes = bytes);
         self.check(&bytes)?;
+        if let Some(watch) = &self.door().inner().watch {
+            watch.synced(self.iova(), &bytes, true);
+        }
         if self.direction() == Direction::ToDevice {
             return Ok(());
         }
         self.each_elsewhere(&bytes, |slot, memory| (slot, memory))
     }
 
-    /// Makes what the memory has in these bytes visible to the device.
+    /// Makes what the memory has in these bytes visible to the device. Nothing of a mapping whose device
+    /// says how much it has written: that one only writes.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
     pub fn sync_for_device(&mut self, bytes: Range<u64>) -> Result<(), Error> {
+        let _span = span!("sync_for_device", iova = self.iova().raw(), bytes = bytes);
         self.check(&bytes)?;
+        if let Some(watch) = &self.door().inner().watch {
+            watch.synced(self.iova(), &bytes, false);
+        }
+        // Its slot is not wiped before the next transfer, which a device may be able to read.
+        if self.is_reported() {
+            return Ok(());
+        }
         self.each_elsewhere(&bytes, |slot, memory| (memory, slot))
     }
 
@@ -49,19 +66,31 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
+    #[track_caller]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let from = self.host_of(offset, into.len())?;
+        if let Some(watch) = &self.door().inner().watch {
+            let bytes = offset..offset + into.len() as u64;
+            watch.touched(self.iova(), bytes, "read", Location::caller());
+        }
         // SAFETY: the memory is owned here, and nobody has a reference to it.
         let copied = unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })
     }
 
-    /// Writes memory from `offset` on; [`sync_for_device`](Self::sync_for_device) comes after it.
+    /// Writes memory from `offset` on, of bytes that the device does not use: it is through with them
+    /// ([`sync_for_cpu`](Self::sync_for_cpu)), or has not been told of them yet.
+    /// [`sync_for_device`](Self::sync_for_device) comes after it.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
+    #[track_caller]
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let to = self.host_of(offset, from.len())?;
+        if let Some(watch) = &self.door().inner().watch {
+            let bytes = offset..offset + from.len() as u64;
+            watch.touched(self.iova(), bytes, "written", Location::caller());
+        }
         // SAFETY: the memory is owned here, and nobody has a reference to it.
         let copied = unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })

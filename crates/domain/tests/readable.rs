@@ -16,6 +16,10 @@ struct Readable(Soft);
 // SAFETY: as the space it is; that it denies no reads it says.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for Readable {
+    fn name(&self) -> &'static str {
+        "readable"
+    }
+
     fn limits(&self) -> Limits {
         Limits { denies_reads: false, ..self.0.limits() }
     }

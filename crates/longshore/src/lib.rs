@@ -25,7 +25,7 @@
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
 //! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vfio-user` a server for devices, with `vhost-user` the memory of a front-end, with `vm-memory` memory for rust-vmm's code |
-//! | [`domain`] | a DMA API: what a device may reach and until when, with bounce buffers |
+//! | [`domain`] | a DMA API: what a device may reach and until when, with bounce buffers; with features `vfio` and `iommufd` for devices of this machine, with `tracing` a span for each operation |
 //! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
 

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use longshore_mem::Granule;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+const POOLS: &str = "/sys/kernel/mm/hugepages";
 
-/// The pool of 2 MiB hugetlb pages.
+/// A pool of hugetlb pages of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
     /// Pages in the pool.
@@ -23,8 +25,31 @@ pub struct Pool {
 /// # Errors
 /// Where the kernel has no such pool.
 pub fn pool_2m() -> io::Result<Pool> {
+    pool(&Path::new(POOLS).join("hugepages-2048kB"))
+}
+
+/// The pools of every size that the kernel knows, with the size of their pages in bytes, the smallest
+/// first. None where it has no hugetlb pages.
+pub fn pools() -> Vec<(u64, Pool)> {
+    pools_in(Path::new(POOLS))
+}
+
+fn pools_in(folder: &Path) -> Vec<(u64, Pool)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut pools: Vec<(u64, Pool)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let kib = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+            Some((kib.parse::<u64>().ok()?.checked_mul(1024)?, pool(&entry.path()).ok()?))
+        })
+        .collect();
+    pools.sort_unstable_by_key(|(page_bytes, _)| *page_bytes);
+    pools
+}
+
+fn pool(folder: &Path) -> io::Result<Pool> {
     let number = |name: &str| {
-        let text = fs::read_to_string(format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}"))?;
+        let text = fs::read_to_string(folder.join(name))?;
         text.trim().parse::<u64>().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
     };
     let surplus = number("surplus_hugepages")?;
@@ -59,4 +84,41 @@ fn chosen(path: &str) -> io::Result<String> {
         .and_then(|(_, rest)| rest.split_once(']'))
         .map(|(word, _)| word.to_owned())
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_of_every_size_are_read_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(pools_in(&dir.path().join("absent")).is_empty());
+        for (name, [total, free, reserved, overcommit, surplus]) in
+            [("hugepages-1048576kB", [4, 3, 1, 0, 0]), ("hugepages-2048kB", [8, 5, 9, 7, 2])]
+        {
+            let folder = dir.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            for (file, value) in [
+                ("nr_hugepages", total),
+                ("free_hugepages", free),
+                ("resv_hugepages", reserved),
+                ("nr_overcommit_hugepages", overcommit),
+                ("surplus_hugepages", surplus),
+            ] {
+                fs::write(folder.join(file), format!("{value}\n")).unwrap();
+            }
+        }
+        fs::create_dir(dir.path().join("hugepages-xkB")).unwrap();
+        let pool = |total_pages, available_pages, overcommit_pages| Pool {
+            total_pages,
+            available_pages,
+            overcommit_pages,
+        };
+        assert_eq!(
+            pools_in(dir.path()),
+            [(2 << 20, pool(8, 0, 5)), (1 << 30, pool(4, 2, 0))],
+            "more is reserved than free where a pool is to grow on demand"
+        );
+    }
 }

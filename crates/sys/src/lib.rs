@@ -18,10 +18,12 @@
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
 //! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
 //! | [`vfio`] | `/dev/vfio/*`: containers, groups, devices and their registers |
+//! | [`iommu`] | `/sys`: IOMMUs, their groups of devices, whether interrupts are remapped |
 //! | [`iommufd`] | `/dev/iommu`: address spaces for devices |
 //! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
 //! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
 //! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
+//! | [`memory_pressure`] | `/proc/pressure/memory`, `memory.pressure` of a cgroup |
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
 //! | [`event_fd`] | `eventfd` |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
@@ -32,11 +34,13 @@ pub mod event_fd;
 pub mod fiemap;
 pub mod file;
 pub mod huge_pages;
+pub mod iommu;
 pub mod iommufd;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;
 pub mod memory;
+pub mod memory_pressure;
 pub mod page_cache;
 pub mod pages;
 pub mod process_memory;

@@ -41,12 +41,28 @@ pub fn locked_memory_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
+/// Whether [`locked_memory_limit`] does not bind this process: it has `CAP_IPC_LOCK` where the kernel
+/// looks for it when pages are pinned for a device, in the machine's own user namespace.
+pub fn may_lock_without_limit() -> bool {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    locks_without_limit(&read("/proc/self/status"), &read("/proc/self/uid_map"))
+}
+
 /// One field of `/proc/meminfo`, in bytes. `field` is as printed, with its colon.
 pub fn meminfo_bytes(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with(field))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     kib.checked_mul(1024)
+}
+
+fn locks_without_limit(status: &str, uid_map: &str) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // A namespace of users that has them all is the machine's own.
+    let has_all_users = uid_map.split_whitespace().eq(["0", "0", "4294967295"]);
+    has_all_users && effective.is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1)
 }
 
 fn address_space_used_bytes() -> Option<u64> {
@@ -56,9 +72,7 @@ fn address_space_used_bytes() -> Option<u64> {
 }
 
 fn tightest_control_group() -> Option<(u64, PathBuf)> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    group_directories(&groups, &mounts)
+    own_directories()
         .into_iter()
         .filter_map(|(directory, version)| left_in(&directory, version).ok())
         .min()
@@ -68,6 +82,17 @@ fn tightest_control_group() -> Option<(u64, PathBuf)> {
 enum CgroupVersion {
     V1,
     V2,
+}
+
+/// The directory of the control group, version 2, that this process is in.
+pub(crate) fn control_group_v2() -> Option<PathBuf> {
+    let own = own_directories().into_iter().find(|(_, version)| *version == CgroupVersion::V2);
+    own.map(|(directory, _)| directory)
+}
+
+fn own_directories() -> Vec<(PathBuf, CgroupVersion)> {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    group_directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
 }
 
 /// The directories of this process's memory control groups, from its own up to each mount's root.
@@ -142,6 +167,17 @@ mod tests {
     fn the_machine_has_memory() {
         assert!(available().machine_bytes.unwrap() > 1 << 20);
         assert!(meminfo_bytes("NoSuchField:").is_none());
+    }
+
+    #[test]
+    fn only_the_machines_own_right_to_lock_counts() {
+        let all = "Name:\tx\nCapEff:\t000001ffffffffff\n";
+        let own = "         0          0 4294967295\n";
+        assert!(locks_without_limit(all, own));
+        assert!(locks_without_limit("CapEff:\t0000000000004000\n", own));
+        assert!(!locks_without_limit("CapEff:\t0000000000003fff\n", own));
+        assert!(!locks_without_limit(all, "         0     100000      65536\n"));
+        assert!(!locks_without_limit("", ""));
     }
 
     #[test]

@@ -28,11 +28,15 @@ use serde_json::{Value, json};
 use crate::{
     mapped::Mapped,
     outcome::{described, ensure},
+    suite::passthrough::owner,
 };
 
 const CHECK_CONTENT: &str = "check-content";
 const ALLOCATE: &str = "allocate";
 const LOAD: &str = "load";
+
+/// The user of roles that an ordinary user plays.
+pub(crate) const ORDINARY_USER: u32 = 1000;
 
 /// Has another process map `dma_buf` and hold it against the `len_bytes` of content with `seed`.
 ///
@@ -63,7 +67,7 @@ pub(crate) fn allocate_as_ordinary_user(
     len_bytes: u64,
 ) -> Result<Result<(), String>, Box<dyn Error>> {
     let told = json!({"heap": heap.to_string(), "len_bytes": len_bytes});
-    let output = start(ALLOCATE, &told, None, Some(1000))?.wait_with_output()?;
+    let output = start(ALLOCATE, &told, None, Some(ORDINARY_USER))?.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Ok(if output.status.success() { Ok(()) } else { Err(said) })
 }
@@ -84,6 +88,9 @@ pub(crate) fn run(role: &str) -> ExitCode {
         CHECK_CONTENT => play_check_content,
         ALLOCATE => play_allocate,
         LOAD => play_load,
+        owner::OPEN => owner::play_open,
+        owner::PIN => owner::play_pin,
+        owner::TRANSFER => owner::play_transfer,
         _ => {
             eprintln!("there is no role called {role}");
             return ExitCode::from(2);
@@ -99,7 +106,12 @@ pub(crate) fn run(role: &str) -> ExitCode {
     }
 }
 
-fn start(
+/// Starts another process in a role.
+///
+/// # Errors
+///
+/// If that process cannot be started.
+pub(crate) fn start(
     role: &str,
     told: &Value,
     fd: Option<BorrowedFd<'_>>,

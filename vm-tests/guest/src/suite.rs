@@ -10,7 +10,7 @@ mod heap;
 mod kernel;
 mod load;
 mod nvme;
-mod passthrough;
+pub(crate) mod passthrough;
 mod vhost;
 
 use std::{

@@ -6,7 +6,8 @@ mod nvme;
 use std::{env, fs, io, path::Path, time::Duration};
 
 use longshore_vm_tests::{
-    Attach, Disk, Error, FileSystem, Iommu, Machine, Result, ext4_sector_of, fixture, make_image,
+    Attach, Disk, Error, FileSystem, Flavor, Iommu, Machine, Result, ext4_sector_of, fixture,
+    make_image,
 };
 
 /// Room for the file system of the one large file.
@@ -18,6 +19,13 @@ pub(crate) struct Group {
     pub(crate) suites: &'static [&'static str],
     /// The limit of each of their tests.
     pub(crate) timeout: Duration,
+}
+
+impl Group {
+    /// The same, with the kernel that has iommufd.
+    fn on_iommufd(self) -> Self {
+        Self { machine: self.machine.kernel(Flavor::Iommufd), ..self }
+    }
 }
 
 /// A folder with the content of every disk.
@@ -44,7 +52,7 @@ fn write(at: &Path) -> io::Result<()> {
     fixture::write_file(&at.join("large").join(fixture::file_name(len)), len, len)
 }
 
-/// Whether the kernel in the cache is one that was built with iommufd.
+/// Whether the tests of iommufd are asked for. Their kernel takes minutes to build.
 pub(crate) fn has_iommufd() -> bool {
     env::var("LONGSHORE_VM_IOMMUFD").as_deref() == Ok("1")
 }
@@ -67,8 +75,8 @@ pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
         passthrough("vfio-virtio", Iommu::Virtio, &["vfio_virtio"]),
     ];
     if has_iommufd() {
-        groups.push(passthrough("iommufd-intel", Iommu::Intel, &["iommufd_intel"]));
-        groups.push(passthrough("iommufd-virtio", Iommu::Virtio, &["iommufd_virtio"]));
+        groups.push(passthrough("iommufd-intel", Iommu::Intel, &["iommufd_intel"]).on_iommufd());
+        groups.push(passthrough("iommufd-virtio", Iommu::Virtio, &["iommufd_virtio"]).on_iommufd());
     }
     groups.extend(nvme::groups(fixtures)?);
     Ok(groups)
@@ -82,7 +90,9 @@ fn passthrough(name: &str, iommu: Iommu) -> Machine {
         .counting_instructions()
         .module("vfio-pci")
         .module("vfio_iommu_type1")
-        .device("edu,addr=06.0,dma_mask=0xffffffffffffffff")
+        .device("edu,addr=06.0,multifunction=on,dma_mask=0xffffffffffffffff")
+        // In one group with it; the tests take it from the kernel's driver.
+        .device("pci-serial,addr=06.1")
 }
 
 fn plain(fixtures: &Path) -> Result<Machine> {

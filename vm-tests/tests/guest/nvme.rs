@@ -36,8 +36,11 @@ pub(super) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
         group("nvme-vfio-virtio", Iommu::Virtio, &["nvme_vfio_virtio"])?,
     ];
     if has_iommufd() {
-        groups.push(group("nvme-iommufd-intel", Iommu::Intel, &["nvme_iommufd_intel"])?);
-        groups.push(group("nvme-iommufd-virtio", Iommu::Virtio, &["nvme_iommufd_virtio"])?);
+        groups
+            .push(group("nvme-iommufd-intel", Iommu::Intel, &["nvme_iommufd_intel"])?.on_iommufd());
+        groups.push(
+            group("nvme-iommufd-virtio", Iommu::Virtio, &["nvme_iommufd_virtio"])?.on_iommufd(),
+        );
     }
     Ok(groups)
 }

@@ -79,13 +79,23 @@ fn limits(descriptor: &Descriptor, ioas: Ioas) -> Result<Limits, OpenError> {
     let granule = Granule::new(page_bytes).map_err(|_| OpenError::Unsupported {
         what: "an alignment of addresses that is no power of two",
     })?;
-    Ok(Limits { granule, usable: said.ranges, reserved: Vec::new(), denies_reads: false })
+    Ok(Limits {
+        granule,
+        usable: said.ranges,
+        reserved: Vec::new(),
+        denies_reads: false,
+        maps_cheaply: false,
+    })
 }
 
 // SAFETY: iommufd unmaps, and invalidates, before the call returns; it unmaps all of a range or fails.
 // What may be
 // written is as the call says.
 unsafe impl Backend for Iommufd {
+    fn name(&self) -> &'static str {
+        "iommufd"
+    }
+
     fn limits(&self) -> Limits {
         self.limits.clone()
     }

@@ -44,6 +44,9 @@ pub struct Limits {
     /// entries, and Linux (seen in 6.12) makes those of VT-d readable all the same, so a backend that
     /// does not know says `false`.
     pub denies_reads: bool,
+    /// Mapping and unmapping a granule costs less than copying it, so that nothing is bounced that need
+    /// not be.
+    pub maps_cheaply: bool,
 }
 
 /// Memory to be mapped: whole granules.
@@ -68,6 +71,9 @@ pub struct Piece<'a> {
 /// now or later, until they are mapped again. Devices may write no more than the `prot` of a mapping
 /// says. They may read what is mapped for writing only where [`Limits::denies_reads`] is `false`.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
+    /// Of what kind it is. What mapping costs is measured once for all that are alike.
+    fn name(&self) -> &'static str;
+
     /// What can be mapped, and where. The same at every call.
     fn limits(&self) -> Limits;
 

@@ -105,13 +105,17 @@ fn limits(container: &Container) -> Result<Limits, OpenError> {
     let smallest = info.page_sizes & info.page_sizes.wrapping_neg();
     let page_bytes = (longshore_sys::page_size_bytes() as u64).max(smallest);
     let granule = Granule::new(page_bytes).expect("the larger of two powers of two");
-    Ok(Limits { granule, usable, reserved: Vec::new(), denies_reads: false })
+    Ok(Limits { granule, usable, reserved: Vec::new(), denies_reads: false, maps_cheaply: false })
 }
 
 // SAFETY: type 1 unmaps, and invalidates, before the call returns; it unmaps all of a range or fails,
 // so a range in which nothing is mapped cannot be reached either. What may be
 // written is as the call says.
 unsafe impl Backend for Vfio {
+    fn name(&self) -> &'static str {
+        "vfio"
+    }
+
     fn limits(&self) -> Limits {
         self.limits.clone()
     }

@@ -116,6 +116,18 @@ impl IovaRange {
     }
 }
 
+/// How a domain's addresses are used, those in caches counted as used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IovaUsage {
+    /// All that there are, in bytes.
+    pub all_bytes: u64,
+    /// What is free.
+    pub free_bytes: u64,
+    /// The longest range that is.
+    pub longest_free_bytes: u64,
+}
+
 /// The IOVAs of one domain.
 ///
 /// All lengths are rounded up to granules. Each range is followed by a gap that is never mapped,
@@ -165,6 +177,17 @@ impl IovaAllocator {
     /// How many bytes no range has, those in caches not counted.
     pub fn free_bytes(&self) -> u64 {
         self.lock().free() << self.granule.log2()
+    }
+
+    /// How much is in use, and how much room is left in one piece.
+    pub fn usage(&self) -> IovaUsage {
+        let log2 = self.granule.log2();
+        let free = self.lock();
+        IovaUsage {
+            all_bytes: self.all << log2,
+            free_bytes: free.free() << log2,
+            longest_free_bytes: free.longest() << log2,
+        }
     }
 
     /// How many bytes there are, in use or not.

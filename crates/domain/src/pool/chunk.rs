@@ -149,6 +149,11 @@ impl Chunk {
         self.memory.len_bytes()
     }
 
+    /// How many slots, and how many of them are free.
+    pub(super) fn slots(&self) -> (u32, u32) {
+        (self.count, self.free_count)
+    }
+
     /// Whether all slots are free, and since when.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.idle_since

@@ -31,7 +31,7 @@ impl Class {
         }
     }
 
-    #[cfg(test)]
+    /// From the smallest on.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..COUNT as u8).map(Self)
     }

@@ -21,7 +21,7 @@ pub(crate) mod magazines;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -31,6 +31,7 @@ use crate::core::Core;
 use crate::direction::Direction;
 use crate::iova::IovaError;
 use crate::keeper;
+use crate::trace::span;
 use budget::Budget;
 use chunk::{Chunk, Kind, Slot};
 use classes::Class;
@@ -73,6 +74,22 @@ impl Kind {
     }
 }
 
+/// The bounce buffers of one size and direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolUsage {
+    /// How large they are.
+    pub slot_bytes: u64,
+    /// For which transfers.
+    pub direction: Direction,
+    /// Pieces of memory that were mapped for them.
+    pub chunks: u64,
+    /// How many there are.
+    pub slots: u64,
+    /// Of these, how many are neither in use nor kept by a door.
+    pub free_slots: u64,
+}
+
 /// A domain's pools.
 pub(crate) struct Pools {
     shelves: Box<[Mutex<Shelf>]>,
@@ -81,6 +98,9 @@ pub(crate) struct Pools {
     peak_bytes: AtomicU64,
     grows: AtomicU64,
     shrinks: AtomicU64,
+    /// Who waits for a slot, and is to be told of any.
+    waiting: Mutex<u32>,
+    freed: Condvar,
 }
 
 /// The chunks of one kind.
@@ -99,6 +119,22 @@ impl Pools {
             peak_bytes: AtomicU64::new(0),
             grows: AtomicU64::new(0),
             shrinks: AtomicU64::new(0),
+            waiting: Mutex::new(0),
+            freed: Condvar::new(),
+        }
+    }
+
+    /// Waits until a slot was given back, `time` at most: others are with doors, which tell nobody.
+    pub(crate) fn wait(&self, time: Duration) {
+        let mut waiting = lock(&self.waiting);
+        *waiting += 1;
+        let woken = self.freed.wait_timeout(waiting, time);
+        *woken.unwrap_or_else(PoisonError::into_inner).0 -= 1;
+    }
+
+    fn tell(&self) {
+        if *lock(&self.waiting) != 0 {
+            self.freed.notify_all();
         }
     }
 
@@ -133,6 +169,8 @@ impl Pools {
             let chunk = shelf.chunks[slot.chunk() as usize].as_mut();
             chunk.expect("a chunk lives while a slot of it does").give(slot);
         }
+        drop(shelf);
+        self.tell();
     }
 
     /// Frees the chunks all of whose slots have been free for `idle`. How many bytes that were.
@@ -152,6 +190,7 @@ impl Pools {
                 freed += len_bytes;
             }
         }
+        self.tell();
         Ok(freed)
     }
 
@@ -168,6 +207,13 @@ impl Pools {
         (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
     }
 
+    /// From here on as if they had always had what they have.
+    pub(crate) fn forget(&self) {
+        self.peak_bytes.store(self.own.taken(), Ordering::Relaxed);
+        self.grows.store(0, Ordering::Relaxed);
+        self.shrinks.store(0, Ordering::Relaxed);
+    }
+
     fn grow(&self, core: &Core, kind: Kind, number: u32) -> Result<Chunk, PoolError> {
         let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
         let len_bytes = chunk::CHUNK_BYTES.max(slot_bytes);
@@ -180,6 +226,7 @@ impl Pools {
                 return Err(PoolError::Limit { held_bytes, limit_bytes });
             }
         }
+        let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
         let chunk = Chunk::new(core, kind, number).inspect_err(|_| self.release(len_bytes))?;
         self.peak_bytes.fetch_max(self.own.taken(), Ordering::Relaxed);
         self.grows.fetch_add(1, Ordering::Relaxed);
@@ -191,14 +238,39 @@ impl Pools {
         self.process.give(len_bytes);
     }
 
+    /// What each pool has that has something.
+    pub(crate) fn usage(&self, granule_bytes: u64) -> Vec<PoolUsage> {
+        let kinds = DIRECTIONS
+            .iter()
+            .flat_map(|direction| Class::all().map(|class| Kind { class, direction: *direction }));
+        let usage = |kind: Kind| {
+            let shelf = self.lock(kind);
+            let mut usage = PoolUsage {
+                slot_bytes: kind.class.granules() * granule_bytes,
+                direction: kind.direction,
+                chunks: 0,
+                slots: 0,
+                free_slots: 0,
+            };
+            for chunk in shelf.chunks.iter().flatten() {
+                let (slots, free) = chunk.slots();
+                usage.chunks += 1;
+                usage.slots += u64::from(slots);
+                usage.free_slots += u64::from(free);
+            }
+            (usage.chunks != 0).then_some(usage)
+        };
+        kinds.filter_map(usage).collect()
+    }
+
     fn lock(&self, kind: Kind) -> MutexGuard<'_, Shelf> {
         lock(&self.shelves[kind.index()])
     }
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is done under the lock does not panic halfway.
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shelf {

@@ -19,6 +19,18 @@ impl Rig for InProcess {
     }
 }
 
+/// The same, where each misuse is a failure.
+struct Watched;
+
+impl Rig for Watched {
+    type Device = Model;
+
+    fn domain(&self) -> (Builder, Model) {
+        let (builder, model) = InProcess.domain();
+        (builder.watch(|misuse| panic!("{misuse}")), model)
+    }
+}
+
 /// A device model.
 struct Model(Session);
 
@@ -37,6 +49,14 @@ fn soft() {
     for (name, case) in suite::cases() {
         println!("soft: {name}");
         case(&InProcess);
+    }
+}
+
+#[test]
+fn soft_and_watched() {
+    for (name, case) in suite::cases() {
+        println!("soft, watched: {name}");
+        case(&Watched);
     }
 }
 

@@ -262,12 +262,13 @@ fn a_mapping_is_used_more_than_once<R: Rig>(rig: &R) {
         assert_eq!(mapping.is_bounced(), is_bounced);
         for turn in 2..6u8 {
             // The processor's turn, and then the device's.
+            mapping.sync_for_cpu(100..150).unwrap();
             mapping.write(100, &[turn; 50]).unwrap();
             mapping.sync_for_device(90..200).unwrap();
             assert!(starts_with(&device, at(mapping.iova(), 100), 50, turn));
             assert!(starts_with(&device, at(mapping.iova(), 150), 10, 1));
             assert!(device.write(at(mapping.iova(), 3000), &[!turn; 20]));
-            mapping.sync_for_cpu(3000..3020).unwrap();
+            mapping.sync_for_cpu(2999..3020).unwrap();
             let mut seen = [0; 21];
             mapping.read(2999, &mut seen).unwrap();
             assert_eq!((seen[0], &seen[1..]), (1, &[!turn; 20][..]));

@@ -3,13 +3,15 @@
 #[path = "../../../../crates/domain/tests/conformance/suite.rs"]
 mod conformance;
 mod edu;
+mod others;
+pub(crate) mod owner;
 mod rig;
 mod stray;
 
 use std::{fs, panic};
 
 use longshore_domain::backend::OpenError;
-use longshore_domain::{Bounce, Direction, Error};
+use longshore_domain::{Bounce, Direction, Domain, Error};
 use longshore_heap::Heap;
 use longshore_mem::{DmaMemory, Iova};
 
@@ -46,7 +48,12 @@ macro_rules! tests {
             Test { name: "system_heaps_cannot_be_mapped", run: || system_heap($interface) },
             Test { name: "what_is_refused_leaves_nothing", run: || refused_maps($interface) },
             Test { name: "refusals_say_what_to_do", run: || refusals($interface) },
+            Test { name: "what_is_bounced_was_measured", run: || calibrated($interface) },
             Test { name: "opened_again_and_again", run: || again_and_again($interface) },
+            Test { name: "who_may_not_is_told_what_to_do", run: || others::may_not($interface) },
+            Test { name: "neighbours_of_the_kernel", run: || others::neighbour($interface) },
+            Test { name: "locked_memory_has_a_limit", run: || others::limit($interface) },
+            Test { name: "a_process_is_killed_in_a_transfer", run: || others::killed($interface) },
         ]
     };
 }
@@ -226,6 +233,22 @@ fn refusals(interface: Interface) -> TestResult {
         ensure!(text.contains(interface.unsafe_interrupts()), "{text}");
     }
     interface.open(&address)?;
+    Ok(Passed::Yes)
+}
+
+/// Nobody says by what the device is to be reached, nor what is to be bounced.
+fn calibrated(interface: Interface) -> TestResult {
+    let folder = interface.prepare()?;
+    let (builder, _device) = Domain::open_device(&edu::address(&folder))?;
+    let domain = builder.build();
+    let is_interfaces = format!("{domain:?}").contains(&format!("backend: {interface:?}"));
+    ensure!(is_interfaces, "{interface:?} was to be found: {domain:?}");
+    let calibration = domain.calibration().ok_or("nothing was measured")?;
+    println!("{calibration}");
+    // Two system calls take more instructions than a copy of 4 KiB.
+    ensure!(matches!(calibration.bounce, Bounce::Below(4097..)), "{calibration}");
+    let mapping = domain.map(Heap::Memfd.allocate(4096)?, Direction::ToDevice)?;
+    ensure!(mapping.is_bounced(), "{mapping:?}");
     Ok(Passed::Yes)
 }
 

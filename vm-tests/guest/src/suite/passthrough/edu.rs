@@ -27,7 +27,7 @@ const BUFFER: u64 = 0x4_0000;
 /// What it copies at once: QEMU 7.2 ends itself where a copy reaches the buffer's end.
 pub(super) const COPY_BYTES: usize = 2048;
 /// How long the device takes for a copy, of the guest's time, however short it is.
-const COPY_TIME: Duration = Duration::from_millis(100);
+pub(super) const COPY_TIME: Duration = Duration::from_millis(100);
 const COPY_TIMES_MAX: u32 = 200;
 
 /// The device.
@@ -65,12 +65,13 @@ impl Edu {
         self.copy(BUFFER, iova, len, RUN | TO_MEMORY);
     }
 
+    /// As [`store`](Self::store), and does not wait for it.
+    pub(super) fn begin_store(&self, iova: u64, len: usize) {
+        self.begin(BUFFER, iova, len, RUN | TO_MEMORY);
+    }
+
     fn copy(&self, source: u64, target: u64, len: usize, command: u64) {
-        assert!(len <= COPY_BYTES, "{len} bytes end QEMU");
-        self.registers.write_u64(REGISTER_SOURCE, source);
-        self.registers.write_u64(REGISTER_TARGET, target);
-        self.registers.write_u64(REGISTER_COUNT, len as u64);
-        self.registers.write_u64(REGISTER_COMMAND, command);
+        self.begin(source, target, len, command);
         for _ in 0..COPY_TIMES_MAX {
             thread::sleep(COPY_TIME);
             if self.registers.read_u64(REGISTER_COMMAND) & RUN == 0 {
@@ -78,6 +79,14 @@ impl Edu {
             }
         }
         panic!("the device does not end a copy of {len} bytes");
+    }
+
+    fn begin(&self, source: u64, target: u64, len: usize, command: u64) {
+        assert!(len <= COPY_BYTES, "{len} bytes end QEMU");
+        self.registers.write_u64(REGISTER_SOURCE, source);
+        self.registers.write_u64(REGISTER_TARGET, target);
+        self.registers.write_u64(REGISTER_COUNT, len as u64);
+        self.registers.write_u64(REGISTER_COMMAND, command);
     }
 }
 
@@ -98,7 +107,13 @@ pub(super) fn address(folder: &Path) -> String {
     folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Gives it to vfio-pci, or to no driver.
+/// Where sysfs has the device that shares its group: the next function of the same slot.
+pub(super) fn neighbour(folder: &Path) -> PathBuf {
+    let address = address(folder);
+    folder.with_file_name(format!("{}.1", address.trim_end_matches(".0")))
+}
+
+/// Gives it to a driver, or to none.
 pub(super) fn set_driver(folder: &Path, driver: Option<&str>) -> io::Result<()> {
     let address = address(folder);
     if fs::exists(folder.join("driver"))? {

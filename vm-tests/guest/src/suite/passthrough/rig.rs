@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_domain::backend::{Backend, BackendError, Device, Iommufd, Limits, Piece, Vfio};
-use longshore_domain::{Builder, Domain};
+use longshore_domain::{Bounce, Builder, Domain};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{AddrRange, DmaMemory, Granule, Iova};
 use longshore_pagetable::Prot;
@@ -36,6 +36,18 @@ pub(super) enum Interface {
 }
 
 impl Interface {
+    /// As another process is told.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio",
+            Self::Iommufd => "iommufd",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        [Self::Vfio, Self::Iommufd].into_iter().find(|interface| interface.name() == name)
+    }
+
     /// The device as it is, given to vfio-pci and otherwise untouched.
     pub(super) fn open(
         self,
@@ -67,6 +79,10 @@ impl Interface {
         if !fs::read_link(folder.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci")) {
             edu::set_driver(&folder, Some("vfio-pci"))?;
         }
+        let neighbour = edu::neighbour(&folder);
+        if neighbour.join("driver").exists() {
+            edu::set_driver(&neighbour, None)?;
+        }
         if !remaps_interrupts() {
             fs::write(self.unsafe_interrupts(), "1")?;
         }
@@ -95,7 +111,9 @@ impl Interface {
         let mailbox = Arc::new(Mailbox::new()?);
         let journal = Arc::new(Mutex::default());
         let watched = Watched::new(backend, Arc::clone(&mailbox), Arc::clone(&journal))?;
-        Ok((Domain::builder(watched), Passed { edu, mailbox, journal }))
+        // Most tests look into the memory while it is mapped.
+        let builder = Domain::builder(watched).bounce(Bounce::Never);
+        Ok((builder, Passed { edu, mailbox, journal }))
     }
 }
 
@@ -234,6 +252,10 @@ impl Drop for Watched {
 
 // SAFETY: the calls are passed on.
 unsafe impl Backend for Watched {
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
     fn limits(&self) -> Limits {
         let mut limits = self.backend.limits();
         limits.reserved.push(Self::window());

@@ -1,0 +1,70 @@
+//! A domain's state, to be looked at.
+
+use std::fmt;
+
+use crate::backend::Limits;
+use crate::counters::Counters;
+use crate::iova::IovaUsage;
+use crate::policy::Bounce;
+use crate::pool::PoolUsage;
+use crate::watch::Made;
+
+/// What a domain was like at one time, as exact as may be while others use it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Dump {
+    /// Of what kind its backend is.
+    pub backend: &'static str,
+    /// What can be mapped.
+    pub limits: Limits,
+    /// What goes through bounce buffers.
+    pub bounce: Bounce,
+    /// Addresses.
+    pub iovas: IovaUsage,
+    /// The pools that have something.
+    pub pools: Vec<PoolUsage>,
+    /// What was done.
+    pub counters: Counters,
+    /// What is mapped, by address; of a domain that is watched.
+    pub mappings: Option<Vec<Made>>,
+}
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { backend, limits, bounce, iovas, pools, counters, mappings } = self;
+        writeln!(f, "backend {backend}, granule {}", limits.granule)?;
+        let IovaUsage { all_bytes, free_bytes, longest_free_bytes } = iovas;
+        let used = all_bytes - free_bytes;
+        writeln!(
+            f,
+            "IOVAs   {used:#x} bytes used, {free_bytes:#x} free, {longest_free_bytes:#x} of them in one piece"
+        )?;
+        match bounce {
+            Bounce::Never => writeln!(f, "bounce  only what must be")?,
+            Bounce::Below(bytes) => writeln!(f, "bounce  below {bytes} bytes")?,
+            Bounce::Always => writeln!(f, "bounce  whatever fits")?,
+        }
+        let Counters { maps, unmaps, bounced, copied_bytes, flushes, leaked, .. } = counters;
+        writeln!(
+            f,
+            "done    {maps} maps ({bounced} bounced), {unmaps} unmaps, {copied_bytes} bytes copied, \
+             {flushes} flushes, {leaked} leaked"
+        )?;
+        let Counters { pool_bytes, pool_peak_bytes, pool_grows, pool_shrinks, .. } = counters;
+        writeln!(
+            f,
+            "pools   {pool_bytes} bytes, {pool_peak_bytes} at most; {pool_grows} chunks made, \
+             {pool_shrinks} freed"
+        )?;
+        for PoolUsage { slot_bytes, direction, chunks, slots, free_slots } in pools {
+            writeln!(
+                f,
+                "        {slot_bytes:>7} {direction:?}: {chunks} chunks, {slots} slots, {free_slots} free"
+            )?;
+        }
+        for made in mappings.iter().flatten() {
+            writeln!(f, "mapped  {made}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! Checksums of what a device reads or has written, made in the pass that copies it.
+#![expect(unsafe_code, reason = "views memory and slots of a mapping")]
+
+use std::panic::Location;
+use std::ptr::NonNull;
+
+use longshore_iov::checksum::{self, Checksum};
+use longshore_iov::crc32c::{self, Crc32c};
+use longshore_iov::{Cursor, Dest, Source};
+use longshore_mem::copy::CopyFault;
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{DmaMemory, Iova};
+
+use crate::bounce;
+use crate::counters::Event;
+use crate::direction::Direction;
+use crate::domain::Domain;
+use crate::error::{Error, Failed};
+use crate::local::{Door, Local};
+use crate::mapping::Mapping;
+use crate::pool::chunk::Slot;
+
+/// A sum over bytes that come one after the other: [`Checksum`] (RFC 1071), [`Crc32c`].
+pub trait Sum: sealed::Sum {}
+
+impl<S: sealed::Sum> Sum for S {}
+
+mod sealed {
+    use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+
+    /// What sums are made by.
+    pub trait Sum {
+        fn transfer(
+            &mut self,
+            from: VolatileSlice<'_>,
+            to: VolatileSliceMut<'_>,
+        ) -> Result<usize, longshore_iov::Error>;
+        fn walk(&mut self, from: VolatileSlice<'_>) -> Result<usize, longshore_iov::Error>;
+    }
+}
+
+macro_rules! sum {
+    ($sum:ty, $module:ident) => {
+        impl sealed::Sum for $sum {
+            fn transfer(
+                &mut self,
+                from: VolatileSlice<'_>,
+                to: VolatileSliceMut<'_>,
+            ) -> Result<usize, longshore_iov::Error> {
+                let len_bytes = from.len_bytes();
+                let mut from = Cursor::<Source>::foreign_buf(from);
+                let mut to = Cursor::<Dest>::foreign_buf(to);
+                $module::transfer(&mut from, &mut to, len_bytes, self)
+            }
+
+            fn walk(&mut self, from: VolatileSlice<'_>) -> Result<usize, longshore_iov::Error> {
+                let len_bytes = from.len_bytes();
+                $module::walk(&mut Cursor::<Source>::foreign_buf(from), len_bytes, self)
+            }
+        }
+    };
+}
+
+sum!(Checksum, checksum);
+sum!(Crc32c, crc32c);
+
+/// The bytes from `start` on.
+///
+/// # Safety
+/// They must be there, and nobody have a reference to them, for as long as the view is used.
+unsafe fn view<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSlice<'v> {
+    // SAFETY: within the bytes, by the caller's promise.
+    let start = unsafe { start.add(at as usize) };
+    // SAFETY: the caller's promise.
+    unsafe { VolatileSlice::from_raw_parts(start, len_bytes as usize) }
+}
+
+/// As [`view`], to write.
+///
+/// # Safety
+/// As [`view`]; and nobody else writes to them.
+unsafe fn view_mut<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSliceMut<'v> {
+    // SAFETY: within the bytes, by the caller's promise.
+    let start = unsafe { start.add(at as usize) };
+    // SAFETY: the caller's promise.
+    unsafe { VolatileSliceMut::from_raw_parts(start, len_bytes as usize) }
+}
+
+fn failed(iova: Iova, error: longshore_iov::Error) -> Box<Error> {
+    let longshore_iov::Error::Fault { done_bytes, fault } = error else {
+        unreachable!("a slot and memory are whole, and do not overlap: {error}")
+    };
+    Error::Copy { iova, source: CopyFault { done_bytes, fault } }.into()
+}
+
+impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
+    #[track_caller]
+    fn summed(
+        door: &'d D,
+        memory: B,
+        direction: Direction,
+        sum: &mut impl Sum,
+    ) -> Result<Self, Failed<B>> {
+        let host = memory.host();
+        let (start, len_bytes) = (host.cast(), host.len() as u64);
+        let copy = |slot: &mut Slot| {
+            let iova = slot.iova();
+            bounce::prepare(slot, len_bytes).map_err(|source| Error::Copy { iova, source })?;
+            // SAFETY: the memory is the caller's.
+            let from = unsafe { view(start, 0, len_bytes) };
+            // SAFETY: the slot has as many bytes, and is this transfer's.
+            let to = unsafe { view_mut(slot.host(), 0, len_bytes) };
+            sum.transfer(from, to).map_err(|error| failed(iova, error))?;
+            door.add(Event::Copied, len_bytes);
+            Ok(())
+        };
+        match Self::slotted(door, memory, direction, copy)? {
+            Ok(mapping) => Ok(mapping),
+            Err(memory) => {
+                // SAFETY: the memory is the caller's.
+                let walked = sum.walk(unsafe { view(start, 0, len_bytes) });
+                match walked {
+                    Ok(_) => Self::new(door, memory, direction, false),
+                    Err(error) => {
+                        let error = failed(Iova::new(0), error);
+                        Err(Failed { error, value: memory })
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`complete`](Self::complete), with the bytes that the device has written added to `sum`. What
+    /// comes out of a bounce buffer is added in the pass that copies it, so the sum is that of the bytes
+    /// which the memory has then, whatever a device still writes.
+    ///
+    /// ```
+    /// # use longshore_domain::{Bounce, Domain, backend::Soft};
+    /// # use longshore_heap::Heap;
+    /// use longshore_iov::crc32c::Crc32c;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let soft = Soft::new()?;
+    /// # let device = soft.space().session();
+    /// # let domain = Domain::builder(soft).bounce(Bounce::Always).build();
+    /// let mapping = domain.map_reported(Heap::Memfd.allocate(4096)?)?;
+    /// device.write(mapping.iova(), b"123456789")?;
+    /// let mut crc = Crc32c::new();
+    /// let buffer = mapping.complete_summed(9, &mut crc).map_err(|failed| failed.error)?;
+    /// assert_eq!(crc.finish(), 0xe306_9283);
+    /// # drop(buffer);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`complete`](Self::complete); what `sum` has is of no use then.
+    #[track_caller]
+    pub fn complete_summed(
+        self,
+        written_bytes: u64,
+        sum: &mut impl Sum,
+    ) -> Result<B, Failed<Self>> {
+        let at = Location::caller();
+        self.finish(written_bytes, at, |mapping| mapping.copy_back_summed(written_bytes, sum))
+    }
+
+    fn copy_back_summed(&self, written_bytes: u64, sum: &mut impl Sum) -> Result<(), Box<Error>> {
+        let start = self.host();
+        let mut at = 0;
+        let mut copied = 0;
+        for part in self.elsewhere().into_iter().flatten() {
+            let end = written_bytes.min(part.at + part.len_bytes);
+            let Some(len_bytes) = end.checked_sub(part.at).filter(|len| *len != 0) else { break };
+            // SAFETY: before the part lies memory, which is this mapping's and out of the device's reach.
+            let before = unsafe { view(start, at, part.at - at) };
+            // SAFETY: the part's bytes, which a device may still write to: the view is volatile.
+            let from = unsafe { view(part.host, 0, len_bytes) };
+            // SAFETY: the memory is this mapping's, and nobody has a reference to it.
+            let to = unsafe { view_mut(start, part.at, len_bytes) };
+            let summed = sum.walk(before).and_then(|_| {
+                if self.direction() == Direction::ToDevice {
+                    return sum.walk(to.as_readable());
+                }
+                copied += len_bytes;
+                sum.transfer(from, to)
+            });
+            summed.map_err(|error| failed(self.iova(), error))?;
+            at = end;
+        }
+        // SAFETY: the rest of the memory, as before the parts.
+        let rest = unsafe { view(start, at, written_bytes - at) };
+        sum.walk(rest).map_err(|error| failed(self.iova(), error))?;
+        self.door().add(Event::Copied, copied);
+        Ok(())
+    }
+}
+
+macro_rules! summed {
+    ($door:ty) => {
+        impl $door {
+            /// As [`map`](Self::map), with the bytes added to `sum`: those that go to a bounce buffer in
+            /// the pass that copies them.
+            ///
+            /// # Errors
+            /// As [`map`](Self::map); what `sum` has is of no use then.
+            #[track_caller]
+            pub fn map_summed<B: DmaMemory + 'static>(
+                &self,
+                memory: B,
+                direction: Direction,
+                sum: &mut impl Sum,
+            ) -> Result<Mapping<'_, B, Self>, Failed<B>> {
+                Mapping::summed(self, memory, direction, sum)
+            }
+        }
+    };
+}
+
+summed!(Domain);
+summed!(Local<'_>);

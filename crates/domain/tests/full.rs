@@ -1,0 +1,131 @@
+//! What happens to transfers when the bounce buffers may not grow any more.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use longshore_domain::backend::Soft;
+use longshore_domain::{Bounce, Direction, Domain, Error, Mapping, PoolError, WhenFull};
+use longshore_heap::{Buffer, Heap};
+
+const CHUNK: u64 = 2 << 20;
+const SLOTS: usize = (CHUNK / 4096) as usize;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// One whose pools have room for one chunk.
+fn domain(when_full: WhenFull) -> Domain {
+    let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always).free_after(None);
+    builder.pool_limit(CHUNK, when_full).build()
+}
+
+fn page() -> Buffer {
+    Heap::Memfd.allocate(4096).unwrap()
+}
+
+fn is_limit(error: &Error) -> bool {
+    matches!(error, Error::Pool(PoolError::Limit { held_bytes: CHUNK, limit_bytes: CHUNK }))
+}
+
+/// All slots that there may be.
+fn fill(domain: &Domain) -> Vec<Mapping<'_, Buffer>> {
+    (0..SLOTS).map(|_| domain.map(page(), Direction::ToDevice).unwrap()).collect()
+}
+
+/// What only stands by, idle or with a thread's door, is no reason to refuse a transfer.
+#[test]
+fn what_stands_by_makes_room() {
+    for when_full in [WhenFull::Refuse, WhenFull::Wait(MINUTE)] {
+        let domain = domain(when_full);
+        let (local, other) = (domain.local(), domain.local());
+        for direction in [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional] {
+            for len_bytes in [4096, 65_536] {
+                let buffer = Heap::Memfd.allocate(len_bytes).unwrap();
+                assert!(local.map(buffer, direction).unwrap().is_bounced());
+                let buffer = Heap::Memfd.allocate(len_bytes).unwrap();
+                assert!(other.map(buffer, direction).unwrap().is_bounced());
+            }
+        }
+        let counters = domain.counters();
+        assert_eq!((counters.pool_bytes, counters.pool_peak_bytes), (CHUNK, CHUNK));
+    }
+}
+
+#[test]
+fn a_transfer_waits_for_another_to_end() {
+    let domain = domain(WhenFull::Wait(MINUTE));
+    let mut all = fill(&domain);
+    let (begins, has_begun) = mpsc::channel();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            begins.send(()).unwrap();
+            let local = domain.local();
+            let mapping = local.map(page(), Direction::ToDevice).unwrap();
+            mapping.is_bounced()
+        });
+        has_begun.recv().unwrap();
+        thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished(), "there is no slot for it");
+        let ended = all.pop();
+        drop(ended);
+        assert!(waiting.join().unwrap());
+    });
+}
+
+/// Slots that a door keeps for its next transfers are found by whoever waits.
+#[test]
+fn a_transfer_waits_for_what_a_door_keeps() {
+    let domain = domain(WhenFull::Wait(MINUTE));
+    let mut all = fill(&domain);
+    let (local, other) = (domain.local(), domain.local());
+    // Its only slot goes to the door that gives it back.
+    all.pop();
+    let last = local.map(page(), Direction::ToDevice).unwrap();
+    drop(last);
+    assert!(other.map(page(), Direction::ToDevice).unwrap().is_bounced());
+}
+
+#[test]
+fn a_transfer_does_not_wait_for_ever() {
+    const TIME: Duration = Duration::from_millis(50);
+    let domain = domain(WhenFull::Wait(TIME));
+    let mut all = fill(&domain);
+    let began = Instant::now();
+    let refused = domain.map(page(), Direction::ToDevice).unwrap_err();
+    assert!(is_limit(&refused.error), "{refused}");
+    assert!(began.elapsed() >= TIME);
+    assert_eq!(refused.value.len_bytes(), 4096);
+    // What is longer than a slot, and begins within a granule, needs two for its ends.
+    let mut bytes = vec![1; 1 << 20];
+    let lent = domain.lend_mut(&mut bytes[1..], Direction::ToDevice, |_| ());
+    assert!(is_limit(&lent.unwrap_err()));
+    all.truncate(SLOTS - 2);
+    domain.lend_mut(&mut bytes[1..], Direction::ToDevice, |_| ()).unwrap();
+    drop(all);
+    assert_eq!(domain.shrink(Duration::ZERO).unwrap(), CHUNK);
+    assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+}
+
+/// Every one of many threads gets its turn, with slots for few.
+#[test]
+fn threads_share_what_there_is() {
+    let (threads, turns) = if cfg!(miri) { (3, 4) } else { (6, 200) };
+    let domain = domain(WhenFull::Wait(MINUTE));
+    // Slots of 256 KiB: eight.
+    let hold: Vec<_> = (0..6)
+        .map(|_| domain.map(Heap::Memfd.allocate(262_144).unwrap(), Direction::ToDevice).unwrap())
+        .collect();
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let local = domain.local();
+                for _ in 0..turns {
+                    let buffer = Heap::Memfd.allocate(262_144).unwrap();
+                    assert!(local.map(buffer, Direction::ToDevice).unwrap().is_bounced());
+                }
+            });
+        }
+    });
+    drop(hold);
+    assert_eq!(domain.counters().pool_peak_bytes, CHUNK);
+    assert_eq!(domain.shrink(Duration::ZERO).unwrap(), CHUNK);
+}

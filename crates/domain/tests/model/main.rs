@@ -1,0 +1,116 @@
+//! Sequences of operations beside a plain model: what each memory holds, what the device may reach and
+//! what it finds there, what is refused, and that all is at rest in the end.
+//!
+//! Bytes that the processor writes are 0x80 and above, bytes that a device writes are below, and
+//! each memory has its own: what is found where it does not belong is known by that.
+#![cfg(not(loom))]
+
+mod backend;
+mod books;
+mod device;
+mod memory;
+mod ops;
+mod oracle;
+mod world;
+
+use std::time::Duration;
+
+use longshore_domain::{Bounce, Domain, WhenFull};
+use proptest::prelude::*;
+
+use self::backend::{Scripted, lock};
+use self::books::Books;
+use self::ops::{Op, some_bounce, some_op};
+use self::oracle::Rules;
+use self::world::World;
+
+/// How a domain is set up.
+#[derive(Clone, Debug)]
+struct Setting {
+    bounce: Bounce,
+    trusted: bool,
+    denies_reads: bool,
+    /// Chunks that the pools may have.
+    chunks: Option<u64>,
+    refuses: bool,
+    /// Addresses, in bits: 24 are 8 chunks.
+    address_bits: u32,
+    guard_bytes: u64,
+}
+
+fn some_setting() -> impl Strategy<Value = Setting> {
+    let chunks = prop_oneof![3 => Just(None), 2 => (0..4u64).prop_map(Some)];
+    let bits = prop_oneof![4 => Just(64), 1 => Just(32), 2 => Just(24)];
+    let guard = prop_oneof![3 => Just(0), 1 => Just(1u64)];
+    (some_bounce(), any::<[bool; 3]>(), chunks, bits, guard).prop_map(
+        |(bounce, [trusted, denies_reads, refuses], chunks, address_bits, guard_bytes)| Setting {
+            bounce,
+            trusted,
+            denies_reads,
+            chunks,
+            refuses,
+            address_bits,
+            guard_bytes,
+        },
+    )
+}
+
+/// Runs rounds of operations; between them all mappings end and doors close.
+fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
+    let backend = Scripted::new(setting.denies_reads);
+    let script = backend.script.clone();
+    let space = backend.soft.space().clone();
+    let sessions = [space.session(), space.session()];
+    let limit = setting.chunks.map_or(u64::MAX, |chunks| chunks << 21);
+    let when_full = if setting.refuses { WhenFull::Refuse } else { WhenFull::MapDirectly };
+    let mut builder = Domain::builder(backend)
+        .bounce(setting.bounce)
+        .pool_limit(limit, when_full)
+        .address_bits(setting.address_bits)
+        .guard_bytes(setting.guard_bytes)
+        .free_after(None);
+    if setting.trusted {
+        builder = builder.trusted();
+    }
+    let domain = builder.build();
+    let rules = Rules {
+        bounce: setting.bounce,
+        refuses: setting.refuses,
+        trusted: setting.trusted,
+        denies_reads: setting.denies_reads,
+    };
+    let mut books = Books::new(rules, sessions, script.clone(), limit, setting.address_bits);
+    for ops in rounds {
+        let doors = [domain.local(), domain.local()];
+        let mut world = World::new(&domain, &doors, &mut books);
+        for op in ops {
+            world.apply(op);
+            world.check();
+        }
+        world.finish();
+        drop(doors);
+        lock(&script).relent();
+        domain.shrink(Duration::ZERO).unwrap();
+        books.check_rest(&domain);
+    }
+    drop(domain);
+    books.check_end();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { 128 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_domain_does_what_the_model_does(
+        setting in some_setting(),
+        rounds in prop::collection::vec(
+            prop::collection::vec(some_op(), 1..if cfg!(miri) { 20 } else { 60 }), 1..4,
+        ),
+    ) {
+        run(&setting, rounds);
+    }
+}

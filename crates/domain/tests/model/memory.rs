@@ -1,0 +1,96 @@
+//! Memory for mappings, with bytes of nobody's on both sides.
+#![allow(unreachable_pub, reason = "read by test programs of several kinds")]
+#![allow(unsafe_code, reason = "memory that a device writes to while the test looks at it")]
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use longshore_mem::{DmaMemory, FileOffset};
+
+pub const PAGE: u64 = 4096;
+
+/// Where memory is, which may have been freed.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub start: NonNull<u8>,
+    pub len: usize,
+    alive: Weak<()>,
+}
+
+impl Place {
+    pub fn is_alive(&self) -> bool {
+        self.alive.strong_count() != 0
+    }
+
+    /// What is there now.
+    pub fn bytes(&self) -> Vec<u8> {
+        assert!(self.is_alive(), "the memory is freed");
+        let mut bytes = vec![0; self.len];
+        // SAFETY: it is alive, and nobody writes while this thread looks.
+        unsafe { self.start.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), self.len) };
+        bytes
+    }
+
+    pub fn fill(&self, bytes: &[u8]) {
+        assert!(self.is_alive() && bytes.len() == self.len);
+        // SAFETY: as above.
+        unsafe { self.start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), self.len) };
+    }
+}
+
+/// A page, `len` bytes that begin `skip` bytes behind its end, and what is missing to another page.
+#[derive(Debug)]
+pub struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+    /// Where the bytes begin.
+    pub first: usize,
+    len: usize,
+    alive: Arc<()>,
+}
+
+// SAFETY: it is memory of the heap.
+unsafe impl Send for Memory {}
+// SAFETY: what is shared tells where it is, and nothing more.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub fn new(skip: usize, len: usize) -> Self {
+        let page = PAGE as usize;
+        let all = (skip + len).next_multiple_of(page) + 2 * page;
+        let layout = Layout::from_size_align(all, page).unwrap();
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { alloc(layout) }).unwrap();
+        // SAFETY: it has as many bytes.
+        unsafe { start.write_bytes(0, all) };
+        Self { start, layout, first: page + skip, len, alive: Arc::default() }
+    }
+
+    pub fn place(&self) -> Place {
+        let Self { start, layout, alive, .. } = self;
+        Place { start: *start, len: layout.size(), alive: Arc::downgrade(alive) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+// SAFETY: nothing moves or frees it while the value lives, and there are no references to it.
+unsafe impl DmaMemory for Memory {
+    fn host(&self) -> NonNull<[u8]> {
+        // SAFETY: within the allocation.
+        let start = unsafe { self.start.add(self.first) };
+        let start = NonNull::with_exposed_provenance(start.expose_provenance());
+        NonNull::slice_from_raw_parts(start, self.len)
+    }
+
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        None
+    }
+}

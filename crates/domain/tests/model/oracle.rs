@@ -1,0 +1,279 @@
+//! What a transfer looks like from both sides: the plain model.
+
+use std::ops::Range;
+
+use longshore_domain::{Bounce, Direction};
+use longshore_pagetable::Prot;
+
+use crate::memory::{PAGE, Place};
+
+/// A byte of a slot that nobody has said anything about.
+pub(crate) const UNKNOWN: u16 = 0x100;
+
+/// Granules of slots: any other length gets the next one.
+pub(crate) const SLOTS: [u64; 20] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64];
+
+/// How a transfer is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Direct,
+    Slot { else_direct: bool },
+    Ragged,
+}
+
+/// What a domain is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) bounce: Bounce,
+    pub(crate) refuses: bool,
+    pub(crate) trusted: bool,
+    pub(crate) denies_reads: bool,
+}
+
+impl Rules {
+    pub(crate) fn route(&self, start: u64, len: u64) -> Route {
+        let is_whole = start.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+        let may_map = self.trusted || is_whole;
+        let wants = match self.bounce {
+            Bounce::Never => false,
+            Bounce::Below(bytes) => len < bytes,
+            Bounce::Always => true,
+        };
+        match (may_map, wants || !may_map, len.div_ceil(PAGE) <= 64) {
+            (_, true, true) => Route::Slot { else_direct: may_map && !self.refuses },
+            (true, ..) => Route::Direct,
+            (false, ..) => Route::Ragged,
+        }
+    }
+
+    /// What a device may do with a transfer.
+    pub(crate) fn rights(&self, direction: Direction) -> Prot {
+        match direction {
+            Direction::FromDevice if !self.denies_reads => Prot::READ_WRITE,
+            direction => direction.prot(),
+        }
+    }
+}
+
+/// Where a transfer's bytes are, for the device.
+#[derive(Clone, Debug)]
+pub(crate) enum Shape {
+    Direct,
+    /// All the granules of a slot.
+    Slot(Vec<u16>),
+    Ragged {
+        head: Option<Vec<u16>>,
+        tail: Option<Vec<u16>>,
+    },
+}
+
+/// A mapping, as it should be.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) iova: u64,
+    pub(crate) len: u64,
+    pub(crate) direction: Direction,
+    pub(crate) rights: Prot,
+    pub(crate) is_reported: bool,
+    pub(crate) shape: Shape,
+    /// The memory, with what is beside it, and where in it the transfer begins.
+    pub(crate) memory: Vec<u8>,
+    pub(crate) first: usize,
+    pub(crate) place: Place,
+    /// It is perhaps not mapped any more.
+    pub(crate) is_shaky: bool,
+    /// Some bytes of the memory are whatever the device has left.
+    pub(crate) is_vague: bool,
+}
+
+impl Transfer {
+    /// A transfer that was just mapped at `iova`, by this route.
+    pub(crate) fn new(
+        [iova, len]: [u64; 2],
+        direction: Direction,
+        rights: Prot,
+        is_reported: bool,
+        route: Route,
+        (memory, first, place): (Vec<u8>, usize, Place),
+    ) -> Self {
+        let bytes = &memory[first..first + len as usize];
+        let page = PAGE as usize;
+        let zeros = if is_reported { UNKNOWN } else { 0 };
+        let copy = |cells: &mut [u16], from: &[u8]| {
+            if !is_reported {
+                cells.iter_mut().zip(from).for_each(|(cell, byte)| *cell = u16::from(*byte));
+            }
+        };
+        let shape = match route {
+            Route::Direct => Shape::Direct,
+            Route::Slot { .. } => {
+                let granules = SLOTS.iter().find(|granules| **granules * PAGE >= len).unwrap();
+                let mut cells = vec![zeros; (granules * PAGE) as usize];
+                copy(&mut cells, bytes);
+                // What the device cannot read is not wiped.
+                if !rights.contains(Prot::READ) {
+                    cells[bytes.len()..].fill(UNKNOWN);
+                }
+                Shape::Slot(cells)
+            }
+            Route::Ragged => {
+                let (skip, end) = (first % page, (first + len as usize) % page);
+                let zeros = if is_reported || !rights.contains(Prot::READ) { UNKNOWN } else { 0 };
+                let head = (skip != 0).then(|| {
+                    let mut cells = vec![zeros; page];
+                    copy(&mut cells[skip..], bytes);
+                    cells
+                });
+                let tail = (end != 0).then(|| {
+                    let mut cells = vec![zeros; page];
+                    copy(&mut cells, &bytes[bytes.len() - end..]);
+                    cells
+                });
+                Shape::Ragged { head, tail }
+            }
+        };
+        let (is_shaky, is_vague) = (false, false);
+        Self {
+            iova,
+            len,
+            direction,
+            rights,
+            is_reported,
+            shape,
+            memory,
+            first,
+            place,
+            is_shaky,
+            is_vague,
+        }
+    }
+
+    /// Where what the device can reach begins, and how long it is.
+    pub(crate) fn window(&self) -> (u64, u64) {
+        match &self.shape {
+            Shape::Slot(cells) => (self.iova, cells.len() as u64),
+            _ => {
+                let start = self.iova & !(PAGE - 1);
+                (start, (self.iova + self.len).next_multiple_of(PAGE) - start)
+            }
+        }
+    }
+
+    /// The part of the window that is the memory itself: where, how long, which of its bytes.
+    pub(crate) fn own(&self) -> Option<(u64, u64, u64)> {
+        let (start, len) = self.window();
+        let page_of_memory = (self.first as u64) & !(PAGE - 1);
+        match &self.shape {
+            Shape::Direct => Some((start, len, page_of_memory)),
+            Shape::Slot(_) => None,
+            Shape::Ragged { head, tail } => {
+                let before = if head.is_some() { PAGE } else { 0 };
+                let after = if tail.is_some() { PAGE } else { 0 };
+                let len = len - before - after;
+                (len != 0).then_some((start + before, len, page_of_memory + before))
+            }
+        }
+    }
+
+    /// Where the ends are mapped that are copied.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = u64> {
+        let (start, len) = self.window();
+        let (head, tail) = match &self.shape {
+            Shape::Ragged { head, tail } => (head.is_some(), tail.is_some()),
+            _ => (false, false),
+        };
+        head.then_some(start).into_iter().chain(tail.then_some(start + len.max(PAGE) - PAGE))
+    }
+
+    /// A byte of the window.
+    pub(crate) fn get(&self, at: u64) -> u16 {
+        let page_of_memory = self.first & !(PAGE as usize - 1);
+        let tail_at = self.window().1 - PAGE.min(self.window().1);
+        match &self.shape {
+            Shape::Slot(cells) => cells[at as usize],
+            Shape::Ragged { head: Some(head), .. } if at < PAGE => head[at as usize],
+            Shape::Ragged { tail: Some(tail), .. } if at >= tail_at => {
+                tail[(at - tail_at) as usize]
+            }
+            _ => self.memory[page_of_memory + at as usize].into(),
+        }
+    }
+
+    pub(crate) fn set(&mut self, at: u64, byte: u8) {
+        let page_of_memory = self.first & !(PAGE as usize - 1);
+        let tail_at = self.window().1 - PAGE.min(self.window().1);
+        match &mut self.shape {
+            Shape::Slot(cells) => cells[at as usize] = byte.into(),
+            Shape::Ragged { head: Some(head), .. } if at < PAGE => head[at as usize] = byte.into(),
+            Shape::Ragged { tail: Some(tail), .. } if at >= tail_at => {
+                tail[(at - tail_at) as usize] = byte.into();
+            }
+            _ => self.memory[page_of_memory + at as usize] = byte,
+        }
+    }
+
+    /// Whether byte `at` of the transfer is copied, not mapped.
+    fn is_copied(&self, at: u64) -> bool {
+        let at = self.iova + at;
+        self.own().is_none_or(|(start, len, _)| at < start || at >= start + len)
+    }
+
+    /// How many of these bytes of the transfer are copied.
+    pub(crate) fn copied(&self, bytes: Range<u64>) -> u64 {
+        let end = bytes.end.min(self.len);
+        let own = self.own().map_or(0, |(start, len, _)| {
+            let (from, to) = (self.iova + bytes.start, self.iova + end);
+            (start + len).min(to).saturating_sub(start.max(from))
+        });
+        end.saturating_sub(bytes.start) - own
+    }
+
+    /// Whether the model knows what the device finds in these bytes.
+    pub(crate) fn is_known(&self, bytes: Range<u64>) -> bool {
+        let skip = self.iova - self.window().0;
+        bytes.into_iter().all(|at| self.get(skip + at) != UNKNOWN)
+    }
+
+    /// From where the device finds them to the memory.
+    pub(crate) fn copy_to_memory(&mut self, bytes: Range<u64>) {
+        let skip = self.iova - self.window().0;
+        for at in bytes {
+            if self.is_copied(at) {
+                match u8::try_from(self.get(skip + at)) {
+                    Ok(byte) => self.memory[self.first + at as usize] = byte,
+                    Err(_) => self.is_vague = true,
+                }
+            }
+        }
+    }
+
+    /// And back.
+    pub(crate) fn copy_to_device(&mut self, bytes: Range<u64>) {
+        let skip = self.iova - self.window().0;
+        for at in bytes {
+            if self.is_copied(at) {
+                self.set(skip + at, self.memory[self.first + at as usize]);
+            }
+        }
+    }
+
+    /// That the memory has what it should.
+    pub(crate) fn check_memory(&mut self) {
+        let found = self.place.bytes();
+        if self.is_vague {
+            // Within the transfer it is what the device said it had written, and had not.
+            let end = self.first + self.len as usize;
+            self.memory[self.first..end].copy_from_slice(&found[self.first..end]);
+            self.is_vague = false;
+        }
+        let wrong = found.iter().zip(&self.memory).position(|(found, right)| found != right);
+        assert!(
+            wrong.is_none(),
+            "byte {wrong:?} of memory, where the transfer is {}..{}: {:x?}",
+            self.first,
+            self.first as u64 + self.len,
+            wrong.map(|at| (found[at], self.memory[at]))
+        );
+    }
+}

@@ -1,0 +1,112 @@
+//! Memory that vanishes while a device has it, and comes back.
+
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use longshore_domain::backend::Soft;
+use longshore_domain::{Bounce, Direction, Domain, Error, SgLimits};
+use longshore_mem::fault::FaultGuard;
+use longshore_mem::{DmaMemory, FileOffset, Granule};
+use longshore_sys::mapping::{Access, Mapping};
+
+const LEN: u64 = 300_000;
+
+/// A file's pages, from an odd place on.
+#[derive(Debug)]
+struct Pages {
+    mapping: Mapping,
+    skip: usize,
+    len: usize,
+}
+
+impl Pages {
+    fn new(file: &File, skip: usize, len: usize) -> Self {
+        file.set_len(LEN).unwrap();
+        let mapping = Mapping::of_file(file, LEN, Granule::SIZE_4K, Access::ReadWrite).unwrap();
+        Self { mapping, skip, len }
+    }
+}
+
+// SAFETY: the mapping stays where it is, and nobody has a reference to it.
+#[allow(unsafe_code, reason = "memory of a test")]
+unsafe impl DmaMemory for Pages {
+    fn host(&self) -> NonNull<[u8]> {
+        // SAFETY: within the mapping.
+        let start = unsafe { self.mapping.start().add(self.skip) };
+        NonNull::slice_from_raw_parts(start, self.len)
+    }
+
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        None
+    }
+}
+
+/// A copy that fails is said, with the mapping; it is ended when the memory is back.
+#[test]
+fn a_copy_that_fails_can_be_done_again() {
+    let _guard = FaultGuard::install().unwrap();
+    for (bounce, skip, len) in [(Bounce::Always, 5, 70_000), (Bounce::Never, 5, 290_001)] {
+        let soft = Soft::new().unwrap();
+        let device = soft.space().session();
+        let domain = Domain::builder(soft).bounce(bounce).free_after(None).build();
+        let file = tempfile::tempfile().unwrap();
+        let pages = Pages::new(&file, skip, len);
+        let mapping = domain.map(pages, Direction::FromDevice).unwrap();
+        device.write(mapping.iova(), &[7; 100]).unwrap();
+        let iova = mapping.iova();
+        file.set_len(0).unwrap();
+        let mut mapping = mapping;
+        for _ in 0..2 {
+            let failed = mapping.unmap().unwrap_err();
+            assert!(matches!(*failed.error, Error::Copy { .. }), "{failed}");
+            mapping = failed.value;
+        }
+        if bounce == Bounce::Never {
+            assert!(device.write(iova, &[7]).is_err(), "it is out of reach all the same");
+        }
+        file.set_len(LEN).unwrap();
+        mapping.unmap().unwrap();
+        assert_eq!(domain.counters().flushes, u64::from(bounce == Bounce::Never));
+        domain.shrink(std::time::Duration::ZERO).unwrap();
+        assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+    }
+}
+
+#[test]
+fn so_can_a_batch_and_a_scattered_transfer() {
+    let _guard = FaultGuard::install().unwrap();
+    let domain = Domain::builder(Soft::new().unwrap()).free_after(None).build();
+    let file = tempfile::tempfile().unwrap();
+
+    let mut batch = domain.batch();
+    for skip in [5, 4096] {
+        let mapping = domain.map(Pages::new(&file, skip, 290_001), Direction::FromDevice).unwrap();
+        mapping.unmap_deferred(&mut batch).unwrap();
+    }
+    file.set_len(0).unwrap();
+    for _ in 0..2 {
+        let failed = batch.flush(|_| panic!("both have ends that are copied")).unwrap_err();
+        assert!(matches!(failed, Error::Copy { .. }), "{failed}");
+        assert_eq!((batch.len(), domain.counters().flushes), (2, 1));
+    }
+    file.set_len(LEN).unwrap();
+    let mut back = 0;
+    batch.flush(|_| back += 1).unwrap();
+    assert_eq!((back, domain.counters().flushes), (2, 1));
+
+    let places = vec![Pages::new(&file, 5, 290_001), Pages::new(&file, 100, 8)];
+    let mapping = domain.map_sg(places, Direction::FromDevice, SgLimits::new()).unwrap();
+    file.set_len(0).unwrap();
+    let failed = mapping.unmap().unwrap_err();
+    assert!(matches!(*failed.error, Error::Copy { .. }), "{failed}");
+    let failed = failed.value.unmap().unwrap_err();
+    // Dropped, it is lost with what the device has written, and nothing else is.
+    drop(failed.value);
+    assert_eq!(domain.counters().flushes, 2);
+
+    domain.shrink(std::time::Duration::ZERO).unwrap();
+    assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+    let counters = domain.counters();
+    assert_eq!((counters.maps, counters.leaked), (counters.unmaps, 0));
+}

@@ -1,0 +1,114 @@
+//! How long tasks have waited for memory: pressure stall information (`psi.rst` of the kernel's
+//! accounting documentation).
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::memory;
+
+/// What the kernel says of this machine, and of the control group that this process is in.
+#[derive(Debug, Default)]
+pub struct MemoryPressure {
+    files: Vec<(File, Duration)>,
+}
+
+impl MemoryPressure {
+    /// Nothing is seen where the kernel does not tell: built without `CONFIG_PSI`, or started with
+    /// `psi=0`.
+    pub fn of_this_process() -> Self {
+        let group = memory::control_group_v2().map(|folder| folder.join("memory.pressure"));
+        Self::of_files(group.as_deref().into_iter().chain([Path::new(MACHINE)]))
+    }
+
+    /// Of files like `/proc/pressure/memory`; those that cannot be read are left out.
+    pub fn of_files<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
+        let open = |path: &Path| {
+            let file = File::open(path).ok()?;
+            let stalled = stalled_in(&file)?;
+            Some((file, stalled))
+        };
+        Self { files: paths.into_iter().filter_map(open).collect() }
+    }
+
+    /// Whether the kernel tells.
+    pub fn is_known(&self) -> bool {
+        !self.files.is_empty()
+    }
+
+    /// For how long at least one task has waited for memory since this was last asked, or made.
+    pub fn stalled(&mut self) -> Duration {
+        let since = |(file, before): &mut (File, Duration)| {
+            let now = stalled_in(file)?;
+            let since = now.saturating_sub(*before);
+            *before = now;
+            Some(since)
+        };
+        self.files.iter_mut().filter_map(since).max().unwrap_or_default()
+    }
+}
+
+const MACHINE: &str = "/proc/pressure/memory";
+
+fn stalled_in(file: &File) -> Option<Duration> {
+    let mut text = [0; 256];
+    // From the start, every time: the kernel writes the text anew.
+    let len = file.read_at(&mut text, 0).ok()?;
+    parse(std::str::from_utf8(&text[..len]).ok()?)
+}
+
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`
+fn parse(text: &str) -> Option<Duration> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let total = line.split(' ').find_map(|field| field.strip_prefix("total="))?;
+    Some(Duration::from_micros(total.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn stalls_are_counted_from_one_question_to_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["machine", "group"].map(|name| dir.path().join(name));
+        let write = |which: usize, total: u64| {
+            let line = |kind| format!("{kind} avg10=0.12 avg60=0.00 avg300=1.50 total={total}\n");
+            fs::write(&paths[which], line("some") + &line("full")).unwrap();
+        };
+        write(0, 1000);
+        let mut pressure = MemoryPressure::of_files(paths.iter().map(PathBuf::as_path));
+        assert!(pressure.is_known());
+        assert_eq!(pressure.stalled(), Duration::ZERO);
+        write(0, 1500);
+        assert_eq!(pressure.stalled(), Duration::from_micros(500));
+        assert_eq!(pressure.stalled(), Duration::ZERO);
+        // The group that came later was not there.
+        write(1, 7);
+        assert_eq!(pressure.stalled(), Duration::ZERO);
+        let mut both = MemoryPressure::of_files(paths.iter().map(PathBuf::as_path));
+        write(0, 1600);
+        write(1, 807);
+        assert_eq!(both.stalled(), Duration::from_micros(800), "the worse of them");
+    }
+
+    #[test]
+    fn what_is_no_pressure_file_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("other");
+        fs::write(&path, "full avg10=0.12 total=5\nsome total=x\n").unwrap();
+        let mut pressure = MemoryPressure::of_files([path.as_path(), Path::new("/nowhere")]);
+        assert!(!pressure.is_known());
+        assert_eq!(pressure.stalled(), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_kernels_own_is_read_where_there_is_one() {
+        let is_there = fs::read_to_string(MACHINE).is_ok_and(|text| text.starts_with("some "));
+        assert!(MemoryPressure::of_this_process().is_known() || !is_there);
+    }
+}
