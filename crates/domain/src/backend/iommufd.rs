@@ -117,8 +117,14 @@ unsafe impl Backend for Iommufd {
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
         for run in runs(ranges) {
-            let done = self.descriptor.unmap(self.ioas, run.start(), run.len_bytes());
-            done.map_err(|source| BackendError::Io { operation: "unmapping by iommufd", source })?;
+            match self.descriptor.unmap(self.ioas, run.start(), run.len_bytes()) {
+                Ok(_) => {}
+                // Nothing is there: it was unmapped by a call that failed later on.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(source) => {
+                    return Err(BackendError::Io { operation: "unmapping by iommufd", source });
+                }
+            }
         }
         Ok(())
     }
