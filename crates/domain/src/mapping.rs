@@ -496,7 +496,8 @@ fn map_somewhere<B: DmaMemory, D: Door>(
     let offset = start & (core.limits.granule.bytes() - 1);
     // No bytes are no transfer; their one granule would be somebody else's.
     let bytes = if len_bytes == 0 { 0 } else { offset + len_bytes };
-    let iovas = door.take(bytes, core.placement).map_err(Error::from)?;
+    let iovas = core.take_for(start, bytes, |bytes, placement| door.take(bytes, placement));
+    let iovas = iovas.map_err(Error::from)?;
     map(door, memory, direction, iovas)
 }
 

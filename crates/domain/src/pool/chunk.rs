@@ -13,7 +13,7 @@ use super::classes::Class;
 use crate::backend::{BackendError, Piece};
 use crate::core::Core;
 use crate::direction::Direction;
-use crate::iova::{IovaRange, Placement};
+use crate::iova::IovaRange;
 
 /// What slots are alike in: their size, and what a device may do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +111,10 @@ impl Chunk {
         // Granules of 64 KiB have slots that are larger than the usual chunk.
         let len_bytes = CHUNK_BYTES.max(slot_bytes).next_multiple_of(core.limits.granule.bytes());
         let memory = Heap::Memfd.allocate(len_bytes).map_err(PoolError::Memory)?;
-        let iovas = core.iovas.take(len_bytes, Placement::ANYWHERE).map_err(PoolError::Iova)?;
         let host = memory.host().cast::<u8>();
+        let start = host.addr().get() as u64;
+        let take = |len_bytes, placement| core.iovas.take(len_bytes, placement);
+        let iovas = core.take_for(start, len_bytes, take).map_err(PoolError::Iova)?;
         // SAFETY: nobody writes through the descriptor but the device, to what it is given.
         let piece = Piece { host, len_bytes, file: unsafe { memory.file() } };
         let prot = kind.direction.prot();
