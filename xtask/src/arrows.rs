@@ -37,8 +37,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
     ("longshore-device-example", &["longshore-access"]),
     ("longshore-vhost-example", &["longshore-access"]),
+    ("longshore-nvme-example", &["longshore-domain"]),
     ("longshore-vm-tests", &["longshore", "longshore-device-example"]),
-    ("longshore-guest", &["longshore", "longshore-vm-tests"]),
+    ("longshore-guest", &["longshore", "longshore-nvme-example", "longshore-vm-tests"]),
     ("xtask", &[]),
 ];
 

@@ -1,0 +1,327 @@
+//! Sequential reads as fast as they go, by each scheme of mapping: what bounce buffers are measured by.
+//!
+//! ```text
+//!   map           map, read, unmap             each transfer, strictly
+//!   map, batched  map, read … unmap together   as many as are in flight, with one invalidation
+//!   bounce        slot, read, copy out         each transfer that fits a slot
+//!   policy        what calibration says is best
+//!   static        read                         mapped before the clock starts
+//! ```
+//!
+//! Schemes take turns in each round, on one domain and one queue. Each has as many buffers of its own as
+//! commands are in flight; batched, twice as many. A turn has a warm-up, a pass that is timed as a
+//! whole, and a second one in which a clock is read around each mapping and unmapping: reading clocks
+//! would slow down the first.
+
+use std::time::{Duration, Instant};
+
+use longshore_domain::{Batch, Bounce, Counters, Domain, Local, Mapping};
+use longshore_heap::{Buffer, Heap};
+use serde::Serialize;
+
+use crate::command::Verb;
+use crate::controller::{Controller, Namespace};
+use crate::data::Segment;
+use crate::error::Error;
+use crate::hardware::Hardware;
+use crate::queue::Queue;
+
+/// How memory gets to be where the device finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scheme {
+    /// Mapped and unmapped, each transfer.
+    Map,
+    /// Mapped each transfer, and unmapped many at once.
+    MapBatched,
+    /// Copied out of a bounce buffer, each transfer.
+    Bounce,
+    /// Whatever calibration says.
+    Policy,
+    /// Mapped once.
+    Static,
+}
+
+impl Scheme {
+    /// All, in the order in which they take turns.
+    pub const ALL: [Self; 5] =
+        [Self::Map, Self::Bounce, Self::Static, Self::Policy, Self::MapBatched];
+
+    /// As rows have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Map => "map",
+            Self::MapBatched => "map, batched",
+            Self::Bounce => "bounce",
+            Self::Policy => "policy",
+            Self::Static => "static",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Bytes of a transfer: whole blocks.
+    pub block_bytes: u64,
+    /// Commands in flight.
+    pub depth: u16,
+    /// How often each scheme has its turn.
+    pub rounds: u32,
+    /// Transfers of a pass.
+    pub ios: u64,
+    /// The doorbell is rung after so many submissions, and whenever there is nothing else to do.
+    pub doorbell_batch: u16,
+    /// Which schemes.
+    pub schemes: Vec<Scheme>,
+    /// What calibration says: for [`Scheme::Policy`].
+    pub policy: Bounce,
+}
+
+/// A turn of a scheme. All but the last two are of the pass that is timed as a whole.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The scheme's name.
+    pub scheme: &'static str,
+    /// Bytes of a transfer.
+    pub block_bytes: u64,
+    /// Commands in flight.
+    pub depth: u16,
+    /// Which turn, from 0.
+    pub round: u32,
+    /// Transfers.
+    pub ios: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// What that took.
+    pub seconds: f64,
+    /// Transfers through bounce buffers.
+    pub bounced: u64,
+    /// Mappings made.
+    pub maps: u64,
+    /// Mappings taken back.
+    pub unmaps: u64,
+    /// Bytes copied from and to bounce buffers.
+    pub copied_bytes: u64,
+    /// Invalidations.
+    pub flushes: u64,
+    /// The most bytes that bounce buffers had in this turn. Pools are empty before it, and nothing is
+    /// freed before its end.
+    pub pool_peak_bytes: u64,
+    /// Time within map, summed over a pass of as many transfers.
+    pub map_seconds: f64,
+    /// Time within unmap, or taking back and copying out, of the same.
+    pub unmap_seconds: f64,
+}
+
+/// Runs all of it; each row is given to `each` when it is there. The domain must not free bounce
+/// buffers by itself ([`Builder::free_after`](longshore_domain::Builder::free_after) of `None`).
+///
+/// # Errors
+/// [`Error`].
+pub fn run<'d, H: Hardware>(
+    domain: &'d Domain,
+    controller: &Controller<'d, H>,
+    namespace: &Namespace,
+    plan: &Plan,
+    mut each: impl FnMut(Row),
+) -> Result<(), Error> {
+    let depth = usize::from(plan.depth);
+    let buffers = (0..2 * depth).map(|_| {
+        let mut buffer = Heap::Memfd.allocate(plan.block_bytes)?;
+        // Its pages are there, as those of a program that reads again and again.
+        buffer.write()?.fill(1);
+        Ok(buffer)
+    });
+    let mut idle = buffers.collect::<Result<Vec<_>, Error>>()?;
+    for round in 0..plan.rounds {
+        for scheme in &plan.schemes {
+            domain.set_bounce(match scheme {
+                Scheme::Map | Scheme::MapBatched | Scheme::Static => Bounce::Never,
+                Scheme::Bounce => Bounce::Always,
+                Scheme::Policy => plan.policy,
+            });
+            let shrunk = domain.shrink(Duration::ZERO);
+            shrunk.map_err(|error| Error::Unsupported { what: error.to_string() })?;
+            let local = domain.local();
+            let mut turn = Turn {
+                local: &local,
+                queue: controller.queue(plan.depth)?,
+                batch: local.batch(),
+                namespace,
+                plan,
+                scheme: *scheme,
+                idle,
+                mapped: Vec::with_capacity(depth),
+                lba: 0,
+                map_time: Duration::ZERO,
+                unmap_time: Duration::ZERO,
+            };
+            each(turn.run(round)?);
+            idle = turn.idle;
+        }
+    }
+    Ok(())
+}
+
+/// A scheme's turn.
+struct Turn<'a, 'c, 'd, 'l, H: Hardware> {
+    /// Before the door, by which what is in flight was mapped.
+    queue: Queue<'c, 'd, H, Mapping<'l, Buffer, Local<'d>>>,
+    batch: Batch<'l, Buffer, Local<'d>>,
+    /// What stays mapped, and is not in flight.
+    mapped: Vec<Mapping<'l, Buffer, Local<'d>>>,
+    local: &'l Local<'d>,
+    namespace: &'a Namespace,
+    plan: &'a Plan,
+    scheme: Scheme,
+    idle: Vec<Buffer>,
+    lba: u64,
+    map_time: Duration,
+    unmap_time: Duration,
+}
+
+impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
+    fn run(&mut self, round: u32) -> Result<Row, Error> {
+        let Plan { block_bytes, depth, ios, .. } = *self.plan;
+        if self.scheme == Scheme::Static {
+            for _ in 0..depth {
+                let mapping = self.map::<false>()?;
+                self.mapped.push(mapping);
+            }
+        }
+        self.pass::<false>(ios.min(2 * u64::from(depth)))?;
+
+        let before = self.local.domain().counters();
+        let started = Instant::now();
+        self.pass::<false>(ios)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let after = self.local.domain().counters();
+
+        self.pass::<true>(ios)?;
+        while let Some(mapping) = self.mapped.pop() {
+            self.unmap::<false>(mapping)?;
+        }
+        let delta = |of: fn(&Counters) -> u64| of(&after) - of(&before);
+        Ok(Row {
+            scheme: self.scheme.name(),
+            block_bytes,
+            depth,
+            round,
+            ios,
+            bytes: ios * block_bytes,
+            seconds,
+            bounced: delta(|counters| counters.bounced),
+            maps: delta(|counters| counters.maps),
+            unmaps: delta(|counters| counters.unmaps),
+            copied_bytes: delta(|counters| counters.copied_bytes),
+            flushes: delta(|counters| counters.flushes),
+            pool_peak_bytes: after.pool_bytes,
+            map_seconds: self.map_time.as_secs_f64(),
+            unmap_seconds: self.unmap_time.as_secs_f64(),
+        })
+    }
+
+    /// Reads `ios` times, from the start of the namespace on, and again. Nothing is in flight before
+    /// and after it.
+    fn pass<const TIMED: bool>(&mut self, ios: u64) -> Result<(), Error> {
+        let first = ios.min(u64::from(self.plan.depth));
+        let (mut given, mut ended) = (first, 0);
+        self.lba = 0;
+        for _ in 0..first {
+            let mapping = self.next::<TIMED>()?;
+            self.submit(mapping)?;
+        }
+        while ended < ios {
+            // It rings first.
+            let mut next = Some(self.queue.wait()?);
+            let mut not_told = 0;
+            while let Some(done) = next {
+                done.result?;
+                ended += 1;
+                if self.scheme == Scheme::Static {
+                    self.mapped.push(done.payload);
+                } else {
+                    self.unmap::<TIMED>(done.payload)?;
+                }
+                if given < ios {
+                    given += 1;
+                    let mapping = self.next::<TIMED>()?;
+                    self.submit(mapping)?;
+                    not_told += 1;
+                    if not_told == self.plan.doorbell_batch {
+                        self.queue.ring();
+                        not_told = 0;
+                    }
+                }
+                next = self.queue.take()?;
+            }
+        }
+        self.queue.ring();
+        self.flush::<TIMED>()
+    }
+
+    #[inline]
+    fn submit(&mut self, mapping: Mapping<'l, Buffer, Local<'d>>) -> Result<(), Error> {
+        let blocks = self.plan.block_bytes >> self.namespace.block_log2;
+        if self.lba + blocks > self.namespace.blocks {
+            self.lba = 0;
+        }
+        let segment = Segment { iova: mapping.iova(), len_bytes: self.plan.block_bytes };
+        self.queue.submit(Verb::Read, self.namespace, self.lba, &[segment], mapping)?;
+        self.lba += blocks;
+        Ok(())
+    }
+
+    /// Memory that the device finds.
+    #[inline]
+    fn next<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>, Error> {
+        match self.mapped.pop() {
+            Some(mapping) => Ok(mapping),
+            None => self.map::<TIMED>(),
+        }
+    }
+
+    #[inline]
+    fn map<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>, Error> {
+        if self.idle.is_empty() {
+            self.flush::<TIMED>()?;
+        }
+        let buffer = self.idle.pop().expect("there are more buffers than commands");
+        let started = TIMED.then(Instant::now);
+        let mapping = self.local.map_reported(buffer).map_err(longshore_domain::Error::from)?;
+        if let Some(started) = started {
+            self.map_time += started.elapsed();
+        }
+        Ok(mapping)
+    }
+
+    #[inline]
+    fn unmap<const TIMED: bool>(
+        &mut self,
+        mapping: Mapping<'l, Buffer, Local<'d>>,
+    ) -> Result<(), Error> {
+        let started = TIMED.then(Instant::now);
+        if self.scheme == Scheme::MapBatched {
+            mapping.unmap_deferred(&mut self.batch).map_err(longshore_domain::Error::from)?;
+        } else {
+            let buffer = mapping.complete(self.plan.block_bytes);
+            self.idle.push(buffer.map_err(longshore_domain::Error::from)?);
+        }
+        if let Some(started) = started {
+            self.unmap_time += started.elapsed();
+        }
+        Ok(())
+    }
+
+    fn flush<const TIMED: bool>(&mut self) -> Result<(), Error> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let started = TIMED.then(Instant::now);
+        self.batch.flush(|buffer| self.idle.push(buffer))?;
+        if let Some(started) = started {
+            self.unmap_time += started.elapsed();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! What a measurement was made on.
+
+use longshore_domain::{Bounce, Calibration};
+use longshore_nvme_example::controller::{Controller, Namespace};
+use serde::Serialize;
+
+use crate::args::DeviceArgs;
+use crate::sysfs;
+
+/// The first line of a bench.
+#[derive(Serialize)]
+pub(crate) struct Line {
+    environment: Environment,
+}
+
+#[derive(Serialize)]
+struct Environment {
+    /// Of the kernel.
+    kernel: String,
+    arch: &'static str,
+    /// `intel`, `virtio`, or as the kernel calls it.
+    iommu: Option<String>,
+    backend: &'static str,
+    device: String,
+    device_model: String,
+    device_firmware: String,
+    nvme_version: String,
+    namespace_bytes: u64,
+    lba_bytes: u64,
+    max_transfer_bytes: u64,
+    pointers: &'static str,
+    granule_bytes: u64,
+    doorbell_batch: u16,
+    /// Below so many bytes transfers are bounced by the scheme `policy`.
+    policy_bounces_below_bytes: u64,
+    calibration: Vec<Step>,
+}
+
+#[derive(Serialize)]
+struct Step {
+    len_bytes: u64,
+    bounced_ns: u64,
+    mapped_ns: u64,
+}
+
+impl Line {
+    pub(crate) fn new(
+        args: &DeviceArgs,
+        controller: &Controller<'_>,
+        namespace: &Namespace,
+        calibration: &Calibration,
+        doorbell_batch: u16,
+    ) -> Self {
+        let data = controller.data();
+        let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let step = |step: &longshore_domain::Step| Step {
+            len_bytes: step.len_bytes,
+            bounced_ns: ns(step.bounced),
+            mapped_ns: ns(step.mapped),
+        };
+        Self {
+            environment: Environment {
+                kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+                arch: std::env::consts::ARCH,
+                iommu: sysfs::iommu(&args.device),
+                backend: args.backend.name(),
+                device: args.device.clone(),
+                device_model: data.model.clone(),
+                device_firmware: data.firmware.clone(),
+                nvme_version: controller.version().to_string(),
+                namespace_bytes: namespace.len_bytes(),
+                lba_bytes: namespace.block_bytes(),
+                max_transfer_bytes: controller.max_transfer_bytes(),
+                pointers: args.pointers.name(),
+                granule_bytes: controller.domain().limits().granule.bytes(),
+                doorbell_batch,
+                policy_bounces_below_bytes: match calibration.bounce {
+                    Bounce::Never => 0,
+                    Bounce::Below(bytes) => bytes,
+                    Bounce::Always => u64::MAX,
+                },
+                calibration: calibration.steps.iter().map(step).collect(),
+            },
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! `longshore-nvme-example`: the driver as a program.
+#![forbid(unsafe_code)]
+
+mod args;
+mod environment;
+mod program;
+mod sysfs;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::Args;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match program::run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("longshore-nvme-example: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

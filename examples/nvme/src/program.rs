@@ -1,0 +1,129 @@
+//! What the program does.
+
+mod measure;
+
+use longshore_domain::{Builder, Domain};
+use longshore_nvme_example::controller::{Controller, Namespace, Options};
+use longshore_nvme_example::error::Error;
+use longshore_nvme_example::hardware::{PassError, Passed};
+use serde_json::json;
+
+use crate::args::{Args, Command, DeviceArgs};
+use crate::sysfs;
+
+/// Why the program did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Pass(#[from] PassError),
+    #[error(transparent)]
+    Driver(#[from] Error),
+    #[error("{0}")]
+    Arguments(String),
+}
+
+impl From<longshore_domain::Error> for Failure {
+    fn from(error: longshore_domain::Error) -> Self {
+        Self::Driver(error.into())
+    }
+}
+
+type Result<T> = std::result::Result<T, Failure>;
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    match args.command {
+        Command::Info { device, json } => info(&device, json),
+        Command::Bind { device, driver, allow_unsafe_interrupts } => {
+            if allow_unsafe_interrupts {
+                sysfs::allow_unsafe_interrupts()?;
+            }
+            Ok(sysfs::bind(&device, &driver)?)
+        }
+        Command::Bench(args) => measure::bench(&args),
+        _ => todo!(),
+    }
+}
+
+fn open(args: &DeviceArgs) -> Result<(Builder, Passed)> {
+    Ok(args.backend.interface().open(&args.device)?)
+}
+
+fn start<'d>(
+    domain: &'d Domain,
+    passed: Passed,
+    args: &DeviceArgs,
+) -> Result<(Controller<'d>, Namespace)> {
+    let options = Options { format: args.pointers.format(), ..Options::default() };
+    let controller = Controller::new(domain, passed, options)?;
+    let namespace = controller.namespace(args.namespace)?;
+    Ok((controller, namespace))
+}
+
+fn info(args: &DeviceArgs, is_json: bool) -> Result<()> {
+    let (builder, passed) = open(args)?;
+    let domain = builder.build();
+    let options = Options::default();
+    let controller = Controller::new(&domain, passed, options)?;
+    let (data, capabilities) = (controller.data(), controller.capabilities());
+    let mut namespaces = Vec::new();
+    for id in controller.namespace_ids()? {
+        namespaces.push((id, controller.namespace(id)));
+    }
+    if is_json {
+        let namespaces: Vec<_> = namespaces
+            .iter()
+            .map(|(id, namespace)| match namespace {
+                Ok(namespace) => json!({
+                    "id": id,
+                    "blocks": namespace.blocks,
+                    "block_bytes": namespace.block_bytes(),
+                }),
+                Err(error) => json!({"id": id, "error": error.to_string()}),
+            })
+            .collect();
+        println!(
+            "{}",
+            json!({
+                "device": args.device,
+                "backend": args.backend.name(),
+                "iommu": sysfs::iommu(&args.device),
+                "model": data.model,
+                "serial": data.serial,
+                "firmware": data.firmware,
+                "version": controller.version().to_string(),
+                "max_transfer_bytes": controller.max_transfer_bytes(),
+                "depth_max": controller.depth_max(),
+                "queues": controller.queues_left(),
+                "doorbell_stride_bytes": capabilities.doorbell_stride_bytes(),
+                "sgl": format!("{:?}", data.sgl),
+                "has_write_cache": data.has_write_cache,
+                "namespaces": namespaces,
+            })
+        );
+        return Ok(());
+    }
+    println!("{} (serial {}, firmware {})", data.model, data.serial, data.firmware);
+    println!(
+        "  NVMe {}, {} queues of up to {} commands",
+        controller.version(),
+        controller.queues_left(),
+        controller.depth_max()
+    );
+    println!(
+        "  {} bytes a command at most; scatter-gather lists: {:?}; doorbells {} bytes apart",
+        controller.max_transfer_bytes(),
+        data.sgl,
+        capabilities.doorbell_stride_bytes()
+    );
+    for (id, namespace) in namespaces {
+        match namespace {
+            Ok(namespace) => println!(
+                "  namespace {id}: {} blocks of {} bytes",
+                namespace.blocks,
+                namespace.block_bytes()
+            ),
+            Err(error) => println!("  {error}"),
+        }
+    }
+    Ok(())
+}

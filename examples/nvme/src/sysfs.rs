@@ -1,0 +1,82 @@
+//! What the kernel says of a device, and which driver has it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use longshore_nvme_example::error::Error;
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+/// Where an administrator allows devices whose interrupts cannot be isolated.
+const UNSAFE_INTERRUPTS: [&str; 2] = [
+    "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
+    "/sys/module/iommufd/parameters/allow_unsafe_interrupts",
+];
+
+/// The IOMMU before a device: `intel`, `virtio`, or as the kernel calls it.
+pub(crate) fn iommu(address: &str) -> Option<String> {
+    let name = link(&folder(address).ok()?, "iommu")?;
+    Some(match name.as_str() {
+        name if name.starts_with("dmar") => "intel".to_owned(),
+        name if name.starts_with("virtio") => "virtio".to_owned(),
+        _ => name,
+    })
+}
+
+/// Takes the device from the driver that it has, and gives it to another.
+pub(crate) fn bind(address: &str, driver: &str) -> Result<(), Error> {
+    let folder = folder(address)?;
+    let has = link(&folder, "driver");
+    if has.as_deref() == Some(driver) {
+        return Ok(());
+    }
+    if has.is_some() {
+        write(&folder.join("driver/unbind"), address)?;
+    }
+    if driver == "none" {
+        return write(&folder.join("driver_override"), "\n");
+    }
+    write(&folder.join("driver_override"), &format!("{driver}\n"))?;
+    write(Path::new("/sys/bus/pci/drivers_probe"), address)?;
+    match link(&folder, "driver") {
+        Some(now) if now == driver => Ok(()),
+        now => Err(Error::Io {
+            operation: format!(
+                "giving {address} to {driver} (it has {} now): is the driver there? modprobe {driver}",
+                now.as_deref().unwrap_or("no driver")
+            ),
+            source: io::ErrorKind::NotFound.into(),
+        }),
+    }
+}
+
+/// Allows it for both interfaces, as far as they are there.
+pub(crate) fn allow_unsafe_interrupts() -> Result<(), Error> {
+    let mut there = UNSAFE_INTERRUPTS.iter().map(Path::new).filter(|path| path.exists());
+    there.try_for_each(|path| write(path, "1"))
+}
+
+fn folder(address: &str) -> Result<PathBuf, Error> {
+    let is_name = address.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+    let folder = Path::new(DEVICES).join(address);
+    if is_name && address.contains(':') && folder.is_dir() {
+        return Ok(folder);
+    }
+    Err(Error::Io {
+        operation: format!("finding the PCI device {address:?} (as 0000:00:05.0) in {DEVICES}"),
+        source: io::ErrorKind::NotFound.into(),
+    })
+}
+
+/// The last name of what a link leads to.
+fn link(folder: &Path, name: &str) -> Option<String> {
+    let target = fs::read_link(folder.join(name)).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    fs::write(path, text).map_err(|source| {
+        let operation = format!("writing {:?} to {}", text.trim_end(), path.display());
+        Error::Io { operation, source }
+    })
+}
