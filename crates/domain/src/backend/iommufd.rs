@@ -47,7 +47,7 @@ impl Iommufd {
         let ioas = descriptor.alloc_ioas().map_err(OpenError::io("making an address space"))?;
         device.attach(ioas).map_err(OpenError::io("putting the device into an address space"))?;
         // Only now: a device has a say in it.
-        let limits = limits(&descriptor, ioas)?;
+        let limits = Limits { reserved: sysfs.bus_windows(), ..limits(&descriptor, ioas)? };
         Ok((Self { descriptor, ioas, limits }, device))
     }
 

@@ -37,7 +37,8 @@ pub struct Limits {
     pub granule: Granule,
     /// Addresses that can be mapped.
     pub usable: Vec<AddrRange<Iova>>,
-    /// Of these, addresses that cannot: windows for interrupts, memory of firmware.
+    /// Of these, addresses that cannot: windows for interrupts, memory of firmware, registers of
+    /// devices on the same bus.
     pub reserved: Vec<AddrRange<Iova>>,
     /// A device cannot read what is mapped for writing only. An IOMMU of Arm (stage 1) has no such
     /// entries, and Linux (seen in 6.12) makes those of VT-d readable all the same, so a backend that

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use longshore_mem::{AddrRange, Iova};
 use thiserror::Error;
 
 /// Why a device could not be opened. The text says what whoever administers the machine must do.
@@ -211,6 +212,34 @@ impl Sysfs {
             .ok_or(OpenError::NoInterface { path: folder, module: "vfio_pci" })
     }
 
+    /// Where registers of devices, and windows of bridges, are on the bus. A device that uses such an
+    /// address may reach another device, or itself, and never get as far as the IOMMU.
+    pub(super) fn bus_windows(&self) -> Vec<AddrRange<Iova>> {
+        /// `IORESOURCE_MEM` of the kernel.
+        const MEMORY: u64 = 0x200;
+        let devices = fs::read_dir(self.root.join("bus/pci/devices"));
+        let lists = devices.into_iter().flatten().flatten();
+        let lists =
+            lists.filter_map(|entry| fs::read_to_string(entry.path().join("resource")).ok());
+        let mut windows = Vec::new();
+        for list in lists {
+            for line in list.lines() {
+                let number =
+                    |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+                let words: Vec<_> = line.split_whitespace().filter_map(number).collect();
+                let [start, last, flags] = words[..] else { continue };
+                let len_bytes = last.checked_sub(start).map_or(0, |len| len.saturating_add(1));
+                if flags & MEMORY != 0
+                    && start != 0
+                    && let Ok(window) = AddrRange::new(Iova::new(start), len_bytes)
+                {
+                    windows.push(window);
+                }
+            }
+        }
+        windows
+    }
+
     fn check_neighbours(&self, address: &str, group: u32) -> Result<(), OpenError> {
         let folder = self.root.join(format!("kernel/iommu_groups/{group}/devices"));
         let listing = fs::read_dir(folder).map_err(OpenError::io("listing the group's devices"))?;
@@ -360,6 +389,21 @@ mod tests {
             let refused = Machine::new().find(bad).unwrap_err();
             assert!(matches!(refused, OpenError::Name { .. }), "{refused}");
         }
+    }
+
+    #[test]
+    fn what_is_on_the_bus_is_no_memory() {
+        let machine = Machine::new();
+        machine.device(DEVICE, Some(7), Some("vfio-pci"));
+        machine.device("0000:02:00.0", Some(8), None);
+        let resources = "0x00000000fea00000 0x00000000fea03fff 0x0000000000140204\n\
+                         0x000000000000c000 0x000000000000c03f 0x0000000000040101\n\
+                         0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+        fs::write(machine.at("bus/pci/devices").join(DEVICE).join("resource"), resources).unwrap();
+        let sysfs = Sysfs { root: machine.folder.path().to_owned() };
+        let window = AddrRange::new(Iova::new(0xfea0_0000), 0x4000).unwrap();
+        assert_eq!(sysfs.bus_windows(), [window]);
+        assert_eq!(Sysfs { root: machine.at("nowhere") }.bus_windows(), []);
     }
 
     #[cfg(feature = "iommufd")]

@@ -51,7 +51,8 @@ impl Vfio {
     /// # Errors
     /// [`OpenError`], which says what whoever administers the machine must do.
     pub fn open_device(address: &str) -> Result<(Self, Device), OpenError> {
-        let found = Sysfs::of_this_machine().find(address)?;
+        let sysfs = Sysfs::of_this_machine();
+        let found = sysfs.find(address)?;
         let container = Container::open()
             .map_err(|source| OpenError::opening(CONTAINER.into(), "vfio_iommu_type1", source))?;
         let version = container.api_version().map_err(OpenError::io("asking VFIO's version"))?;
@@ -68,7 +69,7 @@ impl Vfio {
             .set_container(&container)
             .map_err(OpenError::io("putting the group into a container"))?;
         set_iommu(&container, &found)?;
-        let limits = limits(&container)?;
+        let limits = Limits { reserved: sysfs.bus_windows(), ..limits(&container)? };
         let device = group.device(&found.address).map_err(OpenError::io("opening the device"))?;
         Ok((Self { container, _group: group, limits }, device))
     }
