@@ -12,6 +12,7 @@
 //! | [`pages`] | `madvise` (huge pages, collapse, populate), `mincore` on our own mappings |
 //! | [`page_cache`] | `cachestat`, `preadv2(RWF_NOWAIT)`: which part of a file is in memory |
 //! | [`mod@file`] | opening, `statx` (identity, direct I/O alignment), `preadv2` |
+//! | [`fiemap`] | `FS_IOC_FIEMAP`: where a file lies on its disk |
 //! | [`uring`] | io_uring, for reads |
 //! | [`udmabuf`] | `/dev/udmabuf` |
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
@@ -28,6 +29,7 @@
 pub mod dma_buf;
 pub mod dma_heap;
 pub mod event_fd;
+pub mod fiemap;
 pub mod file;
 pub mod huge_pages;
 pub mod iommufd;

@@ -1,5 +1,6 @@
 //! What the program does.
 
+mod copy;
 mod measure;
 
 use longshore_domain::{Builder, Domain};
@@ -40,7 +41,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Ok(sysfs::bind(&device, &driver)?)
         }
         Command::Bench(args) => measure::bench(&args),
-        _ => todo!(),
+        Command::Extents { file } => copy::extents(&file),
+        Command::Load(args) => copy::load(&args),
+        Command::Write(args) => copy::write(&args),
     }
 }
 

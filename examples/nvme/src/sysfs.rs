@@ -15,11 +15,12 @@ const UNSAFE_INTERRUPTS: [&str; 2] = [
 
 /// The IOMMU before a device: `intel`, `virtio`, or as the kernel calls it.
 pub(crate) fn iommu(address: &str) -> Option<String> {
-    let name = link(&folder(address).ok()?, "iommu")?;
-    Some(match name.as_str() {
-        name if name.starts_with("dmar") => "intel".to_owned(),
-        name if name.starts_with("virtio") => "virtio".to_owned(),
-        _ => name,
+    let target = fs::read_link(folder(address).ok()?.join("iommu")).ok()?;
+    let name = target.file_name()?.to_str()?;
+    Some(match () {
+        () if name.starts_with("dmar") => "intel".to_owned(),
+        () if target.to_string_lossy().contains("/virtio") => "virtio".to_owned(),
+        () => name.to_owned(),
     })
 }
 

@@ -1,0 +1,174 @@
+//! `load`, `write` and `extents`: from and to the disk.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use longshore_heap::Heap;
+use longshore_iov::crc32c;
+use longshore_nvme_example::controller::Namespace;
+use longshore_nvme_example::error::Error;
+use longshore_nvme_example::extents::List;
+use longshore_nvme_example::load;
+use longshore_nvme_example::stream::Stretch;
+use serde_json::json;
+
+use super::{Failure, Result, open, start};
+use crate::args::{LoadArgs, WriteArgs};
+
+pub(crate) fn extents(file: &Path) -> Result<()> {
+    let list = List::of_file(file)?;
+    let text = serde_json::to_string_pretty(&list).expect("numbers and text");
+    writeln!(io::stdout(), "{text}").map_err(failed("writing the list"))
+}
+
+pub(crate) fn load(args: &LoadArgs) -> Result<()> {
+    // Before the device is touched.
+    let list = args.extents.as_deref().map(read_list).transpose()?;
+    let (builder, passed) = open(&args.device)?;
+    let domain = builder.build();
+    let (controller, namespace) = start(&domain, passed, &args.device)?;
+    let (stretches, len_bytes) = match &list {
+        Some(list) => (list.stretches(&namespace)?, list.len_bytes),
+        None => range(args, &namespace)?,
+    };
+    if len_bytes == 0 {
+        return Err(Failure::Arguments("there is nothing to load: no bytes".to_owned()));
+    }
+    let memory_bytes = len_bytes.next_multiple_of(namespace.block_bytes());
+    let buffer = args.heap.allocate(memory_bytes).map_err(Error::from)?;
+    let started = Instant::now();
+    let mut progress = Progress::new("loaded", stretches.iter().map(|s| s.len_bytes).sum());
+    let depth = args.device.depth;
+    let buffer = load::load(&controller, &namespace, depth, &stretches, buffer, |done| {
+        progress.tell(done);
+    })?;
+    let seconds = started.elapsed().as_secs_f64();
+    let content = buffer.read().map_err(Error::from)?;
+    let content = &content[..len_bytes as usize];
+    let crc = crc32c::of(content);
+    if let Some(path) = &args.output {
+        write_whole(path, content)?;
+    }
+    let mib_per_second = len_bytes as f64 / seconds / f64::from(1 << 20);
+    if args.json {
+        println!(
+            "{}",
+            json!({
+                "len_bytes": len_bytes,
+                "stretches": stretches.len(),
+                "seconds": seconds,
+                "mib_per_second": mib_per_second,
+                "crc32c": format!("{crc:08x}"),
+                "heap": buffer.heap().to_string(),
+            })
+        );
+    } else {
+        let stretches = stretches.len();
+        println!(
+            "{len_bytes} bytes of {stretches} stretches in {seconds:.3} s, {mib_per_second:.1} MiB/s; \
+             CRC-32C {crc:08x}"
+        );
+    }
+    Ok(())
+}
+
+pub(crate) fn write(args: &WriteArgs) -> Result<()> {
+    let path = &args.input;
+    let named = |what: &str| failed(&format!("{what} {}", path.display()));
+    let mut file = File::open(path).map_err(named("opening"))?;
+    let len_bytes = file.metadata().map_err(named("looking at"))?.len();
+    if len_bytes == 0 {
+        return Err(Failure::Arguments(format!(
+            "{} has nothing to write: no bytes",
+            path.display()
+        )));
+    }
+    let (builder, passed) = open(&args.device)?;
+    let domain = builder.build();
+    let (controller, namespace) = start(&domain, passed, &args.device)?;
+    let memory_bytes = len_bytes.next_multiple_of(namespace.block_bytes());
+    let mut buffer = Heap::Memfd.allocate(memory_bytes).map_err(Error::from)?;
+    let mut content = buffer.write().map_err(Error::from)?;
+    file.read_exact(&mut content[..len_bytes as usize]).map_err(named("reading"))?;
+    drop(content);
+    let stretch = Stretch { disk_offset: args.offset, offset: 0, len_bytes: memory_bytes };
+    let started = Instant::now();
+    let mut progress = Progress::new("written", memory_bytes);
+    let depth = args.device.depth;
+    load::store(&controller, &namespace, depth, &[stretch], buffer, |done| progress.tell(done))?;
+    let seconds = started.elapsed().as_secs_f64();
+    if args.json {
+        println!("{}", json!({"len_bytes": memory_bytes, "seconds": seconds}));
+    } else {
+        println!("{memory_bytes} bytes in {seconds:.3} s");
+    }
+    Ok(())
+}
+
+fn range(args: &LoadArgs, namespace: &Namespace) -> Result<(Vec<Stretch>, u64)> {
+    let disk_offset = args.offset;
+    let rest = namespace.len_bytes().saturating_sub(disk_offset);
+    let len_bytes = args.len.unwrap_or(rest);
+    if len_bytes > rest {
+        let namespace_bytes = namespace.len_bytes();
+        return Err(Error::Beyond { offset: disk_offset, len_bytes, namespace_bytes }.into());
+    }
+    Ok((vec![Stretch { disk_offset, offset: 0, len_bytes }], len_bytes))
+}
+
+fn read_list(path: &Path) -> Result<List> {
+    let text = fs::read_to_string(path).map_err(failed(&format!("reading {}", path.display())))?;
+    serde_json::from_str(&text).map_err(|error| {
+        Failure::Arguments(format!("{}: no list of extents: {error}", path.display()))
+    })
+}
+
+/// All of it, or no file.
+fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
+    let named = |what: &str| failed(&format!("{what} {}", path.display()));
+    let mut file = File::create(path).map_err(named("making"))?;
+    if let Err(error) = file.write_all(content).and_then(|()| file.sync_all()) {
+        // What is there is not what was asked for.
+        let _ = fs::remove_file(path);
+        return Err(named("writing")(error));
+    }
+    Ok(())
+}
+
+fn failed(operation: &str) -> impl FnOnce(io::Error) -> Failure + use<> {
+    let operation = operation.to_owned();
+    move |source| Error::Io { operation, source }.into()
+}
+
+/// How far it is: a line that changes on a terminal, a line for each tenth elsewhere.
+struct Progress {
+    verb: &'static str,
+    all: u64,
+    told: u64,
+    on_terminal: bool,
+}
+
+impl Progress {
+    fn new(verb: &'static str, all: u64) -> Self {
+        Self { verb, all, told: 0, on_terminal: io::stderr().is_terminal() }
+    }
+
+    fn tell(&mut self, done: u64) {
+        let steps = if self.on_terminal { 100 } else { 10 };
+        let step = (u128::from(done) * steps / u128::from(self.all.max(1))) as u64;
+        if step == self.told {
+            return;
+        }
+        self.told = step;
+        let (verb, all, percent) = (self.verb, self.all, step * (100 / steps as u64));
+        // Nobody may be there to read it.
+        let _ = if self.on_terminal {
+            let end = if percent == 100 { "\n" } else { "" };
+            write!(io::stderr(), "\r{verb} {percent} % of {all} bytes{end}")
+        } else {
+            writeln!(io::stderr(), "{verb} {percent} % of {all} bytes")
+        };
+    }
+}
