@@ -19,7 +19,7 @@ use longshore_vm_tests::protocol::{Event, Stream};
 use longshore_vm_tests::{Iommu, Machine, Task, require, static_binary};
 use serde_json::json;
 
-use super::lines::{self, Asked, Interest, MAP_TIME, SPEED, UNMAP_TIME};
+use super::lines::{self, Asked, BOTH_TIME, Interest, MAP_TIME, SPEED, UNMAP_TIME};
 use super::published::{self, MAP};
 use crate::harness::subprocess::last_lines;
 use crate::harness::{Against, CommonOptions, Row, Session};
@@ -72,11 +72,11 @@ impl Interest {
 
     /// How many I/Os a round has.
     fn ios(self, block_bytes: u64) -> u64 {
-        let bytes = match self {
+        let bytes: u64 = match self {
             Self::Throughput => 64 << 20,
-            Self::Instructions => 16 << 20,
+            Self::Instructions => 128 << 20,
         };
-        (bytes / block_bytes).clamp(512, 4096)
+        (bytes / block_bytes).clamp(512, 8192)
     }
 
     fn machine(self, name: &str, iommu: Iommu) -> Machine {
@@ -222,7 +222,7 @@ fn run_in(
             session.count_failure();
         }
         let against = |metric| Against { metric, baseline: MAP, only: None };
-        let against = [against(SPEED), against(UNMAP_TIME), against(MAP_TIME)];
+        let against = [against(SPEED), against(UNMAP_TIME), against(MAP_TIME), against(BOTH_TIME)];
         let mut rows = answer.measured.rows(session.bench(), &against);
         rows.extend(published_rows(session.bench(), interest, iommu, case)?);
         session.publish(rows)?;

@@ -16,6 +16,7 @@ const BOUNCED: Metric = Metric { name: "bounced", unit: "of the I/Os" };
 const FLUSHES: Metric = Metric { name: "flushes", unit: "per I/O" };
 const POOL_PEAK: Metric = Metric { name: "pool_peak", unit: "MiB" };
 pub(super) const MAP_TIME: Metric = Metric { name: "map_time", unit: "ms/GB" };
+pub(super) const BOTH_TIME: Metric = Metric { name: "map_and_unmap_time", unit: "ms/GB" };
 pub(super) const UNMAP_TIME: Metric = Metric { name: "unmap_time", unit: "ms/GB" };
 
 /// What is of interest of a run.
@@ -150,18 +151,22 @@ impl Line {
     fn sample(&self, interest: Interest) -> Sample {
         let gigabytes = self.bytes as f64 / 1e9;
         let per_io = |count: u64| count as f64 / self.ios as f64;
+        let times = [
+            (UNMAP_TIME, self.unmap_seconds * 1e3 / gigabytes),
+            (MAP_TIME, self.map_seconds * 1e3 / gigabytes),
+            (BOTH_TIME, (self.map_seconds + self.unmap_seconds) * 1e3 / gigabytes),
+        ];
+        let counts = [
+            (BOUNCED, per_io(self.bounced)),
+            (FLUSHES, per_io(self.flushes)),
+            (POOL_PEAK, self.pool_peak_bytes as f64 / f64::from(1 << 20)),
+        ];
         match interest {
-            Interest::Throughput => vec![
-                (SPEED, gigabytes / self.seconds),
-                (BOUNCED, per_io(self.bounced)),
-                (FLUSHES, per_io(self.flushes)),
-                (POOL_PEAK, self.pool_peak_bytes as f64 / f64::from(1 << 20)),
-            ],
-            Interest::Instructions => vec![
-                (UNMAP_TIME, self.unmap_seconds * 1e3 / gigabytes),
-                (MAP_TIME, self.map_seconds * 1e3 / gigabytes),
-                (BOUNCED, per_io(self.bounced)),
-            ],
+            Interest::Throughput => {
+                let speed = [(SPEED, gigabytes / self.seconds)];
+                speed.into_iter().chain(times).chain(counts).collect()
+            }
+            Interest::Instructions => times.into_iter().chain(counts).collect(),
         }
     }
 }
