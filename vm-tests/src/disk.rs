@@ -34,6 +34,7 @@ pub struct Disk {
     read_errors: Vec<ReadError>,
     reads_per_second_bytes: Option<u64>,
     mount: Option<(String, FileSystem)>,
+    properties: Vec<(String, Value)>,
 }
 
 #[derive(Clone, Debug)]
@@ -137,6 +138,13 @@ impl Disk {
         Self { mount: Some((path.into(), file_system)), ..self }
     }
 
+    /// A property of the device, as QEMU's `-device` has it.
+    #[must_use]
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.properties.push((name.into(), value.into()));
+        self
+    }
+
     fn tree(
         name: impl Into<String>,
         file_system: FileSystem,
@@ -158,6 +166,7 @@ impl Disk {
             read_errors: Vec::new(),
             reads_per_second_bytes: None,
             mount: None,
+            properties: Vec::new(),
         }
     }
 
@@ -223,6 +232,9 @@ impl Disk {
         if self.attach == Attach::Virtio && !self.read_errors.is_empty() {
             // Or a read fails because QEMU made one request of it and of the one that is to fail.
             device["request-merging"] = false.into();
+        }
+        for (name, value) in &self.properties {
+            device[name] = value.clone();
         }
         args.extend(["-blockdev".into(), block.to_string()]);
         args.extend(["-device".into(), device.to_string()]);
@@ -303,6 +315,14 @@ mod tests {
         let block: Value = serde_json::from_str(&args[3]).unwrap();
         assert_eq!(block["file"]["throttle-group"], object["id"]);
         assert_eq!(block["file"]["file"]["filename"], "/a.img");
+    }
+
+    #[test]
+    fn properties_are_the_devices() {
+        let disk = Disk::null("null", 1 << 20).attach(Attach::Nvme).property("mdts", 2);
+        let args = disk.property("addr", "10.0").qemu_args(0, Path::new("/nowhere")).unwrap();
+        let device: Value = serde_json::from_str(&args[3]).unwrap();
+        assert_eq!((&device["mdts"], &device["addr"]), (&2.into(), &"10.0".into()));
     }
 
     #[test]

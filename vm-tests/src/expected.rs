@@ -13,7 +13,7 @@ pub const WALKERS: &str = "walker::";
 /// How the names of tests begin that the guest of the test program `device` runs, with QEMU 11.
 pub const DEVICE: &str = "device::";
 
-/// How the names of tests begin that need a kernel with iommufd, which Debian's has not.
+/// In the names of suites that need a kernel with iommufd, which Debian's has not.
 pub const IOMMUFD: &str = "iommufd_";
 
 /// How the names of tests begin that guests of the test program `vhost` run.

@@ -67,6 +67,22 @@ pub fn make_image(file_system: FileSystem, dir: &Path, image: &Path, bytes: u64)
     .map(drop)
 }
 
+/// Makes the file `image`, of `bytes`, an ext4 file system with the content of `dir` in which files of
+/// more than 8 MiB are in many pieces: each group of blocks is that small, and begins with blocks of the
+/// file system.
+///
+/// # Errors
+///
+/// As [`make_image`].
+pub fn make_fragmented_ext4(dir: &Path, image: &Path, bytes: u64) -> Result<()> {
+    sparse_file(image, bytes)?;
+    let block = EXT4_BLOCK_BYTES.to_string();
+    let fixed = ["-q", "-F", "-t", "ext4", "-b", &block, "-g", "2048", "-O", "^flex_bg"];
+    let owner = ["-E", "root_owner=0:0", "-d"];
+    let options = fixed.into_iter().chain(owner).map(AsRef::as_ref);
+    MKE2FS.run(options.chain([dir.as_os_str(), image.as_ref()])).map(drop)
+}
+
 /// The disk sector at which byte `offset` of `file` lies in an ext4 image made by [`make_image`].
 ///
 /// # Errors

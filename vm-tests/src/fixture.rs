@@ -49,6 +49,30 @@ pub const VHOST_DISK_BYTES: u64 = 64 << 20;
 /// What a guest's program prints when each page of its buffer was read, so that it may be moved.
 pub const VHOST_READING: &str = "each page was read, and reads go on";
 
+/// Disks of the NVMe driver's tests, and where each is on the bus. On `nvme-raw` and `nvme-slow` is the
+/// content with this seed,
+pub const DRIVEN_SEED: u64 = 5;
+/// of so many bytes;
+pub const DRIVEN_BYTES: u64 = (1 << 30) + (4 << 20);
+/// `nvme-file` has it as a file of this name, in many pieces.
+pub const DRIVEN_FILE: &str = "content";
+/// It has a second file, of so many bytes, whose content's seed is its length.
+pub const DRIVEN_ODD_BYTES: u64 = 70_001;
+/// Where `nvme-raw` is.
+pub const DRIVEN_RAW: &str = "0000:00:10.0";
+/// Where `nvme-slow` is, which reads no faster than [`DRIVEN_SLOW_BYTES_PER_SECOND`].
+pub const DRIVEN_SLOW: &str = "0000:00:11.0";
+/// So slow that what is in flight stays there.
+pub const DRIVEN_SLOW_BYTES_PER_SECOND: u64 = 256 << 10;
+/// Where `nvme-file` is.
+pub const DRIVEN_DISK_OF_FILE: &str = "0000:00:12.0";
+/// Where `nvme-small` is: it has blocks of 4096 bytes, takes 16 KiB a command, and can be written.
+pub const DRIVEN_SMALL: &str = "0000:00:13.0";
+/// So many of its bytes are the content with this seed, ...
+pub const DRIVEN_SMALL_SEED: u64 = 6;
+/// ... and as many behind them are there to be written.
+pub const DRIVEN_SMALL_BYTES: u64 = 8 << 20;
+
 /// The name of the file with `len` bytes. Its content is the one whose seed is its length.
 #[must_use]
 pub fn file_name(len: u64) -> String {

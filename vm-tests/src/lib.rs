@@ -48,7 +48,7 @@ mod tool;
 
 pub use disk::{Attach, Disk, ReadError};
 pub use error::{Error, GuestFault, Result};
-pub use filesystem::{FileSystem, ext4_sector_of, make_image};
+pub use filesystem::{FileSystem, ext4_sector_of, make_fragmented_ext4, make_image};
 pub use kernel::Kernel;
 pub use machine::{Iommu, Machine};
 pub use protocol::Task;

@@ -70,7 +70,9 @@ fn is_ours(name: &str) -> bool {
     let is_others = [expected::WALKERS, expected::DEVICE, expected::VHOST]
         .iter()
         .any(|others| name.starts_with(others));
-    !is_others && (machines::has_iommufd() || !name.starts_with(expected::IOMMUFD))
+    let needs_iommufd =
+        name.split("::").next().is_some_and(|suite| suite.contains(expected::IOMMUFD));
+    !is_others && (machines::has_iommufd() || !needs_iommufd)
 }
 
 /// Runs the selected tests; whether all is well.

@@ -9,6 +9,7 @@ mod device;
 mod heap;
 mod kernel;
 mod load;
+mod nvme;
 mod passthrough;
 mod vhost;
 
@@ -47,6 +48,10 @@ const SUITES: &[Suite] = &[
     passthrough::VFIO_VIRTIO,
     passthrough::IOMMUFD_INTEL,
     passthrough::IOMMUFD_VIRTIO,
+    nvme::VFIO_INTEL,
+    nvme::VFIO_VIRTIO,
+    nvme::IOMMUFD_INTEL,
+    nvme::IOMMUFD_VIRTIO,
 ];
 
 /// Tests that fail on purpose, to prove that the harness notices. They are run by name only.

@@ -1,5 +1,8 @@
 //! The machines that the guest tests run in, and which suites run in which.
 
+#[path = "nvme.rs"]
+mod nvme;
+
 use std::{env, fs, io, path::Path, time::Duration};
 
 use longshore_vm_tests::{
@@ -67,6 +70,7 @@ pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
         groups.push(passthrough("iommufd-intel", Iommu::Intel, &["iommufd_intel"]));
         groups.push(passthrough("iommufd-virtio", Iommu::Virtio, &["iommufd_virtio"]));
     }
+    groups.extend(nvme::groups(fixtures)?);
     Ok(groups)
 }
 

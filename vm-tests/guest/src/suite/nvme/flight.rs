@@ -1,0 +1,176 @@
+//! Commands that are in flight when all ends: what they reach is unmapped only once the controller does
+//! not have them any more, and the IOMMU sees nothing stray.
+
+use std::time::Duration;
+
+use longshore_domain::{Bounce, Direction, Domain, Error as DomainError, Local, Mapping};
+use longshore_heap::{Buffer, Heap};
+use longshore_mem::Iova;
+use longshore_nvme_example::command::Verb;
+use longshore_nvme_example::controller::{Controller, Namespace, Options};
+use longshore_nvme_example::data::Segment;
+use longshore_nvme_example::error::Error;
+use longshore_nvme_example::hardware::{Interface, Passed};
+use longshore_nvme_example::queue::Queue;
+use longshore_vm_tests::fixture;
+
+use super::rig::{self, KernelLog};
+use crate::outcome::{Passed as Outcome, TestResult, ensure};
+
+const SLOW: &str = fixture::DRIVEN_SLOW;
+const DEPTH: u16 = 32;
+const LEN_BYTES: u64 = 64 << 10;
+
+type Held<'l, 'd> = Mapping<'l, Buffer, Local<'d>>;
+
+/// As many reads as there can be, of a disk that takes minutes for them; half of them bounced.
+fn fill<'l, 'd>(
+    domain: &Domain,
+    local: &'l Local<'d>,
+    queue: &mut Queue<'_, 'd, Passed, Held<'l, 'd>>,
+    namespace: &Namespace,
+) -> rig::Result<()> {
+    for index in 0..DEPTH {
+        domain.set_bounce(if index % 2 == 0 { Bounce::Never } else { Bounce::Always });
+        let buffer = Heap::Memfd.allocate(LEN_BYTES)?;
+        let mapping = local.map_reported(buffer).map_err(DomainError::from)?;
+        let segment = Segment { iova: mapping.iova(), len_bytes: LEN_BYTES };
+        let lba = u64::from(index) * 128;
+        queue.submit(Verb::Read, namespace, lba, &[segment], mapping).map_err(Error::from)?;
+    }
+    queue.ring();
+    std::thread::sleep(Duration::from_millis(100));
+    Ok(())
+}
+
+pub(super) fn reset(interface: Interface) -> TestResult {
+    let mut log = KernelLog::from_now()?;
+    rig::drive(interface, SLOW, Options::default(), |domain, controller, namespace| {
+        for _ in 0..2 {
+            let local = domain.local();
+            let mut queue = controller.queue(DEPTH)?;
+            fill(domain, &local, &mut queue, &namespace)?;
+            ensure!(queue.in_flight() == DEPTH, "{queue:?}");
+            controller.stop()?;
+            ensure!(!controller.is_running(), "it runs");
+            // Nothing can be given to it, and nothing ends.
+            let stopped = loop {
+                match queue.wait() {
+                    // What had ended before.
+                    Ok(done) => drop(done),
+                    Err(error) => break error,
+                }
+            };
+            ensure!(matches!(stopped, Error::Stopped), "{stopped}");
+            ensure!(matches!(controller.namespace(1), Err(Error::Stopped)), "it answers");
+            let in_flight = usize::from(queue.in_flight());
+            ensure!(in_flight > usize::from(DEPTH) / 2, "only {in_flight} were in flight");
+            let held: Vec<_> = queue.close()?.collect();
+            ensure!(held.len() == in_flight, "{} mappings of {in_flight}", held.len());
+            for mapping in held {
+                let buffer = mapping.unmap().map_err(DomainError::from)?;
+                ensure!(buffer.len_bytes() == LEN_BYTES, "another buffer");
+            }
+            drop(local);
+            controller.restart()?;
+            reads(domain, controller, &namespace)?;
+        }
+        Ok(())
+    })?;
+    let faults = log.faults()?;
+    ensure!(faults.is_empty(), "{faults:?}");
+    Ok(Outcome::Yes)
+}
+
+/// A queue that is given up while commands are in flight; the controller goes on with others.
+pub(super) fn closed(interface: Interface) -> TestResult {
+    let mut log = KernelLog::from_now()?;
+    rig::drive(interface, SLOW, Options::default(), |domain, controller, namespace| {
+        let queues = controller.queues_left();
+        for turn in 0..3 {
+            let local = domain.local();
+            let mut queue = controller.queue(DEPTH)?;
+            fill(domain, &local, &mut queue, &namespace)?;
+            if turn == 0 {
+                drop(queue);
+            } else {
+                let held = queue.close()?.count();
+                ensure!(held == usize::from(DEPTH), "{held} mappings");
+            }
+            ensure!(controller.is_running(), "it was stopped");
+            ensure!(controller.queues_left() == queues, "a queue was lost");
+            reads(domain, controller, &namespace)?;
+        }
+        Ok(())
+    })?;
+    let faults = log.faults()?;
+    ensure!(faults.is_empty(), "{faults:?}");
+    Ok(Outcome::Yes)
+}
+
+/// Everything is dropped, in each order that compiles; then a stray read, to see that the log would have
+/// told.
+pub(super) fn dropped(interface: Interface) -> TestResult {
+    let mut log = KernelLog::from_now()?;
+    for stops in [false, true] {
+        rig::drive(interface, SLOW, Options::default(), |domain, controller, namespace| {
+            let local = domain.local();
+            let mut queue = controller.queue(DEPTH)?;
+            fill(domain, &local, &mut queue, &namespace)?;
+            if stops {
+                controller.stop()?;
+            }
+            Ok(())
+        })?;
+    }
+    let faults = log.faults()?;
+    ensure!(faults.is_empty(), "{faults:?}");
+    rig::drive(interface, fixture::DRIVEN_RAW, Options::default(), |_, controller, namespace| {
+        let mut queue = controller.queue(1)?;
+        // Nothing is mapped there, and nothing else is on the bus there.
+        let segment = Segment { iova: Iova::new(0x1234_5000), len_bytes: 4096 };
+        queue.submit(Verb::Read, &namespace, 0, &[segment], ())?;
+        println!("a stray read: {:?}", queue.wait()?.result);
+        Ok(())
+    })?;
+    let faults = log.faults()?;
+    ensure!(!faults.is_empty(), "a stray access was not in the log");
+    println!("{faults:?}");
+    Ok(Outcome::Yes)
+}
+
+/// Reads that do not end in time: an error that says so, and nothing is lost.
+pub(super) fn timed_out(interface: Interface) -> TestResult {
+    let options = Options { io_timeout: Duration::from_millis(300), ..Options::default() };
+    rig::drive(interface, SLOW, options, |domain, controller, namespace| {
+        let local = domain.local();
+        let mut queue = controller.queue(DEPTH)?;
+        fill(domain, &local, &mut queue, &namespace)?;
+        let late = loop {
+            match queue.wait() {
+                Ok(done) => done.result?,
+                Err(error) => break error,
+            }
+        };
+        let text = late.to_string();
+        ensure!(matches!(late, Error::TimedOut { .. }), "{text}");
+        ensure!(text.contains("Read of 128 blocks") && text.contains("300ms"), "{text}");
+        let held = queue.close()?.count();
+        ensure!(held > 0, "nothing was in flight");
+        Ok(Outcome::Yes)
+    })
+}
+
+/// It works: a block arrives.
+fn reads(domain: &Domain, controller: &Controller<'_>, namespace: &Namespace) -> rig::Result<()> {
+    domain.set_bounce(Bounce::Never);
+    let buffer = Heap::Memfd.allocate(4096)?;
+    let mapping = domain.map(buffer, Direction::FromDevice).map_err(DomainError::from)?;
+    let mut queue = controller.queue(1)?;
+    let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
+    queue.submit(Verb::Read, namespace, 9, &[segment], ())?;
+    queue.wait()?.result?;
+    queue.close()?.for_each(drop);
+    let buffer = mapping.unmap().map_err(DomainError::from)?;
+    rig::expect(fixture::DRIVEN_SEED, 9 * 512, &buffer.read()?)
+}
