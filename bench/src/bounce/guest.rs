@@ -208,8 +208,15 @@ fn run_in(
             rounds,
             warm_up: rounds - counted,
         };
-        let answer = lines::read(&case.name, &command.stdout(), asked, interest, interest.note())
-            .with_context(|| case.name.clone())?;
+        let answer = lines::read(&case.name, &command.stdout(), asked, interest, interest.note());
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                session.count_failure();
+                session.not_run(&case.name, "bounce", &format!("{error:#}"))?;
+                continue;
+            }
+        };
         if let Some(mut environment) = answer.environment
             && !std::mem::replace(&mut has_environment, true)
         {
