@@ -63,7 +63,7 @@ pub const DRIVEN_RAW: &str = "0000:00:10.0";
 /// Where `nvme-slow` is, which reads no faster than [`DRIVEN_SLOW_BYTES_PER_SECOND`].
 pub const DRIVEN_SLOW: &str = "0000:00:11.0";
 /// So slow that what is in flight stays there.
-pub const DRIVEN_SLOW_BYTES_PER_SECOND: u64 = 256 << 10;
+pub const DRIVEN_SLOW_BYTES_PER_SECOND: u64 = 128 << 10;
 /// Where `nvme-file` is.
 pub const DRIVEN_DISK_OF_FILE: &str = "0000:00:12.0";
 /// Where `nvme-small` is: it has blocks of 4096 bytes, takes 16 KiB a command, and can be written.

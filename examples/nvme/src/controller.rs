@@ -498,7 +498,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
                 Ok(None) => {}
                 Err(error) => break Err(error),
             }
-            if let Err(error) = waiting.spin(self, || what) {
+            if let Err(error) = waiting.spin(self, || Some(what)) {
                 break Err(error);
             }
         };

@@ -56,6 +56,9 @@ pub enum Error {
         /// How long nothing ended.
         waited: Duration,
     },
+    /// There is nothing to wait for.
+    #[error("no command is in flight")]
+    Idle,
     /// It says that a command ended which it did not have.
     #[error("the controller says that command {id} of queue {queue} ended, which it does not have")]
     Unasked {

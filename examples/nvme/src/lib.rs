@@ -19,7 +19,7 @@
 //! | [`queue`] | commands in flight, and what is kept until they end |
 //! | [`stream`], [`load`] | long transfers, cut into what a command takes |
 //! | [`extents`] | where a file is on its disk |
-//! | [`bench`] | reads by each scheme of mapping |
+//! | [`mod@bench`] | reads by each scheme of mapping |
 //!
 //! ```no_run
 //! use longshore_heap::Heap;

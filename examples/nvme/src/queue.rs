@@ -168,8 +168,9 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
     /// Rings, and waits for a command to end.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], also where nothing is in flight; [`Error::Fatal`], [`Error::Gone`],
-    /// [`Error::Stopped`], [`Error::Unasked`]. Commands in flight stay with the controller.
+    /// [`Error::Idle`] where nothing is in flight; [`Error::TimedOut`], [`Error::Fatal`],
+    /// [`Error::Gone`], [`Error::Stopped`], [`Error::Unasked`]. Commands in flight stay with the
+    /// controller.
     pub fn wait(&mut self) -> Result<Done<T>, Error> {
         self.ring();
         let mut waiting = Waiting::new(self.controller.io_timeout());
@@ -178,8 +179,7 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
                 return Ok(done);
             }
             let rings = self.rings();
-            let nothing = What::Admin { name: "nothing", word: 0 };
-            waiting.spin(self.controller, || rings.any_in_flight().unwrap_or(nothing))?;
+            waiting.spin(self.controller, || rings.any_in_flight())?;
         }
     }
 
@@ -290,7 +290,7 @@ impl Waiting {
     pub(crate) fn spin<H: Hardware>(
         &mut self,
         controller: &Controller<'_, H>,
-        what: impl FnOnce() -> What,
+        in_flight: impl FnOnce() -> Option<What>,
     ) -> Result<(), Error> {
         self.spins += 1;
         if self.spins < SPINS {
@@ -298,6 +298,7 @@ impl Waiting {
             return Ok(());
         }
         self.spins = 0;
+        let what = in_flight().ok_or(Error::Idle)?;
         let Some(started) = self.started else {
             self.started = Some(Instant::now());
             return Ok(());
@@ -308,7 +309,7 @@ impl Waiting {
             controller.check()?;
         }
         if waited > self.timeout {
-            return Err(Error::TimedOut { what: what(), waited: self.timeout });
+            return Err(Error::TimedOut { what, waited: self.timeout });
         }
         thread::yield_now();
         Ok(())

@@ -1,0 +1,243 @@
+//! The driver and a model of a controller in one process: the driver's domain is a space, and the model
+//! reaches it by IOVA, through a session.
+
+mod misbehaviour;
+mod model;
+mod program;
+
+use std::time::Duration;
+
+use longshore_domain::backend::Soft;
+use longshore_domain::{Bounce, Direction, Domain, Error as DomainError};
+use longshore_heap::{Buffer, Heap};
+use longshore_nvme_example::bench::{self, Plan, Scheme};
+use longshore_nvme_example::command::Verb;
+use longshore_nvme_example::controller::{Controller, Options};
+use longshore_nvme_example::data::{Format, Segment};
+use longshore_nvme_example::error::Error;
+use longshore_nvme_example::extents::{Extent, List};
+use longshore_nvme_example::load::{load, store};
+use longshore_nvme_example::stream::Stretch;
+
+use self::model::{Model, Traits};
+
+const DISK_BYTES: usize = 4 << 20;
+
+/// Each word another.
+fn content() -> Vec<u8> {
+    (0..DISK_BYTES as u64 / 8).flat_map(|word| (word * 0x9e37_79b9).to_le_bytes()).collect()
+}
+
+fn options() -> Options {
+    let timeout = Duration::from_millis(200);
+    Options { admin_timeout: timeout, io_timeout: timeout, ..Options::default() }
+}
+
+/// A driver and a controller; afterwards nothing is mapped, and nothing went astray.
+fn with_model(
+    traits: Traits,
+    options: Options,
+    work: impl for<'m, 'd> FnOnce(&'m Model, &'d Domain, &mut Controller<'d, &'m Model>),
+) {
+    let soft = Soft::new().unwrap();
+    let model = &Model::new(soft.space().session(), traits, content());
+    let domain = Domain::builder(soft).free_after(None).build();
+    let mut controller = Controller::new(&domain, model, options).unwrap();
+    work(model, &domain, &mut controller);
+    drop(controller);
+    domain.shrink(Duration::ZERO).unwrap();
+    assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes(), "something is mapped");
+    assert_eq!((model.strays(), domain.counters().leaked), (0, 0));
+}
+
+fn buffer(len_bytes: u64) -> Buffer {
+    Heap::Memfd.allocate(len_bytes).unwrap()
+}
+
+#[test]
+fn what_is_read_is_what_is_there() {
+    for (stride_log2, block_log2, max_transfer_log2_pages, sgl) in
+        [(0, 9, 3, 1), (2, 12, 0, 0), (7, 9, 1, 2), (0, 13, 5, 1)]
+    {
+        for format in [Format::Prp, Format::Shortest] {
+            let ready_timeout = 1;
+            let traits =
+                Traits { stride_log2, block_log2, max_transfer_log2_pages, sgl, ready_timeout };
+            let options = Options { format, ..options() };
+            with_model(traits, options, |model, _, controller| {
+                let namespace = controller.namespace(1).unwrap();
+                assert_eq!(namespace.len_bytes(), DISK_BYTES as u64);
+                let stretch = Stretch { disk_offset: 1 << 13, offset: 0, len_bytes: 3 << 20 };
+                let read = load(controller, &namespace, 7, &[stretch], buffer(3 << 20), |_| {});
+                let expected = &model.disk()[1 << 13..][..3 << 20];
+                assert!(*read.unwrap().read().unwrap() == *expected, "{stride_log2} {block_log2}");
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_there() {
+    with_model(Traits::default(), options(), |model, _, controller| {
+        let namespace = controller.namespace(1).unwrap();
+        let mut source = buffer(100 << 10);
+        source.write().unwrap().fill(0x5a);
+        let stretch = Stretch { disk_offset: 512, offset: 0, len_bytes: 100 << 10 };
+        store(controller, &namespace, 3, &[stretch], source, |_| {}).unwrap();
+        let mut expected = content();
+        expected[512..512 + (100 << 10)].fill(0x5a);
+        assert!(model.disk() == expected);
+        assert_eq!(model.flushes(), 1);
+    });
+}
+
+#[test]
+fn a_files_extents_become_the_file() {
+    let extent =
+        |file_offset, disk_offset, len_bytes| Extent { file_offset, disk_offset, len_bytes };
+    let list = List {
+        file: "file".into(),
+        disk: "disk".into(),
+        len_bytes: 50_000,
+        extents: vec![
+            extent(0, 1 << 20, 8192),
+            extent(8192, 4096, 4096),
+            // A hole, and a last block that is not whole.
+            extent(40_960, 1 << 21, 12_288),
+        ],
+    };
+    with_model(Traits::default(), options(), |_, _, controller| {
+        let namespace = controller.namespace(1).unwrap();
+        let memory = buffer(list.memory_bytes(&namespace).unwrap());
+        let stretches = list.stretches(&namespace).unwrap();
+        let file = load(controller, &namespace, 4, &stretches, memory, |_| {}).unwrap();
+        let (bytes, disk) = (file.read().unwrap(), content());
+        assert!(bytes[..8192] == disk[1 << 20..][..8192]);
+        assert!(bytes[8192..12_288] == disk[4096..8192]);
+        assert!(bytes[12_288..40_960].iter().all(|byte| *byte == 0));
+        assert!(bytes[40_960..50_000] == disk[1 << 21..][..50_000 - 40_960]);
+    });
+}
+
+#[test]
+fn doorbells_are_rung_once_for_all_that_came_together() {
+    with_model(Traits::default(), options(), |model, domain, controller| {
+        let namespace = controller.namespace(1).unwrap();
+        let mapping = domain.map(buffer(4096), Direction::FromDevice).unwrap();
+        let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
+        let mut queue = controller.queue(16).unwrap();
+        assert_eq!(model.doorbells(), 0);
+        for round in 0..20 {
+            for lba in 0..16 {
+                queue.submit(Verb::Read, &namespace, lba, &[segment], lba).unwrap();
+            }
+            let full = queue.submit(Verb::Read, &namespace, 0, &[segment], 99).unwrap_err();
+            assert!(matches!(full.error, Error::Full { depth: 16 }) && full.payload == 99);
+            queue.ring();
+            // Completions of the round before, and submissions.
+            assert_eq!(model.doorbells(), if round == 0 { 1 } else { 2 });
+            let ended: Vec<_> = std::iter::from_fn(|| queue.take().unwrap()).collect();
+            assert!(ended.iter().all(|done| done.result.is_ok()));
+            assert_eq!(
+                ended.iter().map(|done| done.payload).collect::<Vec<_>>(),
+                [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+            );
+        }
+    });
+}
+
+#[test]
+fn segments_of_many_mappings_are_one_transfer() {
+    for format in [Format::Prp, Format::Sgl] {
+        let options = Options { format, ..options() };
+        with_model(Traits::default(), options, |_, domain, controller| {
+            let namespace = controller.namespace(1).unwrap();
+            let map = |len| domain.map(buffer(len), Direction::FromDevice).unwrap();
+            let mappings = [map(8192), map(4096), map(12_288)];
+            let segments: Vec<_> = mappings
+                .iter()
+                .map(|mapping| Segment { iova: mapping.iova(), len_bytes: mapping.len_bytes() })
+                .collect();
+            let mut queue = controller.queue(1).unwrap();
+            queue.submit(Verb::Read, &namespace, 40, &segments, ()).unwrap();
+            queue.wait().unwrap().result.unwrap();
+            let disk = content();
+            let mut at = 40 * 512;
+            for mapping in mappings {
+                let bytes = mapping.unmap().map_err(DomainError::from).unwrap();
+                let bytes = bytes.read().unwrap();
+                assert!(*bytes == disk[at..at + bytes.len()], "{format:?}");
+                at += bytes.len();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_failed_command_says_what_it_was() {
+    with_model(Traits::default(), options(), |_, domain, controller| {
+        let namespace = controller.namespace(1).unwrap();
+        let mapping = domain.map(buffer(4096), Direction::FromDevice).unwrap();
+        let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
+        let mut queue = controller.queue(1).unwrap();
+        queue.submit(Verb::Read, &namespace, namespace.blocks - 7, &[segment], ()).unwrap();
+        let error = queue.wait().unwrap().result.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "Read of 8 blocks from LBA 0x1ff9 of namespace 1: LBA Out of Range (status code type \
+             0x0, code 0x80)"
+        );
+        assert!(matches!(queue.wait().unwrap_err(), Error::Idle));
+        let missing = controller.namespace(2).unwrap_err();
+        assert!(missing.to_string().contains("namespace 2"), "{missing}");
+    });
+}
+
+#[test]
+fn it_is_shut_down_and_stopped_in_the_end() {
+    let soft = Soft::new().unwrap();
+    let model = &Model::new(soft.space().session(), Traits::default(), content());
+    let domain = Domain::builder(soft).build();
+    let controller = Controller::new(&domain, model, options()).unwrap();
+    assert!(model.is_enabled() && !model.was_shut_down());
+    drop(controller);
+    assert!(!model.is_enabled() && model.was_shut_down());
+}
+
+#[test]
+fn each_scheme_does_what_it_says() {
+    with_model(Traits::default(), options(), |_, domain, controller| {
+        let namespace = controller.namespace(1).unwrap();
+        let plan = Plan {
+            block_bytes: 8192,
+            depth: 8,
+            rounds: 2,
+            ios: 100,
+            doorbell_batch: 2,
+            schemes: Scheme::ALL.to_vec(),
+            policy: Bounce::Below(4096),
+        };
+        let mut rows = Vec::new();
+        bench::run(domain, controller, &namespace, &plan, |row| rows.push(row)).unwrap();
+        let names: Vec<_> = rows.iter().map(|row| (row.scheme, row.round)).collect();
+        assert_eq!(
+            names[..5],
+            [("map", 0), ("bounce", 0), ("static", 0), ("policy", 0), ("map, batched", 0)]
+        );
+        assert_eq!((names.len(), names[5]), (10, ("map", 1)));
+        for row in &rows {
+            assert_eq!((row.ios, row.bytes, row.depth), (100, 819_200, 8));
+            let expected = match row.scheme {
+                "bounce" => [100, 100, 100, 819_200, 0],
+                "static" => [0; 5],
+                // As many buffers as twice the depth: taken back eight at once, and the rest at the end.
+                "map, batched" => [0, 100, 100, 0, row.flushes],
+                _ => [0, 100, 100, 0, 100],
+            };
+            let counts = [row.bounced, row.maps, row.unmaps, row.copied_bytes, row.flushes];
+            assert_eq!(counts, expected, "{row:?}");
+            assert_eq!(row.pool_peak_bytes, if row.scheme == "bounce" { 2 << 20 } else { 0 });
+        }
+        assert!(rows[4].flushes < 15, "{:?}", rows[4]);
+    });
+}

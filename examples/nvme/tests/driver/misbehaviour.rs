@@ -1,0 +1,162 @@
+//! A controller that does not do what it should: nothing is unmapped while it may be used.
+
+use std::time::Duration;
+
+use longshore_domain::backend::Soft;
+use longshore_domain::{Domain, Local, Mapping};
+use longshore_heap::Buffer;
+use longshore_nvme_example::command::Verb;
+use longshore_nvme_example::controller::Controller;
+use longshore_nvme_example::data::Segment;
+use longshore_nvme_example::error::Error;
+use longshore_nvme_example::queue::Queue;
+
+use crate::model::{Model, Traits};
+use crate::{buffer, content, options, with_model};
+
+type Held<'l, 'd> = Mapping<'l, Buffer, Local<'d>>;
+
+/// Three reads that do not end.
+fn fill<'l, 'd>(
+    local: &'l Local<'d>,
+    queue: &mut Queue<'_, 'd, &Model, Held<'l, 'd>>,
+    model: &Model,
+) {
+    model.faulty.holds_io.set(true);
+    let namespace = queue.controller().namespace(1).unwrap();
+    for lba in 0..3 {
+        let mapping = local.map_reported(buffer(4096)).unwrap();
+        let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
+        queue.submit(Verb::Read, &namespace, lba, &[segment], mapping).unwrap();
+    }
+    queue.ring();
+}
+
+#[test]
+fn a_command_that_does_not_end_is_an_error_and_its_memory_comes_back_with_the_queue() {
+    with_model(Traits::default(), options(), |model, domain, controller| {
+        let local = domain.local();
+        let mut queue = controller.queue(4).unwrap();
+        fill(&local, &mut queue, model);
+        let late = queue.wait().unwrap_err();
+        assert!(late.to_string().starts_with("Read of 8 blocks from LBA 0x"), "{late}");
+        assert!(late.to_string().contains("did not end within 200ms"), "{late}");
+        assert_eq!(queue.close().unwrap().count(), 3);
+        // It has given them up: there is nothing to go on with.
+        assert_eq!(model.go_on(), 0);
+        assert!(controller.is_running());
+    });
+}
+
+#[test]
+fn a_late_command_still_reaches_its_memory() {
+    with_model(Traits::default(), options(), |model, domain, controller| {
+        let local = domain.local();
+        let mut queue = controller.queue(4).unwrap();
+        fill(&local, &mut queue, model);
+        assert!(matches!(queue.wait().unwrap_err(), Error::TimedOut { .. }));
+        assert_eq!(model.go_on(), 3);
+        for lba in 0..3 {
+            let done = queue.wait().unwrap();
+            done.result.unwrap();
+            let buffer = done.payload.complete(4096).unwrap();
+            assert!(*buffer.read().unwrap() == content()[lba * 512..][..4096]);
+        }
+    });
+}
+
+#[test]
+fn where_the_queue_cannot_be_deleted_the_controller_is_stopped() {
+    with_model(Traits::default(), options(), |model, domain, controller| {
+        let local = domain.local();
+        let mut queue = controller.queue(4).unwrap();
+        fill(&local, &mut queue, model);
+        model.faulty.holds_admin.set(true);
+        assert_eq!(queue.close().unwrap().count(), 3);
+        assert!(!controller.is_running() && !model.is_enabled());
+        let stopped = controller.namespace(1).unwrap_err();
+        assert!(matches!(stopped, Error::Stopped), "{stopped}");
+        model.faulty.holds_admin.set(false);
+        model.faulty.holds_io.set(false);
+        controller.restart().unwrap();
+        assert_eq!(controller.namespace(1).unwrap().block_log2, 9);
+    });
+}
+
+#[test]
+fn where_it_does_not_stop_the_bus_resets_it() {
+    with_model(Traits::default(), options(), |model, domain, controller| {
+        let local = domain.local();
+        let mut queue = controller.queue(4).unwrap();
+        fill(&local, &mut queue, model);
+        model.faulty.does_not_stop.set(true);
+        controller.stop().unwrap();
+        assert_eq!(queue.close().unwrap().count(), 3);
+        assert_eq!(model.go_on(), 0);
+    });
+}
+
+/// Nothing stops it: what it was given stays mapped for ever, and is never anybody else's.
+#[test]
+fn what_cannot_be_taken_back_is_leaked() {
+    let soft = Soft::new().unwrap();
+    let model = &Model::new(soft.space().session(), Traits::default(), content());
+    let domain = Domain::builder(soft).build();
+    let controller = Controller::new(&domain, model, options()).unwrap();
+    let local = domain.local();
+    let mut queue = controller.queue(4).unwrap();
+    fill(&local, &mut queue, model);
+    model.faulty.does_not_stop.set(true);
+    model.faulty.does_not_reset.set(true);
+    model.faulty.holds_admin.set(true);
+    let lost = queue.close().map(Iterator::count).unwrap_err();
+    assert!(lost.to_string().contains("never freed"), "{lost}");
+    assert!(matches!(controller.stop(), Err(Error::Lost(_))));
+    let before = domain.iovas().free_bytes();
+    // Three buffers, three rings and lists of the queue, three of the admin queue at least.
+    assert!(before <= domain.iovas().all_bytes() - 9 * 4096);
+    assert_eq!(domain.counters().unmaps, 0);
+    drop((local, controller));
+    assert_eq!(domain.counters().unmaps, 0);
+}
+
+#[test]
+fn a_fatal_status_and_a_missing_device_are_told() {
+    for is_gone in [false, true] {
+        with_model(Traits::default(), options(), |model, domain, controller| {
+            let local = domain.local();
+            let mut queue = controller.queue(4).unwrap();
+            fill(&local, &mut queue, model);
+            model.faulty.is_fatal.set(!is_gone);
+            model.faulty.is_gone.set(is_gone);
+            let error = queue.wait().unwrap_err();
+            assert!(
+                matches!(error, Error::Fatal { .. }) && !is_gone
+                    || matches!(error, Error::Gone) && is_gone,
+                "{error}"
+            );
+            assert_eq!(queue.close().unwrap().count(), 3);
+        });
+    }
+}
+
+#[test]
+fn what_does_not_become_ready_is_refused_and_leaves_nothing() {
+    let soft = Soft::new().unwrap();
+    let model = &Model::new(soft.space().session(), Traits::default(), content());
+    let domain = Domain::builder(soft).build();
+    model.faulty.is_fatal.set(true);
+    let refused = Controller::new(&domain, model, options()).unwrap_err();
+    assert!(refused.to_string().contains("fatal error"), "{refused}");
+    model.faulty.is_fatal.set(false);
+    model.faulty.holds_admin.set(true);
+    let refused = Controller::new(&domain, model, options()).unwrap_err();
+    assert!(refused.to_string().contains("Identify"), "{refused}");
+    model.faulty.holds_admin.set(false);
+    model.faulty.is_gone.set(true);
+    let refused = Controller::new(&domain, model, options()).unwrap_err();
+    assert!(matches!(refused, Error::Gone), "{refused}");
+    domain.shrink(Duration::ZERO).unwrap();
+    assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+    assert_eq!(model.strays(), 0);
+}
