@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use longshore_domain::{Batch, Bounce, Counters, Domain, Local, Mapping};
 use longshore_heap::{Buffer, Heap};
+use longshore_mem::DmaMemory;
 use serde::Serialize;
 
 use crate::command::Verb;
@@ -142,6 +143,9 @@ pub fn run<'d, H: Hardware>(
             });
             let shrunk = domain.shrink(Duration::ZERO);
             shrunk.map_err(|error| Error::Unsupported { what: error.to_string() })?;
+            // The same ones for each scheme, in each round: what mapping one costs depends on how its pages
+            // lie in memory.
+            idle.sort_by_key(|buffer| buffer.host().cast::<u8>().addr());
             let local = domain.local();
             let mut turn = Turn {
                 local: &local,
