@@ -207,6 +207,7 @@ bench() {
     "${bounded[@]}" "${run[@]}" iov --quick --json || status=1
     "${bounded[@]}" "${run[@]}" pagetable --quick --json || status=1
     "${bounded[@]}" "${run[@]}" access --quick --json || status=1
+    "${bounded[@]}" "${run[@]}" bounce --quick --json || status=1
     return "$status"
 }
 

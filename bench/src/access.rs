@@ -14,14 +14,15 @@
 //! ```
 
 mod cases;
-mod counter;
+pub(crate) mod counter;
 mod doors;
 mod locks;
 mod memory;
+pub(crate) mod other;
 mod ours;
 mod plain;
 mod published;
-mod random;
+pub(crate) mod random;
 mod remap;
 mod schemes;
 mod stream;

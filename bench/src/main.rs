@@ -9,6 +9,7 @@
 //! `README.md` tells how to run a bench, what its lines mean, and how to add one.
 
 mod access;
+mod bounce;
 mod harness;
 mod iov;
 mod load;
@@ -38,6 +39,8 @@ enum Command {
     Pagetable(pagetable::Pagetable),
     /// Memory by IOVA: reads, writes and unmapping beside vm-memory and a published table of locks
     Access(access::Access),
+    /// Mappings for devices: map and unmap against bounce buffers, on the host and for an NVMe in a guest
+    Bounce(bounce::Bounce),
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Iov(bench) => harness::run(&bench),
         Command::Pagetable(bench) => harness::run(&bench),
         Command::Access(bench) => harness::run(&bench),
+        Command::Bounce(bench) => harness::run(&bench),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

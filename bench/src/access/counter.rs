@@ -7,14 +7,14 @@ use crate::harness::Metric;
 
 /// Ticks of the time-stamp counter. Where a core runs faster than that, its own cycles are more.
 #[cfg(target_arch = "x86_64")]
-pub(super) const CYCLES: Metric = Metric { name: "cycles", unit: "TSC cycles" };
+pub(crate) const CYCLES: Metric = Metric { name: "cycles", unit: "TSC cycles" };
 /// Ticks of the generic timer, which is slower than the core.
 #[cfg(target_arch = "aarch64")]
-pub(super) const CYCLES: Metric = Metric { name: "cycles", unit: "timer ticks" };
+pub(crate) const CYCLES: Metric = Metric { name: "cycles", unit: "timer ticks" };
 
 /// The counter now.
 #[inline]
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: every x86-64 processor has it, and Linux lets processes read it.
@@ -32,7 +32,7 @@ pub(super) fn now() -> u64 {
 }
 
 /// Its ticks a second, measured.
-pub(super) fn hz() -> f64 {
+pub(crate) fn hz() -> f64 {
     let (began, first) = (Instant::now(), now());
     while began.elapsed() < Duration::from_millis(20) {
         std::hint::spin_loop();
@@ -42,15 +42,15 @@ pub(super) fn hz() -> f64 {
 
 /// What passed on the counter, and in time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    pub(super) ticks: f64,
-    pub(super) ns: f64,
+pub(crate) struct Span {
+    pub(crate) ticks: f64,
+    pub(crate) ns: f64,
 }
 
 impl Span {
     /// Of `work`.
     #[inline]
-    pub(super) fn of(work: impl FnOnce()) -> Self {
+    pub(crate) fn of(work: impl FnOnce()) -> Self {
         let (began, first) = (Instant::now(), now());
         work();
         let last = now();
@@ -59,22 +59,22 @@ impl Span {
     }
 
     /// Nothing yet.
-    pub(super) const fn zero() -> Self {
+    pub(crate) const fn zero() -> Self {
         Self { ticks: 0.0, ns: 0.0 }
     }
 
     /// Both, one after the other.
-    pub(super) fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         Self { ticks: self.ticks + other.ticks, ns: self.ns + other.ns }
     }
 
     /// For each of `count` parts.
-    pub(super) fn each(self, count: usize) -> Self {
+    pub(crate) fn each(self, count: usize) -> Self {
         Self { ticks: self.ticks / count as f64, ns: self.ns / count as f64 }
     }
 
     /// The shorter one.
-    pub(super) fn best(self, other: Self) -> Self {
+    pub(crate) fn best(self, other: Self) -> Self {
         if other.ticks < self.ticks { other } else { self }
     }
 }

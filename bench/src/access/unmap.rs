@@ -2,19 +2,18 @@
 #![expect(unsafe_code, reason = "unmaps what it mapped by the raw door")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use longshore_access::{Region, Space};
 use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
 use super::cases::{Candidates, effort};
 use super::counter::{CYCLES, Span};
-use super::memory::{BASE, Memory, SPACE_BYTES};
+use super::memory::{BASE, Memory};
+use super::other::Other;
 use super::ours;
 use super::timed::{Effort, TIME};
 use crate::harness::{Candidate, CommonOptions, Metric, Sample, Session, Trouble};
@@ -188,51 +187,5 @@ impl Candidate for Unmap<'_> {
 
     fn is_ours(&self) -> bool {
         true
-    }
-}
-
-/// A thread with a session. It ends when this is dropped.
-struct Other {
-    stop: Arc<AtomicBool>,
-    /// What a thread that sleeps waits for.
-    wake: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Other {
-    /// Returns when it has made an access at `at`, and with `busy` goes on making them.
-    fn start(space: &Space, at: u64, busy: bool) -> Result<Self> {
-        assert!(at < BASE + SPACE_BYTES);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (wake, sleep) = mpsc::channel::<()>();
-        let (ready, is_ready) = mpsc::channel();
-        let (space, stopped) = (space.clone(), Arc::clone(&stop));
-        let thread = thread::spawn(move || {
-            let session = space.session();
-            let access = || session.read_obj::<u64>(Iova::new(at)).expect("it is mapped");
-            std::hint::black_box(access());
-            // Whoever waits for this is there, or has given up and stops the thread.
-            let _ = ready.send(());
-            if !busy {
-                let _ = sleep.recv();
-            }
-            while !stopped.load(Ordering::Relaxed) {
-                std::hint::black_box(access());
-            }
-        });
-        let other = Self { stop, wake: Some(wake), thread: Some(thread) };
-        is_ready.recv().context("the other session's thread")?;
-        Ok(other)
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        drop(self.wake.take());
-        if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
-            let _ = thread.join();
-        }
     }
 }

@@ -1,0 +1,292 @@
+//! The driver of `examples/nvme` in a guest, behind each virtual IOMMU.
+//!
+//! ```text
+//!   host: this bench              guest: Linux 6.12, plain TCG
+//!   ────────────────              ─────────────────────────────
+//!   Machine ──────────────────► /bin/nvme bind … vfio-pci
+//!   a command for each block    /bin/nvme bench, one process each
+//!   size and queue depth           │ map + unmap, bounce, static, policy: by turns
+//!   lines ◄── JSON ────────────────┘          NVMe on a disk that reads as zeros
+//! ```
+//!
+//! The guest's processor is emulated. Two kinds of runs follow from that: throughput by the time that
+//! passes, and map and unmap time by a clock that counts the guest's instructions.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use longshore_vm_tests::protocol::{Event, Stream};
+use longshore_vm_tests::{Iommu, Machine, Task, require, static_binary};
+use serde_json::json;
+
+use super::lines::{self, Asked, BOTH_TIME, Interest, MAP_TIME, SPEED, UNMAP_TIME};
+use super::published::{self, MAP};
+use crate::harness::subprocess::last_lines;
+use crate::harness::{Against, CommonOptions, Row, Session};
+
+/// Where the device is, for QEMU and for Linux.
+const SLOT: &str = "05.0";
+const ADDRESS: &str = "0000:00:05.0";
+/// The package of the driver, and its program.
+const DRIVER: &str = "longshore-nvme-example";
+const PROGRAM: &str = "/bin/nvme";
+const DISK_BYTES: u64 = 1 << 30;
+/// What a case without rows is called.
+const ALL: &str = "guest";
+/// An emulated processor has its time.
+const TIME_LIMIT: Duration = Duration::from_secs(3600);
+/// Rounds of a clock that repeats to 1%.
+const ROUNDS_COUNTING: usize = 3;
+
+const BLOCKS: [(&str, u64); 4] =
+    [("4k", 4 << 10), ("16k", 16 << 10), ("64k", 64 << 10), ("128k", 128 << 10)];
+const DEPTHS: [u64; 2] = [1, 64];
+/// The queue depth of the published table.
+const DEPTH_PUBLISHED: u64 = 64;
+const IOMMUS: [(&str, Iommu); 2] = [("virtio-iommu", Iommu::Virtio), ("intel-iommu", Iommu::Intel)];
+
+/// A case: one run of the driver.
+struct Case {
+    name: String,
+    block: &'static str,
+    block_bytes: u64,
+    depth: u64,
+}
+
+impl Interest {
+    fn cases(self, iommu: &str) -> Vec<Case> {
+        let case = |(block, block_bytes), depth| {
+            let what = match self {
+                Self::Throughput => format!("depth {depth}"),
+                Self::Instructions => "instructions".to_owned(),
+            };
+            Case { name: format!("{ALL}, {iommu}, {block}, {what}"), block, block_bytes, depth }
+        };
+        match self {
+            Self::Throughput => {
+                DEPTHS.iter().flat_map(|depth| BLOCKS.map(|block| case(block, *depth))).collect()
+            }
+            Self::Instructions => BLOCKS.map(|block| case(block, DEPTH_PUBLISHED)).into(),
+        }
+    }
+
+    /// How many I/Os a round has.
+    fn ios(self, block_bytes: u64) -> u64 {
+        let bytes: u64 = match self {
+            Self::Throughput => 64 << 20,
+            Self::Instructions => 128 << 20,
+        };
+        (bytes / block_bytes).clamp(512, 8192)
+    }
+
+    fn machine(self, name: &str, iommu: Iommu) -> Machine {
+        let machine = Machine::new(name).iommu(iommu).cpus(1);
+        match self {
+            // For some seconds after its boot the kernel has work of its own.
+            Self::Throughput => machine.settle(Duration::from_secs(5)),
+            Self::Instructions => machine.counting_instructions(),
+        }
+    }
+
+    /// What must be known to read the rows.
+    fn note(self) -> &'static str {
+        match self {
+            Self::Throughput => {
+                "by an emulated processor: time under TCG is not time on hardware, so this is not the \
+                 published column"
+            }
+            Self::Instructions => {
+                "the guest's instructions, a nanosecond each: not the cost of the trap to the hypervisor \
+                 that bouncing avoids, so this is not the published column"
+            }
+        }
+    }
+}
+
+/// Runs every case that is wanted, with a boot for each IOMMU and kind of run.
+pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    let mut program = None;
+    for interest in [Interest::Throughput, Interest::Instructions] {
+        for (iommu_name, iommu) in IOMMUS {
+            let cases = interest.cases(iommu_name);
+            let cases: Vec<Case> =
+                cases.into_iter().filter(|case| options.wants(&case.name)).collect();
+            if cases.is_empty() {
+                continue;
+            }
+            if program.is_none() {
+                match require::check() {
+                    Ok(()) => {}
+                    Err(error) if error.is_unavailable() => {
+                        return session.not_run(ALL, "bounce", &error.to_string());
+                    }
+                    Err(error) => return Err(error).context("looking for what the guest needs"),
+                }
+                let built = static_binary(DRIVER, DRIVER);
+                program = Some(built.context("building the driver for the guest")?);
+            }
+            let program = program.as_ref().context("it was built")?;
+            let block = json!({
+                "driver": "null-co", "node-name": "null", "size": DISK_BYTES, "read-zeroes": true,
+            });
+            let machine = interest
+                .machine("bench-bounce", iommu)
+                .module("vfio-pci")
+                .module("vfio_iommu_type1")
+                .qemu_args(["-blockdev", &block.to_string()])
+                .device(format!("nvme,addr={SLOT},drive=null,serial=bench"))
+                .binary(program, PROGRAM);
+            run_in(&machine, interest, (iommu_name, &cases), session)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs cases in one boot.
+fn run_in(
+    machine: &Machine,
+    interest: Interest,
+    (iommu, cases): (&str, &[Case]),
+    session: &mut Session,
+) -> Result<()> {
+    let rounds = session.rounds();
+    let counted = match interest {
+        Interest::Throughput => rounds.counted,
+        Interest::Instructions => rounds.counted.min(ROUNDS_COUNTING),
+    };
+    let rounds = rounds.warm_up + counted;
+    // virtio-iommu has no interrupt remapping; the device is our own.
+    let bind = [PROGRAM, "bind", "--device", ADDRESS, "vfio-pci", "--allow-unsafe-interrupts"];
+    let mut tasks = vec![Task::command(bind).named("bind")];
+    tasks.extend(cases.iter().map(|case| {
+        let [block, depth, ios, rounds] =
+            [case.block_bytes, case.depth, interest.ios(case.block_bytes), rounds as u64]
+                .map(|number| number.to_string());
+        let argv = [
+            PROGRAM,
+            "bench",
+            "--device",
+            ADDRESS,
+            "--backend",
+            "vfio",
+            "--block",
+            &block,
+            "--depth",
+            &depth,
+            "--rounds",
+            &rounds,
+            "--ios",
+            &ios,
+            "--json",
+        ];
+        Task::command(argv).named(&case.name).timeout(TIME_LIMIT)
+    }));
+    let outcome = machine.run_observed(&tasks, &mut |event| match event {
+        Event::Line { stream: Stream::Err, text, .. } => eprintln!("{iommu}: {text}"),
+        Event::Begin { task, .. } => eprintln!("{task}"),
+        _ => {}
+    });
+    let report = outcome.context("the guest was lost")?;
+    let mut commands = report.commands.iter();
+    let Some(bound) = commands.next() else { bail!("the guest ran nothing") };
+    if !bound.success() {
+        bail!("the guest did not give the device to vfio-pci: {:?}", bound.lines);
+    }
+    let mut has_environment = false;
+    for (case, command) in cases.iter().zip(commands) {
+        if !command.success() {
+            let said: String =
+                command.lines.iter().flat_map(|(_, text)| [text.as_str(), "\n"]).collect();
+            let why = format!("the driver ended with {:?}: {}", command.exit, last_lines(&said));
+            session.count_failure();
+            session.not_run(&case.name, "bounce", &why)?;
+            continue;
+        }
+        let asked = Asked {
+            block_bytes: case.block_bytes,
+            depth: case.depth,
+            rounds,
+            warm_up: rounds - counted,
+        };
+        let answer = lines::read(&case.name, &command.stdout(), asked, interest, interest.note());
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                session.count_failure();
+                session.not_run(&case.name, "bounce", &format!("{error:#}"))?;
+                continue;
+            }
+        };
+        if let Some(mut environment) = answer.environment
+            && !std::mem::replace(&mut has_environment, true)
+        {
+            environment.set("machine", "guest, emulated processor: only ratios mean anything");
+            environment.set("iommu", iommu);
+            environment.set("counts_instructions", interest == Interest::Instructions);
+            session.add_environment(&environment)?;
+        }
+        for _ in 0..answer.measured.failures() {
+            session.count_failure();
+        }
+        let against = |metric| Against { metric, baseline: MAP, only: None };
+        let against = [against(SPEED), against(UNMAP_TIME), against(MAP_TIME), against(BOTH_TIME)];
+        let mut rows = answer.measured.rows(session.bench(), &against);
+        rows.extend(published_rows(session.bench(), interest, iommu, case)?);
+        session.publish(rows)?;
+    }
+    Ok(())
+}
+
+/// The published figures, where there are some: of virtio-iommu, with 64 I/Os in flight.
+fn published_rows(bench: &str, interest: Interest, iommu: &str, case: &Case) -> Result<Vec<Row>> {
+    if iommu != "virtio-iommu" || case.depth != DEPTH_PUBLISHED {
+        return Ok(Vec::new());
+    }
+    match interest {
+        Interest::Throughput => published::throughput(bench, &case.name, case.block),
+        Interest::Instructions => published::times(bench, &case.name, case.block),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_and_depth_is_a_case_and_goals_name_them() {
+        let names = |interest: Interest| -> Vec<String> {
+            let cases = IOMMUS.iter().flat_map(|(iommu, _)| interest.cases(iommu));
+            cases.map(|case| case.name).collect()
+        };
+        let throughput = names(Interest::Throughput);
+        assert_eq!(throughput.len(), 16);
+        assert!(throughput.contains(&"guest, intel-iommu, 16k, depth 1".to_owned()));
+        let counted = names(Interest::Instructions);
+        assert_eq!(counted.len(), 8);
+        let goals: serde_json::Value =
+            serde_json::from_str(include_str!("../../goals/bounce.json")).unwrap();
+        let of_guest: Vec<&str> = goals
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|goal| goal["case"].as_str().unwrap())
+            .filter(|case| case.starts_with(ALL))
+            .collect();
+        assert_eq!(of_guest.len(), 8 + 4 + 16);
+        for case in of_guest {
+            assert!(throughput.iter().chain(&counted).any(|name| name == case), "{case}");
+        }
+    }
+
+    #[test]
+    fn published_figures_stand_beside_what_they_are_of() {
+        let rows = |interest: Interest, iommu: &str| {
+            let cases = interest.cases(iommu);
+            let rows = cases.iter().map(|case| published_rows("bounce", interest, iommu, case));
+            rows.map(Result::unwrap).map(|rows| rows.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(Interest::Throughput, "virtio-iommu"), [0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(rows(Interest::Instructions, "virtio-iommu"), [2, 2, 2, 2]);
+        assert_eq!(rows(Interest::Throughput, "intel-iommu"), [0; 8]);
+    }
+}

@@ -1,0 +1,85 @@
+//! The memory of transfers.
+#![expect(unsafe_code, reason = "gives memory to devices that it never frees")]
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use anyhow::{Context, Result};
+use longshore_heap::Heap;
+use longshore_mem::{DmaMemory, FileOffset};
+
+use super::timed::STRETCH;
+
+/// Memory of one transfer: of a buffer that nobody has a reference to, and that is never freed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part(NonNull<[u8]>);
+
+// SAFETY: memory that is never freed; whoever has its address may be anywhere.
+unsafe impl Send for Part {}
+// SAFETY: a shared part only tells the address.
+unsafe impl Sync for Part {}
+
+// SAFETY: the memory stays where it is, and nobody ever has a reference to it.
+unsafe impl DmaMemory for Part {
+    #[inline(always)]
+    fn host(&self) -> NonNull<[u8]> {
+        self.0
+    }
+
+    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
+        None
+    }
+}
+
+impl Part {
+    /// Where it begins.
+    #[inline(always)]
+    pub(super) fn start(self) -> *mut u8 {
+        self.0.as_ptr().cast()
+    }
+
+    /// How long it is.
+    #[inline(always)]
+    pub(super) fn len(self) -> usize {
+        self.0.len()
+    }
+
+    /// Its first `len` bytes.
+    pub(super) fn first(self, len: usize) -> Self {
+        assert!(len <= self.len());
+        Self(NonNull::slice_from_raw_parts(self.0.cast(), len))
+    }
+}
+
+/// The parts of one stretch after the other, and again from the first.
+pub(super) struct Turns<'p> {
+    parts: &'p [Part],
+    next: usize,
+}
+
+pub(super) fn turns(parts: &[Part]) -> Turns<'_> {
+    assert!(!parts.is_empty() && parts.len().is_multiple_of(STRETCH));
+    Turns { parts, next: 0 }
+}
+
+impl<'p> Turns<'p> {
+    pub(super) fn next_stretch(&mut self) -> &'p [Part] {
+        let stretch = &self.parts[self.next..self.next + STRETCH];
+        self.next = (self.next + STRETCH) % self.parts.len();
+        stretch
+    }
+}
+
+/// `count` parts of `len_bytes`, one beside the other, whose pages are there.
+pub(super) fn parts(count: usize, len_bytes: u64) -> Result<Vec<Part>> {
+    let all = count as u64 * len_bytes;
+    let mut buffer = Heap::Memfd.allocate(all).context("memory of transfers")?;
+    buffer.write()?.fill(0x5a);
+    let start: NonNull<u8> = Box::leak(Box::new(buffer)).host().cast();
+    let part = |nth: usize| {
+        // SAFETY: it lies in the buffer.
+        let at = unsafe { start.add(nth * len_bytes as usize) };
+        Part(NonNull::slice_from_raw_parts(at, len_bytes as usize))
+    };
+    Ok((0..count).map(part).collect())
+}
