@@ -22,6 +22,12 @@ use crate::shared::{Sealing, SharedBuffer};
 /// where the memory is a dma-buf.
 #[derive(Debug)]
 pub struct Buffer {
+    /// Behind a pointer, so that a buffer is quickly moved: into a mapping, and back.
+    held: Box<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
     memory: Memory,
     pages: PageReport,
 }
@@ -42,33 +48,33 @@ pub struct WriteAccess<'a> {
 
 impl Buffer {
     pub(crate) fn new(memory: Memory, pages: PageReport) -> Self {
-        Self { memory, pages }
+        Self { held: Box::new(Held { memory, pages }) }
     }
 
     /// The heap the memory comes from; never [`Heap::Auto`].
     pub fn heap(&self) -> &Heap {
-        &self.memory.heap
+        &self.held.memory.heap
     }
 
     /// The content's length in bytes.
     pub fn len_bytes(&self) -> u64 {
-        self.memory.content_bytes
+        self.held.memory.content_bytes
     }
 
     /// Whether there is no content.
     pub fn is_empty(&self) -> bool {
-        self.memory.content_bytes == 0
+        self.held.memory.content_bytes == 0
     }
 
     /// The length of the file behind it: the content's, or more where the heap deals in whole
     /// pages (udmabuf, dma-heap: base pages; hugetlb: 2 MiB). What lies between is zero.
     pub fn file_len_bytes(&self) -> u64 {
-        self.memory.file_bytes
+        self.held.memory.file_bytes
     }
 
     /// The page sizes the memory came out in.
     pub fn page_report(&self) -> PageReport {
-        self.pages
+        self.held.pages
     }
 
     /// Borrows the content for reading.
@@ -76,9 +82,9 @@ impl Buffer {
     /// # Errors
     /// [`crate::Error::Kernel`] where the memory is a dma-buf whose exporter refuses CPU access.
     pub fn read(&self) -> Result<ReadAccess<'_>> {
-        let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::Read)?;
+        let bracket = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::Read)?;
         // SAFETY: nobody else has the memory, and `write` needs an exclusive borrow.
-        let content = unsafe { self.memory.as_slice() };
+        let content = unsafe { self.held.memory.as_slice() };
         Ok(ReadAccess { content, _bracket: bracket })
     }
 
@@ -87,9 +93,9 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::read`].
     pub fn write(&mut self) -> Result<WriteAccess<'_>> {
-        let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::ReadWrite)?;
+        let bracket = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::ReadWrite)?;
         // SAFETY: mapped and writable, and `self` is borrowed exclusively while the slice lives.
-        let content = unsafe { &mut *self.memory.content_ptr() };
+        let content = unsafe { &mut *self.held.memory.content_ptr() };
         Ok(WriteAccess { content, _bracket: bracket })
     }
 
@@ -101,7 +107,8 @@ impl Buffer {
     /// [`crate::Error::Kernel`] where the kernel refuses a seal or the dma-buf. The memory is freed
     /// then.
     pub fn share(self, sealing: Sealing) -> Result<SharedBuffer> {
-        SharedBuffer::new(self.memory, self.pages, sealing)
+        let Held { memory, pages } = *self.held;
+        SharedBuffer::new(memory, pages, sealing)
     }
 }
 
@@ -131,12 +138,13 @@ impl DerefMut for WriteAccess<'_> {
 // buffer moves; slices are lent out only under the buffer's borrow; the memfd is the one mapped,
 // from its start.
 unsafe impl DmaMemory for Buffer {
+    #[inline]
     fn host(&self) -> NonNull<[u8]> {
-        self.memory.host()
+        self.held.memory.host()
     }
 
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
-        self.memory.memfd().map(|memfd| (memfd.as_fd(), FileOffset::new(0)))
+        self.held.memory.memfd().map(|memfd| (memfd.as_fd(), FileOffset::new(0)))
     }
 }
 

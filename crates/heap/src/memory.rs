@@ -194,6 +194,7 @@ impl Memory {
         base_page().checked_round_up(self.file_bytes).unwrap_or(self.file_bytes)
     }
 
+    #[inline]
     pub(crate) fn host(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.mapping.start(), as_len(self.content_bytes))
     }
@@ -264,6 +265,7 @@ impl Memory {
 }
 
 /// As an address offset. Longshore runs on 64-bit machines only, so every offset fits.
+#[inline]
 fn as_len(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

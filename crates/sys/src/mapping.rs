@@ -114,6 +114,7 @@ impl Mapping {
     }
 
     /// Where the mapping begins. For an empty mapping, a dangling address that is aligned.
+    #[inline]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
