@@ -85,7 +85,7 @@ fn run(arguments: &Arguments, selected: &BTreeSet<String>) -> Result<bool> {
     println!("\nrunning {} guest tests", known.len());
     let fixtures = machines::fixtures()?;
     let mut run = Run { show: arguments.show_output, ..Run::default() };
-    for group in machines::groups(fixtures.path())? {
+    for group in machines::groups(fixtures.path(), &known)? {
         run.group(&group, &known);
     }
     Ok(run.finish(selected, started.elapsed()))

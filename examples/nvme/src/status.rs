@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn every_status_has_a_text() {
-        for raw in 0..0x800 {
+        for raw in (0..0x800).step_by(if cfg!(miri) { 41 } else { 1 }) {
             let text = Status(raw).to_string();
             assert!(text.contains(&format!("code {:#04x}", raw & 0xff)), "{text}");
         }

@@ -57,8 +57,9 @@ pub(crate) fn has_iommufd() -> bool {
     env::var("LONGSHORE_VM_IOMMUFD").as_deref() == Ok("1")
 }
 
-/// All machines. The disks' content is in `fixtures`.
-pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
+/// All machines, of those that take long to prepare only what the tests `known` are for. The disks'
+/// content is in `fixtures`.
+pub(crate) fn groups(fixtures: &Path, known: &[String]) -> Result<Vec<Group>> {
     let passthrough = |name, iommu, suites| Group {
         machine: passthrough(name, iommu),
         suites,
@@ -78,7 +79,7 @@ pub(crate) fn groups(fixtures: &Path) -> Result<Vec<Group>> {
         groups.push(passthrough("iommufd-intel", Iommu::Intel, &["iommufd_intel"]).on_iommufd());
         groups.push(passthrough("iommufd-virtio", Iommu::Virtio, &["iommufd_virtio"]).on_iommufd());
     }
-    groups.extend(nvme::groups(fixtures)?);
+    groups.extend(nvme::groups(fixtures, known)?);
     Ok(groups)
 }
 
