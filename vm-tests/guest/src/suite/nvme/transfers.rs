@@ -135,7 +135,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 Ok(domain.map(buffer, Direction::FromDevice).map_err(DomainError::from)?)
             };
             // In the middle of nowhere each, and in another order than they were mapped in.
-            let mappings =
+            let mut mappings =
                 [map(40 << 10)?, map(4 << 10)?, map(8 << 10)?, map(256 << 10)?, map(4 << 10)?];
             let segment = |index: usize, skip: u64, cut: u64| Segment {
                 iova: Iova::new(mappings[index].iova().raw() + skip),
@@ -162,13 +162,16 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 queue.wait()?.result.map_err(|error| format!("{format:?}, {index}: {error}"))?;
                 let mut at = lba * 512;
                 for segment in shape {
-                    let mapping = mappings.iter().find(|mapping| {
+                    let mapping = mappings.iter_mut().find(|mapping| {
                         let start = mapping.iova().raw();
                         (start..start + mapping.len_bytes()).contains(&segment.iova.raw())
                     });
                     let mapping = mapping.ok_or("a segment of no mapping")?;
                     let mut bytes = vec![0; segment.len_bytes as usize];
-                    mapping.read(segment.iova.raw() - mapping.iova().raw(), &mut bytes)?;
+                    let offset = segment.iova.raw() - mapping.iova().raw();
+                    // By itself the domain decides which of them are bounced.
+                    mapping.sync_for_cpu(offset..offset + segment.len_bytes)?;
+                    mapping.read(offset, &mut bytes)?;
                     rig::expect(RAW_SEED, at, &bytes)
                         .map_err(|error| format!("{format:?}, {index}: {error}"))?;
                     at += segment.len_bytes;
@@ -229,7 +232,8 @@ pub(super) fn wrapping(interface: Interface) -> TestResult {
 pub(super) fn refused(interface: Interface) -> TestResult {
     rig::drive(interface, RAW, Options::default(), |domain, controller, namespace| {
         let buffer = Heap::Memfd.allocate(4096)?;
-        let mapping = domain.map(buffer, Direction::Bidirectional).map_err(DomainError::from)?;
+        let mut mapping =
+            domain.map(buffer, Direction::Bidirectional).map_err(DomainError::from)?;
         let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
         let mut queue = controller.queue(4)?;
         // The last blocks, and one further.
@@ -250,6 +254,7 @@ pub(super) fn refused(interface: Interface) -> TestResult {
         queue.submit(Verb::Read, &namespace, 5, &[segment], ())?;
         queue.wait()?.result?;
         let mut bytes = [0; 4096];
+        mapping.sync_for_cpu(0..4096)?;
         mapping.read(0, &mut bytes)?;
         rig::expect(RAW_SEED, 5 * 512, &bytes)?;
         for depth in [0, u16::MAX] {
