@@ -71,7 +71,7 @@ impl<'d> Local<'d> {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn map<B: DmaMemory + 'static>(
         &self,
@@ -85,7 +85,7 @@ impl<'d> Local<'d> {
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn map_reported<B: DmaMemory + 'static>(
         &self,

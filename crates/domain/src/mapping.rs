@@ -22,6 +22,7 @@ use crate::pool::classes::Class;
 use crate::ragged::Ragged;
 use crate::synced::Elsewhere;
 use crate::trace::{Span, span};
+use crate::watch::{Made, Slack};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -156,10 +157,68 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let (_, len_bytes) = extent(&memory);
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
         let mapping = Self { door, memory, place, len_bytes, direction, is_reported };
-        if let Some(watch) = &door.inner().watch {
-            mapping.begin_watching(watch, Location::caller());
+        if door.inner().watch.is_some() {
+            return mapping.watched(Location::caller());
         }
         mapping
+    }
+
+    /// What is watched goes another way, by value: a mapping whose address is given to anybody lies in
+    /// memory, which costs more than making and ending it.
+    #[cold]
+    #[inline(never)]
+    fn watched(self, by: &'static Location<'static>) -> Self {
+        if let Some(watch) = &self.door.inner().watch {
+            let (iova, is_bounced) = (self.iova(), self.is_bounced());
+            let (len_bytes, direction) = (self.len_bytes, self.direction);
+            let host = self.host().addr().get() as u64;
+            let made = Made { iova, len_bytes, direction, is_bounced, by };
+            // SAFETY: it is this mapping's, which is just made.
+            unsafe { watch.begin(made, host, self.slack(0)) };
+        }
+        self
+    }
+
+    /// As [`end`](Self::end); `said` is where the program says how much was written.
+    #[cold]
+    #[inline(never)]
+    fn end_watched(
+        mut self,
+        written_bytes: u64,
+        said: Option<&'static Location<'static>>,
+        copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
+    ) -> Result<B, Failed<Self>> {
+        match self.unreach() {
+            Ok(()) => self.take_watched(written_bytes, said, copy_back),
+            Err(error) => Err(Failed { error, value: self }),
+        }
+    }
+
+    /// The rest of that, of a mapping that the device cannot reach any more.
+    fn take_watched(
+        self,
+        written_bytes: u64,
+        said: Option<&'static Location<'static>>,
+        copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
+    ) -> Result<B, Failed<Self>> {
+        let iova = self.iova();
+        if let Some(watch) = &self.door.inner().watch {
+            match said {
+                Some(at) => watch.completed(iova, written_bytes, at),
+                None if self.is_reported => watch.silent(iova),
+                None => {}
+            }
+            // SAFETY: it is this mapping's.
+            unsafe { watch.ending(iova, self.slack(written_bytes)) };
+        }
+        if let Err(error) = copy_back(&self) {
+            return Err(Failed { error, value: self });
+        }
+        // Before anybody else has the address.
+        if let Some(watch) = &self.door.inner().watch {
+            watch.ended(iova);
+        }
+        Ok(Self::into_memory(ManuallyDrop::new(self)))
     }
 
     #[inline(always)]
@@ -205,12 +264,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ///
     /// # Errors
     /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
+    #[inline(always)]
     pub fn unmap(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
-        if let Some(watch) = &self.door.inner().watch {
-            self.watch_silence(watch);
+        let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
+        if self.door.inner().watch.is_some() {
+            return self.end_watched(written_bytes, None, copy_back);
         }
-        self.end(written_bytes, |mapping| mapping.copy_back(written_bytes))
+        Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
     }
 
     /// The same when the device has written `written_bytes` from the start. No more is copied back
@@ -219,6 +280,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
     /// is.
+    #[inline(always)]
     #[track_caller]
     pub fn complete(self, written_bytes: u64) -> Result<B, Failed<Self>> {
         let at = Location::caller();
@@ -238,27 +300,26 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        if let Some(watch) = &self.door.inner().watch {
-            self.watch_completion(watch, written_bytes, at);
+        if self.door.inner().watch.is_some() {
+            return self.end_watched(written_bytes, Some(at), copy_back);
         }
-        self.end(written_bytes, copy_back)
+        Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
     }
 
+    /// Not dropped by a panic, which leaks it: for that its address would be needed, and all of it be in
+    /// memory all the time.
     #[inline(always)]
     fn end(
-        mut self,
+        mut this: ManuallyDrop<Self>,
         written_bytes: u64,
         copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
     ) -> Result<B, Failed<Self>> {
         let span = span!("unmap", written_bytes = written_bytes; len_bytes, iova, is_bounced);
-        self.tell(&span);
-        if let Some(watch) = &self.door.inner().watch {
-            self.watch_end(watch, written_bytes);
+        this.tell(&span);
+        if let Err(error) = this.unreach().and_then(|()| copy_back(&this)) {
+            return Err(Failed { error, value: ManuallyDrop::into_inner(this) });
         }
-        if let Err(error) = self.unreach().and_then(|()| copy_back(&self)) {
-            return Err(Failed { error, value: self });
-        }
-        Ok(self.into_memory())
+        Ok(Self::into_memory(this))
     }
 
     /// Whether the device says how much it has written.
@@ -284,7 +345,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
     /// Bytes behind what the device may have written, as far as they are in a slot: where they are, how
     /// many, and where in the transfer.
-    pub(crate) fn slack(&self, written_bytes: u64) -> Option<(NonNull<u8>, u64, u64)> {
+    #[inline(always)]
+    fn slack(&self, written_bytes: u64) -> Option<Slack> {
         let written_bytes = if self.is_reported { written_bytes } else { self.len_bytes };
         let granule = self.door.inner().core.limits.granule.bytes();
         match &*self.place {
@@ -333,20 +395,19 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             ragged.set_unmapped();
         }
         let written_bytes = if self.is_reported { 0 } else { self.len_bytes };
-        if let Some(watch) = &self.door.inner().watch {
-            self.watch_silence(watch);
-            self.watch_end(watch, written_bytes);
+        if self.door.inner().watch.is_some() {
+            let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
+            return self.take_watched(written_bytes, None, copy_back);
         }
         match self.copy_back(written_bytes) {
-            Ok(()) => Ok(self.into_memory()),
+            Ok(()) => Ok(Self::into_memory(ManuallyDrop::new(self))),
             Err(error) => Err(Failed { error, value: self }),
         }
     }
 
     /// Of a mapping that the device cannot reach any more.
     #[inline(always)]
-    fn into_memory(self) -> B {
-        let mut this = ManuallyDrop::new(self);
+    fn into_memory(mut this: ManuallyDrop<Self>) -> B {
         // SAFETY: not used again, and not dropped.
         unsafe { this.give_back() };
         // SAFETY: not used again, and not dropped.
@@ -356,30 +417,19 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// Puts the memory out of the device's reach.
     #[inline(always)]
     fn unreach(&mut self) -> Result<(), Box<Error>> {
-        match &*self.place {
-            Place::Direct(iovas, offset) => self.unmap_ranges(&[self.range(iovas, *offset)]),
-            Place::Slot(_) => Ok(()),
-            Place::Ragged(_) => self.unmap_ragged(),
+        if let Place::Direct(iovas, offset) = &*self.place {
+            return self.unmap_range(self.range(iovas, *offset));
         }
-    }
-
-    /// Once only: not again where what the device has written could not be copied.
-    fn unmap_ragged(&mut self) -> Result<(), Box<Error>> {
-        let mut ranges = Vec::with_capacity(3);
-        self.add_mapped(&mut ranges);
-        if !ranges.is_empty() {
-            self.unmap_ranges(&ranges)?;
+        match &mut *self.place {
+            Place::Ragged(ragged) => ragged.unmap(self.door, self.len_bytes),
+            Place::Direct(..) | Place::Slot(_) => Ok(()),
         }
-        if let Place::Ragged(ragged) = &mut *self.place {
-            ragged.set_unmapped();
-        }
-        Ok(())
     }
 
     #[inline(always)]
-    fn unmap_ranges(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Box<Error>> {
-        // SAFETY: mapped as they are, and this mapping's alone.
-        let unmapped = unsafe { self.door.inner().core.backend.unmap(ranges) };
+    fn unmap_range(&self, range: AddrRange<Iova>) -> Result<(), Box<Error>> {
+        // SAFETY: mapped as it is, and this mapping's alone.
+        let unmapped = unsafe { self.door.inner().core.backend.unmap(&[range]) };
         let (iova, len_bytes) = (self.iova(), self.len_bytes);
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
@@ -419,9 +469,6 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     unsafe fn give_back(&mut self) {
         self.door.add(Event::Unmap, 1);
-        if let Some(watch) = &self.door.inner().watch {
-            watch.ended(self.iova());
-        }
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas, _) => self.door.give(iovas),
@@ -486,6 +533,7 @@ fn fill<B: DmaMemory, D: Door>(
     Ok(slot)
 }
 
+#[inline(always)]
 fn map_somewhere<B: DmaMemory, D: Door>(
     door: &D,
     memory: &B,
@@ -502,6 +550,7 @@ fn map_somewhere<B: DmaMemory, D: Door>(
 }
 
 /// Maps the granules of the memory at `iovas`.
+#[inline(always)]
 fn map<B: DmaMemory, D: Door>(
     door: &D,
     memory: &B,
@@ -550,6 +599,9 @@ impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
         if self.unreach().is_err() {
             self.door.add(Event::Leak, 1);
             return;
+        }
+        if let Some(watch) = &self.door.inner().watch {
+            watch.ended(self.iova());
         }
         // SAFETY: unmapped, and this is the end.
         unsafe { self.give_back() };

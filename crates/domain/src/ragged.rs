@@ -26,6 +26,7 @@ use crate::pieces::{Partly, map_all};
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::synced::Elsewhere;
+use crate::watch::Slack;
 
 /// A transfer whose ends are bounced.
 pub(crate) struct Ragged {
@@ -175,6 +176,27 @@ impl Ragged {
         self.pieces(granule).into_iter().flatten().filter(|_| self.is_mapped)
     }
 
+    /// Unmaps it, of a transfer of so many bytes. Once only: not again where what the device has written
+    /// could not be copied.
+    pub(crate) fn unmap<D: Door>(&mut self, door: &D, len_bytes: u64) -> Result<(), Box<Error>> {
+        let core = &door.inner().core;
+        let ranges: Vec<_> = self.mapped(core.limits.granule.bytes()).collect();
+        if !ranges.is_empty() {
+            // SAFETY: mapped as they are, and this transfer's alone.
+            let unmapped = unsafe { core.backend.unmap(&ranges) };
+            let iova = Iova::new(self.iovas.start().raw() + self.offset);
+            unmapped.map_err(|source| Error::Backend {
+                operation: "unmapping",
+                iova,
+                len_bytes,
+                source,
+            })?;
+            door.add(Event::Flush, 1);
+        }
+        self.set_unmapped();
+        Ok(())
+    }
+
     /// The backend has unmapped it.
     pub(crate) fn set_unmapped(&mut self) {
         self.is_mapped = false;
@@ -229,11 +251,7 @@ impl Ragged {
 
     /// Of the tail's slot, what lies behind the first `written_bytes`: where, how many bytes, and where
     /// in the transfer.
-    pub(crate) fn slack(
-        &self,
-        granule: u64,
-        written_bytes: u64,
-    ) -> Option<(NonNull<u8>, u64, u64)> {
+    pub(crate) fn slack(&self, granule: u64, written_bytes: u64) -> Option<Slack> {
         let End { slot, in_memory, len_bytes, .. } = self.tail.as_ref()?;
         let from = written_bytes.saturating_sub(*in_memory).min(*len_bytes);
         // SAFETY: within the slot.

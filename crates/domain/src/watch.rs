@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use longshore_mem::{DmaMemory, Iova};
+use longshore_mem::Iova;
 
 use crate::direction::Direction;
-use crate::local::Door;
-use crate::mapping::Mapping;
 
 /// A mapping that somebody has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +155,8 @@ impl Watch {
     }
 
     /// The mapping is unmapped, with all that it had.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn ended(&self, iova: Iova) {
         self.lock().remove(&iova.raw());
     }
@@ -190,10 +191,14 @@ impl Watch {
     }
 
     /// Reports what is said of a mapping that is there.
-    pub(crate) fn misused(&self, iova: Iova, misuse: impl FnOnce(Made) -> Misuse) {
+    fn misused(&self, iova: Iova, misuse: impl FnOnce(Made) -> Misuse) {
+        self.misused_if(iova, |made| Some(misuse(made)));
+    }
+
+    fn misused_if(&self, iova: Iova, misuse: impl FnOnce(Made) -> Option<Misuse>) {
         let made = self.lock().get(&iova.raw()).map(|live| live.made);
-        if let Some(made) = made {
-            self.report(&misuse(made));
+        if let Some(misuse) = made.and_then(misuse) {
+            self.report(&misuse);
         }
     }
 
@@ -214,51 +219,56 @@ impl Watch {
     }
 }
 
-/// What a mapping tells. Its bounce buffers are zero behind the transfer from the start, so that what
-/// the device writes there is seen at the end.
-impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
+/// Bytes of a bounce buffer behind what the device may write: where, how many, and where in the transfer.
+pub(crate) type Slack = (NonNull<u8>, u64, u64);
+
+/// What mappings tell, by value: a mapping whose address is given to anybody lies in memory, which costs
+/// more than making and ending it.
+impl Watch {
+    /// # Safety
+    /// The slack must be the mapping's.
     #[cold]
-    pub(crate) fn begin_watching(&self, watch: &Watch, by: &'static Location<'static>) {
-        let (iova, len_bytes, direction) = (self.iova(), self.len_bytes(), self.direction());
-        let made = Made { iova, len_bytes, direction, is_bounced: self.is_bounced(), by };
-        if let Some((start, count, _)) = self.slack(0) {
-            // SAFETY: behind the transfer's bytes, in a slot that is this mapping's.
+    #[inline(never)]
+    pub(crate) unsafe fn begin(&self, made: Made, host: u64, slack: Option<Slack>) {
+        if let Some((start, count, _)) = slack {
+            // So that what the device writes there is seen at the end.
+            // SAFETY: the caller's promise.
             unsafe { start.as_ptr().write_bytes(0, count as usize) };
         }
-        let start = self.host().addr().get() as u64;
-        watch.made(made, start..start + len_bytes);
+        self.made(made, host..host + made.len_bytes);
     }
 
+    /// Unmapped, and nobody has said how much was written.
     #[cold]
-    pub(crate) fn watch_silence(&self, watch: &Watch) {
-        if self.is_reported() {
-            watch.misused(self.iova(), |mapping| Misuse::NotReported { mapping });
-        }
+    #[inline(never)]
+    pub(crate) fn silent(&self, iova: Iova) {
+        self.misused(iova, |mapping| Misuse::NotReported { mapping });
     }
 
+    /// The program says how much was written.
     #[cold]
-    pub(crate) fn watch_completion(
-        &self,
-        watch: &Watch,
-        written_bytes: u64,
-        at: &'static Location<'static>,
-    ) {
-        if self.direction() == Direction::ToDevice && written_bytes != 0 {
-            watch.misused(self.iova(), |mapping| Misuse::WrongDirection { mapping, at });
-        }
+    #[inline(never)]
+    pub(crate) fn completed(&self, iova: Iova, written: u64, at: &'static Location<'static>) {
+        self.misused_if(iova, |mapping| {
+            let is_odd = mapping.direction == Direction::ToDevice && written != 0;
+            is_odd.then_some(Misuse::WrongDirection { mapping, at })
+        });
     }
 
+    /// # Safety
+    /// The slack must be the mapping's.
     #[cold]
-    pub(crate) fn watch_end(&self, watch: &Watch, written_bytes: u64) {
-        let Some((start, count, offset)) = self.slack(written_bytes) else { return };
+    #[inline(never)]
+    pub(crate) unsafe fn ending(&self, iova: Iova, slack: Option<Slack>) {
+        let Some((start, count, offset)) = slack else { return };
         let is_written = |nth: &u64| {
             let byte = start.as_ptr().wrapping_add(*nth as usize);
-            // SAFETY: in a slot that is this mapping's, each byte by itself: a device may still write.
+            // SAFETY: the caller's promise; each byte by itself, as a device may still write.
             unsafe { byte.read_volatile() != 0 }
         };
         if let Some(nth) = (0..count).find(is_written) {
             let offset = offset + nth;
-            watch.misused(self.iova(), |mapping| Misuse::WroteBeyond { mapping, offset });
+            self.misused(iova, |mapping| Misuse::WroteBeyond { mapping, offset });
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::scoped::{Ending, Lent};
 use crate::trace::span;
-use crate::watch::{Made, Misuse};
+use crate::watch::Made;
 use layout::{Layout, Run, runs};
 
 /// What a device can take of a scattered transfer. Everything, unless it is said.
@@ -245,12 +245,8 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
             let error = Error::Reported { iova, len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        if let Some(watch) = &self.door.inner().watch
-            && self.direction == Direction::ToDevice
-            && written_bytes != 0
-        {
-            let at = Location::caller();
-            watch.misused(iova, |mapping| Misuse::WrongDirection { mapping, at });
+        if let Some(watch) = &self.door.inner().watch {
+            watch.completed(iova, written_bytes, Location::caller());
         }
         self.end(written_bytes)
     }
