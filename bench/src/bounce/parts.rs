@@ -11,19 +11,24 @@ use longshore_mem::{DmaMemory, FileOffset};
 use super::timed::STRETCH;
 
 /// Memory of one transfer: of a buffer that nobody has a reference to, and that is never freed.
+///
+/// One word to move, as a buffer is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part(NonNull<[u8]>);
+pub(super) struct Part(&'static Place);
+
+#[derive(Debug)]
+struct Place(NonNull<[u8]>);
 
 // SAFETY: memory that is never freed; whoever has its address may be anywhere.
-unsafe impl Send for Part {}
+unsafe impl Send for Place {}
 // SAFETY: a shared part only tells the address.
-unsafe impl Sync for Part {}
+unsafe impl Sync for Place {}
 
 // SAFETY: the memory stays where it is, and nobody ever has a reference to it.
 unsafe impl DmaMemory for Part {
     #[inline(always)]
     fn host(&self) -> NonNull<[u8]> {
-        self.0
+        self.0.0
     }
 
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
@@ -32,22 +37,26 @@ unsafe impl DmaMemory for Part {
 }
 
 impl Part {
+    fn of(bytes: NonNull<[u8]>) -> Self {
+        Self(Box::leak(Box::new(Place(bytes))))
+    }
+
     /// Where it begins.
     #[inline(always)]
     pub(super) fn start(self) -> *mut u8 {
-        self.0.as_ptr().cast()
+        self.0.0.as_ptr().cast()
     }
 
     /// How long it is.
     #[inline(always)]
     pub(super) fn len(self) -> usize {
-        self.0.len()
+        self.0.0.len()
     }
 
     /// Its first `len` bytes.
     pub(super) fn first(self, len: usize) -> Self {
         assert!(len <= self.len());
-        Self(NonNull::slice_from_raw_parts(self.0.cast(), len))
+        Self::of(NonNull::slice_from_raw_parts(self.0.0.cast(), len))
     }
 }
 
@@ -79,7 +88,7 @@ pub(super) fn parts(count: usize, len_bytes: u64) -> Result<Vec<Part>> {
     let part = |nth: usize| {
         // SAFETY: it lies in the buffer.
         let at = unsafe { start.add(nth * len_bytes as usize) };
-        Part(NonNull::slice_from_raw_parts(at, len_bytes as usize))
+        Part::of(NonNull::slice_from_raw_parts(at, len_bytes as usize))
     };
     Ok((0..count).map(part).collect())
 }

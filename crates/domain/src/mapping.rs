@@ -35,7 +35,6 @@ pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
     door: &'d D,
     memory: ManuallyDrop<B>,
     place: ManuallyDrop<Place>,
-    len_bytes: u64,
     way: Way,
 }
 
@@ -184,10 +183,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[track_caller]
     fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
         door.add(Event::Map, 1);
-        let (_, len_bytes) = extent(&memory);
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
         let way = Way::new(direction, is_reported);
-        let mapping = Self { door, memory, place, len_bytes, way };
+        let mapping = Self { door, memory, place, way };
         if door.inner().watch.is_some() {
             return mapping.watched(Location::caller());
         }
@@ -201,7 +199,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     fn watched(self, by: &'static Location<'static>) -> Self {
         if let Some(watch) = &self.door.inner().watch {
             let (iova, is_bounced) = (self.iova(), self.is_bounced());
-            let (len_bytes, direction) = (self.len_bytes, self.way.direction());
+            let (len_bytes, direction) = (self.len_bytes(), self.way.direction());
             let host = self.host().addr().get() as u64;
             let made = Made { iova, len_bytes, direction, is_bounced, by };
             // SAFETY: it is this mapping's, which is just made.
@@ -255,7 +253,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn tell(&self, span: &Span) {
         if cfg!(feature = "tracing") {
-            span.tell("len_bytes", self.len_bytes);
+            span.tell("len_bytes", self.len_bytes());
             span.tell("iova", self.iova().raw());
             span.tell("is_bounced", self.is_bounced().into());
         }
@@ -272,8 +270,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     /// How many bytes it finds there.
+    #[inline(always)]
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        let (_, len_bytes) = extent(&*self.memory);
+        len_bytes
     }
 
     /// Who reads and who writes.
@@ -297,7 +297,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
     #[inline(always)]
     pub fn unmap(self) -> Result<B, Failed<Self>> {
-        let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes };
+        let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
         let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
         if self.door.inner().watch.is_some() {
             return self.end_watched(written_bytes, None, copy_back);
@@ -326,8 +326,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         at: &'static Location<'static>,
         copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
     ) -> Result<B, Failed<Self>> {
-        if written_bytes > self.len_bytes {
-            let len_bytes = self.len_bytes;
+        if written_bytes > self.len_bytes() {
+            let len_bytes = self.len_bytes();
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
@@ -368,7 +368,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match &*self.place {
             Place::Direct(..) => [None, None],
             Place::Slot(slot) => {
-                [Some(Elsewhere { host: slot.host(), at: 0, len_bytes: self.len_bytes }), None]
+                [Some(Elsewhere { host: slot.host(), at: 0, len_bytes: self.len_bytes() }), None]
             }
             Place::Ragged(ragged) => ragged.elsewhere(),
         }
@@ -378,7 +378,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// many, and where in the transfer.
     #[inline(always)]
     fn slack(&self, written_bytes: u64) -> Option<Slack> {
-        let written_bytes = if self.way.is_reported() { written_bytes } else { self.len_bytes };
+        let written_bytes = if self.way.is_reported() { written_bytes } else { self.len_bytes() };
         let granule = self.door.inner().core.limits.granule.bytes();
         match &*self.place {
             Place::Slot(slot) => {
@@ -413,7 +413,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn range(&self, iovas: &IovaRange, offset: u64) -> AddrRange<Iova> {
         let granule = self.door.inner().core.limits.granule.bytes();
-        let len_bytes = (offset + self.len_bytes).next_multiple_of(granule);
+        let len_bytes = (offset + self.len_bytes()).next_multiple_of(granule);
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
 
@@ -425,7 +425,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Place::Ragged(ragged) = &mut *self.place {
             ragged.set_unmapped();
         }
-        let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes };
+        let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
         if self.door.inner().watch.is_some() {
             let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
             return self.take_watched(written_bytes, None, copy_back);
@@ -451,8 +451,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Place::Direct(iovas, offset) = &*self.place {
             return self.unmap_range(self.range(iovas, *offset));
         }
+        let len_bytes = self.len_bytes();
         match &mut *self.place {
-            Place::Ragged(ragged) => ragged.unmap(self.door, self.len_bytes),
+            Place::Ragged(ragged) => ragged.unmap(self.door, len_bytes),
             Place::Direct(..) | Place::Slot(_) => Ok(()),
         }
     }
@@ -461,7 +462,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     fn unmap_range(&self, range: AddrRange<Iova>) -> Result<(), Box<Error>> {
         // SAFETY: mapped as it is, and this mapping's alone.
         let unmapped = unsafe { self.door.inner().core.backend.unmap(&[range]) };
-        let (iova, len_bytes) = (self.iova(), self.len_bytes);
+        let (iova, len_bytes) = (self.iova(), self.len_bytes());
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
             iova,
@@ -645,7 +646,7 @@ impl<B: DmaMemory + 'static, D: Door> fmt::Debug for Mapping<'_, B, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
             .field("iova", &self.iova())
-            .field("len_bytes", &self.len_bytes)
+            .field("len_bytes", &self.len_bytes())
             .field("direction", &self.way.direction())
             .field("is_bounced", &self.is_bounced())
             .finish_non_exhaustive()
