@@ -31,10 +31,11 @@ use crate::watch::{Made, Slack};
 /// and its addresses are leaked rather than given to somebody else while the device may still write to
 /// them.
 #[must_use = "dropped, the memory is unmapped"]
+#[repr(C)]
 pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
-    door: &'d D,
     memory: ManuallyDrop<B>,
     place: ManuallyDrop<Place>,
+    door: &'d D,
     way: Way,
 }
 
@@ -76,8 +77,8 @@ impl Way {
 /// from call to call, its parts would be stored by words and loaded by vectors, which costs more than
 /// all the rest.
 enum Place {
-    /// In the memory, so many bytes behind the start of these addresses.
-    Direct(IovaRange, u64),
+    /// In the memory, whose granules are at these addresses.
+    Direct(IovaRange),
     /// In a bounce buffer.
     Slot(Slot),
     /// In the memory, but for the ends.
@@ -263,7 +264,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline]
     pub fn iova(&self) -> Iova {
         match &*self.place {
-            Place::Direct(iovas, offset) => Iova::new(iovas.start().raw() + offset),
+            Place::Direct(iovas) => Iova::new(iovas.start().raw() + self.offset()),
             Place::Slot(slot) => slot.iova(),
             Place::Ragged(ragged) => Iova::new(ragged.iovas.start().raw() + ragged.offset),
         }
@@ -400,7 +401,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// three ranges of one whose ends are.
     pub(crate) fn add_mapped(&self, ranges: &mut Vec<AddrRange<Iova>>) {
         match &*self.place {
-            Place::Direct(iovas, offset) => ranges.push(self.range(iovas, *offset)),
+            Place::Direct(iovas) => ranges.push(self.range(iovas)),
             Place::Slot(_) => {}
             Place::Ragged(ragged) => {
                 let granule = self.door.inner().core.limits.granule.bytes();
@@ -409,11 +410,18 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
+    /// Where in its granule the memory begins.
+    #[inline(always)]
+    fn offset(&self) -> u64 {
+        let (start, _) = extent(&*self.memory);
+        start & (self.door.inner().core.limits.granule.bytes() - 1)
+    }
+
     /// Of a mapping that is not bounced.
     #[inline(always)]
-    fn range(&self, iovas: &IovaRange, offset: u64) -> AddrRange<Iova> {
+    fn range(&self, iovas: &IovaRange) -> AddrRange<Iova> {
         let granule = self.door.inner().core.limits.granule.bytes();
-        let len_bytes = (offset + self.len_bytes()).next_multiple_of(granule);
+        let len_bytes = (self.offset() + self.len_bytes()).next_multiple_of(granule);
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
 
@@ -448,8 +456,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// Puts the memory out of the device's reach.
     #[inline(always)]
     fn unreach(&mut self) -> Result<(), Box<Error>> {
-        if let Place::Direct(iovas, offset) = &*self.place {
-            return self.unmap_range(self.range(iovas, *offset));
+        if let Place::Direct(iovas) = &*self.place {
+            return self.unmap_range(self.range(iovas));
         }
         let len_bytes = self.len_bytes();
         match &mut *self.place {
@@ -503,7 +511,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.door.add(Event::Unmap, 1);
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
-            Place::Direct(iovas, _) => self.door.give(iovas),
+            Place::Direct(iovas) => self.door.give(iovas),
             Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.inner())),
             Place::Ragged(ragged) => ragged.give(self.door),
         }
@@ -604,7 +612,7 @@ fn map<B: DmaMemory, D: Door>(
     };
     // SAFETY: the memory is kept, with no reference to it, until `unmap` has returned `Ok`.
     match unsafe { core.backend.map(iovas.start(), piece, direction.prot()) } {
-        Ok(()) => Ok(Place::Direct(iovas, offset)),
+        Ok(()) => Ok(Place::Direct(iovas)),
         Err(source) => {
             let iova = iovas.start();
             door.give(iovas);
