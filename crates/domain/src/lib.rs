@@ -79,6 +79,8 @@ mod mapping;
 #[cfg(not(loom))]
 mod pieces;
 #[cfg(not(loom))]
+mod place;
+#[cfg(not(loom))]
 mod policy;
 #[cfg(not(loom))]
 mod pool;
@@ -105,6 +107,8 @@ mod synced;
 mod trace;
 #[cfg(not(loom))]
 mod watch;
+#[cfg(not(loom))]
+mod way;
 
 #[cfg(not(loom))]
 pub use {

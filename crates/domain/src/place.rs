@@ -1,0 +1,147 @@
+//! Where a device finds the bytes of a mapping, and how they get there.
+#![expect(unsafe_code, reason = "hands memory to a backend that a mapping keeps")]
+
+use std::ptr::NonNull;
+
+use longshore_mem::DmaMemory;
+
+use crate::backend::Piece;
+use crate::bounce;
+use crate::counters::Event;
+use crate::direction::Direction;
+use crate::domain::Inner;
+use crate::error::Error;
+use crate::iova::IovaRange;
+use crate::local::{Door, await_slot};
+use crate::policy::Route;
+use crate::pool::chunk::{Kind, Slot};
+use crate::ragged::Ragged;
+
+/// Where the device finds the bytes.
+///
+/// What makes and ends a mapping is inlined where it is called, down to here: moved through memory
+/// from call to call, its parts would be stored by words and loaded by vectors, which costs more than
+/// all the rest.
+pub(crate) enum Place {
+    /// In the memory, whose granules are at these addresses.
+    Direct(IovaRange),
+    /// In a bounce buffer.
+    Slot(Slot),
+    /// In the memory, but for the ends.
+    Ragged(Box<Ragged>),
+}
+
+/// Makes the memory reachable.
+#[inline(always)]
+pub(crate) fn place<B: DmaMemory, D: Door>(
+    door: &D,
+    memory: &B,
+    direction: Direction,
+    is_reported: bool,
+) -> Result<Place, Box<Error>> {
+    let Inner { core, policy, .. } = door.inner();
+    let granule = core.limits.granule;
+    let (start, len_bytes) = extent(memory);
+    let for_slot = core.slot_direction(direction, is_reported);
+    match policy.route(granule, start, len_bytes, for_slot) {
+        Route::Bounce { kind, else_direct } => {
+            let slot = match door.take_slot(kind) {
+                Ok(slot) => slot,
+                Err(_) if else_direct => return map_somewhere(door, memory, direction),
+                Err(error) => await_slot(door, kind, error).map_err(Error::from)?,
+            };
+            fill(door, slot, kind, memory, is_reported).map(Place::Slot)
+        }
+        Route::Direct => map_somewhere(door, memory, direction),
+        Route::Ragged => {
+            // SAFETY: the mapping keeps the memory, with no reference to it, until it is taken back.
+            let ragged =
+                unsafe { Ragged::map(door, host(memory), len_bytes, direction, is_reported) };
+            Ok(Place::Ragged(Box::new(ragged?)))
+        }
+    }
+}
+
+/// Copies what the device may read, and what it may leave as it is, into a slot.
+#[inline(always)]
+pub(crate) fn fill<B: DmaMemory, D: Door>(
+    door: &D,
+    mut slot: Slot,
+    kind: Kind,
+    memory: &B,
+    is_reported: bool,
+) -> Result<Slot, Box<Error>> {
+    let (_, len_bytes) = extent(memory);
+    if !is_reported {
+        // SAFETY: the slot has as many bytes, and the memory is the caller's.
+        if let Err(source) = unsafe { bounce::copy_in(&mut slot, host(memory), len_bytes) } {
+            let iova = slot.iova();
+            door.give_slot(slot);
+            return Err(Error::Copy { iova, source }.into());
+        }
+        door.add(Event::Copied, len_bytes);
+    }
+    debug_assert_eq!(slot.kind(), kind);
+    door.add(Event::Bounce, 1);
+    Ok(slot)
+}
+
+#[inline(always)]
+pub(crate) fn map_somewhere<B: DmaMemory, D: Door>(
+    door: &D,
+    memory: &B,
+    direction: Direction,
+) -> Result<Place, Box<Error>> {
+    let core = &door.inner().core;
+    let (start, len_bytes) = extent(memory);
+    let offset = start & (core.limits.granule.bytes() - 1);
+    // No bytes are no transfer; their one granule would be somebody else's.
+    let bytes = if len_bytes == 0 { 0 } else { offset + len_bytes };
+    let iovas = core.take_for(start, bytes, |bytes, placement| door.take(bytes, placement));
+    let iovas = iovas.map_err(Error::from)?;
+    map(door, memory, direction, iovas)
+}
+
+/// Maps the granules of the memory at `iovas`.
+#[inline(always)]
+pub(crate) fn map<B: DmaMemory, D: Door>(
+    door: &D,
+    memory: &B,
+    direction: Direction,
+    iovas: IovaRange,
+) -> Result<Place, Box<Error>> {
+    let core = &door.inner().core;
+    let granule = core.limits.granule;
+    let (start, len_bytes) = extent(memory);
+    let offset = start & (granule.bytes() - 1);
+    let len_bytes = (offset + len_bytes).next_multiple_of(granule.bytes());
+    // SAFETY: nobody writes through it here, and it is not kept.
+    let file = unsafe { memory.file() };
+    let file = file.filter(|(_, at)| at.raw() >= offset);
+    let piece = Piece {
+        host: bounce::granule_of(host(memory), offset),
+        len_bytes,
+        file: file.map(|(file, at)| (file, longshore_mem::FileOffset::new(at.raw() - offset))),
+    };
+    // SAFETY: the memory is kept, with no reference to it, until `unmap` has returned `Ok`.
+    match unsafe { core.backend.map(iovas.start(), piece, direction.prot()) } {
+        Ok(()) => Ok(Place::Direct(iovas)),
+        Err(source) => {
+            let iova = iovas.start();
+            door.give(iovas);
+            Err(Error::Backend { operation: "mapping", iova, len_bytes, source }.into())
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn host<B: DmaMemory>(memory: &B) -> NonNull<u8> {
+    memory.host().cast()
+}
+
+/// Where the memory is in this process, and how long it is.
+#[inline(always)]
+pub(crate) fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
+    let host = memory.host();
+    (host.cast::<u8>().addr().get() as u64, host.len() as u64)
+}

@@ -1,0 +1,82 @@
+//! What a device can take of a transfer of bytes in several places.
+
+use std::num::NonZero;
+
+use longshore_mem::{Granule, Iova};
+
+use crate::error::Error;
+
+/// What a device can take of a scattered transfer. Everything, unless it is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SgLimits {
+    segments: usize,
+    segment_bytes: u64,
+    boundary: Option<Granule>,
+}
+
+impl Default for SgLimits {
+    fn default() -> Self {
+        Self { segments: usize::MAX, segment_bytes: u64::MAX, boundary: None }
+    }
+}
+
+impl SgLimits {
+    /// No limits.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The most segments that a transfer may have.
+    #[must_use]
+    pub fn segments(self, most: usize) -> Self {
+        Self { segments: most, ..self }
+    }
+
+    /// The most bytes of a segment.
+    #[must_use]
+    pub fn segment_bytes(self, most: NonZero<u64>) -> Self {
+        Self { segment_bytes: most.get(), ..self }
+    }
+
+    /// No segment lies on both sides of a multiple of this.
+    #[must_use]
+    pub fn boundary(self, boundary: Granule) -> Self {
+        Self { boundary: Some(boundary), ..self }
+    }
+
+    /// Cuts what lies side by side into segments that the device can take.
+    pub(super) fn split(
+        &self,
+        whole: impl Iterator<Item = (Iova, u64)>,
+    ) -> Result<Vec<SgSegment>, Error> {
+        let mut segments = Vec::new();
+        let mut all_bytes = 0;
+        for (iova, len_bytes) in whole {
+            let (mut at, mut left) = (iova.raw(), len_bytes);
+            while left != 0 {
+                let to_boundary = self
+                    .boundary
+                    .map_or(u64::MAX, |every| every.bytes() - (at & (every.bytes() - 1)));
+                let len_bytes = left.min(self.segment_bytes).min(to_boundary);
+                segments.push(SgSegment { iova: Iova::new(at), len_bytes });
+                at = at.wrapping_add(len_bytes);
+                left -= len_bytes;
+            }
+            all_bytes += len_bytes;
+        }
+        let (count, most) = (segments.len(), self.segments);
+        if count > most {
+            return Err(Error::TooManySegments { len_bytes: all_bytes, segments: count, most });
+        }
+        Ok(segments)
+    }
+}
+
+/// Bytes that a device finds side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SgSegment {
+    /// Where.
+    pub iova: Iova,
+    /// How many.
+    pub len_bytes: u64,
+}

@@ -1,0 +1,254 @@
+//! Where the bytes of a transfer in several places are for the device: in one bounce buffer, or where they
+//! are, but for what shares a granule with something else.
+#![expect(unsafe_code, reason = "hands memory to a backend that its caller keeps")]
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use longshore_mem::copy::{CopyFault, copy_bytes};
+use longshore_mem::{AddrRange, Iova};
+
+use super::layout::{Layout, Run};
+use super::limits::{SgLimits, SgSegment};
+use crate::bounce;
+use crate::counters::Event;
+use crate::direction::Direction;
+use crate::domain::Inner;
+use crate::error::Error;
+use crate::iova::IovaRange;
+use crate::local::{Door, await_slot};
+use crate::pieces::{Partly, map_all};
+use crate::policy::WhenFull;
+use crate::pool::chunk::{Kind, Slot};
+use crate::pool::classes::Class;
+
+pub(super) enum Place {
+    /// All of it in one bounce buffer.
+    Slot(Slot),
+    /// In the memory, but for what shares a granule with something else.
+    Spread(Spread),
+}
+
+pub(super) struct Spread {
+    pub(super) iovas: IovaRange,
+    pub(super) layout: Layout,
+    /// One for each place that is copied.
+    pub(super) slots: Vec<Slot>,
+    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    pub(super) is_mapped: bool,
+}
+
+/// Bytes of the transfer that the device finds in a slot.
+pub(super) struct Elsewhere {
+    pub(super) slot: NonNull<u8>,
+    pub(super) host: NonNull<u8>,
+    /// Where in the transfer, and how many.
+    pub(super) at: u64,
+    pub(super) len_bytes: u64,
+}
+
+impl Spread {
+    /// What is mapped: the slots, and then the memory.
+    pub(super) fn pieces(
+        &self,
+        granule: u64,
+    ) -> impl Iterator<Item = (AddrRange<Iova>, NonNull<u8>)> + Clone {
+        let range = move |at: u64, len_bytes: u64| {
+            let start = Iova::new(self.iovas.start().raw() + at);
+            AddrRange::new(start, len_bytes).expect("it is within the range")
+        };
+        let slots = self.layout.copied.iter().zip(&self.slots);
+        let slots = slots.map(move |(copied, slot)| (range(copied.at, granule), slot.host()));
+        let mapped = self.layout.mapped.iter();
+        slots.chain(mapped.map(move |mapped| (range(mapped.at, mapped.len_bytes), mapped.host)))
+    }
+
+    pub(super) fn elsewhere(&self) -> impl Iterator<Item = Elsewhere> {
+        self.layout.copied.iter().zip(&self.slots).map(|(copied, slot)| {
+            // SAFETY: the bytes lie within the slot.
+            let slot = unsafe { slot.host().add(copied.in_slot as usize) };
+            let (host, at, len_bytes) = (copied.host, copied.in_transfer, copied.len_bytes);
+            Elsewhere { slot, host, at, len_bytes }
+        })
+    }
+
+    /// Gives slots and addresses back, of a transfer that is not mapped.
+    pub(super) fn give<D: Door>(self, door: &D) {
+        let Self { iovas, slots, .. } = self;
+        slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, door.inner())));
+        door.give(iovas);
+    }
+}
+
+/// All of a transfer, in one slot.
+pub(super) fn in_slot<'r>(
+    slot: &Slot,
+    runs: &'r [Run],
+) -> impl Iterator<Item = Elsewhere> + use<'r> {
+    let start = slot.host();
+    let mut at = 0;
+    runs.iter().map(move |run| {
+        // SAFETY: the slot has room for all of them.
+        let slot = unsafe { start.add(at as usize) };
+        let part = Elsewhere { slot, host: run.host, at, len_bytes: run.len_bytes };
+        at += run.len_bytes;
+        part
+    })
+}
+
+/// Copies of these parts what lies within `bytes`; `order` says which way. How many bytes that were.
+pub(super) fn copy_each(
+    parts: impl Iterator<Item = Elsewhere>,
+    bytes: &Range<u64>,
+    order: impl Fn(NonNull<u8>, NonNull<u8>) -> (NonNull<u8>, NonNull<u8>),
+) -> Result<u64, CopyFault> {
+    let mut all_bytes = 0;
+    for part in parts {
+        let start = bytes.start.max(part.at);
+        let end = bytes.end.min(part.at + part.len_bytes);
+        let Some(len_bytes) = end.checked_sub(start).filter(|len| *len != 0) else { continue };
+        // SAFETY: within the part.
+        let slot = unsafe { part.slot.add((start - part.at) as usize) };
+        // SAFETY: the same.
+        let host = unsafe { part.host.add((start - part.at) as usize) };
+        let (from, to) = order(slot, host);
+        // SAFETY: both have as many bytes; slot and memory are one mapping's.
+        unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }?;
+        all_bytes += len_bytes;
+    }
+    Ok(all_bytes)
+}
+
+/// Makes the places reachable: in one bounce buffer where that is better, or else as few segments as
+/// they make.
+///
+/// # Safety
+/// The bytes must stay where they are, and no reference to them be used, until they are unmapped.
+pub(super) unsafe fn place<D: Door>(
+    door: &D,
+    runs: &[Run],
+    direction: Direction,
+    limits: &SgLimits,
+) -> Result<(Place, Vec<SgSegment>), Error> {
+    let Inner { core, policy, .. } = door.inner();
+    let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
+    let class = Class::of_bytes(len_bytes, core.limits.granule.log2());
+    let class = class.filter(|_| len_bytes != 0);
+    let kind = class.map(|class| Kind { class, direction: core.slot_direction(direction, false) });
+    if let Some(kind) = kind
+        && policy.bounces(len_bytes)
+    {
+        match door.take_slot(kind) {
+            Ok(slot) => return gather(door, slot, runs, len_bytes, limits),
+            Err(_) if policy.when_full == WhenFull::MapDirectly => {}
+            Err(error) => {
+                let slot = await_slot(door, kind, error)?;
+                return gather(door, slot, runs, len_bytes, limits);
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    match (unsafe { spread(door, runs, direction, limits) }, kind) {
+        // What is side by side in a bounce buffer is one segment.
+        (Err(Error::TooManySegments { .. }), Some(kind)) => {
+            let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
+            gather(door, slot, runs, len_bytes, limits)
+        }
+        (spread, _) => spread,
+    }
+}
+
+/// Copies all of it into a slot.
+fn gather<D: Door>(
+    door: &D,
+    mut slot: Slot,
+    runs: &[Run],
+    len_bytes: u64,
+    limits: &SgLimits,
+) -> Result<(Place, Vec<SgSegment>), Error> {
+    let iova = slot.iova();
+    let gathered = limits.split([(iova, len_bytes)].into_iter()).and_then(|segments| {
+        let copied = bounce::prepare(&mut slot, len_bytes).and_then(|()| {
+            copy_each(in_slot(&slot, runs), &(0..len_bytes), |slot, host| (host, slot))
+        });
+        copied.map_err(|source| Error::Copy { iova, source })?;
+        Ok(segments)
+    });
+    match gathered {
+        Ok(segments) => {
+            door.add(Event::Copied, len_bytes);
+            door.add(Event::Bounce, 1);
+            Ok((Place::Slot(slot), segments))
+        }
+        Err(error) => {
+            door.give_slot(slot);
+            Err(error)
+        }
+    }
+}
+
+/// Maps what is whole granules, and copies the rest.
+///
+/// # Safety
+/// As [`place`].
+unsafe fn spread<D: Door>(
+    door: &D,
+    runs: &[Run],
+    direction: Direction,
+    limits: &SgLimits,
+) -> Result<(Place, Vec<SgSegment>), Error> {
+    let Inner { core, policy, .. } = door.inner();
+    let granule = core.limits.granule;
+    let layout = Layout::new(runs, granule, policy.trusted);
+    let iovas = door.take(layout.range_bytes, core.placement)?;
+    let start = iovas.start().raw();
+    let mut spread = Spread { iovas, layout, slots: Vec::new(), is_mapped: true };
+    let prepared = prepare(door, &mut spread, direction).and_then(|copied| {
+        let whole = spread.layout.segments.iter();
+        let whole = whole.map(|(at, len_bytes)| (Iova::new(start + at), *len_bytes));
+        Ok((limits.split(whole)?, copied))
+    });
+    let (segments, copied) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            spread.give(door);
+            return Err(error);
+        }
+    };
+    // SAFETY: the caller's promise; the slots and the addresses are kept with the rest.
+    match unsafe { map_all(door, spread.pieces(granule.bytes()), direction) } {
+        Ok(()) => {
+            door.add(Event::Copied, copied);
+            door.add(Event::Bounce, (!spread.slots.is_empty()).into());
+            Ok((Place::Spread(spread), segments))
+        }
+        Err(Partly { error, is_undone }) => {
+            if is_undone {
+                spread.give(door);
+            } else {
+                // The device may reach the slots, so nobody gets them.
+                door.add(Event::Leak, 1);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Takes a slot for each place that is copied, and copies.
+fn prepare<D: Door>(door: &D, spread: &mut Spread, direction: Direction) -> Result<u64, Error> {
+    let core = &door.inner().core;
+    let class = Class::of(1).expect("a slot of one granule");
+    let kind = Kind { class, direction: core.slot_direction(direction, false) };
+    let mut copied = 0;
+    for place in &spread.layout.copied {
+        let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
+        let iova = slot.iova();
+        spread.slots.push(slot);
+        let slot = spread.slots.last_mut().expect("it was pushed");
+        // SAFETY: the slot has a granule, in which the bytes lie; the memory is the caller's.
+        unsafe { bounce::copy_in_at(slot, place.in_slot, place.host, place.len_bytes) }
+            .map_err(|source| Error::Copy { iova, source })?;
+        copied += place.len_bytes;
+    }
+    Ok(copied)
+}

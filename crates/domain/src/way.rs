@@ -1,0 +1,35 @@
+//! A mapping's direction, in a word.
+
+use crate::direction::Direction;
+
+/// Who reads and who writes, and whether the device says how much it has written.
+///
+/// A whole word: bytes that are stored one by one, and then moved with what lies beside them, cost some
+/// 10 ns each time on a processor of 2022.
+#[derive(Clone, Copy)]
+pub(crate) struct Way(u64);
+
+impl Way {
+    const REPORTED: u64 = 1 << 8;
+
+    #[inline(always)]
+    pub(crate) fn new(direction: Direction, is_reported: bool) -> Self {
+        Self(direction as u64 | if is_reported { Self::REPORTED } else { 0 })
+    }
+
+    #[inline(always)]
+    pub(crate) fn direction(self) -> Direction {
+        const TO: u64 = Direction::ToDevice as u64;
+        const FROM: u64 = Direction::FromDevice as u64;
+        match self.0 & !Self::REPORTED {
+            TO => Direction::ToDevice,
+            FROM => Direction::FromDevice,
+            _ => Direction::Bidirectional,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_reported(self) -> bool {
+        self.0 & Self::REPORTED != 0
+    }
+}
