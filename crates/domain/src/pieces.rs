@@ -1,4 +1,4 @@
-//! Several mappings that are made together or not at all.
+//! Several mappings that are made together or not at all, and taken back together.
 #![expect(unsafe_code, reason = "maps what its callers own")]
 
 use std::ptr::NonNull;
@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use longshore_mem::{AddrRange, Iova};
 
 use crate::backend::Piece;
+use crate::counters::Event;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::local::Door;
@@ -43,5 +44,26 @@ pub(crate) unsafe fn map_all<D: Door>(
         let is_undone = before.is_empty() || unsafe { backend.unmap(&before) }.is_ok();
         return Err(Partly { error, is_undone });
     }
+    Ok(())
+}
+
+/// Unmaps these ranges of a transfer of `len_bytes` at `iova`.
+///
+/// # Errors
+/// [`Error::Backend`]; each of them may still be mapped.
+///
+/// # Safety
+/// Each was mapped as it is, and is the caller's alone.
+pub(crate) unsafe fn unmap_all<D: Door>(
+    door: &D,
+    ranges: &[AddrRange<Iova>],
+    iova: Iova,
+    len_bytes: u64,
+) -> Result<(), Error> {
+    // SAFETY: the caller's promise.
+    let unmapped = unsafe { door.inner().core.backend.unmap(ranges) };
+    let operation = "unmapping";
+    unmapped.map_err(|source| Error::Backend { operation, iova, len_bytes, source })?;
+    door.add(Event::Flush, 1);
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::direction::Direction;
 use crate::error::Error;
 use crate::iova::IovaRange;
 use crate::local::{Door, await_slot};
-use crate::pieces::{Partly, map_all};
+use crate::pieces::{Partly, map_all, unmap_all};
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
 use crate::synced::Elsewhere;
@@ -179,19 +179,12 @@ impl Ragged {
     /// Unmaps it, of a transfer of so many bytes. Once only: not again where what the device has written
     /// could not be copied.
     pub(crate) fn unmap<D: Door>(&mut self, door: &D, len_bytes: u64) -> Result<(), Box<Error>> {
-        let core = &door.inner().core;
-        let ranges: Vec<_> = self.mapped(core.limits.granule.bytes()).collect();
+        let granule = door.inner().core.limits.granule;
+        let ranges: Vec<_> = self.mapped(granule.bytes()).collect();
         if !ranges.is_empty() {
-            // SAFETY: mapped as they are, and this transfer's alone.
-            let unmapped = unsafe { core.backend.unmap(&ranges) };
             let iova = Iova::new(self.iovas.start().raw() + self.offset);
-            unmapped.map_err(|source| Error::Backend {
-                operation: "unmapping",
-                iova,
-                len_bytes,
-                source,
-            })?;
-            door.add(Event::Flush, 1);
+            // SAFETY: mapped as they are, and this transfer's alone.
+            unsafe { unmap_all(door, &ranges, iova, len_bytes) }?;
         }
         self.set_unmapped();
         Ok(())

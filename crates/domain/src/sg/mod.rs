@@ -21,6 +21,7 @@ use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::{Error, Failed};
 use crate::local::{Door, Local};
+use crate::pieces::unmap_all;
 use crate::scoped::{Ending, Lent};
 use crate::trace::span;
 use crate::watch::Made;
@@ -181,14 +182,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         {
             let ranges: Vec<_> = spread.pieces(self.granule()).map(|(range, _)| range).collect();
             // SAFETY: mapped as they are, and this mapping's alone.
-            let unmapped = unsafe { self.door.inner().core.backend.unmap(&ranges) };
-            unmapped.map_err(|source| Error::Backend {
-                operation: "unmapping",
-                iova: self.first(),
-                len_bytes: self.len_bytes,
-                source,
-            })?;
-            self.door.add(Event::Flush, 1);
+            unsafe { unmap_all(self.door, &ranges, self.first(), self.len_bytes) }?;
         }
         if let Place::Spread(spread) = &mut *self.place {
             spread.is_mapped = false;
