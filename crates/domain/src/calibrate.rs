@@ -64,7 +64,7 @@ const TIMES: u32 = 5;
 
 impl Domain {
     /// Measures what mapping costs here, and what copying does, for lengths up to the largest bounce
-    /// buffer. It takes some 20 ms, no device is involved, and its transfers are
+    /// buffer. It takes 14 ms, and longer where a mapping takes long; no device is involved, and its transfers are
     /// counted as any others.
     ///
     /// ```

@@ -78,10 +78,13 @@ impl Builder {
     /// Which transfers go through bounce buffers.
     ///
     /// Where this is not asked for, those that are better copied than mapped: the first domain of the
-    /// process on a backend of its kind is [calibrated](Domain::calibrate) when it is built, in some
-    /// 20 ms, and [`Domain::calibration`] tells what was found. In this process mapping is cheap,
-    /// and the default is [`Bounce::Never`], unless sessions are so busy that unmapping must wait
-    /// for them.
+    /// process on a backend of its kind is [calibrated](Domain::calibrate) when it is built, and
+    /// [`Domain::calibration`] tells what was found. In this process mapping is cheap, and the default
+    /// is [`Bounce::Never`]; where unmapping has to wait for busy sessions, another choice may be
+    /// better.
+    ///
+    /// Memory that is bounced is not what the device sees while it is mapped: look at it after
+    /// [`sync_for_cpu`](Mapping::sync_for_cpu).
     pub fn bounce(self, bounce: Bounce) -> Self {
         Self { bounce: Some(bounce), ..self }
     }

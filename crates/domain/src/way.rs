@@ -4,8 +4,8 @@ use crate::direction::Direction;
 
 /// Who reads and who writes, and whether the device says how much it has written.
 ///
-/// A whole word: bytes that are stored one by one, and then moved with what lies beside them, cost some
-/// 10 ns each time on a processor of 2022.
+/// A whole word: bytes that are stored one by one, and then moved with what lies beside them, made
+/// mapping and unmapping take 75 ns instead of 57 on a Zen 4 core.
 #[derive(Clone, Copy)]
 pub(crate) struct Way(u64);
 

@@ -44,8 +44,8 @@ pub struct Limits {
     /// entries, and Linux (seen in 6.12) makes those of VT-d readable all the same, so a backend that
     /// does not know says `false`.
     pub denies_reads: bool,
-    /// Mapping and unmapping a granule costs less than copying it, so that nothing is bounced that need
-    /// not be.
+    /// Mapping and unmapping a granule costs no more than bouncing it, so that nothing is bounced that
+    /// need not be.
     pub maps_cheaply: bool,
 }
 
