@@ -193,7 +193,7 @@ fn as_json(
         "page_cache_growth_bytes": report.page_cache_growth_bytes,
         "buffer_bytes": shared.len_bytes(),
         "files": files,
-        "tensors": opened.tensors.iter().map(|file| file.header.tensors.len()).sum::<usize>(),
+        "tensors": opened.tensors.iter().map(|file| file.header.tensor_count()).sum::<usize>(),
         "pid": std::process::id(),
         "memfd": memfd.map(|fd| fd.as_raw_fd()),
         "memfd_path": memfd.map(proc_path),
