@@ -39,11 +39,13 @@ use cursor::Stop;
 
 mod cursor;
 mod dtype;
+mod encode;
 mod metadata;
 mod parse;
 mod split;
 
 pub use dtype::Dtype;
+pub use encode::{EncodeError, Encoded};
 pub use metadata::{Array, Metadata, Value, ValueType, Values};
 pub use split::open_splits;
 
@@ -53,6 +55,8 @@ const FORMAT: &str = "GGUF";
 const FIRST_READ_BYTES: usize = 64 << 10;
 /// The alignment of a file that names none.
 const ALIGNMENT_DEFAULT: u32 = 32;
+/// What every alignment is a multiple of.
+const ALIGNMENT_MIN: u32 = 8;
 /// Where a file names its alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
 

@@ -7,12 +7,12 @@ use longshore_mem::Granule;
 use super::cursor::{Cursor, Step, Stop, refuse};
 use super::metadata::Entry;
 use super::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, DIMENSIONS_MAX, Dtype, Header, METADATA_ENTRIES_MAX,
-    Metadata, NAME_LEN_MAX_BYTES, TENSORS_MAX, Tensor, Value, dtype,
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, DIMENSIONS_MAX, Dtype, Header,
+    METADATA_ENTRIES_MAX, Metadata, NAME_LEN_MAX_BYTES, TENSORS_MAX, Tensor, Value, dtype,
 };
 use crate::format::json::quoted;
 
-const MAGIC: &[u8; 4] = b"GGUF";
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 /// Magic, version and the two counts.
 pub(super) const OPENING_BYTES: usize = 24;
 /// The shortest entry of metadata: the length of its key, a type and a byte.
@@ -195,8 +195,10 @@ fn alignment(metadata: &Metadata) -> Step<Granule> {
         }
     };
     match Granule::new(bytes.into()) {
-        Ok(granule) if bytes >= 8 => Ok(granule),
-        _ => refuse(format!("its {ALIGNMENT_KEY} is {bytes}, no power of two of at least 8")),
+        Ok(granule) if bytes >= ALIGNMENT_MIN => Ok(granule),
+        _ => refuse(format!(
+            "its {ALIGNMENT_KEY} is {bytes}, no power of two of at least {ALIGNMENT_MIN}"
+        )),
     }
 }
 
@@ -306,7 +308,7 @@ fn place(
 
 /// The first bytes of a file, for a message.
 fn shown(magic: [u8; 4]) -> String {
-    if magic.iter().all(|byte| byte.is_ascii_graphic()) {
+    if magic.iter().all(u8::is_ascii_graphic) {
         return format!("'{}'", String::from_utf8_lossy(&magic));
     }
     let [a, b, c, d] = magic;
