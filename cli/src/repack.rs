@@ -150,6 +150,6 @@ fn image_bytes(file: &longshore::load::PlannedFile) -> u64 {
 }
 
 fn paddings(opened: &Opened) -> usize {
-    let tensors = opened.tensors.iter().flat_map(|file| &file.header.tensors);
+    let tensors = opened.tensors.iter().flat_map(|file| file.header.tensors());
     tensors.filter(|tensor| tensor.is_padding()).count()
 }
