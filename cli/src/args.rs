@@ -8,8 +8,11 @@ use longshore::load::DigestKind;
 use longshore::load::format::FormatChoice;
 use longshore::{Heap, ReadMode};
 
+use crate::attach::AttachArgs;
 use crate::exit;
+use crate::ls::LsArgs;
 use crate::pt::args::PtArgs;
+use crate::serve::ServeArgs;
 use crate::units::Size;
 
 /// Fills device-shareable memory straight from files, at the disk's speed.
@@ -24,6 +27,9 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
+    Serve(ServeArgs),
+    Attach(AttachArgs),
+    Ls(LsArgs),
     Doctor(DoctorArgs),
     MakeModel(MakeModelArgs),
     Pt(PtArgs),
