@@ -40,7 +40,7 @@
 
 /** What `longshore_load_options` begin as: nothing is said but the size. */
 #define LONGSHORE_LOAD_OPTIONS_INIT \
-    {sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL}
+    {sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}
 
 /**
  * For `longshore_buffer_sync`: the CPU is going to load.
@@ -227,6 +227,12 @@ typedef struct {
      */
     const char *manifest;
     /**
+     * Place every tensor at a multiple of this while reading: a power of two up to 1 GiB, such as
+     * 64. A file whose tensors do not lie so already becomes one in the buffer that has the same
+     * tensors and metadata.
+     */
+    uint64_t align_bytes;
+    /**
      * Fail rather than load more than so many bytes.
      */
     uint64_t memory_max_bytes;
@@ -285,6 +291,11 @@ typedef struct {
      * Bytes that came from the disk straight into the buffer.
      */
     uint64_t direct_bytes;
+    /**
+     * Bytes that came from the disk into memory beside the buffer and were copied: of tensors whose
+     * place in the buffer the disk cannot write to.
+     */
+    uint64_t staged_bytes;
     /**
      * Bytes that were in the page cache already.
      */
@@ -554,12 +565,13 @@ const char *longshore_file_path(const longshore_file *file);
  * Where a file begins in the buffer.
  *
  * @param file A file of a buffer.
- * @return The offset in bytes, a multiple of 4096; 0 if `file` is NULL.
+ * @return The offset in bytes, a multiple of 4096 and of `align_bytes`; 0 if `file` is NULL.
  */
 uint64_t longshore_file_offset(const longshore_file *file);
 
 /**
- * How many bytes of a file were read: all it has.
+ * How many bytes of the buffer are a file: its length, or that of what took its place where its
+ * tensors were aligned.
  *
  * @param file A file of a buffer.
  * @return The length in bytes; 0 if `file` is NULL.
@@ -567,7 +579,7 @@ uint64_t longshore_file_offset(const longshore_file *file);
 uint64_t longshore_file_len(const longshore_file *file);
 
 /**
- * A checksum of a file, computed while it was read.
+ * A checksum of a file as it is on the disk, computed while it was read.
  *
  * @param file A file of a buffer.
  * @param kind One of `LONGSHORE_VERIFY_*`.
@@ -703,7 +715,8 @@ uint64_t longshore_tensor_len(const longshore_tensor *tensor);
 
 /**
  * The data of a tensor: `longshore_buffer_data` plus `longshore_tensor_offset`, and what is said
- * of the former. It is aligned as the file has it, which may be not at all.
+ * of the former. It is aligned to `align_bytes`, or as
+ * the file has it, which may be not at all.
  *
  * @param tensor A tensor.
  * @return The data, which lasts as long as the buffer; NULL if `tensor` is NULL.

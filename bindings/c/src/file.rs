@@ -81,14 +81,15 @@ pub unsafe extern "C" fn longshore_file_path(file: *const longshore_file) -> *co
 /// Where a file begins in the buffer.
 ///
 /// @param file A file of a buffer.
-/// @return The offset in bytes, a multiple of 4096; 0 if `file` is NULL.
+/// @return The offset in bytes, a multiple of 4096 and of `align_bytes`; 0 if `file` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_file_offset(file: *const longshore_file) -> u64 {
     // SAFETY: C passes NULL or a file of a buffer that lives.
     door::guarded(0, || Ok(unsafe { door::borrow(file, "file") }?.offset))
 }
 
-/// How many bytes of a file were read: all it has.
+/// How many bytes of the buffer are a file: its length, or that of what took its place where its
+/// tensors were aligned.
 ///
 /// @param file A file of a buffer.
 /// @return The length in bytes; 0 if `file` is NULL.
@@ -98,7 +99,7 @@ pub unsafe extern "C" fn longshore_file_len(file: *const longshore_file) -> u64 
     door::guarded(0, || Ok(unsafe { door::borrow(file, "file") }?.len))
 }
 
-/// A checksum of a file, computed while it was read.
+/// A checksum of a file as it is on the disk, computed while it was read.
 ///
 /// @param file A file of a buffer.
 /// @param kind One of `LONGSHORE_VERIFY_*`.

@@ -65,7 +65,15 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         return Err(longshore_heap::Error::CannotSealContent { heap }.into());
     }
     let paths: Vec<&Path> = paths.iter().map(|path| path_of(path)).collect();
-    let opened = format::open(&paths, options.format)?;
+    let mut opened = format::open(&paths, options.format)?;
+    if let Some(alignment) = options.alignment {
+        if opened.tensors.is_empty() {
+            let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+            let message = format!("align_bytes: no tensors are known in {}", names.join(", "));
+            return Err(Failure::new(longshore_code::LONGSHORE_BAD_FORMAT, libc::EBADMSG, message));
+        }
+        opened = opened.align(alignment)?;
+    }
     let manifest = options.manifest.map(|path| Manifest::open(path_of(path))).transpose()?;
     let Loaded { buffer, files, report } = run(&opened, options, manifest.as_ref())?;
 

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use longshore_heap::Heap;
 use longshore_load::format::FormatChoice;
 use longshore_load::{DigestKind, ReadMode};
+use longshore_mem::Granule;
 
 use crate::door;
 use crate::error::Failure;
@@ -58,6 +59,10 @@ pub struct longshore_load_options {
     /// The path of a manifest: the load fails unless each file has the checksum it names, in the
     /// form that `sha256sum` writes.
     pub manifest: *const c_char,
+    /// Place every tensor at a multiple of this while reading: a power of two up to 1 GiB, such as
+    /// 64. A file whose tensors do not lie so already becomes one in the buffer that has the same
+    /// tensors and metadata.
+    pub align_bytes: u64,
     /// Fail rather than load more than so many bytes.
     pub memory_max_bytes: u64,
     /// How many bytes of pages are made ahead of the reads; 128 MiB where nothing is said.
@@ -73,22 +78,26 @@ pub struct longshore_load_options {
 }
 
 /// The struct's length in the first version that had it.
-const SIZE_MIN_BYTES: usize = 80;
+const SIZE_MIN_BYTES: usize = 88;
 /// No version will have a longer one: what says so was not set.
 const SIZE_MAX_BYTES: usize = 4096;
 
+/// No page is larger.
+const ALIGNMENT_MAX_BYTES: u64 = 1 << 30;
+
 const _: () = {
-    assert!(size_of::<longshore_load_options>() == 80);
+    assert!(size_of::<longshore_load_options>() == 88);
     assert!(offset_of!(longshore_load_options, heap) == 8);
     assert!(offset_of!(longshore_load_options, mode) == 16);
     assert!(offset_of!(longshore_load_options, format) == 24);
     assert!(offset_of!(longshore_load_options, manifest) == 32);
-    assert!(offset_of!(longshore_load_options, memory_max_bytes) == 40);
-    assert!(offset_of!(longshore_load_options, populate_ahead_bytes) == 48);
-    assert!(offset_of!(longshore_load_options, verify) == 56);
-    assert!(offset_of!(longshore_load_options, flags) == 60);
-    assert!(offset_of!(longshore_load_options, progress) == 64);
-    assert!(offset_of!(longshore_load_options, progress_data) == 72);
+    assert!(offset_of!(longshore_load_options, align_bytes) == 40);
+    assert!(offset_of!(longshore_load_options, memory_max_bytes) == 48);
+    assert!(offset_of!(longshore_load_options, populate_ahead_bytes) == 56);
+    assert!(offset_of!(longshore_load_options, verify) == 64);
+    assert!(offset_of!(longshore_load_options, flags) == 68);
+    assert!(offset_of!(longshore_load_options, progress) == 72);
+    assert!(offset_of!(longshore_load_options, progress_data) == 80);
 };
 
 /// Options, understood.
@@ -98,6 +107,7 @@ pub(crate) struct Options<'a> {
     pub(crate) mode: ReadMode,
     pub(crate) format: FormatChoice,
     pub(crate) manifest: Option<&'a CStr>,
+    pub(crate) alignment: Option<Granule>,
     pub(crate) memory_max_bytes: Option<u64>,
     pub(crate) populate_ahead_bytes: Option<u64>,
     pub(crate) verify: Vec<DigestKind>,
@@ -162,6 +172,7 @@ unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, 
         format: word(unsafe { door::optional_string(known.format) })?,
         // SAFETY: as above.
         manifest: unsafe { door::optional_string(known.manifest) },
+        alignment: alignment(known.align_bytes)?,
         memory_max_bytes: (known.memory_max_bytes > 0).then_some(known.memory_max_bytes),
         populate_ahead_bytes: (known.populate_ahead_bytes > 0)
             .then_some(known.populate_ahead_bytes),
@@ -217,6 +228,19 @@ where
     word.to_string_lossy().parse().map_err(|error| Failure::word(&error))
 }
 
+/// What tensors are to begin at multiples of, if they are.
+fn alignment(bytes: u64) -> Result<Option<Granule>, Failure> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let granule = Granule::new(bytes).ok().filter(|_| bytes <= ALIGNMENT_MAX_BYTES);
+    granule.map(Some).ok_or_else(|| {
+        Failure::argument(format!(
+            "options: align_bytes is {bytes}, which is no power of two up to 1 GiB"
+        ))
+    })
+}
+
 /// The checksums of a mask.
 fn kinds(mask: u32) -> Result<Vec<DigestKind>, Failure> {
     let unknown = mask & !KINDS.iter().fold(0, |all, (bit, _)| all | bit);
@@ -260,13 +284,13 @@ mod tests {
 
     #[test]
     fn nothing_said_is_what_null_means_but_for_heaps_that_cannot_seal() {
-        let options = understood(&nothing_said(80)).unwrap();
+        let options = understood(&nothing_said(88)).unwrap();
         assert_eq!((options.heap, options.mode), (Heap::Memfd, ReadMode::Auto));
         // SAFETY: NULL is allowed.
         let null = unsafe { read(ptr::null()) }.unwrap();
         assert_eq!((null.heap, null.mode, null.writable), (Heap::Memfd, ReadMode::Auto, false));
         let writable =
-            longshore_load_options { flags: LONGSHORE_LOAD_WRITABLE, ..nothing_said(80) };
+            longshore_load_options { flags: LONGSHORE_LOAD_WRITABLE, ..nothing_said(88) };
         assert_eq!(understood(&writable).unwrap().heap, Heap::Auto);
     }
 
@@ -284,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_size_that_was_not_set_is_refused() {
-        for size in [0, 8, 79, 4097, usize::MAX] {
+        for size in [0, 8, 87, 4097, usize::MAX] {
             let refused = understood(&nothing_said(size)).unwrap_err();
             assert!(refused.message.contains("sizeof"), "{}", refused.message);
         }
@@ -292,13 +316,17 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_refused() {
-        let masks = longshore_load_options { verify: 9, ..nothing_said(80) };
+        let masks = longshore_load_options { verify: 9, ..nothing_said(88) };
         assert!(understood(&masks).unwrap_err().message.contains("0x8"));
-        let flags = longshore_load_options { flags: 1 << 31, ..nothing_said(80) };
+        let flags = longshore_load_options { flags: 1 << 31, ..nothing_said(88) };
         assert!(understood(&flags).unwrap_err().message.contains("0x80000000"));
-        let heap = longshore_load_options { heap: c"shm".as_ptr(), ..nothing_said(80) };
+        let heap = longshore_load_options { heap: c"shm".as_ptr(), ..nothing_said(88) };
         assert!(understood(&heap).unwrap_err().message.starts_with("'shm' is no heap"));
-        let all = longshore_load_options { verify: 7, ..nothing_said(80) };
+        for align_bytes in [3, 96, 1 << 31, u64::MAX] {
+            let odd = longshore_load_options { align_bytes, ..nothing_said(88) };
+            assert!(understood(&odd).unwrap_err().message.contains("no power of two"));
+        }
+        let all = longshore_load_options { verify: 7, ..nothing_said(88) };
         assert_eq!(understood(&all).unwrap().verify.len(), 3);
     }
 }

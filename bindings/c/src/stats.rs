@@ -35,6 +35,9 @@ pub struct longshore_stats {
     pub reading_ns: u64,
     /// Bytes that came from the disk straight into the buffer.
     pub direct_bytes: u64,
+    /// Bytes that came from the disk into memory beside the buffer and were copied: of tensors whose
+    /// place in the buffer the disk cannot write to.
+    pub staged_bytes: u64,
     /// Bytes that were in the page cache already.
     pub page_cache_bytes: u64,
     /// Bytes that came through the page cache and left nothing there.
@@ -57,15 +60,15 @@ pub struct longshore_stats {
 }
 
 const _: () = {
-    assert!(size_of::<longshore_stats>() == 128);
+    assert!(size_of::<longshore_stats>() == 136);
     assert!(offset_of!(longshore_stats, content_bytes) == 8);
     assert!(offset_of!(longshore_stats, reading_ns) == 40);
-    assert!(offset_of!(longshore_stats, page_cache_growth_bytes) == 80);
-    assert!(offset_of!(longshore_stats, used_uring) == 120);
+    assert!(offset_of!(longshore_stats, page_cache_growth_bytes) == 88);
+    assert!(offset_of!(longshore_stats, used_uring) == 128);
 };
 
 /// The struct's length in the first version that had it, and what no version will pass.
-const SIZE_BYTES: std::ops::RangeInclusive<usize> = 128..=4096;
+const SIZE_BYTES: std::ops::RangeInclusive<usize> = 136..=4096;
 
 /// Tells what the load did that made a buffer.
 ///
@@ -106,7 +109,7 @@ pub unsafe extern "C" fn longshore_buffer_stats(
 impl From<&Report> for longshore_stats {
     fn from(report: &Report) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let direct = report.by_route.direct;
+        let (direct, staged) = (report.by_route.direct, report.by_route.staged);
         Self {
             size: size_of::<Self>(),
             content_bytes: report.content_bytes,
@@ -115,6 +118,7 @@ impl From<&Report> for longshore_stats {
             mapping_ns: nanoseconds(report.mapping),
             reading_ns: nanoseconds(report.reading),
             direct_bytes: direct,
+            staged_bytes: staged,
             page_cache_bytes: report.by_route.page_cache,
             uncached_bytes: report.by_route.uncached,
             buffered_bytes: report.by_route.buffered,
@@ -123,7 +127,7 @@ impl From<&Report> for longshore_stats {
             huge_2m_bytes: report.pages.huge_2m_bytes,
             mid_64k_bytes: report.pages.mid_64k_bytes,
             base_bytes: report.pages.base_bytes,
-            used_uring: (report.engine == Engine::Uring && direct > 0).into(),
+            used_uring: (report.engine == Engine::Uring && direct + staged > 0).into(),
         }
     }
 }

@@ -36,21 +36,24 @@ pub(crate) struct Tensors {
 impl Tensors {
     /// Those of what was opened. The buffer begins at `address`.
     pub(crate) fn of(opened: &Opened, address: usize) -> Self {
+        let files = opened.plan.files();
+        let mut file = 0;
         let mut all = Vec::new();
-        for of_file in &opened.tensors {
-            let file = &opened.plan.files()[of_file.file_index];
-            for tensor in &of_file.header.tensors {
-                let range = longshore_load::format::buffer_range(file, tensor);
-                all.push(longshore_tensor {
-                    name: [tensor.name.as_bytes(), b"\0"].concat().into(),
-                    dtype: CString::new(tensor.dtype.name()).unwrap_or_default(),
-                    shape: tensor.shape.as_slice().into(),
-                    // It is in the buffer, which is in memory.
-                    address: address + range.start as usize,
-                    range,
-                    file: of_file.file_index,
-                });
+        for placed in opened.placed_tensors() {
+            // They come file by file.
+            while !ptr::eq(placed.file, &raw const files[file]) {
+                file += 1;
             }
+            let (tensor, range) = (placed.tensor, placed.buffer_range);
+            all.push(longshore_tensor {
+                name: [tensor.name.as_bytes(), b"\0"].concat().into(),
+                dtype: CString::new(tensor.dtype.name()).unwrap_or_default(),
+                shape: (*tensor.shape).into(),
+                // It is in the buffer, which is in memory.
+                address: address + range.start as usize,
+                range,
+                file,
+            });
         }
         let mut by_name: Vec<usize> = (0..all.len()).collect();
         // Stable: of two with one name, the first in the buffer comes first.
@@ -198,7 +201,8 @@ pub unsafe extern "C" fn longshore_tensor_len(tensor: *const longshore_tensor) -
 }
 
 /// The data of a tensor: `longshore_buffer_data` plus `longshore_tensor_offset`, and what is said
-/// of the former. It is aligned as the file has it, which may be not at all.
+/// of the former. It is aligned to `align_bytes`, or as
+/// the file has it, which may be not at all.
 ///
 /// @param tensor A tensor.
 /// @return The data, which lasts as long as the buffer; NULL if `tensor` is NULL.

@@ -29,22 +29,23 @@
 #endif
 
 /* The layout that bindings/c/src holds its structs to. */
-STATIC_ASSERT(sizeof(longshore_load_options) == 80);
+STATIC_ASSERT(sizeof(longshore_load_options) == 88);
 STATIC_ASSERT(offsetof(longshore_load_options, heap) == 8);
 STATIC_ASSERT(offsetof(longshore_load_options, mode) == 16);
 STATIC_ASSERT(offsetof(longshore_load_options, format) == 24);
 STATIC_ASSERT(offsetof(longshore_load_options, manifest) == 32);
-STATIC_ASSERT(offsetof(longshore_load_options, memory_max_bytes) == 40);
-STATIC_ASSERT(offsetof(longshore_load_options, populate_ahead_bytes) == 48);
-STATIC_ASSERT(offsetof(longshore_load_options, verify) == 56);
-STATIC_ASSERT(offsetof(longshore_load_options, flags) == 60);
-STATIC_ASSERT(offsetof(longshore_load_options, progress) == 64);
-STATIC_ASSERT(offsetof(longshore_load_options, progress_data) == 72);
-STATIC_ASSERT(sizeof(longshore_stats) == 128);
+STATIC_ASSERT(offsetof(longshore_load_options, align_bytes) == 40);
+STATIC_ASSERT(offsetof(longshore_load_options, memory_max_bytes) == 48);
+STATIC_ASSERT(offsetof(longshore_load_options, populate_ahead_bytes) == 56);
+STATIC_ASSERT(offsetof(longshore_load_options, verify) == 64);
+STATIC_ASSERT(offsetof(longshore_load_options, flags) == 68);
+STATIC_ASSERT(offsetof(longshore_load_options, progress) == 72);
+STATIC_ASSERT(offsetof(longshore_load_options, progress_data) == 80);
+STATIC_ASSERT(sizeof(longshore_stats) == 136);
 STATIC_ASSERT(offsetof(longshore_stats, content_bytes) == 8);
 STATIC_ASSERT(offsetof(longshore_stats, reading_ns) == 40);
-STATIC_ASSERT(offsetof(longshore_stats, page_cache_growth_bytes) == 80);
-STATIC_ASSERT(offsetof(longshore_stats, used_uring) == 120);
+STATIC_ASSERT(offsetof(longshore_stats, page_cache_growth_bytes) == 88);
+STATIC_ASSERT(offsetof(longshore_stats, used_uring) == 128);
 STATIC_ASSERT(sizeof(longshore_code) == 4);
 
 #define CHECK(condition)                                                                   \
@@ -184,6 +185,36 @@ static void tensors(void) {
     longshore_buffer_free(buffer);
 }
 
+static void aligned_tensors(void) {
+    longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
+    options.align_bytes = 4096;
+    longshore_buffer *plain = loaded(safetensors, NULL), *buffer = loaded(safetensors, &options);
+    CHECK(longshore_buffer_tensor_count(buffer) == 2);
+    for (size_t at = 0; at < 2; at++) {
+        const longshore_tensor *before = longshore_buffer_tensor(plain, at);
+        const longshore_tensor *tensor =
+            longshore_buffer_find_tensor(buffer, longshore_tensor_name(before));
+        CHECK(tensor != NULL && (uintptr_t)longshore_tensor_data(tensor) % 4096 == 0);
+        CHECK(longshore_tensor_offset(before) % 4096 != 0);
+        CHECK(longshore_tensor_len(tensor) == longshore_tensor_len(before));
+        CHECK(memcmp(longshore_tensor_data(tensor), longshore_tensor_data(before),
+                     longshore_tensor_len(before)) == 0);
+    }
+    CHECK(longshore_file_len(longshore_buffer_file(buffer, 0)) == longshore_buffer_len(buffer));
+    /* What is in the buffer is a file of the format again. */
+    char path[PATH_BYTES];
+    in_folder(path, "aligned.safetensors");
+    CHECK(write_bytes(path, longshore_buffer_data(buffer), longshore_buffer_len(buffer)));
+    longshore_buffer_free(buffer);
+    buffer = loaded(path, NULL);
+    CHECK(longshore_tensor_offset(longshore_buffer_find_tensor(buffer, "bias")) % 4096 == 0);
+    longshore_buffer_free(buffer);
+    longshore_buffer_free(plain);
+    refused_file(raw, &options, LONGSHORE_BAD_FORMAT, EBADMSG, "no tensors are known in");
+    options.align_bytes = 96;
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "no power of two");
+}
+
 static void names_may_hold_anything(void) {
     static const char text[] =
         "{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]},"
@@ -275,7 +306,7 @@ static void stats(void) {
     known.size = sizeof known;
     CHECK(longshore_buffer_stats(buffer, &known, NULL) == LONGSHORE_OK);
     CHECK(known.content_bytes == RAW_BYTES);
-    CHECK(known.direct_bytes + known.page_cache_bytes + known.uncached_bytes +
+    CHECK(known.direct_bytes + known.staged_bytes + known.page_cache_bytes + known.uncached_bytes +
               known.buffered_bytes == RAW_BYTES);
     CHECK(known.direct_bytes == 0 && known.used_uring == 0);
     CHECK(known.hugetlb_2m_bytes + known.huge_2m_bytes + known.mid_64k_bytes + known.base_bytes >=
@@ -501,12 +532,11 @@ static void what_does_not_fit(void) {
     refused_file(raw, &options, LONGSHORE_NO_MEMORY, ENOMEM, "the limit given for this load");
     options.memory_max_bytes = RAW_BYTES;
     longshore_buffer_free(loaded(raw, &options));
-    /* More than any machine has, and none of it on the disk. */
+    /* More than the machine has, and none of it on the disk. */
     in_folder(scratch, "vast");
     int fd = open(scratch, O_CREAT | O_WRONLY | O_TRUNC, 0600);
-    if (ftruncate(fd, (off_t)1 << 43) == 0) {
-        refused_file(scratch, NULL, LONGSHORE_NO_MEMORY, ENOMEM, "8796");
-    }
+    CHECK(ftruncate(fd, sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) + 1) == 0);
+    refused_file(scratch, NULL, LONGSHORE_NO_MEMORY, ENOMEM, " bytes are needed, but ");
     CHECK(close(fd) == 0 && unlink(scratch) == 0);
 }
 
@@ -673,6 +703,7 @@ static const struct {
     TEST(version),
     TEST(content_is_the_files),
     TEST(tensors),
+    TEST(aligned_tensors),
     TEST(names_may_hold_anything),
     TEST(several_files),
     TEST(manifest),

@@ -80,6 +80,6 @@ fn version_macros(version: &str) -> Result<String, Box<dyn Error>> {
          \n\
          /** What `longshore_load_options` begin as: nothing is said but the size. */\n\
          #define LONGSHORE_LOAD_OPTIONS_INIT \\\n    \
-         {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL}}"
+         {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}}"
     ))
 }
