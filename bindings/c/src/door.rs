@@ -42,7 +42,7 @@ impl ErrorOut {
     /// Runs what is behind a door that can fail. A panic is a failure too.
     pub(crate) fn guard(self, body: impl FnOnce() -> Result<(), Failure>) -> longshore_code {
         let outcome = catch_unwind(AssertUnwindSafe(body))
-            .unwrap_or_else(|panic| Err(Failure::panicked(described(panic.as_ref()))));
+            .unwrap_or_else(|panic| Err(Failure::panicked(&described(panic.as_ref()))));
         // Whatever was thrown is dropped within, as its destructor may throw as well.
         match outcome {
             Ok(()) => longshore_code::LONGSHORE_OK,

@@ -131,7 +131,7 @@ impl Failure {
         Self::new(longshore_code::LONGSHORE_SYSTEM, errno, format!("{operation} failed: {error}"))
     }
 
-    pub(crate) fn panicked(what: String) -> Self {
+    pub(crate) fn panicked(what: &str) -> Self {
         let message = format!("a fault of Longshore itself, please report it: {what}");
         Self::new(longshore_code::LONGSHORE_INTERNAL, libc::ENOTRECOVERABLE, message)
     }

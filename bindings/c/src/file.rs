@@ -37,8 +37,8 @@ impl From<LoadedFile> for longshore_file {
     }
 }
 
-/// The number of files that a buffer was filled from: those that were named, and the shards in
-/// place of their index.
+/// The number of files that a buffer was filled from: those that were named, with shards in
+/// place of their index and splits in place of their first.
 ///
 /// @param buffer A buffer.
 /// @return The number; 0 if `buffer` is NULL.

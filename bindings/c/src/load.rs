@@ -25,7 +25,8 @@ use crate::tensor::Tensors;
 ///
 /// The call blocks and uses a few threads of its own. Any number of threads may load at once.
 ///
-/// @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards.
+/// @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards, and the
+///   first of a GGUF file's splits for all.
 /// @param path_count How many there are, at least 1.
 /// @param options How to load, or NULL for what is done where nothing is said.
 /// @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL

@@ -54,7 +54,7 @@ pub struct longshore_load_options {
     /// How files are read: `auto`, `direct`, `buffered`, `uncached`.
     pub mode: *const c_char,
     /// What the files are: `auto`, which goes by their names, or a format's name: `raw`,
-    /// `safetensors`.
+    /// `safetensors`, `gguf`.
     pub format: *const c_char,
     /// The path of a manifest: the load fails unless each file has the checksum it names, in the
     /// form that `sha256sum` writes.
@@ -284,7 +284,8 @@ mod tests {
 
     #[test]
     fn nothing_said_is_what_null_means_but_for_heaps_that_cannot_seal() {
-        let options = understood(&nothing_said(88)).unwrap();
+        let nothing = nothing_said(88);
+        let options = understood(&nothing).unwrap();
         assert_eq!((options.heap, options.mode), (Heap::Memfd, ReadMode::Auto));
         // SAFETY: NULL is allowed.
         let null = unsafe { read(ptr::null()) }.unwrap();

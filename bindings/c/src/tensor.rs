@@ -142,7 +142,7 @@ pub unsafe extern "C" fn longshore_tensor_name_len(tensor: *const longshore_tens
     door::guarded(0, || Ok(unsafe { door::borrow(tensor, "tensor") }?.name.len() - 1))
 }
 
-/// What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`.
+/// What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`, `Q4_K`.
 ///
 /// @param tensor A tensor.
 /// @return A string that lasts as long as the buffer; NULL if `tensor` is NULL.
@@ -164,7 +164,8 @@ pub unsafe extern "C" fn longshore_tensor_ndim(tensor: *const longshore_tensor) 
     door::guarded(0, || Ok(unsafe { door::borrow(tensor, "tensor") }?.shape.len()))
 }
 
-/// The dimensions of a tensor, outermost first. If one is zero there is no data.
+/// The dimensions of a tensor, outermost first, also of a GGUF file, which has them the other way
+/// round. If one is zero there is no data.
 ///
 /// @param tensor A tensor.
 /// @return As many numbers as `longshore_tensor_ndim` says, which last as long as the buffer; NULL

@@ -58,12 +58,12 @@ STATIC_ASSERT(sizeof(longshore_code) == 4);
 
 #define LEN(array) (sizeof(array) / sizeof *(array))
 
-/* Room for "weight" and all before it. */
+/* Room for a path of the test's folder, and a file of no whole number of pages. */
 enum { PATH_BYTES = 512, RAW_BYTES = 3 * 1024 * 1024 + 17 };
 
 static const char *program;
 static char folder[] = "/tmp/longshore-c-XXXXXX";
-static char safetensors[PATH_BYTES], raw[PATH_BYTES], scratch[PATH_BYTES];
+static char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], scratch[PATH_BYTES];
 
 static void in_folder(char *path, const char *name) {
     CHECK((size_t)snprintf(path, PATH_BYTES, "%s/%s", folder, name) < PATH_BYTES);
@@ -183,6 +183,34 @@ static void tensors(void) {
         CHECK(value == (float)at / 4);
     }
     longshore_buffer_free(buffer);
+}
+
+static void gguf_tensors(void) {
+    longshore_buffer *buffer = loaded(gguf, NULL);
+    CHECK(longshore_buffer_tensor_count(buffer) == 3);
+    const longshore_tensor *embedding = longshore_buffer_find_tensor(buffer, "token_embd.weight");
+    const longshore_tensor *query = longshore_buffer_find_tensor(buffer, "blk.0.attn_q.weight");
+    CHECK(embedding != NULL && query == longshore_buffer_tensor(buffer, 2));
+    CHECK(strcmp(longshore_tensor_dtype(embedding), "F32") == 0);
+    CHECK(strcmp(longshore_tensor_dtype(query), "Q8_0") == 0);
+    CHECK(longshore_tensor_ndim(embedding) == 2);
+    /* In the file it is 1024 x 2, innermost first. */
+    CHECK(longshore_tensor_shape(embedding)[0] == 2 && longshore_tensor_shape(embedding)[1] == 1024);
+    CHECK(longshore_tensor_len(query) == 136);
+    CHECK(((const unsigned char *)longshore_tensor_data(query))[1] == 37);
+    CHECK((uintptr_t)longshore_tensor_data(query) % 64 == 0);
+    longshore_buffer_free(buffer);
+
+    longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
+    options.align_bytes = 4096;
+    buffer = loaded(gguf, &options);
+    query = longshore_buffer_find_tensor(buffer, "blk.0.attn_q.weight");
+    CHECK((uintptr_t)longshore_tensor_data(query) % 4096 == 0);
+    CHECK(((const unsigned char *)longshore_tensor_data(query))[1] == 37);
+    longshore_buffer_free(buffer);
+    /* Whatever its name. */
+    options.format = "gguf";
+    refused_file(raw, &options, LONGSHORE_BAD_FORMAT, EBADMSG, "not a valid GGUF file");
 }
 
 static void aligned_tensors(void) {
@@ -318,6 +346,33 @@ static void stats(void) {
     CHECK(strstr(longshore_error_message(error), "sizeof(longshore_stats)") != NULL);
     longshore_error_free(error);
     longshore_buffer_free(buffer);
+}
+
+/* Past the page cache, by io_uring and by threads, or refused where the file system cannot. */
+static void direct_reads(void) {
+    longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
+    options.mode = "direct";
+    for (uint32_t flags = 0; flags <= LONGSHORE_LOAD_NO_URING; flags += LONGSHORE_LOAD_NO_URING) {
+        const char *path = raw;
+        longshore_buffer *buffer = NULL;
+        longshore_error *error = NULL;
+        options.flags = flags;
+        if (longshore_load(&path, 1, &options, &buffer, &error) != LONGSHORE_OK) {
+            CHECK(longshore_error_code(error) == LONGSHORE_UNAVAILABLE);
+            CHECK(longshore_error_errno(error) == EOPNOTSUPP);
+            longshore_error_free(error);
+            continue;
+        }
+        longshore_stats known;
+        known.size = sizeof known;
+        CHECK(longshore_buffer_stats(buffer, &known, NULL) == LONGSHORE_OK);
+        CHECK(known.direct_bytes > 0 && (flags == 0 || known.used_uring == 0));
+        const unsigned char *data = (const unsigned char *)longshore_buffer_data(buffer);
+        for (size_t at = 0; at < RAW_BYTES; at++) {
+            CHECK(data[at] == (at * 131 & 0xff));
+        }
+        longshore_buffer_free(buffer);
+    }
 }
 
 static void sealed_content_cannot_be_written(void) {
@@ -509,6 +564,23 @@ static void hostile_files(void) {
         CHECK(write_bytes(scratch, cases[at].bytes, cases[at].len));
         refused_file(scratch, NULL, LONGSHORE_BAD_FORMAT, EBADMSG, cases[at].said);
     }
+    struct {
+        const char *bytes;
+        size_t len;
+    } gguf_cases[] = {
+        {"", 0},
+        {"GGUF", 4},
+        {"GGUF\003\0\0\0\377\377\377\377\377\377\377\177\0\0\0\0\0\0\0\0", 24},
+        {"GGUF\003\0\0\0\0\0\0\0\0\0\0\0\377\377\377\377\377\377\377\377", 24},
+        {"GGUF\003\0\0\0\0\0\0\0\0\0\0\0\001\0\0\0\0\0\0\0\377\377\377\377\377\377\377\377k", 33},
+        {"{}", 2},
+    };
+    in_folder(scratch, "hostile.gguf");
+    for (size_t at = 0; at < LEN(gguf_cases); at++) {
+        CHECK(write_bytes(scratch, gguf_cases[at].bytes, gguf_cases[at].len));
+        refused_file(scratch, NULL, LONGSHORE_BAD_FORMAT, EBADMSG, "not a valid GGUF file");
+    }
+    in_folder(scratch, "hostile.safetensors");
     /* As bytes of which nothing is known it is fine. */
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.format = "raw";
@@ -703,11 +775,13 @@ static const struct {
     TEST(version),
     TEST(content_is_the_files),
     TEST(tensors),
+    TEST(gguf_tensors),
     TEST(aligned_tensors),
     TEST(names_may_hold_anything),
     TEST(several_files),
     TEST(manifest),
     TEST(stats),
+    TEST(direct_reads),
     TEST(sealed_content_cannot_be_written),
     TEST(writable_content_is_shared),
     TEST(dma_buf),
@@ -743,7 +817,6 @@ int main(int argc, char **argv) {
         return second_process(atoi(argv[2]), (size_t)atoll(argv[3]));
     }
     if (argc == 3 && strcmp(argv[1], "--write-models") == 0) {
-        char gguf[PATH_BYTES];
         snprintf(safetensors, PATH_BYTES, "%s/model.safetensors", argv[2]);
         snprintf(gguf, PATH_BYTES, "%s/model.gguf", argv[2]);
         return write_safetensors(safetensors) && write_gguf(gguf) ? 0 : 1;
@@ -752,8 +825,9 @@ int main(int argc, char **argv) {
     /* A failed check ends the program there. */
     atexit(remove_folder);
     in_folder(safetensors, "model.safetensors");
+    in_folder(gguf, "model.gguf");
     in_folder(raw, "raw");
-    CHECK(write_safetensors(safetensors) && write_raw(raw, RAW_BYTES));
+    CHECK(write_safetensors(safetensors) && write_gguf(gguf) && write_raw(raw, RAW_BYTES));
     for (size_t at = 0; at < LEN(all); at++) {
         int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
         all[at].run();
