@@ -32,6 +32,11 @@ fn loading_models() {
 }
 
 #[test]
+fn sharing_models() {
+    run("sharing-models.md");
+}
+
+#[test]
 fn page_tables() {
     run("page-tables.md");
 }
@@ -59,7 +64,8 @@ fn run(name: &str) {
     let page = fs::read_to_string(pages().join(name)).unwrap();
     let all = blocks::blocks(&page).unwrap();
     // What a block leaves running ends with the script.
-    let mut script = "exec 2>&1\nset -eu\ntrap 'kill $(jobs -p) 2>/dev/null || :' EXIT\n".to_owned();
+    let mut script =
+        "exec 2>&1\nset -eu\ntrap 'kill $(jobs -p) 2>/dev/null || :' EXIT\n".to_owned();
     let mut said: Vec<(&Block<'_>, Option<&Block<'_>>)> = Vec::new();
     for (index, block) in all.iter().enumerate().filter(|(_, block)| block.language == "sh") {
         let output = all.get(index + 1).filter(|next| next.follows && next.language == OUTPUT);

@@ -15,7 +15,7 @@ pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let module = &repository.file(MODULE)?.text;
     let mut places = Vec::new();
     for page in pages(repository) {
-        if !module.contains(&format!("\"{}\"", name(page))) {
+        if !module.contains(&format!("{}\"", name(page))) {
             places.push(format!("{}: {MODULE} does not have this page", page.path));
         }
         places.extend(unrun(page));
@@ -36,7 +36,10 @@ pub(crate) fn program(path: &str, language: &str) -> Result<String> {
 }
 
 fn pages(repository: &Repository) -> impl Iterator<Item = &TextFile> {
-    repository.files.iter().filter(|file| file.path.starts_with("docs/") && file.extension() == "md")
+    repository
+        .files
+        .iter()
+        .filter(|file| file.path.starts_with("docs/") && file.extension() == "md")
 }
 
 fn name(page: &TextFile) -> &str {

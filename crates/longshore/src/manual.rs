@@ -34,6 +34,12 @@ page!(
      [`SharedBuffer`](crate::SharedBuffer)"
 );
 page!(
+    sharing_models,
+    "sharing-models.md",
+    "[`Server`](crate::serve::Server), [`Options`](crate::serve::Options), \
+     [`Client`](crate::serve::Client), [`Attachment`](crate::serve::Attachment)"
+);
+page!(
     writing_a_driver,
     "writing-a-driver.md",
     "[`Domain`](crate::domain::Domain), [`Builder`](crate::domain::Builder), \
