@@ -32,6 +32,7 @@ use index::ShardIndex;
 pub mod gguf;
 pub mod index;
 pub mod safetensors;
+pub mod synthetic;
 
 mod header;
 mod json;

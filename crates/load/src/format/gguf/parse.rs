@@ -179,7 +179,7 @@ fn twice<T>(all: &[T], name: impl Fn(&T) -> &String) -> Option<&String> {
 
 fn alignment(metadata: &Metadata) -> Step<Granule> {
     let bytes = match metadata.get(ALIGNMENT_KEY) {
-        None => ALIGNMENT_DEFAULT,
+        None => return Ok(ALIGNMENT_DEFAULT),
         Some(Value::U32(bytes)) => bytes,
         Some(other) => {
             let kind = other.value_type();
