@@ -8,9 +8,13 @@ use longshore::load::DigestKind;
 use longshore::load::format::FormatChoice;
 use longshore::{Heap, ReadMode};
 
+use crate::attach::AttachArgs;
 use crate::exit;
+use crate::ls::LsArgs;
 use crate::pt::args::PtArgs;
-use crate::units::Size;
+use crate::repack::RepackArgs;
+use crate::serve::ServeArgs;
+use crate::units::{Alignment, Size};
 
 /// Fills device-shareable memory straight from files, at the disk's speed.
 #[derive(Debug, Parser)]
@@ -24,6 +28,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
+    Repack(RepackArgs),
+    Serve(ServeArgs),
+    Attach(AttachArgs),
+    Ls(LsArgs),
     Doctor(DoctorArgs),
     MakeModel(MakeModelArgs),
     Pt(PtArgs),
@@ -46,8 +54,12 @@ Examples:
     longshore load model.safetensors --read-only --exec python3 serve.py
   Keep it in memory until Ctrl-C; others open /proc/PID/fd/N as printed:
     longshore load model.safetensors --hold
+  Every tensor at a multiple of 64 bytes, as vector instructions and JAX want it:
+    longshore load model.safetensors --align 64 --hold
   All shards of a model, checked against sha256sum's output:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
+  All splits of a model of llama.cpp:
+    longshore load model-00001-of-00003.gguf
 ")]
 pub(crate) struct LoadArgs {
     /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
@@ -68,6 +80,11 @@ pub(crate) struct LoadArgs {
     /// before anything is read.
     #[arg(long, default_value = "auto")]
     pub(crate) format: FormatChoice,
+
+    /// Place every tensor at a multiple of this while reading: 64, 256, 4096, 2M. A file whose
+    /// tensors do not lie so already becomes one in memory that has the same tensors.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) align: Option<Alignment>,
 
     /// How far pages are made ahead of the reads.
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
@@ -136,7 +153,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Write a safetensors file of realistic shapes and random content, to try things on.
+/// Write a safetensors or GGUF file of realistic shapes and random content, to try things on.
 #[derive(Args, Debug)]
 pub(crate) struct MakeModelArgs {
     /// Its size, reached within one percent.
@@ -147,7 +164,8 @@ pub(crate) struct MakeModelArgs {
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// Where to write it.
+    /// Where to write it: `*.gguf` is GGUF, with types and a vocabulary as llama.cpp writes them,
+    /// and anything else safetensors.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 }

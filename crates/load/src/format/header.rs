@@ -3,7 +3,10 @@
 use std::fmt;
 use std::ops::Range;
 
+use longshore_mem::Granule;
+
 use super::{gguf, safetensors};
+use crate::plan::Image;
 
 /// What a file holds, checked, of whatever format it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,11 @@ impl TensorView<'_> {
     pub fn len_bytes(&self) -> u64 {
         self.data.end - self.data.start
     }
+
+    /// Whether it only fills a gap ([`safetensors::PADDING_PREFIX`]).
+    pub fn is_padding(&self) -> bool {
+        matches!(self.dtype, Dtype::Safetensors(dtype) if safetensors::is_padding(self.name, dtype))
+    }
 }
 
 impl Header {
@@ -80,6 +88,30 @@ impl Header {
     /// The tensor of that name, found by looking at one after the other.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.tensors().find(|tensor| tensor.name == name)
+    }
+
+    /// Whether every tensor that has data begins at a multiple of `alignment` in the file.
+    pub fn is_aligned(&self, alignment: Granule) -> bool {
+        let mut all = self.tensors().filter(|it| it.len_bytes() > 0 && !it.is_padding());
+        all.all(|tensor| alignment.is_aligned(tensor.data.start))
+    }
+
+    /// The image of a file with the same tensors, each at a multiple of `alignment`, and its
+    /// header.
+    ///
+    /// # Errors
+    /// Why the format has no such file.
+    pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), String> {
+        match self {
+            Self::Safetensors(header) => {
+                let (image, header) = header.aligned(alignment)?;
+                Ok((image, Self::Safetensors(header)))
+            }
+            Self::Gguf(header) => {
+                let (image, header) = header.aligned(alignment).map_err(|it| it.to_string())?;
+                Ok((image, Self::Gguf(header)))
+            }
+        }
     }
 
     fn view(&self, index: usize) -> TensorView<'_> {

@@ -34,6 +34,7 @@ pub mod index;
 pub mod safetensors;
 pub mod synthetic;
 
+mod align;
 mod header;
 mod json;
 
@@ -175,11 +176,13 @@ impl Opened {
         Ok(())
     }
 
-    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer.
+    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer. What
+    /// only fills a gap is left out.
     pub fn placed_tensors(&self) -> impl Iterator<Item = PlacedTensor<'_>> {
         self.tensors.iter().flat_map(|of_file| {
             let file = &self.plan.files()[of_file.file_index];
-            of_file.header.tensors().map(move |tensor| {
+            let tensors = of_file.header.tensors().filter(|tensor| !tensor.is_padding());
+            tensors.map(move |tensor| {
                 let buffer_range = buffer_range(file, &tensor.data);
                 PlacedTensor { file, tensor, buffer_range }
             })
@@ -222,7 +225,7 @@ impl Kind {
 }
 
 /// Reads all of `bytes` from `offset`, through the page cache.
-fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
+pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let at = offset + done as u64;

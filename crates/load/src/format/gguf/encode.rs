@@ -8,6 +8,7 @@ use super::{
     ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, HEADER_LEN_MAX_BYTES, Header,
     METADATA_ENTRIES_MAX, Metadata, Tensor, Value, ValueType,
 };
+use crate::plan::{Image, Part};
 
 /// A [`Header`] written for a file of some alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +112,30 @@ impl Header {
             tensor.data = offset..offset + tensor.len_bytes();
         }
         header
+    }
+
+    /// The image of a file with the same metadata and tensors, each tensor at a multiple of
+    /// `alignment`, and its header.
+    ///
+    /// # Errors
+    /// As [`Header::encode_aligned`], but for an alignment below 8 bytes, which 8 is a multiple of.
+    pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), EncodeError> {
+        let least = Granule::new(u64::from(ALIGNMENT_MIN)).unwrap_or(alignment);
+        let alignment = alignment.max(least);
+        let Encoded { head, data_offset, offsets, file_len_bytes } =
+            self.encode_aligned(alignment)?;
+        let mut header = Self { alignment, data_offset, ..self.clone() };
+        if header.metadata.get(ALIGNMENT_KEY).is_some() || alignment != ALIGNMENT_DEFAULT {
+            // Fits: it was encoded.
+            header.metadata.set_u32(ALIGNMENT_KEY, alignment.bytes() as u32);
+        }
+        let mut parts = Vec::with_capacity(offsets.len());
+        for (tensor, start) in header.tensors.iter_mut().zip(offsets) {
+            let (file_offset, len_bytes) = (tensor.data.start, tensor.len_bytes());
+            parts.push(Part { file_offset, buffer_offset: start, len_bytes });
+            tensor.data = start..start + len_bytes;
+        }
+        Ok((Image::new(head, parts, file_len_bytes, alignment), header))
     }
 
     /// Where the data begin behind a header of this length, and each tensor's; and where the file

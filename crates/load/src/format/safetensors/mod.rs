@@ -31,6 +31,7 @@ use super::read_exact;
 use crate::error::{Error, Result};
 use crate::source::SourceFile;
 
+mod aligned;
 mod dtype;
 mod layout;
 mod model;
@@ -39,6 +40,8 @@ mod parse;
 mod tests;
 
 pub use super::synthetic::SyntheticError;
+pub use aligned::PADDING_PREFIX;
+pub(crate) use aligned::is_padding;
 pub use dtype::Dtype;
 pub use model::Synthetic;
 

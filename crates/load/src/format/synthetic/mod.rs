@@ -5,10 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::beside::Beside;
 use crate::progress::{CancelToken, Progress};
-use beside::Beside;
-
-mod beside;
 
 /// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.
 pub const SYNTHETIC_LEN_MIN_BYTES: u64 = 32 << 10;
