@@ -58,6 +58,21 @@ pub enum FormatChoice {
     Gguf,
 }
 
+impl FormatChoice {
+    /// What a file that holds a model is by its first bytes, whatever its name: GGUF if it says so,
+    /// and else safetensors, which says nothing.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Truncated`].
+    pub fn of_content(source: &SourceFile) -> Result<Self> {
+        let mut first = [0; gguf::MAGIC.len()];
+        if source.len_bytes() >= first.len() as u64 {
+            read_exact(source, &mut first, 0)?;
+        }
+        Ok(if first == gguf::MAGIC { Self::Gguf } else { Self::Safetensors })
+    }
+}
+
 /// A word that names no format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no format; there are auto, raw, safetensors and gguf")]

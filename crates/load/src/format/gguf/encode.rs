@@ -3,9 +3,9 @@
 use longshore_mem::Granule;
 
 use super::metadata::Entry;
-use super::parse::{MAGIC, OPENING_BYTES};
+use super::parse::OPENING_BYTES;
 use super::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, HEADER_LEN_MAX_BYTES, Header,
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, HEADER_LEN_MAX_BYTES, Header, MAGIC,
     METADATA_ENTRIES_MAX, Metadata, Tensor, Value, ValueType,
 };
 use crate::plan::{Image, Part};

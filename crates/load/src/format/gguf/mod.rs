@@ -56,6 +56,8 @@ pub use split::open_splits;
 
 /// The name of the format in messages.
 const FORMAT: &str = "GGUF";
+/// What every file begins with.
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// What is read of a file first, in bytes; then as much again until the header is complete.
 const FIRST_READ_BYTES: usize = 64 << 10;
 /// The alignment of a file that names none.
