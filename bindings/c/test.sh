@@ -60,6 +60,11 @@ header_is_of_the_sources() {
         --target-dir "$target/header" -- --check
 }
 
+header_tool_sees_what_is_missing() {
+    cargo test --quiet --locked --manifest-path bindings/c/header/Cargo.toml \
+        --target-dir "$target/header"
+}
+
 tool_is_formatted() { cargo fmt --manifest-path bindings/c/header/Cargo.toml --check; }
 
 # The header with nothing before it, in each language that may include it.
@@ -120,7 +125,7 @@ build() {
     read -ra flags < <(pkg-config --cflags longshore)
     read -ra libraries < <(linking "$how")
     "$compiler" "$@" -D_GNU_SOURCE -g "${warnings[@]}" "${flags[@]}" \
-        bindings/c/tests/api.c bindings/c/tests/models.c -o "$out" "${libraries[@]}" -lpthread
+        bindings/c/tests/*.c -o "$out" "${libraries[@]}" -lpthread
 }
 
 # Runs the test program and counts what it did.
@@ -161,6 +166,17 @@ gguf_example() {
         diff "$work/from-disk" "$work/from-memory"
 }
 
+# The program that the README shows.
+readme_example() {
+    local flags
+    # shellcheck disable=SC2016 # no command is in these backquotes
+    sed -n '/^```c$/,/^```$/{/^```/d;p}' bindings/c/README.md >"$work/show.c"
+    read -ra flags < <(pkg-config --cflags --libs longshore)
+    gcc -std=c11 "${warnings[@]}" "$work/show.c" "${flags[@]}" -o "$work/show" &&
+        "$work/show" "$work/model.safetensors" | grep --quiet '^weight: F32 at 0x.*[048c]0$' &&
+        ! "$work/show" "$work/missing"
+}
+
 # What is no model is refused by the reader, in the same words.
 gguf_example_refuses() {
     head -c 700 "$work/model.gguf" >"$work/cut.gguf"
@@ -188,6 +204,7 @@ if [[ $failed -gt 0 ]]; then
 fi
 try staged_install staged_install
 try header_is_of_the_sources_and_documented header_is_of_the_sources
+try header_tool_sees_what_is_missing header_tool_sees_what_is_missing
 try tool_is_formatted tool_is_formatted
 try nothing_else_is_exported nothing_else_is_exported
 try library_has_its_name library_has_its_name
@@ -214,6 +231,7 @@ if has clang; then try documentation_is_true documentation_is_true; fi
 
 "$work/gcc-shared" --write-models "$work"
 try load_example load_example
+try readme_example readme_example
 try load_example_refuses load_example_refuses
 try gguf_example gguf_example
 try gguf_example_refuses gguf_example_refuses

@@ -218,7 +218,7 @@ typedef struct {
     const char *mode;
     /**
      * What the files are: `auto`, which goes by their names, or a format's name: `raw`,
-     * `safetensors`.
+     * `safetensors`, `gguf`.
      */
     const char *format;
     /**
@@ -535,8 +535,8 @@ const char *longshore_error_message(const longshore_error *error);
 void longshore_error_free(longshore_error *error);
 
 /**
- * The number of files that a buffer was filled from: those that were named, and the shards in
- * place of their index.
+ * The number of files that a buffer was filled from: those that were named, with shards in
+ * place of their index and splits in place of their first.
  *
  * @param buffer A buffer.
  * @return The number; 0 if `buffer` is NULL.
@@ -597,7 +597,8 @@ const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
  *
  * The call blocks and uses a few threads of its own. Any number of threads may load at once.
  *
- * @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards.
+ * @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards, and the
+ *   first of a GGUF file's splits for all.
  * @param path_count How many there are, at least 1.
  * @param options How to load, or NULL for what is done where nothing is said.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
@@ -673,7 +674,7 @@ const char *longshore_tensor_name(const longshore_tensor *tensor);
 size_t longshore_tensor_name_len(const longshore_tensor *tensor);
 
 /**
- * What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`.
+ * What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`, `Q4_K`.
  *
  * @param tensor A tensor.
  * @return A string that lasts as long as the buffer; NULL if `tensor` is NULL.
@@ -689,7 +690,8 @@ const char *longshore_tensor_dtype(const longshore_tensor *tensor);
 size_t longshore_tensor_ndim(const longshore_tensor *tensor);
 
 /**
- * The dimensions of a tensor, outermost first. If one is zero there is no data.
+ * The dimensions of a tensor, outermost first, also of a GGUF file, which has them the other way
+ * round. If one is zero there is no data.
  *
  * @param tensor A tensor.
  * @return As many numbers as `longshore_tensor_ndim` says, which last as long as the buffer; NULL
