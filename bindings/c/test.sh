@@ -13,7 +13,8 @@ source=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$source/../.." || exit
 target=${CARGO_TARGET_DIR:-$PWD/target}
 work=$(mktemp -d) || exit
-trap 'rm -rf "$work"' EXIT
+server=
+trap '[[ -z $server ]] || kill "$server"; rm -rf "$work"' EXIT
 prefix=$work/prefix
 export LD_LIBRARY_PATH=$prefix/lib PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 
@@ -197,6 +198,8 @@ memcheck=(valgrind --quiet --leak-check=full --error-exitcode=99 --child-silent-
 # --- Running them -----------------------------------------------------------------------------
 
 profile=("$@")
+built_as=release
+[[ ${1:-} != --debug ]] || built_as=dev
 try install bindings/c/install.sh "${profile[@]}" "$prefix"
 if [[ $failed -gt 0 ]]; then
     echo "test result: FAILED. 0 passed; 1 failed; 0 ignored"
@@ -236,6 +239,29 @@ try load_example_refuses load_example_refuses
 try gguf_example gguf_example
 try gguf_example_refuses gguf_example_refuses
 
+# Runs the test program that $2… starts with a server beside it.
+served() {
+    local name=$1
+    shift
+    mkdir -p "$work/served"
+    rm -f "$work/served"/*
+    "$longshore" serve --root "$work/served" --socket "$work/socket" >"$work/server.log" 2>&1 &
+    server=$!
+    for _ in {1..500}; do
+        [[ ! -S $work/socket ]] || break
+        sleep 0.02
+    done
+    program "$name" "$@" --serve "$work/served" "$work/socket"
+    kill -TERM "$server"
+    wait "$server"
+    server=
+}
+
+try build_the_server cargo build --package longshore-cli --profile "$built_as" --locked \
+    --target-dir "$target"
+longshore=$target/${built_as/dev/debug}/longshore
+served served_by_gcc "$work/gcc-shared"
+
 # The examples are built anew under the sanitizers, into the same place.
 sanitizers=(-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
@@ -243,11 +269,13 @@ for how in shared static; do
     try "build_${how}_with_sanitizers" build "$work/sanitized-$how" gcc "$how" -std=c11 \
         "${sanitizers[@]}"
     program "sanitized_$how" "$work/sanitized-$how"
+    served "served_sanitized_$how" "$work/sanitized-$how"
 done
 
 if need valgrind valgrind; then
     program memcheck_shared "${memcheck[@]}" "$work/gcc-shared"
     program memcheck_static "${memcheck[@]}" "$work/gcc-static"
+    served memcheck_served "${memcheck[@]}" "$work/gcc-shared"
     try load_example_under_valgrind load_example "${memcheck[@]}"
     try gguf_example_under_valgrind gguf_example "${memcheck[@]}"
 fi

@@ -29,12 +29,15 @@ struct test {
 #define TEST(function) {#function, function}
 
 /* Each ends with an entry without a name. */
-extern const struct test content_tests[], sharing_tests[], failure_tests[];
+extern const struct test content_tests[], sharing_tests[], failure_tests[], serve_tests[];
 
 /* This program, a folder of its own, files in it (models.h), and room for the path of another. */
 extern const char *program;
-extern char folder[];
+extern char folder[PATH_BYTES];
 extern char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], scratch[PATH_BYTES];
+
+/* The socket of a server that serves that folder, if there is one. */
+extern const char *server;
 
 void in_folder(char *path, const char *name);
 
@@ -43,6 +46,9 @@ longshore_buffer *loaded(const char *path, const longshore_load_options *options
 
 /* How many entries a folder of /proc/self has. */
 int entries(const char *path);
+
+/* Waits until it has so many; a thread that was joined may still be ending. */
+void comes_back_to(int count, const char *path);
 
 /* Checks that a load fails like this, says so, and leaves nothing. */
 void refused(const char *const *paths, size_t count, const longshore_load_options *options,
