@@ -130,9 +130,10 @@ fn code_of_serving(error: &serve::Error) -> u8 {
 
 fn code_of_loading(error: &Error) -> u8 {
     match error {
-        Error::Open { source, .. } => match source.kind() {
+        Error::Open { source, .. } | Error::Write { source, .. } => match source.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => 10,
             std::io::ErrorKind::PermissionDenied => 12,
+            _ if matches!(error, Error::Write { .. }) => 13,
             _ => 1,
         },
         Error::NotRegular { .. } => 11,

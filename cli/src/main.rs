@@ -13,6 +13,7 @@ mod output;
 mod program;
 mod progress;
 mod pt;
+mod repack;
 mod serve;
 mod signals;
 mod units;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
             let json = args.json;
             (inspect::run(&args), json)
         }
+        Command::Repack(args) => (repack::run(&args), args.json),
         Command::Serve(args) => {
             let json = args.json;
             (serve::run(args), json)
