@@ -55,6 +55,9 @@ unit_tests() {
         "${features[@]}" "${locked[@]}" -- --show-output || status=1
     "${bounded[@]}" cargo test --release --package longshore-access --test stress "${locked[@]}" -- \
         --ignored --show-output || status=1
+    # For a minute, or LONGSHORE_STRESS_SECONDS.
+    "${bounded[@]}" cargo test --package longshore-serve --test stress "${locked[@]}" -- \
+        --ignored --show-output || status=1
     "${bounded[@]}" cargo test --package longshore-vm-tests --lib -- --show-output || status=1
     "${bounded[@]}" cargo test --package longshore-vm-tests --doc || status=1
     return "$status"
