@@ -10,7 +10,8 @@ use longshore::{Heap, ReadMode};
 
 use crate::exit;
 use crate::pt::args::PtArgs;
-use crate::units::Size;
+use crate::repack::RepackArgs;
+use crate::units::{Alignment, Size};
 
 /// Fills device-shareable memory straight from files, at the disk's speed.
 #[derive(Debug, Parser)]
@@ -24,6 +25,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
+    Repack(RepackArgs),
     Doctor(DoctorArgs),
     MakeModel(MakeModelArgs),
     Pt(PtArgs),
@@ -46,6 +48,8 @@ Examples:
     longshore load model.safetensors --read-only --exec python3 serve.py
   Keep it in memory until Ctrl-C; others open /proc/PID/fd/N as printed:
     longshore load model.safetensors --hold
+  Every tensor at a multiple of 64 bytes, as vector instructions and JAX want it:
+    longshore load model.safetensors --align 64 --hold
   All shards of a model, checked against sha256sum's output:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
 ")]
@@ -67,6 +71,11 @@ pub(crate) struct LoadArgs {
     /// checked before anything is read.
     #[arg(long, default_value = "auto")]
     pub(crate) format: FormatChoice,
+
+    /// Place every tensor at a multiple of this while reading: 64, 256, 4096, 2M. A file whose
+    /// tensors do not lie so already becomes one in memory that has the same tensors.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) align: Option<Alignment>,
 
     /// How far pages are made ahead of the reads.
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]

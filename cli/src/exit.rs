@@ -92,9 +92,10 @@ fn code(error: &anyhow::Error) -> u8 {
         return 1;
     };
     match error {
-        Error::Open { source, .. } => match source.kind() {
+        Error::Open { source, .. } | Error::Write { source, .. } => match source.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => 10,
             std::io::ErrorKind::PermissionDenied => 12,
+            _ if matches!(error, Error::Write { .. }) => 13,
             _ => 1,
         },
         Error::NotRegular { .. } => 11,

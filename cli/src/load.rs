@@ -18,7 +18,7 @@ use crate::exit::failure;
 use crate::output::print;
 use crate::progress::Display;
 use crate::signals;
-use crate::units::Decimal;
+use crate::units::{Alignment, Decimal};
 
 pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
@@ -31,7 +31,15 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let refused = longshore::heap::Error::CannotSealContent { heap };
         return Err(longshore::load::Error::from(refused).into());
     }
-    let opened = format::open(&args.files, args.format)?;
+    let mut opened = format::open(&args.files, args.format)?;
+    if let Some(Alignment(alignment)) = args.align {
+        if opened.tensors.is_empty() {
+            let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+            let message = format!("--align: no tensors are known in {}", names.join(", "));
+            return Err(failure(15, message));
+        }
+        opened = opened.align(alignment)?;
+    }
     if opened.plan.content_bytes() == 0 {
         let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
         return Err(failure(17, format!("{} is empty: nothing to load", names.join(", "))));
@@ -94,6 +102,7 @@ fn summary(
     let routes = report.by_route;
     let ways = [
         ("direct", routes.direct),
+        ("direct, and copied into place", routes.staged),
         ("from the page cache", routes.page_cache),
         ("uncached", routes.uncached),
         ("buffered", routes.buffered),
@@ -184,6 +193,7 @@ fn as_json(
         },
         "bytes_by_mode": {
             "direct": report.by_route.direct,
+            "staged": report.by_route.staged,
             "page_cache": report.by_route.page_cache,
             "uncached": report.by_route.uncached,
             "buffered": report.by_route.buffered,
@@ -193,7 +203,7 @@ fn as_json(
         "page_cache_growth_bytes": report.page_cache_growth_bytes,
         "buffer_bytes": shared.len_bytes(),
         "files": files,
-        "tensors": opened.tensors.iter().map(|file| file.header.tensors.len()).sum::<usize>(),
+        "tensors": opened.placed_tensors().count(),
         "pid": std::process::id(),
         "memfd": memfd.map(|fd| fd.as_raw_fd()),
         "memfd_path": memfd.map(proc_path),

@@ -10,6 +10,7 @@ mod make_model;
 mod output;
 mod progress;
 mod pt;
+mod repack;
 mod signals;
 mod units;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
             let json = args.json;
             (inspect::run(&args), json)
         }
+        Command::Repack(args) => (repack::run(&args), args.json),
         Command::Doctor(args) => (doctor::run(&args), args.json),
         Command::Pt(args) => (pt::run(&args), args.json()),
         Command::MakeModel(args) => (make_model::run(&args), false),

@@ -1,5 +1,6 @@
 //! The cases of the bench, in the order in which they run.
 
+mod align;
 mod cold;
 mod first_use;
 mod overlap;
@@ -31,7 +32,7 @@ struct Model {
 /// Runs every case that is wanted.
 pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     let options = &context.options.common;
-    let with_model = [cold::CASE, warm::CASE, overlap::CASE, page_size::CASE];
+    let with_model = [cold::CASE, warm::CASE, overlap::CASE, page_size::CASE, align::CASE];
     if with_model.iter().any(|case| options.wants(case)) || options.wants_by_name(tuning::CASE) {
         let model = Model {
             file: context.folder.safetensors_file(context.options.size_bytes())?,
@@ -45,6 +46,9 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
         }
         if options.wants(page_size::CASE) {
             page_size::run(context, &model, session)?;
+        }
+        if options.wants(align::CASE) {
+            align::run(context, &model, session)?;
         }
         if options.wants_by_name(tuning::CASE) {
             tuning::run(context, &model, session)?;

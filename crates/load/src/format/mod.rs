@@ -28,6 +28,7 @@ use safetensors::{Header, Tensor};
 pub mod index;
 pub mod safetensors;
 
+mod align;
 mod json;
 
 pub use json::printable;
@@ -151,11 +152,13 @@ impl Opened {
         Ok(())
     }
 
-    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer.
+    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer. What
+    /// only fills a gap is left out.
     pub fn placed_tensors(&self) -> impl Iterator<Item = PlacedTensor<'_>> {
         self.tensors.iter().flat_map(|of_file| {
             let file = &self.plan.files()[of_file.file_index];
-            of_file.header.tensors.iter().map(move |tensor| {
+            let tensors = of_file.header.tensors.iter().filter(|tensor| !tensor.is_padding());
+            tensors.map(move |tensor| {
                 let buffer_range = buffer_range(file, tensor);
                 PlacedTensor { file, tensor, buffer_range }
             })
@@ -195,7 +198,7 @@ impl Kind {
 }
 
 /// Reads all of `bytes` from `offset`, through the page cache.
-fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
+pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let at = offset + done as u64;

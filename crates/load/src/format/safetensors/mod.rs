@@ -31,6 +31,7 @@ use super::read_exact;
 use crate::error::{Error, Result};
 use crate::source::SourceFile;
 
+mod aligned;
 mod dtype;
 mod layout;
 mod parse;
@@ -38,6 +39,7 @@ mod synthetic;
 #[cfg(test)]
 mod tests;
 
+pub use aligned::PADDING_PREFIX;
 pub use dtype::Dtype;
 pub use synthetic::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES, Synthetic, SyntheticError};
 
@@ -175,6 +177,10 @@ impl Header {
             tensor.data.end += data_offset;
         }
         Ok(Self { tensors, metadata, data_offset })
+    }
+
+    pub(crate) fn format_name(&self) -> &'static str {
+        FORMAT
     }
 
     /// The length in bytes of the file that this is the header of.
