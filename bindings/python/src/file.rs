@@ -76,7 +76,8 @@ impl File {
     pub(crate) fn tensors(&self, py: Python<'_>) -> PyResult<Py<PyMappingProxy>> {
         let made = self.made.get_or_try_init(py, || {
             let tensors = PyDict::new(py);
-            for tensor in self.header.iter().flat_map(|header| &header.tensors) {
+            let all = self.header.iter().flat_map(|header| &header.tensors);
+            for tensor in all.filter(|tensor| !tensor.is_padding()) {
                 let range = self.offset + tensor.data.start..self.offset + tensor.data.end;
                 let (name, dtype) = (tensor.name.as_str(), tensor.dtype.name());
                 let shape = tensor.shape.clone();

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use longshore::load::format::{self, FormatChoice, Opened, safetensors};
-use longshore::load::{self as library, CancelToken, DigestKind, Manifest, Progress, SourceFile};
+use longshore::load::{self as library, CancelToken, DigestKind, Manifest, Progress};
+use longshore::mem::Granule;
 use longshore::{Heap, Loaded, Loader, ReadMode, Sealing, SharedBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,16 +17,19 @@ use crate::file::File;
 use crate::memory::Backing;
 use crate::stats::Stats;
 
-/// What a safetensors header says: tensors by name in the order of their data, each with dtype,
-/// shape, and begin and end in the file; metadata; where the data begins.
-type Header = (Vec<(String, &'static str, Vec<u64>, u64, u64)>, BTreeMap<String, String>, u64);
+/// What safetensors headers say: name, dtype and shape of each tensor, in the order of the data, and
+/// the metadata.
+type Header = (Vec<(String, &'static str, Vec<u64>)>, BTreeMap<String, String>);
+
+/// A tensor of a header: its name, dtype, shape, and where its data begins and ends in the file.
+type Described = (String, &'static str, Vec<u64>, u64, u64);
 
 /// Loads files; `longshore.load` explains the rest.
 ///
 /// `observe` is called with the bytes done and in all some twenty times a second; what it raises
 /// stops the load and is raised here, as is what a signal's handler raises.
 #[pyfunction]
-#[pyo3(signature = (paths, *, heap, mode, format, digests, manifest, writable, observe))]
+#[pyo3(signature = (paths, *, heap, mode, format, align, digests, manifest, writable, observe))]
 #[expect(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
@@ -37,6 +41,7 @@ pub(crate) fn load(
     heap: &str,
     mode: &str,
     format: &str,
+    align: Option<u64>,
     digests: Vec<String>,
     manifest: Option<PathBuf>,
     writable: bool,
@@ -47,6 +52,7 @@ pub(crate) fn load(
         heap: word(heap)?,
         mode: word::<ReadMode>(mode)?,
         format: word::<FormatChoice>(format)?,
+        align: align.map(granule).transpose()?,
         digests: digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?,
         manifest,
         writable,
@@ -76,32 +82,42 @@ pub(crate) fn load(
     done.into_buffer(py, writable)
 }
 
-/// The header of a safetensors file; nothing of its data is read.
+/// The header of a safetensors file, or those of all shards of an index; nothing of their data is
+/// read.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted to it")]
 pub(crate) fn read_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<Header> {
-    let read = py.detach(|| safetensors::Header::read(&SourceFile::open(&path)?));
-    read.map(told).map_err(|error| error::raised(py, &error))
+    let opened = py.detach(|| format::open(&[path], FormatChoice::Safetensors));
+    let opened = opened.map_err(|error| error::raised(py, &error))?;
+    let placed = opened.placed_tensors().map(|placed| placed.tensor);
+    let tensors = placed.map(|it| (it.name.clone(), it.dtype.name(), it.shape.clone())).collect();
+    // Shards say the same of themselves.
+    let metadata = opened.tensors.into_iter().flat_map(|of_file| of_file.header.metadata);
+    Ok((tensors, metadata.collect()))
 }
 
-/// The header of a whole safetensors file that is in memory.
+/// The tensors of a whole safetensors file that is in memory.
 #[pyfunction]
-pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Header> {
+pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<Described>> {
     let parsed = safetensors::Header::parse(Path::new("<bytes>"), content, content.len() as u64);
-    parsed.map(told).map_err(|error| error::raised(py, &error))
-}
-
-fn told(header: safetensors::Header) -> Header {
-    let tensors = header.tensors.into_iter().map(|tensor| {
+    let header = parsed.map_err(|error| error::raised(py, &error))?;
+    let tensors = header.tensors.into_iter().filter(|tensor| !tensor.is_padding());
+    let described = tensors.map(|tensor| {
         let safetensors::Tensor { name, dtype, shape, data } = tensor;
         (name, dtype.name(), shape, data.start, data.end)
     });
-    (tensors.collect(), header.metadata, header.data_offset)
+    Ok(described.collect())
 }
 
 /// A word of the command line's, for `heap`, `mode` and so on.
 fn word<T: std::str::FromStr<Err: std::fmt::Display>>(word: &str) -> PyResult<T> {
     word.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
+}
+
+/// An alignment in bytes.
+fn granule(bytes: u64) -> PyResult<Granule> {
+    Granule::new(bytes).map_err(|_| {
+        PyValueError::new_err(format!("align={bytes} is no power of two, such as 64 or 4096"))
+    })
 }
 
 /// What is to be loaded, and how.
@@ -110,6 +126,7 @@ struct Request {
     heap: Heap,
     mode: ReadMode,
     format: FormatChoice,
+    align: Option<Granule>,
     digests: Vec<DigestKind>,
     manifest: Option<PathBuf>,
     writable: bool,
@@ -144,7 +161,10 @@ impl Request {
     }
 
     fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
-        let opened = format::open(&self.paths, self.format)?;
+        let mut opened = format::open(&self.paths, self.format)?;
+        if let Some(alignment) = self.align {
+            opened = opened.align(alignment)?;
+        }
         let manifest = self.manifest.as_ref().map(Manifest::open).transpose()?;
         let heap = self.memory();
         let sealing =

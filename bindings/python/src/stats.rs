@@ -96,6 +96,7 @@ impl Stats {
             ("page_cache", ways.page_cache),
             ("uncached", ways.uncached),
             ("buffered", ways.buffered),
+            ("staged", ways.staged),
         ];
         dict(py, &ways)
     }

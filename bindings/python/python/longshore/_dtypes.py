@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-BITS: Final = {
+BITS = {
     "BOOL": 8,
     "F4": 4,
     "F6_E2M3": 6,
@@ -31,7 +29,7 @@ BITS: Final = {
 """The size of an element in bits, in the order of the format's reference implementation, which
 writes the last first."""
 
-NUMPY: Final = {
+NUMPY = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -48,7 +46,7 @@ NUMPY: Final = {
 }
 """numpy's own types."""
 
-ML_DTYPES: Final = {
+ML_DTYPES = {
     "BF16": "bfloat16",
     "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn",
@@ -58,7 +56,7 @@ ML_DTYPES: Final = {
 }
 """Those that the package ml_dtypes adds to numpy."""
 
-TORCH: Final = {
+TORCH = {
     "BOOL": "bool",
     "F4": "float4_e2m1fn_x2",
     "U8": "uint8",

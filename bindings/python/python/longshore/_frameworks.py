@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from longshore import _core
 from longshore.errors import SafetensorError
 
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
 if TYPE_CHECKING:
-    from longshore._safetensors import Options
+    from typing import Any
+
+    from longshore import _core
+    from longshore._load import Options
 
 
 class Framework:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Literal
 
 from longshore import _core
 from longshore._progress import observer
 
-StrPath = str | os.PathLike[str]
-Progress = bool | Callable[[int, int], object] | None
-Verify = StrPath | Sequence[str] | None
-Format = Literal["auto", "raw", "safetensors", "gguf"]
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Literal, TypedDict
+
+    StrPath = str | os.PathLike[str]
+    Progress = bool | Callable[[int, int], object] | None
+    Verify = StrPath | Sequence[str] | None
+    Format = Literal["auto", "raw", "safetensors", "gguf"]
+
+    class Options(TypedDict, total=False):
+        """What `load` takes beside paths and their format."""
+
+        heap: str
+        mode: str
+        align: int | None
+        verify: Verify
+        progress: Progress
+        writable: bool
+
 
 _DIGESTS = ("crc32c", "xxh3", "sha256")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
     from longshore._load import Progress
 
-Observe = Callable[[int, int], object]
+    Observe = Callable[[int, int], object]
 
 LINE_SECONDS = 1.0
 """How often a line is written where there is no tqdm."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack
-
 from longshore import _core
-from longshore._frameworks import Framework, framework_of
-from longshore._load import Progress, StrPath, Verify, load
+from longshore._frameworks import framework_of
+from longshore._load import load
 from longshore._slice import check_index
 from longshore.errors import SafetensorError
 
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Literal, Self, Unpack
 
-class Options(TypedDict, total=False):
-    """Those of `longshore.load`."""
-
-    heap: str
-    mode: str
-    align: int | None
-    verify: Verify
-    progress: Progress
-    writable: bool
+    from longshore._frameworks import Framework
+    from longshore._load import Options, StrPath
 
 
 class safe_open:  # noqa: N801, the name that `safetensors` has for it

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from types import EllipsisType
-from typing import Any
 
 from longshore._dtypes import BITS
 from longshore.errors import SafetensorError
 
-Index = tuple[int | slice, ...]
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    Index = tuple[int | slice, ...]
 
 
 def check_index(index: Any, shape: Sequence[int], dtype: str) -> Index:
@@ -34,12 +36,12 @@ def _entries(index: Any, shape: Sequence[int]) -> list[int | slice]:
             raise SafetensorError(None, "Non empty lists are not implemented")
         return [slice(0, 0)]
     items = index if isinstance(index, tuple) else (index,)
-    ellipses = sum(isinstance(item, EllipsisType) for item in items)
+    ellipses = sum(item is Ellipsis for item in items)
     if ellipses > 1:
         raise SafetensorError(None, "Only one ellipsis (...) is allowed in slice index")
     entries: list[int | slice] = []
     for item in items:
-        if isinstance(item, EllipsisType):
+        if item is Ellipsis:
             entries += [slice(None)] * max(len(shape) - (len(items) - 1), 0)
         elif isinstance(item, slice):
             entries.append(_slice(item))

@@ -11,16 +11,19 @@ copying them.
 
 from __future__ import annotations
 
-import os
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from longshore import _core, numpy as _numpy
-from longshore._load import StrPath
-from longshore._safetensors import Options, safe_open
+from longshore._safetensors import safe_open
+
+if TYPE_CHECKING:
+    import os
+
+    from longshore._load import Options, StrPath
 
 __all__ = ["asarray", "load", "load_file", "save", "save_file"]
 

@@ -14,15 +14,18 @@ np.float32(0.5)
 
 from __future__ import annotations
 
-import os
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from longshore import _core, _dtypes, _save
-from longshore._load import StrPath, load as _load_buffer
-from longshore._safetensors import Options, safe_open
+from longshore._safetensors import safe_open
 from longshore.errors import SafetensorError
+
+if TYPE_CHECKING:
+    import os
+
+    from longshore._load import Options, StrPath
 
 __all__ = ["asarray", "load", "load_file", "save", "save_file"]
 
@@ -41,7 +44,7 @@ def load_file(filename: StrPath, *, backend: str = "mmap", **options: Unpack[Opt
 
 def load(data: bytes) -> dict[str, Array]:
     """The tensors of a safetensors file that is in memory, as views of it."""
-    tensors, _, _ = _core.parse_safetensors(data)
+    tensors = _core.parse_safetensors(data)
     view = memoryview(data)
     return {
         name: _from_bytes(view[begin:end], name, dtype, shape)
@@ -110,7 +113,8 @@ def _dtype(dtype: str, name: str) -> np.dtype[Any]:
             f"tensor '{name}' is {dtype}, for which numpy needs the package ml_dtypes: "
             "pip install ml_dtypes"
         ) from error
-    return np.dtype(getattr(ml_dtypes, _dtypes.ML_DTYPES[dtype]))
+    kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _dtypes.ML_DTYPES[dtype]))
+    return kind
 
 
 _NAMES = {name: dtype for dtype, name in (_dtypes.NUMPY | _dtypes.ML_DTYPES).items()}
@@ -128,5 +132,5 @@ def _entry(name: str, array: Array) -> _save.Entry:
         )
     # Little-endian, row by row.
     dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    data = memoryview(dense.reshape(-1).view(np.uint8))
+    data = memoryview(dense.reshape(-1).view(np.uint8).data)
     return _save.Entry(name, dtype, array.shape, data)

@@ -10,16 +10,19 @@ be installed for that.
 
 from __future__ import annotations
 
-import os
 import warnings
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from longshore import _core, _dtypes
-from longshore._load import StrPath
-from longshore._safetensors import Options, safe_open
+from longshore._safetensors import safe_open
 from longshore.errors import SafetensorError
+
+if TYPE_CHECKING:
+    import os
+
+    from longshore._load import Options, StrPath
 
 __all__ = ["asarray", "load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -42,7 +45,7 @@ def load_file(
 
 def load(data: bytes) -> dict[str, Any]:
     """The tensors of a safetensors file that is in memory, copied once."""
-    tensors, _, _ = _core.parse_safetensors(data)
+    tensors = _core.parse_safetensors(data)
     view = memoryview(bytearray(data))
     return {
         name: _from_bytes(view[begin:end], name, dtype, shape)
