@@ -54,7 +54,8 @@ Examples:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
 ")]
 pub(crate) struct LoadArgs {
-    /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards.
+    /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
+    /// `*-00001-of-NNNNN.gguf` for all splits.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
@@ -67,8 +68,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value = "auto")]
     pub(crate) mode: ReadMode,
 
-    /// What the files are: auto (by name), raw, safetensors. The header of a safetensors file is
-    /// checked before anything is read.
+    /// What the files are: auto (by name), raw, safetensors, gguf. The header of a file is checked
+    /// before anything is read.
     #[arg(long, default_value = "auto")]
     pub(crate) format: FormatChoice,
 
@@ -120,10 +121,10 @@ pub(crate) struct LoadArgs {
     pub(crate) exec: Vec<OsString>,
 }
 
-/// Show the tensors of a model file as a table.
+/// Show the tensors and metadata of a model file as a table.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, or the index of a sharded model.
+    /// A safetensors file, the index of a sharded model, or a GGUF file.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 

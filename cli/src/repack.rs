@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use longshore::Progress;
-use longshore::load::format::{self, FormatChoice, Opened};
+use longshore::load::format::{self, FormatChoice, Opened, TensorView};
 use longshore::load::repack;
 use serde_json::json;
 
@@ -150,6 +150,6 @@ fn image_bytes(file: &longshore::load::PlannedFile) -> u64 {
 }
 
 fn paddings(opened: &Opened) -> usize {
-    let tensors = opened.tensors.iter().flat_map(|file| &file.header.tensors);
-    tensors.filter(|tensor| tensor.is_padding()).count()
+    let tensors = opened.tensors.iter().flat_map(|file| file.header.tensors());
+    tensors.filter(TensorView::is_padding).count()
 }

@@ -1,6 +1,7 @@
 //! Writing files whose tensors are aligned to start with.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Instant;
 
@@ -44,14 +45,9 @@ pub fn repack(
     beside.file().write_all(file.head()).map_err(failed)?;
     let mut done_bytes = file.head().len() as u64;
     for part in parts {
-        let mut gap = part.buffer_offset - buffer_range.start - done_bytes;
-        memory[..(gap as usize).min(CHUNK_BYTES)].fill(0);
-        while gap > 0 {
-            let zeros = gap.min(CHUNK_BYTES as u64);
-            beside.file().write_all(&memory[..zeros as usize]).map_err(failed)?;
-            gap -= zeros;
-            done_bytes += zeros;
-        }
+        let start = part.buffer_offset - buffer_range.start;
+        write_zeros(beside.file(), start - done_bytes).map_err(failed)?;
+        done_bytes = start;
         let end = part.file_offset + part.len_bytes;
         let mut at = part.file_offset;
         while at < end {
@@ -66,10 +62,15 @@ pub fn repack(
             observe(Progress { done_bytes, total_bytes, elapsed: began.elapsed() });
         }
     }
+    write_zeros(beside.file(), total_bytes - done_bytes).map_err(failed)?;
     file.source().check_unchanged()?;
     // Advice: where it is not taken, only the page cache is fuller. Writes out what was written.
     let _ = page_cache::evict(&*beside.file());
     beside.rename().map_err(failed)
+}
+
+fn write_zeros(file: &mut File, len_bytes: u64) -> io::Result<()> {
+    io::copy(&mut io::repeat(0).take(len_bytes), file).map(drop)
 }
 
 /// Reads once, leaving nothing in the page cache where the kernel can do that.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use longshore_heap::Heap;
 use longshore_load::format::safetensors::Header;
-use longshore_load::format::{self, FormatChoice, Opened};
-use longshore_load::{DigestKind, Error, Loader, ReadMode};
+use longshore_load::format::{self, FormatChoice, Opened, gguf};
+use longshore_load::{CancelToken, DigestKind, Error, Loader, ReadMode};
 use longshore_mem::Granule;
 use serde_json::{Map, json};
 
@@ -94,6 +94,7 @@ fn check(model: &Model, alignment: u64, loader: Loader<'_>, case: &str) -> u64 {
     assert_eq!(seen, model.tensors.len(), "{case}");
     // The buffer is a file by itself, and so read by whoever reads such files.
     let header = Header::parse(Path::new("buffer"), &bytes, bytes.len() as u64).unwrap();
+    let header = format::Header::Safetensors(header);
     assert!(header.is_aligned(Granule::new(alignment).unwrap()), "{case}");
     safetensors::SafeTensors::deserialize(&bytes).unwrap();
     // The checksum is that of the file on the disk.
@@ -177,6 +178,66 @@ fn several_files_are_each_an_image_and_raw_ones_stay() {
     for (placed, (name, expected)) in placed.iter().zip(all) {
         let range = placed.buffer_range.start as usize..placed.buffer_range.end as usize;
         assert!(bytes[range] == expected[..], "{name}");
+    }
+}
+
+/// A GGUF file of version 3 with tensors of bytes at multiples of 32, as ggml writes them.
+fn gguf_model(sizes: &[usize]) -> Model {
+    const I8: u32 = 24;
+    let mut head = b"GGUF".to_vec();
+    head.extend(3u32.to_le_bytes());
+    head.extend((sizes.len() as u64).to_le_bytes());
+    head.extend(0u64.to_le_bytes());
+    let (mut tensors, mut data) = (Vec::new(), Vec::new());
+    for (index, size) in sizes.iter().enumerate() {
+        let name = format!("blk.{index}.weight");
+        head.extend((name.len() as u64).to_le_bytes());
+        head.extend(name.as_bytes());
+        head.extend(1u32.to_le_bytes());
+        head.extend((*size as u64).to_le_bytes());
+        head.extend(I8.to_le_bytes());
+        head.extend((data.len() as u64).to_le_bytes());
+        let bytes = content(index + size)[index..].to_vec();
+        data.extend_from_slice(&bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+        tensors.push((name, bytes));
+    }
+    head.resize(head.len().next_multiple_of(32), 0);
+    let bytes = [head, data].concat();
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, &bytes).unwrap();
+    Model { _folder: folder, path, tensors, bytes }
+}
+
+#[test]
+fn gguf_says_its_alignment() {
+    let model = gguf_model(&[100, 32, 3 * MIB + 5, 64, 7]);
+    for alignment in [1, 32, 64, 4096, 2 << 20] {
+        for cold in [true, false] {
+            settle(&model.path, cold);
+            let opened = open(&model.path, alignment);
+            let loader = Loader::new().heap(Heap::Memfd).digest(DigestKind::Crc32c);
+            let loaded = loader.load(&opened.plan).unwrap();
+            let bytes = loaded.buffer.read().unwrap();
+            let header =
+                gguf::Header::parse(Path::new("buffer"), &bytes, bytes.len() as u64).unwrap();
+            assert_eq!(header.alignment.bytes(), alignment.max(32));
+            assert_eq!(format::Header::Gguf(header), opened.tensors[0].header, "{alignment}");
+            for (placed, (name, expected)) in opened.placed_tensors().zip(&model.tensors) {
+                assert_eq!(placed.tensor.name, name);
+                let range = placed.buffer_range.start as usize..placed.buffer_range.end as usize;
+                assert!((range.start as u64).is_multiple_of(alignment), "{alignment}, {name}");
+                assert!(bytes[range] == expected[..], "{alignment}: {name} differs");
+            }
+            let whole = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &model.bytes);
+            assert_eq!(loaded.files[0].digests[0].1, format!("{whole:08x}"));
+            // The same as a file of its own.
+            let repacked = model.path.with_extension("repacked.gguf");
+            let file = &opened.plan.files()[0];
+            longshore_load::repack(file, &repacked, &CancelToken::new(), |_| {}).unwrap();
+            assert!(std::fs::read(&repacked).unwrap() == bytes[..], "{alignment}");
+        }
     }
 }
 

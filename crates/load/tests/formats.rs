@@ -661,7 +661,7 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
         );
         end = range.end;
         let found = &bytes[range.start as usize..range.end as usize];
-        match placed.tensor.name.as_str() {
+        match placed.tensor.name {
             "x" => assert!(found == [1; 4097]),
             "y" => assert!(found == [2; 5001]),
             _ => {

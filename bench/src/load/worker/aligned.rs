@@ -18,7 +18,7 @@ pub(super) fn prepare(file: &DataFile, alignment_bytes: u64) -> Result<Prepared,
         let as_it_is = format::open(&[&file.path], FormatChoice::Safetensors)?;
         let before: Vec<_> = as_it_is
             .placed_tensors()
-            .map(|placed| (placed.tensor.name.clone(), placed.tensor.data.start))
+            .map(|placed| (placed.tensor.name.to_owned(), placed.tensor.data.start))
             .collect();
         let opened = as_it_is.align(alignment)?;
         let loaded = Loader::new().heap(Heap::Memfd).load(&opened.plan)?;

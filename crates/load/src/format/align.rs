@@ -29,8 +29,10 @@ impl Opened {
                     let laid_out = header.aligned(alignment);
                     (image, header) = laid_out.map_err(|reason| Error::Format {
                         path: source.path().to_owned(),
-                        format: header.format_name(),
-                        reason: format!("with tensors at multiples of {alignment} {reason}"),
+                        format: header.format(),
+                        reason: format!(
+                            "it has none with tensors at multiples of {alignment}: {reason}"
+                        ),
                     })?;
                 }
                 tensors.push(FileTensors { file_index, header });

@@ -12,20 +12,19 @@ use crate::plan::{Image, Part};
 /// [`Dtype::U8`] that means nothing fills it. Longshore does not list those.
 pub const PADDING_PREFIX: &str = "__padding__.";
 
+/// Whether the tensor of this name and type only fills a gap.
+pub(crate) fn is_padding(name: &str, dtype: Dtype) -> bool {
+    dtype == Dtype::U8 && name.starts_with(PADDING_PREFIX)
+}
+
 impl Tensor {
     /// Whether it only fills a gap ([`PADDING_PREFIX`]).
     pub fn is_padding(&self) -> bool {
-        self.dtype == Dtype::U8 && self.name.starts_with(PADDING_PREFIX)
+        is_padding(&self.name, self.dtype)
     }
 }
 
 impl Header {
-    /// Whether every tensor that has data begins at a multiple of `alignment`.
-    pub fn is_aligned(&self, alignment: Granule) -> bool {
-        let mut with_data = self.tensors.iter().filter(|tensor| tensor.len_bytes() > 0);
-        with_data.all(|tensor| tensor.is_padding() || alignment.is_aligned(tensor.data.start))
-    }
-
     /// Lays the tensors out anew, each at a multiple of `alignment`, as a whole safetensors file of
     /// its own: its image, and the header that it begins with.
     ///
@@ -139,7 +138,9 @@ mod tests {
                 prop_assert_eq!(read.tensor(&tensor.name), Some(tensor));
             }
             prop_assert_eq!(read.tensors.len(), after.tensors.len());
-            prop_assert!(after.is_aligned(alignment));
+            for tensor in after.tensors.iter().filter(|it| !it.is_padding()) {
+                prop_assert!(alignment.is_aligned(tensor.data.start) || tensor.len_bytes() == 0);
+            }
             let wanted: Vec<_> = after.tensors.iter().filter(|it| !it.is_padding()).collect();
             prop_assert_eq!(wanted.len(), before.tensors.len());
             prop_assert!(after.tensors.len() <= 2 * wanted.len());

@@ -40,6 +40,7 @@ mod synthetic;
 mod tests;
 
 pub use aligned::PADDING_PREFIX;
+pub(crate) use aligned::is_padding;
 pub use dtype::Dtype;
 pub use synthetic::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES, Synthetic, SyntheticError};
 
@@ -177,10 +178,6 @@ impl Header {
             tensor.data.end += data_offset;
         }
         Ok(Self { tensors, metadata, data_offset })
-    }
-
-    pub(crate) fn format_name(&self) -> &'static str {
-        FORMAT
     }
 
     /// The length in bytes of the file that this is the header of.
