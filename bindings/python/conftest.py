@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import struct
@@ -45,6 +46,7 @@ def descriptors() -> Callable[[], set[str]]:
     """What this process has open: descriptors, and memory of memfds."""
 
     def are_open() -> set[str]:
+        gc.collect()
         found = {f"fd {name}" for name in os.listdir("/proc/self/fd")}
         with open("/proc/self/maps") as maps:
             found |= {f"memfd at {line.split()[0]}" for line in maps if "memfd:longshore" in line}

@@ -3,23 +3,22 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use longshore::load::format::{self, FormatChoice, Opened, safetensors};
+use longshore::load::format::{self, FormatChoice, Header, Opened, safetensors};
 use longshore::load::{self as library, CancelToken, DigestKind, Manifest, Progress};
 use longshore::mem::Granule;
 use longshore::{Heap, Loaded, Loader, ReadMode, Sealing, SharedBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use crate::buffer::Buffer;
 use crate::error;
-use crate::file::File;
+use crate::file::{File, Made};
 use crate::memory::Backing;
 use crate::stats::Stats;
 
 /// What safetensors headers say: name, dtype and shape of each tensor, in the order of the data, and
 /// the metadata.
-type Header = (Vec<(String, &'static str, Vec<u64>)>, BTreeMap<String, String>);
+type Headers = (Vec<(String, &'static str, Vec<u64>)>, BTreeMap<String, String>);
 
 /// A tensor of a header: its name, dtype, shape, and where its data begins and ends in the file.
 type Described = (String, &'static str, Vec<u64>, u64, u64);
@@ -85,14 +84,20 @@ pub(crate) fn load(
 /// The header of a safetensors file, or those of all shards of an index; nothing of their data is
 /// read.
 #[pyfunction]
-pub(crate) fn read_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<Header> {
+pub(crate) fn read_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<Headers> {
     let opened = py.detach(|| format::open(&[path], FormatChoice::Safetensors));
     let opened = opened.map_err(|error| error::raised(py, &error))?;
     let placed = opened.placed_tensors().map(|placed| placed.tensor);
-    let tensors = placed.map(|it| (it.name.clone(), it.dtype.name(), it.shape.clone())).collect();
-    // Shards say the same of themselves.
-    let metadata = opened.tensors.into_iter().flat_map(|of_file| of_file.header.metadata);
-    Ok((tensors, metadata.collect()))
+    let tensors = placed.map(|it| (it.name.to_owned(), it.dtype.name(), it.shape.to_vec()));
+    let tensors = tensors.collect();
+    let mut metadata = BTreeMap::new();
+    for of_file in opened.tensors {
+        // Shards say the same of themselves.
+        if let Header::Safetensors(header) = of_file.header {
+            metadata.extend(header.metadata);
+        }
+    }
+    Ok((tensors, metadata))
 }
 
 /// The tensors of a whole safetensors file that is in memory.
@@ -185,7 +190,7 @@ impl Request {
 impl Done {
     fn into_buffer(self, py: Python<'_>, writable: bool) -> PyResult<Buffer> {
         let backing = Backing::new(self.shared, writable);
-        let mut headers: Vec<Option<safetensors::Header>> = vec![None; self.files.len()];
+        let mut headers: Vec<Option<Header>> = vec![None; self.files.len()];
         for of_file in self.opened.tensors {
             headers[of_file.file_index] = Some(of_file.header);
         }
@@ -196,7 +201,7 @@ impl Done {
             digests: file.digests,
             header,
             backing: backing.clone(),
-            made: PyOnceLock::new(),
+            made: Made::new(),
         });
         let files = files.collect();
         Buffer::new(py, backing, Some(Stats::new(self.report)), files)

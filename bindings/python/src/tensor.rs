@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use longshore::load::format::{Dtype, TensorView};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
@@ -19,24 +20,20 @@ use crate::memory::Backing;
 pub(crate) struct Tensor {
     backing: Arc<Backing>,
     name: String,
-    dtype: &'static str,
+    dtype: Dtype,
     shape: Vec<u64>,
     range: Range<u64>,
 }
 
 impl Tensor {
-    pub(crate) fn new(
-        backing: Arc<Backing>,
-        name: &str,
-        dtype: &'static str,
-        shape: Vec<u64>,
-        range: Range<u64>,
-    ) -> Self {
-        Self { backing, name: name.to_owned(), dtype, shape, range }
+    /// The tensor of a header whose data is at that range of the memory.
+    pub(crate) fn new(backing: Arc<Backing>, tensor: &TensorView<'_>, range: Range<u64>) -> Self {
+        let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
+        Self { backing, name, dtype: tensor.dtype, shape, range }
     }
 
     fn element(&self) -> PyResult<Element> {
-        Element::of(self.dtype).ok_or_else(|| {
+        Element::of(self.dtype.name()).ok_or_else(|| {
             PyBufferError::new_err(format!(
                 "DLPack has no type for {}; 'data' has the bytes of tensor '{}'",
                 self.dtype, self.name
@@ -56,7 +53,24 @@ impl Tensor {
     /// The format's own name for its type, such as "BF16" or "Q4_K".
     #[getter]
     fn dtype(&self) -> &'static str {
-        self.dtype
+        self.dtype.name()
+    }
+
+    /// How its elements are packed: elements and bytes of a block. (1, 4) is a float, (2, 1) two
+    /// elements in a byte, and (32, 18) a block of ggml's Q4_0.
+    #[getter]
+    fn block(&self) -> (u64, u64) {
+        match self.dtype {
+            Dtype::Ggml(dtype) => (dtype.block_elements(), dtype.block_bytes()),
+            Dtype::Safetensors(dtype) => {
+                // 4 or 6 bits, or whole bytes.
+                let bits = dtype.bits();
+                let elements = 8 / (1 << bits.trailing_zeros().min(3));
+                (elements, elements * bits / 8)
+            }
+            // Known to the library, but not yet to this.
+            _ => (1, 0),
+        }
     }
 
     /// Its dimensions, outermost first; empty for a scalar.
