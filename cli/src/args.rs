@@ -8,9 +8,12 @@ use longshore::load::DigestKind;
 use longshore::load::format::FormatChoice;
 use longshore::{Heap, ReadMode};
 
+use crate::attach::AttachArgs;
 use crate::exit;
+use crate::ls::LsArgs;
 use crate::pt::args::PtArgs;
 use crate::repack::RepackArgs;
+use crate::serve::ServeArgs;
 use crate::units::{Alignment, Size};
 
 /// Fills device-shareable memory straight from files, at the disk's speed.
@@ -26,6 +29,9 @@ pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
     Repack(RepackArgs),
+    Serve(ServeArgs),
+    Attach(AttachArgs),
+    Ls(LsArgs),
     Doctor(DoctorArgs),
     MakeModel(MakeModelArgs),
     Pt(PtArgs),

@@ -1,21 +1,18 @@
 //! `longshore load`.
 
-use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use anyhow::Context;
 use longshore::load::format::{self, Opened};
 use longshore::load::{Engine, Manifest, Report};
 use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
-use rustix::io::FdFlags;
 use serde_json::{Map, Value, json};
 
 use crate::args::LoadArgs;
 use crate::exit::failure;
 use crate::output::print;
+use crate::program::become_program;
 use crate::progress::Display;
 use crate::signals;
 use crate::units::{Alignment, Decimal};
@@ -81,7 +78,9 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         // It came when everything was read already.
         return Err(failure(128 + signal, format!("ended by signal {signal}")));
     }
-    if args.exec.is_empty() { Ok(()) } else { become_program(&args.exec, &shared) }
+    let export = shared.export();
+    let descriptors = [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)];
+    become_program(&args.exec, export.len_bytes, &descriptors)
 }
 
 fn summary(
@@ -209,29 +208,4 @@ fn as_json(
         "memfd_path": memfd.map(proc_path),
         "dma_buf_fd": dma_buf.map(|fd| fd.as_fd().as_raw_fd()),
     })
-}
-
-/// Replaces this process by `words`, which inherits the descriptors.
-fn become_program(words: &[OsString], shared: &SharedBuffer) -> anyhow::Result<()> {
-    let Some((program, arguments)) = words.split_first() else {
-        return Ok(());
-    };
-    let mut command = Command::new(program);
-    command.args(arguments).env("LONGSHORE_BYTES", shared.len_bytes().to_string());
-    let export = shared.export();
-    for (name, fd) in [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)] {
-        match fd {
-            Some(fd) => {
-                let kept = rustix::io::fcntl_setfd(fd, FdFlags::empty());
-                kept.context("keeping a descriptor open for the program")?;
-                command.env(name, fd.as_raw_fd().to_string());
-            }
-            None => {
-                command.env_remove(name);
-            }
-        }
-    }
-    let error = command.exec();
-    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Err(failure(code, format!("cannot run {}: {error}", program.to_string_lossy())))
 }

@@ -5,19 +5,16 @@ use longshore_mem::Granule;
 use longshore_sys::memory::{self, Available};
 
 use crate::error::{Error, Result};
+use crate::fill::STAGING_MAX_BYTES;
 
-/// What the load itself takes beside the content: page tables, threads, the queue, digests.
-const OVERHEAD_BYTES: u64 = 16 << 20;
+/// What the load itself takes beside the content: page tables, threads, the queue, digests; and
+/// what bytes are read into that the disk cannot write to their place.
+const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 
-/// Checks that `content_bytes`, and `beside_bytes` while they are read, fit in what the control group, the process's limits and
+/// Checks that `content_bytes` fit in what the control group, the process's limits and
 /// `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages
 /// from the hugetlb pool, what the machine leaves is not asked yet: see [`check_pages`].
-pub(crate) fn check(
-    content_bytes: u64,
-    beside_bytes: u64,
-    heap: &Heap,
-    memory_max: Option<u64>,
-) -> Result<()> {
+pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) -> Result<()> {
     if let Some(limit_bytes) = memory_max.filter(|limit| content_bytes > *limit) {
         return Err(Error::NotEnoughMemory {
             needed_bytes: content_bytes,
@@ -27,8 +24,7 @@ pub(crate) fn check(
         });
     }
     let may_be_pool = matches!(heap, Heap::Auto | Heap::Memfd | Heap::Hugetlb);
-    let all_bytes = content_bytes.saturating_add(beside_bytes);
-    check_against(all_bytes, may_be_pool, &memory::available())
+    check_against(content_bytes, may_be_pool, &memory::available())
 }
 
 /// Checks that the pages of what was reserved can be had. `heap` is the one that was chosen; pages
@@ -120,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_callers_limit_comes_first() {
-        let refused = check(GIB, 0, &Heap::Memfd, Some(GIB - 1)).unwrap_err();
+        let refused = check(GIB, &Heap::Memfd, Some(GIB - 1)).unwrap_err();
         assert!(
             matches!(refused, Error::NotEnoughMemory { limit_bytes, .. } if limit_bytes == GIB - 1)
         );

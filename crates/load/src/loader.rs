@@ -182,7 +182,7 @@ impl<'a> Loader<'a> {
     pub(crate) fn load_by(mut self, plan: &Plan, reads: &dyn Reads) -> Result<Loaded> {
         let began = Instant::now();
         let resident_before = resident_bytes(plan);
-        budget::check(plan.len_bytes(), plan.staging_bytes(), &self.heap, self.memory_max)?;
+        budget::check(plan.len_bytes(), &self.heap, self.memory_max)?;
 
         let reservation = self.heap.reserve(plan.len_bytes())?;
         let mapping = began.elapsed();

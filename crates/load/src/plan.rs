@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use longshore_mem::{AddrRange, FileOffset, Granule};
 
 use crate::error::{Error, Result};
-use crate::fill::STAGING_MAX_BYTES;
 use crate::source::SourceFile;
 
 /// Files start at multiples of this in the buffer, so that each can be read directly: no disk
@@ -174,11 +173,6 @@ impl Plan {
     /// between tensors that are aligned.
     pub fn content_bytes(&self) -> u64 {
         self.files.iter().flat_map(|file| &file.parts).map(|part| part.len_bytes).sum()
-    }
-
-    /// Memory that reading takes beside the buffer, to put tensors in their place.
-    pub(crate) fn staging_bytes(&self) -> u64 {
-        if self.files.iter().any(PlannedFile::is_image) { STAGING_MAX_BYTES } else { 0 }
     }
 
     pub(crate) fn into_sources(self) -> impl Iterator<Item = SourceFile> {

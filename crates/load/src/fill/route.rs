@@ -160,8 +160,9 @@ struct Ways {
 enum DirectWay {
     /// As it is: file and buffer run alike.
     AsItIs(AlignedWay),
-    /// As an image.
-    Image(ImageWay),
+    /// Part by part: an image, a range that begins elsewhere in a page than in the file, or what
+    /// goes into the mapping of a dma-buf, into which the kernel refuses to read directly.
+    Parts(PartsWay),
 }
 
 impl Ways {
@@ -183,7 +184,7 @@ impl Ways {
             Ok(DirectWay::AsItIs(way)) => {
                 way.pieces(part, self.through_cache, &mut routed.pieces);
             }
-            Ok(DirectWay::Image(way)) => way.push(file, part, routed),
+            Ok(DirectWay::Parts(way)) => way.push(file, part, routed),
             Err(_) => through_cache(file, part, self.through_cache, &mut routed.pieces),
         }
     }
@@ -215,21 +216,15 @@ impl DirectWay {
             "its file system offers no direct I/O (statx reports no alignment, or O_DIRECT is \
              refused); use mode auto",
         )?;
-        if file.is_image() {
-            let memory = reservation.takes_direct_io().then_some(alignment.memory);
-            return Ok(Self::Image(ImageWay { memory, offset: alignment.offset }));
-        }
-        if !reservation.takes_direct_io() {
-            return Err(
-                "the kernel refuses direct I/O into a dma-heap buffer; use heap udmabuf or \
-                        memfd, or mode auto",
-            );
-        }
-        let way = AlignedWay::new(file.range().start().raw(), file.buffer_offset(), alignment);
-        way.map(Self::AsItIs).ok_or(
-            "the range begins at an offset that direct I/O cannot place at a page boundary; use \
-             mode auto",
-        )
+        let alike = AlignedWay::new(file.range().start().raw(), file.buffer_offset(), alignment)
+            .filter(|_| reservation.takes_direct_io() && !file.is_image());
+        Ok(alike.map_or_else(
+            || {
+                let memory = reservation.takes_direct_io().then_some(alignment.memory);
+                Self::Parts(PartsWay { memory, offset: alignment.offset })
+            },
+            Self::AsItIs,
+        ))
     }
 }
 
@@ -273,9 +268,9 @@ impl AlignedWay {
     }
 }
 
-/// How direct reads of an image are made.
+/// How direct reads are made of a file whose bytes may not be read to their place.
 #[derive(Clone, Copy, Debug)]
-struct ImageWay {
+struct PartsWay {
     /// What addresses read into start at multiples of; `None` where nothing can be read directly
     /// into the buffer.
     memory: Option<Granule>,
@@ -283,7 +278,7 @@ struct ImageWay {
     offset: Granule,
 }
 
-impl ImageWay {
+impl PartsWay {
     /// Adds what reads a range of the file: long parts that the disk can write to their place
     /// directly, and spans of all else.
     fn push(self, file: &PlannedFile, range: Stretch, routed: &mut Routed) {

@@ -1,6 +1,6 @@
 //! Reading the head of a file from front to back, never past what the file can have.
 
-use super::{HEADER_LEN_MAX_BYTES, ValueType};
+use super::{HEADER_LEN_MAX_BYTES, NAME_LEN_MAX_BYTES, ValueType};
 
 /// Arrays in arrays in arrays: how deep they may be. Nothing known has more than two.
 pub(super) const ARRAY_DEPTH_MAX: usize = 4;
@@ -89,6 +89,17 @@ impl<'a> Cursor<'a> {
     /// The bytes of a string.
     pub(super) fn string(&mut self) -> Step<&'a [u8]> {
         let len_bytes = self.u64()?;
+        self.take(len_bytes)
+    }
+
+    /// The bytes of a key or of the name of a tensor.
+    pub(super) fn name(&mut self) -> Step<&'a [u8]> {
+        let len_bytes = self.u64()?;
+        if len_bytes > NAME_LEN_MAX_BYTES {
+            return refuse(format!(
+                "its name has {len_bytes} bytes, more than {NAME_LEN_MAX_BYTES}"
+            ));
+        }
         self.take(len_bytes)
     }
 

@@ -1,14 +1,12 @@
 //! The head of a file, gone through twice: to see how far it goes, and to take it apart.
 
-use std::ops::Range;
-
 use longshore_mem::Granule;
 
 use super::cursor::{Cursor, Step, Stop, refuse};
 use super::metadata::Entry;
 use super::{
     ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, DIMENSIONS_MAX, Dtype, Header,
-    METADATA_ENTRIES_MAX, Metadata, NAME_LEN_MAX_BYTES, TENSORS_MAX, Tensor, Value, dtype,
+    METADATA_ENTRIES_MAX, Metadata, TENSORS_MAX, Tensor, Value, dtype,
 };
 use crate::format::json::quoted;
 
@@ -65,7 +63,7 @@ pub(super) fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
     fits("tensors", tensors, TENSORS_MAX, DESCRIPTION_LEN_MIN, cursor.left_max())?;
     fits("entries of metadata", entries, METADATA_ENTRIES_MAX, ENTRY_LEN_MIN, cursor.left_max())?;
     for number in 1..=entries {
-        let key = cursor.string().map_err(|stop| within(stop, "metadata", number, b""))?;
+        let key = cursor.name().map_err(|stop| within(stop, "metadata", number, b""))?;
         let value_type = cursor.value_type();
         value_type
             .and_then(|kind| cursor.skip_value(kind))
@@ -73,7 +71,7 @@ pub(super) fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
     }
     let metadata_end = cursor.at();
     for number in 1..=tensors {
-        let name = cursor.string().map_err(|stop| within(stop, "tensor", number, b""))?;
+        let name = cursor.name().map_err(|stop| within(stop, "tensor", number, b""))?;
         dimensions(&mut cursor)
             .and_then(|_| cursor.take(4 + 8))
             .map_err(|stop| within(stop, "tensor", number, name))?;
@@ -85,12 +83,12 @@ fn check_version(version: u32) -> Step<()> {
     match version {
         2 | 3 => Ok(()),
         1 => refuse(
-            "it is of version 1, which was in use for some days of August 2023 and is not read; \
-             convert the model again with a current llama.cpp",
+            "it is of version 1, which is no longer in use and not read; convert the model again \
+             with a current llama.cpp",
         ),
         _ if version.swap_bytes() < 1 << 16 && version != 0 => refuse(format!(
             "it is big-endian (version {}), and only little-endian files are read; convert it \
-             with gguf_convert_endian of the Python package gguf",
+             with gguf-convert-endian of the Python package gguf",
             version.swap_bytes()
         )),
         _ => refuse(format!("it is of version {version}; 2 and 3 are read")),
@@ -104,7 +102,7 @@ fn within(stop: Stop, what: &str, number: u64, name: &[u8]) -> Stop {
             Stop::Refused(format!("{what} number {number}: {reason}"))
         }
         Stop::Refused(reason) => {
-            let name = quoted(&String::from_utf8_lossy(&name[..name.len().min(4096)]));
+            let name = quoted(&String::from_utf8_lossy(name));
             Stop::Refused(format!("{what} {name}: {reason}"))
         }
         stop => stop,
@@ -164,13 +162,7 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Step<Vec<Entry>> {
 
 /// A key or the name of a tensor.
 fn name(cursor: &mut Cursor<'_>, what: &str, number: u64) -> Step<String> {
-    let bytes = cursor.string()?;
-    if bytes.len() as u64 > NAME_LEN_MAX_BYTES {
-        return refuse(format!(
-            "{what} number {number}: its name has {} bytes, more than {NAME_LEN_MAX_BYTES}",
-            bytes.len()
-        ));
-    }
+    let bytes = cursor.name()?;
     match std::str::from_utf8(bytes) {
         Ok(name) => Ok(name.to_owned()),
         Err(_) => refuse(format!("{what} number {number}: its name is not UTF-8")),
@@ -277,17 +269,19 @@ fn place(
             }
         }
     }
-    let key = |data: &Range<u64>| (data.start, data.end);
+    let key = |tensor: &Tensor| (tensor.data.start, tensor.data.end);
+    // The names give tensors without data an order.
+    let compare = |a: &Tensor, b: &Tensor| key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name));
     let mut described = Vec::new();
-    if !tensors.is_sorted_by_key(|tensor| key(&tensor.data)) {
+    if !tensors.is_sorted_by(|a, b| compare(a, b).is_le()) {
         let mut order: Vec<u32> = (0..tensors.len() as u32).collect();
-        // The order of the file is that of tensors without data.
-        order.sort_by_key(|index| key(&tensors[*index as usize].data));
+        let tensor = |index: &u32| &tensors[*index as usize];
+        order.sort_unstable_by(|a, b| compare(tensor(a), tensor(b)));
         described = vec![0; order.len()];
         for (place, index) in (0..).zip(&order) {
             described[*index as usize] = place;
         }
-        tensors.sort_by_key(|tensor| key(&tensor.data));
+        tensors.sort_unstable_by(compare);
     }
     for pair in tensors.windows(2) {
         let [a, b] = pair else { continue };
@@ -329,6 +323,9 @@ fn instead(first: &[u8]) -> Option<&'static str> {
         (b"FUGG", "it is GGUF with its bytes swapped"),
         (b"PK\x03\x04", "it is a zip archive, perhaps one that PyTorch wrote"),
     ];
-    let found = known.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, what)| *what);
-    found.or_else(|| (first.get(8) == Some(&b'{')).then_some("it looks like a safetensors file"))
+    // The length of its header may look like anything.
+    if first.get(4..9) == Some(b"\0\0\0\0{") {
+        return Some("it looks like a safetensors file");
+    }
+    known.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, what)| *what)
 }
