@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::number;
 use super::model::Cell;
+use super::number;
 use super::read::Run;
 use crate::harness::Row;
 
@@ -165,9 +165,8 @@ pub(super) fn median_of(row: &Row, scale: f64) -> Cell {
     let spread = row.min.zip(row.max);
     Cell::Figure {
         value: number::figure(median * scale),
-        spread: spread.and_then(|(min, max)| {
-            number::spread(min * scale, max * scale, number::figure)
-        }),
+        spread: spread
+            .and_then(|(min, max)| number::spread(min * scale, max * scale, number::figure)),
     }
 }
 

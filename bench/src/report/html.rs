@@ -48,13 +48,13 @@ pub(super) fn table(out: &mut String, table: &Table) {
     let mut reasons: Vec<&str> = Vec::new();
     let id = escape(&table.id);
     let dense = if table.dense { " dense" } else { "" };
+    out.push_str("<div class=\"tabled\">");
     put!(out, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-labelledby=\"{id}-c\">");
     put!(out, "<table id=\"{id}\" class=\"figures{dense}\">");
-    put!(out, "<caption id=\"{id}-c\">{}</caption>", escape(&table.caption));
+    put!(out, "<caption id=\"{id}-c\"><span>{}</span></caption>", escape(&table.caption));
     head(out, table);
-    let decimals: Vec<usize> = (0..table.columns.len()).map(|at| decimals(table, at)).collect();
     for group in &table.groups {
-        body(out, table, group, &decimals, &mut reasons);
+        body(out, table, group, &mut reasons);
     }
     out.push_str("</table></div>");
     if !reasons.is_empty() {
@@ -64,6 +64,7 @@ pub(super) fn table(out: &mut String, table: &Table) {
         }
         out.push_str("</ol>");
     }
+    out.push_str("</div>");
 }
 
 fn head(out: &mut String, table: &Table) {
@@ -115,13 +116,8 @@ fn class_of(column: &Column) -> &'static str {
     if column.is_number { "n" } else { "t" }
 }
 
-fn body<'t>(
-    out: &mut String,
-    table: &'t Table,
-    group: &'t Group,
-    decimals: &[usize],
-    reasons: &mut Vec<&'t str>,
-) {
+fn body<'t>(out: &mut String, table: &'t Table, group: &'t Group, reasons: &mut Vec<&'t str>) {
+    let decimals: Vec<usize> = (0..table.columns.len()).map(|at| decimals(group, at)).collect();
     out.push_str("<tbody>");
     if let Some(title) = &group.title {
         put!(
@@ -132,7 +128,7 @@ fn body<'t>(
         );
     }
     for line in &group.lines {
-        row(out, table, line, decimals, reasons);
+        row(out, table, line, &decimals, reasons);
     }
     out.push_str("</tbody>");
 }
@@ -160,7 +156,12 @@ fn row<'t>(
         match cell {
             Cell::Text(text) => out.push_str(&escape(text)),
             Cell::Figure { value, spread } => {
-                put!(out, "<span class=\"v\">{}{}</span>", escape(value), padding(value, *decimals));
+                put!(
+                    out,
+                    "<span class=\"v\">{}{}</span>",
+                    escape(value),
+                    padding(value, *decimals)
+                );
                 if let Some(spread) = spread {
                     put!(out, "<small>{}</small>", escape(spread));
                 }
@@ -183,7 +184,10 @@ fn row<'t>(
                     reasons.len() - 1
                 }) + 1;
                 let (id, word) = (escape(&table.id), escape(word));
-                put!(out, "<span class=\"without\">{word} <a href=\"#{id}-r{nth}\">[{nth}]</a></span>");
+                put!(
+                    out,
+                    "<span class=\"without\">{word} <a href=\"#{id}-r{nth}\">[{nth}]</a></span>"
+                );
             }
         }
         out.push_str("</td>");
@@ -191,10 +195,9 @@ fn row<'t>(
     out.push_str("</tr>");
 }
 
-/// How many decimals the figures of a column have at most.
-fn decimals(table: &Table, column: usize) -> usize {
-    let lines = table.groups.iter().flat_map(|group| &group.lines);
-    let cells = lines.filter_map(|line| line.cells.get(column));
+/// How many decimals the figures of a column have at most, in one group.
+fn decimals(group: &Group, column: usize) -> usize {
+    let cells = group.lines.iter().filter_map(|line| line.cells.get(column));
     let of = |cell: &Cell| match cell {
         Cell::Figure { value, .. } => value.split_once('.').map_or(0, |(_, rest)| rest.len()),
         _ => 0,

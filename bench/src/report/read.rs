@@ -97,11 +97,7 @@ fn put(run: &mut Run, line: &str) -> Result<()> {
         serde_json::from_str(line).with_context(|| format!("damaged: no JSON, but {KINDS}"))?;
     let bench = value.get("bench").and_then(Value::as_str);
     let bench = bench.with_context(|| format!("unknown: it names no bench; expected {KINDS}"))?;
-    ensure!(
-        BENCHES.contains(&bench),
-        "unknown bench '{bench}': there are {}",
-        BENCHES.join(", ")
-    );
+    ensure!(BENCHES.contains(&bench), "unknown bench '{bench}': there are {}", BENCHES.join(", "));
     let bench = bench.to_owned();
     if let Some(environment) = value.get_mut("environment") {
         let Value::Object(facts) = environment.take() else {

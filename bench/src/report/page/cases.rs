@@ -43,15 +43,13 @@ fn write_one(out: &mut String, figures: &Figures, featured: &Featured) {
         put!(out, "<p class=\"without\">not run: {}</p></section>", escape(&why));
         return;
     }
-    let is_ours =
-        |row: &Row| featured.ours.iter().any(|begin| row.candidate.starts_with(begin));
+    let is_ours = |row: &Row| featured.ours.iter().any(|begin| row.candidate.starts_with(begin));
     let better = if featured.more_is_better { "more is better" } else { "less is better" };
     let unit = unit_of(candidates[0].first);
     let item = |candidate: &Candidate<'_>| {
         let row = candidate.first;
-        let value = row
-            .median
-            .map(|median| (median, row.min.unwrap_or(median), row.max.unwrap_or(median)));
+        let value =
+            row.median.map(|median| (median, row.min.unwrap_or(median), row.max.unwrap_or(median)));
         let kind = match (is_ours(row), row.candidate.starts_with("published")) {
             (true, _) => Kind::Ours,
             (_, true) => Kind::Published,
@@ -74,7 +72,7 @@ fn write_one(out: &mut String, figures: &Figures, featured: &Featured) {
     let mut lines: Vec<Line> = candidates
         .iter()
         .map(|candidate| {
-            let line = line_of(candidate);
+            let line = line_of(candidate, &rows);
             if is_ours(candidate.first) { line.ours() } else { line }
         })
         .collect();
@@ -111,7 +109,10 @@ pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
             .map(|(metric, _)| {
                 let candidates = candidates(&rows, metric);
                 let title = unit_of(candidates[0].first);
-                Group::titled(&title, candidates.iter().map(line_of).collect())
+                Group::titled(
+                    &title,
+                    candidates.iter().map(|candidate| line_of(candidate, &rows)).collect(),
+                )
             })
             .collect();
         let missing = not_run(&rows);
@@ -156,7 +157,8 @@ fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
     candidates
 }
 
-fn line_of(candidate: &Candidate<'_>) -> Line {
+/// `rows` are all of the case, which may be seen against this candidate.
+fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
     let row = candidate.first;
     let mut ratios = Vec::new();
     for row in &candidate.rows {
@@ -168,9 +170,10 @@ fn line_of(candidate: &Candidate<'_>) -> Line {
     }
     let ratios = match (ratios.is_empty(), &row.baseline) {
         (false, _) => Cell::Ratios(ratios),
+        (true, None) if is_baseline(row, rows) => Cell::text("a baseline of others"),
         (true, None) => Cell::without("none", "nothing was named that it is seen against"),
         (true, Some(baseline)) => {
-            Cell::without("none", &format!("{baseline} has no such figure, or one of zero"))
+            Cell::without("none", &format!("{baseline} gave no such figure in this case, or zero"))
         }
     };
     let runs = match row.runs {
@@ -182,6 +185,11 @@ fn line_of(candidate: &Candidate<'_>) -> Line {
         Some(note) => line.note(one_line(note)),
         None => line,
     }
+}
+
+fn is_baseline(row: &Row, rows: &[&Row]) -> bool {
+    rows.iter()
+        .any(|other| other.metric == row.metric && other.baseline.as_ref() == Some(&row.candidate))
 }
 
 /// A note whose plot in characters is left out: it needs lines that line up.
@@ -202,7 +210,12 @@ fn not_run(rows: &[&Row]) -> Vec<Line> {
 /// A metric with its unit.
 fn unit_of(row: &Row) -> String {
     let metric = row.metric.replace('_', " ");
-    if row.unit.is_empty() { metric } else { format!("{metric}, {}", row.unit) }
+    match row.unit.as_str() {
+        "" => metric,
+        // "TSC cycles" says "cycles" already.
+        unit if unit.ends_with(&metric) => unit.to_owned(),
+        unit => format!("{metric}, {unit}"),
+    }
 }
 
 #[cfg(test)]
@@ -239,7 +252,9 @@ mod tests {
         let rows: Vec<&Row> = rows.iter().collect();
         let candidates = candidates(&rows, "speed");
         assert_eq!(candidates.len(), 1);
-        let Cell::Ratios(ratios) = &line_of(&candidates[0]).cells[2] else { panic!("no ratios") };
+        let Cell::Ratios(ratios) = &line_of(&candidates[0], &rows).cells[2] else {
+            panic!("no ratios")
+        };
         assert_eq!(ratios.len(), 2);
         assert_eq!(ratios[1], ("2.50".to_owned(), None, "dd".to_owned()));
     }

@@ -54,7 +54,10 @@ fn write_comparison(out: &mut String, comparison: &Comparison) {
     let Comparison { name, title, text, about, plots, tables, remarks } = comparison;
     put!(out, "<section class=\"comparison\" aria-labelledby=\"published-{name}\">");
     put!(out, "<h3 id=\"published-{name}\"><span>published, and here</span> {title}</h3>");
-    put!(out, "<p>{text}</p><div class=\"plots\">");
+    // Wider tables want the whole width.
+    let beside = plots.len() == 1 && matches!(&tables[..], [one] if one.columns.len() < 7);
+    put!(out, "<p>{text}</p><div class=\"{}\">", if beside { "pair" } else { "" });
+    put!(out, "<div class=\"plots n{}\">", plots.len());
     for (nth, plot) in plots.iter().enumerate() {
         plot::figure(out, &format!("{name}-plot-{nth}"), plot);
     }
@@ -62,6 +65,7 @@ fn write_comparison(out: &mut String, comparison: &Comparison) {
     for part in tables {
         table(out, part);
     }
+    out.push_str("</div>");
     for remark in remarks {
         put!(out, "<p>{}</p>", escape(remark));
     }
@@ -99,8 +103,7 @@ fn write_not_run(out: &mut String, figures: &Figures, bench: &str) {
         Line::of(candidate, vec![Cell::text(*why), Cell::text(cases.join("; "))])
     };
     let lines = reasons.iter().map(line).collect();
-    let columns =
-        vec![Column::text("why", Over::Nothing), Column::text("cases", Over::Nothing)];
+    let columns = vec![Column::text("why", Over::Nothing), Column::text("cases", Over::Nothing)];
     let id = format!("{bench}-not-run-table");
     let groups = vec![Group::plain(lines)];
     table(out, &Table::new(&id, "Candidates without figures", "candidate", columns, groups));

@@ -80,7 +80,11 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
                 Cell::text(shown(facts, "cpu")),
                 Cell::text(shown(facts, "kernel")),
                 Cell::text(shown(facts, "commit")),
-                Cell::text(if nth > 0 && guest.is_some() { "as its host".to_owned() } else { shown(facts, "rustc") }),
+                Cell::text(if nth > 0 && guest.is_some() {
+                    "as its host".to_owned()
+                } else {
+                    shown(facts, "rustc")
+                }),
                 Cell::text(shown(facts, "load_average")),
             ];
             let name = if nth == 0 { run.name.clone() } else { format!("{}, guest", run.name) };
@@ -96,11 +100,20 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
     let groups = vec![Group::plain(lines)];
     table(out, &Table::new("machines-table", "Each run and its machine", "run", columns, groups));
     for (nth, run) in figures.runs.iter().enumerate() {
-        put!(out, "<details class=\"facts\" id=\"run-{nth}\"><summary>All that {} says of its environment</summary>", escape(&run.name));
+        put!(
+            out,
+            "<details class=\"facts\" id=\"run-{nth}\"><summary>All that {} says of its environment</summary>",
+            escape(&run.name)
+        );
         for (bench, facts) in &run.environments {
             put!(out, "<dl aria-label=\"{}\">", escape(bench));
             for (name, value) in facts {
-                put!(out, "<div><dt>{}</dt><dd>{}</dd></div>", escape(&name.replace('_', " ")), escape(&words(name, value)));
+                put!(
+                    out,
+                    "<div><dt>{}</dt><dd>{}</dd></div>",
+                    escape(&name.replace('_', " ")),
+                    escape(&words(name, value))
+                );
             }
             out.push_str("</dl>");
         }
@@ -162,8 +175,14 @@ mod tests {
         assert_eq!(words("memory_bytes", &json!(1_073_741_824)), "1.00 GiB");
         assert_eq!(words("quick", &json!(false)), "no");
         assert_eq!(words("commit", &Value::Null), "unknown");
-        assert_eq!(words("peers", &json!({"numpy": "2.2.6", "torch": null})), "numpy 2.2.6, torch unknown");
-        assert_eq!(words("calibration", &json!([{"len_bytes": 4096, "mapped_ns": 5}])), "len bytes 4.00 KiB, mapped ns 5");
+        assert_eq!(
+            words("peers", &json!({"numpy": "2.2.6", "torch": null})),
+            "numpy 2.2.6, torch unknown"
+        );
+        assert_eq!(
+            words("calibration", &json!([{"len_bytes": 4096, "mapped_ns": 5}])),
+            "len bytes 4.00 KiB, mapped ns 5"
+        );
         assert_eq!(words("peers", &json!({})), "none");
     }
 

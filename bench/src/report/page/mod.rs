@@ -14,7 +14,8 @@ use super::html::put;
 
 const STYLE: &str = include_str!("../style.css");
 /// Nothing is loaded and nothing runs, whatever a figure's note says: the browser holds to it.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
+const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
 /// What a chapter says of its bench.
 struct Chapter {
@@ -126,7 +127,10 @@ mod tests {
     #[test]
     fn the_page_needs_nothing_else() {
         let page = document(&kept()).unwrap();
-        for word in ["<script", "<link", "<img", "<iframe", "@import", "url(", "http://", "https://", " src="] {
+        for word in [
+            "<script", "<link", "<img", "<iframe", "@import", "url(", "http://", "https://",
+            " src=",
+        ] {
             assert!(!page.contains(word), "{word}");
         }
         assert!(page.len() < 4 << 20, "{} bytes", page.len());
@@ -181,8 +185,11 @@ mod tests {
         for page in [document(&kept()).unwrap(), document(&Figures::default()).unwrap()] {
             for end in ["</td>", "</th>"] {
                 for cell in page.split(end) {
-                    assert!(!cell.ends_with('>') || !cell.ends_with("\">") || cell.ends_with("</svg>"),
-                        "{}", &cell[cell.len().saturating_sub(200)..]);
+                    assert!(
+                        !cell.ends_with('>') || !cell.ends_with("\">") || cell.ends_with("</svg>"),
+                        "{}",
+                        &cell[cell.len().saturating_sub(200)..]
+                    );
                 }
             }
         }

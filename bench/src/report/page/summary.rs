@@ -16,6 +16,7 @@ struct Headline {
     baseline: &'static str,
     /// What the ratio is of, after the number.
     words: &'static str,
+    more_is_better: bool,
     /// The published figure of the same: table, first field of the line, column, and of what.
     published: Option<(&'static str, &'static str, usize, Option<(&'static str, usize)>)>,
 }
@@ -28,6 +29,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "speed",
         baseline: "fio",
         words: "of the disk’s limit, cold",
+        more_is_better: true,
         published: None,
     },
     Headline {
@@ -37,6 +39,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "speed",
         baseline: "best peer",
         words: "the speed of the best other loader",
+        more_is_better: true,
         published: None,
     },
     Headline {
@@ -45,7 +48,8 @@ const HEADLINES: [Headline; 15] = [
         candidate: "longshore auto",
         metric: "time",
         baseline: "normal",
-        words: "the time of the normal way, 3 GB",
+        words: "the time of the normal way, 3\u{a0}GB",
+        more_is_better: false,
         published: Some((
             "file_to_dmabuf",
             "alloc+read async direct (patch 1-4)",
@@ -60,6 +64,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "time",
         baseline: "OwnVec",
         words: "the time of one’s own memory, through pages",
+        more_is_better: false,
         published: Some(("iov_copy", "bvec", 5, Some(("kvec", 5)))),
     },
     Headline {
@@ -68,7 +73,8 @@ const HEADLINES: [Headline; 15] = [
         candidate: "longshore",
         metric: "speed",
         baseline: "memcpy",
-        words: "the speed of memcpy, 256 MiB",
+        words: "the speed of memcpy, 256\u{a0}MiB",
+        more_is_better: true,
         published: None,
     },
     Headline {
@@ -78,6 +84,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "speed",
         baseline: "memcpy",
         words: "the speed of memcpy, with a checksum",
+        more_is_better: true,
         published: None,
     },
     Headline {
@@ -86,7 +93,8 @@ const HEADLINES: [Headline; 15] = [
         candidate: "one sync per entry",
         metric: "time",
         baseline: "one sync per run",
-        words: "the time with a sync per entry, 1 MB",
+        words: "the time with a sync per entry, 1\u{a0}MB",
+        more_is_better: true,
         published: Some(("unmap_latency", "1MB", 1, Some(("1MB", 2)))),
     },
     Headline {
@@ -96,6 +104,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "time",
         baseline: "x86_64",
         words: "the time of x86_64’s tables to map a page",
+        more_is_better: false,
         published: None,
     },
     Headline {
@@ -105,6 +114,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "time",
         baseline: "x86_64",
         words: "the same to unmap it",
+        more_is_better: false,
         published: None,
     },
     Headline {
@@ -114,6 +124,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "cycles",
         baseline: "untranslated",
         words: "the cycles of untranslated access",
+        more_is_better: false,
         published: Some((
             "iova_access",
             "vfio_dma_rw (references held)",
@@ -128,6 +139,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "cycles",
         baseline: "plain copy",
         words: "the cycles of a plain copy",
+        more_is_better: false,
         published: None,
     },
     Headline {
@@ -137,6 +149,7 @@ const HEADLINES: [Headline; 15] = [
         metric: "cycles",
         baseline: "vm-memory 0.18, 1 region, get_slice",
         words: "the cycles of vm-memory 0.18 at its shortest",
+        more_is_better: false,
         published: None,
     },
     Headline {
@@ -145,7 +158,8 @@ const HEADLINES: [Headline; 15] = [
         candidate: "bounce",
         metric: "speed",
         baseline: "map + unmap",
-        words: "the throughput of mapping, 4 KiB",
+        words: "the throughput of mapping, 4\u{a0}KiB",
+        more_is_better: true,
         published: Some(("bounce", "4k", 1, None)),
     },
     Headline {
@@ -154,7 +168,8 @@ const HEADLINES: [Headline; 15] = [
         candidate: "bounce",
         metric: "speed",
         baseline: "map + unmap",
-        words: "the same, 128 KiB",
+        words: "the same, 128\u{a0}KiB",
+        more_is_better: true,
         published: Some(("bounce", "128k", 1, None)),
     },
     Headline {
@@ -164,13 +179,16 @@ const HEADLINES: [Headline; 15] = [
         metric: "time",
         baseline: "the copies alone",
         words: "the time of the copies alone, on the host",
+        more_is_better: false,
         published: None,
     },
 ];
 
 pub(super) fn write(out: &mut String, figures: &Figures, verdicts: &[Verdicts]) {
     out.push_str("<header class=\"top\"><h1>Longshore, measured</h1>");
-    out.push_str("<p class=\"lead\">Published tables beside ours, and the programs people use today.</p>");
+    out.push_str(
+        "<p class=\"lead\">Published tables beside ours, and the programs people use today.</p>",
+    );
     if let Some(machine) = machines::sentence(figures) {
         put!(out, "<p class=\"origin\">{}</p>", escape(&machine));
     }
@@ -190,23 +208,30 @@ pub(super) fn write(out: &mut String, figures: &Figures, verdicts: &[Verdicts]) 
         out.push_str("</p></li>");
     }
     out.push_str("</ul></nav>");
-    out.push_str("<p class=\"key\">A ratio is the median over rounds that ran by turns, with its lowest and highest in parentheses. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
+    out.push_str("<p class=\"key\">A ratio is the median over rounds that ran by turns, with its lowest and highest in parentheses; in grey what is behind. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
 }
 
 fn write_one(out: &mut String, figures: &Figures, headline: &Headline) {
-    let Headline { bench, case, candidate, metric, baseline, words, .. } = *headline;
+    let Headline { bench, case, candidate, metric, baseline, words, more_is_better, .. } =
+        *headline;
     let key = Key { bench, case, candidate, metric, baseline: Some(baseline) };
     out.push_str("<div>");
     match (figures.ratio_range(key), figures.find(key)) {
         (Some((ratio, low, high)), _) => {
-            put!(out, "<dt>{}<i>×</i></dt><dd>{words}", number::ratio(ratio));
+            let behind = if more_is_better { ratio < 1.0 } else { ratio > 1.0 };
+            let class = if behind { " class=\"behind\"" } else { "" };
+            put!(out, "<dt{class}>{}<i>×</i></dt><dd>{words}", number::ratio(ratio));
             if let Some(spread) = number::spread(low, high, number::ratio) {
                 put!(out, " <small>({spread})</small>");
             }
         }
         (None, found) => {
             let why = found.err().unwrap_or_else(|| format!("{candidate} has no such ratio"));
-            put!(out, "<dt class=\"without\">not run</dt><dd>{words} <small>({})</small>", escape(&why));
+            put!(
+                out,
+                "<dt class=\"without\">not run</dt><dd>{words} <small>({})</small>",
+                escape(&why)
+            );
         }
     }
     if let Some(published) = published_of(headline) {

@@ -67,7 +67,10 @@ impl Curves {
             let (y, right) = (up(*tick), WIDTH - RIGHT);
             put!(out, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>");
             let (x, y, label) = (LEFT - 6.0, y + 4.0, axis.label(*tick));
-            put!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{label}</text>");
+            put!(
+                out,
+                "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{label}</text>"
+            );
         }
         if let Some(reference) = self.reference {
             let (y, right) = (up(reference), WIDTH - RIGHT);
@@ -75,7 +78,11 @@ impl Curves {
         }
         for (nth, place) in self.places.iter().enumerate() {
             let (x, y) = (across(nth), HEIGHT - 7.0);
-            put!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(place));
+            put!(
+                out,
+                "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>",
+                escape(place)
+            );
         }
         for series in &self.series {
             let class = series.kind.class();
@@ -104,7 +111,10 @@ impl Curves {
                 let (top, under) = (up(high), up(low));
                 if under - top > 2.0 {
                     let (left, right) = (x - 3.0, x + 3.0);
-                    put!(out, "<path class=\"spread\" d=\"M{x:.1} {top:.1}V{under:.1}M{left:.1} {top:.1}H{right:.1}M{left:.1} {under:.1}H{right:.1}\"/>");
+                    put!(
+                        out,
+                        "<path class=\"spread\" d=\"M{x:.1} {top:.1}V{under:.1}M{left:.1} {top:.1}H{right:.1}M{left:.1} {under:.1}H{right:.1}\"/>"
+                    );
                 }
                 marker(out, series.kind, x, up(value));
                 out.push_str("</g>");
@@ -127,14 +137,20 @@ pub(super) fn marker(out: &mut String, kind: Kind, x: f64, y: f64) {
         }
         Kind::OursToo => {
             let (x, y) = (x - 3.5, y - 3.5);
-            put!(out, "<rect class=\"mark {class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"7\" height=\"7\"/>");
+            put!(
+                out,
+                "<rect class=\"mark {class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"7\" height=\"7\"/>"
+            );
         }
         Kind::Published => {
             put!(out, "<circle class=\"mark {class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>");
         }
         Kind::PublishedToo => {
             let (top, left) = (y - 4.5, x - 4.5);
-            put!(out, "<path class=\"mark {class}\" d=\"M{x:.1} {top:.1}l4.5 4.5l-4.5 4.5L{left:.1} {y:.1}Z\"/>");
+            put!(
+                out,
+                "<path class=\"mark {class}\" d=\"M{x:.1} {top:.1}l4.5 4.5l-4.5 4.5L{left:.1} {y:.1}Z\"/>"
+            );
         }
         Kind::Peer => {
             let (left, under) = (x - 4.0, y + 3.5);

@@ -60,7 +60,9 @@ pub(super) fn figure(out: &mut String, id: &str, plot: &Plot) {
         Plot::Ranges(ranges) => {
             (&ranges.title, ranges.description(), ranges.height(), ranges.legend.clone())
         }
-        Plot::Curves(curves) => (&curves.title, curves.description(), curves.height(), curves.legend()),
+        Plot::Curves(curves) => {
+            (&curves.title, curves.description(), curves.height(), curves.legend())
+        }
     };
     put!(out, "<figure class=\"plot\"><figcaption>{}", escape(title));
     let unit = match plot {
@@ -86,7 +88,11 @@ pub(super) fn figure(out: &mut String, id: &str, plot: &Plot) {
             put!(out, "<li><svg viewBox=\"0 0 16 12\" aria-hidden=\"true\" class=\"swatch\">");
             match plot {
                 Plot::Ranges(_) => {
-                    put!(out, "<rect class=\"bar {}\" x=\"1\" y=\"2\" width=\"14\" height=\"8\" rx=\"1.5\"/>", kind.class());
+                    put!(
+                        out,
+                        "<rect class=\"bar {}\" x=\"1\" y=\"2\" width=\"14\" height=\"8\" rx=\"1.5\"/>",
+                        kind.class()
+                    );
                 }
                 Plot::Curves(_) => {
                     put!(out, "<path class=\"line {}\" d=\"M0 6H16\"/>", kind.class());

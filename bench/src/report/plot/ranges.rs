@@ -10,10 +10,14 @@ const VALUES: f64 = 62.0;
 const LENGTH: f64 = WIDTH - VALUES - 8.0;
 const LEFT: f64 = 2.0;
 const TOP: f64 = 4.0;
-const LABEL: f64 = 15.0;
+const LABEL: f64 = 18.0;
+/// Each line of a label after its first.
+const LINE: f64 = 15.0;
+/// What fits beside the values, of a font's usual width.
+const LINE_CHARS_MAX: usize = 50;
 const BAR: f64 = 13.0;
 const THICK: f64 = 8.0;
-const GAP: f64 = 7.0;
+const GAP: f64 = 6.0;
 const FOOT: f64 = 22.0;
 
 #[derive(Debug)]
@@ -64,7 +68,10 @@ impl Mark {
 
 impl Ranges {
     pub(super) fn height(&self) -> f64 {
-        let items = self.items.iter().map(|item| LABEL + BAR * item.marks.len() as f64 + GAP);
+        let items = self.items.iter().map(|item| {
+            let lines = lines(&item.label).len() - 1;
+            LABEL + LINE * lines as f64 + BAR * item.marks.len() as f64 + GAP
+        });
         TOP + items.sum::<f64>() + FOOT
     }
 
@@ -96,7 +103,10 @@ impl Ranges {
             put!(out, "<path class=\"grid\" d=\"M{x:.1} {TOP}V{bottom:.1}\"/>");
             let anchor = if nth == 0 { "start" } else { "middle" };
             let (y, label) = (bottom + 15.0, axis.label(*tick));
-            put!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{label}</text>");
+            put!(
+                out,
+                "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{label}</text>"
+            );
         }
         if let Some(reference) = self.reference {
             let x = LEFT + axis.at(reference);
@@ -104,9 +114,11 @@ impl Ranges {
         }
         let mut y = TOP;
         for item in &self.items {
-            let at = y + LABEL - 4.0;
-            put!(out, "<text class=\"label\" x=\"{LEFT}\" y=\"{at:.1}\">{}</text>", escape(&item.label));
-            y += LABEL;
+            for (nth, line) in lines(&item.label).iter().enumerate() {
+                y += if nth == 0 { LABEL } else { LINE };
+                let (at, line) = (y - 6.0, escape(line));
+                put!(out, "<text class=\"label\" x=\"{LEFT}\" y=\"{at:.1}\">{line}</text>");
+            }
             for mark in &item.marks {
                 self.bar(out, &axis, mark, &item.label, y);
                 y += BAR;
@@ -121,7 +133,11 @@ impl Ranges {
         put!(out, "<g><title>{words}</title>");
         let (right, base) = (WIDTH - 2.0, y + THICK);
         let Some((value, low, high)) = mark.value else {
-            put!(out, "<text class=\"absent\" x=\"{right}\" y=\"{base:.1}\" text-anchor=\"end\">{}</text></g>", mark.absent);
+            put!(
+                out,
+                "<text class=\"absent\" x=\"{right}\" y=\"{base:.1}\" text-anchor=\"end\">{}</text></g>",
+                mark.absent
+            );
             return;
         };
         // Ratios grow away from what they are seen against.
@@ -131,15 +147,46 @@ impl Ranges {
         };
         let end = axis.at(value);
         let (from, width) = (LEFT + origin.min(end), (end - origin).abs().max(1.0));
-        put!(out, "<rect class=\"bar {class}\" x=\"{from:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{THICK}\" rx=\"1.5\"/>");
+        put!(
+            out,
+            "<rect class=\"bar {class}\" x=\"{from:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{THICK}\" rx=\"1.5\"/>"
+        );
         let (low, high, middle) = (LEFT + axis.at(low), LEFT + axis.at(high), y + THICK / 2.0);
         if high - low > 1.5 {
             let (top, under) = (middle - 3.0, middle + 3.0);
-            put!(out, "<path class=\"spread\" d=\"M{low:.1} {middle:.1}H{high:.1}M{low:.1} {top:.1}V{under:.1}M{high:.1} {top:.1}V{under:.1}\"/>");
+            put!(
+                out,
+                "<path class=\"halo\" d=\"M{low:.1} {middle:.1}H{high:.1}\"/><path class=\"spread\" d=\"M{low:.1} {middle:.1}H{high:.1}M{low:.1} {top:.1}V{under:.1}M{high:.1} {top:.1}V{under:.1}\"/>"
+            );
         }
         let value = number::figure(value);
-        put!(out, "<text class=\"value {class}\" x=\"{right}\" y=\"{base:.1}\" text-anchor=\"end\">{value}</text></g>");
+        put!(
+            out,
+            "<text class=\"value {class}\" x=\"{right}\" y=\"{base:.1}\" text-anchor=\"end\">{value}</text></g>"
+        );
     }
+}
+
+/// A label in lines that fit, broken between words. A word that is too long is cut.
+fn lines(label: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in label.split_whitespace() {
+        let word: String = if word.chars().count() > LINE_CHARS_MAX {
+            word.chars().take(LINE_CHARS_MAX - 1).chain(['…']).collect()
+        } else {
+            word.to_owned()
+        };
+        let line = lines.last_mut().expect("there is a first line");
+        if line.is_empty() {
+            *line = word;
+        } else if line.chars().count() + 1 + word.chars().count() <= LINE_CHARS_MAX {
+            line.push(' ');
+            line.push_str(&word);
+        } else {
+            lines.push(word);
+        }
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -176,6 +223,18 @@ mod tests {
         assert!(attribute(&out, "x").iter().all(|x| (0.0..=WIDTH).contains(x)));
         assert!(attribute(&out, "y").iter().all(|y| (0.0..=plot.height()).contains(y)));
         assert_eq!(out.matches("class=\"spread\"").count(), 1, "where there is one: {out}");
+    }
+
+    #[test]
+    fn long_labels_are_broken_between_words() {
+        let label = "fused copy+checksum needed to match a separate copy and checksum";
+        assert_eq!(
+            lines(label),
+            ["fused copy+checksum needed to match a separate", "copy and checksum"]
+        );
+        assert_eq!(lines(""), [""]);
+        let cut = lines(&"x".repeat(200));
+        assert_eq!((cut.len(), cut[0].chars().count()), (1, LINE_CHARS_MAX));
     }
 
     #[test]

@@ -112,7 +112,11 @@ impl Axis {
 fn step(span: f64) -> f64 {
     let rough = span / 4.5;
     let power = 10f64.powf(rough.log10().floor());
-    [1.0, 2.0, 5.0].into_iter().map(|of| of * power).find(|step| *step >= rough).unwrap_or(10.0 * power)
+    [1.0, 2.0, 5.0]
+        .into_iter()
+        .map(|of| of * power)
+        .find(|step| *step >= rough)
+        .unwrap_or(10.0 * power)
 }
 
 #[cfg(test)]

@@ -68,7 +68,9 @@ fn accesses(figures: &Figures) -> Result<Comparison> {
         for line in of_case {
             let number = |field: &str| match published::number(field) {
                 Some(value) => Cell::figure(value),
-                None => Cell::not_published("of what holds references only the average is published"),
+                None => {
+                    Cell::not_published("of what holds references only the average is published")
+                }
             };
             let over = published::number(line[4]).zip(base).map(|(it, base)| it / base);
             let candidate = here(line[0]).unwrap_or(line[0]);
@@ -116,16 +118,16 @@ fn accesses(figures: &Figures) -> Result<Comparison> {
         Column::number("read", Over::Published),
         Column::number("write", Over::Published),
         Column::number("average", Over::Published),
-        Column::number("× untranslated", Over::Published),
+        Column::number("×\u{a0}untranslated", Over::Published),
         Column::number("average", Over::Here),
-        Column::number("× untranslated", Over::Here),
+        Column::number("×\u{a0}untranslated", Over::Here),
     ];
     let caption = "Cycles of an access of the published mix, by what it goes through";
     let table = Table::new("iova-access", caption, "interface", columns, groups);
     Ok(Comparison {
         name: "iova_access",
         title: "An access by IOVA, by what it locks",
-        text: "The published cycles are a kernel's, with what its caches, page faults and mitigations added; here the same structure of locks and references is built in a process, before one lookup in the same page tables. What may be compared is each scheme's cycles over those of untranslated access. The library translates, checks permissions and is safe against unmapping, and holds what it needs across calls.",
+        text: "The published cycles are a kernel’s, with what its caches, page faults and mitigations added; here the same structure of locks and references is built in a process, before one lookup in the same page tables. What may be compared is each scheme’s cycles over those of untranslated access. The library translates, checks permissions and is safe against unmapping, and holds what it needs across calls.",
         about: csv.about,
         plots,
         tables: vec![table],
@@ -175,9 +177,9 @@ fn locks(figures: &Figures) -> Result<Comparison> {
     let columns = vec![
         Column::number("one VM", Over::Published),
         Column::number("two VMs", Over::Published),
-        Column::number("× a mutex", Over::Published),
+        Column::number("×\u{a0}a mutex", Over::Published),
         Column::number("nobody else wants it", Over::Here),
-        Column::number("× a mutex", Over::Here),
+        Column::number("×\u{a0}a mutex", Over::Here),
     ];
     let caption = "Cycles of each lock by itself";
     let groups = vec![Group::plain(lines)];
@@ -185,7 +187,7 @@ fn locks(figures: &Figures) -> Result<Comparison> {
     Ok(Comparison {
         name: "iova_access_locks",
         title: "The locks, each by itself",
-        text: "The published cycles are of the kernel's locks where they are taken, with cold lines; here it is a lock in a loop that nobody else wants, which is the least that it can cost.",
+        text: "The published cycles are of the kernel’s locks where they are taken, with cold lines; here it is a lock in a loop that nobody else wants, which is the least that it can cost.",
         about: csv.about,
         plots: vec![Plot::Ranges(Ranges {
             title: "Cycles of each lock".to_owned(),

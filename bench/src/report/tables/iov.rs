@@ -25,7 +25,10 @@ const FUNCTIONS: [(&str, Result<&str, &str>); 15] = [
     ("__copy_from_iter_mc", Err(MACHINE_CHECKS)),
     ("_copy_from_iter", Ok("read")),
     ("_copy_from_iter_flushcache", Err("no copy here flushes caches behind itself")),
-    ("_copy_from_iter_nocache", Err("whether caches are passed by is the copy's own choice, by size")),
+    (
+        "_copy_from_iter_nocache",
+        Err("whether caches are passed by is the copy’s own choice, by size"),
+    ),
     ("_copy_mc_to_iter", Ok("write")),
     ("_copy_to_iter", Ok("write")),
     ("copy_page_from_iter_atomic.part.0", Err(PAGES)),
@@ -67,17 +70,13 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
 fn kinds(figures: &Figures) -> Result<Comparison> {
     let csv = published::read("iov_copy")?;
     let base = csv.lines.iter().find(|line| line[0] == KVEC).and_then(|line| three(&line[4..]));
-    let key = |case, candidate, baseline| Key {
-        bench: "iov",
-        case,
-        candidate,
-        metric: "time",
-        baseline,
-    };
+    let key =
+        |case, candidate, baseline| Key { bench: "iov", case, candidate, metric: "time", baseline };
     let mut lines = Vec::new();
     let mut items = Vec::new();
     for line in &csv.lines {
-        let here = KINDS.iter().find(|(kind, _)| *kind == line[0]).map_or(line[0], |(_, here)| here);
+        let here =
+            KINDS.iter().find(|(kind, _)| *kind == line[0]).map_or(line[0], |(_, here)| here);
         let (before, after) = (three(&line[1..4]), three(&line[4..]));
         let over = after.zip(base).map(|((it, ..), (base, ..))| it / base);
         let shown = |runs: Option<(f64, f64, f64)>| match runs {
@@ -110,21 +109,21 @@ fn kinds(figures: &Figures) -> Result<Comparison> {
     let columns = vec![
         Column::number("macros, µs", Over::Published),
         Column::number("inlined, µs", Over::Published),
-        Column::number("× kvec", Over::Published),
+        Column::number("×\u{a0}kvec", Over::Published),
         Column::number("pool, µs", Over::Here),
-        Column::number("× OwnVec", Over::Here),
+        Column::number("×\u{a0}OwnVec", Over::Here),
         Column::number("DRAM, µs", Over::Here),
-        Column::number("× OwnVec", Over::Here),
+        Column::number("×\u{a0}OwnVec", Over::Here),
     ];
     let caption = "Time to copy the same bytes through each kind of memory: 256 MiB here, in segments of 4 KiB, out of 256 KiB again and again (pool) and each byte once (DRAM)";
     let groups = vec![Group::plain(lines)];
     Ok(Comparison {
         name: "iov_copy",
         title: "A copy through each kind of memory",
-        text: "The published microseconds are a kernel's unit benchmark before and after its steps were inlined, three runs each; how many bytes it copies is not said. So what may be compared is each kind over the kernel's own memory (kvec, OwnVec here): how much of the time is the walk.",
+        text: "The published microseconds are a kernel’s unit benchmark before and after its steps were inlined, three runs each; how many bytes it copies is not said. So what may be compared is each kind over the kernel’s own memory (kvec, OwnVec here): how much of the time is the walk.",
         about: csv.about,
         plots: vec![Plot::Ranges(Ranges {
-            title: "Each kind beside one's own memory".to_owned(),
+            title: "Each kind beside one’s own memory".to_owned(),
             unit: "× the time of kvec, or OwnVec; less is better".to_owned(),
             scale: Scale::Linear,
             reference: Some(1.0),
@@ -161,7 +160,8 @@ fn through_pointers(figures: &Figures) -> Option<String> {
 
 /// The middle, the lowest and the highest of three runs.
 fn three(fields: &[&str]) -> Option<(f64, f64, f64)> {
-    let mut runs: Vec<f64> = fields.iter().map(|field| published::number(field)).collect::<Option<_>>()?;
+    let mut runs: Vec<f64> =
+        fields.iter().map(|field| published::number(field)).collect::<Option<_>>()?;
     runs.sort_by(f64::total_cmp);
     let [low, middle, high] = runs[..] else { return None };
     Some((middle, low, high))
@@ -174,7 +174,8 @@ fn bounds(figures: &Figures) -> Result<Comparison> {
     for line in &csv.lines {
         let bound = published::number(line[1]);
         let mut lines = Vec::new();
-        let mut marks = vec![Mark::new(Kind::Published, bound.map(|it| (it, it, it)), "not published")];
+        let mut marks =
+            vec![Mark::new(Kind::Published, bound.map(|it| (it, it, it)), "not published")];
         let known = BOUNDS.iter().find(|(what, ..)| *what == line[0]);
         let (case, candidates) = known.map_or(("", &[][..]), |(_, case, of)| (*case, *of));
         for (nth, candidate) in candidates.iter().enumerate() {
@@ -205,9 +206,10 @@ fn bounds(figures: &Figures) -> Result<Comparison> {
     let columns = vec![
         Column::number("B/clock", Over::Published),
         Column::number("B/clock", Over::Here),
-        Column::number("× published", Over::Here),
+        Column::number("×\u{a0}published", Over::Here),
     ];
-    let caption = "Bytes for each cycle of the core, of 4 KiB that lie in the first cache; more is better";
+    let caption =
+        "Bytes for each cycle of the core, of 4 KiB that lie in the first cache; more is better";
     Ok(Comparison {
         name: "checksum_bounds",
         title: "Checksums and copies, in bytes per cycle",
@@ -244,7 +246,10 @@ fn code_size(figures: &Figures) -> Result<Comparison> {
         let [function, before, after] = line[..] else { continue };
         let (before, after) = (published::number(before), published::number(after));
         let published = |value: Option<f64>| {
-            value.map_or_else(|| Cell::not_published("the published table has no such figure"), Cell::figure)
+            value.map_or_else(
+                || Cell::not_published("the published table has no such figure"),
+                Cell::figure,
+            )
         };
         let known = FUNCTIONS.iter().find(|(name, _)| *name == function);
         let here = known.map_or(Err("nothing here is known to do the same"), |(_, here)| *here);
@@ -294,7 +299,13 @@ fn code_size(figures: &Figures) -> Result<Comparison> {
                 (Kind::Ours, "here".to_owned()),
             ],
         })],
-        tables: vec![Table::new("iov-code-size", caption, "the kernel’s function", columns, groups)],
+        tables: vec![Table::new(
+            "iov-code-size",
+            caption,
+            "the kernel’s function",
+            columns,
+            groups,
+        )],
         remarks: Vec::new(),
     })
 }

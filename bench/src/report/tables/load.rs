@@ -34,9 +34,7 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
         let ratio = |case: &str, scheme: &str, baseline: &str| {
             figures.ratio(key(case, scheme, Some(baseline)))
         };
-        let range = |case: &str, scheme: &str| {
-            figures.ratio_range(key(case, scheme, Some(NORMAL)))
-        };
+        let range = |case: &str, scheme: &str| figures.ratio_range(key(case, scheme, Some(NORMAL)));
         let mut lines = Vec::new();
         let mut items = Vec::new();
         for line in &csv.lines {
@@ -65,7 +63,7 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
                 });
             }
         }
-        let why = "the library's own way is not one of the published ones";
+        let why = "the library’s own way is not one of the published ones";
         let cells = vec![
             Cell::not_published(why),
             Cell::not_published(why),
@@ -73,9 +71,9 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
             ratio(&case, OURS, NORMAL),
             ratio(&guest, OURS, NORMAL),
         ];
-        lines.push(Line::of("the library, --mode auto", cells).ours());
+        lines.push(Line::of("the library, mode auto", cells).ours());
         items.push(Item {
-            label: "the library, --mode auto".to_owned(),
+            label: "the library, mode auto".to_owned(),
             marks: vec![Mark::new(Kind::Ours, range(&case, OURS), "not run")],
         });
         groups.push(Group::titled(&spaced(size), lines));
@@ -93,14 +91,14 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
     }
     let columns = vec![
         Column::number("ms", Over::Published),
-        Column::number("× normal", Over::Published),
+        Column::number("×\u{a0}normal", Over::Published),
         Column::number("ms", Over::Here),
-        Column::number("× normal", Over::Here),
-        Column::number("× normal", Over::Guest),
+        Column::number("×\u{a0}normal", Over::Here),
+        Column::number("×\u{a0}normal", Over::Guest),
     ];
     let table = Table::new(
         "file-to-dmabuf",
-        "Time to get a file's content into a buffer, by scheme and size; × normal is that over the time of the first scheme",
+        "Time to get a file’s content into a buffer, by scheme and size; × normal is that over the time of the first scheme",
         "scheme",
         columns,
         groups,
@@ -108,7 +106,7 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
     Ok(vec![Comparison {
         name: "file_to_dmabuf",
         title: "A file into a buffer, by eight schemes",
-        text: "The published times are a phone's, with a changed kernel: what may be compared is each scheme's time over that of the normal way, in the same place. This machine's kernel has neither dma-heap nor udmabuf, so a memfd stands for them; the guest's kernel has both, and an emulated processor.",
+        text: "The published times are a phone’s, with a changed kernel: what may be compared is each scheme’s time over that of the normal way, in the same place. This machine’s kernel has neither dma-heap nor udmabuf, so a memfd stands for them; the guest’s kernel has both, and an emulated processor.",
         about: csv.about,
         plots,
         tables: vec![table],

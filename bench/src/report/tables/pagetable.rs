@@ -19,7 +19,7 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
             "unmap_latency",
             "before and after",
             "Unmapping, one sync per entry against one per run",
-            "The published times are those of a DMA benchmark's whole unmapping, of which the tables are a part; here it is the page tables alone, Arm stage 1, with each changed line cleaned for a walker that does not snoop. What may be compared is what one sync per run saves. From 2 MB on the tables hold blocks, and there is hardly anything left to save.",
+            "The published times are those of a DMA benchmark’s whole unmapping, of which the tables are a part; here it is the page tables alone, Arm stage 1, with each changed line cleaned for a walker that does not snoop. What may be compared is what one sync per run saves. From 2 MB on the tables hold blocks, and there is hardly anything left to save.",
         )?,
         table(
             figures,
@@ -55,7 +55,8 @@ fn table(
         let (before, after) = (published::number(before), published::number(after));
         let over = before.zip(after).map(|(before, after)| before / after);
         let published = |value: Option<f64>, show: fn(f64) -> Cell| {
-            value.map_or_else(|| Cell::not_published("the published table has no such figure"), show)
+            value
+                .map_or_else(|| Cell::not_published("the published table has no such figure"), show)
         };
         let cells = vec![
             published(before, Cell::figure),
