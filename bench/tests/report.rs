@@ -130,9 +130,9 @@ fn show(browser: &mut Browser, address: &str, width: u64, scheme: &str) {
     let phone = width < 500;
     let size = json!({"width": width, "height": if phone { 780 } else { 900 },
         "deviceScaleFactor": if phone { 2 } else { 1 }, "mobile": phone});
-    browser.call("Emulation.setDeviceMetricsOverride", size);
+    browser.call("Emulation.setDeviceMetricsOverride", &size);
     let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
-    browser.call("Emulation.setEmulatedMedia", json!({"features": features}));
+    browser.call("Emulation.setEmulatedMedia", &json!({"features": features}));
     browser.events.clear();
     browser.open(address);
     let dark = browser.value("matchMedia('(prefers-color-scheme: dark)').matches");
@@ -143,7 +143,7 @@ fn show(browser: &mut Browser, address: &str, width: u64, scheme: &str) {
 fn screenshot(browser: &mut Browser, name: &str) {
     let clip = browser.value("({x: 0, y: 0, width: innerWidth, height: 3000, scale: 1})");
     let asked = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
-    let shot = browser.call("Page.captureScreenshot", asked);
+    let shot = browser.call("Page.captureScreenshot", &asked);
     let png = decoded(shot["data"].as_str().unwrap());
     assert!(png.starts_with(b"\x89PNG"), "{name}");
     // One colour alone takes far less.

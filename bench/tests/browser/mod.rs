@@ -62,18 +62,18 @@ impl Browser {
             }
         });
         let mut browser = Self { child, to, from, page: None, sent: 0, events: Vec::new() };
-        let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
+        let target = browser.call("Target.createTarget", &json!({"url": "about:blank"}));
         let attach = json!({"targetId": target["targetId"], "flatten": true});
-        let session = browser.call("Target.attachToTarget", attach);
+        let session = browser.call("Target.attachToTarget", &attach);
         browser.page = Some(session["sessionId"].as_str().unwrap().to_owned());
         for part in ["Page", "Network", "Log", "Runtime"] {
-            browser.call(&format!("{part}.enable"), json!({}));
+            browser.call(&format!("{part}.enable"), &json!({}));
         }
         Some(browser)
     }
 
     /// Calls a method and waits for its answer.
-    pub(crate) fn call(&mut self, method: &str, parameters: Value) -> Value {
+    pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
         self.sent += 1;
         let id = self.sent;
         let mut message = json!({"id": id, "method": method, "params": parameters});
@@ -91,7 +91,7 @@ impl Browser {
 
     /// Opens a page and waits until it is complete.
     pub(crate) fn open(&mut self, address: &str) {
-        let opened = self.call("Page.navigate", json!({"url": address}));
+        let opened = self.call("Page.navigate", &json!({"url": address}));
         assert!(opened.get("errorText").is_none(), "{opened}");
         if !self.events.iter().any(|event| event["method"] == "Page.loadEventFired") {
             self.wait(|message| message["method"] == "Page.loadEventFired");
@@ -101,7 +101,7 @@ impl Browser {
     /// The value of a JavaScript expression.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
-        let answer = self.call("Runtime.evaluate", asked);
+        let answer = self.call("Runtime.evaluate", &asked);
         assert!(answer.get("exceptionDetails").is_none(), "{answer}");
         answer["result"]["value"].clone()
     }

@@ -33,16 +33,16 @@ macro_rules! featured {
     (@ less) => { false };
 }
 featured! {
-    "load" "cold" "speed" Linear more LIBRARY, "A file of 3.4 GB from the disk";
+    "load" "cold" "speed" Linear more LIBRARY, "A large file from the disk";
     "load" "cold" "page_cache_growth" Linear less LIBRARY, "What that leaves in the page cache";
     "load" "cold" "peak_over_file" Linear less LIBRARY, "Memory it takes beyond the file’s size";
     "load" "warm" "speed" Linear more LIBRARY, "The same file from the page cache";
     "load" "overlap" "speed" Linear more LIBRARY, "Reading while memory is made";
     "load" "first-use" "time" Log less LIBRARY, "First use: 1 MiB, from a process’s start to its end";
     "iov" "copy, 4 KiB" "speed" Linear more LIBRARY, "A copy of 4 KiB";
-    "iov" "copy, DRAM" "speed" Linear more LIBRARY, "A copy of 256 MiB";
+    "iov" "copy, DRAM" "speed" Linear more LIBRARY, "A copy beyond the caches";
     "iov" "checksum, 4 KiB" "speed" Linear more LIBRARY, "The internet checksum of 4 KiB";
-    "iov" "copy+checksum, DRAM" "speed" Linear more LIBRARY, "Copy and checksum of 256 MiB";
+    "iov" "copy+checksum, DRAM" "speed" Linear more LIBRARY, "Copy and checksum beyond the caches";
     "iov" "crc32c, L1" "speed" Linear more LIBRARY, "CRC-32C in the first cache";
     "iov" "empty step" "cycles" Linear less &["Own", "Foreign", "Page", "Sparse"], "A segment with a step that does nothing";
     "pagetable" "map 4K" "time" Linear less TABLES, "Mapping a page of 4 KiB";

@@ -45,15 +45,19 @@ pub(super) fn sentence(figures: &Figures) -> Option<String> {
     days.dedup();
     let virtual_machine = facts.get("virtual_machine") == Some(&Value::Bool(true));
     let machine = if virtual_machine { "A virtual machine" } else { "A machine" };
-    let memory = facts.get("memory_bytes").and_then(Value::as_f64).map(number::bytes);
-    Some(format!(
-        "{machine} with {} cores of {}, {} of memory, Linux {}; measured {}.",
-        shown(facts, "cores"),
-        shown(facts, "cpu"),
-        memory.unwrap_or_else(|| "unknown".to_owned()),
-        shown(facts, "kernel"),
-        days.join(", ")
-    ))
+    let known = |name: &str| {
+        facts.get(name).filter(|value| !value.is_null()).map(|value| words(name, value))
+    };
+    let mut parts = Vec::new();
+    match (known("cores"), known("cpu")) {
+        (Some(cores), Some(cpu)) => parts.push(format!("{cores} cores of {cpu}")),
+        (Some(cores), None) => parts.push(format!("{cores} cores")),
+        (None, cpu) => parts.extend(cpu),
+    }
+    parts.extend(known("memory_bytes").map(|memory| format!("{memory} of memory")));
+    parts.extend(known("kernel").map(|kernel| format!("Linux {kernel}")));
+    let with = if parts.is_empty() { String::new() } else { format!(" with {}", parts.join(", ")) };
+    Some(format!("{machine}{with}; measured {}.", days.join(", ")))
 }
 
 /// Every run with what it was measured on and with.
@@ -83,7 +87,7 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
                 Cell::text(if nth > 0 && guest.is_some() {
                     "as its host".to_owned()
                 } else {
-                    shown(facts, "rustc")
+                    compiler(facts)
                 }),
                 Cell::text(shown(facts, "load_average")),
             ];
@@ -111,7 +115,7 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
                 put!(
                     out,
                     "<div><dt>{}</dt><dd>{}</dd></div>",
-                    escape(&name.replace('_', " ")),
+                    escape(&named(name)),
                     escape(&words(name, value))
                 );
             }
@@ -126,6 +130,12 @@ fn shown(facts: &Facts, name: &str) -> String {
     facts.get(name).map_or_else(|| "not told".to_owned(), |value| words(name, value))
 }
 
+/// The compiler without the commit it was built from.
+fn compiler(facts: &Facts) -> String {
+    let told = shown(facts, "rustc");
+    told.split(" (").next().unwrap_or(&told).to_owned()
+}
+
 /// The date without its time.
 fn day(facts: &Facts) -> String {
     let date = facts.get("date").and_then(Value::as_str);
@@ -138,6 +148,11 @@ fn day_or(facts: &Facts, host: Option<&Facts>, nth: usize) -> String {
         (false, Some(host)) if nth > 0 => day(host),
         _ => day(facts),
     }
+}
+
+/// A fact's name in words; bytes have a unit of their own.
+fn named(name: &str) -> String {
+    name.strip_suffix("_bytes").unwrap_or(name).replace('_', " ")
 }
 
 /// A fact in words.
@@ -157,7 +172,7 @@ fn words(name: &str, value: &Value) -> String {
         Value::Object(of) if of.is_empty() => "none".to_owned(),
         Value::Object(of) => {
             let pair = |(name, value): (&String, &Value)| {
-                format!("{} {}", name.replace('_', " "), words(name, value))
+                format!("{} {}", named(name), words(name, value))
             };
             of.iter().map(pair).collect::<Vec<_>>().join(", ")
         }
@@ -181,7 +196,7 @@ mod tests {
         );
         assert_eq!(
             words("calibration", &json!([{"len_bytes": 4096, "mapped_ns": 5}])),
-            "len bytes 4.00 KiB, mapped ns 5"
+            "len 4.00 KiB, mapped ns 5"
         );
         assert_eq!(words("peers", &json!({})), "none");
     }

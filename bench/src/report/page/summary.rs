@@ -17,8 +17,17 @@ struct Headline {
     /// What the ratio is of, after the number.
     words: &'static str,
     more_is_better: bool,
-    /// The published figure of the same: table, first field of the line, column, and of what.
-    published: Option<(&'static str, &'static str, usize, Option<(&'static str, usize)>)>,
+    published: Option<Published>,
+}
+
+/// Which published figure a headline is seen beside.
+#[derive(Clone, Copy)]
+struct Published {
+    table: &'static str,
+    /// The first field of its line, and its column.
+    at: (&'static str, usize),
+    /// What it is divided by, in the same table.
+    over: Option<(&'static str, usize)>,
 }
 
 const HEADLINES: [Headline; 15] = [
@@ -50,12 +59,11 @@ const HEADLINES: [Headline; 15] = [
         baseline: "normal",
         words: "the time of the normal way, 3\u{a0}GB",
         more_is_better: false,
-        published: Some((
-            "file_to_dmabuf",
-            "alloc+read async direct (patch 1-4)",
-            4,
-            Some(("normal (dma-heap + mmap + buffered read)", 4)),
-        )),
+        published: Some(Published {
+            table: "file_to_dmabuf",
+            at: ("alloc+read async direct (patch 1-4)", 4),
+            over: Some(("normal (dma-heap + mmap + buffered read)", 4)),
+        }),
     },
     Headline {
         bench: "iov",
@@ -65,7 +73,7 @@ const HEADLINES: [Headline; 15] = [
         baseline: "OwnVec",
         words: "the time of one’s own memory, through pages",
         more_is_better: false,
-        published: Some(("iov_copy", "bvec", 5, Some(("kvec", 5)))),
+        published: Some(Published { table: "iov_copy", at: ("bvec", 5), over: Some(("kvec", 5)) }),
     },
     Headline {
         bench: "iov",
@@ -73,7 +81,7 @@ const HEADLINES: [Headline; 15] = [
         candidate: "longshore",
         metric: "speed",
         baseline: "memcpy",
-        words: "the speed of memcpy, 256\u{a0}MiB",
+        words: "the speed of memcpy, beyond the caches",
         more_is_better: true,
         published: None,
     },
@@ -95,7 +103,11 @@ const HEADLINES: [Headline; 15] = [
         baseline: "one sync per run",
         words: "the time with a sync per entry, 1\u{a0}MB",
         more_is_better: true,
-        published: Some(("unmap_latency", "1MB", 1, Some(("1MB", 2)))),
+        published: Some(Published {
+            table: "unmap_latency",
+            at: ("1MB", 1),
+            over: Some(("1MB", 2)),
+        }),
     },
     Headline {
         bench: "pagetable",
@@ -125,12 +137,11 @@ const HEADLINES: [Headline; 15] = [
         baseline: "untranslated",
         words: "the cycles of untranslated access",
         more_is_better: false,
-        published: Some((
-            "iova_access",
-            "vfio_dma_rw (references held)",
-            4,
-            Some(("kvm_read_page/kvm_write_page", 4)),
-        )),
+        published: Some(Published {
+            table: "iova_access",
+            at: ("vfio_dma_rw (references held)", 4),
+            over: Some(("kvm_read_page/kvm_write_page", 4)),
+        }),
     },
     Headline {
         bench: "access",
@@ -160,7 +171,7 @@ const HEADLINES: [Headline; 15] = [
         baseline: "map + unmap",
         words: "the throughput of mapping, 4\u{a0}KiB",
         more_is_better: true,
-        published: Some(("bounce", "4k", 1, None)),
+        published: Some(Published { table: "bounce", at: ("4k", 1), over: None }),
     },
     Headline {
         bench: "bounce",
@@ -170,7 +181,7 @@ const HEADLINES: [Headline; 15] = [
         baseline: "map + unmap",
         words: "the same, 128\u{a0}KiB",
         more_is_better: true,
-        published: Some(("bounce", "128k", 1, None)),
+        published: Some(Published { table: "bounce", at: ("128k", 1), over: None }),
     },
     Headline {
         bench: "bounce",
@@ -242,16 +253,16 @@ fn write_one(out: &mut String, figures: &Figures, headline: &Headline) {
 
 /// The published ratio that a headline is seen beside.
 fn published_of(headline: &Headline) -> Option<f64> {
-    let (table, line, column, over) = headline.published?;
+    let Published { table, at, over } = headline.published?;
     let csv = published::read(table).ok()?;
-    let field = |line: &str, column: usize| {
+    let field = |(line, column): (&str, usize)| {
         let line = csv.lines.iter().find(|fields| fields[0] == line)?;
         published::number(line.get(column)?)
     };
-    let value = field(line, column)?;
+    let value = field(at)?;
     match over {
         None => Some(value),
-        Some((line, column)) => Some(value / field(line, column)?),
+        Some(over) => Some(value / field(over)?),
     }
 }
 

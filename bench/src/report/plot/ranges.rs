@@ -248,6 +248,6 @@ mod tests {
 
     #[test]
     fn bars_do_not_reach_into_the_values() {
-        assert!(LEFT + LENGTH <= WIDTH - VALUES);
+        const { assert!(LEFT + LENGTH <= WIDTH - VALUES) };
     }
 }

@@ -127,7 +127,7 @@ fn accesses(figures: &Figures) -> Result<Comparison> {
     Ok(Comparison {
         name: "iova_access",
         title: "An access by IOVA, by what it locks",
-        text: "The published cycles are a kernel’s, with what its caches, page faults and mitigations added; here the same structure of locks and references is built in a process, before one lookup in the same page tables. What may be compared is each scheme’s cycles over those of untranslated access. The library translates, checks permissions and is safe against unmapping, and holds what it needs across calls.",
+        text: "The published cycles are those of a kernel of 2020 with a guest at work; here the same structure of locks and references is built in a process, before one lookup in the same page tables. What may be compared is each scheme’s cycles over those of untranslated access. The library translates, checks permissions and is safe against unmapping, and holds what it needs across calls.",
         about: csv.about,
         plots,
         tables: vec![table],
@@ -187,7 +187,7 @@ fn locks(figures: &Figures) -> Result<Comparison> {
     Ok(Comparison {
         name: "iova_access_locks",
         title: "The locks, each by itself",
-        text: "The published cycles are of the kernel’s locks where they are taken, with cold lines; here it is a lock in a loop that nobody else wants, which is the least that it can cost.",
+        text: "The published cycles are those of the kernel’s locks where each access took them; here it is a lock in a loop that nobody else wants, which is the least that it can cost.",
         about: csv.about,
         plots: vec![Plot::Ranges(Ranges {
             title: "Cycles of each lock".to_owned(),

@@ -80,7 +80,7 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
     Ok(vec![Comparison {
         name: "bounce",
         title: "Bounce buffers against a mapping for each transfer",
-        text: "The published figures are of an NVMe behind virtio-iommu on a machine whose hypervisor is hardware’s; here the guest’s processor is emulated, and its NVMe is QEMU's. Time under emulation is not time on hardware, and a count of the guest’s instructions leaves out the trap to the hypervisor, which is what bouncing avoids; what is counted in unmap includes the copy. So neither column is the published one: what may be compared is whether bouncing pays, and where.",
+        text: "The published figures are of an NVMe behind virtio-iommu on real hardware; here the guest’s processor is emulated, and its NVMe is QEMU's. Time under emulation is not time on hardware, and a count of the guest’s instructions leaves out the trap to the hypervisor, which is what bouncing avoids; what is counted in unmap includes the copy. So neither column is the published one: what may be compared is whether bouncing pays, and where.",
         about: csv.about.clone(),
         plots: vec![
             throughput_plot(figures, &csv),

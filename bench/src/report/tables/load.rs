@@ -106,12 +106,26 @@ pub(super) fn tables(figures: &Figures) -> Result<Vec<Comparison>> {
     Ok(vec![Comparison {
         name: "file_to_dmabuf",
         title: "A file into a buffer, by eight schemes",
-        text: "The published times are a phone’s, with a changed kernel: what may be compared is each scheme’s time over that of the normal way, in the same place. This machine’s kernel has neither dma-heap nor udmabuf, so a memfd stands for them; the guest’s kernel has both, and an emulated processor.",
+        text: "The published times are a phone’s, with a changed kernel: what may be compared is each scheme’s time over that of the normal way, in the same place. Where a kernel has no dma-heap or no udmabuf, a memfd stands for it. The guest’s processor is emulated.",
         about: csv.about,
         plots,
         tables: vec![table],
-        remarks: overlap(figures).into_iter().collect(),
+        remarks: [kinds(figures), overlap(figures)].into_iter().flatten().collect(),
     }])
+}
+
+/// What memory the kernels have that the schemes were measured on.
+fn kinds(figures: &Figures) -> Option<String> {
+    let told = |case: &str| {
+        let (_, facts) = figures.origin("load", case)?;
+        Some(facts.get("memory_kinds")?.as_str()?.to_owned())
+    };
+    match (told("schemes/1GB"), told("guest/schemes/1GB")) {
+        (Some(here), Some(guest)) => Some(format!("Here, {here}; in the guest, {guest}.")),
+        (Some(here), None) => Some(format!("Here, {here}.")),
+        (None, Some(guest)) => Some(format!("In the guest, {guest}.")),
+        (None, None) => None,
+    }
 }
 
 /// What the published series is about: reading while memory is being made.
