@@ -2,8 +2,9 @@
 # Installs what Longshore needs and this machine lacks; says nothing where all is there.
 #
 #   scripts/setup.sh build    what building and loading need: a C linker and Rust
-#   scripts/setup.sh test     that, and QEMU, file system tools, Go, Python, Chromium, Miri, the oldest Rust
-#                             and AArch64; with LONGSHORE_VM_IOMMUFD=1 what building a kernel needs
+#   scripts/setup.sh test     that, and QEMU, file system tools, Go, Python, C and C++ compilers,
+#                             valgrind, Chromium, Miri, the oldest Rust and AArch64; with
+#                             LONGSHORE_VM_IOMMUFD=1 what building a kernel needs
 #
 # The other scripts source it and call its functions.
 
@@ -40,6 +41,11 @@ test_packages=(
     shellcheck:shellcheck
     golang-go:go
     python3:python3
+    g++:g++
+    clang:clang
+    make:make
+    pkg-config:pkg-config
+    valgrind:valgrind
     chromium:chromium
 )
 kernel_packages=(

@@ -40,7 +40,7 @@ export CARGO_TERM_COLOR=never
 format() { cargo fmt --all --check; }
 
 # The scripts are all that is not Rust.
-shell_scripts() { shellcheck --external-sources scripts/*.sh .ci/run; }
+shell_scripts() { shellcheck --external-sources scripts/*.sh bindings/c/*.sh .ci/run; }
 
 lints() {
     cargo clippy --workspace --all-targets "${features[@]}" "${locked[@]}" -- --deny warnings
@@ -198,6 +198,9 @@ load_a_model() {
     return "$status"
 }
 
+# The C library, as those use it who install it.
+c_tests() { "${bounded[@]}" bindings/c/test.sh; }
+
 guest_tests() {
     "${bounded[@]}" cargo test --package longshore-vm-tests --test '*' --no-fail-fast "${locked[@]}"
 }
@@ -295,7 +298,7 @@ run rules
 run unit_tests
 if $quick; then
     for step in loom_tests scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
-        oldest_rust fuzz_targets load_a_model guest_tests bench; do
+        oldest_rust fuzz_targets load_a_model c_tests guest_tests bench; do
         skip "$step" "--quick"
     done
 else
@@ -309,6 +312,7 @@ else
     run_if oldest_rust "there is no Rust $rust_oldest" cargo "+$rust_oldest" --version
     run fuzz_targets
     run load_a_model
+    run c_tests
     run guest_tests
     run bench
 fi

@@ -8,9 +8,13 @@ use longshore::load::DigestKind;
 use longshore::load::format::FormatChoice;
 use longshore::{Heap, ReadMode};
 
+use crate::attach::AttachArgs;
 use crate::exit;
+use crate::ls::LsArgs;
 use crate::pt::args::PtArgs;
-use crate::units::Size;
+use crate::repack::RepackArgs;
+use crate::serve::ServeArgs;
+use crate::units::{Alignment, Size};
 
 /// Fills device-shareable memory straight from files, at the disk's speed.
 #[derive(Debug, Parser)]
@@ -24,6 +28,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
+    Repack(RepackArgs),
+    Serve(ServeArgs),
+    Attach(AttachArgs),
+    Ls(LsArgs),
     Doctor(DoctorArgs),
     MakeModel(MakeModelArgs),
     Pt(PtArgs),
@@ -46,11 +54,14 @@ Examples:
     longshore load model.safetensors --read-only --exec python3 serve.py
   Keep it in memory until Ctrl-C; others open /proc/PID/fd/N as printed:
     longshore load model.safetensors --hold
+  Every tensor at a multiple of 64 bytes, as vector instructions and JAX want it:
+    longshore load model.safetensors --align 64 --hold
   All shards of a model, checked against sha256sum's output:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
 ")]
 pub(crate) struct LoadArgs {
-    /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards.
+    /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
+    /// `*-00001-of-NNNNN.gguf` for all splits.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
@@ -63,10 +74,15 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value = "auto")]
     pub(crate) mode: ReadMode,
 
-    /// What the files are: auto (by name), raw, safetensors. The header of a safetensors file is
-    /// checked before anything is read.
+    /// What the files are: auto (by name), raw, safetensors, gguf. The header of a file is checked
+    /// before anything is read.
     #[arg(long, default_value = "auto")]
     pub(crate) format: FormatChoice,
+
+    /// Place every tensor at a multiple of this while reading: 64, 256, 4096, 2M. A file whose
+    /// tensors do not lie so already becomes one in memory that has the same tensors.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) align: Option<Alignment>,
 
     /// How far pages are made ahead of the reads.
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
@@ -111,10 +127,10 @@ pub(crate) struct LoadArgs {
     pub(crate) exec: Vec<OsString>,
 }
 
-/// Show the tensors of a model file as a table.
+/// Show the tensors and metadata of a model file as a table.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, or the index of a sharded model.
+    /// A safetensors file, the index of a sharded model, or a GGUF file.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use longshore::heap;
 use longshore::load::Error;
+use longshore::{heap, serve};
 use serde_json::json;
 
 use crate::output::print;
@@ -23,7 +23,12 @@ Exit codes:
    15  not a valid file of its format
    16  a checksum differs             130  Ctrl-C (128 + the signal's number)
    17  the file is empty
-   18  the address is not mapped";
+   18  the address is not mapped
+
+   30  no server is there, or it is gone
+   31  what was asked for is not served or held
+   32  a limit of the server is reached
+   33  the socket is in use, or something else is there";
 
 /// A failure of the command itself that has an exit code of its own.
 #[derive(Debug)]
@@ -88,13 +93,47 @@ fn code(error: &anyhow::Error) -> u8 {
     if let Some(Told(failure)) = error.downcast_ref::<Told>() {
         return failure.code;
     }
-    let Some(error) = error.downcast_ref::<Error>() else {
-        return 1;
-    };
+    if let Some(error) = error.downcast_ref::<serve::Error>() {
+        return code_of_serving(error);
+    }
+    error.downcast_ref::<Error>().map_or(1, code_of_loading)
+}
+
+fn code_of_serving(error: &serve::Error) -> u8 {
+    use std::io::ErrorKind;
+
+    use serve::{Error, Reason};
     match error {
+        Error::Load(error) => code_of_loading(error),
+        Error::NoServer { .. } | Error::ServerGone | Error::TimedOut { .. } => 30,
+        Error::SocketDenied { .. } => 12,
         Error::Open { source, .. } => match source.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
+            ErrorKind::PermissionDenied => 12,
+            _ => 1,
+        },
+        Error::Refused { reason, .. } => match reason {
+            Reason::NotServed | Reason::NotHeld => 31,
+            Reason::Unreadable => 15,
+            Reason::Changed => 14,
+            Reason::NoMemory => 20,
+            Reason::TooMany => 32,
+            Reason::Stopping => 30,
+            _ => 1,
+        },
+        Error::NotFound { .. } | Error::CannotServe { .. } => 31,
+        Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
+        Error::AlreadyServed { .. } | Error::NotASocket { .. } => 33,
+        _ => 1,
+    }
+}
+
+fn code_of_loading(error: &Error) -> u8 {
+    match error {
+        Error::Open { source, .. } | Error::Write { source, .. } => match source.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => 10,
             std::io::ErrorKind::PermissionDenied => 12,
+            _ if matches!(error, Error::Write { .. }) => 13,
             _ => 1,
         },
         Error::NotRegular { .. } => 11,
@@ -130,6 +169,6 @@ mod tests {
         let told = codes.len();
         codes.sort_unstable();
         codes.dedup();
-        assert_eq!((codes.len(), told), (18, 18));
+        assert_eq!((codes.len(), told), (22, 22));
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::Context;
-use longshore::load::format::{self, FileTensors, FormatChoice, Opened, printable};
+use longshore::load::format::gguf::{Array, Value as GgufValue};
+use longshore::load::format::{self, FileTensors, FormatChoice, Header, Opened, printable};
 use longshore::mem::Granule;
 use serde_json::{Value, json};
 
@@ -13,8 +14,8 @@ use crate::units::Decimal;
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let name = args.file.to_string_lossy();
-    let choice =
-        if name.ends_with(".index.json") { FormatChoice::Auto } else { FormatChoice::Safetensors };
+    let by_name = [".index.json", ".gguf"].iter().any(|end| name.ends_with(end));
+    let choice = if by_name { FormatChoice::Auto } else { FormatChoice::Safetensors };
     let opened = format::open(std::slice::from_ref(&args.file), choice)?;
     let text = if args.json {
         format!("{}\n", as_json(&opened))
@@ -36,21 +37,18 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
         "{}: {}, {} tensors, data from byte {}",
         source.path().display(),
         Decimal(source.len_bytes() as f64),
-        header.tensors.len(),
-        header.data_offset
+        header.tensor_count(),
+        header.data_offset()
     )?;
-    for (key, value) in &header.metadata {
-        writeln!(text, "  {}: {}", printable(key), printable(value))?;
-    }
+    metadata(header, text)?;
     let rows: Vec<[String; 6]> = header
-        .tensors
-        .iter()
+        .tensors()
         .map(|tensor| {
             let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
             let bytes = tensor.data.end - tensor.data.start;
             let alignment = Granule::of_value(tensor.data.start);
             [
-                printable(&tensor.name).into_owned(),
+                printable(tensor.name).into_owned(),
                 tensor.dtype.to_string(),
                 format!("[{}]", shape.join(", ")),
                 tensor.data.start.to_string(),
@@ -76,6 +74,107 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
     Ok(())
 }
 
+fn metadata(header: &Header, text: &mut String) -> std::fmt::Result {
+    match header {
+        Header::Safetensors(header) => {
+            for (key, value) in &header.metadata {
+                writeln!(text, "  {}: {}", printable(key), printable(value))?;
+            }
+        }
+        Header::Gguf(header) => {
+            for (key, value) in header.metadata.iter() {
+                writeln!(text, "  {}: {}", printable(key), shown(value))?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Characters of a text that are shown in a table. Templates of chats have some thousand.
+const TEXT_CHARS_MAX: usize = 120;
+/// Elements of an array that are shown in a table; vocabularies have some hundred thousand.
+const TABLE_ELEMENTS_MAX: u64 = 8;
+/// Elements of an array that are written as JSON.
+const JSON_ELEMENTS_MAX: u64 = 64;
+
+/// A value in one line.
+fn shown(value: GgufValue<'_>) -> String {
+    match value {
+        GgufValue::String(bytes) => {
+            let text = String::from_utf8_lossy(bytes);
+            let cut = text.char_indices().nth(TEXT_CHARS_MAX).map(|(at, _)| at);
+            let all = printable(&text[..cut.unwrap_or(text.len())]);
+            if cut.is_some() {
+                format!("{all}… ({} bytes)", bytes.len())
+            } else {
+                all.into_owned()
+            }
+        }
+        GgufValue::Array(array) => shown_array(array),
+        GgufValue::U8(number) => number.to_string(),
+        GgufValue::I8(number) => number.to_string(),
+        GgufValue::U16(number) => number.to_string(),
+        GgufValue::I16(number) => number.to_string(),
+        GgufValue::U32(number) => number.to_string(),
+        GgufValue::I32(number) => number.to_string(),
+        GgufValue::U64(number) => number.to_string(),
+        GgufValue::I64(number) => number.to_string(),
+        GgufValue::F32(number) => number.to_string(),
+        GgufValue::F64(number) => number.to_string(),
+        GgufValue::Bool(truth) => truth.to_string(),
+    }
+}
+
+fn shown_array(array: Array<'_>) -> String {
+    let first: Vec<String> = array.values().take(TABLE_ELEMENTS_MAX as usize).map(shown).collect();
+    let first = first.join(", ");
+    if array.len() > TABLE_ELEMENTS_MAX {
+        format!("[{first}, …] ({} of {})", array.len(), array.element_type())
+    } else {
+        format!("[{first}]")
+    }
+}
+
+fn metadata_json(header: &Header) -> Value {
+    match header {
+        Header::Safetensors(header) => json!(header.metadata),
+        Header::Gguf(header) => {
+            let entries = header.metadata.iter();
+            entries.map(|(key, value)| (key.to_owned(), value_json(value))).collect()
+        }
+        _ => Value::Null,
+    }
+}
+
+/// A value as JSON has it: an array that is long is its type and length, a float that is no number
+/// is its name, and what is not UTF-8 in a text is replaced.
+fn value_json(value: GgufValue<'_>) -> Value {
+    let float = |number: f64| match number.is_finite() {
+        true => json!(number),
+        false => json!(number.to_string()),
+    };
+    match value {
+        GgufValue::String(bytes) => json!(String::from_utf8_lossy(bytes)),
+        GgufValue::Array(array) if array.len() > JSON_ELEMENTS_MAX => {
+            json!({"type": array.element_type().name(), "len": array.len()})
+        }
+        GgufValue::Array(array) => array.values().map(value_json).collect(),
+        GgufValue::U8(number) => json!(number),
+        GgufValue::I8(number) => json!(number),
+        GgufValue::U16(number) => json!(number),
+        GgufValue::I16(number) => json!(number),
+        GgufValue::U32(number) => json!(number),
+        GgufValue::I32(number) => json!(number),
+        GgufValue::U64(number) => json!(number),
+        GgufValue::I64(number) => json!(number),
+        // Not its 53 bits: 1e-5 and not 9.999999747378752e-6.
+        GgufValue::F32(number) => float(number.to_string().parse().unwrap_or(f64::NAN)),
+        GgufValue::F64(number) => float(number),
+        GgufValue::Bool(truth) => json!(truth),
+    }
+}
+
 fn as_json(opened: &Opened) -> Value {
     let files: Vec<Value> = opened
         .tensors
@@ -84,8 +183,7 @@ fn as_json(opened: &Opened) -> Value {
             let source = opened.plan.files()[file.file_index].source();
             let tensors: Vec<Value> = file
                 .header
-                .tensors
-                .iter()
+                .tensors()
                 .map(|tensor| {
                     json!({
                         "name": tensor.name,
@@ -99,8 +197,9 @@ fn as_json(opened: &Opened) -> Value {
             json!({
                 "path": source.path().to_string_lossy(),
                 "bytes": source.len_bytes(),
-                "data_offset": file.header.data_offset,
-                "metadata": file.header.metadata,
+                "format": file.header.format(),
+                "data_offset": file.header.data_offset(),
+                "metadata": metadata_json(&file.header),
                 "tensors": tensors,
             })
         })

@@ -1,24 +1,21 @@
 //! `longshore load`.
 
-use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use anyhow::Context;
 use longshore::load::format::{self, Opened};
 use longshore::load::{Engine, Manifest, Report};
 use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
-use rustix::io::FdFlags;
 use serde_json::{Map, Value, json};
 
 use crate::args::LoadArgs;
 use crate::exit::failure;
 use crate::output::print;
+use crate::program::become_program;
 use crate::progress::Display;
 use crate::signals;
-use crate::units::Decimal;
+use crate::units::{Alignment, Decimal};
 
 pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
@@ -31,7 +28,15 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let refused = longshore::heap::Error::CannotSealContent { heap };
         return Err(longshore::load::Error::from(refused).into());
     }
-    let opened = format::open(&args.files, args.format)?;
+    let mut opened = format::open(&args.files, args.format)?;
+    if let Some(Alignment(alignment)) = args.align {
+        if opened.tensors.is_empty() {
+            let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+            let message = format!("--align: no tensors are known in {}", names.join(", "));
+            return Err(failure(15, message));
+        }
+        opened = opened.align(alignment)?;
+    }
     if opened.plan.content_bytes() == 0 {
         let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
         return Err(failure(17, format!("{} is empty: nothing to load", names.join(", "))));
@@ -73,7 +78,9 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         // It came when everything was read already.
         return Err(failure(128 + signal, format!("ended by signal {signal}")));
     }
-    if args.exec.is_empty() { Ok(()) } else { become_program(&args.exec, &shared) }
+    let export = shared.export();
+    let descriptors = [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)];
+    become_program(&args.exec, export.len_bytes, &descriptors)
 }
 
 fn summary(
@@ -94,6 +101,7 @@ fn summary(
     let routes = report.by_route;
     let ways = [
         ("direct", routes.direct),
+        ("direct, and copied into place", routes.staged),
         ("from the page cache", routes.page_cache),
         ("uncached", routes.uncached),
         ("buffered", routes.buffered),
@@ -184,6 +192,7 @@ fn as_json(
         },
         "bytes_by_mode": {
             "direct": report.by_route.direct,
+            "staged": report.by_route.staged,
             "page_cache": report.by_route.page_cache,
             "uncached": report.by_route.uncached,
             "buffered": report.by_route.buffered,
@@ -193,35 +202,10 @@ fn as_json(
         "page_cache_growth_bytes": report.page_cache_growth_bytes,
         "buffer_bytes": shared.len_bytes(),
         "files": files,
-        "tensors": opened.tensors.iter().map(|file| file.header.tensors.len()).sum::<usize>(),
+        "tensors": opened.placed_tensors().count(),
         "pid": std::process::id(),
         "memfd": memfd.map(|fd| fd.as_raw_fd()),
         "memfd_path": memfd.map(proc_path),
         "dma_buf_fd": dma_buf.map(|fd| fd.as_fd().as_raw_fd()),
     })
-}
-
-/// Replaces this process by `words`, which inherits the descriptors.
-fn become_program(words: &[OsString], shared: &SharedBuffer) -> anyhow::Result<()> {
-    let Some((program, arguments)) = words.split_first() else {
-        return Ok(());
-    };
-    let mut command = Command::new(program);
-    command.args(arguments).env("LONGSHORE_BYTES", shared.len_bytes().to_string());
-    let export = shared.export();
-    for (name, fd) in [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)] {
-        match fd {
-            Some(fd) => {
-                let kept = rustix::io::fcntl_setfd(fd, FdFlags::empty());
-                kept.context("keeping a descriptor open for the program")?;
-                command.env(name, fd.as_raw_fd().to_string());
-            }
-            None => {
-                command.env_remove(name);
-            }
-        }
-    }
-    let error = command.exec();
-    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Err(failure(code, format!("cannot run {}: {error}", program.to_string_lossy())))
 }

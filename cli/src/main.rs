@@ -1,15 +1,20 @@
 //! The `longshore` command. See `longshore --help`.
 
 mod args;
+mod attach;
 mod doctor;
 mod exit;
 mod generate;
 mod inspect;
 mod load;
+mod ls;
 mod make_model;
 mod output;
+mod program;
 mod progress;
 mod pt;
+mod repack;
+mod serve;
 mod signals;
 mod units;
 
@@ -30,6 +35,13 @@ fn main() -> ExitCode {
             let json = args.json;
             (inspect::run(&args), json)
         }
+        Command::Repack(args) => (repack::run(&args), args.json),
+        Command::Serve(args) => {
+            let json = args.json;
+            (serve::run(args), json)
+        }
+        Command::Attach(args) => (attach::run(&args), args.json),
+        Command::Ls(args) => (ls::run(&args), args.json),
         Command::Doctor(args) => (doctor::run(&args), args.json),
         Command::Pt(args) => (pt::run(&args), args.json()),
         Command::MakeModel(args) => (make_model::run(&args), false),

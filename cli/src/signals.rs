@@ -44,6 +44,30 @@ pub(crate) fn received() -> Option<u8> {
     u8::try_from(RECEIVED.load(Ordering::Relaxed)).ok().filter(|signal| *signal > 0)
 }
 
+/// Signals that are caught from here on, to be waited for elsewhere.
+pub(crate) struct Ends(Signals);
+
+impl Ends {
+    /// Blocks until SIGINT, SIGTERM or SIGHUP. The next one ends the process at once.
+    pub(crate) fn wait(mut self) {
+        if let Some(signal) = self.0.forever().next() {
+            RECEIVED.store(signal.unsigned_abs() as usize, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Catches SIGINT, SIGTERM and SIGHUP for [`Ends::wait`].
+pub(crate) fn ends() -> anyhow::Result<Ends> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in ending() {
+        // The second signal finds the flag set.
+        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .context("catching signals")?;
+    }
+    Ok(Ends(Signals::new(ending()).context("catching signals")?))
+}
+
 /// Blocks until SIGINT, SIGTERM or SIGHUP.
 pub(crate) fn wait_for_end() -> anyhow::Result<()> {
     let mut signals = Signals::new(ending()).context("catching signals")?;

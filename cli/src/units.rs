@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use longshore::mem::Granule;
+
 /// A number of bytes, written as `128MiB`, `4GB`, `512k` or plainly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
@@ -35,6 +37,23 @@ impl FromStr for Size {
             (bytes < 1e18).then_some(bytes as u64)
         };
         bytes.map(Self).ok_or_else(|| format!("'{word}' is more than any machine holds"))
+    }
+}
+
+/// What tensors are to begin at multiples of: a power of two up to 1 GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alignment(pub(crate) Granule);
+
+impl FromStr for Alignment {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        // An M is of two to the twentieth bytes wherever memory is aligned.
+        let Size(bytes) = word.parse()?;
+        let granule = Granule::new(bytes).ok().filter(|_| bytes <= 1 << 30);
+        granule.map(Self).ok_or_else(|| {
+            format!("'{word}' is no power of two up to 1 GiB, such as 64, 256, 4096 or 2M")
+        })
     }
 }
 
@@ -75,6 +94,18 @@ mod tests {
         }
         for word in ["", "MiB", "-1", "1XB", "1.2.3G", "99999999999T", "18446744073709551616"] {
             assert!(word.parse::<Size>().is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn alignments_are_powers_of_two() {
+        for (word, bytes) in
+            [("1", 1), ("64", 64), ("4k", 4096), ("2M", 2 << 20), ("1GiB", 1 << 30)]
+        {
+            assert_eq!(word.parse(), Ok(Alignment(Granule::new(bytes).unwrap())), "{word}");
+        }
+        for word in ["0", "63", "2MB", "2GiB", "x"] {
+            assert!(word.parse::<Alignment>().is_err(), "{word}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod checks;
 pub mod cursor;
+pub mod gguf;
 /// The memory that the cursors' own tests walk.
 #[path = "../../crates/iov/tests/memory/mod.rs"]
 mod memory;

@@ -5,6 +5,8 @@
 //!     ╲            │
 //!      └─────► longshore                          the facade
 //!              ╱       ╲
+//!          serve        ╲
+//!            │           ╲
 //!           load      domain ──► access ──► pagetable
 //!            │ ╲      ╱ │ ╲       │   │         │
 //!            │  heap ◄┘ │  └─► iov ◄──┘         │
@@ -29,11 +31,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-sys", &["longshore-mem"]),
     ("longshore-heap", &["longshore-iov", "longshore-sys"]),
     ("longshore-load", &["longshore-heap", "longshore-sys"]),
+    ("longshore-serve", &["longshore-load"]),
     ("longshore-pagetable", &["longshore-mem"]),
     ("longshore-access", &["longshore-pagetable", "longshore-iov", "longshore-sys"]),
     ("longshore-domain", &["longshore-access", "longshore-iov", "longshore-heap", "longshore-sys"]),
-    ("longshore", &["longshore-load", "longshore-domain"]),
+    ("longshore", &["longshore-serve", "longshore-domain"]),
     ("longshore-cli", &["longshore"]),
+    ("longshore-c", &["longshore-load"]),
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
     ("longshore-device-example", &["longshore-access"]),
     ("longshore-vhost-example", &["longshore-access"]),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use folder::{Folder, cache};
-pub(crate) use pattern::{check, fill};
+pub(crate) use pattern::{check, check_part, fill};
 pub(crate) use size::parse_size;
 
 /// A file whose content can be told from its description.

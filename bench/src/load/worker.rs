@@ -1,5 +1,6 @@
 //! The process that does one job: the other end of [`crate::harness::subprocess`].
 
+mod aligned;
 mod allocate_then_read;
 mod direct_loop;
 mod longshore;
@@ -31,6 +32,8 @@ pub(crate) enum Work {
         /// Bytes a read asks for and reads in flight, where they are not the library's own.
         read_size: Option<(u64, u32)>,
     },
+    /// The library's load with every tensor at a multiple of something.
+    Aligned { alignment_bytes: u64 },
     /// Direct reads into a little memory that exists and is used again and again: the disk's limit
     /// without any allocation.
     DirectLoop,
@@ -70,7 +73,10 @@ impl Work {
         let buffers = match self {
             Self::MemoryCopy { .. } => 2,
             Self::DirectLoop => 0,
-            Self::Longshore { .. } | Self::AllocateThenRead | Self::Scheme { .. } => 1,
+            Self::Longshore { .. }
+            | Self::Aligned { .. }
+            | Self::AllocateThenRead
+            | Self::Scheme { .. } => 1,
         };
         len_bytes * buffers + OWN_BYTES
     }
@@ -84,6 +90,7 @@ impl Work {
             Self::Longshore { heap, mode, read_size } => {
                 longshore::prepare(file, heap, mode, *read_size)
             }
+            Self::Aligned { alignment_bytes } => aligned::prepare(file, *alignment_bytes),
             Self::DirectLoop => direct_loop::prepare(file),
             Self::AllocateThenRead => allocate_then_read::prepare(file),
             Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
@@ -96,7 +103,7 @@ impl Work {
         match self {
             Self::Longshore { mode, .. } => mode == "direct",
             Self::DirectLoop | Self::AllocateThenRead => true,
-            Self::MemoryCopy { .. } => false,
+            Self::MemoryCopy { .. } | Self::Aligned { .. } => false,
             Self::Scheme { name } => schemes::reads_directly(name),
         }
     }

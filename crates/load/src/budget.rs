@@ -5,9 +5,11 @@ use longshore_mem::Granule;
 use longshore_sys::memory::{self, Available};
 
 use crate::error::{Error, Result};
+use crate::fill::STAGING_MAX_BYTES;
 
-/// What the load itself takes beside the content: page tables, threads, the queue, digests.
-const OVERHEAD_BYTES: u64 = 16 << 20;
+/// What the load itself takes beside the content: page tables, threads, the queue, digests; and
+/// what bytes are read into that the disk cannot write to their place.
+const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 
 /// Checks that `content_bytes` fit in what the control group, the process's limits and
 /// `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages

@@ -65,6 +65,15 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A file could not be written. Nothing of it is left.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// The file ended before its end: it was truncated while it was read.
     #[error(
         "{} ended at byte {ended_at} of {len_bytes}: it was truncated while it was read",

@@ -23,10 +23,12 @@ pub mod loader;
 pub mod mode;
 pub mod plan;
 pub mod progress;
+pub mod repack;
 pub mod report;
 pub mod source;
 pub mod verify;
 
+mod beside;
 mod budget;
 mod fill;
 
@@ -35,6 +37,7 @@ pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseModeError, ReadMode};
 pub use plan::{Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
+pub use repack::repack;
 pub use report::{BytesByRoute, Engine, Report};
 pub use source::SourceFile;
 pub use verify::{DigestKind, Manifest, ParseDigestKindError};

@@ -72,9 +72,9 @@ pub struct LoadedFile {
     pub path: PathBuf,
     /// Where it begins in the buffer.
     pub buffer_offset: u64,
-    /// How many bytes of it were read.
+    /// How many bytes of the buffer are the file, or its image where its tensors are aligned.
     pub len_bytes: u64,
-    /// The checksums asked for.
+    /// The checksums asked for, of the file as it is on the disk.
     pub digests: Vec<(DigestKind, String)>,
 }
 
@@ -241,7 +241,7 @@ impl<'a> Loader<'a> {
             files.push(LoadedFile {
                 path: file.source().path().to_owned(),
                 buffer_offset: file.buffer_offset(),
-                len_bytes: file.range().len_bytes(),
+                len_bytes: file.buffer_range().end - file.buffer_offset(),
                 digests,
             });
         }

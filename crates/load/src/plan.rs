@@ -15,7 +15,8 @@ pub const FILE_ALIGNMENT: Granule = Granule::SIZE_4K;
 /// Files and where each goes in one buffer.
 ///
 /// One queue reads them all. A single whole file is the buffer's exact content; of several, each
-/// begins at a multiple of [`FILE_ALIGNMENT`], and the bytes between them are zero.
+/// begins at a multiple of [`FILE_ALIGNMENT`], and the bytes between them are zero. Where tensors
+/// are aligned, the image of a file takes its place ([`crate::format::Opened::align`]).
 #[derive(Debug, Default)]
 pub struct Plan {
     files: Vec<PlannedFile>,
@@ -25,9 +26,61 @@ pub struct Plan {
 /// One file of a [`Plan`].
 #[derive(Debug)]
 pub struct PlannedFile {
-    pub(crate) source: SourceFile,
-    pub(crate) range: AddrRange<FileOffset>,
+    source: SourceFile,
+    range: AddrRange<FileOffset>,
+    buffer_range: Range<u64>,
+    head: Vec<u8>,
+    parts: Vec<Part>,
+}
+
+/// Consecutive bytes of a file that stay together on their way into the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) file_offset: u64,
     pub(crate) buffer_offset: u64,
+    pub(crate) len_bytes: u64,
+}
+
+/// What takes the place of a file in the buffer: bytes of our own at its beginning, and parts of
+/// the file behind them.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) head: Vec<u8>,
+    /// In the order of the file, their places counted from the beginning of the image. No two
+    /// share a byte, of the file or of the image, nor one with the head.
+    pub(crate) parts: Vec<Part>,
+    pub(crate) len_bytes: u64,
+    /// What its beginning has to be a multiple of.
+    alignment: Granule,
+}
+
+impl Image {
+    /// The image of `len_bytes` with these parts, in any order.
+    pub(crate) fn new(
+        head: Vec<u8>,
+        mut parts: Vec<Part>,
+        len_bytes: u64,
+        alignment: Granule,
+    ) -> Self {
+        parts.retain(|part| part.len_bytes > 0);
+        parts.sort_unstable_by_key(|part| part.file_offset);
+        // What stays side by side is one part.
+        parts.dedup_by(|next, last| {
+            let follows = last.file_offset + last.len_bytes == next.file_offset
+                && last.buffer_offset + last.len_bytes == next.buffer_offset;
+            if follows {
+                last.len_bytes += next.len_bytes;
+            }
+            follows
+        });
+        Self { head, parts, len_bytes, alignment }
+    }
+
+    /// A file as it is.
+    pub(crate) fn of_whole(len_bytes: u64, alignment: Granule) -> Self {
+        let whole = Part { file_offset: 0, buffer_offset: 0, len_bytes };
+        Self::new(Vec::new(), vec![whole], len_bytes, alignment)
+    }
 }
 
 impl Plan {
@@ -69,21 +122,41 @@ impl Plan {
             let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
             return Err(Error::OutOfFile { path, range, len_bytes });
         };
-        let placed = FILE_ALIGNMENT.checked_round_up(self.len_bytes).and_then(|start| {
-            let end = start.checked_add(validated.len_bytes())?;
-            (end < 1 << 63).then_some((start, end))
+        let (start, len_bytes) = (validated.start().raw(), validated.len_bytes());
+        let buffer_range = self.take(len_bytes, FILE_ALIGNMENT)?;
+        let part = Part { file_offset: start, buffer_offset: buffer_range.start, len_bytes };
+        let parts = if len_bytes == 0 { Vec::new() } else { vec![part] };
+        self.files.push(PlannedFile {
+            source,
+            range: validated,
+            buffer_range,
+            head: Vec::new(),
+            parts,
         });
-        let Some((buffer_offset, end)) = placed else {
-            return Err(Error::NotEnoughMemory {
-                needed_bytes: u64::MAX,
-                limit_bytes: (1 << 63) - 1,
-                limit_name: "the address space".to_owned(),
-                hint: "load fewer files at once",
-            });
-        };
-        self.len_bytes = end;
-        self.files.push(PlannedFile { source, range: validated, buffer_offset });
         Ok(())
+    }
+
+    /// Adds the image of a file behind those that are there.
+    pub(crate) fn push_image(&mut self, source: SourceFile, image: Image) -> Result<()> {
+        let alignment = image.alignment.max(FILE_ALIGNMENT);
+        let buffer_range = self.take(image.len_bytes, alignment)?;
+        let Image { head, mut parts, .. } = image;
+        debug_assert!(parts.is_sorted_by(|a, b| a.file_offset + a.len_bytes <= b.file_offset));
+        for part in &mut parts {
+            part.buffer_offset += buffer_range.start;
+        }
+        let range =
+            AddrRange::new(FileOffset::new(0), source.len_bytes()).map_err(|_| too_long())?;
+        self.files.push(PlannedFile { source, range, buffer_range, head, parts });
+        Ok(())
+    }
+
+    /// The next `len_bytes` of the buffer, at a multiple of `alignment`.
+    fn take(&mut self, len_bytes: u64, alignment: Granule) -> Result<Range<u64>> {
+        let start = alignment.checked_round_up(self.len_bytes).ok_or_else(too_long)?;
+        let end = start.checked_add(len_bytes).filter(|end| *end < 1 << 63).ok_or_else(too_long)?;
+        self.len_bytes = end;
+        Ok(start..end)
     }
 
     /// The files, in the order they were added.
@@ -96,9 +169,23 @@ impl Plan {
         self.len_bytes
     }
 
-    /// How many bytes of files there are to read: the length without what lies between files.
+    /// How many bytes of files there are to read: the length without what lies between files, or
+    /// between tensors that are aligned.
     pub fn content_bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.range.len_bytes()).sum()
+        self.files.iter().flat_map(|file| &file.parts).map(|part| part.len_bytes).sum()
+    }
+
+    pub(crate) fn into_sources(self) -> impl Iterator<Item = SourceFile> {
+        self.files.into_iter().map(|file| file.source)
+    }
+}
+
+fn too_long() -> Error {
+    Error::NotEnoughMemory {
+        needed_bytes: u64::MAX,
+        limit_bytes: (1 << 63) - 1,
+        limit_name: "the address space".to_owned(),
+        hint: "load fewer files at once",
     }
 }
 
@@ -115,12 +202,27 @@ impl PlannedFile {
 
     /// Where in the buffer they go.
     pub fn buffer_offset(&self) -> u64 {
-        self.buffer_offset
+        self.buffer_range.start
     }
 
-    /// The bytes of the buffer they fill.
+    /// The bytes of the buffer that are the file, or its image where its tensors are aligned.
     pub fn buffer_range(&self) -> Range<u64> {
-        self.buffer_offset..self.buffer_offset + self.range.len_bytes()
+        self.buffer_range.clone()
+    }
+
+    /// What is put before all parts: nothing where the file is planned as it is.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Which bytes of the file go where, in the order of the file.
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Whether the buffer has an image in place of the file.
+    pub(crate) fn is_image(&self) -> bool {
+        !self.head.is_empty()
     }
 }
 

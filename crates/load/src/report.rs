@@ -9,6 +9,9 @@ use longshore_heap::{Heap, PageReport};
 pub struct BytesByRoute {
     /// From the disk straight into the buffer.
     pub direct: u64,
+    /// From the disk into memory beside the buffer, and copied: tensors whose place the disk cannot
+    /// write to.
+    pub staged: u64,
     /// From the page cache, where they were already.
     pub page_cache: u64,
     /// Through the page cache, leaving nothing there.

@@ -165,6 +165,13 @@ fn any_range_of_a_file() {
             plan.push_range(source, start as u64..end as u64).unwrap();
             let loaded = Loader::new().heap(Heap::Memfd).load(&plan).unwrap();
             assert!(*loaded.buffer.read().unwrap() == content[start..end], "{start}..{end}");
+            if cold && has_direct_io(&path) {
+                // Also what begins elsewhere in a block than in the file.
+                let routes = loaded.report.by_route;
+                let past = routes.direct + routes.staged;
+                assert!(routes.buffered < 4096, "{start}..{end}: {routes:?}");
+                assert_eq!(past + routes.buffered, (end - start) as u64, "{start}..{end}");
+            }
         }
     }
 }

@@ -22,6 +22,7 @@
 //! | part | what it is for |
 //! | --- | --- |
 //! | [`load`](mod@load) | plans, the overlapped reader, formats, verification |
+//! | [`serve`] | sharing on a node: a server that loads each model once, and attaching to it |
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
 //! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vfio-user` a server for devices, with `vhost-user` the memory of a front-end, with `vm-memory` memory for rust-vmm's code |
@@ -38,6 +39,7 @@ pub use longshore_iov as iov;
 pub use longshore_load as load;
 pub use longshore_mem as mem;
 pub use longshore_pagetable as pagetable;
+pub use longshore_serve as serve;
 
 pub use longshore_heap::{Buffer, Export, Heap, Sealing, SharedBuffer};
 pub use longshore_load::{CancelToken, Loaded, Loader, Plan, Progress, ReadMode, SourceFile};

@@ -151,6 +151,15 @@ impl<'a> VolatileSlice<'a> {
     }
 }
 
+impl<'a> From<&'a mut [u8]> for VolatileSliceMut<'a> {
+    /// A view of memory that nobody else can see for as long as it lives.
+    fn from(bytes: &'a mut [u8]) -> Self {
+        let len_bytes = bytes.len();
+        // SAFETY: the bytes are borrowed exclusively for the whole of `'a`.
+        unsafe { Self::from_raw_parts(NonNull::from(bytes).cast(), len_bytes) }
+    }
+}
+
 impl<'a> VolatileSliceMut<'a> {
     /// A writable view of `len_bytes` bytes at `start`.
     ///

@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::ptr::NonNull;
 
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, StatxTimestamp};
@@ -216,11 +215,7 @@ pub fn read_into(
     offset: FileOffset,
     flags: ReadFlags,
 ) -> io::Result<usize> {
-    let len_bytes = bytes.len();
-    // SAFETY: the view borrows `bytes` exclusively for the call.
-    let mut view =
-        unsafe { VolatileSliceMut::from_raw_parts(NonNull::from(bytes).cast(), len_bytes) };
-    read_at(file, &mut view, offset, flags)
+    read_at(file, &mut VolatileSliceMut::from(bytes), offset, flags)
 }
 
 fn kind_of(file_type: FileType) -> Kind {

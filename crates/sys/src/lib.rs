@@ -25,9 +25,16 @@
 //! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
 //! | [`memory_pressure`] | `/proc/pressure/memory`, `memory.pressure` of a cgroup |
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
+//! | [`packet_socket`] | `SOCK_SEQPACKET` with `SCM_RIGHTS` and `SO_PEERCRED` |
+//! | [`readiness`] | `poll` on any number of descriptors |
+//! | [`beneath`] | `openat2`: files that lie beneath a directory |
+//! | [`service_manager`] | sockets that a service manager hands over |
+//! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`event_fd`] | `eventfd` |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 
+pub mod beneath;
+pub mod descriptors;
 pub mod dma_buf;
 pub mod dma_heap;
 pub mod event_fd;
@@ -41,9 +48,12 @@ pub mod membarrier;
 pub mod memfd;
 pub mod memory;
 pub mod memory_pressure;
+pub mod packet_socket;
 pub mod page_cache;
 pub mod pages;
 pub mod process_memory;
+pub mod readiness;
+pub mod service_manager;
 pub mod udmabuf;
 pub mod unix_socket;
 pub mod uring;
@@ -52,6 +62,11 @@ pub mod vfio;
 /// The size of a base page in bytes: 4096 on x86-64, 4096, 16384 or 65536 on aarch64.
 pub fn page_size_bytes() -> usize {
     rustix::param::page_size()
+}
+
+/// The user whose rights this process has.
+pub fn effective_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Runs `call` again for as long as a signal interrupts it.

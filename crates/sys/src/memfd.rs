@@ -84,6 +84,27 @@ pub fn set_len(memfd: impl AsFd, len_bytes: u64) -> io::Result<()> {
     Ok(rustix::fs::ftruncate(memfd, len_bytes)?)
 }
 
+/// Sets who may open a memfd once more by its name in `/proc/PID/fd`, as the permissions of a file.
+/// Descriptors that exist are not touched.
+///
+/// # Errors
+/// `EPERM` where the memfd is another user's.
+pub fn set_permissions(memfd: impl AsFd, mode: u32) -> io::Result<()> {
+    Ok(rustix::fs::fchmod(memfd, rustix::fs::Mode::from_raw_mode(mode & 0o777))?)
+}
+
+/// The length in bytes of a memfd, and whether this descriptor can be written through.
+///
+/// # Errors
+/// Those of `fstat(2)` and `fcntl(2)`.
+pub fn look_at(memfd: impl AsFd) -> io::Result<(u64, bool)> {
+    let memfd = memfd.as_fd();
+    let status = rustix::fs::fstat(memfd)?;
+    let access = rustix::fs::fcntl_getfl(memfd)? & rustix::fs::OFlags::RWMODE;
+    let len_bytes = u64::try_from(status.st_size).unwrap_or(0);
+    Ok((len_bytes, access != rustix::fs::OFlags::RDONLY))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

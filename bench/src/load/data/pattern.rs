@@ -43,14 +43,44 @@ pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
     check_range(file, content, tail.min(end), end)
 }
 
+/// Checks that `content` is what `file` has from `offset` on, a multiple of 8: as [`check`].
+///
+/// # Errors
+/// Where it is not.
+pub(crate) fn check_part(file: &DataFile, content: VolatileSlice<'_>, offset: u64) -> Result<()> {
+    let end = content.len_bytes() as u64;
+    let check_range = |start, end| check_range_at(file, content, offset, start, end);
+    check_range(0, end.min(END_BYTES))?;
+    for page in (0..end).step_by(STRIDE as usize) {
+        check_range(page, end.min(page + WORD as u64))?;
+    }
+    check_range(end.saturating_sub(END_BYTES).next_multiple_of(WORD as u64).min(end), end)
+}
+
 fn check_range(file: &DataFile, content: VolatileSlice<'_>, start: u64, end: u64) -> Result<()> {
+    check_range_at(file, content, 0, start, end)
+}
+
+/// Compares a range of `content`, which begins at byte `offset` of the file.
+fn check_range_at(
+    file: &DataFile,
+    content: VolatileSlice<'_>,
+    offset: u64,
+    start: u64,
+    end: u64,
+) -> Result<()> {
     let mut at = start;
     while at < end {
         let (mut seen, mut meant) = ([0u8; WORD], [0u8; WORD]);
         let len = (end - at).min(WORD as u64) as usize;
         content.read(at as usize, &mut seen[..len])?;
-        fill(file.seed, at, &mut meant[..len]);
-        ensure!(seen == meant, "the content at byte {at} of {} is wrong", file.len_bytes);
+        fill(file.seed, offset + at, &mut meant[..len]);
+        ensure!(
+            seen == meant,
+            "the content at byte {} of {} is wrong",
+            offset + at,
+            file.len_bytes
+        );
         at += WORD as u64;
     }
     Ok(())
@@ -98,6 +128,8 @@ mod tests {
             assert!(check(&file, view(&bytes)).is_err(), "{at}");
             bytes[at] ^= 1;
         }
+        check_part(&file, view(&bytes[80_000..290_003]), 80_000).unwrap();
+        assert!(check_part(&file, view(&bytes[80_000..290_000]), 80_008).is_err());
         bytes.copy_within(4096 * 30..4096 * 31, 4096 * 31);
         assert!(check(&file, view(&bytes)).is_err());
         assert!(check(&file, view(&bytes[..300_000])).is_err());

@@ -33,6 +33,7 @@ pub(crate) fn describe(report: &Report) -> String {
     let route = report.by_route;
     let ways = [
         ("direct", route.direct),
+        ("staged", route.staged),
         ("from the page cache", route.page_cache),
         ("uncached", route.uncached),
         ("buffered", route.buffered),

@@ -89,7 +89,6 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
                 } else {
                     compiler(facts)
                 }),
-                Cell::text(shown(facts, "load_average")),
             ];
             let name = if nth == 0 { run.name.clone() } else { format!("{}, guest", run.name) };
             let line = Line::of(&name, cells);
@@ -99,7 +98,7 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
             });
         }
     }
-    let titles = ["bench", "measured", "processor", "kernel", "commit", "compiler", "load average"];
+    let titles = ["bench", "measured", "processor", "kernel", "commit", "compiler"];
     let columns = titles.iter().map(|title| Column::text(title, Over::Nothing)).collect();
     let groups = vec![Group::plain(lines)];
     table(out, &Table::new("machines-table", "Each run and its machine", "run", columns, groups));

@@ -5,15 +5,16 @@ use std::ops::Range;
 use longshore_heap::Reservation;
 
 use super::ledger::Ledger;
-use crate::plan::Plan;
+use crate::format;
+use crate::plan::{Plan, PlannedFile};
 use crate::verify::{DigestKind, Hasher};
 
 /// Bytes hashed between two looks at what else is complete: they are in the cache from the read
 /// if the hash keeps up with it.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// Follows a fill and computes the checksums of each file as its bytes come to be complete, in
-/// order. Returns less where the fill fails.
+/// Follows a fill and computes the checksums of each file as its bytes come to be complete, in the
+/// order of the file. Returns less where the fill fails.
 pub(super) fn follow(
     plan: &Plan,
     reservation: &Reservation,
@@ -23,23 +24,59 @@ pub(super) fn follow(
     let mut all = Vec::new();
     for file in plan.files() {
         let mut hashers: Vec<Hasher> = kinds.iter().copied().map(Hasher::new).collect();
-        let Range { start: mut at, end } = file.buffer_range();
-        while at < end {
-            let Some(complete) = ledger.wait_complete(at, end) else { return all };
-            // The reads may be far ahead, or over.
-            if ledger.should_stop() {
+        let mut hash = |bytes: &[u8]| hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
+        let mut reached = file.range().start().raw();
+        for part in file.parts() {
+            // An image leaves out the header and what lies between tensors.
+            if !hash_aside(file, reached..part.file_offset, ledger, &mut hash) {
                 return all;
             }
-            let upto = complete.min(at + STEP_BYTES);
-            let Some(bytes) = completed(reservation, at..upto) else { return all };
-            for hasher in &mut hashers {
-                hasher.update(bytes);
+            let (mut at, end) = (part.buffer_offset, part.buffer_offset + part.len_bytes);
+            while at < end {
+                let Some(complete) = ledger.wait_complete(at, end) else { return all };
+                // The reads may be far ahead, or over.
+                if ledger.should_stop() {
+                    return all;
+                }
+                let upto = complete.min(at + STEP_BYTES);
+                let Some(bytes) = completed(reservation, at..upto) else { return all };
+                hash(bytes);
+                at = upto;
             }
-            at = upto;
+            reached = part.file_offset + part.len_bytes;
+        }
+        let end = file.range().start().raw() + file.range().len_bytes();
+        if !hash_aside(file, reached..end, ledger, &mut hash) {
+            return all;
         }
         all.push(hashers.into_iter().map(Hasher::finish).collect());
     }
     all
+}
+
+/// Hashes bytes of the file that have no place in the buffer. `false` where the fill fails or is
+/// stopped.
+fn hash_aside(
+    file: &PlannedFile,
+    range: Range<u64>,
+    ledger: &Ledger<'_>,
+    hash: &mut impl FnMut(&[u8]),
+) -> bool {
+    let mut bytes = vec![0; (range.end - range.start).min(STEP_BYTES) as usize];
+    let mut at = range.start;
+    while at < range.end {
+        let wanted = (range.end - at).min(STEP_BYTES) as usize;
+        if ledger.should_stop() {
+            return false;
+        }
+        if let Err(error) = format::read_exact(file.source(), &mut bytes[..wanted], at) {
+            ledger.fail(error);
+            return false;
+        }
+        hash(&bytes[..wanted]);
+        at += wanted as u64;
+    }
+    true
 }
 
 #[expect(unsafe_code, reason = "looks at bytes of a buffer that is still being filled")]

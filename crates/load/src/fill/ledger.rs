@@ -24,7 +24,7 @@ pub(crate) struct Ledger<'a> {
     began: Instant,
     total_bytes: u64,
     done_bytes: AtomicU64,
-    route_bytes: [AtomicU64; 4],
+    route_bytes: [AtomicU64; 5],
     populate_nanos: AtomicU64,
     stopped: AtomicBool,
     follow: bool,
@@ -302,6 +302,7 @@ impl<'a> Ledger<'a> {
         let bytes = |route: Route| self.route_bytes[route as usize].load(Ordering::Relaxed);
         BytesByRoute {
             direct: bytes(Route::Direct),
+            staged: bytes(Route::Staged),
             page_cache: bytes(Route::Resident),
             uncached: bytes(Route::Uncached),
             buffered: bytes(Route::Buffered),

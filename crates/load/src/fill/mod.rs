@@ -16,7 +16,8 @@
 //!                 └──► digest: checksums, behind the reads
 //! ```
 //!
-//! Where io_uring is refused, direct pieces go to workers too, each populating what it reads.
+//! Where io_uring is refused, direct pieces go to workers too, each populating what it reads. Bytes
+//! of an image that the disk cannot write to their place are staged (`staged.rs`).
 
 mod ahead;
 mod digest;
@@ -24,6 +25,7 @@ mod ledger;
 mod piece;
 mod ring;
 mod route;
+mod staged;
 mod workers;
 
 #[cfg(test)]
@@ -33,6 +35,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use longshore_heap::Reservation;
+use longshore_iov::{Cursor, Dest, copy};
 use longshore_sys::uring;
 
 use crate::error::{Error, Result};
@@ -45,6 +48,9 @@ use crate::verify::DigestKind;
 use ahead::Frontier;
 use ledger::Ledger;
 use piece::{Piece, Route};
+use route::Routed;
+pub(crate) use staged::STAGING_MAX_BYTES;
+use staged::{SPANS_IN_FLIGHT_MAX, Span, Spans};
 use workers::Queue;
 pub(crate) use workers::{KernelReads, Reads};
 
@@ -85,7 +91,8 @@ pub(crate) fn fill(
 ) -> Result<Filled> {
     let filling = reservation.begin_filling()?;
     let ledger = Ledger::new(plan, reservation, cancel, !digests.is_empty());
-    let pieces = route::pieces(plan, reservation, tuning)?;
+    place_heads(plan, reservation)?;
+    let Routed { pieces, spans } = route::route(plan, reservation, tuning)?;
     let (direct, others): (Vec<Piece>, Vec<Piece>) =
         pieces.into_iter().partition(|piece| piece.route == Route::Direct);
     let mut engine = Engine::Threads { ring_refused: None };
@@ -100,10 +107,10 @@ pub(crate) fn fill(
         let hashing = (!digests.is_empty())
             .then(|| scope.spawn(|| digest::follow(plan, reservation, &ledger, digests)));
         let lanes = Lanes { ledger: &ledger, tuning, reads };
-        lanes.run(&direct, &others, engine == Engine::Uring, &mut observe);
+        lanes.run(&direct, &others, &spans, engine == Engine::Uring, &mut observe);
         // What a worker found no longer resident is read from the disk after all.
         let returned = route::from_disk(plan, reservation, tuning, &ledger.take_returned());
-        lanes.run(&[], &returned, false, &mut observe);
+        lanes.run(&[], &returned.pieces, &returned.spans, false, &mut observe);
         ledger.close();
         hashing.map_or(Ok(Vec::new()), ScopedJoinHandle::join)
     });
@@ -116,6 +123,22 @@ pub(crate) fn fill(
         populating: ledger.populating(),
         digests: digests.map_err(|_| panicked("the checksumming thread"))?,
     })
+}
+
+/// Writes what images begin with: it is of our own making, and no file's.
+#[expect(unsafe_code, reason = "takes the windows of the heads")]
+fn place_heads(plan: &Plan, reservation: &Reservation) -> Result<()> {
+    for file in plan.files().iter().filter(|file| file.is_image()) {
+        let start = file.buffer_offset();
+        let range = start..start + file.head().len() as u64;
+        reservation.populate(range.clone())?;
+        // SAFETY: no part of any image overlaps its head, and nothing is read yet.
+        let window = unsafe { reservation.window(range) }?;
+        copy::write(&mut Cursor::<Dest>::foreign_buf(window), file.head()).map_err(|error| {
+            Error::Process { operation: "writing a header", source: std::io::Error::other(error) }
+        })?;
+    }
+    Ok(())
 }
 
 /// The threads of a fill.
@@ -132,6 +155,7 @@ impl Lanes<'_> {
         &self,
         direct: &[Piece],
         others: &[Piece],
+        spans: &[Span],
         use_ring: bool,
         observe: &mut dyn FnMut(Progress),
     ) {
@@ -139,6 +163,7 @@ impl Lanes<'_> {
         let frontier = Frontier::new(direct, self.tuning.populate_ahead_bytes);
         let direct_queue = Queue::new(if use_ring { &[] } else { direct });
         let other_queue = Queue::new(others);
+        let staged = Spans::new(spans);
         thread::scope(|scope| {
             let _guard = ledger.stop_on_panic();
             let mut started = Vec::new();
@@ -154,6 +179,9 @@ impl Lanes<'_> {
             }
             for _ in 0..other_threads {
                 started.push(start(scope, ledger, || other_queue.run(ledger, self.reads)));
+            }
+            for _ in 0..SPANS_IN_FLIGHT_MAX.min(self.tuning.depth as usize).min(staged.len()) {
+                started.push(start(scope, ledger, || staged.run(ledger, self.reads)));
             }
             while !ledger.wait_idle(TICK) {
                 // Also notices a cancellation for threads that wait for each other.

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use crate::plan::Plan;
+use crate::plan::{Part, PlannedFile};
 
 /// Which way a piece takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// From the disk into the buffer.
     Direct,
+    /// From the disk into memory beside the buffer, and copied from there to where it goes.
+    Staged,
     /// From the page cache, where it is known to be.
     Resident,
     /// Through the page cache, leaving nothing there.
@@ -92,16 +94,27 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    /// Every file of the plan as one stretch; empty ones are left out.
-    pub(crate) fn of_plan(plan: &Plan) -> impl Iterator<Item = Self> + '_ {
-        plan.files().iter().enumerate().filter(|(_, file)| !file.range().is_empty()).map(
-            |(index, file)| Self {
-                file: index,
-                file_offset: file.range().start().raw(),
-                buffer_offset: file.buffer_offset(),
-                len_bytes: file.range().len_bytes(),
-            },
-        )
+    /// A part of a file.
+    pub(crate) fn of_part(file: usize, part: &Part) -> Self {
+        let Part { file_offset, buffer_offset, len_bytes } = *part;
+        Self { file, file_offset, buffer_offset, len_bytes }
+    }
+
+    /// What of the parts of `file`, whose index in the plan is `index`, lies in `range` of the
+    /// file, in the order of the file.
+    pub(crate) fn within(
+        index: usize,
+        file: &PlannedFile,
+        range: Range<u64>,
+    ) -> impl Iterator<Item = Self> + '_ {
+        let parts = file.parts();
+        let first = parts.partition_point(|part| part.file_offset + part.len_bytes <= range.start);
+        let touched = parts[first..].iter().take_while(move |part| part.file_offset < range.end);
+        touched.map(move |part| {
+            let start = part.file_offset.max(range.start);
+            let end = (part.file_offset + part.len_bytes).min(range.end);
+            Self::of_part(index, part).part(start - part.file_offset, end - start)
+        })
     }
 
     /// Cuts at multiples of `unit_bytes` in the buffer, so that two pieces never share a huge page
@@ -131,7 +144,12 @@ impl Stretch {
         }
     }
 
-    /// The whole stretch as one piece that goes through the page cache.
+    /// The bytes of the file.
+    pub(crate) fn file_range(&self) -> Range<u64> {
+        self.file_offset..self.file_offset + self.len_bytes
+    }
+
+    /// The whole stretch as one piece that need not be aligned.
     pub(crate) fn piece(self, route: Route) -> Piece {
         Piece {
             file: self.file,

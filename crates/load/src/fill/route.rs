@@ -10,8 +10,11 @@ use longshore_mem::{FileOffset, Granule};
 use longshore_sys::file::{self, DirectAlignment, ReadFlags};
 use longshore_sys::{page_cache, page_size_bytes};
 
+use std::ops::Range;
+
 use super::Tuning;
 use super::piece::{Piece, Route, Stretch};
+use super::staged::{SPAN_BYTES, Span};
 use crate::error::{Error, Result};
 use crate::mode::ReadMode;
 use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
@@ -20,26 +23,45 @@ use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 /// own beside the disk's.
 const RESIDENCY_UNIT_BYTES: u64 = 1 << 20;
 
-/// Cuts the plan into pieces and gives each its route, in the order of the buffer.
-pub(super) fn pieces(
-    plan: &Plan,
-    reservation: &Reservation,
-    tuning: &Tuning,
-) -> Result<Vec<Piece>> {
-    let mut pieces = Vec::new();
-    for stretch in Stretch::of_plan(plan) {
-        let file = &plan.files()[stretch.file];
+/// Less than this of an image is not worth direct reads of its own beside those of its neighbours.
+const DIRECT_PART_MIN_BYTES: u64 = 1 << 20;
+
+/// A plan, cut up.
+#[derive(Debug, Default)]
+pub(super) struct Routed {
+    /// What is read into its place.
+    pub(super) pieces: Vec<Piece>,
+    /// What is read beside the buffer and copied to its place, bytes that belong nowhere with it.
+    pub(super) spans: Vec<Span>,
+}
+
+/// Cuts the plan into pieces and gives each its route, in the order of the files.
+pub(super) fn route(plan: &Plan, reservation: &Reservation, tuning: &Tuning) -> Result<Routed> {
+    let mut routed = Routed::default();
+    for (index, file) in plan.files().iter().enumerate() {
+        let (Some(first), Some(last)) = (file.parts().first(), file.parts().last()) else {
+            continue;
+        };
         let ways = Ways::of(file, reservation);
+        // An image is cut by where its bytes are in the file: side by side they are read together.
+        let stretches = if file.is_image() {
+            let (start, end) = (first.file_offset, last.file_offset + last.len_bytes);
+            vec![in_file(index, start..end)]
+        } else {
+            file.parts().iter().map(|part| Stretch::of_part(index, part)).collect()
+        };
         let mode = if file.source().asked_direct() { ReadMode::Direct } else { tuning.mode };
+        let cut = |stretch: Stretch| stretch.cut(tuning.piece_bytes);
+        let parts = stretches.into_iter().flat_map(cut);
         match mode {
             ReadMode::Auto => {
                 let probe = Residency::new(file);
-                for part in stretch.cut(tuning.piece_bytes) {
+                for part in parts {
                     probe.split(part, |part, resident| {
                         if resident {
-                            pieces.push(part.piece(Route::Resident));
+                            through_cache(file, part, Route::Resident, &mut routed.pieces);
                         } else {
-                            ways.push_from_disk(part, &mut pieces);
+                            ways.push_from_disk(file, part, &mut routed);
                         }
                     });
                 }
@@ -51,9 +73,9 @@ pub(super) fn pieces(
                 }
             }
             ReadMode::Direct => {
-                ways.direct.map_err(|reason| unavailable(file, mode, reason))?;
-                for part in stretch.cut(tuning.piece_bytes) {
-                    ways.push_from_disk(part, &mut pieces);
+                ways.direct.as_ref().map_err(|reason| unavailable(file, mode, reason))?;
+                for part in parts {
+                    ways.push_from_disk(file, part, &mut routed);
                 }
             }
             ReadMode::Uncached => {
@@ -62,15 +84,35 @@ pub(super) fn pieces(
                                   ext4, xfs); use mode direct or auto";
                     return Err(unavailable(file, mode, reason));
                 }
-                pieces.extend(stretch.cut(tuning.piece_bytes).map(|p| p.piece(Route::Uncached)));
+                for part in parts {
+                    through_cache(file, part, Route::Uncached, &mut routed.pieces);
+                }
             }
             ReadMode::Buffered => {
                 read_ahead_again(file);
-                pieces.extend(stretch.cut(tuning.piece_bytes).map(|p| p.piece(Route::Buffered)));
+                for part in parts {
+                    through_cache(file, part, Route::Buffered, &mut routed.pieces);
+                }
             }
         }
     }
-    Ok(pieces)
+    Ok(routed)
+}
+
+/// A range of a file, with places in the file where others have places in the buffer.
+fn in_file(file: usize, range: Range<u64>) -> Stretch {
+    let len_bytes = range.end - range.start;
+    Stretch { file, file_offset: range.start, buffer_offset: range.start, len_bytes }
+}
+
+/// Adds the pieces that read `part` by a route that asks for no alignment.
+fn through_cache(file: &PlannedFile, part: Stretch, route: Route, pieces: &mut Vec<Piece>) {
+    if file.is_image() {
+        let wanted = Stretch::within(part.file, file, part.file_range());
+        pieces.extend(wanted.map(|wanted| wanted.piece(route)));
+    } else {
+        pieces.push(part.piece(route));
+    }
 }
 
 /// Undoes what probing asked for. An advice that is not taken costs speed and nothing else.
@@ -84,15 +126,20 @@ pub(super) fn from_disk(
     reservation: &Reservation,
     tuning: &Tuning,
     stretches: &[Stretch],
-) -> Vec<Piece> {
-    let mut pieces = Vec::new();
+) -> Routed {
+    let mut routed = Routed::default();
     for stretch in stretches {
-        let ways = Ways::of(&plan.files()[stretch.file], reservation);
+        let file = &plan.files()[stretch.file];
+        let ways = Ways::of(file, reservation);
+        if file.is_image() {
+            ways.push_from_disk(file, in_file(stretch.file, stretch.file_range()), &mut routed);
+            continue;
+        }
         for part in stretch.cut(tuning.piece_bytes) {
-            ways.push_from_disk(part, &mut pieces);
+            ways.push_from_disk(file, part, &mut routed);
         }
     }
-    pieces
+    routed
 }
 
 fn unavailable(file: &PlannedFile, mode: ReadMode, reason: &str) -> Error {
@@ -109,6 +156,15 @@ struct Ways {
     through_cache: Route,
 }
 
+/// How a file is read past the page cache.
+enum DirectWay {
+    /// As it is: file and buffer run alike.
+    AsItIs(AlignedWay),
+    /// Part by part: an image, a range that begins elsewhere in a page than in the file, or what
+    /// goes into the mapping of a dma-buf, into which the kernel refuses to read directly.
+    Parts(PartsWay),
+}
+
 impl Ways {
     fn of(file: &PlannedFile, reservation: &Reservation) -> Self {
         match DirectWay::of(file, reservation) {
@@ -122,11 +178,14 @@ impl Ways {
         }
     }
 
-    /// Adds the pieces that read `part` from the disk.
-    fn push_from_disk(&self, part: Stretch, pieces: &mut Vec<Piece>) {
-        match self.direct {
-            Ok(direct) => direct.pieces(part, self.through_cache, pieces),
-            Err(_) => pieces.push(part.piece(self.through_cache)),
+    /// Adds what reads `part` from the disk; of an image, a range of the file.
+    fn push_from_disk(&self, file: &PlannedFile, part: Stretch, routed: &mut Routed) {
+        match &self.direct {
+            Ok(DirectWay::AsItIs(way)) => {
+                way.pieces(part, self.through_cache, &mut routed.pieces);
+            }
+            Ok(DirectWay::Parts(way)) => way.push(file, part, routed),
+            Err(_) => through_cache(file, part, self.through_cache, &mut routed.pieces),
         }
     }
 }
@@ -138,9 +197,9 @@ fn takes_uncached(file: &PlannedFile) -> bool {
     file::read_into(file.source().buffered(), &mut [0], FileOffset::new(0), flags).is_ok()
 }
 
-/// How direct reads of one file have to be aligned.
+/// How direct reads of a file that is planned as it is have to be aligned.
 #[derive(Clone, Copy, Debug)]
-struct DirectWay {
+struct AlignedWay {
     /// Of offsets and lengths.
     offset: Granule,
     /// A tail's last block may be read whole: the slack behind the file in the buffer takes it.
@@ -157,18 +216,19 @@ impl DirectWay {
             "its file system offers no direct I/O (statx reports no alignment, or O_DIRECT is \
              refused); use mode auto",
         )?;
-        if !reservation.takes_direct_io() {
-            return Err(
-                "the kernel refuses direct I/O into a dma-heap buffer; use heap udmabuf or \
-                        memfd, or mode auto",
-            );
-        }
-        Self::new(file.range().start().raw(), file.buffer_offset(), alignment).ok_or(
-            "the range begins at an offset that direct I/O cannot place at a page boundary; use \
-             mode auto",
-        )
+        let alike = AlignedWay::new(file.range().start().raw(), file.buffer_offset(), alignment)
+            .filter(|_| reservation.takes_direct_io() && !file.is_image());
+        Ok(alike.map_or_else(
+            || {
+                let memory = reservation.takes_direct_io().then_some(alignment.memory);
+                Self::Parts(PartsWay { memory, offset: alignment.offset })
+            },
+            Self::AsItIs,
+        ))
     }
+}
 
+impl AlignedWay {
     /// `None` where no read of the range can be aligned in file and memory at once.
     fn new(file_offset: u64, buffer_offset: u64, alignment: DirectAlignment) -> Option<Self> {
         let skew = file_offset ^ buffer_offset;
@@ -206,6 +266,62 @@ impl DirectWay {
             pieces.push(body.part(whole_blocks_bytes, tail_bytes).piece(through_cache));
         }
     }
+}
+
+/// How direct reads are made of a file whose bytes may not be read to their place.
+#[derive(Clone, Copy, Debug)]
+struct PartsWay {
+    /// What addresses read into start at multiples of; `None` where nothing can be read directly
+    /// into the buffer.
+    memory: Option<Granule>,
+    /// Of offsets and lengths.
+    offset: Granule,
+}
+
+impl PartsWay {
+    /// Adds what reads a range of the file: long parts that the disk can write to their place
+    /// directly, and spans of all else.
+    fn push(self, file: &PlannedFile, range: Stretch, routed: &mut Routed) {
+        let mut staged: Option<Range<u64>> = None;
+        for part in Stretch::within(range.file, file, range.file_range()) {
+            let body = self.body(part);
+            let before = body.map_or(part.len_bytes, |body| body.file_offset - part.file_offset);
+            extend(&mut staged, part.part(0, before).file_range());
+            let Some(body) = body else { continue };
+            push_spans(range.file, &mut staged, &mut routed.spans);
+            let mut piece = body.piece(Route::Direct);
+            piece.step_bytes = self.offset.bytes();
+            routed.pieces.push(piece);
+            let done = before + body.len_bytes;
+            extend(&mut staged, part.part(done, part.len_bytes - done).file_range());
+        }
+        push_spans(range.file, &mut staged, &mut routed.spans);
+    }
+
+    /// The whole blocks of a part that can be read to their place, where that is worth it.
+    fn body(self, part: Stretch) -> Option<Stretch> {
+        // The buffer begins at a huge page, so offsets in it are aligned as addresses are.
+        let start = self.offset.checked_round_up(part.file_offset)?;
+        let end = self.offset.round_down(part.file_offset + part.len_bytes);
+        let len_bytes = end.checked_sub(start).filter(|len| *len >= DIRECT_PART_MIN_BYTES)?;
+        let body = part.part(start - part.file_offset, len_bytes);
+        self.memory?.is_aligned(body.buffer_offset).then_some(body)
+    }
+}
+
+fn extend(staged: &mut Option<Range<u64>>, range: Range<u64>) {
+    if !range.is_empty() {
+        let start = staged.as_ref().map_or(range.start, |staged| staged.start);
+        *staged = Some(start..range.end);
+    }
+}
+
+fn push_spans(file: usize, staged: &mut Option<Range<u64>>, spans: &mut Vec<Span>) {
+    let Some(range) = staged.take() else { return };
+    spans.extend(in_file(file, range).cut(SPAN_BYTES).map(|part| {
+        let Stretch { file, file_offset, len_bytes, .. } = part;
+        Span { file, file_offset, len_bytes }
+    }));
 }
 
 /// Which parts of a file are in the page cache.
@@ -301,7 +417,7 @@ mod tests {
             file_offset in 0u64..20_000, len_bytes in 1u64..40_000, log2 in 0u32..14, tail_fits: bool,
         ) {
             let offset = Granule::new(1 << log2).unwrap();
-            let way = DirectWay { offset, tail_fits };
+            let way = AlignedWay { offset, tail_fits };
             let buffer_offset = 65_536 + file_offset % offset.bytes();
             let part = Stretch { file: 0, file_offset, buffer_offset, len_bytes };
             let mut pieces = Vec::new();

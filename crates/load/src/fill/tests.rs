@@ -8,14 +8,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use longshore_heap::Heap;
-use longshore_mem::{FileOffset, VolatileSliceMut};
+use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use proptest::prelude::*;
 
 use super::{KernelReads, Reads, Route};
 use crate::error::Error;
 use crate::loader::{Loaded, Loader};
 use crate::mode::ReadMode;
-use crate::plan::Plan;
+use crate::plan::{Image, Part, Plan};
 use crate::progress::CancelToken;
 use crate::source::SourceFile;
 use crate::verify::DigestKind;
@@ -43,12 +43,12 @@ fn load(path: &Path, loader: Loader<'_>, reads: &dyn Reads) -> crate::Result<Loa
 }
 
 /// The kernel's reads, each preceded by what a test wants to happen.
-struct Staged<F> {
+struct Mocked<F> {
     before: F,
     count: AtomicU64,
 }
 
-impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Staged<F> {
+impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Mocked<F> {
     /// `before` gets the number of the read, its route, offset and length, and says how many bytes
     /// it may bring, or how it fails.
     fn new(before: F) -> Self {
@@ -56,7 +56,7 @@ impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Staged<F> {
     }
 }
 
-impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Reads for Staged<F> {
+impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Reads for Mocked<F> {
     fn read(
         &self,
         source: &SourceFile,
@@ -88,7 +88,7 @@ proptest! {
             longshore_sys::page_cache::evict(file.as_file()).unwrap();
         }
         // At most eight interruptions in a row, then some blocks, whole ones for direct reads.
-        let reads = Staged::new(|number, route, _, len_bytes| {
+        let reads = Mocked::new(|number, route, _, len_bytes| {
             let random = (seed ^ number).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
             if number % 9 != 0 && random.is_multiple_of(3) {
                 return Err(io::ErrorKind::Interrupted.into());
@@ -105,10 +105,61 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_parts_of_an_image_arrive_in_whatever_order_they_lie(
+        sizes in prop::collection::vec((0usize..700_000, 0usize..5000), 1..12), seed: u64,
+        mode in prop::sample::select(vec![ReadMode::Auto, ReadMode::Buffered]), cold: bool,
+        log2 in 0u32..13,
+    ) {
+        let alignment = Granule::new(1 << log2).unwrap();
+        // In the file: a gap before each part. In the image: the other way round, aligned.
+        let (mut end, mut parts) = (0, Vec::new());
+        for (len, gap) in sizes {
+            parts.push(Part { file_offset: end + gap as u64, buffer_offset: 0, len_bytes: len as u64 });
+            end += (gap + len) as u64;
+        }
+        let head = b"of our own making".to_vec();
+        let mut len_bytes = head.len() as u64;
+        for part in parts.iter_mut().rev() {
+            part.buffer_offset = alignment.checked_round_up(len_bytes).unwrap();
+            len_bytes = part.buffer_offset + part.len_bytes;
+        }
+        let (file, content) = file_of(end as usize);
+        if cold {
+            longshore_sys::page_cache::evict(file.as_file()).unwrap();
+        }
+        let mut expected = vec![0; len_bytes as usize];
+        expected[..head.len()].copy_from_slice(&head);
+        for part in &parts {
+            let from = &content[part.file_offset as usize..][..part.len_bytes as usize];
+            expected[part.buffer_offset as usize..][..from.len()].copy_from_slice(from);
+        }
+        let mut plan = Plan::new();
+        let image = Image::new(head, parts, len_bytes, alignment);
+        plan.push_image(SourceFile::open(file.path()).unwrap(), image).unwrap();
+        let reads = Mocked::new(|number, route, _, len_bytes| {
+            let random = (seed ^ number).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+            if number % 9 != 0 && random.is_multiple_of(3) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let unit = if matches!(route, Route::Direct | Route::Staged) { 4096 } else { 1 };
+            Ok((random as usize % len_bytes + unit).next_multiple_of(unit))
+        });
+        let loader = Loader::new().heap(Heap::Memfd).mode(mode).read_size(2 << 20);
+        let loaded = loader.digest(DigestKind::Crc32c).load_by(&plan, &reads).unwrap();
+        prop_assert!(*loaded.buffer.read().unwrap() == *expected);
+        let whole = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &content);
+        prop_assert_eq!(&loaded.files[0].digests[0].1, &format!("{whole:08x}"));
+    }
+}
+
 #[test]
 fn a_disk_error_names_the_file_the_range_and_what_was_done() {
     let (file, _) = file_of(10 << 20);
-    let reads = Staged::new(|_, _, offset, len_bytes| {
+    let reads = Mocked::new(|_, _, offset, len_bytes| {
         if offset >= 4 << 20 { Err(io::Error::from_raw_os_error(5)) } else { Ok(len_bytes) }
     });
     let loader = Loader::new().mode(ReadMode::Buffered).read_size(2 << 20);
@@ -124,7 +175,7 @@ fn a_disk_error_names_the_file_the_range_and_what_was_done() {
 fn evicted_pages_are_read_from_the_disk() {
     let (file, content) = file_of((6 << 20) + 123);
     // Every third read of what was resident finds it gone.
-    let reads = Staged::new(|number, route, _, len_bytes| {
+    let reads = Mocked::new(|number, route, _, len_bytes| {
         if route == Route::Resident && number % 3 == 2 {
             Err(io::ErrorKind::WouldBlock.into())
         } else {
@@ -147,7 +198,7 @@ fn evicted_pages_are_read_from_the_disk() {
 #[test]
 fn a_file_that_is_truncated_meanwhile_is_told() {
     let (file, _) = file_of(8 << 20);
-    let reads = Staged::new(|number, _, _, len_bytes| {
+    let reads = Mocked::new(|number, _, _, len_bytes| {
         if number == 0 {
             file.as_file().set_len(1 << 20)?;
         }
@@ -162,7 +213,7 @@ fn a_file_that_is_truncated_meanwhile_is_told() {
 fn a_file_that_is_written_or_grows_meanwhile_is_told() {
     for grow in [false, true] {
         let (file, _) = file_of(4 << 20);
-        let reads = Staged::new(|number, _, _, len_bytes| {
+        let reads = Mocked::new(|number, _, _, len_bytes| {
             if number == 0 {
                 // The clock that stamps files ticks every few milliseconds.
                 std::thread::sleep(std::time::Duration::from_millis(30));
@@ -181,7 +232,7 @@ fn a_file_that_is_written_or_grows_meanwhile_is_told() {
 fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
     let (file, _) = file_of(32 << 20);
     let token = CancelToken::new();
-    let reads = Staged::new(|number, _, _, len_bytes| {
+    let reads = Mocked::new(|number, _, _, len_bytes| {
         if number == 3 {
             token.cancel();
         }
@@ -201,7 +252,7 @@ fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
 fn reads_are_as_few_as_their_size_allows() {
     let (file, content) = file_of((20 << 20) + 1);
     let seen = Mutex::new(Vec::new());
-    let reads = Staged::new(|_, route, offset, len_bytes| {
+    let reads = Mocked::new(|_, route, offset, len_bytes| {
         seen.lock().unwrap().push((route, offset, len_bytes as u64));
         Ok(len_bytes)
     });
@@ -229,7 +280,7 @@ fn reads_are_as_few_as_their_size_allows() {
 #[test]
 fn an_observer_that_panics_ends_the_load() {
     let (file, _) = file_of(8 << 20);
-    let reads = Staged::new(|number, route, _, len_bytes| {
+    let reads = Mocked::new(|number, route, _, len_bytes| {
         // Leaves a piece to be read later, which never is.
         if route == Route::Resident && number == 1 {
             return Err(io::ErrorKind::WouldBlock.into());

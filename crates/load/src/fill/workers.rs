@@ -50,7 +50,9 @@ impl Reads for KernelReads {
             uncached: route == Route::Uncached,
         };
         match (route, source.direct()) {
-            (Route::Direct, Some((direct, _))) => file::read_at(direct, memory, offset, flags),
+            (Route::Direct | Route::Staged, Some((direct, _))) => {
+                file::read_at(direct, memory, offset, flags)
+            }
             _ => file::read_at(source.buffered(), memory, offset, flags),
         }
     }

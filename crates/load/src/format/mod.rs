@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   paths ──► open ──┬─ model.safetensors             header read and checked ──┐
-//!                    ├─ model.safetensors.index.json  shards found and checked ─┼─► Opened
+//!                    ├─ model.safetensors.index.json  shards found and checked ─┤
+//!                    ├─ model.gguf                    header read and checked ──┼─► Opened
+//!                    ├─ model-00001-of-00003.gguf     splits found and checked ─┤   │
 //!                    └─ any other file                raw                      ─┘   │
 //!                                                                  Loader::load(&opened.plan)
 //! ```
@@ -10,10 +12,13 @@
 //! All that a file says of itself is held against the file before anything is allocated for its
 //! content. The content is then loaded as it is, header and all, so that where a tensor is in the
 //! buffer follows from where it is in its file: [`Opened::placed_tensors`].
+//!
+//! [`Header`] and [`TensorView`] are what all formats have in common; what one has of its own is in
+//! its module.
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use longshore_mem::FileOffset;
@@ -23,13 +28,16 @@ use crate::error::{Error, Result};
 use crate::plan::{Plan, PlannedFile};
 use crate::source::SourceFile;
 use index::ShardIndex;
-use safetensors::{Header, Tensor};
 
+pub mod gguf;
 pub mod index;
 pub mod safetensors;
 
+mod align;
+mod header;
 mod json;
 
+pub use header::{Dtype, Header, TensorView};
 pub use json::printable;
 
 /// What files are taken to be.
@@ -37,18 +45,21 @@ pub use json::printable;
 #[non_exhaustive]
 pub enum FormatChoice {
     /// What their names say: `*.safetensors` is safetensors, `*.safetensors.index.json` stands for
-    /// the shards it names, and anything else is raw.
+    /// the shards it names, `*.gguf` is GGUF, the first of several splits standing for all, and
+    /// anything else is raw.
     #[default]
     Auto,
     /// Bytes that nothing is known of, whatever the name.
     Raw,
     /// Safetensors whatever the name; `*.index.json` stands for the shards it names.
     Safetensors,
+    /// GGUF whatever the name; the first of several splits stands for all.
+    Gguf,
 }
 
 /// A word that names no format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no format; there are auto, raw and safetensors")]
+#[error("'{0}' is no format; there are auto, raw, safetensors and gguf")]
 pub struct ParseFormatChoiceError(String);
 
 impl FromStr for FormatChoice {
@@ -59,6 +70,7 @@ impl FromStr for FormatChoice {
             "auto" => Self::Auto,
             "raw" => Self::Raw,
             "safetensors" => Self::Safetensors,
+            "gguf" => Self::Gguf,
             _ => return Err(ParseFormatChoiceError(word.to_owned())),
         })
     }
@@ -71,6 +83,7 @@ impl fmt::Display for FormatChoice {
             Self::Auto => "auto",
             Self::Raw => "raw",
             Self::Safetensors => "safetensors",
+            Self::Gguf => "gguf",
         })
     }
 }
@@ -79,7 +92,7 @@ impl fmt::Display for FormatChoice {
 #[derive(Debug)]
 pub struct Opened {
     /// What to load, for [`crate::Loader::load`]. Shards take the place of their index, sorted by
-    /// name.
+    /// name, and splits the place of the first.
     pub plan: Plan,
     /// The tensors of each file that has some, in the order of the plan.
     pub tensors: Vec<FileTensors>,
@@ -100,7 +113,7 @@ pub struct PlacedTensor<'a> {
     /// The file it is in.
     pub file: &'a PlannedFile,
     /// The tensor; its `data` is where it is in the file.
-    pub tensor: &'a Tensor,
+    pub tensor: TensorView<'a>,
     /// Its bytes in the buffer.
     pub buffer_range: Range<u64>,
 }
@@ -119,23 +132,34 @@ pub struct PlacedTensor<'a> {
 /// ```
 ///
 /// # Errors
-/// Those of [`SourceFile::open`], [`Header::read`], [`ShardIndex::read`],
-/// [`ShardIndex::open_shards`] and [`Plan::push`]: what is wrong with the first file that has
-/// something wrong with it.
+/// Those of [`SourceFile::open`], [`safetensors::Header::read`], [`ShardIndex::read`],
+/// [`ShardIndex::open_shards`], [`gguf::open_splits`] and [`Plan::push`]: what is wrong with the
+/// first file that has something wrong with it.
 pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> {
     let mut opened = Opened { plan: Plan::new(), tensors: Vec::new() };
+    // A pattern of the shell names all splits, of which the first brings in the others.
+    let mut splits: Vec<PathBuf> = Vec::new();
     for path in paths {
         let path = path.as_ref();
+        if splits.iter().any(|split| split == path) {
+            continue;
+        }
         match Kind::of(path, choice) {
             Kind::Raw => opened.plan.push(SourceFile::open(path)?)?,
             Kind::Safetensors => {
                 let source = SourceFile::open(path)?;
-                let header = Header::read(&source)?;
-                opened.push(source, header)?;
+                let header = safetensors::Header::read(&source)?;
+                opened.push(source, Header::Safetensors(header))?;
             }
             Kind::Index => {
                 for (source, header) in ShardIndex::read(path)?.open_shards()? {
-                    opened.push(source, header)?;
+                    opened.push(source, Header::Safetensors(header))?;
+                }
+            }
+            Kind::Gguf => {
+                for (source, header) in gguf::open_splits(path)? {
+                    splits.push(source.path().to_owned());
+                    opened.push(source, Header::Gguf(header))?;
                 }
             }
         }
@@ -151,29 +175,32 @@ impl Opened {
         Ok(())
     }
 
-    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer.
+    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer. What
+    /// only fills a gap is left out.
     pub fn placed_tensors(&self) -> impl Iterator<Item = PlacedTensor<'_>> {
         self.tensors.iter().flat_map(|of_file| {
             let file = &self.plan.files()[of_file.file_index];
-            of_file.header.tensors.iter().map(move |tensor| {
-                let buffer_range = buffer_range(file, tensor);
+            let tensors = of_file.header.tensors().filter(|tensor| !tensor.is_padding());
+            tensors.map(move |tensor| {
+                let buffer_range = buffer_range(file, &tensor.data);
                 PlacedTensor { file, tensor, buffer_range }
             })
         })
     }
 }
 
-/// The bytes of the buffer that a tensor of a file takes. The file must be planned whole, as
+/// The bytes of the buffer that these bytes of a file take. The file must be planned whole, as
 /// [`open`] does.
-pub fn buffer_range(file: &PlannedFile, tensor: &Tensor) -> Range<u64> {
+pub fn buffer_range(file: &PlannedFile, data: &Range<u64>) -> Range<u64> {
     let shifted = |offset: u64| file.buffer_offset() + offset;
-    shifted(tensor.data.start)..shifted(tensor.data.end)
+    shifted(data.start)..shifted(data.end)
 }
 
 enum Kind {
     Raw,
     Safetensors,
     Index,
+    Gguf,
 }
 
 impl Kind {
@@ -186,16 +213,18 @@ impl Kind {
                 || choice == FormatChoice::Safetensors && name.ends_with(".index.json"));
         match choice {
             FormatChoice::Raw => Self::Raw,
+            FormatChoice::Gguf => Self::Gguf,
             _ if is_index => Self::Index,
             FormatChoice::Safetensors => Self::Safetensors,
             FormatChoice::Auto if name.ends_with(".safetensors") => Self::Safetensors,
+            FormatChoice::Auto if name.ends_with(".gguf") => Self::Gguf,
             FormatChoice::Auto => Self::Raw,
         }
     }
 }
 
 /// Reads all of `bytes` from `offset`, through the page cache.
-fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
+pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let at = offset + done as u64;
@@ -224,24 +253,27 @@ mod tests {
 
     #[test]
     fn names_tell_the_format() {
-        use FormatChoice::{Auto, Raw, Safetensors};
+        use FormatChoice::{Auto, Gguf, Raw, Safetensors};
         let kinds = |name: &str| {
-            [Auto, Raw, Safetensors].map(|choice| match Kind::of(Path::new(name), choice) {
+            [Auto, Raw, Safetensors, Gguf].map(|choice| match Kind::of(Path::new(name), choice) {
                 Kind::Raw => 'r',
                 Kind::Safetensors => 's',
                 Kind::Index => 'i',
+                Kind::Gguf => 'g',
             })
         };
         for (name, expected) in [
-            ("a/model.safetensors", "srs"),
-            ("model.safetensors.index.json", "iri"),
-            ("model.safetensors.index.fp16.json", "iri"),
-            ("weights.index.json", "rri"),
-            ("model.safetensors.json", "rrs"),
-            ("model.gguf", "rrs"),
-            (".safetensors", "srs"),
-            ("model.safetensors/blob", "rrs"),
-            ("/", "rrs"),
+            ("a/model.safetensors", "srsg"),
+            ("model.safetensors.index.json", "irig"),
+            ("model.safetensors.index.fp16.json", "irig"),
+            ("weights.index.json", "rrig"),
+            ("model.safetensors.json", "rrsg"),
+            ("model.gguf", "grsg"),
+            ("model-00002-of-00003.gguf", "grsg"),
+            ("model.gguf.part", "rrsg"),
+            (".safetensors", "srsg"),
+            ("model.safetensors/blob", "rrsg"),
+            ("/", "rrsg"),
         ] {
             assert_eq!(kinds(name).iter().collect::<String>(), expected, "{name}");
         }
@@ -249,9 +281,9 @@ mod tests {
 
     #[test]
     fn words_are_read_back_as_they_are_written() {
-        for word in ["auto", "raw", "safetensors"] {
+        for word in ["auto", "raw", "safetensors", "gguf"] {
             assert_eq!(word.parse::<FormatChoice>().unwrap().to_string(), word);
         }
-        assert!("gguf".parse::<FormatChoice>().is_err());
+        assert!("GGUF".parse::<FormatChoice>().is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! Loading from real disks into real dma-bufs: every byte, as another process sees it, and what is
 //! left when it goes wrong.
 
+mod aligned;
 mod content;
 mod refusals;
 
@@ -20,6 +21,8 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "direct_reads_go_through_io_uring", run: content::direct_reads_use_io_uring },
         Test { name: "without_io_uring_threads_read", run: content::without_io_uring_threads_read },
         Test { name: "many_files_fill_one_buffer", run: content::many_files_fill_one_buffer },
+        Test { name: "nvme_reads_aligned_tensors_into_place", run: aligned::nvme_reads_into_place },
+        Test { name: "aligned_tensors_in_any_memory", run: aligned::any_disk_into_any_memory },
         Test { name: "bad_sector_fails_the_load", run: refusals::bad_sector_fails_the_load },
         Test { name: "cancelling_leaves_nothing", run: refusals::cancelling_leaves_nothing },
         Test { name: "killing_leaves_nothing", run: refusals::killing_leaves_nothing },

@@ -31,6 +31,7 @@ use super::read_exact;
 use crate::error::{Error, Result};
 use crate::source::SourceFile;
 
+mod aligned;
 mod dtype;
 mod layout;
 mod parse;
@@ -38,6 +39,8 @@ mod synthetic;
 #[cfg(test)]
 mod tests;
 
+pub use aligned::PADDING_PREFIX;
+pub(crate) use aligned::is_padding;
 pub use dtype::Dtype;
 pub use synthetic::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES, Synthetic, SyntheticError};
 

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::Header;
+use crate::beside::Beside;
 use crate::progress::{CancelToken, Progress};
-use beside::Beside;
 use model::{Layout, Model};
 
-mod beside;
 mod model;
 
 /// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// A file beside the one to be. Dropping it removes it.
-pub(super) struct Beside {
+pub(crate) struct Beside {
     file: File,
     partial: Option<PathBuf>,
     target: PathBuf,
@@ -17,7 +17,7 @@ impl Beside {
     /// # Errors
     /// Those of `open(2)`; `InvalidInput` where `target` is there and no regular file, so that
     /// neither a device nor a folder is replaced.
-    pub(super) fn create(target: &Path) -> io::Result<Self> {
+    pub(crate) fn create(target: &Path) -> io::Result<Self> {
         let target = match fs::metadata(target) {
             // A link stays, and what it leads to is replaced.
             Ok(found) if found.is_file() => fs::canonicalize(target)?,
@@ -47,7 +47,7 @@ impl Beside {
     }
 
     /// The file to write.
-    pub(super) fn file(&mut self) -> &mut File {
+    pub(crate) fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
@@ -56,7 +56,7 @@ impl Beside {
     ///
     /// # Errors
     /// Those of `fsync(2)` and `rename(2)`.
-    pub(super) fn rename(mut self) -> io::Result<()> {
+    pub(crate) fn rename(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         if let Some(partial) = &self.partial {
             fs::rename(partial, &self.target)?;

@@ -1,0 +1,240 @@
+//! What went wrong, as C sees it.
+#![expect(unsafe_code, reason = "functions that C calls")]
+#![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
+
+use std::error::Error as StdError;
+use std::ffi::{CString, c_char, c_int};
+use std::{io, ptr};
+
+use longshore_heap as heap;
+use longshore_load as load;
+
+use crate::door;
+
+/// What a function that can fail returns. More may come.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types, reason = "C's name")]
+pub enum longshore_code {
+    /// It did not fail.
+    LONGSHORE_OK = 0,
+    /// An argument is NULL where it must not be, or has a value that means nothing.
+    LONGSHORE_INVALID_ARGUMENT = 1,
+    /// A file cannot be opened: the error's `errno` says why.
+    LONGSHORE_CANNOT_OPEN = 2,
+    /// A path leads to a directory, a FIFO, a socket or a device.
+    LONGSHORE_NOT_REGULAR = 3,
+    /// The disk or file system failed.
+    LONGSHORE_READ_FAILED = 4,
+    /// A file was written to or cut off while it was read.
+    LONGSHORE_FILE_CHANGED = 5,
+    /// The content does not fit into memory, or not into the limit that was given.
+    LONGSHORE_NO_MEMORY = 6,
+    /// The heap or mode asked for does not exist on this machine or for this file, or the heap's
+    /// content cannot be sealed.
+    LONGSHORE_UNAVAILABLE = 7,
+    /// The progress callback asked for it.
+    LONGSHORE_CANCELLED = 8,
+    /// A checksum is not what the manifest says.
+    LONGSHORE_MISMATCH = 9,
+    /// A file is not of the format it is meant to be of, or a manifest cannot be understood.
+    LONGSHORE_BAD_FORMAT = 10,
+    /// The buffer has no tensor of that name, or no descriptor of that kind.
+    LONGSHORE_NOT_FOUND = 11,
+    /// A system call failed, or a resource of the process is exhausted.
+    LONGSHORE_SYSTEM = 12,
+    /// A fault of Longshore itself. Nothing is left behind; please report it.
+    LONGSHORE_INTERNAL = 13,
+}
+
+/// What went wrong: a code, an `errno` and a message. Made by functions that fail, never changed,
+/// and of the caller, who frees it with `longshore_error_free`.
+#[derive(Debug)]
+#[allow(non_camel_case_types, reason = "C's name")]
+pub struct longshore_error {
+    code: longshore_code,
+    errno: c_int,
+    message: CString,
+}
+
+/// The code of an error: what the function returned that made it.
+///
+/// @param error An error.
+/// @return Its code; `LONGSHORE_INVALID_ARGUMENT` if `error` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn longshore_error_code(error: *const longshore_error) -> longshore_code {
+    door::guarded(longshore_code::LONGSHORE_INVALID_ARGUMENT, || {
+        // SAFETY: C passes NULL or an error that lives.
+        Ok(unsafe { door::borrow(error, "error") }?.code)
+    })
+}
+
+/// The `errno` of an error: what the kernel said, or else what comes nearest, such as `EINVAL` for
+/// an argument, `ENOMEM`, `ECANCELED`, `EBADMSG` for a file of a wrong format.
+///
+/// @param error An error.
+/// @return A value of `errno.h`, never 0; `EINVAL` if `error` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn longshore_error_errno(error: *const longshore_error) -> c_int {
+    // SAFETY: C passes NULL or an error that lives.
+    door::guarded(libc::EINVAL, || Ok(unsafe { door::borrow(error, "error") }?.errno))
+}
+
+/// The message of an error: what failed, with which file, where, how far it had come, and what to
+/// do where something can be done. One line of UTF-8, without a line feed at its end.
+///
+/// @param error An error.
+/// @return The message, which lasts as long as the error; NULL if `error` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn longshore_error_message(error: *const longshore_error) -> *const c_char {
+    door::guarded(ptr::null(), || {
+        // SAFETY: C passes NULL or an error that lives.
+        Ok(unsafe { door::borrow(error, "error") }?.message.as_ptr())
+    })
+}
+
+/// Frees an error.
+///
+/// @param error An error that is used no more, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn longshore_error_free(error: *mut longshore_error) {
+    // SAFETY: C passes NULL or an error that a door gave it, and uses it no more.
+    unsafe { door::free(error) }
+}
+
+/// A failure before it becomes a [`longshore_error`].
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: longshore_code,
+    pub(crate) errno: c_int,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: longshore_code, errno: c_int, message: String) -> Self {
+        Self { code, errno, message }
+    }
+
+    /// An argument is wrong.
+    pub(crate) fn argument(message: String) -> Self {
+        Self::new(longshore_code::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL, message)
+    }
+
+    /// A word is wrong that names something.
+    pub(crate) fn word(error: &dyn StdError) -> Self {
+        Self::argument(error.to_string())
+    }
+
+    /// A system call failed that has no error type of its own.
+    pub(crate) fn system(operation: &str, error: &io::Error) -> Self {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        Self::new(longshore_code::LONGSHORE_SYSTEM, errno, format!("{operation} failed: {error}"))
+    }
+
+    pub(crate) fn panicked(what: &str) -> Self {
+        let message = format!("a fault of Longshore itself, please report it: {what}");
+        Self::new(longshore_code::LONGSHORE_INTERNAL, libc::ENOTRECOVERABLE, message)
+    }
+}
+
+impl From<load::Error> for Failure {
+    fn from(error: load::Error) -> Self {
+        use load::Error as E;
+        use longshore_code as C;
+        let (code, nearest) = match &error {
+            E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
+            E::NotRegular { .. } => (C::LONGSHORE_NOT_REGULAR, libc::EINVAL),
+            E::OutOfFile { .. } => (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL),
+            E::Read { .. } => (C::LONGSHORE_READ_FAILED, libc::EIO),
+            E::Truncated { .. } | E::Changed { .. } => (C::LONGSHORE_FILE_CHANGED, libc::ESTALE),
+            E::NotEnoughMemory { .. } => (C::LONGSHORE_NO_MEMORY, libc::ENOMEM),
+            E::Heap(inner) => of_heap(inner),
+            E::ModeUnavailable { .. } => (C::LONGSHORE_UNAVAILABLE, libc::EOPNOTSUPP),
+            E::Cancelled { .. } => (C::LONGSHORE_CANCELLED, libc::ECANCELED),
+            E::Mismatch { .. } => (C::LONGSHORE_MISMATCH, libc::EBADMSG),
+            E::Manifest { .. } | E::Format { .. } => (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG),
+            // Processes run out of things, and errors to come are of the system as well.
+            _ => (C::LONGSHORE_SYSTEM, libc::EIO),
+        };
+        Self::of(code, nearest, &error)
+    }
+}
+
+impl From<heap::Error> for Failure {
+    fn from(error: heap::Error) -> Self {
+        let (code, nearest) = of_heap(&error);
+        Self::of(code, nearest, &error)
+    }
+}
+
+fn of_heap(error: &heap::Error) -> (longshore_code, c_int) {
+    use heap::Error as E;
+    use longshore_code as C;
+    match error {
+        E::NoSuchHeap { .. } => (C::LONGSHORE_UNAVAILABLE, libc::ENOENT),
+        E::Unavailable { .. } | E::CannotSealContent { .. } => {
+            (C::LONGSHORE_UNAVAILABLE, libc::EOPNOTSUPP)
+        }
+        E::AboveUdmabufLimit { .. } => (C::LONGSHORE_UNAVAILABLE, libc::EFBIG),
+        E::TooLong { .. } | E::OutOfMemory { .. } => (C::LONGSHORE_NO_MEMORY, libc::ENOMEM),
+        E::OutOfRange { .. } => (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL),
+        _ => (C::LONGSHORE_SYSTEM, libc::EIO),
+    }
+}
+
+impl Failure {
+    /// The message says all that the chain of causes says; the first that has one gives its errno.
+    fn of(code: longshore_code, nearest: c_int, error: &(dyn StdError + 'static)) -> Self {
+        let mut message = error.to_string();
+        let mut errno = None;
+        let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+        while let Some(error) = cause {
+            let system = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+            errno = errno.or(system);
+            cause = error.source();
+            if let Some(cause) = cause {
+                message = format!("{message}: {cause}");
+            }
+        }
+        Self::new(code, errno.unwrap_or(nearest), message)
+    }
+}
+
+impl From<Failure> for longshore_error {
+    fn from(failure: Failure) -> Self {
+        let Failure { code, errno, mut message } = failure;
+        // Names of files and tensors may hold what would end the string, or the line.
+        message = message.replace(['\0', '\n'], " ");
+        let message = CString::new(message).unwrap_or_default();
+        Self { code, errno, message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_errno_comes_first_and_every_error_has_one() {
+        let source = io::Error::from_raw_os_error(libc::EACCES);
+        let refused = Failure::from(load::Error::Open { path: "a/b".into(), source });
+        assert_eq!(refused.code, longshore_code::LONGSHORE_CANNOT_OPEN);
+        assert_eq!(refused.errno, libc::EACCES);
+        assert!(refused.message.starts_with("cannot open a/b: Permission denied"));
+
+        let cancelled = Failure::from(load::Error::Cancelled { done_bytes: 1, total_bytes: 2 });
+        assert_eq!(cancelled.errno, libc::ECANCELED);
+
+        let source = io::Error::from_raw_os_error(libc::ENOSPC);
+        let inner =
+            heap::Error::OutOfMemory { heap: heap::Heap::Memfd, range: 0..1, len_bytes: 1, source };
+        let full = Failure::from(load::Error::from(inner));
+        assert_eq!((full.code, full.errno), (longshore_code::LONGSHORE_NO_MEMORY, libc::ENOSPC));
+    }
+
+    #[test]
+    fn a_message_is_one_line_whatever_is_in_a_name() {
+        let error = longshore_error::from(Failure::argument("a\0b\nc".to_owned()));
+        assert_eq!(error.message.to_str().unwrap(), "a b c");
+    }
+}

@@ -1,0 +1,136 @@
+//! Loading, as C asks for it.
+#![expect(unsafe_code, reason = "a function that C calls")]
+#![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
+
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::{cell::Cell, ptr};
+
+use longshore_heap::Sealing;
+use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest, format};
+
+use crate::buffer::longshore_buffer;
+use crate::door::{self, ErrorOut, Out};
+use crate::error::{Failure, longshore_code, longshore_error};
+use crate::options::{self, Options, longshore_load_options};
+use crate::stats::longshore_stats;
+use crate::tensor::Tensors;
+
+/// Loads files into one new buffer, one behind the other, and returns when it is complete, and
+/// verified if that was asked for. The content is sealed then unless `LONGSHORE_LOAD_WRITABLE` was
+/// set. It goes straight from the disk into huge pages, past the page cache; what is in the page
+/// cache already is copied from there. A load that fails or is cancelled leaves nothing behind:
+/// neither memory nor descriptor nor thread.
+///
+/// The call blocks and uses a few threads of its own. Any number of threads may load at once.
+///
+/// @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards, and the
+///   first of a GGUF file's splits for all.
+/// @param path_count How many there are, at least 1.
+/// @param options How to load, or NULL for what is done where nothing is said.
+/// @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
+///   on failure.
+/// @param error Where to put what went wrong, or NULL if only the code is wanted. NULL on success;
+///   what is put there is freed with `longshore_error_free`.
+/// @return `LONGSHORE_OK`, or any other code.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn longshore_load(
+    paths: *const *const c_char,
+    path_count: usize,
+    options: *const longshore_load_options,
+    buffer: *mut *mut longshore_buffer,
+    error: *mut *mut longshore_error,
+) -> longshore_code {
+    // SAFETY: C passes NULL or a place for a pointer.
+    unsafe { ErrorOut::new(error) }.guard(|| {
+        // SAFETY: C passes NULL or a place for a pointer.
+        let out = unsafe { Out::new(buffer, "buffer", ptr::null_mut()) }?;
+        // SAFETY: C passes as many strings as it says, and does not change them meanwhile.
+        let paths = unsafe { door::strings(paths, path_count, "paths") }?;
+        // SAFETY: C passes NULL or options that are as long as they say, with strings and a
+        // callback in them that are good until this returns.
+        let options = unsafe { options::read(options) }?;
+        out.put(Box::into_raw(Box::new(load(&paths, &options)?)));
+        Ok(())
+    })
+}
+
+fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Failure> {
+    if paths.is_empty() {
+        return Err(Failure::argument("path_count is 0: there is nothing to load".to_owned()));
+    }
+    if !options.writable && !options.heap.seals_content() {
+        // Said before anything is read.
+        let heap = options.heap.clone();
+        return Err(longshore_heap::Error::CannotSealContent { heap }.into());
+    }
+    let paths: Vec<&Path> = paths.iter().map(|path| path_of(path)).collect();
+    let mut opened = format::open(&paths, options.format)?;
+    if let Some(alignment) = options.alignment {
+        if opened.tensors.is_empty() {
+            let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+            let message = format!("align_bytes: no tensors are known in {}", names.join(", "));
+            return Err(Failure::new(longshore_code::LONGSHORE_BAD_FORMAT, libc::EBADMSG, message));
+        }
+        opened = opened.align(alignment)?;
+    }
+    let manifest = options.manifest.map(|path| Manifest::open(path_of(path))).transpose()?;
+    let Loaded { buffer, files, report } = run(&opened, options, manifest.as_ref())?;
+
+    let fd_len = buffer.file_len_bytes();
+    let sealing = if options.writable { Sealing::Size } else { Sealing::Content };
+    let shared = buffer.share(sealing)?;
+    let mut buffer = longshore_buffer::new(shared, fd_len, longshore_stats::from(&report));
+    buffer.tensors = Tensors::of(&opened, buffer.address());
+    buffer.files = files.into_iter().map(Into::into).collect();
+    Ok(buffer)
+}
+
+/// Loads what was opened; a load that its callback stops in the last moment is cancelled, too.
+fn run(
+    opened: &format::Opened,
+    options: &Options<'_>,
+    manifest: Option<&Manifest>,
+) -> Result<Loaded, Failure> {
+    let cancel = CancelToken::new();
+    let stopped_at = Cell::new(None);
+    let mut loader = Loader::new()
+        .heap(options.heap.clone())
+        .mode(options.mode)
+        .use_uring(!options.no_uring)
+        .cancel(&cancel);
+    if let Some(callback) = &options.progress {
+        loader = loader.observe(|now| {
+            // Whoever cancelled is not asked again.
+            if stopped_at.get().is_none() && !callback.goes_on(now.done_bytes, now.total_bytes) {
+                stopped_at.set(Some(now));
+                cancel.cancel();
+            }
+        });
+    }
+    if let Some(bytes) = options.memory_max_bytes {
+        loader = loader.memory_max(bytes);
+    }
+    if let Some(bytes) = options.populate_ahead_bytes {
+        loader = loader.populate_ahead(bytes);
+    }
+    for kind in &options.verify {
+        loader = loader.digest(*kind);
+    }
+    if let Some(manifest) = manifest {
+        loader = loader.manifest(manifest);
+    }
+    let loaded = loader.load(&opened.plan)?;
+    match stopped_at.get() {
+        Some(at) => {
+            let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
+            Err(Error::Cancelled { done_bytes, total_bytes }.into())
+        }
+        None => Ok(loaded),
+    }
+}
+
+fn path_of(path: &CStr) -> &Path {
+    Path::new(OsStr::from_bytes(path.to_bytes()))
+}

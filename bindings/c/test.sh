@@ -1,0 +1,244 @@
+#!/usr/bin/env bash
+# Tests the C library as those use it who install it: its header, both libraries, the examples, and
+# a program that calls each function, with gcc and clang, as C11 and C++17, under sanitizers and
+# valgrind.
+#
+#   bindings/c/test.sh [--debug]
+#
+# What a machine lacks (clang, g++, valgrind) is skipped and named, in CI (CI=true) it fails.
+# CARGO_TARGET_DIR, if set, is where everything is built.
+set -uo pipefail
+
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$source/../.." || exit
+target=${CARGO_TARGET_DIR:-$PWD/target}
+work=$(mktemp -d) || exit
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+export LD_LIBRARY_PATH=$prefix/lib PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+
+passed=0 failed=0
+
+# Runs the command $2… as the test $1, and shows what it said where it fails.
+try() {
+    local name=$1
+    shift
+    if "$@" >"$work/log" 2>&1; then
+        echo "test $name ... ok"
+        passed=$((passed + 1))
+    else
+        echo "test $name ... FAILED: $*"
+        show_log
+        failed=$((failed + 1))
+    fi
+}
+
+# What was said last, without valgrind's word on each system call that it does not know.
+show_log() { grep --invert-match '^--[0-9]*-- ' "$work/log"; }
+
+has() { command -v "$1" >/dev/null; }
+
+# Whether the program $1 is there to run the tests named $2; says so where it is not.
+need() {
+    has "$1" && return
+    if [[ ${CI:-} == true ]]; then
+        echo "test $2 ... FAILED: $1 is not installed"
+        failed=$((failed + 1))
+    else
+        echo "SKIPPED: $2: $1 is not installed"
+    fi
+    return 1
+}
+
+# --- What is installed ------------------------------------------------------------------------
+
+header=$prefix/include/longshore.h
+library=$prefix/lib/liblongshore.so
+
+header_is_of_the_sources() {
+    cargo run --quiet --locked --manifest-path bindings/c/header/Cargo.toml \
+        --target-dir "$target/header" -- --check
+}
+
+tool_is_formatted() { cargo fmt --manifest-path bindings/c/header/Cargo.toml --check; }
+
+# The header with nothing before it, in each language that may include it.
+header_stands_alone() {
+    local compiler=$1 language=$2 standard=$3
+    printf '#include <longshore.h>\n' >"$work/alone"
+    "$compiler" -fsyntax-only -x "$language" "-std=$standard" -Wall -Wextra -Wpedantic -Werror \
+        -I "$prefix/include" "$work/alone"
+}
+
+# What a comment says of parameters is what there is.
+documentation_is_true() {
+    printf '#include "longshore.h"\n' >"$work/alone"
+    clang -fsyntax-only -x c -std=c11 -Wdocumentation -Wdocumentation-pedantic -Werror \
+        -I "$prefix/include" "$work/alone"
+}
+
+declared_functions() { grep -oE '\blongshore_[a-z_]+\(' "$header" | tr -d '(' | sort -u; }
+exported_symbols() { nm --dynamic --defined-only --format=posix "$library" | cut -d ' ' -f 1; }
+
+nothing_else_is_exported() {
+    diff <(declared_functions) <(exported_symbols | sort -u)
+}
+
+# The name that programs are linked to, which changes with the ABI.
+library_has_its_name() {
+    local version soname
+    version=$(pkg-config --modversion longshore) || return
+    soname=$(readelf --dynamic "$library" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
+    [[ $soname == "liblongshore.so.${version%.*}" && $version == 0.* ]] || return
+    [[ $(readlink "$library") == "$soname" ]] || return
+    [[ $(readlink "$prefix/lib/$soname") == "liblongshore.so.$version" ]]
+}
+
+staged_install() {
+    DESTDIR=$work/stage bindings/c/install.sh "${profile[@]}" /usr &&
+        grep --quiet '^prefix=/usr$' "$work/stage/usr/lib/pkgconfig/longshore.pc" &&
+        [[ -f $work/stage/usr/include/longshore.h && -L $work/stage/usr/lib/liblongshore.so ]]
+}
+
+# --- Programs ---------------------------------------------------------------------------------
+
+warnings=(-Wall -Wextra -Wpedantic -Werror)
+
+# How the program is linked: with the library beside it, or in it.
+linking() {
+    case $1 in
+    shared) pkg-config --libs longshore ;;
+    static) printf '%s %s\n' "$prefix/lib/liblongshore.a" \
+        "$(pkg-config --libs-only-other --libs-only-l --static longshore | sed 's/-llongshore//')" ;;
+    esac
+}
+
+# Builds the test program as $1 with the compiler $2 and how it is linked $3; more are flags.
+build() {
+    local out=$1 compiler=$2 how=$3 libraries flags
+    shift 3
+    read -ra flags < <(pkg-config --cflags longshore)
+    read -ra libraries < <(linking "$how")
+    "$compiler" "$@" -D_GNU_SOURCE -g "${warnings[@]}" "${flags[@]}" \
+        bindings/c/tests/api.c bindings/c/tests/models.c -o "$out" "${libraries[@]}" -lpthread
+}
+
+# Runs the test program and counts what it did.
+program() {
+    local name=$1
+    shift
+    if "$@" >"$work/log" 2>&1 && grep --quiet '^test result: ok' "$work/log"; then
+        passed=$((passed + $(grep --count '^test .* ok$' "$work/log")))
+        echo "test $name ... ok, $(grep --count '^test .* ok$' "$work/log") tests"
+    else
+        echo "test $name ... FAILED: $*"
+        show_log
+        failed=$((failed + 1))
+    fi
+}
+
+examples() {
+    local compiler=$1
+    shift
+    mkdir -p "$work/examples-$compiler"
+    make --silent -C examples/c CC="$compiler" BUILD="$work/examples-$compiler" "$@"
+}
+
+load_example() {
+    local said
+    said=$("$@" "$work/examples-gcc/load" "$work/model.safetensors") || return
+    echo "$said"
+    grep --quiet --fixed-strings 'weight  F32 [64, 1024]  262144 bytes at' <<<"$said" &&
+        grep --quiet 'another process mapped .* bytes: they are those of the file' <<<"$said"
+}
+
+# The same reader, once of the disk and once of the memory.
+gguf_example() {
+    local reader=$work/examples-gcc/gguf
+    "$reader" "$work/model.gguf" >"$work/from-disk" &&
+        "$@" "$reader" --longshore "$work/model.gguf" >"$work/from-memory" &&
+        grep --quiet '"blk.0.attn_q.weight" Q8_0 \[32, 4\] 136 bytes' "$work/from-disk" &&
+        diff "$work/from-disk" "$work/from-memory"
+}
+
+# What is no model is refused by the reader, in the same words.
+gguf_example_refuses() {
+    head -c 700 "$work/model.gguf" >"$work/cut.gguf"
+    ! "$work/examples-gcc/gguf" "$work/cut.gguf" && ! "$work/examples-gcc/gguf" "$work/missing"
+}
+
+load_example_refuses() {
+    local said
+    ! said=$("$work/examples-gcc/load" "$work/missing" 2>&1) &&
+        [[ $said == "error: cannot open $work/missing: No such file"* ]]
+}
+
+# Leaks, too: of ours nothing may be left. cachestat is no system call to valgrind; the library does
+# without.
+memcheck=(valgrind --quiet --leak-check=full --error-exitcode=99 --child-silent-after-fork=yes
+    "--suppressions=$source/tests/valgrind.supp")
+
+# --- Running them -----------------------------------------------------------------------------
+
+profile=("$@")
+try install bindings/c/install.sh "${profile[@]}" "$prefix"
+if [[ $failed -gt 0 ]]; then
+    echo "test result: FAILED. 0 passed; 1 failed; 0 ignored"
+    exit 1
+fi
+try staged_install staged_install
+try header_is_of_the_sources_and_documented header_is_of_the_sources
+try tool_is_formatted tool_is_formatted
+try nothing_else_is_exported nothing_else_is_exported
+try library_has_its_name library_has_its_name
+
+for compilers in gcc:g++ clang:clang++; do
+    c=${compilers%:*} cpp=${compilers#*:}
+    need "$c" "programs built by $c" || continue
+    for standard in c99 c11 c17; do
+        try "header_is_${standard}_for_$c" header_stands_alone "$c" c "$standard"
+    done
+    for how in shared static; do
+        try "build_${how}_by_$c" build "$work/$c-$how" "$c" "$how" -std=c11
+        program "${how}_by_$c" "$work/$c-$how"
+    done
+    try "examples_by_$c" examples "$c"
+    need "$cpp" "C++17 by $cpp" || continue
+    for standard in c++11 c++17 c++20; do
+        try "header_is_${standard}_for_$cpp" header_stands_alone "$cpp" c++ "$standard"
+    done
+    try "build_as_c++17_by_$cpp" build "$work/$cpp" "$cpp" shared -x c++ -std=c++17
+    program "c++17_by_$cpp" "$work/$cpp"
+done
+if has clang; then try documentation_is_true documentation_is_true; fi
+
+"$work/gcc-shared" --write-models "$work"
+try load_example load_example
+try load_example_refuses load_example_refuses
+try gguf_example gguf_example
+try gguf_example_refuses gguf_example_refuses
+
+# The examples are built anew under the sanitizers, into the same place.
+sanitizers=(-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
+for how in shared static; do
+    try "build_${how}_with_sanitizers" build "$work/sanitized-$how" gcc "$how" -std=c11 \
+        "${sanitizers[@]}"
+    program "sanitized_$how" "$work/sanitized-$how"
+done
+
+if need valgrind valgrind; then
+    program memcheck_shared "${memcheck[@]}" "$work/gcc-shared"
+    program memcheck_static "${memcheck[@]}" "$work/gcc-static"
+    try load_example_under_valgrind load_example "${memcheck[@]}"
+    try gguf_example_under_valgrind gguf_example "${memcheck[@]}"
+fi
+try examples_with_sanitizers examples gcc --always-make CFLAGS="-g ${sanitizers[*]}"
+try load_example_sanitized load_example
+try gguf_example_sanitized gguf_example
+try gguf_example_refuses_sanitized gguf_example_refuses
+
+verdict=ok
+[[ $failed -eq 0 ]] || verdict=FAILED
+echo "test result: $verdict. $passed passed; $failed failed; 0 ignored"
+[[ $failed -eq 0 ]]

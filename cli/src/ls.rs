@@ -1,0 +1,159 @@
+//! `longshore ls`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use longshore::load::format::printable;
+use longshore::serve::{Held, HeldState, Listing};
+use serde_json::{Value, json};
+
+use crate::attach::connect;
+use crate::output::print;
+use crate::units::Decimal;
+
+/// Show what `longshore serve` holds.
+#[derive(Args, Debug)]
+pub(crate) struct LsArgs {
+    /// The server's socket [default: that of this user, else the system's].
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &LsArgs) -> anyhow::Result<()> {
+    let mut client = connect(args.socket.as_ref())?;
+    let server_pid = client.server_pid();
+    let listing = client.list()?;
+    if args.json {
+        return print(&format!("{}\n", as_json(&listing, server_pid)));
+    }
+    let mut text = String::new();
+    for root in &listing.roots {
+        text += &format!("serves {}\n", printable(&root.to_string_lossy()));
+    }
+    text += &table(&listing.held);
+    print(&text)
+}
+
+fn table(held: &[Held]) -> String {
+    if held.is_empty() {
+        return "nothing is held\n".to_owned();
+    }
+    let titles = ["number", "bytes", "attached", "age", "state", "file"].map(String::from);
+    let rows: Vec<[String; 6]> = held
+        .iter()
+        .map(|held| {
+            [
+                held.id.to_string(),
+                Decimal(held.len_bytes as f64).to_string(),
+                held.attachments.to_string(),
+                age(held.age_ms / 1000),
+                state(held),
+                printable(&held.path.to_string_lossy()).into_owned(),
+            ]
+        })
+        .collect();
+    let width = |column: usize| {
+        rows.iter().chain([&titles]).map(|row| row[column].chars().count()).max().unwrap_or(0)
+    };
+    let widths: [usize; 6] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in [&titles].into_iter().chain(&rows) {
+        let [id, bytes, attached, age, state, file] = row;
+        let [w_id, w_bytes, w_attached, w_age, w_state, _] = widths;
+        text += &format!(
+            "{id:>w_id$}  {bytes:>w_bytes$}  {attached:>w_attached$}  {age:>w_age$}  \
+             {state:<w_state$}  {file}\n"
+        );
+    }
+    text
+}
+
+fn state(held: &Held) -> String {
+    let mut words = match held.state {
+        HeldState::Loading => {
+            vec![format!("loading {}%", percent(held))]
+        }
+        HeldState::Ready => vec!["ready".to_owned()],
+    };
+    if held.is_stale {
+        words.push("stale".to_owned());
+    }
+    if held.is_pinned {
+        words.push("kept".to_owned());
+    }
+    words.join(", ")
+}
+
+fn percent(held: &Held) -> u128 {
+    u128::from(held.done_bytes) * 100 / u128::from(held.len_bytes.max(1))
+}
+
+/// A time, in its largest unit.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+fn as_json(listing: &Listing, server_pid: u32) -> Value {
+    let held: Vec<Value> = listing
+        .held
+        .iter()
+        .map(|held| {
+            json!({
+                "id": held.id,
+                "path": held.path.to_string_lossy(),
+                "format": held.format,
+                "bytes": held.len_bytes,
+                "done_bytes": held.done_bytes,
+                "attachments": held.attachments,
+                "state": match held.state {
+                    HeldState::Loading => "loading",
+                    HeldState::Ready => "ready",
+                },
+                "stale": held.is_stale,
+                "kept": held.is_pinned,
+                "age_seconds": held.age_ms as f64 / 1000.0,
+            })
+        })
+        .collect();
+    let roots: Vec<_> = listing.roots.iter().map(|root| root.to_string_lossy()).collect();
+    json!({ "server_pid": server_pid, "roots": roots, "held": held })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_told_in_their_largest_unit() {
+        let told = [0, 119, 120, 7199, 7200, 172_800].map(age);
+        assert_eq!(told, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"]);
+    }
+
+    #[test]
+    fn the_state_says_what_is_special() {
+        let held = Held {
+            id: 1,
+            path: "/m/\x1b".into(),
+            format: "auto".into(),
+            len_bytes: 200,
+            done_bytes: 50,
+            attachments: 0,
+            state: HeldState::Loading,
+            is_stale: true,
+            is_pinned: true,
+            age_ms: 0,
+        };
+        assert_eq!(state(&held), "loading 25%, stale, kept");
+        assert!(table(&[held]).contains("/m/\\u{1b}"));
+        assert_eq!(table(&[]), "nothing is held\n");
+    }
+}

@@ -1,0 +1,142 @@
+//! Tensors at multiples of an alignment, by the command.
+
+mod command;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use command::{LONGSHORE, longshore, run};
+use serde_json::Value;
+
+struct Fixture {
+    folder: tempfile::TempDir,
+}
+
+impl Fixture {
+    /// `/var/tmp` is on a disk where `/tmp` may not be.
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir_in("/var/tmp").unwrap() }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn model(&self, name: &str) -> String {
+        let path = self.path(name);
+        assert_eq!(longshore(&["make-model", "--size", "3MiB", &path]).code, 0);
+        path
+    }
+}
+
+/// The tensors of a file, by name: shape and bytes; and the least alignment of any.
+fn tensors(path: &str) -> (Vec<(String, Value, Vec<u8>)>, u64) {
+    let inspected = longshore(&["inspect", "--json", path]).json();
+    let (mut all, mut least) = (Vec::new(), u64::MAX);
+    for file in inspected["files"].as_array().unwrap() {
+        let bytes = fs::read(file["path"].as_str().unwrap()).unwrap();
+        for tensor in file["tensors"].as_array().unwrap() {
+            // What fills gaps is shown, and is no tensor of the model.
+            if tensor["name"].as_str().unwrap().starts_with("__padding__.") {
+                continue;
+            }
+            let number = |name: &str| tensor[name].as_u64().unwrap();
+            let (start, len) = (number("offset"), number("bytes"));
+            least = least.min(1 << start.trailing_zeros());
+            let content = bytes[start as usize..(start + len) as usize].to_vec();
+            all.push((tensor["name"].to_string(), tensor["shape"].clone(), content));
+        }
+    }
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    (all, least)
+}
+
+#[test]
+fn a_load_hands_on_a_file_whose_tensors_are_aligned() {
+    let fixture = Fixture::new();
+    let model = fixture.model("model.safetensors");
+    let copied = fixture.path("copied.safetensors");
+    let mut command = std::process::Command::new(LONGSHORE);
+    command.args(["load", &model, "--align", "4096", "--quiet", "--exec", "sh", "-c"]);
+    command.arg(format!("head -c $LONGSHORE_BYTES /proc/self/fd/$LONGSHORE_FD > {copied}"));
+    assert_eq!(run(&mut command).code, 0);
+    let (before, _) = tensors(&model);
+    let (after, least) = tensors(&copied);
+    assert!(before == after, "the tensors differ");
+    assert!(least >= 4096, "{least}");
+}
+
+#[test]
+fn a_repacked_file_has_the_same_tensors_and_needs_no_other_way() {
+    let fixture = Fixture::new();
+    let (model, packed) = (fixture.model("model.safetensors"), fixture.path("packed.safetensors"));
+    let done = longshore(&["repack", "--align", "4k", "--json", &model, &packed]).json();
+    assert_eq!(done["alignment"], 4096);
+    assert_eq!(done["bytes"], fs::metadata(&packed).unwrap().len());
+    let ((before, _), (after, least)) = (tensors(&model), tensors(&packed));
+    assert!(before == after, "the tensors differ");
+    assert!(least >= 4096, "{least}");
+    // It is what a load of it with that alignment gives, so nothing has to be put in place.
+    let loaded = longshore(&["load", &packed, "--align", "4096", "--mode", "direct", "--json"]);
+    if loaded.code == 0 {
+        assert_eq!(loaded.json()["bytes_by_mode"]["staged"], 0);
+        assert_eq!(loaded.json()["bytes"], fs::metadata(&packed).unwrap().len());
+    } else {
+        loaded.expect(22, &["direct"]);
+    }
+    // And what packing it again gives.
+    let again = fixture.path("again.safetensors");
+    assert_eq!(longshore(&["repack", "--align", "4096", &packed, &again]).code, 0);
+    assert!(fs::read(&packed).unwrap() == fs::read(&again).unwrap());
+}
+
+#[test]
+fn shards_are_repacked_into_a_folder() {
+    let fixture = Fixture::new();
+    let (first, second) = (fixture.model("m-1.safetensors"), fixture.path("m-2.safetensors"));
+    // The second shard has one tensor of an odd length.
+    let header = r#"{"odd":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(b"abc");
+    fs::write(&second, bytes).unwrap();
+    let names: Vec<String> = tensors(&first).0.into_iter().map(|(name, ..)| name).collect();
+    let map: Vec<String> = names.iter().map(|name| format!("{name}:\"m-1.safetensors\"")).collect();
+    let index = fixture.path("m.safetensors.index.json");
+    let text = format!(r#"{{"weight_map":{{{},"odd":"m-2.safetensors"}}}}"#, map.join(","));
+    fs::write(&index, text).unwrap();
+
+    let folder = fixture.path("packed");
+    let done = longshore(&["repack", &index, &folder]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let packed_index = Path::new(&folder).join("m.safetensors.index.json");
+    let (before, _) = tensors(&index);
+    let (after, least) = tensors(packed_index.to_str().unwrap());
+    assert!(before == after, "the tensors differ");
+    assert!(least >= 64, "{least}");
+}
+
+#[test]
+fn what_cannot_be_repacked_says_why_and_leaves_nothing() {
+    let fixture = Fixture::new();
+    let model = fixture.model("model.safetensors");
+    let there = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let raw = fixture.path("notes.txt");
+    fs::write(&raw, "text").unwrap();
+    let before = there(fixture.folder.path()).len();
+    let target = fixture.path("packed.safetensors");
+    longshore(&["repack", &raw, &target]).expect(15, &["no tensors are known", "notes.txt"]);
+    longshore(&["load", &raw, "--align", "64"]).expect(15, &["no tensors are known"]);
+    longshore(&["repack", &model, &model]).expect(1, &["exists", "--force"]);
+    longshore(&["repack", "--align", "48", &model, &target]).expect(2, &["power of two", "48"]);
+    longshore(&["repack", &fixture.path("none.safetensors"), &target]).expect(10, &["none"]);
+    let absent = fixture.path("no-folder-here/../packed.safetensors");
+    assert_eq!(longshore(&["repack", "/proc/version", &absent]).code, 15);
+    longshore(&["repack", &model, "/proc/packed.safetensors"]).expect(10, &["/proc"]);
+    assert_eq!(there(fixture.folder.path()).len(), before);
+    // In place, with --force.
+    assert_eq!(longshore(&["repack", "--force", &model, &model]).code, 0);
+    assert!(tensors(&model).1 >= 64);
+}

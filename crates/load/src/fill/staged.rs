@@ -1,0 +1,149 @@
+//! Direct reads of bytes that the disk cannot write to their place: it reads them beside the buffer,
+//! and they are copied while they are in the cache.
+//!
+//! A disk wants the memory it writes to aligned like the file. The tensors of a model that is not
+//! aligned are nowhere near that, so those of an image ([`crate::plan::Image`]) come this way: a
+//! few threads each read a span of the file, all of it that lies side by side, and put what is in
+//! it where it goes. While one copies, the others read.
+#![expect(unsafe_code, reason = "takes the windows of what it copies")]
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use longshore_heap::Heap;
+use longshore_iov::{Cursor, Dest, copy};
+use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
+
+use super::ledger::{InFlight, Ledger};
+use super::piece::{Route, Stretch};
+use super::workers::Reads;
+use crate::error::Error;
+
+/// Bytes of the file that are read at once. Spans do not cross multiples of it.
+pub(super) const SPAN_BYTES: u64 = 4 << 20;
+
+/// How many spans are in flight at most.
+pub(super) const SPANS_IN_FLIGHT_MAX: usize = 8;
+
+/// The memory that they are read into.
+pub(crate) const STAGING_MAX_BYTES: u64 = SPANS_IN_FLIGHT_MAX as u64 * SPAN_BYTES;
+
+/// Copied at once: a huge page is made and filled while it is in the core's cache.
+const BITE_BYTES: u64 = 2 << 20;
+
+/// Bytes of a file that are read together, wanted ones and what lies between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) file: usize,
+    pub(super) file_offset: u64,
+    pub(super) len_bytes: u64,
+}
+
+/// Spans that several threads read, each taking the next.
+pub(super) struct Spans<'a> {
+    spans: &'a [Span],
+    next: AtomicUsize,
+}
+
+impl<'a> Spans<'a> {
+    pub(super) fn new(spans: &'a [Span]) -> Self {
+        Self { spans, next: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Reads spans, and puts what is in them in its place, until none is left or the fill is
+    /// stopped. What they are read into is in a huge page where there is one: disks are faster.
+    pub(super) fn run(&self, ledger: &Ledger<'_>, reads: &dyn Reads) {
+        let mut memory = match Heap::Memfd.allocate(SPAN_BYTES) {
+            Ok(memory) => memory,
+            Err(error) => return ledger.fail(error.into()),
+        };
+        let mut staging = match memory.write() {
+            Ok(staging) => staging,
+            Err(error) => return ledger.fail(error.into()),
+        };
+        while !ledger.should_stop() {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(span) = self.spans.get(index) else { return };
+            let Some(staged) = read(span, ledger, reads, &mut staging) else { return };
+            place(span, staged, ledger);
+        }
+    }
+}
+
+impl Span {
+    fn range(&self) -> Range<u64> {
+        self.file_offset..self.file_offset + self.len_bytes
+    }
+}
+
+/// Reads a span and returns its bytes; `None` where the fill fails or is stopped.
+fn read<'s>(
+    span: &Span,
+    ledger: &Ledger<'_>,
+    reads: &dyn Reads,
+    staging: &'s mut [u8],
+) -> Option<&'s [u8]> {
+    let source = ledger.plan.files()[span.file].source();
+    let Range { start, end } = span.range();
+    let block = source.direct().map_or(Granule::SIZE_4K, |(_, alignment)| alignment.offset);
+    // The span lies between two multiples of its size, and so do the blocks that it touches.
+    let first = block.round_down(start);
+    let room = usize::try_from(block.checked_round_up(end)? - first).ok()?;
+    let staging = staging.get_mut(..room)?;
+    let mut done = 0;
+    while first + done < end {
+        if ledger.should_stop() {
+            return None;
+        }
+        let mut rest = VolatileSliceMut::from(&mut staging[done as usize..]);
+        match reads.read(source, Route::Staged, &mut rest, FileOffset::new(first + done)) {
+            Ok(bytes) => {
+                let reached = done + bytes as u64;
+                // One that stops in the middle of a block has met the end of the file.
+                if first + reached < end && (bytes == 0 || !block.is_aligned(reached)) {
+                    let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+                    ledger.fail(Error::Truncated { path, ended_at: first + reached, len_bytes });
+                    return None;
+                }
+                done = reached;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                let failed = Error::Read {
+                    path: source.path().to_owned(),
+                    range: (first + done).max(start)..end,
+                    done_bytes: ledger.done_bytes(),
+                    source: error,
+                };
+                ledger.fail(failed);
+                return None;
+            }
+        }
+    }
+    staging.get((start - first) as usize..(end - first) as usize)
+}
+
+/// Copies what is wanted of a span to where it goes.
+fn place(span: &Span, staged: &[u8], ledger: &Ledger<'_>) {
+    let file = &ledger.plan.files()[span.file];
+    for part in Stretch::within(span.file, file, span.range()) {
+        for bite in part.cut(BITE_BYTES) {
+            let from = (bite.file_offset - span.file_offset) as usize;
+            let Some(bytes) = staged.get(from..from + bite.len_bytes as usize) else { return };
+            let flight = InFlight { piece: bite.piece(Route::Staged), done_bytes: 0 };
+            if ledger.should_stop() || !ledger.populate(&flight.piece) {
+                return;
+            }
+            // SAFETY: parts of an image do not overlap, each span is taken by one thread, and this
+            // one has no other window.
+            let Some(window) = (unsafe { ledger.window(&flight) }) else { return };
+            let copied = copy::write(&mut Cursor::<Dest>::foreign_buf(window), bytes);
+            ledger.book(flight, copied.map_err(io::Error::other));
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Where a server listens.
+
+use std::env;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use longshore_sys::{packet_socket, service_manager};
+
+use crate::error::{Error, Result};
+
+/// The variable that names the socket where nothing else does.
+pub const SOCKET_VARIABLE: &str = "LONGSHORE_SOCKET";
+/// The name of the socket that a service manager hands over, where it hands over several.
+pub const ACTIVATION_NAME: &str = "longshore";
+
+const SYSTEM_SOCKET: &str = "/run/longshore/serve.sock";
+/// Connections that wait to be accepted.
+const BACKLOG: u16 = 128;
+
+/// Where a server of this user listens unless it is said: `$LONGSHORE_SOCKET`;
+/// `/run/longshore/serve.sock` for root; `$XDG_RUNTIME_DIR/longshore/serve.sock` for anybody else.
+///
+/// # Errors
+/// [`Error::Kernel`] where none of these is there.
+pub fn default_socket() -> Result<PathBuf> {
+    if let Some(socket) = variable(SOCKET_VARIABLE) {
+        return Ok(socket);
+    }
+    if longshore_sys::effective_uid() == 0 {
+        return Ok(SYSTEM_SOCKET.into());
+    }
+    match variable("XDG_RUNTIME_DIR") {
+        Some(directory) => Ok(directory.join("longshore/serve.sock")),
+        None => Err(Error::Kernel {
+            operation: "choosing a socket: $XDG_RUNTIME_DIR is not set; name one with --socket or \
+                        $LONGSHORE_SOCKET, which"
+                .to_owned(),
+            source: ErrorKind::NotFound.into(),
+        }),
+    }
+}
+
+/// Where a client looks for a server unless it is said: as [`default_socket`], and where this user
+/// has none, for the system's.
+///
+/// # Errors
+/// As [`default_socket`].
+pub fn default_server() -> Result<PathBuf> {
+    let system = Path::new(SYSTEM_SOCKET);
+    if variable(SOCKET_VARIABLE).is_some() {
+        return default_socket();
+    }
+    match default_socket() {
+        Ok(own) if own.exists() || !system.exists() => Ok(own),
+        Err(error) if !system.exists() => Err(error),
+        _ => Ok(system.to_owned()),
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// A socket to serve on.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    made: Option<Made>,
+}
+
+/// A socket that was made here, and goes with the listener.
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    inode: (u64, u64),
+    _lock: Lock,
+}
+
+/// The right to replace a dead socket, and the sign that this one is alive.
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Listener {
+    /// Listens at `path`, with the permissions `mode`. A socket of a server that was killed is
+    /// replaced; anything else that is there is left alone.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::Kernel`].
+    pub fn bind(path: &Path, mode: u32) -> Result<Self> {
+        let path = std::path::absolute(path).map_err(Error::kernel("finding the socket's path"))?;
+        // Two that begin at once: one has the lock, and what the other finds is alive.
+        let lock = Lock::take(&path)?;
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(Error::kernel(format!("looking at {}", path.display()))(error));
+            }
+            Ok(there) if !there.file_type().is_socket() => {
+                let kind = described(there.file_type());
+                return Err(Error::NotASocket { socket: path, kind });
+            }
+            Ok(_) => remove_if_dead(&path)?,
+        }
+        let failed = format!("making the socket {}", path.display());
+        let socket = packet_socket::listen(&path, mode, BACKLOG).map_err(|source| {
+            let operation = match source.kind() {
+                ErrorKind::InvalidFilename => {
+                    let max = packet_socket::PATH_BYTES_MAX;
+                    format!("{failed}, whose path is longer than {max} bytes,")
+                }
+                _ => failed.clone(),
+            };
+            Error::Kernel { operation, source }
+        })?;
+        let inode = inode(&path).map_err(Error::kernel(failed))?;
+        Ok(Self { socket, made: Some(Made { path, inode, _lock: lock }) })
+    }
+
+    /// Listens at [`default_socket`], in a directory of its own, which is made: open to this user
+    /// only, unless `mode` lets others use the socket.
+    ///
+    /// # Errors
+    /// Those of [`Self::bind`] and [`default_socket`].
+    pub fn bind_default(mode: u32) -> Result<Self> {
+        let path = default_socket()?;
+        if variable(SOCKET_VARIABLE).is_none()
+            && let Some(directory) = path.parent()
+        {
+            let failed = || Error::kernel(format!("making the directory {}", directory.display()));
+            let permissions = if mode & 0o077 == 0 { 0o700 } else { 0o711 };
+            match DirBuilder::new().mode(permissions).create(directory) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    return Err(failed()(error));
+                }
+                _ => {}
+            }
+            fs::set_permissions(directory, Permissions::from_mode(permissions)).map_err(failed())?;
+        }
+        Self::bind(&path, mode)
+    }
+
+    /// The socket that a service manager handed over, if it did: the only one, or the one that is
+    /// called [`ACTIVATION_NAME`]. It stays when the server ends.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where what was handed over is no listening socket of the right kind.
+    pub fn inherited() -> Result<Option<Self>> {
+        let failed = || Error::kernel("taking over the socket of the service manager");
+        let mut handed = service_manager::take_descriptors().map_err(failed())?;
+        if handed.len() > 1 {
+            handed.retain(|(name, _)| name == ACTIVATION_NAME);
+            if handed.len() != 1 {
+                let reason = format!("of several sockets one must be called '{ACTIVATION_NAME}'");
+                return Err(failed()(io::Error::new(ErrorKind::InvalidInput, reason)));
+            }
+        }
+        let Some((_, socket)) = handed.pop() else { return Ok(None) };
+        if !packet_socket::is_listening(&socket).unwrap_or(false) {
+            let reason =
+                "it is no listening Unix socket of sequenced packets (ListenSequentialPacket=)";
+            return Err(failed()(io::Error::new(ErrorKind::InvalidInput, reason)));
+        }
+        packet_socket::set_nonblocking(&socket).map_err(failed())?;
+        Ok(Some(Self { socket, made: None }))
+    }
+
+    /// The path it listens at; `None` where a service manager made the socket.
+    pub fn path(&self) -> Option<&Path> {
+        self.made.as_ref().map(|made| made.path.as_path())
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The socket goes, if it is still the one that was made; then its field, the lock.
+impl Drop for Made {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // There is nobody to tell.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Lock {
+    fn take(socket: &Path) -> Result<Self> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let failed = || Error::kernel(format!("locking {}", path.display()));
+        loop {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).mode(0o600);
+            let file = options.open(&path).map_err(failed())?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::AlreadyServed { socket: socket.to_owned() });
+                }
+                Err(TryLockError::Error(error)) => return Err(failed()(error)),
+            }
+            // Whoever had it before may have removed it meanwhile: then it locks nothing.
+            let locked = file.metadata().map_err(failed())?;
+            if inode(&path).is_ok_and(|inode| inode == (locked.dev(), locked.ino())) {
+                return Ok(Self { path, _file: file });
+            }
+        }
+    }
+}
+
+/// A server that is not of this kind may listen there, without a lock.
+fn remove_if_dead(path: &Path) -> Result<()> {
+    match packet_socket::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(Error::kernel(format!("removing the dead socket {}", path.display()))),
+        // It went meanwhile.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        _ => Err(Error::AlreadyServed { socket: path.to_owned() }),
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    let there = fs::symlink_metadata(path)?;
+    Ok((there.dev(), there.ino()))
+}
+
+fn described(kind: fs::FileType) -> &'static str {
+    if kind.is_dir() {
+        "a directory"
+    } else if kind.is_symlink() {
+        "a symbolic link"
+    } else if kind.is_file() {
+        "a regular file"
+    } else {
+        "a FIFO or device"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_made_once_and_goes_with_its_listener() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = Listener::bind(&path, 0o600).unwrap();
+        assert_eq!(listener.path(), Some(path.as_path()));
+        let second = Listener::bind(&path, 0o600).unwrap_err();
+        assert!(matches!(second, Error::AlreadyServed { .. }), "{second}");
+        drop(listener);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "neither socket nor lock");
+    }
+
+    #[test]
+    fn only_a_dead_socket_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        drop(packet_socket::listen(&path, 0o600, 1).unwrap());
+        assert!(path.exists(), "as after a kill");
+        let listener = Listener::bind(&path, 0o600).unwrap();
+        drop(listener);
+        let alive = packet_socket::listen(&path, 0o600, 1).unwrap();
+        assert!(matches!(Listener::bind(&path, 0o600), Err(Error::AlreadyServed { .. })));
+        drop(alive);
+        fs::remove_file(&path).unwrap();
+        let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(matches!(Listener::bind(&path, 0o600), Err(Error::AlreadyServed { .. })));
+        drop(other);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, b"precious").unwrap();
+        let refused = Listener::bind(&path, 0o600).unwrap_err().to_string();
+        assert!(refused.contains("a regular file") && refused.contains("is left"), "{refused}");
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no lock is left");
+    }
+
+    #[test]
+    fn a_socket_that_was_replaced_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = Listener::bind(&path, 0o600).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, b"another's").unwrap();
+        drop(listener);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_told() {
+        let path = env::temp_dir().join("x".repeat(120));
+        let refused = Listener::bind(&path, 0o600).unwrap_err().to_string();
+        assert!(refused.contains("longer than 107 bytes"), "{refused}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Memory that a server gave us.
+#![expect(unsafe_code, reason = "lends out a slice of memory that is sealed against writing")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use longshore_mem::Granule;
+use longshore_sys::mapping::{Access, Mapping};
+use longshore_sys::memfd::{self, Seals};
+use longshore_sys::readiness::{self, Watch};
+
+use super::{answer, send, untrustworthy};
+use crate::error::{Error, Result};
+use crate::protocol::{Reply, Request};
+
+/// A model that a server holds for us and others. Dropped, it is released; so it is when this process
+/// dies.
+///
+/// The memory is mapped here, and it was checked that nobody can change it. It stays valid for as
+/// long as this lives, also when the server ends.
+#[derive(Debug)]
+pub struct Attachment {
+    socket: OwnedFd,
+    memfd: OwnedFd,
+    mapping: Mapping,
+    id: u64,
+    len_bytes: u64,
+    files: Vec<AttachedFile>,
+}
+
+/// A file of a model, and where it is in the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachedFile {
+    /// Its name, as the server says.
+    pub path: PathBuf,
+    /// Where it begins.
+    pub buffer_offset: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+}
+
+impl Attachment {
+    /// Trusts nothing that the server says of the memory.
+    pub(super) fn new(
+        socket: OwnedFd,
+        memfd: OwnedFd,
+        id: u64,
+        len_bytes: u64,
+        files: Vec<AttachedFile>,
+    ) -> Result<Self> {
+        verify(&memfd, len_bytes)?;
+        let mapping = Mapping::of_file(&memfd, len_bytes, Granule::SIZE_2M, Access::Read)
+            .map_err(Error::kernel("mapping the memory"))?;
+        Ok(Self { socket, memfd, mapping, id, len_bytes, files })
+    }
+
+    /// The server's number for the model.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The content's length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Whether there is no content. A server holds none that is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// The content. It cannot change.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the mapping is readable and lives as long as `self`; the file is at least that long
+        // and sealed against becoming shorter, and sealed against writing, by whomever: `verify` has
+        // seen both, and no seal can be taken back.
+        unsafe {
+            std::slice::from_raw_parts(self.mapping.start().as_ptr(), self.mapping.len_bytes())
+        }
+    }
+
+    /// The files, in the order in which they lie in the memory.
+    pub fn files(&self) -> &[AttachedFile] {
+        &self.files
+    }
+
+    /// The content of one of [`Self::files`].
+    pub fn file_bytes(&self, file: &AttachedFile) -> Option<&[u8]> {
+        let start = usize::try_from(file.buffer_offset).ok()?;
+        let end = start.checked_add(usize::try_from(file.len_bytes).ok()?)?;
+        self.as_slice().get(start..end)
+    }
+
+    /// The memory, as a descriptor that can read. Others may be given it; it does not count as an
+    /// attachment.
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+
+    /// The connection. The attachment counts for as long as a descriptor of it is open: a program that
+    /// this process becomes must inherit it.
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether the server is still there. Without it the memory stays, and nobody counts who has it.
+    pub fn is_server_alive(&self) -> bool {
+        let watch = Watch { fd: self.socket.as_fd(), read: false, write: false };
+        let ready = readiness::wait(&[watch], Some(Instant::now()));
+        ready.is_ok_and(|ready| !ready[0].gone)
+    }
+
+    /// Releases the attachment and waits until the server has counted that. A server that is gone
+    /// counts nothing: that is no error.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Untrustworthy`]. It is released when this returns in any case.
+    pub fn release(self) -> Result<()> {
+        let socket = self.socket.as_fd();
+        let answered = send(socket, &Request::Release, None).and_then(|()| answer(socket));
+        match answered {
+            Ok((Reply::Released, None)) | Err(Error::ServerGone) => Ok(()),
+            Ok(_) => Err(untrustworthy("an answer to something else".to_owned())),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Checks that a descriptor is of memory of this length that nobody can change or make shorter, and
+/// that it can only read.
+fn verify(memfd: &OwnedFd, len_bytes: u64) -> Result<()> {
+    let kernel = || Error::kernel("looking at the memory");
+    let seals = memfd::seals(memfd)
+        .map_err(|_| untrustworthy("the descriptor is of no memfd".to_owned()))?;
+    let needed = Seals { shrink: true, grow: true, write: true, seal: seals.seal };
+    if seals != needed {
+        return Err(untrustworthy(format!(
+            "the memory is not sealed: against shrinking {}, growing {}, writing {}",
+            seals.shrink, seals.grow, seals.write
+        )));
+    }
+    let (found_bytes, is_writable) = memfd::look_at(memfd).map_err(kernel())?;
+    if is_writable {
+        return Err(untrustworthy("the descriptor of the memory can write".to_owned()));
+    }
+    // Memory of the hugetlb pool is in whole pages of it.
+    let rounded = Granule::SIZE_2M.checked_round_up(len_bytes);
+    if len_bytes == 0 || found_bytes != len_bytes && Some(found_bytes) != rounded {
+        return Err(untrustworthy(format!(
+            "the memory has {found_bytes} bytes, and {len_bytes} are said to be there"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,399 @@
+//! The client's side.
+
+mod attachment;
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use longshore_load::format::{FormatChoice, printable};
+use longshore_load::{CancelToken, Progress};
+use longshore_sys::readiness::{self, Watch};
+use longshore_sys::{file, packet_socket};
+
+use crate::address::default_server;
+use crate::error::{Error, Result};
+use crate::protocol::{Held, MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
+use crate::served::parent;
+
+pub use attachment::{AttachedFile, Attachment};
+
+/// How long a server may take to answer, or to say how far a load has come.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// How long a server may take to accept.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+/// How often a cancellation is looked for.
+const CANCEL_EVERY: Duration = Duration::from_millis(50);
+/// More files than any model has; a server that says more is not believed.
+const FILES_MAX: u32 = 100_000;
+
+/// What is to be attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wanted {
+    /// The file at this path.
+    Path(PathBuf),
+    /// What the server holds under this number.
+    Id(u64),
+    /// As people write it: a path; else a name beneath what is served; else a number; else the end
+    /// of the path of what is held.
+    Word(OsString),
+}
+
+/// What a server serves and holds.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// Directories and files that are served.
+    pub roots: Vec<PathBuf>,
+    /// Models that are held or being loaded.
+    pub held: Vec<Held>,
+}
+
+/// A connection to a server, without an attachment.
+///
+/// ```no_run
+/// use longshore_load::CancelToken;
+/// use longshore_load::format::FormatChoice;
+/// use longshore_serve::{Client, Wanted};
+///
+/// let wanted = Wanted::Path("model.safetensors".into());
+/// let attachment = Client::connect_default()?.attach(
+///     &wanted,
+///     FormatChoice::Auto,
+///     &mut |progress| eprintln!("{} bytes", progress.done_bytes),
+///     &CancelToken::new(),
+/// )?;
+/// println!("{} bytes of {:?}", attachment.as_slice().len(), attachment.files());
+/// # Ok::<(), longshore_serve::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+    server_pid: u32,
+}
+
+impl Client {
+    /// Connects to the server that listens at `socket`.
+    ///
+    /// # Errors
+    /// [`Error::NoServer`], [`Error::SocketDenied`], [`Error::Refused`] where it speaks another
+    /// version or has too many clients.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let connected = connect(socket).map_err(|source| unreachable_by(socket, source))?;
+        let mut client = Self { socket: connected, server_pid: 0 };
+        client.send(&Request::Hello { version: VERSION }, None)?;
+        match client.answer()? {
+            (Reply::Welcome { version: VERSION, pid }, None) => {
+                client.server_pid = pid;
+                Ok(client)
+            }
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    /// Connects to the server of this user, or of the system ([`default_server`]).
+    ///
+    /// # Errors
+    /// As [`Self::connect`] and [`default_server`].
+    pub fn connect_default() -> Result<Self> {
+        Self::connect(&default_server()?)
+    }
+
+    /// The server's process, as it says.
+    pub fn server_pid(&self) -> u32 {
+        self.server_pid
+    }
+
+    /// What is served and held.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`].
+    pub fn list(&mut self) -> Result<Listing> {
+        self.send(&Request::List, None)?;
+        let mut listing = Listing::default();
+        loop {
+            match self.answer()? {
+                (Reply::Root { path }, None) => listing.roots.push(path),
+                (Reply::Held(held), None) => listing.held.push(held),
+                (Reply::End, None) => return Ok(listing),
+                _ => return Err(out_of_turn()),
+            }
+        }
+    }
+
+    /// Attaches a model, and waits while the server loads it: `observe` hears how far it has come. A
+    /// file is opened by this process, too: that is how it shows that it may read it.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::NotFound`], [`Error::Refused`], [`Error::Cancelled`],
+    /// [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`]. Nothing is left then.
+    pub fn attach(
+        mut self,
+        wanted: &Wanted,
+        format: FormatChoice,
+        observe: &mut dyn FnMut(Progress),
+        cancel: &CancelToken,
+    ) -> Result<Attachment> {
+        let (path, target) = self.locate(wanted)?;
+        let file = opened(&path)?;
+        let request = Request::Attach { target, format: format.to_string() };
+        self.send(&request, Some(file.as_fd()))?;
+        drop(file);
+        let mut heard = Progress { done_bytes: 0, total_bytes: 0, elapsed: Duration::ZERO };
+        loop {
+            match self.hear(cancel, &heard)? {
+                (Reply::Prove { path }, None) => {
+                    let file = opened(&path)?;
+                    self.send(&Request::Proof, Some(file.as_fd()))?;
+                }
+                (Reply::Progress { done_bytes, total_bytes, elapsed_ms }, None) => {
+                    let elapsed = Duration::from_millis(elapsed_ms);
+                    heard = Progress { done_bytes, total_bytes, elapsed };
+                    observe(heard);
+                }
+                (Reply::Attached { id, len_bytes, files }, Some(memfd)) => {
+                    let files = self.files(files, len_bytes)?;
+                    return Attachment::new(self.socket, memfd, id, len_bytes, files);
+                }
+                _ => return Err(out_of_turn()),
+            }
+        }
+    }
+
+    fn files(&self, count: u32, len_bytes: u64) -> Result<Vec<AttachedFile>> {
+        if count > FILES_MAX {
+            return Err(untrustworthy(format!("a model of {count} files")));
+        }
+        let mut files = Vec::new();
+        for _ in 0..count {
+            let (Reply::File { buffer_offset, len_bytes: bytes, path }, None) = self.answer()?
+            else {
+                return Err(out_of_turn());
+            };
+            if buffer_offset.checked_add(bytes).is_none_or(|end| end > len_bytes) {
+                return Err(untrustworthy("a file that is not inside of the memory".to_owned()));
+            }
+            files.push(AttachedFile { path, buffer_offset, len_bytes: bytes });
+        }
+        Ok(files)
+    }
+
+    /// The file to be opened, and what to ask the server for.
+    fn locate(&mut self, wanted: &Wanted) -> Result<(PathBuf, Target)> {
+        let of_path = |path: &Path| {
+            let path = resolved(path)?;
+            Ok((path.clone(), Target::Path(path)))
+        };
+        match wanted {
+            Wanted::Path(path) => of_path(path),
+            Wanted::Id(id) => {
+                let listing = self.list()?;
+                by_id(&listing, *id).ok_or_else(|| not_found(&id.to_string(), &listing))
+            }
+            Wanted::Word(word) => {
+                let path = Path::new(word);
+                if path.is_absolute() || path.exists() {
+                    return of_path(path);
+                }
+                let listing = self.list()?;
+                let beneath = listing.roots.iter().map(|root| root.join(path));
+                if let Some(beneath) = beneath.into_iter().find(|path| path.exists()) {
+                    return of_path(&beneath);
+                }
+                let id = word.to_str().and_then(|word| word.parse().ok());
+                if let Some(found) = id.and_then(|id| by_id(&listing, id)) {
+                    return Ok(found);
+                }
+                let mut named = listing.held.iter().map(|held| &held.path).chain(&listing.roots);
+                match named.rfind(|named| named.ends_with(path)) {
+                    Some(named) => of_path(named),
+                    None => Err(not_found(&word.to_string_lossy(), &listing)),
+                }
+            }
+        }
+    }
+
+    fn send(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<()> {
+        send(self.socket.as_fd(), request, file)
+    }
+
+    /// The next answer, where nothing is to be waited for but the server.
+    fn answer(&self) -> Result<(Reply, Option<OwnedFd>)> {
+        answer(self.socket.as_fd())
+    }
+
+    fn hear(&self, cancel: &CancelToken, heard: &Progress) -> Result<(Reply, Option<OwnedFd>)> {
+        let Progress { done_bytes, total_bytes, .. } = *heard;
+        let cancelled =
+            || cancel.is_cancelled().then_some(Error::Cancelled { done_bytes, total_bytes });
+        receive(self.socket.as_fd(), cancelled)
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn connect(socket: &Path) -> io::Result<OwnedFd> {
+    let begin = Instant::now();
+    loop {
+        match packet_socket::connect(socket) {
+            // Too many wait to be accepted.
+            Err(error)
+                if error.kind() == ErrorKind::WouldBlock && begin.elapsed() < CONNECT_TIME =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            connected => return connected,
+        }
+    }
+}
+
+fn unreachable_by(socket: &Path, source: io::Error) -> Error {
+    let socket = socket.to_owned();
+    let hint = match source.kind() {
+        ErrorKind::PermissionDenied => return Error::SocketDenied { socket, source },
+        ErrorKind::NotFound | ErrorKind::NotADirectory => "there is no such socket",
+        ErrorKind::ConnectionRefused => {
+            "the socket is there, but its server is not: it was killed, and the next one replaces it"
+        }
+        ErrorKind::WouldBlock => "there is a server, but it accepts nobody",
+        ErrorKind::InvalidFilename => "the path is too long for a socket",
+        _ => "what is there is no server's socket",
+    };
+    Error::NoServer { socket, hint, source }
+}
+
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    request: &Request,
+    file: Option<BorrowedFd<'_>>,
+) -> Result<()> {
+    let deadline = Instant::now() + ANSWER_TIME;
+    loop {
+        match packet_socket::send(socket, &request.encode(), file) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let watch = Watch { fd: socket, read: false, write: true };
+                readiness::wait(&[watch], Some(deadline)).map_err(Error::kernel("waiting"))?;
+                if Instant::now() >= deadline {
+                    return Err(Error::TimedOut { seconds: ANSWER_TIME.as_secs() });
+                }
+            }
+            Err(error) if is_gone(&error) => {
+                // It may have said why before it went.
+                return match answer(socket) {
+                    Err(refused @ Error::Refused { .. }) => Err(refused),
+                    _ => Err(Error::ServerGone),
+                };
+            }
+            Err(error) => return Err(Error::kernel("sending to the server")(error)),
+        }
+    }
+}
+
+pub(super) fn answer(socket: BorrowedFd<'_>) -> Result<(Reply, Option<OwnedFd>)> {
+    receive(socket, || None)
+}
+
+/// The next message, with its descriptor. A refusal is an error, and so is the server's end.
+fn receive(
+    socket: BorrowedFd<'_>,
+    mut cancelled: impl FnMut() -> Option<Error>,
+) -> Result<(Reply, Option<OwnedFd>)> {
+    let begin = Instant::now();
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    loop {
+        let packet = match packet_socket::receive(socket, &mut bytes) {
+            Ok(packet) => packet,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if let Some(error) = cancelled() {
+                    return Err(error);
+                }
+                if begin.elapsed() > ANSWER_TIME {
+                    return Err(Error::TimedOut { seconds: ANSWER_TIME.as_secs() });
+                }
+                let watch = Watch { fd: socket, read: true, write: false };
+                let deadline = Some(Instant::now() + CANCEL_EVERY);
+                readiness::wait(&[watch], deadline).map_err(Error::kernel("waiting"))?;
+                continue;
+            }
+            Err(error) if is_gone(&error) => return Err(Error::ServerGone),
+            Err(error) => return Err(Error::kernel("receiving from the server")(error)),
+        };
+        if packet.len_bytes == 0 {
+            return Err(Error::ServerGone);
+        }
+        if packet.is_too_long || packet.descriptors_lost || packet.descriptors.len() > 1 {
+            return Err(untrustworthy(
+                "a message that is too long, or has too much with it".into(),
+            ));
+        }
+        let reply = Reply::decode(&bytes[..packet.len_bytes])
+            .map_err(|malformed| untrustworthy(format!("a malformed message: {malformed}")))?;
+        return match reply {
+            Reply::Refused { reason, message } => {
+                Err(Error::Refused { reason, message: printable(&message).into_owned() })
+            }
+            Reply::Closing => Err(Error::ServerGone),
+            reply => Ok((reply, packet.descriptors.into_iter().next())),
+        };
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected
+    )
+}
+
+pub(super) fn untrustworthy(what: String) -> Error {
+    Error::Untrustworthy { what }
+}
+
+fn out_of_turn() -> Error {
+    untrustworthy("an answer to something else".to_owned())
+}
+
+fn opened(path: &Path) -> Result<OwnedFd> {
+    file::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })
+}
+
+/// The absolute path of a file, without symbolic links but for its own name: where the file is said
+/// to be decides about its format and where its shards are.
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let failed = |source| Error::Open { path: path.to_owned(), source };
+    match (parent(path), path.file_name()) {
+        (Some(directory), Some(name)) => Ok(directory.canonicalize().map_err(failed)?.join(name)),
+        _ => path.canonicalize().map_err(failed),
+    }
+}
+
+fn by_id(listing: &Listing, id: u64) -> Option<(PathBuf, Target)> {
+    let held = listing.held.iter().find(|held| held.id == id)?;
+    Some((held.path.clone(), Target::Id(id)))
+}
+
+fn not_found(name: &str, listing: &Listing) -> Error {
+    let shown = |path: &Path| printable(&path.to_string_lossy()).into_owned();
+    let roots: Vec<String> = listing.roots.iter().map(|root| shown(root)).collect();
+    let hint = format!(
+        "it is no file here, nor one beneath {}, nor the name or number of any of the {} models that \
+         are held",
+        roots.join(", "),
+        listing.held.len()
+    );
+    Error::NotFound { name: printable(name).into_owned(), hint }
+}
+
+/// The words of the command line.
+impl From<&OsStr> for Wanted {
+    fn from(word: &OsStr) -> Self {
+        Self::Word(word.to_owned())
+    }
+}

@@ -1,0 +1,141 @@
+//! What can go wrong between a client and its server.
+
+use std::io;
+use std::path::PathBuf;
+
+use longshore_load as load;
+
+use crate::protocol::Reason;
+
+/// The result of serving or attaching.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nobody serves there.
+    #[error(
+        "no server listens at {}: {hint}; start one with 'longshore serve', or name its socket with \
+         --socket or $LONGSHORE_SOCKET", socket.display()
+    )]
+    NoServer {
+        /// The socket.
+        socket: PathBuf,
+        /// What is there instead.
+        hint: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The server's socket may not be used by this user.
+    #[error(
+        "this user may not use the socket {}; whoever runs the server can open it with \
+         --socket-mode", socket.display()
+    )]
+    SocketDenied {
+        /// The socket.
+        socket: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file that is to be attached cannot be opened by this process itself, so that it cannot show
+    /// that it may read it.
+    #[error("cannot open {}, which is needed to show that it may be attached", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The server refused.
+    #[error("the server refuses: {message}")]
+    Refused {
+        /// Why, for programs.
+        reason: Reason,
+        /// Why, and what can be done.
+        message: String,
+    },
+    /// The server went away before it answered.
+    #[error(
+        "the server is gone: it was ended or killed before it answered; start it and try again"
+    )]
+    ServerGone,
+    /// The server did not answer in time.
+    #[error("the server has said nothing for {seconds} s; is it stopped, or its disk?")]
+    TimedOut {
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// What the server sent cannot be right. Nothing of it was used.
+    #[error("what the server sent cannot be trusted: {what}")]
+    Untrustworthy {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// No path, number or name of something served.
+    #[error("nothing called '{name}' is served: {hint}")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        hint: String,
+    },
+    /// The caller cancelled.
+    #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
+    Cancelled {
+        /// How many bytes the server had loaded.
+        done_bytes: u64,
+        /// How many there were to be; 0 where it had not begun.
+        total_bytes: u64,
+    },
+    /// Another server listens there already.
+    #[error(
+        "a server listens at {} already; attach to it, or give this one another --socket",
+        socket.display()
+    )]
+    AlreadyServed {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// Something else is where the socket is to be.
+    #[error(
+        "{} exists and is no socket ({kind}); it is left as it is: remove it, or name another \
+         --socket", socket.display()
+    )]
+    NotASocket {
+        /// The path.
+        socket: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// A directory or file that is to be served cannot be.
+    #[error("{} cannot be served: {reason}", path.display())]
+    CannotServe {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file could not be loaded.
+    #[error(transparent)]
+    Load(#[from] load::Error),
+    /// A call to the kernel failed.
+    #[error("{operation} failed")]
+    Kernel {
+        /// What was being done.
+        operation: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn kernel(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let operation = operation.into();
+        move |source| Self::Kernel { operation, source }
+    }
+}

@@ -1,0 +1,503 @@
+//! What a client and the server say to each other.
+//!
+//! The socket keeps messages apart (`SOCK_SEQPACKET`), so that there is no half message to wait for
+//! and no length to believe, and a descriptor belongs to the message it came with. A message is its
+//! kind, two bytes, and its fields in the order in which they are listed here: numbers in
+//! little-endian order, texts and paths behind their length in two bytes. It has at most
+//! [`MESSAGE_BYTES_MAX`] bytes, and none is left over.
+//!
+//! ```text
+//!   client                                       server
+//!   Hello(version)                         ──►
+//!                                          ◄──   Welcome(version, process)
+//!   List                                   ──►
+//!                                          ◄──   Root …, Held …, End
+//!   Attach(target, format) + the file      ──►
+//!                                          ◄──   Prove(path)        for each other file of a model
+//!   Proof + that file                      ──►
+//!                                          ◄──   Progress …         while it is being loaded
+//!                                          ◄──   Attached(…) + the memory, then a File for each
+//!   (the attachment lives as long as the connection, or until:)
+//!   Release                                ──►
+//!                                          ◄──   Released
+//!                                          ◄──   Refused(reason, words)    in place of any answer
+//!                                          ◄──   Closing            the server ends
+//! ```
+//!
+//! A client asks one thing at a time. `Hello` may be followed at once by what comes next.
+
+mod fields;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use fields::{Reader, Writer};
+
+/// The version of the protocol that is spoken here.
+pub const VERSION: u16 = 1;
+/// The longest message in bytes: a path and some numbers.
+pub const MESSAGE_BYTES_MAX: usize = 8192;
+/// The longest path in bytes: Linux has none that is longer.
+pub const PATH_BYTES_MAX: usize = 4096;
+/// The longest text in bytes.
+pub const TEXT_BYTES_MAX: usize = 2048;
+/// The longest name of a format in bytes.
+pub const FORMAT_BYTES_MAX: usize = 32;
+
+const MAGIC: [u8; 8] = *b"longshor";
+
+/// Why a message is none of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub(crate) &'static str);
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The first message: the version the client speaks.
+    Hello {
+        /// [`VERSION`].
+        version: u16,
+    },
+    /// To be given the memory of a model. The file that is named comes with it as a descriptor that
+    /// can be read: that is how the client shows that it may.
+    Attach {
+        /// Which.
+        target: Target,
+        /// What the files are to be taken for, in the words of `longshore load --format`.
+        format: String,
+    },
+    /// Another file of the model, as [`Reply::Prove`] asked for. It comes as a descriptor.
+    Proof,
+    /// To end the attachment, and keep the connection.
+    Release,
+    /// To be told what is served and what is held.
+    List,
+}
+
+/// What is to be attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The file of this absolute path, as it is now.
+    Path(PathBuf),
+    /// What the server holds under this number.
+    Id(u64),
+}
+
+/// What the server answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The answer to [`Request::Hello`].
+    Welcome {
+        /// The version that is spoken from here on.
+        version: u16,
+        /// The server's process.
+        pid: u32,
+    },
+    /// This file belongs to the model, too: open it and send it.
+    Prove {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The model is being loaded.
+    Progress {
+        /// Bytes that are there.
+        done_bytes: u64,
+        /// Bytes there are to be.
+        total_bytes: u64,
+        /// Time since the load began, in milliseconds.
+        elapsed_ms: u64,
+    },
+    /// Here it is. The memory comes with it as a descriptor, and the files in as many messages.
+    Attached {
+        /// Its number.
+        id: u64,
+        /// The content's length in bytes.
+        len_bytes: u64,
+        /// How many [`Reply::File`] follow.
+        files: u32,
+    },
+    /// A file and where it is in the memory.
+    File {
+        /// Where it begins.
+        buffer_offset: u64,
+        /// Its length in bytes.
+        len_bytes: u64,
+        /// Its name.
+        path: PathBuf,
+    },
+    /// The attachment is over.
+    Released,
+    /// What is served: a directory, or a file.
+    Root {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// What is held.
+    Held(Held),
+    /// The end of a list.
+    End,
+    /// No.
+    Refused {
+        /// Why, for programs.
+        reason: Reason,
+        /// Why, and what can be done, for people.
+        message: String,
+    },
+    /// The server ends. Memory that was handed out stays with those who have it.
+    Closing,
+}
+
+/// What a server holds, or is loading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its number: none is used twice by one server.
+    pub id: u64,
+    /// The file it was asked for by.
+    pub path: PathBuf,
+    /// What it was taken for.
+    pub format: String,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+    /// How many of them are there: fewer than all while it is being loaded.
+    pub done_bytes: u64,
+    /// How many attachments it has.
+    pub attachments: u32,
+    /// Whether it is there, or still being loaded.
+    pub state: HeldState,
+    /// Whether the files on disk are no longer those that were loaded.
+    pub is_stale: bool,
+    /// Whether it is kept for as long as the server runs.
+    pub is_pinned: bool,
+    /// Since when it is held or being loaded, in milliseconds.
+    pub age_ms: u64,
+}
+
+/// How far a model has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldState {
+    /// It waits or is being loaded.
+    Loading,
+    /// It is complete.
+    Ready,
+}
+
+/// Why a server refuses, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The client speaks another version.
+    Version,
+    /// What was asked for is not served, or not to this client.
+    NotServed,
+    /// Nothing is held under that number, or it is no longer what is on disk.
+    NotHeld,
+    /// The files cannot be read, or are not of their format.
+    Unreadable,
+    /// A file changed while it was read.
+    Changed,
+    /// There is no memory for it.
+    NoMemory,
+    /// This client, its user or everyone has as much as is allowed.
+    TooMany,
+    /// What the client sent makes no sense.
+    Misbehaved,
+    /// The server ends.
+    Stopping,
+    /// Anything else, also what a later server may say.
+    Other,
+}
+
+const REASONS: [Reason; 10] = [
+    Reason::Other,
+    Reason::Version,
+    Reason::NotServed,
+    Reason::NotHeld,
+    Reason::Unreadable,
+    Reason::Changed,
+    Reason::NoMemory,
+    Reason::TooMany,
+    Reason::Misbehaved,
+    Reason::Stopping,
+];
+
+impl Reason {
+    fn number(self) -> u16 {
+        REASONS.iter().position(|reason| *reason == self).unwrap_or(0) as u16
+    }
+
+    fn from_number(number: u16) -> Self {
+        REASONS.get(usize::from(number)).copied().unwrap_or(Self::Other)
+    }
+}
+
+impl Request {
+    /// Whether it comes with a descriptor.
+    pub fn has_descriptor(&self) -> bool {
+        matches!(self, Self::Attach { .. } | Self::Proof)
+    }
+
+    /// As it is sent.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Hello { version } => {
+                let mut writer = Writer::new(1);
+                writer.0.extend(MAGIC);
+                writer.u16(*version)
+            }
+            Self::Attach { target, format } => {
+                let writer = Writer::new(2);
+                let writer = match target {
+                    Target::Path(path) => {
+                        writer.u8(0).bytes(path.as_os_str().as_bytes(), PATH_BYTES_MAX)
+                    }
+                    Target::Id(id) => writer.u8(1).u64(*id),
+                };
+                writer.text(format, FORMAT_BYTES_MAX)
+            }
+            Self::Proof => Writer::new(3),
+            Self::Release => Writer::new(4),
+            Self::List => Writer::new(5),
+        }
+        .0
+    }
+
+    /// Understands what was sent.
+    ///
+    /// # Errors
+    /// [`Malformed`] for anything that [`Self::encode`] does not make.
+    pub fn decode(message: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(message);
+        let request = match reader.u16()? {
+            1 => {
+                for byte in MAGIC {
+                    if reader.u8()? != byte {
+                        return Err(Malformed("it is of another protocol"));
+                    }
+                }
+                Self::Hello { version: reader.u16()? }
+            }
+            2 => {
+                let target = match reader.u8()? {
+                    0 => Target::Path(absolute(reader.bytes(PATH_BYTES_MAX)?)?),
+                    1 => Target::Id(reader.u64()?),
+                    _ => return Err(Malformed("it names neither a path nor a number")),
+                };
+                Self::Attach { target, format: reader.text(FORMAT_BYTES_MAX)? }
+            }
+            3 => Self::Proof,
+            4 => Self::Release,
+            5 => Self::List,
+            _ => return Err(Malformed("no request is of that kind")),
+        };
+        reader.end()?;
+        Ok(request)
+    }
+}
+
+impl Reply {
+    /// As it is sent.
+    pub fn encode(&self) -> Vec<u8> {
+        let of_path =
+            |writer: Writer, path: &Path| writer.bytes(path.as_os_str().as_bytes(), PATH_BYTES_MAX);
+        match self {
+            Self::Welcome { version, pid } => Writer::new(0x81).u16(*version).u32(*pid),
+            Self::Prove { path } => of_path(Writer::new(0x82), path),
+            Self::Progress { done_bytes, total_bytes, elapsed_ms } => {
+                Writer::new(0x83).u64(*done_bytes).u64(*total_bytes).u64(*elapsed_ms)
+            }
+            Self::Attached { id, len_bytes, files } => {
+                Writer::new(0x84).u64(*id).u64(*len_bytes).u32(*files)
+            }
+            Self::File { buffer_offset, len_bytes, path } => {
+                of_path(Writer::new(0x85).u64(*buffer_offset).u64(*len_bytes), path)
+            }
+            Self::Released => Writer::new(0x86),
+            Self::Root { path } => of_path(Writer::new(0x87), path),
+            Self::Held(held) => {
+                let writer = Writer::new(0x88)
+                    .u64(held.id)
+                    .u64(held.len_bytes)
+                    .u64(held.done_bytes)
+                    .u32(held.attachments)
+                    .u8(u8::from(held.state == HeldState::Ready))
+                    .u8(u8::from(held.is_stale))
+                    .u8(u8::from(held.is_pinned))
+                    .u64(held.age_ms);
+                of_path(writer, &held.path).text(&held.format, FORMAT_BYTES_MAX)
+            }
+            Self::End => Writer::new(0x89),
+            Self::Refused { reason, message } => {
+                Writer::new(0x8a).u16(reason.number()).text(message, TEXT_BYTES_MAX)
+            }
+            Self::Closing => Writer::new(0x8b),
+        }
+        .0
+    }
+
+    /// Understands what was sent.
+    ///
+    /// # Errors
+    /// [`Malformed`] for anything that [`Self::encode`] does not make.
+    pub fn decode(message: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(message);
+        let reply = match reader.u16()? {
+            0x81 => Self::Welcome { version: reader.u16()?, pid: reader.u32()? },
+            0x82 => Self::Prove { path: absolute(reader.bytes(PATH_BYTES_MAX)?)? },
+            0x83 => Self::Progress {
+                done_bytes: reader.u64()?,
+                total_bytes: reader.u64()?,
+                elapsed_ms: reader.u64()?,
+            },
+            0x84 => {
+                Self::Attached { id: reader.u64()?, len_bytes: reader.u64()?, files: reader.u32()? }
+            }
+            0x85 => Self::File {
+                buffer_offset: reader.u64()?,
+                len_bytes: reader.u64()?,
+                path: absolute(reader.bytes(PATH_BYTES_MAX)?)?,
+            },
+            0x86 => Self::Released,
+            0x87 => Self::Root { path: absolute(reader.bytes(PATH_BYTES_MAX)?)? },
+            0x88 => Self::Held(Held {
+                id: reader.u64()?,
+                len_bytes: reader.u64()?,
+                done_bytes: reader.u64()?,
+                attachments: reader.u32()?,
+                state: if truth(&mut reader)? { HeldState::Ready } else { HeldState::Loading },
+                is_stale: truth(&mut reader)?,
+                is_pinned: truth(&mut reader)?,
+                age_ms: reader.u64()?,
+                path: absolute(reader.bytes(PATH_BYTES_MAX)?)?,
+                format: reader.text(FORMAT_BYTES_MAX)?,
+            }),
+            0x89 => Self::End,
+            0x8a => Self::Refused {
+                reason: Reason::from_number(reader.u16()?),
+                message: reader.text(TEXT_BYTES_MAX)?,
+            },
+            0x8b => Self::Closing,
+            _ => return Err(Malformed("no answer is of that kind")),
+        };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
+fn truth(reader: &mut Reader<'_>) -> Result<bool, Malformed> {
+    match reader.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Malformed("a truth value in it is neither 0 nor 1")),
+    }
+}
+
+fn absolute(bytes: &[u8]) -> Result<PathBuf, Malformed> {
+    if bytes.contains(&0) {
+        return Err(Malformed("a path in it has a NUL"));
+    }
+    let path = Path::new(OsStr::from_bytes(bytes));
+    if !path.is_absolute() {
+        return Err(Malformed("a path in it is not absolute"));
+    }
+    Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn held() -> Held {
+        Held {
+            id: 7,
+            path: "/models/a".into(),
+            format: "auto".into(),
+            len_bytes: 1 << 40,
+            done_bytes: 3,
+            attachments: 2,
+            state: HeldState::Loading,
+            is_stale: true,
+            is_pinned: false,
+            age_ms: 12_345,
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let path = PathBuf::from(OsStr::from_bytes(b"/models/\xff/\x1b"));
+        let requests = [
+            Request::Hello { version: VERSION },
+            Request::Attach { target: Target::Path(path.clone()), format: "auto".into() },
+            Request::Attach { target: Target::Id(u64::MAX), format: String::new() },
+            Request::Proof,
+            Request::Release,
+            Request::List,
+        ];
+        for request in requests {
+            assert_eq!(Request::decode(&request.encode()), Ok(request.clone()));
+            assert!(Reply::decode(&request.encode()).is_err());
+        }
+        let mut replies = vec![
+            Reply::Welcome { version: VERSION, pid: 17 },
+            Reply::Prove { path: path.clone() },
+            Reply::Progress { done_bytes: 1, total_bytes: 2, elapsed_ms: 3 },
+            Reply::Attached { id: 1, len_bytes: 2, files: 3 },
+            Reply::File { buffer_offset: 1, len_bytes: 2, path: path.clone() },
+            Reply::Released,
+            Reply::Root { path },
+            Reply::Held(held()),
+            Reply::End,
+            Reply::Closing,
+        ];
+        replies.extend(REASONS.map(|reason| Reply::Refused { reason, message: "no".into() }));
+        for reply in replies {
+            assert!(reply.encode().len() <= MESSAGE_BYTES_MAX);
+            assert_eq!(Reply::decode(&reply.encode()), Ok(reply.clone()));
+            assert!(Request::decode(&reply.encode()).is_err());
+        }
+    }
+
+    #[test]
+    fn the_longest_messages_fit_and_texts_are_cut_between_characters() {
+        let path = PathBuf::from(format!("/{}", "x".repeat(PATH_BYTES_MAX - 1)));
+        let longest = Reply::Held(Held { path, format: "f".repeat(32), ..held() });
+        assert!(longest.encode().len() <= MESSAGE_BYTES_MAX);
+        assert_eq!(Reply::decode(&longest.encode()), Ok(longest));
+        let message = format!("x{}", "ö".repeat(TEXT_BYTES_MAX));
+        let said = Reply::Refused { reason: Reason::Other, message: message.clone() };
+        let Reply::Refused { message: heard, .. } = Reply::decode(&said.encode()).unwrap() else {
+            panic!("not a refusal");
+        };
+        assert!(message.starts_with(&heard) && heard.len() == TEXT_BYTES_MAX - 1);
+    }
+
+    #[test]
+    fn what_is_cut_short_or_goes_on_is_refused() {
+        let message = Reply::Held(held()).encode();
+        for end in 0..message.len() {
+            assert!(Reply::decode(&message[..end]).is_err(), "{end}");
+        }
+        assert!(Reply::decode(&[&message[..], &[0]].concat()).is_err());
+        let relative = Request::Attach { target: Target::Path("a".into()), format: "raw".into() };
+        assert!(Request::decode(&relative.encode()).is_err());
+        let nul = Request::Attach { target: Target::Path("/a\0b".into()), format: "raw".into() };
+        assert!(Request::decode(&nul.encode()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_are_a_message(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            if let Ok(request) = Request::decode(&bytes) {
+                prop_assert_eq!(request.encode(), bytes.clone());
+            }
+            if let Ok(Reply::Refused { .. }) = Reply::decode(&bytes) {
+                // Reasons to come are taken for another.
+            } else if let Ok(reply) = Reply::decode(&bytes) {
+                prop_assert_eq!(reply.encode(), bytes);
+            }
+        }
+    }
+}

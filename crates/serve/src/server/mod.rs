@@ -1,0 +1,129 @@
+//! The server: one thread that waits for clients and jobs and keeps the books, and threads that
+//! wait for disks.
+//!
+//! ```text
+//!   listener ──┐                        ┌── look: where is it, is it served? ─┐
+//!   clients ───┼──► poll ──► core ──────┼── load: into a sealed memfd ────────┼──► done ──► core
+//!   stop ──────┘      (books: shelf)    └── stale: has it changed on disk? ───┘
+//! ```
+//!
+//! The thread that keeps the books never waits for a client or for a disk: sockets do not block, what
+//! a client leaves unread is bounded, and after a time it is disconnected.
+
+mod asking;
+mod closers;
+mod connection;
+mod core;
+mod events;
+mod giving;
+mod jobs;
+mod notify;
+mod stop;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use longshore_heap::Heap;
+use longshore_load::format::FormatChoice;
+use longshore_sys::descriptors;
+
+use crate::address::Listener;
+use crate::error::{Error, Result};
+use crate::served::{Served, parent};
+use crate::shelf::Keep;
+
+pub use events::Event;
+pub use stop::Stop;
+
+/// What is served, and within which bounds.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Directories beneath which any file may be asked for. No symbolic link leads out of them.
+    pub roots: Vec<PathBuf>,
+    /// Files to be loaded at the start and kept for as long as the server runs. They and what is
+    /// beneath a root are all that is served.
+    pub files: Vec<PathBuf>,
+    /// What the files are taken for.
+    pub format: FormatChoice,
+    /// The most bytes that are held at once, loads included; `None` for what the machine has.
+    pub memory_max: Option<u64>,
+    /// The most attachments of one user.
+    pub attachments_max: usize,
+    /// The most connections at once, of everyone.
+    pub clients_max: usize,
+    /// How long what nobody has attached is kept.
+    pub keep: Keep,
+    /// Where memory comes from. Its content must be sealable ([`Heap::seals_content`]).
+    pub heap: Heap,
+    /// Who may open the memory by its name in `/proc/PID/fd`, as the permissions of a file; writing
+    /// is sealed off whatever they say. 0400: the server's own user.
+    pub memory_mode: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            roots: Vec::new(),
+            files: Vec::new(),
+            format: FormatChoice::Auto,
+            memory_max: None,
+            attachments_max: 256,
+            clients_max: 1024,
+            keep: Keep::Attached,
+            heap: Heap::Memfd,
+            memory_mode: 0o400,
+        }
+    }
+}
+
+/// A server that has a socket and has not begun.
+#[derive(Debug)]
+pub struct Server {
+    core: core::Core,
+}
+
+impl Server {
+    /// Makes a server of a socket. Nothing is loaded yet.
+    ///
+    /// # Errors
+    /// [`Error::CannotServe`] for a root or file that is none, where there is nothing to serve, and
+    /// for a heap that cannot be sealed; [`Error::Kernel`] where descriptors are exhausted.
+    pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
+        if options.roots.is_empty() && options.files.is_empty() {
+            let reason = "nothing is named: give a --root or a file".to_owned();
+            return Err(Error::CannotServe { path: PathBuf::new(), reason });
+        }
+        if !options.heap.seals_content() {
+            let heap = options.heap;
+            let refused = longshore_heap::Error::CannotSealContent { heap };
+            return Err(longshore_load::Error::from(refused).into());
+        }
+        let files = options.files.iter().map(|path| resolved(path)).collect::<Result<Vec<_>>>()?;
+        let served = Arc::new(Served::new(&options.roots, &files)?);
+        // A descriptor for each client, as many again for everything else.
+        let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());
+        let clients_max = options.clients_max.min(usize::try_from(limit / 2).unwrap_or(usize::MAX));
+        let options = Options { files, clients_max, ..options };
+        Ok(Self { core: core::Core::new(listener, served, options, stop)? })
+    }
+
+    /// Serves until it is stopped, and tells what happens to `observe`, on this thread. Then the
+    /// socket is gone, and the memory with the last client that has it.
+    ///
+    /// # Errors
+    /// Where a file that was to be held from the start cannot be loaded, and where the kernel refuses
+    /// to wait. No client can bring that about.
+    pub fn run(self, observe: impl FnMut(&Event)) -> Result<()> {
+        self.core.run(observe)
+    }
+}
+
+/// The absolute path of a file, without symbolic links but for its own name.
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let refused = |reason: String| Error::CannotServe { path: path.to_owned(), reason };
+    let (Some(directory), Some(name)) = (parent(path), path.file_name()) else {
+        return Err(refused("it is not the name of a file".to_owned()));
+    };
+    let directory = directory.canonicalize().map_err(|error| refused(error.to_string()))?;
+    Ok(directory.join(name))
+}

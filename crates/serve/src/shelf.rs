@@ -1,0 +1,291 @@
+//! The books: which models are held, who has them, and which may go.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use longshore_sys::file::Version;
+
+use crate::served::Found;
+
+/// How long a model is kept that nobody has attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Keep {
+    /// Not at all: its memory goes with the last attachment.
+    #[default]
+    Attached,
+    /// So long after the last attachment.
+    Idle(Duration),
+    /// Until its room is needed.
+    Always,
+}
+
+/// One model. `M` is its memory, once that is there.
+#[derive(Debug)]
+pub(crate) struct Model<M> {
+    pub(crate) found: Found,
+    pub(crate) format: String,
+    pub(crate) len_bytes: u64,
+    pub(crate) memory: Option<M>,
+    pub(crate) attachments: u32,
+    /// Kept for as long as the server runs.
+    pub(crate) is_pinned: bool,
+    pub(crate) is_stale: bool,
+    pub(crate) since: Instant,
+    /// Nobody wants it any longer, but it is still being loaded.
+    pub(crate) is_abandoned: bool,
+    /// When it was last attached or released.
+    used: Instant,
+}
+
+/// There is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoRoom {
+    pub(crate) limit_bytes: u64,
+    /// What is in use and cannot go.
+    pub(crate) in_use_bytes: u64,
+}
+
+/// All models.
+#[derive(Debug)]
+pub(crate) struct Shelf<M> {
+    models: BTreeMap<u64, Model<M>>,
+    last_id: u64,
+    keep: Keep,
+    memory_max_bytes: u64,
+}
+
+impl<M> Shelf<M> {
+    pub(crate) fn new(keep: Keep, memory_max_bytes: u64) -> Self {
+        Self { models: BTreeMap::new(), last_id: 0, keep, memory_max_bytes }
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<&Model<M>> {
+        self.models.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut Model<M>> {
+        self.models.get_mut(&id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Model<M>)> {
+        self.models.iter().map(|(id, model)| (*id, model))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.models.len()
+    }
+
+    /// The bytes of all models, also of those that are still being loaded.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.models.values().map(|model| model.len_bytes).sum()
+    }
+
+    /// The model of these very files, loaded or being loaded.
+    pub(crate) fn find(&self, files: &[(std::path::PathBuf, Version)]) -> Option<u64> {
+        let same = |model: &&Model<M>| {
+            let theirs = model.found.files.iter().map(|(_, version)| version);
+            !model.is_abandoned && theirs.eq(files.iter().map(|(_, version)| version))
+        };
+        self.iter().find(|(_, model)| same(model)).map(|(id, _)| id)
+    }
+
+    /// Makes room for `len_bytes`: who has to go for it, the least recently used first. Nobody goes
+    /// where that would not be enough.
+    pub(crate) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<(u64, Model<M>)>, NoRoom> {
+        let mut idle: Vec<(Instant, u64, u64)> = self
+            .iter()
+            .filter(|(_, model)| model.may_go())
+            .map(|(id, model)| (model.used, id, model.len_bytes))
+            .collect();
+        idle.sort_unstable();
+        let held_bytes = self.held_bytes();
+        let idle_bytes: u64 = idle.iter().map(|(_, _, bytes)| bytes).sum();
+        let limit_bytes = self.memory_max_bytes;
+        let in_use_bytes = held_bytes - idle_bytes;
+        if in_use_bytes.saturating_add(len_bytes) > limit_bytes {
+            return Err(NoRoom { limit_bytes, in_use_bytes });
+        }
+        let mut left_bytes = held_bytes;
+        let mut gone = Vec::new();
+        for (_, id, bytes) in idle {
+            if left_bytes.saturating_add(len_bytes) <= limit_bytes {
+                break;
+            }
+            left_bytes -= bytes;
+            gone.extend(self.remove(id).map(|model| (id, model)));
+        }
+        Ok(gone)
+    }
+
+    /// Takes away all that nobody has.
+    pub(crate) fn take_idle(&mut self) -> Vec<(u64, Model<M>)> {
+        self.take(Model::may_go)
+    }
+
+    /// Takes away what has not been used for as long as it is kept, and what nobody has and is stale.
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Vec<(u64, Model<M>)> {
+        let keep = self.keep;
+        self.take(|model| {
+            let expired = match keep {
+                Keep::Attached => true,
+                Keep::Idle(time) => now.saturating_duration_since(model.used) >= time,
+                Keep::Always => false,
+            };
+            model.may_go() && (expired || model.is_stale)
+        })
+    }
+
+    /// When [`Self::take_expired`] has something to do next.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        let Keep::Idle(time) = self.keep else { return None };
+        let idle = self.models.values().filter(|model| model.may_go());
+        idle.filter_map(|model| model.used.checked_add(time)).min()
+    }
+
+    pub(crate) fn insert(&mut self, found: Found, format: String, now: Instant) -> u64 {
+        self.last_id += 1;
+        let len_bytes = len_bytes(&found);
+        let model = Model {
+            found,
+            format,
+            len_bytes,
+            memory: None,
+            attachments: 0,
+            is_pinned: false,
+            is_stale: false,
+            since: now,
+            is_abandoned: false,
+            used: now,
+        };
+        self.models.insert(self.last_id, model);
+        self.last_id
+    }
+
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Model<M>> {
+        self.models.remove(&id)
+    }
+
+    /// Books an attachment; how many there are then.
+    pub(crate) fn attach(&mut self, id: u64, now: Instant) -> Option<u32> {
+        let model = self.models.get_mut(&id)?;
+        model.attachments += 1;
+        model.used = now;
+        Some(model.attachments)
+    }
+
+    /// Books the end of one; how many are left.
+    pub(crate) fn detach(&mut self, id: u64, now: Instant) -> Option<u32> {
+        let model = self.models.get_mut(&id)?;
+        model.attachments = model.attachments.saturating_sub(1);
+        model.used = now;
+        Some(model.attachments)
+    }
+
+    fn take(&mut self, goes: impl Fn(&Model<M>) -> bool) -> Vec<(u64, Model<M>)> {
+        let ids: Vec<u64> =
+            self.iter().filter(|(_, model)| goes(model)).map(|(id, _)| id).collect();
+        ids.into_iter().filter_map(|id| Some((id, self.remove(id)?))).collect()
+    }
+}
+
+impl<M> Model<M> {
+    /// Whether nobody needs it.
+    fn may_go(&self) -> bool {
+        self.memory.is_some() && self.attachments == 0 && !self.is_pinned
+    }
+}
+
+/// The length of the buffer that the files of a model take, each from a multiple of 4 KiB on.
+pub(crate) fn len_bytes(found: &Found) -> u64 {
+    let alignment = longshore_load::plan::FILE_ALIGNMENT;
+    found.files.iter().fold(0, |end, (_, version)| {
+        let start = alignment.checked_round_up(end).unwrap_or(u64::MAX);
+        start.saturating_add(version.len_bytes())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use longshore_load::format::FormatChoice;
+
+    use super::*;
+    use crate::served::Served;
+
+    /// Files of 1000 bytes each.
+    fn files(dir: &Path, count: usize) -> Vec<Found> {
+        let names: Vec<_> = (0..count).map(|number| dir.join(number.to_string())).collect();
+        for name in &names {
+            fs::write(name, [0; 1000]).unwrap();
+        }
+        let served = Served::new(&[dir.to_owned()], &[]).unwrap();
+        names.iter().map(|name| served.look(name, FormatChoice::Raw).found.unwrap()).collect()
+    }
+
+    fn ids<M>(gone: &[(u64, Model<M>)]) -> Vec<u64> {
+        gone.iter().map(|(id, _)| *id).collect()
+    }
+
+    #[test]
+    fn room_is_made_by_what_was_not_used_for_longest_and_nobody_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = fs::canonicalize(dir.path()).unwrap();
+        let found = files(&dir, 4);
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut shelf = Shelf::new(Keep::Always, 3500);
+        for (number, found) in found.iter().take(3).enumerate() {
+            assert!(shelf.make_room(1000).unwrap().is_empty());
+            let id = shelf.insert(found.clone(), "auto".into(), at(number as u64));
+            // What is being loaded does not go.
+            assert!(shelf.make_room(3000).is_err());
+            shelf.get_mut(id).unwrap().memory = Some(());
+        }
+        assert_eq!(shelf.find(&found[1].files), Some(2));
+        assert_eq!(shelf.find(&found[3].files), None);
+        // The first is attached, and the second used last.
+        assert_eq!(shelf.attach(1, at(10)), Some(1));
+        shelf.attach(2, at(11));
+        assert_eq!(shelf.detach(2, at(12)), Some(0));
+        assert_eq!(
+            shelf.make_room(2501).err(),
+            Some(NoRoom { limit_bytes: 3500, in_use_bytes: 1000 })
+        );
+        assert_eq!(shelf.len(), 3, "nobody goes for nothing");
+        assert_eq!(ids(&shelf.make_room(1000).unwrap()), [3]);
+        assert_eq!(ids(&shelf.make_room(2500).unwrap()), [2]);
+        assert_eq!(shelf.held_bytes(), 1000);
+    }
+
+    #[test]
+    fn what_nobody_has_goes_at_once_or_after_a_time_or_when_it_is_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = fs::canonicalize(dir.path()).unwrap();
+        let found = files(&dir, 1).remove(0);
+        let begin = Instant::now();
+        let kept = |keep| {
+            let mut shelf = Shelf::new(keep, u64::MAX);
+            let id = shelf.insert(found.clone(), "auto".into(), begin);
+            shelf.get_mut(id).unwrap().memory = Some(());
+            shelf.attach(id, begin);
+            assert!(shelf.take_expired(begin + Duration::from_secs(100)).is_empty());
+            assert_eq!(shelf.next_expiry(), None);
+            shelf.detach(id, begin);
+            shelf
+        };
+        assert_eq!(kept(Keep::Attached).take_expired(begin).len(), 1);
+        let mut idle = kept(Keep::Idle(Duration::from_secs(5)));
+        assert_eq!(idle.next_expiry(), Some(begin + Duration::from_secs(5)));
+        assert!(idle.take_expired(begin + Duration::from_secs(4)).is_empty());
+        assert_eq!(idle.take_expired(begin + Duration::from_secs(5)).len(), 1);
+        let mut always = kept(Keep::Always);
+        assert!(always.take_expired(begin + Duration::from_secs(1 << 20)).is_empty());
+        always.get_mut(1).unwrap().is_stale = true;
+        assert_eq!(always.take_expired(begin).len(), 1);
+        let mut pinned = kept(Keep::Attached);
+        pinned.get_mut(1).unwrap().is_pinned = true;
+        assert!(pinned.take_expired(begin).is_empty() && pinned.take_idle().is_empty());
+    }
+}

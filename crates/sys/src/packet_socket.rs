@@ -1,0 +1,240 @@
+//! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), with a descriptor in a message and
+//! the credentials of the peer. Nothing here blocks.
+#![expect(unsafe_code, reason = "asks for the peer's credentials, which may have no process id")]
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::retry_interrupted;
+
+/// The longest path of a socket in bytes: `sun_path` less the zero at its end.
+pub const PATH_BYTES_MAX: usize = 107;
+
+/// Who is at the other end of a socket, as it was when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The process; 0 where it is in a process namespace that this one does not see.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// One message.
+#[derive(Debug)]
+pub struct Packet {
+    /// How many bytes it has; zero where the peer closed its end (or sent nothing).
+    pub len_bytes: usize,
+    /// Whether it was longer than there was room for; the rest is lost.
+    pub is_too_long: bool,
+    /// The descriptors that came with it, closed on exec: at most two.
+    pub descriptors: Vec<OwnedFd>,
+    /// Whether more came than could be taken; the kernel has closed them.
+    pub descriptors_lost: bool,
+}
+
+/// Makes a socket at `path`, which must not exist, with the permissions `mode`, and listens.
+///
+/// # Errors
+/// `EADDRINUSE` where something is there, `ENAMETOOLONG` past [`PATH_BYTES_MAX`], those of
+/// `bind(2)` and `chmod(2)`; the path is removed again then.
+pub fn listen(path: &Path, mode: u32, backlog: u16) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = new_socket()?;
+    let mode = Mode::from_raw_mode(mode & 0o777);
+    // The file is made with these permissions less the umask's, so it is never open to more.
+    rustix::fs::fchmod(&socket, mode)?;
+    rustix::net::bind(&socket, &address)?;
+    let listening = rustix::fs::chmodat(rustix::fs::CWD, path, mode, AtFlags::empty())
+        .and_then(|()| rustix::net::listen(&socket, i32::from(backlog)));
+    if let Err(error) = listening {
+        // What matters is the first error.
+        let _ = rustix::fs::unlink(path);
+        return Err(error.into());
+    }
+    Ok(socket)
+}
+
+/// Whether a descriptor is a listening socket of this kind.
+///
+/// # Errors
+/// `ENOTSOCK` and its like.
+pub fn is_listening(socket: impl AsFd) -> io::Result<bool> {
+    let socket = socket.as_fd();
+    Ok(rustix::net::sockopt::socket_domain(socket)? == AddressFamily::UNIX
+        && rustix::net::sockopt::socket_type(socket)? == SocketType::SEQPACKET
+        && rustix::net::sockopt::socket_acceptconn(socket)?)
+}
+
+/// Makes calls with this socket return at once.
+///
+/// # Errors
+/// Those of `fcntl(2)`.
+pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::io::ioctl_fionbio(socket, true)?)
+}
+
+/// Connects to the server that listens at `path`.
+///
+/// # Errors
+/// `ENOENT`, `ECONNREFUSED` where nobody listens, `EACCES`, `EPROTOTYPE` where it is a socket of
+/// another kind, `WouldBlock` where too many wait to be accepted.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = new_socket()?;
+    retry_interrupted(|| Ok(rustix::net::connect(&socket, &address)?))?;
+    Ok(socket)
+}
+
+/// Takes the next connection.
+///
+/// # Errors
+/// `WouldBlock` where there is none; `EMFILE`, `ENFILE` where descriptors are exhausted.
+pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    retry_interrupted(|| Ok(rustix::net::accept_with(&listener, flags)?))
+}
+
+/// Two sockets that are connected with each other.
+///
+/// # Errors
+/// Descriptors exhausted.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Who connected.
+///
+/// # Errors
+/// Those of `getsockopt(2)`.
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len_bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len_bytes` to credentials, which has that length and takes
+    // any bytes.
+    let asked = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len_bytes,
+        )
+    };
+    if asked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let pid = u32::try_from(credentials.pid).unwrap_or(0);
+    Ok(Peer { pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+/// Sends one message, whole, with a descriptor if there is one.
+///
+/// # Errors
+/// `WouldBlock` where there is no room, `EPIPE` or `ECONNRESET` where the peer is gone (no signal is
+/// raised), `EMSGSIZE`, `ETOOMANYREFS` where too many descriptors are on their way.
+pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.as_slice();
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    retry_interrupted(|| {
+        rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+        Ok(())
+    })
+}
+
+/// Takes one message.
+///
+/// # Errors
+/// `WouldBlock` where there is none; those of `recvmsg(2)`.
+pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
+    // What this takes is rounded up to two descriptors.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = retry_interrupted(|| {
+        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
+    })?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok(Packet {
+        len_bytes: received.bytes,
+        is_too_long: received.flags.contains(ReturnFlags::TRUNC),
+        descriptors,
+        descriptors_lost: received.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::event_fd;
+
+    #[test]
+    fn messages_stay_apart_and_carry_a_descriptor() {
+        let (ours, theirs) = pair().unwrap();
+        let event = event_fd::create().unwrap();
+        send(&ours, b"first", Some(event.as_fd())).unwrap();
+        send(&ours, b"second", None).unwrap();
+        let mut bytes = [0; 5];
+        let first = receive(&theirs, &mut bytes).unwrap();
+        assert_eq!((first.len_bytes, &bytes, first.descriptors.len()), (5, b"first", 1));
+        assert!(!first.is_too_long && !first.descriptors_lost);
+        event_fd::signal(&first.descriptors[0]).unwrap();
+        assert_eq!(event_fd::drain(&event).unwrap(), 1);
+        let second = receive(&theirs, &mut bytes).unwrap();
+        assert!(second.is_too_long && second.descriptors.is_empty());
+        let nothing = receive(&theirs, &mut bytes).unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+        drop(ours);
+        assert_eq!(receive(&theirs, &mut bytes).unwrap().len_bytes, 0);
+        assert_eq!(send(&theirs, b"x", None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_listener_has_its_permissions_and_knows_who_connects() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let listener = listen(&path, 0o640, 4).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert!(is_listening(&listener).unwrap());
+        assert_eq!(listen(&path, 0o600, 4).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let client = connect(&path).unwrap();
+        assert!(!is_listening(&client).unwrap());
+        let served = accept(&listener).unwrap();
+        let peer = peer(&served).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        drop(listener);
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let long = dir.path().join("x".repeat(PATH_BYTES_MAX));
+        assert_eq!(listen(&long, 0o600, 4).unwrap_err().kind(), io::ErrorKind::InvalidFilename);
+    }
+}
