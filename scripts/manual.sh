@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the manual's blocks that `cargo test` does not run: those of each page in one language are one
-# program, run in a folder of its own, where model.safetensors is.
+# program, run in a folder of its own, where model.safetensors is, with `longshore` in PATH.
 #
 #   scripts/manual.sh python PYTHON    with a Python that has longshore and numpy
 #   scripts/manual.sh c [CC]           with the C library where pkg-config finds it
@@ -19,6 +19,8 @@ language=$1
 
 work=$(mktemp -d) || exit
 trap 'rm -rf "$work"' EXIT
+cargo build --quiet --package longshore-cli || exit
+PATH=$(realpath "${CARGO_TARGET_DIR:-target}")/debug:$PATH
 
 run_python() { (cd "$2" && "$python" -W error "$1.py"); }
 
@@ -36,8 +38,7 @@ for page in docs/*.md; do
     cargo --quiet xtask blocks "$page" "$language" >"$source" || exit
     [[ -s $source ]] || continue
     folder=$program.folder
-    mkdir "$folder" && cargo run --quiet --package longshore-cli -- \
-        make-model --size 4MiB "$folder/model.safetensors" >/dev/null || exit
+    mkdir "$folder" && longshore make-model --size 4MiB "$folder/model.safetensors" >/dev/null || exit
     if "run_$language" "$program" "$folder" >"$work/log" 2>&1; then
         echo "test $page, $language ... ok"
         passed=$((passed + 1))
