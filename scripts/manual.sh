@@ -2,11 +2,18 @@
 # Runs the manual's blocks that `cargo test` does not run: those of each page in one language are one
 # program, run in a folder of its own, where model.safetensors is, with `longshore` in PATH.
 #
-#   scripts/manual.sh python PYTHON    with a Python that has longshore and numpy
-#   scripts/manual.sh c [CC]           with the C library where pkg-config finds it
+#   scripts/manual.sh [--debug] python PYTHON    with a Python that has longshore and numpy
+#   scripts/manual.sh [--debug] c [CC]           with the C library where pkg-config finds it
+#
+# The command is built with optimisation, as scripts/load-a-model.sh builds it, unless --debug.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+profile=release
+if [[ ${1:-} == --debug ]]; then
+    profile=debug
+    shift
+fi
 case "$#:${1:-}" in
 2:python) python=$2 ;;
 1:c | 2:c) compiler=${2:-cc} ;;
@@ -19,8 +26,8 @@ language=$1
 
 work=$(mktemp -d) || exit
 trap 'rm -rf "$work"' EXIT
-cargo build --quiet --package longshore-cli || exit
-PATH=$(realpath "${CARGO_TARGET_DIR:-target}")/debug:$PATH
+cargo build --quiet --profile "${profile/debug/dev}" --package longshore-cli || exit
+PATH=$(realpath "${CARGO_TARGET_DIR:-target}")/$profile:$PATH
 
 run_python() { (cd "$2" && "$python" -W error "$1.py"); }
 
