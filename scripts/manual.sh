@@ -29,13 +29,16 @@ trap 'rm -rf "$work"' EXIT
 cargo build --quiet --profile "${profile/debug/dev}" --package longshore-cli || exit
 PATH=$(realpath "${CARGO_TARGET_DIR:-target}")/$profile:$PATH
 
-run_python() { (cd "$2" && "$python" -W error "$1.py"); }
+# One that waits for something in vain must not hang the tests.
+bounded=(timeout --kill-after=10 300)
+
+run_python() { (cd "$2" && "${bounded[@]}" "$python" -W error "$1.py"); }
 
 run_c() {
     local flags
     read -ra flags < <(pkg-config --cflags --libs longshore)
     "$compiler" -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror "$1.c" -o "$1" "${flags[@]}" &&
-        (cd "$2" && LD_LIBRARY_PATH=$(pkg-config --variable=libdir longshore) "$1")
+        (cd "$2" && LD_LIBRARY_PATH=$(pkg-config --variable=libdir longshore) "${bounded[@]}" "$1")
 }
 
 passed=0 failed=0
