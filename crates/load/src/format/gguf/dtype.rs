@@ -80,8 +80,8 @@ dtypes! {
     Q5_1 = 7, "Q5_1", 32 in 24;
     /// 8 bits and a scale.
     Q8_0 = 8, "Q8_0", 32 in 34;
-    /// 8 bits, a scale and a sum.
-    Q8_1 = 9, "Q8_1", 32 in 40;
+    /// 8 bits, a scale and a sum, for intermediate results.
+    Q8_1 = 9, "Q8_1", 32 in 36;
     /// 2 bits with scales of scales.
     Q2K = 10, "Q2_K", 256 in 84;
     /// 3 bits with scales of scales.
@@ -134,6 +134,8 @@ dtypes! {
     Nvfp4 = 40, "NVFP4", 64 in 36;
     /// 1 bit and a scale.
     Q1_0 = 41, "Q1_0", 128 in 18;
+    /// 2 bits and a scale.
+    Q2_0 = 42, "Q2_0", 64 in 18;
 }
 
 impl fmt::Display for Dtype {

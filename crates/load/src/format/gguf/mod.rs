@@ -19,8 +19,9 @@
 //! are [`HEADER_LEN_MAX_BYTES`], [`TENSORS_MAX`], [`METADATA_ENTRIES_MAX`] and arrays in arrays.
 //!
 //! Let pass is what files in use have though it is not in the specification: names of tensors
-//! longer than 64 bytes, keys that are not in lower case, strings that are not UTF-8, bytes that
-//! belong to no tensor between and behind tensors.
+//! longer than 64 bytes, keys that are not in lower case, strings that are not UTF-8. And what ggml
+//! refuses though the specification does not: arrays in arrays, bytes that belong to no tensor
+//! between tensors, and descriptions in another order than the data.
 //!
 //! Names of tensors and keys are as they are in the file, so they may hold control characters:
 //! [`super::printable`] makes them fit for a terminal.
