@@ -414,6 +414,10 @@ fn ten_million_tensors_are_refused_within_the_bound() {
 fn the_most_of_everything_is_read_within_the_bound() {
     assert_eq!(within_bound(&many_tensors(TENSORS_MAX, 0)), None);
     assert_eq!(within_bound(&many_tensors(200_000, 4)), None);
+    // The last in the file described first, and so on.
+    let tensor = |number: u64| (format!("{number:x}"), vec![], 0, number * 32);
+    let tensors = (0..200_000).rev().map(tensor).collect();
+    assert_eq!(within_bound(&File { version: 3, tensors, ..File::default() }.head()), None);
     let entry = |number: u64| (format!("{number:05}"), ValueType::U8.number(), vec![0]);
     let entries = |count| (0..count).map(entry).collect();
     let most = File { version: 3, entries: entries(METADATA_ENTRIES_MAX), tensors: Vec::new() };

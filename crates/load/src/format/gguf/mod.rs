@@ -12,8 +12,8 @@
 //! those of [the format's specification], `docs/gguf.md` of ggml.
 //!
 //! A header comes from whoever made the file, and nothing in it says how long it is. It is read
-//! piece by piece as far as it goes, never the data behind it, and [`Header::read`] checks all of
-//! it and spends at most [`parse_memory_max_bytes`] on it. Refused is what the specification
+//! piece by piece as far as it goes and not much further, and [`Header::read`] checks all of it and
+//! spends at most [`parse_memory_max_bytes`] on it. Refused is what the specification
 //! forbids: what does not fit into the file or the numbers' width, types that do not exist,
 //! tensors that overlap, are not aligned or are no whole blocks, names that occur twice. Limited
 //! are [`HEADER_LEN_MAX_BYTES`], [`TENSORS_MAX`], [`METADATA_ENTRIES_MAX`] and arrays in arrays.
