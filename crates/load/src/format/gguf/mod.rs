@@ -50,6 +50,7 @@ pub use dtype::Dtype;
 pub use encode::{EncodeError, Encoded};
 pub use metadata::{Array, Metadata, Value, ValueType, Values};
 pub use split::open_splits;
+pub(super) use split::{is_first_of_several, open_splits_by};
 
 /// The name of the format in messages.
 const FORMAT: &str = "GGUF";
