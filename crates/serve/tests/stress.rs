@@ -230,7 +230,7 @@ fn be_a_client() {
                 let gives_up = behaviour == 2;
                 let mut observe = |_| {
                     if gives_up {
-                        cancel.cancel()
+                        cancel.cancel();
                     }
                 };
                 let wanted = Wanted::Path(path);
