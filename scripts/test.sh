@@ -4,7 +4,8 @@
 #   scripts/test.sh            everything
 #   scripts/test.sh --quick    without the steps that take minutes
 #
-# With CI=true neither the tests in a real kernel may be skipped nor those in Go and Python programs.
+# With CI=true neither the tests in a real kernel may be skipped nor those in Go and Python programs
+# and in a browser.
 # What each step printed is kept in target/test-logs. The last line counts tests; a step that failed
 # without a test counts as one.
 set -uo pipefail

@@ -1,0 +1,57 @@
+"""Models from disk into memory that devices and processes share, at the disk's speed.
+
+>>> import longshore
+>>> with longshore.load(example) as buffer:
+...     print(buffer.nbytes, sorted(buffer.tensors), buffer.readonly)
+...     print(open(buffer.path, "rb").read() == open(example, "rb").read())
+232 ['bias', 'weight'] True
+True
+
+Code written for the package `safetensors` runs with its import changed: `longshore.safe_open`,
+`longshore.numpy`, `longshore.torch`, `longshore.jax`, `longshore.flax`. GGUF files: `longshore.gguf`.
+
+Nothing heavy is imported before it is needed: numpy, torch and jax by their modules here, tqdm by
+`progress=True`.
+"""
+
+from __future__ import annotations
+
+from longshore import errors
+from longshore._core import Buffer, File, Stats, Tensor, __version__
+from longshore._load import load
+from longshore._safetensors import safe_open
+from longshore.errors import (
+    CancelledError,
+    ChecksumError,
+    FileChangedError,
+    FormatError,
+    LongshoreError,
+    NotFoundError,
+    OutOfMemoryError,
+    PermissionDeniedError,
+    ReadError,
+    SafetensorError,
+    UnavailableError,
+)
+
+__all__ = [
+    "Buffer",
+    "CancelledError",
+    "ChecksumError",
+    "File",
+    "FileChangedError",
+    "FormatError",
+    "LongshoreError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PermissionDeniedError",
+    "ReadError",
+    "SafetensorError",
+    "Stats",
+    "Tensor",
+    "UnavailableError",
+    "__version__",
+    "errors",
+    "load",
+    "safe_open",
+]

@@ -1,0 +1,63 @@
+"""How far a load has come, shown or told."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from longshore._load import Progress
+
+    Observe = Callable[[int, int], object]
+
+LINE_SECONDS = 1.0
+"""How often a line is written where there is no tqdm."""
+
+
+@contextmanager
+def observer(progress: Progress, paths: Sequence[str]) -> Generator[Observe | None]:
+    """What is to be called with the bytes done and in all, if anything."""
+    if callable(progress):
+        yield progress
+    elif not progress:
+        yield None
+    else:
+        label = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            yield _lines(label)
+            return
+        bar = tqdm(desc=label, unit="B", unit_scale=True, leave=False)
+        try:
+            yield _bar(bar)
+        finally:
+            bar.close()
+
+
+def _bar(bar: object) -> Observe:
+    def show(done: int, total: int) -> None:
+        bar.total = total  # type: ignore[attr-defined]
+        bar.update(done - bar.n)  # type: ignore[attr-defined]
+
+    return show
+
+
+def _lines(label: str) -> Observe:
+    began = shown = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if done < total and now - shown < LINE_SECONDS:
+            return
+        shown = now
+        percent = 100 * done // total if total else 100
+        rate = done / max(now - began, 1e-9) / 1e9
+        print(f"{label}: {percent}% of {total / 1e9:.2f} GB, {rate:.2f} GB/s", file=sys.stderr)
+
+    return show

@@ -1,0 +1,161 @@
+"""`longshore.safe_open`: the class of the package `safetensors`, on memory that longshore loads."""
+
+from __future__ import annotations
+
+from longshore import _core
+from longshore._frameworks import framework_of
+from longshore._load import load
+from longshore._slice import check_index
+from longshore.errors import SafetensorError
+
+TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Literal, Self, Unpack
+
+    from longshore._frameworks import Framework
+    from longshore._load import Options, StrPath
+
+
+class safe_open:  # noqa: N801, the name that `safetensors` has for it
+    """Opens a safetensors file, or all shards of an index.
+
+    Opening reads the header. The first tensor asked for loads the whole file, at the disk's speed;
+    all tensors are views of that, and it lives as long as one of them, also after the end of the
+    `with` block.
+
+    Args:
+        filename: The file.
+        framework: What tensors are to be: "np", "numpy"; "pt", "torch", "pytorch"; "jax", "flax".
+        device: Where torch is to put them.
+        backend: Taken and ignored, because `safetensors` has it.
+        options: Those of `longshore.load`.
+
+    >>> from longshore import safe_open
+    >>> with safe_open(example, framework="np") as file:
+    ...     print(file.keys(), file.metadata())
+    ...     weight = file.get_tensor("weight")
+    ...     column = file.get_slice("weight")[:, 1]
+    >>> weight.shape, column.tolist()
+    ['bias', 'weight'] {'format': 'np'}
+    ((3, 4), [1.0, 5.0, 9.0])
+    """
+
+    def __init__(
+        self,
+        filename: StrPath,
+        framework: str,
+        device: str | int | None = "cpu",
+        *,
+        backend: str = "mmap",
+        **options: Unpack[Options],
+    ) -> None:
+        self._framework: Framework = framework_of(framework, device, backend)
+        self._framework.defaults(options)
+        self._filename = filename
+        self._options = options
+        self._file: _Opened | None = _Opened(filename)
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, sorted."""
+        return sorted(self._opened().infos)
+
+    def offset_keys(self) -> list[str]:
+        """The names of the tensors, in the order of their data."""
+        return list(self._opened().infos)
+
+    def metadata(self) -> dict[str, str] | None:
+        """What the file says of itself, or None."""
+        return dict(self._opened().metadata) or None
+
+    def get_tensor(self, name: str) -> Any:
+        """The tensor of that name."""
+        return self._framework.tensor(self._opened().tensor(name, self._options))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by name."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> PySafeSlice:
+        """What gives parts of the tensor of that name when it is indexed."""
+        opened = self._opened()
+        return PySafeSlice(opened, opened.info(name), self._framework, self._options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        self._file = None
+        return False
+
+    def _opened(self) -> _Opened:
+        if self._file is None:
+            raise SafetensorError(None, "File is closed")
+        return self._file
+
+
+class PySafeSlice:
+    """Gives parts of a tensor when it is indexed by integers, slices and `...`."""
+
+    def __init__(
+        self, opened: _Opened, info: _Info, framework: Framework, options: Options
+    ) -> None:
+        self._opened = opened
+        self._info = info
+        self._framework = framework
+        self._options = options
+
+    def get_shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        return list(self._info.shape)
+
+    def get_dtype(self) -> str:
+        """The type in the file, such as "F32"."""
+        return self._info.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._framework.checks_index:
+            index = check_index(index, self._info.shape, self._info.dtype)
+        return self._framework.part(self._opened.tensor(self._info.name, self._options), index)
+
+
+class _Info:
+    """What the header says of a tensor."""
+
+    __slots__ = ("dtype", "name", "shape")
+
+    def __init__(self, name: str, dtype: str, shape: list[int]) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+
+
+class _Opened:
+    """A file whose header was read, and which is loaded when that is needed."""
+
+    def __init__(self, filename: StrPath) -> None:
+        self._filename = filename
+        self._buffer: _core.Buffer | None = None
+        tensors, self.metadata = _core.read_safetensors(filename)
+        self.infos = {name: _Info(name, dtype, shape) for name, dtype, shape in tensors}
+
+    def info(self, name: str) -> _Info:
+        info = self.infos.get(name)
+        if info is None:
+            raise SafetensorError(None, f"File does not contain tensor {name}")
+        return info
+
+    def tensor(self, name: str, options: Options) -> _core.Tensor:
+        self.info(name)
+        if self._buffer is None:
+            self._buffer = load(self._filename, format="safetensors", **options)
+        tensor = self._buffer.tensors.get(name)
+        if tensor is None:
+            # It was there when the file was opened.
+            raise SafetensorError(None, f"File does not contain tensor {name} any more")
+        return tensor

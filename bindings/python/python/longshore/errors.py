@@ -1,0 +1,81 @@
+"""What can go wrong.
+
+Everything raised by longshore is a `LongshoreError`, and so an `OSError`: `errno` is what the
+kernel said, or None where it had no part in it, and `filename` the file it is about. The names that
+Python has for some of them catch them too:
+
+>>> import longshore
+>>> try:
+...     longshore.load("no such file")
+... except FileNotFoundError as error:
+...     print(error, error.errno, error.filename, sep="; ")
+cannot open no such file: No such file or directory (os error 2); 2; no such file
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CancelledError",
+    "ChecksumError",
+    "FileChangedError",
+    "FormatError",
+    "LongshoreError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PermissionDeniedError",
+    "ReadError",
+    "SafetensorError",
+    "SafetensorFormatError",
+    "UnavailableError",
+]
+
+
+class LongshoreError(OSError):
+    """Something failed, and nothing is left of it: no descriptor, no memory."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
+
+class NotFoundError(LongshoreError, FileNotFoundError):
+    """There is no such file."""
+
+
+class PermissionDeniedError(LongshoreError, PermissionError):
+    """The file may not be read."""
+
+
+class ReadError(LongshoreError):
+    """The disk or the file system failed."""
+
+
+class FileChangedError(LongshoreError):
+    """The file was written to or cut short while it was read."""
+
+
+class FormatError(LongshoreError, ValueError):
+    """The file is not of the format that it is meant to be of."""
+
+
+class ChecksumError(LongshoreError):
+    """The content is not what the manifest says."""
+
+
+class OutOfMemoryError(LongshoreError, MemoryError):
+    """The content does not fit into the memory that is left."""
+
+
+class UnavailableError(LongshoreError):
+    """This machine, heap or file has no such way; the message says what to do."""
+
+
+class CancelledError(LongshoreError):
+    """The load was stopped."""
+
+
+class SafetensorError(LongshoreError):
+    """What code written for the package `safetensors` catches."""
+
+
+class SafetensorFormatError(SafetensorError, FormatError):
+    """The file is no valid safetensors file."""

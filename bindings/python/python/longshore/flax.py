@@ -1,0 +1,5 @@
+"""The name that the package `safetensors` has for `longshore.jax`."""
+
+from longshore.jax import asarray, load, load_file, save, save_file
+
+__all__ = ["asarray", "load", "load_file", "save", "save_file"]

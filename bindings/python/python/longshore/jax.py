@@ -1,0 +1,82 @@
+"""Safetensors files as JAX arrays: the functions of `safetensors.flax`.
+
+Tensors are placed at multiples of 64 bytes while they are read, so that JAX shares them instead of
+copying them.
+
+>>> from longshore.jax import load_file
+>>> arrays = load_file(example)
+>>> arrays["weight"].shape, arrays["weight"].dtype.name
+((3, 4), 'float32')
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from longshore import _core, numpy as _numpy
+from longshore._safetensors import safe_open
+
+if TYPE_CHECKING:
+    import os
+
+    from longshore._load import Options, StrPath
+
+__all__ = ["asarray", "load", "load_file", "save", "save_file"]
+
+ALIGNMENT_BYTES = 64
+"""What XLA on a CPU wants memory aligned to that it is to share."""
+
+
+def load_file(
+    filename: StrPath, *, backend: str = "mmap", **options: Unpack[Options]
+) -> dict[str, jax.Array]:
+    """Load a safetensors file, or all shards of an index, as arrays by name.
+
+    `backend` is taken, and ignored, because `safetensors` has it; `options` are those of
+    `longshore.load`.
+    """
+    with safe_open(filename, framework="jax", backend=backend, **options) as file:
+        return file.get_tensors()
+
+
+def load(data: bytes) -> dict[str, jax.Array]:
+    """The tensors of a safetensors file that is in memory, copied."""
+    return {name: jnp.array(array) for name, array in _numpy.load(data).items()}
+
+
+def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:
+    """Arrays as the bytes of a safetensors file."""
+    return _numpy.save(_as_numpy(tensors), metadata)
+
+
+def save_file(
+    tensors: dict[str, jax.Array],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write arrays into a safetensors file."""
+    _numpy.save_file(_as_numpy(tensors), filename, metadata)
+
+
+def asarray(tensor: _core.Tensor) -> jax.Array:
+    """A tensor as an array, which shares the buffer's memory where that is aligned to 64 bytes.
+
+    JAX copies the rest, and what it has narrower: without `jax_enable_x64` numbers of 64 bits are
+    of 32.
+    """
+    if tensor.address % ALIGNMENT_BYTES == 0 and tensor.nbytes > 0:
+        return jax.dlpack.from_dlpack(tensor)
+    return jnp.array(_numpy.asarray(tensor))
+
+
+def part(tensor: _core.Tensor, index: Any) -> jax.Array:
+    """A part of a tensor, copied from the buffer; the rest is not touched."""
+    return jnp.array(_numpy.asarray(tensor)[index])
+
+
+def _as_numpy(tensors: dict[str, jax.Array]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    return {name: np.asarray(array) for name, array in tensors.items()}

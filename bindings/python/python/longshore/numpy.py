@@ -1,0 +1,136 @@
+"""Safetensors files as numpy arrays: the functions of `safetensors.numpy`.
+
+Arrays are views of one buffer, which lives as long as any of them, and are read-only: `writable`
+makes them writable. Types that numpy lacks are those of the package `ml_dtypes`.
+
+>>> from longshore.numpy import load_file, save_file
+>>> arrays = load_file(example)
+>>> arrays["weight"].shape, arrays["weight"].dtype.name, arrays["weight"].flags.writeable
+((3, 4), 'float32', False)
+>>> save_file({"half": arrays["weight"] / 2}, target)
+>>> load_file(target)["half"][0, 1]
+np.float32(0.5)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from longshore import _core, _dtypes, _save
+from longshore._safetensors import safe_open
+from longshore.errors import SafetensorError
+
+if TYPE_CHECKING:
+    import os
+
+    from longshore._load import Options, StrPath
+
+__all__ = ["asarray", "load", "load_file", "save", "save_file"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def load_file(filename: StrPath, *, backend: str = "mmap", **options: Unpack[Options]) -> dict[str, Array]:
+    """Load a safetensors file, or all shards of an index, as arrays by name.
+
+    `backend` is taken, and ignored, because `safetensors` has it; `options` are those of
+    `longshore.load`.
+    """
+    with safe_open(filename, framework="numpy", backend=backend, **options) as file:
+        return file.get_tensors()
+
+
+def load(data: bytes) -> dict[str, Array]:
+    """The tensors of a safetensors file that is in memory, as views of it."""
+    tensors = _core.parse_safetensors(data)
+    view = memoryview(data)
+    return {
+        name: _from_bytes(view[begin:end], name, dtype, shape)
+        for name, dtype, shape, begin, end in tensors
+    }
+
+
+def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
+    """Arrays as the bytes of a safetensors file."""
+    return _save.to_bytes(_entries(tensor_dict), metadata)
+
+
+def save_file(
+    tensor_dict: dict[str, Array],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write arrays into a safetensors file, of which there is none or all."""
+    _save.to_file(_entries(tensor_dict), filename, metadata)
+
+
+def asarray(tensor: _core.Tensor) -> Array:
+    """A tensor as an array, which shares the buffer's memory and keeps it.
+
+    >>> import longshore, longshore.numpy
+    >>> tensor = longshore.load(example).tensors["bias"]
+    >>> array = longshore.numpy.asarray(tensor)
+    >>> array.ctypes.data == tensor.address, array.flags.writeable
+    (True, False)
+    """
+    return _from_bytes(tensor.data, tensor.name, tensor.dtype, tensor.shape)
+
+
+def _array(tensor: _core.Tensor, dtype: Any, copy: bool | None) -> Array:
+    """`Tensor.__array__`."""
+    array = asarray(tensor)
+    if dtype is not None and np.dtype(dtype) != array.dtype:
+        if copy is False:
+            raise ValueError(f"tensor '{tensor.name}' is {tensor.dtype}: as {dtype} it is a copy")
+        return array.astype(dtype)
+    return array.copy() if copy else array
+
+
+def _from_bytes(data: memoryview, name: str, dtype: str, shape: Any) -> Array:
+    kind = _dtype(dtype, name)
+    if data.nbytes == 0:
+        array = np.empty(shape, kind)
+        array.flags.writeable = not data.readonly
+        return array
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _dtype(dtype: str, name: str) -> np.dtype[Any]:
+    if dtype in _dtypes.NUMPY:
+        return np.dtype(_dtypes.NUMPY[dtype])
+    if dtype not in _dtypes.ML_DTYPES:
+        raise SafetensorError(
+            None,
+            f"tensor '{name}' is {dtype}, for which numpy has no type; "
+            f"longshore.load(…).tensors['{name}'].data has its bytes",
+        )
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(
+            f"tensor '{name}' is {dtype}, for which numpy needs the package ml_dtypes: "
+            "pip install ml_dtypes"
+        ) from error
+    kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _dtypes.ML_DTYPES[dtype]))
+    return kind
+
+
+_NAMES = {name: dtype for dtype, name in (_dtypes.NUMPY | _dtypes.ML_DTYPES).items()}
+
+
+def _entries(tensors: dict[str, Array]) -> list[_save.Entry]:
+    return [_entry(name, array) for name, array in tensors.items()]
+
+
+def _entry(name: str, array: Array) -> _save.Entry:
+    dtype = _NAMES.get(array.dtype.name)
+    if dtype is None:
+        raise SafetensorError(
+            None, f"tensor '{name}' is {array.dtype.name}, which safetensors files cannot hold"
+        )
+    # Little-endian, row by row.
+    dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    data = memoryview(dense.reshape(-1).view(np.uint8).data)
+    return _save.Entry(name, dtype, array.shape, data)

@@ -1,0 +1,209 @@
+//! Loading, with Python's lock given up meanwhile.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use longshore::load::format::{self, FormatChoice, Header, Opened, safetensors};
+use longshore::load::{self as library, CancelToken, DigestKind, Manifest, Progress};
+use longshore::mem::Granule;
+use longshore::{Heap, Loaded, Loader, ReadMode, Sealing, SharedBuffer};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::buffer::Buffer;
+use crate::error;
+use crate::file::{File, Made};
+use crate::memory::Backing;
+use crate::stats::Stats;
+
+/// What safetensors headers say: name, dtype and shape of each tensor, in the order of the data, and
+/// the metadata.
+type Headers = (Vec<(String, &'static str, Vec<u64>)>, BTreeMap<String, String>);
+
+/// A tensor of a header: its name, dtype, shape, and where its data begins and ends in the file.
+type Described = (String, &'static str, Vec<u64>, u64, u64);
+
+/// Loads files; `longshore.load` explains the rest.
+///
+/// `observe` is called with the bytes done and in all some twenty times a second; what it raises
+/// stops the load and is raised here, as is what a signal's handler raises.
+#[pyfunction]
+#[pyo3(signature = (paths, *, heap, mode, format, align, digests, manifest, writable, observe))]
+#[expect(
+    clippy::too_many_arguments,
+    clippy::needless_pass_by_value,
+    reason = "Python names them, and what it gives is converted to them"
+)]
+pub(crate) fn load(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    heap: &str,
+    mode: &str,
+    format: &str,
+    align: Option<u64>,
+    digests: Vec<String>,
+    manifest: Option<PathBuf>,
+    writable: bool,
+    observe: Option<Py<PyAny>>,
+) -> PyResult<Buffer> {
+    let request = Request {
+        paths,
+        heap: word(heap)?,
+        mode: word::<ReadMode>(mode)?,
+        format: word::<FormatChoice>(format)?,
+        align: align.map(granule).transpose()?,
+        digests: digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?,
+        manifest,
+        writable,
+    };
+    request.check()?;
+    let cancel = CancelToken::new();
+    let mut raised = None;
+    let loaded = py.detach(|| {
+        request.run(&cancel, |progress| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                let Some(observe) = &observe else { return Ok(()) };
+                observe.call1(py, (progress.done_bytes, progress.total_bytes)).map(drop)
+            });
+            if let Err(error) = told {
+                raised.get_or_insert(error);
+                cancel.cancel();
+            }
+        })
+    });
+    if let Some(error) = raised {
+        // What was loaded nevertheless is freed.
+        py.detach(|| drop(loaded));
+        return Err(error);
+    }
+    let done = loaded.map_err(|error| error::raised(py, &error))?;
+    done.into_buffer(py, writable)
+}
+
+/// The header of a safetensors file, or those of all shards of an index; nothing of their data is
+/// read.
+#[pyfunction]
+pub(crate) fn read_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<Headers> {
+    let opened = py.detach(|| format::open(&[path], FormatChoice::Safetensors));
+    let opened = opened.map_err(|error| error::raised(py, &error))?;
+    let placed = opened.placed_tensors().map(|placed| placed.tensor);
+    let tensors = placed.map(|it| (it.name.to_owned(), it.dtype.name(), it.shape.to_vec()));
+    let tensors = tensors.collect();
+    let mut metadata = BTreeMap::new();
+    for of_file in opened.tensors {
+        // Shards say the same of themselves.
+        if let Header::Safetensors(header) = of_file.header {
+            metadata.extend(header.metadata);
+        }
+    }
+    Ok((tensors, metadata))
+}
+
+/// The tensors of a whole safetensors file that is in memory.
+#[pyfunction]
+pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<Described>> {
+    let parsed = safetensors::Header::parse(Path::new("<bytes>"), content, content.len() as u64);
+    let header = parsed.map_err(|error| error::raised(py, &error))?;
+    let tensors = header.tensors.into_iter().filter(|tensor| !tensor.is_padding());
+    let described = tensors.map(|tensor| {
+        let safetensors::Tensor { name, dtype, shape, data } = tensor;
+        (name, dtype.name(), shape, data.start, data.end)
+    });
+    Ok(described.collect())
+}
+
+/// A word of the command line's, for `heap`, `mode` and so on.
+fn word<T: std::str::FromStr<Err: std::fmt::Display>>(word: &str) -> PyResult<T> {
+    word.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
+}
+
+/// An alignment in bytes.
+fn granule(bytes: u64) -> PyResult<Granule> {
+    Granule::new(bytes).map_err(|_| {
+        PyValueError::new_err(format!("align={bytes} is no power of two, such as 64 or 4096"))
+    })
+}
+
+/// What is to be loaded, and how.
+struct Request {
+    paths: Vec<PathBuf>,
+    heap: Heap,
+    mode: ReadMode,
+    format: FormatChoice,
+    align: Option<Granule>,
+    digests: Vec<DigestKind>,
+    manifest: Option<PathBuf>,
+    writable: bool,
+}
+
+/// What was loaded.
+struct Done {
+    opened: Opened,
+    shared: SharedBuffer,
+    files: Vec<library::LoadedFile>,
+    report: library::Report,
+}
+
+impl Request {
+    fn check(&self) -> PyResult<()> {
+        if self.paths.is_empty() {
+            return Err(PyValueError::new_err("no file is named"));
+        }
+        if self.writable && !self.memory().seals_content() {
+            // A write to a dma-buf would have to be bracketed.
+            let heap = &self.heap;
+            return Err(PyValueError::new_err(format!(
+                "memory of heap '{heap}' cannot be lent for writing; use heap 'memfd'"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The heap asked for, or the best one whose content can be sealed.
+    fn memory(&self) -> Heap {
+        if self.heap == Heap::Auto { Heap::Memfd } else { self.heap.clone() }
+    }
+
+    fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
+        let mut opened = format::open(&self.paths, self.format)?;
+        if let Some(alignment) = self.align {
+            opened = opened.align(alignment)?;
+        }
+        let manifest = self.manifest.as_ref().map(Manifest::open).transpose()?;
+        let heap = self.memory();
+        let sealing =
+            if heap.seals_content() && !self.writable { Sealing::Content } else { Sealing::Size };
+        let mut loader = Loader::new().heap(heap).mode(self.mode).cancel(cancel).observe(observe);
+        for kind in &self.digests {
+            loader = loader.digest(*kind);
+        }
+        if let Some(manifest) = &manifest {
+            loader = loader.manifest(manifest);
+        }
+        let Loaded { buffer, files, report } = loader.load(&opened.plan)?;
+        let shared = buffer.share(sealing)?;
+        Ok(Done { opened, shared, files, report })
+    }
+}
+
+impl Done {
+    fn into_buffer(self, py: Python<'_>, writable: bool) -> PyResult<Buffer> {
+        let backing = Backing::new(self.shared, writable);
+        let mut headers: Vec<Option<Header>> = vec![None; self.files.len()];
+        for of_file in self.opened.tensors {
+            headers[of_file.file_index] = Some(of_file.header);
+        }
+        let files = self.files.into_iter().zip(headers).map(|(file, header)| File {
+            path: file.path,
+            offset: file.buffer_offset,
+            nbytes: file.len_bytes,
+            digests: file.digests,
+            header,
+            backing: backing.clone(),
+            made: Made::new(),
+        });
+        let files = files.collect();
+        Buffer::new(py, backing, Some(Stats::new(self.report)), files)
+    }
+}

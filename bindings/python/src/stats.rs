@@ -1,0 +1,148 @@
+//! What a load did, for Python.
+
+use longshore::load::{Engine, Report};
+use longshore::mem::Granule;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// What a load did and how long it took.
+#[pyclass(frozen, module = "longshore")]
+pub(crate) struct Stats {
+    report: Report,
+}
+
+impl Stats {
+    pub(crate) fn new(report: Report) -> Self {
+        Self { report }
+    }
+}
+
+#[pymethods]
+impl Stats {
+    /// Bytes read.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.report.content_bytes
+    }
+
+    /// From the call to the finished buffer.
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.report.elapsed.as_secs_f64()
+    }
+
+    /// Over the whole load.
+    #[getter]
+    fn bytes_per_second(&self) -> f64 {
+        self.report.bytes_per_second()
+    }
+
+    /// Making pages, summed over the threads that did; most of it overlaps with reading.
+    #[getter]
+    fn allocating_seconds(&self) -> f64 {
+        self.report.allocating.as_secs_f64()
+    }
+
+    /// Reserving and mapping the address range.
+    #[getter]
+    fn mapping_seconds(&self) -> f64 {
+        self.report.mapping.as_secs_f64()
+    }
+
+    /// From the first read to the last.
+    #[getter]
+    fn reading_seconds(&self) -> f64 {
+        self.report.reading.as_secs_f64()
+    }
+
+    /// The heap that the memory came from.
+    #[getter]
+    fn heap(&self) -> String {
+        self.report.heap.to_string()
+    }
+
+    /// The page sizes in words, such as "2 MiB" or "2 MiB 50%, base 50%".
+    #[getter]
+    fn pages(&self) -> String {
+        self.report.pages.to_string()
+    }
+
+    /// The page size in bytes of at least nine tenths of the memory, if there is one.
+    #[getter]
+    fn page_size(&self) -> Option<u64> {
+        self.report.pages.prevailing().map(Granule::bytes)
+    }
+
+    /// Bytes in pages of each size.
+    #[getter]
+    fn page_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let pages = self.report.pages;
+        let sizes = [
+            ("hugetlb_2m", pages.hugetlb_2m_bytes),
+            ("huge_2m", pages.huge_2m_bytes),
+            ("mid_64k", pages.mid_64k_bytes),
+            ("base", pages.base_bytes),
+            ("unknown", pages.unknown_bytes),
+        ];
+        dict(py, &sizes)
+    }
+
+    /// Bytes that came each way.
+    #[getter]
+    fn bytes_by_mode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let ways = self.report.by_route;
+        let ways = [
+            ("direct", ways.direct),
+            ("page_cache", ways.page_cache),
+            ("uncached", ways.uncached),
+            ("buffered", ways.buffered),
+            ("staged", ways.staged),
+        ];
+        dict(py, &ways)
+    }
+
+    /// What made the direct reads: "io_uring" or "threads".
+    #[getter]
+    fn engine(&self) -> &'static str {
+        match self.report.engine {
+            Engine::Uring => "io_uring",
+            Engine::Threads { .. } => "threads",
+            _ => "unknown",
+        }
+    }
+
+    /// Why direct reads did not go through io_uring, where there were any.
+    #[getter]
+    fn ring_refused(&self) -> Option<&str> {
+        match &self.report.engine {
+            Engine::Threads { ring_refused } => ring_refused.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// By how many bytes the files' share of the page cache grew; None where the kernel does not
+    /// tell.
+    #[getter]
+    fn page_cache_growth_bytes(&self) -> Option<i64> {
+        self.report.page_cache_growth_bytes
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<longshore.Stats: {} bytes in {:.3} s, {:.2} GB/s, {} in {} pages>",
+            self.nbytes(),
+            self.seconds(),
+            self.bytes_per_second() / 1e9,
+            self.report.heap,
+            self.report.pages,
+        )
+    }
+}
+
+fn dict<'py>(py: Python<'py>, entries: &[(&str, u64)]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in entries {
+        dict.set_item(name, value)?;
+    }
+    Ok(dict)
+}

@@ -1,0 +1,281 @@
+"""`longshore.load` and what it returns."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import longshore
+import pytest
+
+MIB = 1 << 20
+
+
+def random_file(path: Path, nbytes: int) -> bytes:
+    content = random.Random(nbytes).randbytes(nbytes)
+    path.write_bytes(content)
+    return content
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 511, 512, 4095, 4096, 4097, 2 * MIB - 1, 2 * MIB + 1])
+@pytest.mark.parametrize("mode", ["auto", "direct", "buffered"])
+def test_content_is_that_of_the_file(tmp_path: Path, nbytes: int, mode: str) -> None:
+    content = random_file(tmp_path / "file", nbytes)
+    buffer = longshore.load(tmp_path / "file", mode=mode)
+    assert buffer.nbytes == len(buffer) == nbytes
+    assert bytes(buffer) == content
+    assert buffer.stats is not None and sum(buffer.stats.bytes_by_mode.values()) == nbytes
+    assert buffer.stats.nbytes == nbytes and sum(buffer.stats.page_bytes.values()) >= nbytes
+
+
+def test_every_way_to_the_memory_leads_to_the_same(tmp_path: Path) -> None:
+    content = random_file(tmp_path / "file", 3 * MIB + 5)
+    buffer = longshore.load(tmp_path / "file")
+    assert buffer.path == f"/proc/{os.getpid()}/fd/{buffer.fileno()}"
+    assert Path(buffer.path).read_bytes() == content
+    with mmap.mmap(buffer.fileno(), buffer.nbytes, prot=mmap.PROT_READ) as mapped:
+        assert mapped[:] == content
+    # Another process, which shares nothing but the name.
+    count = "import sys; print(hash(open(sys.argv[1], 'rb').read()) and len(open(sys.argv[1], 'rb').read()))"
+    said = subprocess.run(
+        [sys.executable, "-c", count, buffer.path], capture_output=True, text=True, check=True
+    )
+    assert int(said.stdout) == len(content)
+    digest = subprocess.run(["sha256sum", buffer.path], capture_output=True, text=True, check=True)
+    assert digest.stdout.split()[0] == hashlib.sha256(content).hexdigest()
+
+
+def test_nobody_can_write_to_it(tmp_path: Path) -> None:
+    random_file(tmp_path / "file", 5000)
+    buffer = longshore.load(tmp_path / "file")
+    assert buffer.readonly and memoryview(buffer).readonly
+    with pytest.raises(TypeError):
+        memoryview(buffer)[0] = 1
+    with pytest.raises(OSError):
+        os.pwrite(os.open(buffer.path, os.O_RDWR), b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(buffer.fileno(), 5000)
+
+
+def test_writable_memory_is_written_to_in_place(tmp_path: Path) -> None:
+    content = random_file(tmp_path / "file", 5000)
+    buffer = longshore.load(tmp_path / "file", writable=True)
+    assert not buffer.readonly
+    memoryview(buffer)[17] = content[17] ^ 0xFF
+    assert Path(buffer.path).read_bytes()[17] == content[17] ^ 0xFF
+    assert (tmp_path / "file").read_bytes() == content
+    with pytest.raises(ValueError, match="heap 'memfd'"):
+        longshore.load(tmp_path / "file", heap="udmabuf", writable=True)
+
+
+def test_files_lie_one_behind_the_other(tmp_path: Path) -> None:
+    contents = [random_file(tmp_path / str(n), nbytes) for n, nbytes in enumerate([5000, 0, 4096])]
+    buffer = longshore.load([tmp_path / str(n) for n in range(3)])
+    assert [file.offset for file in buffer.files] == [0, 8192, 8192]
+    for file, content in zip(buffer.files, contents, strict=True):
+        assert bytes(memoryview(buffer)[file.offset : file.offset + file.nbytes]) == content
+        assert file.format == "raw" and not file.tensors
+    assert [os.fspath(file.path) for file in buffer.files] == [str(tmp_path / str(n)) for n in range(3)]
+
+
+def test_a_closed_buffer_is_gone_and_one_that_is_lent_stays(
+    tmp_path: Path, descriptors: Callable[[], set[str]]
+) -> None:
+    content = random_file(tmp_path / "file", 5000)
+    before = descriptors()
+    with longshore.load(tmp_path / "file") as buffer:
+        view = memoryview(buffer)[1:]
+        with pytest.raises(BufferError, match="1 view"):
+            buffer.close()
+        assert bytes(view) == content[1:] and not buffer.closed
+        view.release()
+    assert buffer.closed and descriptors() == before
+    buffer.close()
+    for use in (lambda: memoryview(buffer), buffer.fileno, lambda: buffer.path):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    assert repr(buffer) == "<longshore.Buffer: closed>"
+    # Without closing it goes with the last that has it.
+    view = memoryview(longshore.load(tmp_path / "file"))
+    gc.collect()
+    assert bytes(view) == content and descriptors() != before
+    view.release()
+    del view
+    gc.collect()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("kind", ["crc32c", "xxh3", "sha256"])
+def test_checksums_are_computed_and_held_against_a_manifest(tmp_path: Path, kind: str) -> None:
+    content = random_file(tmp_path / "file", 70_000)
+    digests = longshore.load(tmp_path / "file", verify=kind).files[0].digests
+    assert set(digests) == {kind}
+    if kind == "sha256":
+        assert digests[kind] == hashlib.sha256(content).hexdigest()
+    manifest = tmp_path / "SUMS"
+    manifest.write_text(f"{digests[kind]}  file\n")
+    assert longshore.load(tmp_path / "file", verify=manifest).files[0].digests == digests
+    (tmp_path / "file").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(longshore.ChecksumError, match=digests[kind]):
+        longshore.load(tmp_path / "file", verify=str(manifest))
+
+
+def test_several_checksums_at_once(tmp_path: Path) -> None:
+    content = random_file(tmp_path / "file", 5)
+    digests = longshore.load(tmp_path / "file", verify=["sha256", "crc32c"]).files[0].digests
+    assert digests["sha256"] == hashlib.sha256(content).hexdigest() and len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heap": "mmap"}, "no heap"),
+        ({"mode": "fast"}, "no read mode"),
+        ({"format": "pt"}, "no format"),
+        ({"verify": ["md5"]}, "no checksum"),
+        ({"align": 3}, "no power of two"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(
+    example: str, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        longshore.load(example, **arguments)  # type: ignore[arg-type]
+
+
+def test_no_file_is_no_load() -> None:
+    with pytest.raises(ValueError, match="no file is named"):
+        longshore.load([])
+
+
+def test_failures_say_what_and_leave_nothing(
+    tmp_path: Path, descriptors: Callable[[], set[str]]
+) -> None:
+    (tmp_path / "short.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    before = descriptors()
+    with pytest.raises(FileNotFoundError, match="nothing") as caught:
+        longshore.load(tmp_path / "nothing")
+    assert isinstance(caught.value, longshore.LongshoreError)
+    assert caught.value.errno == 2 and caught.value.filename == str(tmp_path / "nothing")
+    with pytest.raises(longshore.FormatError, match="cut short") as malformed:
+        longshore.load(tmp_path / "short.safetensors")
+    assert isinstance(malformed.value, longshore.SafetensorError)
+    assert isinstance(malformed.value, ValueError)
+    with pytest.raises(longshore.LongshoreError, match="directory"):
+        longshore.load(tmp_path)
+    with pytest.raises(longshore.UnavailableError, match="no dma-heap named 'none'"):
+        longshore.load(tmp_path / "short.safetensors", heap="dma-heap:none", format="raw")
+    with (tmp_path / "vast").open("wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(MemoryError, match="are needed") as refused:
+        longshore.load(tmp_path / "vast")
+    assert isinstance(refused.value, longshore.OutOfMemoryError)
+    assert descriptors() == before
+
+
+def test_progress_is_told_to_a_callable(tmp_path: Path) -> None:
+    random_file(tmp_path / "file", 3 * MIB)
+    told: list[tuple[int, int]] = []
+    longshore.load(tmp_path / "file", progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (3 * MIB, 3 * MIB) and told == sorted(told)
+
+
+class StopError(Exception):
+    """What a callable raises to stop a load."""
+
+
+def test_what_progress_raises_stops_the_load(
+    tmp_path: Path, descriptors: Callable[[], set[str]]
+) -> None:
+    random_file(tmp_path / "file", 3 * MIB)
+
+    def stop(done: int, total: int) -> None:
+        raise StopError(done, total)
+
+    before = descriptors()
+    with pytest.raises(StopError):
+        longshore.load(tmp_path / "file", progress=stop)
+    assert descriptors() == before
+
+
+def test_ctrl_c_stops_the_load(tmp_path: Path, descriptors: Callable[[], set[str]]) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1024 * MIB)
+    # No code of Python's runs that could see the signal: the method of a dict is C.
+    told: dict[int, int] = {}
+    before = descriptors()
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            longshore.load(tmp_path / "sparse", progress=told.setdefault)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert max(told, default=0) < 1024 * MIB, "it was stopped, and did not end by itself"
+    assert descriptors() == before
+
+
+def test_other_threads_run_meanwhile(tmp_path: Path) -> None:
+    random_file(tmp_path / "file", 3 * MIB)
+    begun = threading.Event()
+    ran: list[bool] = []
+    thread = threading.Thread(target=lambda: (begun.wait(), ran.append(True)))
+    thread.start()
+    # From here on nobody is made to give up Python's lock: the thread runs where a load does.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        begun.set()
+        loads = 0
+        while not ran and loads < 100:
+            longshore.load(tmp_path / "file")
+            loads += 1
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join()
+    assert loads < 100
+
+
+def test_progress_shows_a_bar_or_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_file(tmp_path / "file", 3 * MIB)
+    longshore.load(tmp_path / "file", progress=True)
+    assert "B/s]" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    longshore.load(tmp_path / "file", progress=True)
+    assert "file: 100% of 0.00 GB" in capsys.readouterr().err
+
+
+def test_two_loads_at_once(tmp_path: Path) -> None:
+    contents = [random_file(tmp_path / str(n), 3 * MIB + n) for n in range(4)]
+    found: dict[int, bytes] = {}
+
+    def one(n: int) -> None:
+        found[n] = bytes(longshore.load(tmp_path / str(n)))
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[n] for n in range(4)] == contents
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys; before = set(sys.modules); import longshore; print(*sorted(set(sys.modules) - before))"
+    said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    imported = said.stdout.split()
+    assert "longshore._core" in imported
+    heavy = {"numpy", "torch", "jax", "tqdm", "typing", "json", "ml_dtypes", "re", "inspect"}
+    assert not heavy & set(imported)
+    assert len(imported) < 25, imported
