@@ -54,6 +54,7 @@ pub use encode::{EncodeError, Encoded};
 pub use metadata::{Array, Metadata, Value, ValueType, Values};
 pub use model::Synthetic;
 pub use split::open_splits;
+pub(super) use split::{is_first_of_several, open_splits_by};
 
 /// The name of the format in messages.
 const FORMAT: &str = "GGUF";
