@@ -6,7 +6,6 @@ use std::sync::Arc;
 use longshore::load::DigestKind;
 use longshore::load::format::Header;
 use longshore::load::format::gguf::Value;
-use longshore::mem::Granule;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMappingProxy, PyString, PyTuple};
@@ -135,7 +134,7 @@ impl File {
     #[getter]
     fn alignment(&self) -> Option<u64> {
         match &self.header {
-            Some(Header::Gguf(header)) => Some(header.alignment).map(Granule::bytes),
+            Some(Header::Gguf(header)) => Some(header.alignment.bytes()),
             _ => None,
         }
     }

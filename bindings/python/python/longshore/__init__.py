@@ -17,6 +17,7 @@ Nothing heavy is imported before it is needed: numpy, torch and jax by their mod
 from __future__ import annotations
 
 from longshore import errors
+from longshore._attach import attach
 from longshore._core import Buffer, File, Stats, Tensor, __version__
 from longshore._load import load
 from longshore._safetensors import safe_open
@@ -31,6 +32,7 @@ from longshore.errors import (
     PermissionDeniedError,
     ReadError,
     SafetensorError,
+    ServerError,
     UnavailableError,
 )
 
@@ -47,10 +49,12 @@ __all__ = [
     "PermissionDeniedError",
     "ReadError",
     "SafetensorError",
+    "ServerError",
     "Stats",
     "Tensor",
     "UnavailableError",
     "__version__",
+    "attach",
     "errors",
     "load",
     "safe_open",
