@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh build    what building and loading need: a C linker and Rust
 #   scripts/setup.sh test     that, and QEMU, file system tools, Go, Python, C and C++ compilers,
-#                             valgrind, Miri, the oldest Rust and AArch64; with LONGSHORE_VM_IOMMUFD=1 what building a kernel needs
+#                             valgrind, Chromium, Miri, the oldest Rust and AArch64; with
+#                             LONGSHORE_VM_IOMMUFD=1 what building a kernel needs
 #
 # The other scripts source it and call its functions.
 
@@ -45,6 +46,7 @@ test_packages=(
     make:make
     pkg-config:pkg-config
     valgrind:valgrind
+    chromium:chromium
 )
 kernel_packages=(
     make:make

@@ -4,7 +4,8 @@
 #   scripts/test.sh            everything
 #   scripts/test.sh --quick    without the steps that take minutes
 #
-# With CI=true neither the tests in a real kernel may be skipped nor those in Go and Python programs.
+# With CI=true neither the tests in a real kernel may be skipped nor those in Go and Python programs
+# and in a browser.
 # What each step printed is kept in target/test-logs. The last line counts tests; a step that failed
 # without a test counts as one.
 set -uo pipefail
@@ -54,6 +55,9 @@ unit_tests() {
     "${bounded[@]}" cargo test --workspace --exclude longshore-vm-tests --no-fail-fast \
         "${features[@]}" "${locked[@]}" -- --show-output || status=1
     "${bounded[@]}" cargo test --release --package longshore-access --test stress "${locked[@]}" -- \
+        --ignored --show-output || status=1
+    # For a minute, or LONGSHORE_STRESS_SECONDS.
+    "${bounded[@]}" cargo test --package longshore-serve --test stress "${locked[@]}" -- \
         --ignored --show-output || status=1
     "${bounded[@]}" cargo test --package longshore-vm-tests --lib -- --show-output || status=1
     "${bounded[@]}" cargo test --package longshore-vm-tests --doc || status=1

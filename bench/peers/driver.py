@@ -108,6 +108,13 @@ def tensorizer():
     return load
 
 
+def longshore():
+    """This project's own package: tensors are views of one buffer."""
+    from longshore.numpy import load_file
+
+    return load_file
+
+
 def convert_tensorizer(path, output):
     from safetensors.torch import load_file
     from tensorizer import TensorSerializer
@@ -125,6 +132,7 @@ PEERS = {
     "runai-model-streamer": runai_model_streamer,
     "fastsafetensors": fastsafetensors,
     "tensorizer": tensorizer,
+    "longshore, Python": longshore,
 }
 CONVERTERS = {"tensorizer": convert_tensorizer}
 PACKAGES = [
@@ -134,6 +142,7 @@ PACKAGES = [
     "runai-model-streamer",
     "fastsafetensors",
     "tensorizer",
+    "longshore",
 ]
 
 

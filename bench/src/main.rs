@@ -4,6 +4,7 @@
 //!   longshore-bench NAME ──► Bench::measure ──► Session ──► rows: table or JSON, results, goals
 //!                                 │
 //!                                 └──► cases ──► candidates, by turns ──► a process for each run
+//!   longshore-bench report ──► rows of every bench ──► one HTML page
 //! ```
 //!
 //! `README.md` tells how to run a bench, what its lines mean, and how to add one.
@@ -14,6 +15,7 @@ mod harness;
 mod iov;
 mod load;
 mod pagetable;
+mod report;
 
 use std::process::ExitCode;
 
@@ -41,6 +43,8 @@ enum Command {
     Access(access::Access),
     /// Mappings for devices: map and unmap against bounce buffers, on the host and for an NVMe in a guest
     Bounce(bounce::Bounce),
+    /// All benches as one HTML page: published tables beside ours, peers, goals, machines
+    Report(report::Report),
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Pagetable(bench) => harness::run(&bench),
         Command::Access(bench) => harness::run(&bench),
         Command::Bounce(bench) => harness::run(&bench),
+        Command::Report(report) => report.write(),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -13,7 +13,8 @@ source=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$source/../.." || exit
 target=${CARGO_TARGET_DIR:-$PWD/target}
 work=$(mktemp -d) || exit
-trap 'rm -rf "$work"' EXIT
+server=
+trap '[[ -z $server ]] || kill "$server"; rm -rf "$work"' EXIT
 prefix=$work/prefix
 export LD_LIBRARY_PATH=$prefix/lib PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 
@@ -58,6 +59,11 @@ library=$prefix/lib/liblongshore.so
 header_is_of_the_sources() {
     cargo run --quiet --locked --manifest-path bindings/c/header/Cargo.toml \
         --target-dir "$target/header" -- --check
+}
+
+header_tool_sees_what_is_missing() {
+    cargo test --quiet --locked --manifest-path bindings/c/header/Cargo.toml \
+        --target-dir "$target/header"
 }
 
 tool_is_formatted() { cargo fmt --manifest-path bindings/c/header/Cargo.toml --check; }
@@ -120,7 +126,7 @@ build() {
     read -ra flags < <(pkg-config --cflags longshore)
     read -ra libraries < <(linking "$how")
     "$compiler" "$@" -D_GNU_SOURCE -g "${warnings[@]}" "${flags[@]}" \
-        bindings/c/tests/api.c bindings/c/tests/models.c -o "$out" "${libraries[@]}" -lpthread
+        bindings/c/tests/*.c -o "$out" "${libraries[@]}" -lpthread
 }
 
 # Runs the test program and counts what it did.
@@ -161,6 +167,17 @@ gguf_example() {
         diff "$work/from-disk" "$work/from-memory"
 }
 
+# The program that the README shows.
+readme_example() {
+    local flags
+    # shellcheck disable=SC2016 # no command is in these backquotes
+    sed -n '/^```c$/,/^```$/{/^```/d;p}' bindings/c/README.md >"$work/show.c"
+    read -ra flags < <(pkg-config --cflags --libs longshore)
+    gcc -std=c11 "${warnings[@]}" "$work/show.c" "${flags[@]}" -o "$work/show" &&
+        "$work/show" "$work/model.safetensors" | grep --quiet '^weight: F32 at 0x.*[048c]0$' &&
+        ! "$work/show" "$work/missing"
+}
+
 # What is no model is refused by the reader, in the same words.
 gguf_example_refuses() {
     head -c 700 "$work/model.gguf" >"$work/cut.gguf"
@@ -181,6 +198,8 @@ memcheck=(valgrind --quiet --leak-check=full --error-exitcode=99 --child-silent-
 # --- Running them -----------------------------------------------------------------------------
 
 profile=("$@")
+built_as=release
+[[ ${1:-} != --debug ]] || built_as=dev
 try install bindings/c/install.sh "${profile[@]}" "$prefix"
 if [[ $failed -gt 0 ]]; then
     echo "test result: FAILED. 0 passed; 1 failed; 0 ignored"
@@ -188,6 +207,7 @@ if [[ $failed -gt 0 ]]; then
 fi
 try staged_install staged_install
 try header_is_of_the_sources_and_documented header_is_of_the_sources
+try header_tool_sees_what_is_missing header_tool_sees_what_is_missing
 try tool_is_formatted tool_is_formatted
 try nothing_else_is_exported nothing_else_is_exported
 try library_has_its_name library_has_its_name
@@ -214,9 +234,33 @@ if has clang; then try documentation_is_true documentation_is_true; fi
 
 "$work/gcc-shared" --write-models "$work"
 try load_example load_example
+try readme_example readme_example
 try load_example_refuses load_example_refuses
 try gguf_example gguf_example
 try gguf_example_refuses gguf_example_refuses
+
+# Runs the test program that $2… starts with a server beside it.
+served() {
+    local name=$1
+    shift
+    mkdir -p "$work/served"
+    rm -f "$work/served"/*
+    "$longshore" serve --root "$work/served" --socket "$work/socket" >"$work/server.log" 2>&1 &
+    server=$!
+    for _ in {1..500}; do
+        [[ ! -S $work/socket ]] || break
+        sleep 0.02
+    done
+    program "$name" "$@" --serve "$work/served" "$work/socket"
+    kill -TERM "$server"
+    wait "$server"
+    server=
+}
+
+try build_the_server cargo build --package longshore-cli --profile "$built_as" --locked \
+    --target-dir "$target"
+longshore=$target/${built_as/dev/debug}/longshore
+served served_by_gcc "$work/gcc-shared"
 
 # The examples are built anew under the sanitizers, into the same place.
 sanitizers=(-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -225,11 +269,13 @@ for how in shared static; do
     try "build_${how}_with_sanitizers" build "$work/sanitized-$how" gcc "$how" -std=c11 \
         "${sanitizers[@]}"
     program "sanitized_$how" "$work/sanitized-$how"
+    served "served_sanitized_$how" "$work/sanitized-$how"
 done
 
 if need valgrind valgrind; then
     program memcheck_shared "${memcheck[@]}" "$work/gcc-shared"
     program memcheck_static "${memcheck[@]}" "$work/gcc-static"
+    served memcheck_served "${memcheck[@]}" "$work/gcc-shared"
     try load_example_under_valgrind load_example "${memcheck[@]}"
     try gguf_example_under_valgrind gguf_example "${memcheck[@]}"
 fi

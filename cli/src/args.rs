@@ -58,6 +58,8 @@ Examples:
     longshore load model.safetensors --align 64 --hold
   All shards of a model, checked against sha256sum's output:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
+  All splits of a model of llama.cpp:
+    longshore load model-00001-of-00003.gguf
 ")]
 pub(crate) struct LoadArgs {
     /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
@@ -151,7 +153,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Write a safetensors file of realistic shapes and random content, to try things on.
+/// Write a safetensors or GGUF file of realistic shapes and random content, to try things on.
 #[derive(Args, Debug)]
 pub(crate) struct MakeModelArgs {
     /// Its size, reached within one percent.
@@ -162,7 +164,8 @@ pub(crate) struct MakeModelArgs {
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// Where to write it.
+    /// Where to write it: `*.gguf` is GGUF, with types and a vocabulary as llama.cpp writes them,
+    /// and anything else safetensors.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Context;
+use longshore::SourceFile;
 use longshore::load::format::gguf::{Array, Value as GgufValue};
 use longshore::load::format::{self, FileTensors, FormatChoice, Header, Opened, printable};
 use longshore::mem::Granule;
@@ -14,8 +15,11 @@ use crate::units::Decimal;
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let name = args.file.to_string_lossy();
-    let by_name = [".index.json", ".gguf"].iter().any(|end| name.ends_with(end));
-    let choice = if by_name { FormatChoice::Auto } else { FormatChoice::Safetensors };
+    let choice = if [".index.json", ".gguf"].iter().any(|end| name.ends_with(end)) {
+        FormatChoice::Auto
+    } else {
+        FormatChoice::of_content(&SourceFile::open(&args.file)?)?
+    };
     let opened = format::open(std::slice::from_ref(&args.file), choice)?;
     let text = if args.json {
         format!("{}\n", as_json(&opened))

@@ -35,6 +35,111 @@ fn a_made_model_can_be_inspected_and_loaded() {
 }
 
 #[test]
+fn a_made_gguf_model_can_be_inspected_and_loaded() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("model.gguf");
+    let name = path.to_str().unwrap();
+    let made = longshore(&["make-model", "--size", "32MiB", name]);
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    let len_bytes = fs::metadata(&path).unwrap().len();
+    assert!(len_bytes.abs_diff(32 << 20) < (32 << 20) / 100, "{len_bytes}");
+
+    let table = longshore(&["inspect", name]);
+    assert_eq!(table.code, 0, "{}", table.stderr);
+    for word in ["token_embd.weight", "Q4_K", "Q6_K", "F32", "general.architecture: llama"] {
+        assert!(table.stdout.contains(word), "{word} in {}", table.stdout);
+    }
+    let words = table.stdout.lines().find(|line| line.contains("ggml.tokens")).unwrap();
+    assert!(words.starts_with("  tokenizer.ggml.tokens: [<unk>, <s>, </s>, ▁w3, "), "{words}");
+    assert!(words.ends_with(" of string)") && words.len() < 120, "{words}");
+    let json = longshore(&["inspect", "--json", name]).json();
+    let file = &json["files"][0];
+    let tensors = file["tensors"].as_array().unwrap();
+    let last = tensors.last().unwrap();
+    let end = last["offset"].as_u64().unwrap() + last["bytes"].as_u64().unwrap();
+    assert_eq!((file["format"].as_str(), end.next_multiple_of(32)), (Some("GGUF"), len_bytes));
+    assert_eq!(file["metadata"]["llama.attention.layer_norm_rms_epsilon"], 1e-5);
+    let rows = tensors[0]["shape"][0].clone();
+    let words = serde_json::json!({"type": "string", "len": rows});
+    assert_eq!(file["metadata"]["tokenizer.ggml.tokens"], words);
+    let loaded = longshore(&["load", "--json", name]).json();
+    assert_eq!(loaded["tensors"], tensors.len());
+
+    // By its content, where its name says nothing.
+    let blob = dir.path().join("sha256-0123");
+    fs::rename(&path, &blob).unwrap();
+    let blob = blob.to_str().unwrap();
+    assert_eq!(longshore(&["inspect", "--json", blob]).json()["files"][0]["format"], "GGUF");
+    let loaded = longshore(&["load", "--json", "--format", "gguf", blob]).json();
+    assert_eq!(loaded["tensors"], tensors.len());
+}
+
+/// A file of another crate's tests or of a corpus.
+fn committed(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    root.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_value_of_gguf_metadata_is_shown() {
+    let name = committed("crates/load/tests/gguf/every_value.gguf");
+    let table = longshore(&["inspect", &name]);
+    assert_eq!(table.code, 0, "{}", table.stderr);
+    assert!(!table.stdout.contains(['\u{1b}', '\u{202e}']), "{}", table.stdout);
+    for line in [
+        "  one.INT8: 127",
+        "  one.UINT64: 18446744073709551615",
+        "  one.FLOAT32: -3.5",
+        "  one.BOOL: true",
+        r#"  one.STRING: ä "quoted" \u{202e}\u{1b}[2J\n"#,
+        "  many.INT64: [-9223372036854775808, 9223372036854775807, -9223372036854775808, 9223372036854775807]",
+        "  nested.deeper: [[[a, b]], [[c]]]",
+        "  many.FLOAT32: [0.00001, -3.5, 0.00001, -3.5]",
+    ] {
+        assert!(table.stdout.lines().any(|shown| shown == line), "{line} in {}", table.stdout);
+    }
+    let json = longshore(&["inspect", "--json", &name]).json();
+    let metadata = &json["files"][0]["metadata"];
+    assert_eq!(metadata["nested.numbers"], serde_json::json!([[1, 2], [3], [4, 5, 6]]));
+    assert_eq!(metadata["one.FLOAT64"], 2f64.powi(60));
+    assert_eq!(json["files"][0]["tensors"][0]["shape"], serde_json::json!([]));
+    // Floats that JSON has not.
+    let odd =
+        longshore(&["inspect", "--json", &committed("fuzz/corpus/gguf_header/sound_every_value")]);
+    let metadata = &odd.json()["files"][0]["metadata"];
+    assert_eq!((&metadata["f32"], &metadata["f64"]), (&"NaN".into(), &"inf".into()));
+}
+
+#[test]
+fn gguf_splits_are_inspected_and_loaded_as_one() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    for number in 1..=3 {
+        let name = format!("split-{number:05}-of-00003.gguf");
+        let from = committed(&format!("crates/load/tests/gguf/{name}"));
+        fs::copy(from, dir.path().join(name)).unwrap();
+    }
+    let first = dir.path().join("split-00001-of-00003.gguf");
+    let first = first.to_str().unwrap();
+    let json = longshore(&["inspect", "--json", first]).json();
+    assert_eq!(json["files"].as_array().unwrap().len(), 3);
+    assert_eq!(longshore(&["load", "--json", first]).json()["tensors"], 5);
+    fs::remove_file(dir.path().join("split-00002-of-00003.gguf")).unwrap();
+    longshore(&["load", first]).expect(15, &["split-00002-of-00003.gguf", "1 of 3 are missing"]);
+}
+
+#[test]
+fn hostile_gguf_files_are_refused() {
+    for name in ["tensors_ten_million", "string_2_63", "overlap", "big_endian", "key_control"] {
+        let path = committed(&format!("fuzz/corpus/gguf_header/{name}"));
+        for words in
+            [["inspect", "--json", &path].to_vec(), ["load", "--format", "gguf", &path].to_vec()]
+        {
+            longshore(&words).expect(15, &[name, "is not a valid GGUF file"]);
+        }
+    }
+}
+
+#[test]
 fn a_name_out_of_a_file_does_not_reach_the_terminal_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("odd.safetensors");

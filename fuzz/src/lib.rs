@@ -7,5 +7,6 @@ pub mod gguf;
 #[path = "../../crates/iov/tests/memory/mod.rs"]
 mod memory;
 pub mod page_table;
+pub mod serve_protocol;
 pub mod vfio_user;
 pub mod vhost_user;

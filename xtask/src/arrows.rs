@@ -37,7 +37,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-domain", &["longshore-access", "longshore-iov", "longshore-heap", "longshore-sys"]),
     ("longshore", &["longshore-serve", "longshore-domain"]),
     ("longshore-cli", &["longshore"]),
-    ("longshore-c", &["longshore-load"]),
+    ("longshore-c", &["longshore-serve"]),
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
     ("longshore-device-example", &["longshore-access"]),
     ("longshore-vhost-example", &["longshore-access"]),

@@ -4,9 +4,11 @@
 //! show it both kept and broken.
 
 mod arrows;
+mod blocks;
 mod dependencies;
 mod documents;
 mod manifests;
+mod manual;
 mod metadata;
 mod no_std;
 mod repository;
@@ -21,7 +23,8 @@ use anyhow::Result;
 use repository::Repository;
 
 const USAGE: &str = "\
-usage: cargo xtask check    hold the tree against the rules of the house";
+usage: cargo xtask check                    hold the tree against the rules of the house
+       cargo xtask blocks PAGE LANGUAGE     print what a page of docs/ has in a language";
 
 /// A rule of the house.
 struct Rule {
@@ -40,6 +43,7 @@ const RULES: &[Rule] = &[
     Rule { name: "unsafe code is unlocked with a reason", broken: sources::unreasoned_unsafe },
     Rule { name: "no unfinished marks, no home folders", broken: sources::forbidden_words },
     Rule { name: "documents name what exists", broken: documents::broken },
+    Rule { name: "the manual's blocks run, its links lead somewhere", broken: manual::broken },
     Rule { name: "crates/mem and crates/pagetable build without std", broken: no_std::broken },
 ];
 
@@ -49,6 +53,16 @@ fn main() -> ExitCode {
         ["check"] => match check() {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        ["blocks", page, language] => match manual::program(page, language) {
+            Ok(program) => {
+                print!("{program}");
+                ExitCode::SUCCESS
+            }
             Err(error) => {
                 eprintln!("error: {error:#}");
                 ExitCode::FAILURE
@@ -73,7 +87,7 @@ fn check() -> Result<bool> {
         let began = Instant::now();
         let broken = (rule.broken)(&repository)?;
         let verdict = if broken.is_empty() { "ok" } else { "BROKEN" };
-        println!("{:<46} {verdict:<6} {:>5.1} s", rule.name, began.elapsed().as_secs_f64());
+        println!("{:<50} {verdict:<6} {:>5.1} s", rule.name, began.elapsed().as_secs_f64());
         for place in &broken {
             println!("    {place}");
         }

@@ -49,8 +49,8 @@ pub(crate) enum Outcome {
 /// A goal and its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
-    goal: Goal,
-    outcome: Outcome,
+    pub(crate) goal: Goal,
+    pub(crate) outcome: Outcome,
 }
 
 impl Verdict {

@@ -4,10 +4,10 @@
 
 pub(crate) mod candidate;
 pub(crate) mod environment;
-mod goals;
+pub(crate) mod goals;
 pub(crate) mod measured;
 mod options;
-mod results;
+pub(crate) mod results;
 mod rounds;
 mod row;
 mod session;

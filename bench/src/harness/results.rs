@@ -74,7 +74,8 @@ fn path_of(bench: &str, name: &str) -> Result<PathBuf> {
     Ok(folder().join(format!("{bench}-{name}.jsonl")))
 }
 
-fn folder() -> PathBuf {
+/// Where runs are kept.
+pub(crate) fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("results")
 }
 

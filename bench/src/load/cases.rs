@@ -5,6 +5,7 @@ mod cold;
 mod first_use;
 mod overlap;
 mod page_size;
+mod python;
 mod schemes;
 mod tuning;
 mod warm;
@@ -18,7 +19,7 @@ use crate::load::{Context, guest};
 pub(super) use schemes::{CASE as SCHEMES, OURS as SCHEMES_OURS, print_from as print_schemes};
 
 /// The cases that other programs take part in.
-pub(super) const WITH_PEERS: [&str; 3] = [cold::CASE, warm::CASE, first_use::CASE];
+pub(super) const WITH_PEERS: [&str; 4] = [cold::CASE, python::CASE, warm::CASE, first_use::CASE];
 
 /// A small file of the same kind, which every job does once before the clock runs.
 const REHEARSAL_BYTES: u64 = 1 << 20;
@@ -32,7 +33,8 @@ struct Model {
 /// Runs every case that is wanted.
 pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     let options = &context.options.common;
-    let with_model = [cold::CASE, warm::CASE, overlap::CASE, page_size::CASE, align::CASE];
+    let with_model =
+        [cold::CASE, warm::CASE, overlap::CASE, page_size::CASE, align::CASE, python::CASE];
     if with_model.iter().any(|case| options.wants(case)) || options.wants_by_name(tuning::CASE) {
         let model = Model {
             file: context.folder.safetensors_file(context.options.size_bytes())?,
@@ -40,6 +42,9 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
         };
         if options.wants(cold::CASE) {
             cold::run(context, &model, session)?;
+        }
+        if options.wants(python::CASE) {
+            python::run(context, &model, session)?;
         }
         if options.wants(overlap::CASE) {
             overlap::run(context, &model, session)?;

@@ -24,6 +24,7 @@ pub(crate) struct Peer {
     needs_torch: bool,
     /// Its own format, which the file has to be converted to.
     own_format: bool,
+    is_ours: bool,
 }
 
 pub(crate) const SAFETENSORS: Peer = Peer::of("safetensors", "safetensors").with_torch();
@@ -37,9 +38,13 @@ pub(crate) const FASTSAFETENSORS: Peer =
 pub(crate) const TENSORIZER: Peer =
     Peer { own_format: true, ..Peer::of("tensorizer", "tensorizer").with_torch() };
 
+/// This project's own package.
+pub(crate) const LONGSHORE: Peer =
+    Peer { is_ours: true, ..Peer::of("longshore, Python", "longshore") };
+
 impl Peer {
     const fn of(name: &'static str, package: &'static str) -> Self {
-        Self { name, package, needs_torch: false, own_format: false }
+        Self { name, package, needs_torch: false, own_format: false, is_ours: false }
     }
 
     const fn with_torch(self) -> Self {
@@ -108,6 +113,7 @@ impl Peers {
                     Ok(command)
                 };
                 let job = TimedJob::of_program(peer.name, command, path, file.len_bytes, machine);
+                let job = if peer.is_ours { job.ours() } else { job };
                 Box::new(set_up(job.interest(Interest::Everything)))
             }
         }

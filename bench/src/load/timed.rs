@@ -82,6 +82,11 @@ impl<'a> TimedJob<'a> {
         Self { start, ..self }
     }
 
+    /// One whose failures are this project's own.
+    pub(crate) fn ours(self) -> Self {
+        Self { is_ours: true, ..self }
+    }
+
     pub(crate) fn interest(self, interest: Interest) -> Self {
         Self { interest, ..self }
     }

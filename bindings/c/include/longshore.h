@@ -5,8 +5,8 @@
  *
  * Handles are opaque. The end of a function's name says who owns what it returns: what `_borrow`
  * gives belongs to the handle it came from and lasts as long as that; what `_dup` and `_open` give
- * is the caller's to close; what `longshore_load` gives goes to `longshore_buffer_free`, and an
- * error to `longshore_error_free`.
+ * is the caller's to close; what `longshore_load` and `longshore_attach` give goes to
+ * `longshore_buffer_free`, and an error to `longshore_error_free`.
  *
  * A function that can fail returns a `longshore_code`, `LONGSHORE_OK` if it did not, and takes as
  * its last argument where to put a `longshore_error`, or NULL. No function aborts, throws or
@@ -84,6 +84,21 @@
 #define LONGSHORE_LOAD_NO_URING 2
 
 /**
+ * For `flags` of `longshore_held`: it is complete, and not still being loaded.
+ */
+#define LONGSHORE_HELD_READY 1
+
+/**
+ * For `flags` of `longshore_held`: the files on the disk are no longer those that were loaded.
+ */
+#define LONGSHORE_HELD_STALE 2
+
+/**
+ * For `flags` of `longshore_held`: it is kept for as long as the server runs.
+ */
+#define LONGSHORE_HELD_PINNED 4
+
+/**
  * For `page_cache_growth_bytes`: the kernel does not tell.
  */
 #define LONGSHORE_UNKNOWN INT64_MIN
@@ -153,6 +168,10 @@ enum longshore_code
      * A fault of Longshore itself. Nothing is left behind; please report it.
      */
     LONGSHORE_INTERNAL = 13,
+    /**
+     * No server listens, it refuses, is gone, does not answer, or cannot be trusted.
+     */
+    LONGSHORE_SERVER = 14,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -164,8 +183,8 @@ typedef int32_t longshore_code;
 
 /**
  * A filled buffer: memory with a descriptor that devices and other processes can be given. Its
- * content is complete, and verified if that was asked for. Made by `longshore_load`, freed by
- * `longshore_buffer_free`.
+ * content is complete, and verified if that was asked for. Made by `longshore_load` or
+ * `longshore_attach`, freed by `longshore_buffer_free`.
  */
 typedef struct longshore_buffer longshore_buffer;
 
@@ -218,7 +237,7 @@ typedef struct {
     const char *mode;
     /**
      * What the files are: `auto`, which goes by their names, or a format's name: `raw`,
-     * `safetensors`.
+     * `safetensors`, `gguf`.
      */
     const char *format;
     /**
@@ -257,6 +276,58 @@ typedef struct {
      */
     void *progress_data;
 } longshore_load_options;
+
+/**
+ * A model that a server holds or is loading. Later versions add fields at the end.
+ */
+typedef struct {
+    /**
+     * The length of this struct as the library knows it.
+     */
+    size_t size;
+    /**
+     * Its number, which `longshore_attach` takes for a name.
+     */
+    uint64_t id;
+    /**
+     * The file it was asked for by. Gone when the visitor returns.
+     */
+    const char *path;
+    /**
+     * What the file was taken for: `auto`, `raw`, `safetensors`, `gguf`. Gone when the visitor
+     * returns.
+     */
+    const char *format;
+    /**
+     * Its length in bytes.
+     */
+    uint64_t len_bytes;
+    /**
+     * How many of them are there.
+     */
+    uint64_t done_bytes;
+    /**
+     * Since when it is held or being loaded, in milliseconds.
+     */
+    uint64_t age_ms;
+    /**
+     * How many attachments it has.
+     */
+    uint32_t attachments;
+    /**
+     * `LONGSHORE_HELD_*`, any number of them or'ed.
+     */
+    uint32_t flags;
+} longshore_held;
+
+/**
+ * Shown what a server holds, one model after the other. It must return: no exception and no
+ * `longjmp` may leave it.
+ *
+ * @param held A model, gone when this returns.
+ * @param data What `longshore_ls` was given.
+ */
+typedef void (*longshore_visit)(const longshore_held *held, void *data);
 
 /**
  * What a load did. Times are in nanoseconds. Later versions add fields at the end; `size` tells
@@ -389,8 +460,8 @@ int longshore_buffer_is_sealed(const longshore_buffer *buffer);
  * Which heap the memory came from.
  *
  * @param buffer A buffer.
- * @return `memfd`, `memfd:4k`, `hugetlb`, `udmabuf` or `dma-heap:NAME`, which lasts as long as the
- *   buffer; NULL if `buffer` is NULL.
+ * @return `memfd`, `memfd:4k`, `hugetlb`, `udmabuf` or `dma-heap:NAME`, or `attached` for memory of
+ *   a server, which lasts as long as the buffer; NULL if `buffer` is NULL.
  */
 const char *longshore_buffer_heap(const longshore_buffer *buffer);
 
@@ -399,7 +470,8 @@ const char *longshore_buffer_heap(const longshore_buffer *buffer);
  * devices are; `longshore_buffer_stats` has the shares.
  *
  * @param buffer A buffer.
- * @return The size in bytes; 0 if the sizes are mixed or not known, or `buffer` is NULL.
+ * @return The size in bytes; 0 if the sizes are mixed or not known, as of what is attached, or `buffer`
+ *   is NULL.
  */
 uint64_t longshore_buffer_page_size(const longshore_buffer *buffer);
 
@@ -535,8 +607,8 @@ const char *longshore_error_message(const longshore_error *error);
 void longshore_error_free(longshore_error *error);
 
 /**
- * The number of files that a buffer was filled from: those that were named, and the shards in
- * place of their index.
+ * The number of files that a buffer was filled from: those that were named, with shards in
+ * place of their index and splits in place of their first.
  *
  * @param buffer A buffer.
  * @return The number; 0 if `buffer` is NULL.
@@ -584,7 +656,8 @@ uint64_t longshore_file_len(const longshore_file *file);
  * @param file A file of a buffer.
  * @param kind One of `LONGSHORE_VERIFY_*`.
  * @return Lower-case hexadecimal digits, which last as long as the buffer; NULL if neither
- *   `verify` nor the manifest asked for this checksum, or `file` is NULL.
+ *   `verify` nor the manifest asked for this checksum, the buffer is
+ *   attached, or `file` is NULL.
  */
 const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
 
@@ -597,7 +670,8 @@ const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
  *
  * The call blocks and uses a few threads of its own. Any number of threads may load at once.
  *
- * @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards.
+ * @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards, and the
+ *   first of a GGUF file's splits for all.
  * @param path_count How many there are, at least 1.
  * @param options How to load, or NULL for what is done where nothing is said.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
@@ -613,13 +687,51 @@ longshore_code longshore_load(const char *const *paths,
                               longshore_error **error);
 
 /**
+ * Attaches a model that a server (`longshore serve`) holds, or loads for it. The memory is the
+ * server's, shared with every process that attached it: sealed, and mapped here once it was checked
+ * that nobody can change it. This process opens the file, too, to show that it may read it. The
+ * attachment counts until the buffer is freed or the process ends; the memory stays valid until then
+ * also when the server is gone.
+ *
+ * @param socket The server's socket, or NULL for that of this user, else the system's.
+ * @param name A path, a name beneath what is served, or a number of `longshore_ls`.
+ * @param options NULL, or options of which only `format`, `progress` and `progress_data` are set.
+ * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
+ *   on failure.
+ * @param error Where to put what went wrong, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, it refuses or is gone;
+ *   `LONGSHORE_NOT_FOUND` if nothing of that name is served; or any other code.
+ */
+longshore_code longshore_attach(const char *socket,
+                                const char *name,
+                                const longshore_load_options *options,
+                                longshore_buffer **buffer,
+                                longshore_error **error);
+
+/**
+ * Shows what a server holds.
+ *
+ * @param socket The server's socket, or NULL for that of this user, else the system's.
+ * @param visit Called for each model, on this thread, when all of them are known.
+ * @param data What `visit` is given as its last argument.
+ * @param error Where to put what went wrong, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, it refuses or is gone;
+ *   `LONGSHORE_INVALID_ARGUMENT` if `visit` is NULL.
+ */
+longshore_code longshore_ls(const char *socket,
+                            longshore_visit visit,
+                            void *data,
+                            longshore_error **error);
+
+/**
  * Tells what the load did that made a buffer.
  *
  * @param buffer A buffer.
  * @param stats Where to put it. Its `size` must be set, as `sizeof(longshore_stats)`, and is kept;
  *   fields that the library does not know are set to zero.
  * @param error Where to put what went wrong, or NULL.
- * @return `LONGSHORE_OK`; `LONGSHORE_INVALID_ARGUMENT` for NULL or a `size` that cannot be.
+ * @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` for what is attached, which its server loaded;
+ *   `LONGSHORE_INVALID_ARGUMENT` for NULL or a `size` that cannot be.
  */
 longshore_code longshore_buffer_stats(const longshore_buffer *buffer,
                                       longshore_stats *stats,
@@ -673,7 +785,7 @@ const char *longshore_tensor_name(const longshore_tensor *tensor);
 size_t longshore_tensor_name_len(const longshore_tensor *tensor);
 
 /**
- * What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`.
+ * What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`, `Q4_K`.
  *
  * @param tensor A tensor.
  * @return A string that lasts as long as the buffer; NULL if `tensor` is NULL.
@@ -689,7 +801,8 @@ const char *longshore_tensor_dtype(const longshore_tensor *tensor);
 size_t longshore_tensor_ndim(const longshore_tensor *tensor);
 
 /**
- * The dimensions of a tensor, outermost first. If one is zero there is no data.
+ * The dimensions of a tensor, outermost first, also of a GGUF file, which has them the other way
+ * round. If one is zero there is no data.
  *
  * @param tensor A tensor.
  * @return As many numbers as `longshore_tensor_ndim` says, which last as long as the buffer; NULL

@@ -3,17 +3,17 @@
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::{io, ptr};
 
-use longshore_heap::{Sealing, SharedBuffer};
-use longshore_mem::{DmaMemory, Granule};
+use longshore_mem::Granule;
 use longshore_sys::dma_buf::{Bracket, CpuAccess};
 use longshore_sys::{dma_buf, file};
 
 use crate::door::{self, ErrorOut, Out};
 use crate::error::{Failure, longshore_code, longshore_error};
 use crate::file::longshore_file;
+use crate::memory::Memory;
 use crate::stats::longshore_stats;
 use crate::tensor::Tensors;
 
@@ -25,15 +25,16 @@ pub const LONGSHORE_SYNC_WRITE: u32 = 2;
 pub const LONGSHORE_SYNC_END: u32 = 4;
 
 /// A filled buffer: memory with a descriptor that devices and other processes can be given. Its
-/// content is complete, and verified if that was asked for. Made by `longshore_load`, freed by
-/// `longshore_buffer_free`.
+/// content is complete, and verified if that was asked for. Made by `longshore_load` or
+/// `longshore_attach`, freed by `longshore_buffer_free`.
 #[derive(Debug)]
 #[allow(non_camel_case_types, reason = "C's name")]
 pub struct longshore_buffer {
-    pub(crate) shared: SharedBuffer,
+    pub(crate) memory: Memory,
     pub(crate) files: Vec<longshore_file>,
     pub(crate) tensors: Tensors,
-    pub(crate) stats: longshore_stats,
+    /// What the load did, if it was one of this process.
+    pub(crate) stats: Option<longshore_stats>,
     pub(crate) fd_len: u64,
     heap: CString,
     /// Under which a descriptor can be opened again, if the memory has one that can.
@@ -47,12 +48,12 @@ const _: () = {
 };
 
 impl longshore_buffer {
-    pub(crate) fn new(shared: SharedBuffer, fd_len: u64, stats: longshore_stats) -> Self {
-        let path = shared.memfd().map(|fd| format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    pub(crate) fn new(memory: Memory, fd_len: u64, stats: Option<longshore_stats>) -> Self {
+        let path = memory.memfd().map(|fd| format!("/proc/self/fd/{}", fd.as_raw_fd()));
         Self {
-            heap: CString::new(shared.heap().to_string()).unwrap_or_default(),
+            heap: CString::new(memory.heap()).unwrap_or_default(),
             path: path.and_then(|path| CString::new(path).ok()),
-            shared,
+            memory,
             files: Vec::new(),
             tensors: Tensors::default(),
             stats,
@@ -62,23 +63,19 @@ impl longshore_buffer {
 
     /// Where the content begins, as a number that a pointer can be made of again.
     pub(crate) fn address(&self) -> usize {
-        self.shared.host().as_ptr().cast::<u8>().expose_provenance()
-    }
-
-    fn is_sealed(&self) -> bool {
-        self.shared.sealing() == Sealing::Content
+        self.memory.start().expose_provenance()
     }
 
     fn memfd(&self) -> Result<BorrowedFd<'_>, Failure> {
-        self.shared.memfd().ok_or_else(|| self.lacks("a memfd"))
+        self.memory.memfd().ok_or_else(|| self.lacks("a memfd"))
     }
 
     fn dma_buf(&self) -> Result<BorrowedFd<'_>, Failure> {
-        self.shared.dma_buf().map(AsFd::as_fd).ok_or_else(|| self.lacks("a dma-buf"))
+        self.memory.dma_buf().ok_or_else(|| self.lacks("a dma-buf"))
     }
 
     fn lacks(&self, what: &str) -> Failure {
-        let message = format!("a buffer of heap '{}' is not {what}", self.shared.heap());
+        let message = format!("a buffer of heap '{}' is not {what}", self.memory.heap());
         Failure::new(longshore_code::LONGSHORE_NOT_FOUND, libc::ENOENT, message)
     }
 }
@@ -105,7 +102,7 @@ pub unsafe extern "C" fn longshore_buffer_free(buffer: *mut longshore_buffer) {
 pub unsafe extern "C" fn longshore_buffer_data(buffer: *const longshore_buffer) -> *const c_void {
     door::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a buffer that lives.
-        Ok(unsafe { door::borrow(buffer, "buffer") }?.shared.host().as_ptr().cast_const().cast())
+        Ok(unsafe { door::borrow(buffer, "buffer") }?.memory.start().cast_const().cast())
     })
 }
 
@@ -119,7 +116,7 @@ pub unsafe extern "C" fn longshore_buffer_data_mut(buffer: *mut longshore_buffer
     door::guarded(ptr::null_mut(), || {
         // SAFETY: C passes NULL or a buffer that lives.
         let buffer = unsafe { door::borrow(buffer, "buffer") }?;
-        let writable = (!buffer.is_sealed()).then(|| buffer.shared.host().as_ptr().cast());
+        let writable = (!buffer.memory.is_sealed()).then(|| buffer.memory.start().cast());
         Ok(writable.unwrap_or_default())
     })
 }
@@ -132,7 +129,7 @@ pub unsafe extern "C" fn longshore_buffer_data_mut(buffer: *mut longshore_buffer
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_len(buffer: *const longshore_buffer) -> u64 {
     // SAFETY: C passes NULL or a buffer that lives.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.shared.len_bytes()))
+    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.memory.len_bytes()))
 }
 
 /// Whether the content is sealed: neither this process nor any other can ever change it.
@@ -142,14 +139,14 @@ pub unsafe extern "C" fn longshore_buffer_len(buffer: *const longshore_buffer) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_is_sealed(buffer: *const longshore_buffer) -> c_int {
     // SAFETY: C passes NULL or a buffer that lives.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.is_sealed().into()))
+    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.memory.is_sealed().into()))
 }
 
 /// Which heap the memory came from.
 ///
 /// @param buffer A buffer.
-/// @return `memfd`, `memfd:4k`, `hugetlb`, `udmabuf` or `dma-heap:NAME`, which lasts as long as the
-///   buffer; NULL if `buffer` is NULL.
+/// @return `memfd`, `memfd:4k`, `hugetlb`, `udmabuf` or `dma-heap:NAME`, or `attached` for memory of
+///   a server, which lasts as long as the buffer; NULL if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_heap(buffer: *const longshore_buffer) -> *const c_char {
     door::guarded(ptr::null(), || {
@@ -162,13 +159,14 @@ pub unsafe extern "C" fn longshore_buffer_heap(buffer: *const longshore_buffer) 
 /// devices are; `longshore_buffer_stats` has the shares.
 ///
 /// @param buffer A buffer.
-/// @return The size in bytes; 0 if the sizes are mixed or not known, or `buffer` is NULL.
+/// @return The size in bytes; 0 if the sizes are mixed or not known, as of what is attached, or `buffer`
+///   is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_page_size(buffer: *const longshore_buffer) -> u64 {
     door::guarded(0, || {
         // SAFETY: C passes NULL or a buffer that lives.
-        let report = unsafe { door::borrow(buffer, "buffer") }?.shared.page_report();
-        Ok(report.prevailing().map_or(0, Granule::bytes))
+        let prevailing = unsafe { door::borrow(buffer, "buffer") }?.memory.page_size();
+        Ok(prevailing.map_or(0, Granule::bytes))
     })
 }
 
@@ -318,7 +316,7 @@ pub unsafe extern "C" fn longshore_buffer_sync(
         };
         let ends = flags & LONGSHORE_SYNC_END != 0;
         let bracket = if ends { Bracket::End } else { Bracket::Start };
-        let Some(dma_buf) = buffer.shared.dma_buf() else { return Ok(()) };
+        let Some(dma_buf) = buffer.memory.dma_buf() else { return Ok(()) };
         dma_buf::sync(dma_buf, access, bracket)
             .map_err(|error| Failure::system("DMA_BUF_IOCTL_SYNC", &error))
     })

@@ -8,6 +8,7 @@ use std::{io, ptr};
 
 use longshore_heap as heap;
 use longshore_load as load;
+use longshore_serve as serve;
 
 use crate::door;
 
@@ -45,6 +46,8 @@ pub enum longshore_code {
     LONGSHORE_SYSTEM = 12,
     /// A fault of Longshore itself. Nothing is left behind; please report it.
     LONGSHORE_INTERNAL = 13,
+    /// No server listens, it refuses, is gone, does not answer, or cannot be trusted.
+    LONGSHORE_SERVER = 14,
 }
 
 /// What went wrong: a code, an `errno` and a message. Made by functions that fail, never changed,
@@ -163,6 +166,33 @@ impl From<load::Error> for Failure {
 impl From<heap::Error> for Failure {
     fn from(error: heap::Error) -> Self {
         let (code, nearest) = of_heap(&error);
+        Self::of(code, nearest, &error)
+    }
+}
+
+impl From<serve::Error> for Failure {
+    fn from(error: serve::Error) -> Self {
+        use longshore_code as C;
+        use serve::Error as E;
+        use serve::Reason as R;
+        let (code, nearest) = match error {
+            E::Load(error) => return error.into(),
+            E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
+            E::NotFound { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
+            E::Cancelled { .. } => (C::LONGSHORE_CANCELLED, libc::ECANCELED),
+            E::NoServer { .. } => (C::LONGSHORE_SERVER, libc::ECONNREFUSED),
+            E::ServerGone => (C::LONGSHORE_SERVER, libc::ECONNRESET),
+            E::TimedOut { .. } => (C::LONGSHORE_SERVER, libc::ETIMEDOUT),
+            E::Untrustworthy { .. } => (C::LONGSHORE_SERVER, libc::EBADMSG),
+            E::Refused { reason: R::NotHeld, .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
+            E::Refused { reason: R::Changed, .. } => (C::LONGSHORE_FILE_CHANGED, libc::ESTALE),
+            E::Refused { reason: R::NoMemory, .. } => (C::LONGSHORE_NO_MEMORY, libc::ENOMEM),
+            E::Refused { reason: R::TooMany, .. } => (C::LONGSHORE_SERVER, libc::EDQUOT),
+            E::Refused { reason: R::Unreadable, .. } => (C::LONGSHORE_SERVER, libc::EIO),
+            E::Refused { reason: R::Version, .. } => (C::LONGSHORE_SERVER, libc::EPROTO),
+            E::Refused { .. } | E::SocketDenied { .. } => (C::LONGSHORE_SERVER, libc::EACCES),
+            _ => (C::LONGSHORE_SYSTEM, libc::EIO),
+        };
         Self::of(code, nearest, &error)
     }
 }

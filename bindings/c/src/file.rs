@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::ptr;
 
 use longshore_load::LoadedFile;
+use longshore_serve::AttachedFile;
 
 use crate::buffer::longshore_buffer;
 use crate::door;
@@ -33,6 +34,17 @@ impl From<LoadedFile> for longshore_file {
             offset: file.buffer_offset,
             len: file.len_bytes,
             digests: file.digests.into_iter().filter_map(digest).collect(),
+        }
+    }
+}
+
+impl From<AttachedFile> for longshore_file {
+    fn from(file: AttachedFile) -> Self {
+        Self {
+            path: CString::new(file.path.into_os_string().into_vec()).unwrap_or_default(),
+            offset: file.buffer_offset,
+            len: file.len_bytes,
+            digests: Vec::new(),
         }
     }
 }
@@ -104,7 +116,8 @@ pub unsafe extern "C" fn longshore_file_len(file: *const longshore_file) -> u64 
 /// @param file A file of a buffer.
 /// @param kind One of `LONGSHORE_VERIFY_*`.
 /// @return Lower-case hexadecimal digits, which last as long as the buffer; NULL if neither
-///   `verify` nor the manifest asked for this checksum, or `file` is NULL.
+///   `verify` nor the manifest asked for this checksum, the buffer is
+///   attached, or `file` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_file_digest(
     file: *const longshore_file,

@@ -13,9 +13,9 @@ use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest, format};
 use crate::buffer::longshore_buffer;
 use crate::door::{self, ErrorOut, Out};
 use crate::error::{Failure, longshore_code, longshore_error};
+use crate::memory::Memory;
 use crate::options::{self, Options, longshore_load_options};
-use crate::stats::longshore_stats;
-use crate::tensor::Tensors;
+use crate::tensor::{Tensors, of_opened};
 
 /// Loads files into one new buffer, one behind the other, and returns when it is complete, and
 /// verified if that was asked for. The content is sealed then unless `LONGSHORE_LOAD_WRITABLE` was
@@ -81,8 +81,8 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
     let fd_len = buffer.file_len_bytes();
     let sealing = if options.writable { Sealing::Size } else { Sealing::Content };
     let shared = buffer.share(sealing)?;
-    let mut buffer = longshore_buffer::new(shared, fd_len, longshore_stats::from(&report));
-    buffer.tensors = Tensors::of(&opened, buffer.address());
+    let mut buffer = longshore_buffer::new(Memory::Loaded(shared), fd_len, Some((&report).into()));
+    buffer.tensors = Tensors::of(of_opened(&opened), buffer.address());
     buffer.files = files.into_iter().map(Into::into).collect();
     Ok(buffer)
 }

@@ -153,6 +153,35 @@ pub(crate) unsafe fn read<'a>(
     Ok(understood)
 }
 
+/// As [`read`], where only what there is to say when a model is attached may be said.
+///
+/// # Safety
+/// As [`read`].
+pub(crate) unsafe fn read_to_attach<'a>(
+    options: *const longshore_load_options,
+) -> Result<Options<'a>, Failure> {
+    if options.is_null() {
+        return Ok(Options::default());
+    }
+    // SAFETY: as promised to this function.
+    let known = unsafe { copy(options) }?;
+    let words = [known.heap, known.mode, known.manifest];
+    let numbers = [known.align_bytes, known.memory_max_bytes, known.populate_ahead_bytes];
+    let is_said = words.iter().any(|word| !word.is_null())
+        || numbers.iter().any(|number| *number != 0)
+        || known.verify != 0
+        || known.flags != 0;
+    if is_said {
+        return Err(Failure::argument(
+            "options: only format, progress and progress_data mean anything to longshore_attach: \
+             how a model is loaded is decided by its server"
+                .to_owned(),
+        ));
+    }
+    // SAFETY: as promised to this function.
+    unsafe { understand(&known) }
+}
+
 /// # Safety
 /// The pointers are NULL or strings that nobody changes during `'a`, and the callback may be called
 /// with its data.

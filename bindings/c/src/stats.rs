@@ -76,7 +76,8 @@ const SIZE_BYTES: std::ops::RangeInclusive<usize> = 136..=4096;
 /// @param stats Where to put it. Its `size` must be set, as `sizeof(longshore_stats)`, and is kept;
 ///   fields that the library does not know are set to zero.
 /// @param error Where to put what went wrong, or NULL.
-/// @return `LONGSHORE_OK`; `LONGSHORE_INVALID_ARGUMENT` for NULL or a `size` that cannot be.
+/// @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` for what is attached, which its server loaded;
+///   `LONGSHORE_INVALID_ARGUMENT` for NULL or a `size` that cannot be.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_stats(
     buffer: *const longshore_buffer,
@@ -87,6 +88,10 @@ pub unsafe extern "C" fn longshore_buffer_stats(
     unsafe { ErrorOut::new(error) }.guard(|| {
         // SAFETY: C passes NULL or a buffer that lives.
         let known = unsafe { door::borrow(buffer, "buffer") }?.stats;
+        let known = known.ok_or_else(|| {
+            let message = "what is attached was loaded by its server, which does not tell how";
+            Failure::new(longshore_code::LONGSHORE_NOT_FOUND, libc::ENOENT, message.to_owned())
+        })?;
         door::checked(stats, "stats")?;
         // SAFETY: its first field is there in every version.
         let size = unsafe { stats.cast::<usize>().read() };

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
 use std::ptr;
 
-use longshore_load::format::Opened;
+use longshore_load::format::{Opened, TensorView};
 
 use crate::buffer::longshore_buffer;
 use crate::door;
@@ -26,6 +26,26 @@ pub struct longshore_tensor {
     address: usize,
 }
 
+/// A tensor, its bytes in the buffer, and which of the buffer's files it is in.
+pub(crate) struct Found<'a> {
+    pub(crate) tensor: TensorView<'a>,
+    pub(crate) range: Range<u64>,
+    pub(crate) file: usize,
+}
+
+/// Those of files that were opened.
+pub(crate) fn of_opened(opened: &Opened) -> impl Iterator<Item = Found<'_>> {
+    let files = opened.plan.files();
+    let mut file = 0;
+    opened.placed_tensors().map(move |placed| {
+        // They come file by file.
+        while !ptr::eq(placed.file, &raw const files[file]) {
+            file += 1;
+        }
+        Found { tensor: placed.tensor, range: placed.buffer_range, file }
+    })
+}
+
 /// The tensors of a buffer, and their order by name.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
@@ -34,27 +54,18 @@ pub(crate) struct Tensors {
 }
 
 impl Tensors {
-    /// Those of what was opened. The buffer begins at `address`.
-    pub(crate) fn of(opened: &Opened, address: usize) -> Self {
-        let files = opened.plan.files();
-        let mut file = 0;
-        let mut all = Vec::new();
-        for placed in opened.placed_tensors() {
-            // They come file by file.
-            while !ptr::eq(placed.file, &raw const files[file]) {
-                file += 1;
-            }
-            let (tensor, range) = (placed.tensor, placed.buffer_range);
-            all.push(longshore_tensor {
-                name: [tensor.name.as_bytes(), b"\0"].concat().into(),
-                dtype: CString::new(tensor.dtype.name()).unwrap_or_default(),
-                shape: (*tensor.shape).into(),
-                // It is in the buffer, which is in memory.
-                address: address + range.start as usize,
-                range,
-                file,
-            });
-        }
+    /// Those that were found, in the order of the buffer, which begins at `address`.
+    pub(crate) fn of<'a>(found: impl Iterator<Item = Found<'a>>, address: usize) -> Self {
+        let tensor = |Found { tensor, range, file }: Found<'_>| longshore_tensor {
+            name: [tensor.name.as_bytes(), b"\0"].concat().into(),
+            dtype: CString::new(tensor.dtype.name()).unwrap_or_default(),
+            shape: tensor.shape.into(),
+            // It is in the buffer, which is in memory.
+            address: address + range.start as usize,
+            range,
+            file,
+        };
+        let all: Vec<longshore_tensor> = found.map(tensor).collect();
         let mut by_name: Vec<usize> = (0..all.len()).collect();
         // Stable: of two with one name, the first in the buffer comes first.
         by_name.sort_by(|a, b| all[*a].name.cmp(&all[*b].name));

@@ -58,6 +58,25 @@ pub(crate) fn as_nobody(command: &mut Command) {
     }
 }
 
+/// Gives the program that is run this descriptor as its number 3, as a service manager does.
+pub(crate) fn hand_over(command: &mut Command, descriptor: std::os::fd::OwnedFd) {
+    use std::os::fd::AsRawFd;
+    let install = move || {
+        let check = |result: i32| match result {
+            -1 => Err(std::io::Error::last_os_error()),
+            fd => Ok(fd),
+        };
+        // One that is at number 3 already would be closed on exec.
+        // SAFETY: no pointer is passed.
+        let moved =
+            check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10) })?;
+        // SAFETY: no pointer is passed; whatever is at number 3 is not needed any more.
+        check(unsafe { libc::dup2(moved, 3) }).map(|_| ())
+    };
+    // SAFETY: between fork and exec only two system calls are made.
+    unsafe { command.pre_exec(install) };
+}
+
 /// Installs a seccomp filter that refuses `io_uring_setup` with `EPERM`, as container runtimes do.
 pub(crate) fn refuse_io_uring(command: &mut Command) {
     const IO_URING_SETUP: u32 = 425;

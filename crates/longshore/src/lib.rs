@@ -29,8 +29,13 @@
 //! | [`domain`] | a DMA API: what a device may reach and until when, with bounce buffers; with features `vfio` and `iommufd` for devices of this machine, with `tracing` a span for each operation |
 //! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
+//!
+//! The [`manual`] has a page for each job: loading models, sharing them, writing a driver, writing a
+//! device model, page tables, moving bytes.
 
 use std::path::Path;
+
+pub mod manual;
 
 pub use longshore_access as access;
 pub use longshore_domain as domain;

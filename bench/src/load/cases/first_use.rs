@@ -1,7 +1,5 @@
 //! From the start of a process to a small file in memory: what every call from a shell pays.
 
-use std::env;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -13,12 +11,15 @@ use crate::harness::subprocess::last_lines;
 use crate::harness::{Against, Candidate, Sample, Session, Trouble};
 use crate::load::Context;
 use crate::load::metrics::TIME;
-use crate::load::peers::{Peer, RUNAI, SAFETENSORS_NUMPY};
+use crate::load::peers::{LONGSHORE, Peer, RUNAI, SAFETENSORS_NUMPY};
+use crate::load::tools::longshore;
 
 pub(super) const CASE: &str = "first-use";
 /// A process that reads the file and nothing more.
 const BASELINE: &str = "cat";
 
+const LONGSHORE_PROGRAM: &str =
+    "import sys; from longshore.numpy import load_file; load_file(sys.argv[1])";
 const SAFETENSORS_PROGRAM: &str =
     "import sys; from safetensors.numpy import load_file; load_file(sys.argv[1])";
 const RUNAI_PROGRAM: &str = "import sys\n\
@@ -42,6 +43,7 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     let programs = [
         (OURS, longshore()?),
         (BASELINE, Ok(cat)),
+        python(LONGSHORE, LONGSHORE_PROGRAM),
         python(SAFETENSORS_NUMPY, SAFETENSORS_PROGRAM),
         python(RUNAI, RUNAI_PROGRAM),
     ];
@@ -58,20 +60,6 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     let measured = session.run(CASE, candidates);
     let against = [Against { metric: TIME, baseline: BASELINE, only: None }];
     session.publish(measured.rows(session.bench(), &against))
-}
-
-/// The command of this project, which is built beside this program.
-fn longshore() -> Result<Result<Command, String>> {
-    let here = env::current_exe().context("finding this program")?;
-    let program: PathBuf = here.with_file_name("longshore");
-    if !program.is_file() {
-        let how = "there is no `longshore` beside this program; build it with \
-                   `cargo build --release -p longshore-cli`";
-        return Ok(Err(how.to_owned()));
-    }
-    let mut command = Command::new(program);
-    command.args(["load", "--json"]);
-    Ok(Ok(command))
 }
 
 struct FirstUse {

@@ -17,6 +17,9 @@ const BASE: &str = include_str!("../../../peers/requirements.txt");
 const WITH_TORCH: &str = include_str!("../../../peers/requirements-torch.txt");
 const DRIVER: &str = include_str!("../../../peers/driver.py");
 
+const OURS: &str = "longshore";
+const OURS_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/python");
+
 /// torch without CUDA, a twentieth of what the Python Package Index has.
 const TORCH_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 /// What torch from the Python Package Index takes with all it depends on, and some room.
@@ -68,6 +71,9 @@ impl Venv {
                 venv.failures.insert(requirement.package, format!("{error:#}"));
             }
         }
+        if let Err(error) = venv.install_ours() {
+            venv.failures.insert(OURS, format!("{error:#}"));
+        }
         venv.look()?;
         Ok(venv)
     }
@@ -106,6 +112,15 @@ impl Venv {
         Ok(fs::rename(&partial, into)?)
     }
 
+    /// Builds this project's own package as anybody would install it. What was built before is built
+    /// on, so that another time takes seconds.
+    fn install_ours(&self) -> Result<()> {
+        ensure!(Path::new(OURS_SOURCE).is_dir(), "its source is not where this program was built");
+        eprintln!("building this project's own package");
+        let mut pip = self.pip_install(&["--no-deps", "--force-reinstall"]);
+        output(pip.arg(OURS_SOURCE)).map(drop).context("pip: longshore")
+    }
+
     fn has(&self, requirement: &Requirement) -> bool {
         let installed = self.installed.get(requirement.package);
         installed.is_some_and(|version| requirement.is_met_by(version))
@@ -140,10 +155,16 @@ impl Venv {
     }
 
     fn pip(&self, requirement: Requirement, options: &[&str]) -> Result<()> {
+        let mut pip = self.pip_install(options);
+        pip.arg(requirement.to_pip());
+        output(&mut pip).map(drop).with_context(|| format!("pip: {}", requirement.to_pip()))
+    }
+
+    fn pip_install(&self, options: &[&str]) -> Command {
         let mut pip = Command::new(self.python());
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
-        pip.args(options).arg(requirement.to_pip());
-        output(&mut pip).map(drop).with_context(|| format!("pip: {}", requirement.to_pip()))
+        pip.args(options);
+        pip
     }
 }
 

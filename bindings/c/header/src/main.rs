@@ -1,9 +1,12 @@
-//! Makes `bindings/c/include/longshore.h` out of `bindings/c/src`.
+//! Makes `bindings/c/include/longshore.h` out of `bindings/c/src`. Fails where anything in it is not
+//! documented.
 //!
 //! ```console
 //! $ cargo run --manifest-path bindings/c/header/Cargo.toml             # writes it
 //! $ cargo run --manifest-path bindings/c/header/Cargo.toml -- --check  # fails where it differs
 //! ```
+
+mod documentation;
 
 use std::error::Error;
 use std::path::Path;
@@ -16,6 +19,10 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let header = library.join("include/longshore.h");
     let args: Vec<String> = env::args().skip(1).collect();
     let made = made(library)?;
+    let missing = documentation::missing(&made);
+    if !missing.is_empty() {
+        return Err(format!("the header does not say all:\n{}", missing.join("\n")).into());
+    }
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => fs::write(&header, made)?,
         ["--check"] if fs::read_to_string(&header)? != made => {

@@ -32,6 +32,7 @@ use index::ShardIndex;
 pub mod gguf;
 pub mod index;
 pub mod safetensors;
+pub mod synthetic;
 
 mod align;
 mod header;
@@ -55,6 +56,21 @@ pub enum FormatChoice {
     Safetensors,
     /// GGUF whatever the name; the first of several splits stands for all.
     Gguf,
+}
+
+impl FormatChoice {
+    /// What a file that holds a model is by its first bytes, whatever its name: GGUF if it says so,
+    /// and else safetensors, which says nothing.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Truncated`].
+    pub fn of_content(source: &SourceFile) -> Result<Self> {
+        let mut first = [0; gguf::MAGIC.len()];
+        if source.len_bytes() >= first.len() as u64 {
+            read_exact(source, &mut first, 0)?;
+        }
+        Ok(if first == gguf::MAGIC { Self::Gguf } else { Self::Safetensors })
+    }
 }
 
 /// A word that names no format.

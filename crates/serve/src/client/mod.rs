@@ -2,12 +2,14 @@
 
 mod attachment;
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use longshore_load::format::index::ShardIndex;
 use longshore_load::format::{FormatChoice, printable};
 use longshore_load::{CancelToken, Progress};
 use longshore_sys::readiness::{self, Watch};
@@ -141,11 +143,21 @@ impl Client {
         let request = Request::Attach { target, format: format.to_string() };
         self.send(&request, Some(file.as_fd()))?;
         drop(file);
+        let mut shards = None;
         let mut heard = Progress { done_bytes: 0, total_bytes: 0, elapsed: Duration::ZERO };
         loop {
             match self.hear(cancel, &heard)? {
-                (Reply::Prove { path }, None) => {
-                    let file = opened(&path)?;
+                (Reply::Prove { path: shard }, None) => {
+                    let shards = match &shards {
+                        Some(shards) => shards,
+                        None => shards.insert(shards_of(&path)?),
+                    };
+                    if !shards.contains(&shard) {
+                        let shown = shard.to_string_lossy();
+                        let what = format!("it asks for {}, which is no shard", printable(&shown));
+                        return Err(untrustworthy(what));
+                    }
+                    let file = opened(&shard)?;
                     self.send(&Request::Proof, Some(file.as_fd()))?;
                 }
                 (Reply::Progress { done_bytes, total_bytes, elapsed_ms }, None) => {
@@ -189,7 +201,7 @@ impl Client {
         match wanted {
             Wanted::Path(path) => of_path(path),
             Wanted::Id(id) => {
-                let listing = self.list()?;
+                let listing = self.list_of_names()?;
                 by_id(&listing, *id).ok_or_else(|| not_found(&id.to_string(), &listing))
             }
             Wanted::Word(word) => {
@@ -197,7 +209,7 @@ impl Client {
                 if path.is_absolute() || path.exists() {
                     return of_path(path);
                 }
-                let listing = self.list()?;
+                let listing = self.list_of_names()?;
                 let beneath = listing.roots.iter().map(|root| root.join(path));
                 if let Some(beneath) = beneath.into_iter().find(|path| path.exists()) {
                     return of_path(&beneath);
@@ -213,6 +225,19 @@ impl Client {
                 }
             }
         }
+    }
+
+    /// The list, where the server may say which file is meant: it is sent that file, opened with our
+    /// rights. So only a server that has those rights may.
+    fn list_of_names(&mut self) -> Result<Listing> {
+        let peer = packet_socket::peer(&self.socket).map_err(Error::kernel("asking who serves"))?;
+        if peer.uid != 0 && peer.uid != longshore_sys::effective_uid() {
+            return Err(untrustworthy(format!(
+                "it is run by user {}, who is to be told files by their paths only",
+                peer.uid
+            )));
+        }
+        self.list()
     }
 
     fn send(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<()> {
@@ -307,6 +332,7 @@ fn receive(
 ) -> Result<(Reply, Option<OwnedFd>)> {
     let begin = Instant::now();
     let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let mut was_reset = false;
     loop {
         let packet = match packet_socket::receive(socket, &mut bytes) {
             Ok(packet) => packet,
@@ -320,6 +346,12 @@ fn receive(
                 let watch = Watch { fd: socket, read: true, write: false };
                 let deadline = Some(Instant::now() + CANCEL_EVERY);
                 readiness::wait(&[watch], deadline).map_err(Error::kernel("waiting"))?;
+                continue;
+            }
+            // A server that goes without having read all resets the connection: that is told once,
+            // and behind it is what it said before.
+            Err(error) if is_gone(&error) && !was_reset => {
+                was_reset = true;
                 continue;
             }
             Err(error) if is_gone(&error) => return Err(Error::ServerGone),
@@ -372,6 +404,12 @@ fn resolved(path: &Path) -> Result<PathBuf> {
         (Some(directory), Some(name)) => Ok(directory.canonicalize().map_err(failed)?.join(name)),
         _ => path.canonicalize().map_err(failed),
     }
+}
+
+/// The shards that belong to an index: a server that asks for other files asks for too much.
+fn shards_of(path: &Path) -> Result<BTreeSet<PathBuf>> {
+    let index = ShardIndex::read(path)?;
+    Ok(index.shards().iter().map(|shard| index.shard_path(shard)).collect())
 }
 
 fn by_id(listing: &Listing, id: u64) -> Option<(PathBuf, Target)> {

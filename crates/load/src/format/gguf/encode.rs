@@ -3,9 +3,9 @@
 use longshore_mem::Granule;
 
 use super::metadata::Entry;
-use super::parse::{MAGIC, OPENING_BYTES};
+use super::parse::OPENING_BYTES;
 use super::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, HEADER_LEN_MAX_BYTES, Header,
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, HEADER_LEN_MAX_BYTES, Header, MAGIC,
     METADATA_ENTRIES_MAX, Metadata, Tensor, Value, ValueType,
 };
 use crate::plan::{Image, Part};
@@ -49,15 +49,14 @@ impl Header {
         let bytes = u32::try_from(alignment.bytes()).ok().filter(|bytes| *bytes >= ALIGNMENT_MIN);
         let bytes = bytes.ok_or(refused("8 B to 2 GiB can be said in one"))?;
         let mut metadata = self.metadata.clone();
-        if bytes != ALIGNMENT_DEFAULT || metadata.get(ALIGNMENT_KEY).is_some() {
+        if alignment != ALIGNMENT_DEFAULT || metadata.get(ALIGNMENT_KEY).is_some() {
             metadata.set_u32(ALIGNMENT_KEY, bytes);
         }
         let too_long = || refused("its header would become longer than there may be");
         if metadata.len() as u64 > METADATA_ENTRIES_MAX {
             return Err(too_long());
         }
-        let descriptions: usize = self.tensors.iter().map(description_len).sum();
-        let unpadded = (OPENING_BYTES + metadata.bytes.len() + descriptions) as u64;
+        let unpadded = self.unpadded_len(&metadata);
         if unpadded > HEADER_LEN_MAX_BYTES {
             return Err(too_long());
         }
@@ -70,7 +69,19 @@ impl Header {
         let file_len_bytes =
             file_len_bytes.ok_or(refused("the file would become longer than 2^64 bytes"))?;
 
-        let mut head = Vec::with_capacity(unpadded as usize);
+        let head = self.written(&metadata, data_offset, &offsets);
+        debug_assert_eq!(head.len() as u64, unpadded);
+        Ok(Encoded { head, data_offset, offsets, file_len_bytes })
+    }
+
+    /// The bytes of the header up to the padding, as they are in its file.
+    pub(super) fn head(&self) -> Vec<u8> {
+        let offsets: Vec<u64> = self.tensors.iter().map(|tensor| tensor.data.start).collect();
+        self.written(&self.metadata, self.data_offset, &offsets)
+    }
+
+    fn written(&self, metadata: &Metadata, data_offset: u64, offsets: &[u64]) -> Vec<u8> {
+        let mut head = Vec::with_capacity(self.unpadded_len(metadata) as usize);
         head.extend(MAGIC);
         head.extend(self.version.to_le_bytes());
         head.extend((self.tensors.len() as u64).to_le_bytes());
@@ -79,8 +90,28 @@ impl Header {
         for index in self.as_described() {
             self.tensors[index].describe(offsets[index] - data_offset, &mut head);
         }
-        debug_assert_eq!(head.len() as u64, unpadded);
-        Ok(Encoded { head, data_offset, offsets, file_len_bytes })
+        head
+    }
+
+    /// The length of the header with these metadata, without padding.
+    fn unpadded_len(&self, metadata: &Metadata) -> u64 {
+        let descriptions: usize = self.tensors.iter().map(description_len).sum();
+        (OPENING_BYTES + metadata.bytes.len() + descriptions) as u64
+    }
+
+    /// The header of a file with these metadata, which name no alignment, and tensors, whose places
+    /// are not known yet.
+    pub(super) fn laid_out(metadata: Metadata, tensors: Vec<Tensor>) -> Self {
+        let (version, alignment) = (3, ALIGNMENT_DEFAULT);
+        let described = Vec::new();
+        let mut header = Self { version, metadata, tensors, alignment, data_offset: 0, described };
+        let unpadded = header.unpadded_len(&header.metadata);
+        let (data_offset, offsets, _) = header.places(alignment, unpadded);
+        header.data_offset = data_offset;
+        for (tensor, offset) in header.tensors.iter_mut().zip(offsets) {
+            tensor.data = offset..offset + tensor.len_bytes();
+        }
+        header
     }
 
     /// The image of a file with the same metadata and tensors, each tensor at a multiple of
@@ -94,9 +125,7 @@ impl Header {
         let Encoded { head, data_offset, offsets, file_len_bytes } =
             self.encode_aligned(alignment)?;
         let mut header = Self { alignment, data_offset, ..self.clone() };
-        if header.metadata.get(ALIGNMENT_KEY).is_some()
-            || alignment.bytes() != u64::from(ALIGNMENT_DEFAULT)
-        {
+        if header.metadata.get(ALIGNMENT_KEY).is_some() || alignment != ALIGNMENT_DEFAULT {
             // Fits: it was encoded.
             header.metadata.set_u32(ALIGNMENT_KEY, alignment.bytes() as u32);
         }

@@ -182,9 +182,9 @@ impl<'a> Value<'a> {
 /// Values of one type, as they are in the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Array<'a> {
-    element: ValueType,
-    len: u64,
-    bytes: &'a [u8],
+    pub(super) element: ValueType,
+    pub(super) len: u64,
+    pub(super) bytes: &'a [u8],
 }
 
 impl<'a> Array<'a> {

@@ -41,22 +41,30 @@ mod cursor;
 mod dtype;
 mod encode;
 mod metadata;
+mod model;
 mod parse;
 mod split;
 #[cfg(test)]
 mod tests;
 
+pub use super::synthetic::SyntheticError;
 pub use dtype::Dtype;
 pub use encode::{EncodeError, Encoded};
 pub use metadata::{Array, Metadata, Value, ValueType, Values};
+pub use model::Synthetic;
 pub use split::open_splits;
 
 /// The name of the format in messages.
 const FORMAT: &str = "GGUF";
+/// What every file begins with.
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// What is read of a file first, in bytes; then as much again until the header is complete.
 const FIRST_READ_BYTES: usize = 64 << 10;
 /// The alignment of a file that names none.
-const ALIGNMENT_DEFAULT: u32 = 32;
+const ALIGNMENT_DEFAULT: Granule = match Granule::new(32) {
+    Ok(granule) => granule,
+    Err(_) => panic!("it is a power of two"),
+};
 /// What every alignment is a multiple of.
 const ALIGNMENT_MIN: u32 = 8;
 /// Where a file names its alignment.

@@ -5,12 +5,11 @@ use longshore_mem::Granule;
 use super::cursor::{Cursor, Step, Stop, refuse};
 use super::metadata::Entry;
 use super::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, DIMENSIONS_MAX, Dtype, Header,
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, DIMENSIONS_MAX, Dtype, Header, MAGIC,
     METADATA_ENTRIES_MAX, Metadata, TENSORS_MAX, Tensor, Value, dtype,
 };
 use crate::format::json::quoted;
 
-pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 /// Magic, version and the two counts.
 pub(super) const OPENING_BYTES: usize = 24;
 /// The shortest entry of metadata: the length of its key, a type and a byte.
@@ -34,7 +33,7 @@ pub(super) struct Extent {
 pub(super) fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
     let mut cursor = Cursor::new(bytes, file_len_bytes);
     if file_len_bytes < OPENING_BYTES as u64 {
-        let short = bytes.len() < MAGIC.len() || bytes.starts_with(MAGIC);
+        let short = bytes.len() < MAGIC.len() || bytes.starts_with(&MAGIC);
         if short {
             return refuse(format!(
                 "it has {file_len_bytes} bytes, and the shortest there is has {OPENING_BYTES}"
@@ -42,7 +41,7 @@ pub(super) fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
         }
     }
     let magic = cursor.array::<4>()?;
-    if magic != *MAGIC {
+    if magic != MAGIC {
         let instead = instead(bytes).map_or(String::new(), |what| format!("; {what}"));
         return refuse(format!("it begins with {} and not with GGUF{instead}", shown(magic)));
     }
@@ -179,7 +178,7 @@ fn twice<T>(all: &[T], name: impl Fn(&T) -> &String) -> Option<&String> {
 
 fn alignment(metadata: &Metadata) -> Step<Granule> {
     let bytes = match metadata.get(ALIGNMENT_KEY) {
-        None => ALIGNMENT_DEFAULT,
+        None => return Ok(ALIGNMENT_DEFAULT),
         Some(Value::U32(bytes)) => bytes,
         Some(other) => {
             let kind = other.value_type();

@@ -34,15 +34,16 @@ use crate::source::SourceFile;
 mod aligned;
 mod dtype;
 mod layout;
+mod model;
 mod parse;
-mod synthetic;
 #[cfg(test)]
 mod tests;
 
+pub use super::synthetic::SyntheticError;
 pub use aligned::PADDING_PREFIX;
 pub(crate) use aligned::is_padding;
 pub use dtype::Dtype;
-pub use synthetic::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES, Synthetic, SyntheticError};
+pub use model::Synthetic;
 
 /// The name of the format in messages.
 const FORMAT: &str = "safetensors";

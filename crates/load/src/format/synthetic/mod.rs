@@ -1,15 +1,12 @@
 //! Files like those of a language model, without the model.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::Header;
 use crate::beside::Beside;
 use crate::progress::{CancelToken, Progress};
-use model::{Layout, Model};
-
-mod model;
 
 /// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.
 pub const SYNTHETIC_LEN_MIN_BYTES: u64 = 32 << 10;
@@ -17,19 +14,25 @@ pub const SYNTHETIC_LEN_MIN_BYTES: u64 = 32 << 10;
 /// The largest file [`Synthetic`] makes, in bytes: ten times the largest published models.
 pub const SYNTHETIC_LEN_MAX_BYTES: u64 = 16 << 40;
 
+/// Widths of models to choose from, each at most twice the one before. Those from 512 on are in
+/// use.
+pub(super) const HIDDEN_SIZES: [u64; 18] = [
+    16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288,
+    16384,
+];
+
 /// Bytes written at once. Large enough that neither the calls nor the disk's latency count.
 const BLOCK_BYTES: usize = 8 << 20;
 
 /// What every word of content is spread by: 2^64 over the golden ratio, of SplitMix64.
 const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A safetensors file with the tensors of a language model, of a wanted length and with content
-/// that neither compresses nor repeats: for demonstrations, tests and measurements where no model
-/// is at hand.
+/// A file with the tensors of a language model, of a wanted length and with content that neither
+/// compresses nor repeats: for demonstrations, tests and measurements where no model is at hand.
+/// `H` is the header of its format.
 ///
 /// It is a decoder of the common kind: embedding, layers of grouped-query attention and a gated
-/// feed-forward part, output head. Matrices are BF16, norms F32, and the file is laid out as the
-/// format's reference implementation does. Width and depth follow from the length. The bits are
+/// feed-forward part, output head. Width and depth follow from the length. The bits are
 /// pseudo-random, so some elements are not numbers. Two of the same length and seed are equal,
 /// byte for byte.
 ///
@@ -44,11 +47,20 @@ const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 /// # Ok::<(), longshore_load::format::safetensors::SyntheticError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Synthetic {
-    /// All before the data: length and text of the header.
-    opening: Vec<u8>,
-    header: Header,
+pub struct Synthetic<H> {
+    layout: Layout<H>,
     seed: u64,
+}
+
+/// A file as it is written and as it is read.
+#[derive(Clone, Debug)]
+pub(super) struct Layout<H> {
+    /// All before the data.
+    pub(super) opening: Vec<u8>,
+    pub(super) header: H,
+    /// Bytes behind the opening that are zero, from front to back.
+    pub(super) padding: Vec<Range<u64>>,
+    pub(super) len_bytes: u64,
 }
 
 /// Why a synthetic file could not be made. Nothing is left then, and a file that was there before
@@ -88,18 +100,18 @@ pub enum SyntheticError {
     },
 }
 
-impl Synthetic {
-    /// Lays out a file of `len_bytes` bytes, rounded down to a multiple of 8.
-    ///
-    /// # Errors
-    /// [`SyntheticError::Size`] where that is below [`SYNTHETIC_LEN_MIN_BYTES`] or above
-    /// [`SYNTHETIC_LEN_MAX_BYTES`].
-    pub fn new(len_bytes: u64) -> Result<Self, SyntheticError> {
-        if !(SYNTHETIC_LEN_MIN_BYTES..=SYNTHETIC_LEN_MAX_BYTES).contains(&len_bytes) {
-            return Err(SyntheticError::Size { len_bytes });
-        }
-        let Layout { opening, header } = Model::fill(len_bytes & !7);
-        Ok(Self { opening, header, seed: 0 })
+/// Whether a file of this length can be made.
+///
+/// # Errors
+/// [`SyntheticError::Size`].
+pub(super) fn check_len(len_bytes: u64) -> Result<(), SyntheticError> {
+    let possible = SYNTHETIC_LEN_MIN_BYTES..=SYNTHETIC_LEN_MAX_BYTES;
+    if possible.contains(&len_bytes) { Ok(()) } else { Err(SyntheticError::Size { len_bytes }) }
+}
+
+impl<H> Synthetic<H> {
+    pub(super) fn of(layout: Layout<H>) -> Self {
+        Self { layout, seed: 0 }
     }
 
     /// Other content. The default is 0.
@@ -110,12 +122,12 @@ impl Synthetic {
 
     /// The length of the file in bytes.
     pub fn len_bytes(&self) -> u64 {
-        self.header.file_len_bytes()
+        self.layout.len_bytes
     }
 
-    /// What [`Header::read`] will find in the file.
-    pub fn header(&self) -> &Header {
-        &self.header
+    /// What reading the header of the file will find.
+    pub fn header(&self) -> &H {
+        &self.layout.header
     }
 
     /// Fills `bytes` with what the file has from `offset` on; with zeros past its end. Any part
@@ -126,11 +138,18 @@ impl Synthetic {
         let (inside, past) = bytes.split_at_mut(inside_len);
         past.fill(0);
 
-        let opening = usize::try_from(offset).ok().and_then(|at| self.opening.get(at..));
+        let opening = usize::try_from(offset).ok().and_then(|at| self.layout.opening.get(at..));
         let opening = opening.unwrap_or(&[]);
         let (from_opening, content) = inside.split_at_mut(opening.len().min(inside_len));
         from_opening.copy_from_slice(&opening[..from_opening.len()]);
         self.fill_content(offset + from_opening.len() as u64, content);
+        let end = offset.saturating_add(inside_len as u64);
+        let padding = &self.layout.padding;
+        let first = padding.partition_point(|gap| gap.end <= offset);
+        for gap in padding[first..].iter().take_while(|gap| gap.start < end) {
+            let (from, to) = (gap.start.max(offset) - offset, gap.end.min(end) - offset);
+            inside[from as usize..to as usize].fill(0);
+        }
     }
 
     fn fill_content(&self, offset: u64, bytes: &mut [u8]) {
@@ -221,6 +240,7 @@ impl Synthetic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{gguf, safetensors};
 
     /// Takes so many bytes and then is full.
     struct Full(usize);
@@ -240,30 +260,45 @@ mod tests {
         }
     }
 
-    #[test]
-    fn any_part_is_that_part_of_the_whole() {
-        let model = Synthetic::new(40_000).unwrap();
-        let mut whole = vec![0; 40_000];
+    fn parts_are_those_of_the_whole<H>(model: &Synthetic<H>) {
+        let len = model.len_bytes() as usize;
+        let mut whole = vec![0; len];
         model.fill(0, &mut whole);
-        let opening_len = model.opening.len();
-        for (offset, len) in
-            [(0, 1), (3, 5), (opening_len - 3, 20), (opening_len + 1, 6), (9_001, 77), (39_999, 1)]
-        {
+        let opening_len = model.layout.opening.len();
+        let gap = model.layout.padding.first().map_or(0, |gap| gap.start as usize);
+        for (offset, len) in [
+            (0, 1),
+            (3, 5),
+            (opening_len - 3, 20),
+            (opening_len + 1, 6),
+            (gap.saturating_sub(1), 2),
+            (gap + 1, 40),
+            (9_001, 77),
+            (len - 1, 1),
+        ] {
             let mut part = vec![0xff; len];
             model.fill(offset as u64, &mut part);
             assert_eq!(part, whole[offset..offset + len], "{len} at {offset}");
         }
         let mut past = [0xff; 4];
-        model.fill(39_998, &mut past);
-        assert_eq!(past, [whole[39_998], whole[39_999], 0, 0]);
+        model.fill(len as u64 - 2, &mut past);
+        assert_eq!(past, [whole[len - 2], whole[len - 1], 0, 0]);
         model.fill(u64::MAX, &mut past);
         assert_eq!(past, [0; 4]);
     }
 
     #[test]
+    fn any_part_is_that_part_of_the_whole() {
+        parts_are_those_of_the_whole(&safetensors::Synthetic::new(40_000).unwrap());
+        let gguf = gguf::Synthetic::new(40_000).unwrap();
+        assert!(!gguf.layout.padding.is_empty());
+        parts_are_those_of_the_whole(&gguf);
+    }
+
+    #[test]
     fn content_is_that_of_its_seed() {
         // The first outputs of SplitMix64 for the seed 1234567, as its authors' C code gives them.
-        let model = Synthetic::new(SYNTHETIC_LEN_MIN_BYTES).unwrap().seed(1_234_567);
+        let model = safetensors::Synthetic::new(SYNTHETIC_LEN_MIN_BYTES).unwrap().seed(1_234_567);
         let words = [0, 1, 2].map(|index| u64::from_le_bytes(model.word(index)));
         assert_eq!(
             words,
@@ -273,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_reported_with_how_far_it_came() {
-        let model = Synthetic::new(20 << 20).unwrap();
+        let model = safetensors::Synthetic::new(20 << 20).unwrap();
         let mut done_bytes = 0;
         let error = model
             .write_to(Full(9 << 20), &CancelToken::new(), &mut done_bytes, |_| {})

@@ -1,16 +1,28 @@
-//! Which tensors a model of a given size has.
+//! Which tensors a synthetic model of a given size has.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::format::safetensors::{Dtype, Header, PREFIX_BYTES, Tensor};
+use super::{Dtype, Header, PREFIX_BYTES, Tensor};
+use crate::format::synthetic::{self, HIDDEN_SIZES, Layout, SyntheticError};
 
-/// Widths to choose from, each at most twice the one before. Those from 512 on are in use.
-const HIDDEN_SIZES: [u64; 18] = [
-    16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288,
-    16384,
-];
+/// A synthetic safetensors file. Matrices are BF16, norms F32, and it is laid out as the format's
+/// reference implementation does.
+pub type Synthetic = synthetic::Synthetic<Header>;
+
+impl Synthetic {
+    /// Lays out a file of `len_bytes` bytes, rounded down to a multiple of 8.
+    ///
+    /// # Errors
+    /// [`SyntheticError::Size`] where that is below [`synthetic::SYNTHETIC_LEN_MIN_BYTES`] or above
+    /// [`synthetic::SYNTHETIC_LEN_MAX_BYTES`].
+    pub fn new(len_bytes: u64) -> Result<Self, SyntheticError> {
+        synthetic::check_len(len_bytes)?;
+        Ok(Self::of(Model::fill(len_bytes & !7)))
+    }
+}
+
 const BF16_BYTES: u64 = 2;
 /// At least what the header says of one layer, and of all that is outside the layers, takes.
 const LAYER_TEXT_BYTES: u64 = 1200;
@@ -18,25 +30,18 @@ const REST_TEXT_BYTES: u64 = 700;
 
 /// The measures of a decoder.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Model {
+struct Model {
     /// The width, a multiple of 16, so that every tensor's length is a multiple of 8.
     hidden: u64,
     layers: u64,
     vocabulary: u64,
 }
 
-/// The header of a file as it is written and as it is read.
-pub(super) struct Layout {
-    /// All before the data.
-    pub(super) opening: Vec<u8>,
-    pub(super) header: Header,
-}
-
 impl Model {
     /// Lays out a file of exactly `file_len_bytes`, a multiple of 8: the widest model that fits at
     /// a usual depth, made deeper and then given as many words as there is room for. What is left
     /// is less than a word takes, and is padded behind the header.
-    pub(super) fn fill(file_len_bytes: u64) -> Layout {
+    fn fill(file_len_bytes: u64) -> Layout<Header> {
         let mut model = Self::fitting(file_len_bytes);
         let room = file_len_bytes.saturating_sub(model.unpadded_len_bytes());
         model.vocabulary += room / model.word_bytes();
@@ -127,7 +132,7 @@ impl Model {
         (PREFIX_BYTES + text(&tensors).len()) as u64 + data_len_bytes(&tensors)
     }
 
-    fn lay_out(self, file_len_bytes: u64) -> Layout {
+    fn lay_out(self, file_len_bytes: u64) -> Layout<Header> {
         let mut tensors = self.tensors();
         let data_offset = file_len_bytes - data_len_bytes(&tensors);
         let text_len = data_offset as usize - PREFIX_BYTES;
@@ -140,7 +145,8 @@ impl Model {
         }
         let metadata = METADATA.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let metadata = BTreeMap::from(metadata);
-        Layout { opening, header: Header { tensors, metadata, data_offset } }
+        let header = Header { tensors, metadata, data_offset };
+        Layout { opening, header, padding: Vec::new(), len_bytes: file_len_bytes }
     }
 }
 
@@ -178,7 +184,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::format::safetensors::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES};
+    use crate::format::synthetic::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES};
 
     #[test]
     fn every_length_is_met_and_the_header_reads_back() {
@@ -189,7 +195,7 @@ mod tests {
             len = (len / 16 * 23) & !7;
         }
         for len in lengths {
-            let Layout { opening, header } = Model::fill(len);
+            let Layout { opening, header, .. } = Model::fill(len);
             let read = Header::parse(Path::new("model"), &opening, len).unwrap();
             assert_eq!(read, header);
             let word_bytes = 4 * header.tensor("model.norm.weight").unwrap().shape[0];

@@ -1,0 +1,267 @@
+//! One case as a plot and as a table: every candidate with its spread, and its ratios.
+
+use super::super::figures::{Figures, median_of};
+use super::super::html::{escape, put, slug, table};
+use super::super::model::{Cell, Column, Group, Line, Over, Table};
+use super::super::number;
+use super::super::plot::{self, Item, Kind, Mark, Plot, Ranges};
+use super::featured::{FEATURED, Featured};
+use crate::harness::Row;
+
+/// One candidate's rows of one metric: the same median, against each of its baselines.
+struct Candidate<'r> {
+    first: &'r Row,
+    rows: Vec<&'r Row>,
+}
+
+/// The cases that a chapter shows first.
+pub(super) fn write_featured(out: &mut String, figures: &Figures, bench: &str) {
+    put!(out, "<div class=\"cases\">");
+    for featured in FEATURED.iter().filter(|featured| featured.bench == bench) {
+        write_one(out, figures, featured);
+    }
+    out.push_str("</div>");
+}
+
+fn write_one(out: &mut String, figures: &Figures, featured: &Featured) {
+    let rows = figures.case(featured.bench, featured.case);
+    let id = slug(&format!("{} {} {}", featured.bench, featured.case, featured.metric));
+    put!(out, "<section class=\"case\"><h4>{}</h4>", escape(featured.title));
+    put!(out, "<p class=\"origin\">case ‘{}’", escape(featured.case));
+    if let Some((run, _)) = figures.origin(featured.bench, featured.case) {
+        put!(out, ", of {}", escape(run));
+    }
+    out.push_str("</p>");
+    write_not_measured(out, &rows);
+    let candidates = candidates(&rows, featured.metric);
+    if candidates.is_empty() {
+        let why = if rows.is_empty() {
+            format!("the case ‘{}’ was not run", featured.case)
+        } else {
+            format!("nobody gave its {}", featured.metric)
+        };
+        put!(out, "<p class=\"without\">not run: {}</p></section>", escape(&why));
+        return;
+    }
+    let is_ours = |row: &Row| featured.ours.iter().any(|begin| row.candidate.starts_with(begin));
+    let better = if featured.more_is_better { "more is better" } else { "less is better" };
+    let unit = unit_of(candidates[0].first);
+    let item = |candidate: &Candidate<'_>| {
+        let row = candidate.first;
+        let value =
+            row.median.map(|median| (median, row.min.unwrap_or(median), row.max.unwrap_or(median)));
+        let kind = match (is_ours(row), row.candidate.starts_with("published")) {
+            (true, _) => Kind::Ours,
+            (_, true) => Kind::Published,
+            _ => Kind::Peer,
+        };
+        let mark = Mark::new(kind, value, "ratio only");
+        Item { label: row.candidate.clone(), marks: vec![mark] }
+    };
+    let drawn = candidates.iter().filter(|candidate| candidate.first.median.is_some());
+    let ranges = Ranges {
+        title: featured.title.to_owned(),
+        unit: format!("{unit}; {better}"),
+        scale: featured.scale,
+        reference: None,
+        items: drawn.map(item).collect(),
+        legend: Vec::new(),
+    };
+    out.push_str("<div class=\"pair\">");
+    plot::figure(out, &format!("{id}-p"), &Plot::Ranges(ranges));
+    let mut lines: Vec<Line> = candidates
+        .iter()
+        .map(|candidate| {
+            let line = line_of(candidate, &rows);
+            if is_ours(candidate.first) { line.ours() } else { line }
+        })
+        .collect();
+    lines.extend(not_run(&rows));
+    let caption = format!("{}: {unit}, {better}", featured.title);
+    let columns = columns(&unit);
+    table(out, &Table::new(&id, &caption, "candidate", columns, vec![Group::plain(lines)]));
+    out.push_str("</div></section>");
+}
+
+/// Every case of a bench, to look figures up in.
+pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
+    let cases = figures.cases(bench);
+    if cases.is_empty() {
+        return;
+    }
+    put!(
+        out,
+        "<details class=\"all\"><summary>Every figure of ‘{}’: {} cases, {} lines</summary>",
+        escape(bench),
+        cases.len(),
+        figures.rows(bench).count()
+    );
+    for (nth, case) in cases.iter().enumerate() {
+        let rows = figures.case(bench, case);
+        let mut metrics: Vec<(&str, &str)> = Vec::new();
+        for row in rows.iter().filter(|row| row.not_run.is_none()) {
+            if !metrics.contains(&(&row.metric, &row.unit)) {
+                metrics.push((&row.metric, &row.unit));
+            }
+        }
+        let mut groups: Vec<Group> = metrics
+            .iter()
+            .map(|(metric, _)| {
+                let candidates = candidates(&rows, metric);
+                let title = unit_of(candidates[0].first);
+                Group::titled(
+                    &title,
+                    candidates.iter().map(|candidate| line_of(candidate, &rows)).collect(),
+                )
+            })
+            .collect();
+        let missing = not_run(&rows);
+        if !missing.is_empty() {
+            groups.push(Group::titled("not run", missing));
+        }
+        write_not_measured(out, &rows);
+        let id = format!("{}-all-{nth}", slug(bench));
+        let columns = columns("median");
+        table(out, &Table::new(&id, case, "candidate", columns, groups).dense());
+    }
+    out.push_str("</details>");
+}
+
+/// Figures that do not count are shown with the reason above them.
+fn write_not_measured(out: &mut String, rows: &[&Row]) {
+    if let Some(why) = rows.iter().find_map(|row| row.not_measured.as_ref()) {
+        put!(
+            out,
+            "<p class=\"warning\">Not measured: {}. What follows is for orientation only.</p>",
+            escape(why)
+        );
+    }
+}
+
+fn columns(median: &str) -> Vec<Column> {
+    vec![
+        Column::number(median, Over::Nothing),
+        Column::number("runs", Over::Nothing),
+        Column::text("ratio, median (spread)", Over::Nothing),
+    ]
+}
+
+fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
+    let mut candidates: Vec<Candidate<'_>> = Vec::new();
+    for &row in rows.iter().filter(|row| row.metric == metric && row.not_run.is_none()) {
+        match candidates.iter_mut().find(|known| known.first.candidate == row.candidate) {
+            Some(known) => known.rows.push(row),
+            None => candidates.push(Candidate { first: row, rows: vec![row] }),
+        }
+    }
+    candidates
+}
+
+/// `rows` are all of the case, which may be seen against this candidate.
+fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
+    let row = candidate.first;
+    let mut ratios = Vec::new();
+    for row in &candidate.rows {
+        let (Some(ratio), Some(baseline)) = (row.ratio, &row.baseline) else { continue };
+        let spread = row.ratio_min.zip(row.ratio_max);
+        let spread = spread.and_then(|(min, max)| number::spread(min, max, number::ratio));
+        let of = if *baseline == row.candidate { "itself" } else { baseline.as_str() };
+        ratios.push((number::ratio(ratio), spread, of.to_owned()));
+    }
+    let ratios = match (ratios.is_empty(), &row.baseline) {
+        (false, _) => Cell::Ratios(ratios),
+        (true, None) if is_baseline(row, rows) => Cell::text("a baseline of others"),
+        (true, None) => Cell::without("none", "nothing was named that it is seen against"),
+        (true, Some(baseline)) => {
+            Cell::without("none", &format!("{baseline} gave no such figure in this case, or zero"))
+        }
+    };
+    let runs = match row.runs {
+        0 => Cell::without("published", "a published figure: its runs are not told"),
+        runs => Cell::figure_of(&runs.to_string()),
+    };
+    let line = Line::of(&row.candidate, vec![median_of(row, 1.0), runs, ratios]);
+    match &row.note {
+        Some(note) => line.note(one_line(note)),
+        None => line,
+    }
+}
+
+fn is_baseline(row: &Row, rows: &[&Row]) -> bool {
+    rows.iter()
+        .any(|other| other.metric == row.metric && other.baseline.as_ref() == Some(&row.candidate))
+}
+
+/// A note whose plot in characters is left out: it needs lines that line up.
+fn one_line(note: &str) -> String {
+    let words = note.lines().map(str::trim).filter(|line| !line.contains(['▁', '█']));
+    words.collect::<Vec<_>>().join(" ").trim_end_matches(':').to_owned()
+}
+
+fn not_run(rows: &[&Row]) -> Vec<Line> {
+    let missing = rows.iter().filter_map(|row| Some((row, row.not_run.as_ref()?)));
+    let line = |(row, why): (&&Row, &String)| {
+        let cells = vec![Cell::not_run(why), Cell::figure_of("0"), Cell::not_run(why)];
+        Line::of(&row.candidate, cells)
+    };
+    missing.map(line).collect()
+}
+
+/// A metric with its unit.
+fn unit_of(row: &Row) -> String {
+    let metric = row.metric.replace('_', " ");
+    match row.unit.as_str() {
+        "" => metric,
+        // "TSC cycles" says "cycles" already.
+        unit if unit.ends_with(&metric) => unit.to_owned(),
+        unit => format!("{metric}, {unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{KEPT, read};
+    use super::*;
+
+    #[test]
+    fn every_featured_case_is_in_the_kept_runs() {
+        let figures = Figures::new(KEPT.iter().map(|name| read::kept(name).unwrap()).collect());
+        for featured in FEATURED {
+            let rows = figures.case(featured.bench, featured.case);
+            let of_metric = candidates(&rows, featured.metric);
+            assert!(of_metric.len() > 1, "{} {}", featured.case, featured.metric);
+            let has_ours = of_metric.iter().any(|candidate| {
+                featured.ours.iter().any(|ours| candidate.first.candidate.starts_with(ours))
+            });
+            assert!(has_ours, "{} has none of ours", featured.case);
+        }
+    }
+
+    #[test]
+    fn a_candidate_has_one_line_with_all_its_ratios() {
+        let row = |baseline: &str, ratio| Row {
+            metric: "speed".to_owned(),
+            median: Some(2.0),
+            runs: 5,
+            baseline: Some(baseline.to_owned()),
+            ratio: Some(ratio),
+            not_run: None,
+            ..Row::not_run("load", "cold", "longshore", "")
+        };
+        let rows = [row("fio", 0.9), row("dd", 2.5)];
+        let rows: Vec<&Row> = rows.iter().collect();
+        let candidates = candidates(&rows, "speed");
+        assert_eq!(candidates.len(), 1);
+        let Cell::Ratios(ratios) = &line_of(&candidates[0], &rows).cells[2] else {
+            panic!("no ratios")
+        };
+        assert_eq!(ratios.len(), 2);
+        assert_eq!(ratios[1], ("2.50".to_owned(), None, "dd".to_owned()));
+    }
+
+    #[test]
+    fn plots_of_characters_are_left_out_of_notes() {
+        assert_eq!(one_line("over 5 ms:\n  in flight ▁▁█\n  pool ▁█"), "over 5 ms");
+        assert_eq!(one_line("plain"), "plain");
+    }
+}

@@ -1,0 +1,155 @@
+//! The shell blocks of the manual's pages, run as they stand.
+//!
+//! The blocks of one page are one script, in a folder of their own, with the `longshore` that was
+//! built first in `PATH`. What a block prints, also as errors, is held against the block of output that
+//! follows it, if one does: `…` there stands for anything within a line, and alone in a line for any
+//! number of lines.
+
+mod command;
+
+#[path = "../../xtask/src/blocks.rs"]
+mod blocks;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use blocks::{Block, OUTPUT, RUN};
+
+/// What stands between the outputs of two blocks.
+const BETWEEN: &str = "--- the next block ---";
+
+/// A page must not hang the tests.
+const SECONDS_MAX: &str = "300";
+
+fn pages() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
+}
+
+#[test]
+fn loading_models() {
+    run("loading-models.md");
+}
+
+#[test]
+fn sharing_models() {
+    run("sharing-models.md");
+}
+
+#[test]
+fn page_tables() {
+    run("page-tables.md");
+}
+
+#[test]
+fn no_page_is_left_out() {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(pages()).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let blocks = blocks::blocks(&text).unwrap();
+        assert!(blocks.iter().all(|it| it.language == OUTPUT || RUN.contains(&it.language)));
+        if blocks.iter().any(|block| block.language == "sh") {
+            names.push(path.file_name().unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    let this = include_str!("manual.rs");
+    for name in names {
+        assert!(this.contains(&format!("run(\"{name}\");")), "{name} has no test here");
+    }
+}
+
+/// Runs the shell blocks of a page, and holds what they print against what the page says.
+fn run(name: &str) {
+    let page = fs::read_to_string(pages().join(name)).unwrap();
+    let all = blocks::blocks(&page).unwrap();
+    // What a block leaves running ends with the script.
+    let mut script =
+        "exec 2>&1\nset -eu\ntrap 'kill $(jobs -p) 2>/dev/null || :' EXIT\n".to_owned();
+    let mut said: Vec<(&Block<'_>, Option<&Block<'_>>)> = Vec::new();
+    for (index, block) in all.iter().enumerate().filter(|(_, block)| block.language == "sh") {
+        let output = all.get(index + 1).filter(|next| next.follows && next.language == OUTPUT);
+        said.push((block, output));
+        script.push_str(&block.text);
+        script.push_str(&format!("printf '\\n%s\\n' '{BETWEEN}'\n"));
+    }
+
+    // On a disk, which `/tmp` may not be.
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let longshore = Path::new(command::LONGSHORE).parent().unwrap().to_str().unwrap();
+    let path = format!("{longshore}:{}", std::env::var("PATH").unwrap());
+    let output = Command::new("timeout")
+        .args(["--signal=TERM", "--kill-after=10", SECONDS_MAX, "sh", "-c"])
+        .arg(script)
+        .current_dir(folder.path())
+        .env("PATH", path)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let mut parts: Vec<&str> = printed.split(&format!("\n{BETWEEN}\n")).collect();
+    // Behind the last one stands nothing, unless it ended early.
+    let last = parts.pop().unwrap();
+    assert_eq!(
+        (parts.len(), output.status.code(), last),
+        (said.len(), Some(0), ""),
+        "docs/{name}:{}: this block failed, and printed:\n{last}",
+        said.get(parts.len()).map_or(0, |(block, _)| block.line)
+    );
+    for ((block, output), printed) in said.iter().zip(parts) {
+        if let Some(output) = output {
+            assert!(
+                matches(&lines(&output.text), &lines(printed)),
+                "docs/{name}:{}: this block printed:\n{printed}\nand should have:\n{}",
+                block.line,
+                output.text
+            );
+        }
+    }
+}
+
+fn lines(text: &str) -> Vec<&str> {
+    text.trim_end().lines().map(str::trim_end).collect()
+}
+
+/// Whether the lines are as the page says, `…` alone in one standing for any number.
+fn matches(said: &[&str], printed: &[&str]) -> bool {
+    match (said, printed) {
+        ([], printed) => printed.is_empty(),
+        (["…", said @ ..], _) => {
+            (0..=printed.len()).any(|skipped| matches(said, &printed[skipped..]))
+        }
+        ([_, ..], []) => false,
+        ([said, more_said @ ..], [printed, more_printed @ ..]) => {
+            line_matches(said, printed) && matches(more_said, more_printed)
+        }
+    }
+}
+
+/// Whether a line is as the page says, `…` in it standing for anything.
+fn line_matches(said: &str, printed: &str) -> bool {
+    match said.split_once('…') {
+        None => said == printed,
+        Some((start, said)) => printed.strip_prefix(start).is_some_and(|rest| {
+            let ends = rest.char_indices().map(|(at, _)| at).chain([rest.len()]);
+            ends.into_iter().any(|at| line_matches(said, &rest[at..]))
+        }),
+    }
+}
+
+#[test]
+fn output_is_held_against_the_page() {
+    for (said, printed, is_so) in [
+        ("a\nb", "a\nb", true),
+        ("a\nb", "a", false),
+        ("a", "a\nb", false),
+        ("a … c", "a b c", true),
+        ("a … c", "a b d", false),
+        ("… s: … GB/s", "1.07 GB in 0.5 s: 2.1 GB/s", true),
+        ("…", "", true),
+        ("a\n…\nd", "a\nb\nc\nd", true),
+        ("a\n…\nd", "a\nb\nc", false),
+    ] {
+        assert_eq!(matches(&lines(said), &lines(printed)), is_so, "{said} / {printed}");
+    }
+}

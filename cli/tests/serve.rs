@@ -1,0 +1,436 @@
+//! `longshore serve`, `attach` and `ls` as their users run them.
+
+mod command;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use command::{LONGSHORE, Outcome, as_nobody, run};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory that others get into, with a server's root in it.
+struct Fixture(tempfile::TempDir);
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(dir.path().join("root")).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn model(&self, name: &str, len_bytes: usize) -> PathBuf {
+        let path = self.path("root").join(name);
+        let content: Vec<u8> = (0..len_bytes)
+            .map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3])
+            .collect();
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("socket")
+    }
+
+    fn serve(&self, more: &[&str]) -> Serving {
+        let mut command = Command::new(LONGSHORE);
+        command.arg("serve").arg("--json").arg("--root").arg(self.path("root"));
+        command.arg("--socket").arg(self.socket()).args(more);
+        Serving::start(command)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(LONGSHORE);
+        command.args(arguments).env("LONGSHORE_SOCKET", self.socket());
+        command
+    }
+
+    fn client(&self, arguments: &[&str]) -> Outcome {
+        run(&mut self.command(arguments))
+    }
+}
+
+/// A server that is ready.
+struct Serving {
+    child: Child,
+    events: BufReader<ChildStdout>,
+}
+
+impl Serving {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let events = BufReader::new(child.stdout.take().unwrap());
+        let mut serving = Self { child, events };
+        serving.wait("ready");
+        serving
+    }
+
+    /// The next event of this name; what comes before is lost.
+    fn wait(&mut self, name: &str) -> Value {
+        loop {
+            let mut line = String::new();
+            assert!(self.events.read_line(&mut line).unwrap() > 0, "no more events, but no {name}");
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["event"] == name {
+                return event;
+            }
+        }
+    }
+
+    /// Ends it, and returns the rest of its events.
+    fn stop(mut self) -> Vec<Value> {
+        command::signal(&self.child, "TERM");
+        let mut rest = String::new();
+        self.events.read_to_string(&mut rest).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+        rest.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn_holding(mut command: Command) -> (Child, Value) {
+    let mut child = command.args(["--hold", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (child, serde_json::from_str(&line).unwrap())
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn a_program_gets_the_memory_and_the_attachment_lives_as_long_as_it() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 3_000_001);
+    let mut serving = fixture.serve(&[]);
+    let script = "cmp /proc/self/fd/$LONGSHORE_FD \"$0\" && echo $LONGSHORE_BYTES && \
+                  test -S /proc/self/fd/$LONGSHORE_ATTACHMENT_FD && \"$1\" ls --json";
+    let path = path.to_str().unwrap();
+    let outcome = fixture.client(&[
+        "attach",
+        "model.bin",
+        "--quiet",
+        "--exec",
+        "sh",
+        "-c",
+        script,
+        path,
+        LONGSHORE,
+    ]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let (bytes, listing) = outcome.stdout.split_once('\n').unwrap();
+    assert_eq!(bytes, "3000001");
+    let listing: Value = serde_json::from_str(listing).unwrap();
+    assert_eq!(listing["held"][0]["attachments"], 1, "the program has it");
+    assert_eq!(serving.wait("attached")["attachments"], 1);
+    assert_eq!(serving.wait("released")["attachments"], 0);
+    assert_eq!(serving.wait("freed")["bytes"], 3_000_001);
+    let plain = fixture.client(&["attach", path]);
+    for word in ["3.00 MB attached in", "model.bin", "--hold"] {
+        assert!(plain.stdout.contains(word), "{word} in {}", plain.stdout);
+    }
+    let empty = fixture.client(&["ls"]);
+    assert!(empty.stdout.ends_with("nothing is held\n"), "{}", empty.stdout);
+    serving.stop();
+    assert!(!fixture.socket().exists() && !fixture.path("socket.lock").exists());
+}
+
+#[test]
+fn many_processes_load_once_and_one_that_is_killed_releases() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 30_000_000);
+    let mut serving = fixture.serve(&[]);
+    let path = path.to_str().unwrap();
+    let holders: Vec<(Child, Value)> = thread::scope(|scope| {
+        let spawned: Vec<_> = (0..6)
+            .map(|_| scope.spawn(|| spawn_holding(fixture.command(&["attach", path]))))
+            .collect();
+        spawned.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let held = fixture.client(&["ls", "--json"]).json()["held"].clone();
+    assert_eq!(held.as_array().unwrap().len(), 1);
+    assert_eq!((&held[0]["attachments"], &held[0]["state"]), (&6.into(), &"ready".into()));
+    assert_eq!(serving.wait("loaded")["id"], 1);
+    for (mut child, told) in holders {
+        assert_eq!(told["id"], 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    serving.wait("freed");
+    let rest = serving.stop();
+    assert!(!rest.iter().any(|event| event["event"] == "loaded"), "{rest:?}");
+}
+
+#[test]
+fn what_is_not_served_is_refused() {
+    let fixture = Fixture::new();
+    let secret = fixture.path("secret");
+    fs::write(&secret, b"secret").unwrap();
+    symlink("../secret", fixture.path("root").join("out")).unwrap();
+    let _serving = fixture.serve(&[]);
+    let outside = fixture.path("root").join("../secret");
+    for path in [&secret, &outside, &fixture.path("root").join("out")] {
+        let refused = fixture.client(&["attach", path.to_str().unwrap()]);
+        refused.expect(31, &["is not served, or not to you", "longshore ls"]);
+    }
+    fixture.client(&["attach", "17"]).expect(31, &["nothing called '17'"]);
+    let absent = fixture.path("root").join("absent");
+    fixture.client(&["attach", absent.to_str().unwrap()]).expect(10, &["absent", "cannot open"]);
+}
+
+#[test]
+fn another_user_attaches_what_it_may_read_and_can_never_write() {
+    if !is_root() {
+        println!("SKIPPED: another user cannot be tried without being root");
+        return;
+    }
+    let fixture = Fixture::new();
+    let open = fixture.model("open.bin", 100_000);
+    let closed = fixture.model("closed.bin", 100_000);
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o600)).unwrap();
+    // A program that nobody can run: the command of this test may be in root's folder.
+    let program = fixture.path("longshore");
+    fs::copy(LONGSHORE, &program).unwrap();
+    let as_other = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).env("LONGSHORE_SOCKET", fixture.socket()).current_dir("/");
+        as_nobody(&mut command);
+        run(&mut command)
+    };
+    let (open, closed) = (open.to_str().unwrap(), closed.to_str().unwrap());
+    // Each tries to open the memory once more, by its name, and says how that went.
+    let reopen = "cmp \"$0\" /dev/fd/$LONGSHORE_FD; test $? -le 1 && echo read; \
+                  (: <> /dev/fd/$LONGSHORE_FD) && echo write; \
+                  (: >> /dev/fd/$LONGSHORE_FD) && echo append; head -c 9 <&$LONGSHORE_FD | wc -c";
+    let attach = |path| as_other(&["attach", path, "-q", "--exec", "sh", "-c", reopen, path]);
+
+    let private = fixture.serve(&[]);
+    as_other(&["ls"]).expect(12, &["may not use the socket", "--socket-mode"]);
+    private.stop();
+
+    let mut serving = fixture.serve(&["--socket-mode", "0666"]);
+    let outcome = attach(open);
+    assert_eq!(outcome.stdout.trim(), "9", "only the descriptor itself: {}", outcome.stderr);
+    let event = serving.wait("attached");
+    assert_eq!(event["client"]["uid"], 65534);
+    attach(closed).expect(12, &["closed.bin", "Permission denied"]);
+    // It is held now, and still not for everyone.
+    let (mut holder, told) = spawn_holding(fixture.command(&["attach", closed]));
+    as_other(&["attach", &told["id"].to_string()]).expect(12, &["Permission denied"]);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    serving.stop();
+
+    let readable = fixture.serve(&["--socket-mode", "0666", "--memory-mode", "0444"]);
+    let outcome = attach(open);
+    assert_eq!(outcome.stdout.trim(), "read\n9", "read, but not written: {}", outcome.stderr);
+    readable.stop();
+
+    // The owner may open it, and finds it sealed.
+    let own = fixture.serve(&[]);
+    let write = "echo x 1<>/dev/fd/$LONGSHORE_FD";
+    let refused = fixture.client(&["attach", open, "-q", "--exec", "sh", "-c", write]);
+    assert_ne!(refused.code, 0, "{}", refused.stderr);
+    own.stop();
+}
+
+#[test]
+fn the_socket_is_taken_only_from_a_dead_server() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 1000);
+    fixture.client(&["ls"]).expect(30, &["no such socket", "longshore serve"]);
+    let mut serving = fixture.serve(&[]);
+    let (root, socket) = (fixture.path("root"), fixture.socket());
+    let (root, socket) = (root.to_str().unwrap(), socket.to_str().unwrap());
+    let again = fixture.client(&["serve", "--root", root, "--socket", socket]);
+    again.expect(33, &["a server listens", "already"]);
+
+    let (mut holder, _) = spawn_holding(fixture.command(&["attach", path.to_str().unwrap()]));
+    serving.child.kill().unwrap();
+    serving.child.wait().unwrap();
+    assert!(fixture.socket().exists(), "nobody could remove it");
+    fixture.client(&["ls"]).expect(30, &["it was killed"]);
+    assert_eq!(holder.try_wait().unwrap(), None, "the memory stays with who has it");
+    command::signal(&holder, "TERM");
+    assert_eq!(holder.wait().unwrap().code(), Some(0));
+    let next = fixture.serve(&[]);
+    assert_eq!(fixture.client(&["ls"]).code, 0);
+    next.stop();
+
+    fs::write(fixture.socket(), b"precious").unwrap();
+    let taken = fixture.client(&["serve", "--root", root, "--socket", socket]);
+    taken.expect(33, &["is no socket (a regular file)", "left as it is"]);
+    assert_eq!(fs::read(fixture.socket()).unwrap(), b"precious");
+    fixture.client(&["ls"]).expect(30, &["no server listens"]);
+    let other = fixture.path("other");
+    let other = other.to_str().unwrap();
+    let dark = fixture.client(&["serve", "--root", "/no/such/dir", "--socket", other]);
+    dark.expect(31, &["/no/such/dir cannot be served"]);
+}
+
+#[test]
+fn files_of_the_start_are_there_when_it_is_ready_or_it_says_why_not() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 1000);
+    let serving = fixture.serve(&[path.to_str().unwrap()]);
+    let held = fixture.client(&["ls", "--json"]).json()["held"][0].clone();
+    assert_eq!((&held["kept"], &held["state"]), (&true.into(), &"ready".into()));
+    serving.stop();
+    let socket = fixture.socket();
+    let socket = socket.to_str().unwrap();
+    let absent = fixture.client(&["serve", "--socket", socket, "/no/such/file"]);
+    absent.expect(31, &["/no/such/file cannot be served"]);
+    let absent = fixture.path("absent");
+    let absent = fixture.client(&["serve", "--socket", socket, absent.to_str().unwrap()]);
+    absent.expect(10, &["absent"]);
+    let tight = ["serve", "--socket", socket, path.to_str().unwrap(), "--memory-max", "999"];
+    fixture.client(&tight).expect(31, &["1000 bytes are needed", "--memory-max"]);
+    assert!(!fixture.socket().exists(), "no socket is left");
+    fixture.client(&["serve"]).expect(2, &["FILE"]);
+}
+
+#[test]
+fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 1000);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 40; exec \"$@\"", "sh", LONGSHORE, "serve", "--json", "--root"]);
+    command.arg(fixture.path("root")).arg("--socket").arg(fixture.socket());
+    let serving = Serving::start(command);
+    let path = path.to_str().unwrap();
+    let (mut holders, mut refused) = (Vec::new(), 0);
+    for _ in 0..24 {
+        let mut command = fixture.command(&["attach", path, "--hold", "--json"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let told: Value = serde_json::from_str(&line).unwrap();
+        if told["exit_code"] == 32 {
+            assert!(told["error"].as_str().unwrap().contains("no more can be"), "{told}");
+            child.wait().unwrap();
+            refused += 1;
+        } else {
+            assert_eq!(told["bytes"], 1000, "{told}");
+            holders.push(child);
+        }
+    }
+    assert_eq!((holders.len(), refused), (20, 4), "half of what it may have");
+    // As many as are taken: now nothing can be opened, not even for a list.
+    let pid = rustix::process::Pid::from_child(&serving.child);
+    let limit = |count| rustix::process::Rlimit { current: Some(count), maximum: Some(40) };
+    let nofile = rustix::process::Resource::Nofile;
+    let gone = holders.pop().map(|mut child| (child.kill().unwrap(), child.wait().unwrap()));
+    assert!(gone.is_some());
+    wait_until(|| fixture.client(&["ls"]).code == 0);
+    rustix::process::prlimit(Some(pid), nofile, limit(25)).unwrap();
+    fixture.client(&["ls"]).expect(32, &["no descriptors left"]);
+    rustix::process::prlimit(Some(pid), nofile, limit(40)).unwrap();
+    wait_until(|| fixture.client(&["ls"]).code == 0);
+    for mut child in holders {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    wait_until(|| fixture.client(&["ls"]).stdout.contains("nothing is held"));
+    assert_eq!(fixture.client(&["attach", path]).code, 0);
+    serving.stop();
+}
+
+fn wait_until(mut is_it: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_it() {
+        assert!(begin.elapsed() < PATIENCE, "it does not come to that");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A socket and a place to be told, as systemd makes them.
+fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram) {
+    let listener = longshore_sys::packet_socket::listen(&fixture.socket(), 0o600, 8).unwrap();
+    let notify = fixture.path("notify");
+    let told = UnixDatagram::bind(&notify).unwrap();
+    told.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh", LONGSHORE, "serve", "--json"]);
+    command.arg("--root").arg(fixture.path("root")).env("NOTIFY_SOCKET", notify);
+    command.env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", names);
+    command::hand_over(&mut command, listener);
+    (command, told)
+}
+
+#[test]
+fn a_service_manager_hands_over_the_socket_and_is_told() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 1000);
+    let (command, told) = activated(&fixture, "longshore");
+    let serving = Serving::start(command);
+    let mut bytes = [0; 64];
+    let mut hear = || {
+        let len_bytes = told.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..len_bytes].to_vec()).unwrap()
+    };
+    assert_eq!(hear(), "READY=1");
+    assert_eq!(fixture.client(&["attach", path.to_str().unwrap()]).code, 0);
+    let rest = serving.stop();
+    assert_eq!(hear(), "STOPPING=1");
+    assert!(rest.iter().any(|event| event["event"] == "stopping"), "{rest:?}");
+    assert!(fixture.socket().exists(), "the socket is the manager's");
+}
+
+#[test]
+fn a_socket_of_another_kind_is_not_taken_over() {
+    let fixture = Fixture::new();
+    let (mut command, _told) = activated(&fixture, "");
+    let other = std::os::unix::net::UnixListener::bind(fixture.path("other")).unwrap();
+    command::hand_over(&mut command, other.into());
+    run(&mut command).expect(1, &["sequenced packets", "ListenSequentialPacket="]);
+}
+
+#[test]
+fn the_socket_is_where_the_user_s_own_directory_is() {
+    if !is_root() {
+        println!("SKIPPED: to be another user takes root");
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.model("model.bin", 1000);
+    let program = fixture.path("longshore");
+    fs::copy(LONGSHORE, &program).unwrap();
+    let runtime = fixture.path("runtime");
+    fs::create_dir(&runtime).unwrap();
+    std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).unwrap();
+    let as_other = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).env("XDG_RUNTIME_DIR", &runtime).env_remove("LONGSHORE_SOCKET");
+        as_nobody(&mut command);
+        command
+    };
+    let root = fixture.path("root");
+    let serving = Serving::start(as_other(&["serve", "--json", "--root", root.to_str().unwrap()]));
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&runtime.join("longshore")), 0o700);
+    assert_eq!(mode(&runtime.join("longshore/serve.sock")), 0o600);
+    assert_eq!(run(&mut as_other(&["attach", "model.bin"])).code, 0);
+    serving.stop();
+    let nowhere = run(as_other(&["serve", "--root", "/tmp"]).env_remove("XDG_RUNTIME_DIR"));
+    nowhere.expect(1, &["$XDG_RUNTIME_DIR is not set", "--socket"]);
+}

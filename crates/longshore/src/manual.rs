@@ -1,0 +1,69 @@
+// The pages lie in `docs/`, where they read as well. A link in a page is a word in brackets. Where it
+// leads is said at the end of the file, for those who read it there, and here before the page, for
+// those who read it as a part of the reference: the first definition counts.
+#![doc = "[loading models]: loading_models
+[sharing models]: sharing_models
+[writing a driver]: writing_a_driver
+[writing a device model]: writing_a_device_model
+[page tables]: page_tables
+[moving bytes]: moving_bytes
+"]
+#![doc = include_str!("../../../docs/README.md")]
+
+macro_rules! page {
+    ($name:ident, $file:literal, $items:literal) => {
+        #[doc = "[the manual]: crate::manual
+[loading models]: crate::manual::loading_models
+[sharing models]: crate::manual::sharing_models
+[writing a driver]: crate::manual::writing_a_driver
+[writing a device model]: crate::manual::writing_a_device_model
+[page tables]: crate::manual::page_tables
+[moving bytes]: crate::manual::moving_bytes
+"]
+        #[doc = include_str!(concat!("../../../docs/", $file))]
+        #[doc = concat!("\n## In this reference\n\n", $items)]
+        pub mod $name {}
+    };
+}
+
+page!(
+    loading_models,
+    "loading-models.md",
+    "[`Loader`](crate::Loader), [`Plan`](crate::Plan), [`format::open`](crate::load::format::open), \
+     [`Heap`](crate::Heap), [`ReadMode`](crate::ReadMode), [`Buffer`](crate::Buffer), \
+     [`SharedBuffer`](crate::SharedBuffer)"
+);
+page!(
+    sharing_models,
+    "sharing-models.md",
+    "[`Server`](crate::serve::Server), [`Options`](crate::serve::Options), \
+     [`Client`](crate::serve::Client), [`Attachment`](crate::serve::Attachment)"
+);
+page!(
+    writing_a_driver,
+    "writing-a-driver.md",
+    "[`Domain`](crate::domain::Domain), [`Builder`](crate::domain::Builder), \
+     [`Mapping`](crate::domain::Mapping), [`SgMapping`](crate::domain::SgMapping), \
+     [`Coherent`](crate::domain::Coherent), [`Batch`](crate::domain::Batch), \
+     [`Local`](crate::domain::Local), [`Backend`](crate::domain::backend::Backend)"
+);
+page!(
+    writing_a_device_model,
+    "writing-a-device-model.md",
+    "[`Space`](crate::access::Space), [`Session`](crate::access::Session), \
+     [`Region`](crate::access::Region), [`Lease`](crate::access::Lease), \
+     [`Fault`](crate::access::Fault), [`dirty`](crate::access::dirty)"
+);
+page!(
+    page_tables,
+    "page-tables.md",
+    "[`PageTable`](crate::pagetable::PageTable), [`format`](crate::pagetable::format), \
+     [`TlbGather`](crate::pagetable::TlbGather), [`Walker`](crate::pagetable::Walker), \
+     [`table_memory`](crate::pagetable::table_memory), [`cache_sync`](crate::pagetable::cache_sync)"
+);
+page!(
+    moving_bytes,
+    "moving-bytes.md",
+    "[`Cursor`](crate::iov::Cursor), [`SegmentSource`](crate::iov::SegmentSource), \
+     [`kinds`](crate::iov::kinds), [`FaultGuard`](crate::mem::fault::FaultGuard)"
+);

@@ -1,0 +1,265 @@
+//! Clients that mean well.
+
+use std::fs;
+use std::io::Write;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use longshore_load::CancelToken;
+use longshore_load::format::FormatChoice;
+use longshore_load::format::safetensors::Header;
+use longshore_serve::{Client, Error, Event, HeldState, Keep, Options, Reason, Wanted};
+
+use crate::rig::{Rig, content, refused};
+
+#[test]
+fn many_clients_load_once_and_the_memory_goes_with_the_last() {
+    let rig = Rig::new(Options::default());
+    let expected = content(20_000_001, 1);
+    let path = rig.file("model.bin", &expected);
+    let barrier = Barrier::new(8);
+    thread::scope(|scope| {
+        for number in 0..8 {
+            let (rig, path, expected, barrier) = (&rig, &path, &expected, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                let attachment = rig.attach_path(path).unwrap();
+                assert!(attachment.as_slice() == expected);
+                assert_eq!(attachment.files()[0].path, path.canonicalize().unwrap());
+                assert_eq!(attachment.id(), 1);
+                barrier.wait();
+                // One half says that it releases, the other is just gone.
+                if number % 2 == 0 { attachment.release().unwrap() } else { drop(attachment) }
+            });
+        }
+    });
+    let mut counts = (0, 0, 0);
+    rig.wait(|event| {
+        match event {
+            Event::Loaded { .. } => counts.0 += 1,
+            Event::Attached { .. } => counts.1 += 1,
+            Event::Released { .. } => counts.2 += 1,
+            Event::Freed { .. } => return Some(()),
+            _ => {}
+        }
+        None
+    });
+    assert_eq!(counts, (1, 8, 8), "loads, attachments, releases");
+    assert!(rig.list().held.is_empty());
+}
+
+#[test]
+fn a_model_is_found_by_path_name_and_number() {
+    let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
+    let path = rig.file("model.bin", b"weights");
+    for wanted in [
+        Wanted::Path(path.clone()),
+        Wanted::Word(path.into_os_string()),
+        Wanted::Word("model.bin".into()),
+        Wanted::Word("1".into()),
+        Wanted::Id(1),
+    ] {
+        let attachment = rig.attach(&wanted).unwrap();
+        assert_eq!((attachment.id(), attachment.as_slice()), (1, &b"weights"[..]), "{wanted:?}");
+    }
+    for wanted in [Wanted::Id(2), Wanted::Word("2".into()), Wanted::Word("other.bin".into())] {
+        let missing = rig.attach(&wanted).unwrap_err();
+        assert!(matches!(missing, Error::NotFound { .. }), "{missing}");
+    }
+    let listing = rig.list();
+    let held = &listing.held[0];
+    assert_eq!((held.len_bytes, held.state, held.is_stale), (7, HeldState::Ready, false));
+    assert_eq!(listing.roots.len(), 1);
+}
+
+#[test]
+fn a_file_that_changed_is_loaded_anew_and_the_old_stays_with_those_who_have_it() {
+    let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
+    let path = rig.file("model.bin", b"old content");
+    let old = rig.attach_path(&path).unwrap();
+    rig.file("model.bin", b"new");
+    let listing = rig.list();
+    assert!(listing.held[0].is_stale);
+    let by_number = rig.attach(&Wanted::Id(old.id())).unwrap_err().to_string();
+    assert!(by_number.contains("no longer what is on disk"), "{by_number}");
+    let new = rig.attach_path(&path).unwrap();
+    assert_eq!((old.as_slice(), new.as_slice()), (&b"old content"[..], &b"new"[..]));
+    assert_ne!(old.id(), new.id());
+    let listing = rig.list();
+    let stale: Vec<bool> = listing.held.iter().map(|held| held.is_stale).collect();
+    assert_eq!(stale, [true, false]);
+    // Kept is what may still be asked for.
+    let old_id = old.id();
+    old.release().unwrap();
+    assert_eq!(rig.wait_freed(), old_id);
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_loaded_is_told() {
+    let rig = Rig::observed(Options::default(), |event, _| {
+        if let Event::Loading { path, .. } = event {
+            fs::OpenOptions::new().append(true).open(path).unwrap().write_all(b"!").unwrap();
+        }
+    });
+    let path = rig.file("model.bin", &content(64 << 20, 2));
+    let outcome = rig.attach_path(&path);
+    assert_eq!(refused(outcome), Reason::Changed);
+    assert!(rig.list().held.is_empty());
+}
+
+#[test]
+fn no_more_memory_is_taken_than_allowed() {
+    let rig = Rig::new(Options { memory_max: Some(30_000), ..Options::default() });
+    let first = rig.file("first", &content(20_000, 1));
+    let second = rig.file("second", &content(20_000, 2));
+    let attachment = rig.attach_path(&first).unwrap();
+    let Err(Error::Refused { reason: Reason::NoMemory, message }) = rig.attach_path(&second) else {
+        panic!("there is no room");
+    };
+    assert!(message.contains("--memory-max") && message.contains("20000"), "{message}");
+    drop(attachment);
+    rig.wait_freed();
+    assert!(rig.attach_path(&second).unwrap().as_slice() == content(20_000, 2));
+    let large = rig.file("large", &content(30_001, 3));
+    assert_eq!(refused(rig.attach_path(&large)), Reason::NoMemory);
+}
+
+#[test]
+fn what_nobody_has_goes_when_its_room_is_needed_the_longest_unused_first() {
+    let options = Options { memory_max: Some(50_000), keep: Keep::Always, ..Options::default() };
+    let rig = Rig::new(options);
+    let paths: Vec<_> =
+        (0..3).map(|number| rig.file(&number.to_string(), &content(20_000, number))).collect();
+    for at in [0, 1, 0] {
+        rig.attach_path(&paths[at]).unwrap().release().unwrap();
+    }
+    rig.attach_path(&paths[2]).unwrap().release().unwrap();
+    assert_eq!(rig.wait_freed(), 2);
+    let held: Vec<u64> = rig.list().held.iter().map(|held| held.id).collect();
+    assert_eq!(held, [1, 3]);
+}
+
+#[test]
+fn what_nobody_has_is_kept_for_its_time() {
+    let keep = Keep::Idle(Duration::from_millis(50));
+    let rig = Rig::new(Options { keep, ..Options::default() });
+    let path = rig.file("model.bin", b"weights");
+    rig.attach_path(&path).unwrap().release().unwrap();
+    assert_eq!(rig.wait_freed(), 1, "without anybody asking");
+}
+
+#[test]
+fn one_user_has_so_many_attachments_and_clients_are_bounded() {
+    let options = Options { attachments_max: 2, clients_max: 4, ..Options::default() };
+    let rig = Rig::new(options);
+    let path = rig.file("model.bin", b"weights");
+    let first = rig.attach_path(&path).unwrap();
+    let second = rig.attach_path(&path).unwrap();
+    assert_eq!(refused(rig.attach_path(&path)), Reason::TooMany);
+    first.release().unwrap();
+    let third = rig.attach_path(&path).unwrap();
+    let others: Vec<_> = (0..2).map(|_| Client::connect(&rig.socket).unwrap()).collect();
+    assert_eq!(refused(Client::connect(&rig.socket)), Reason::TooMany);
+    assert_eq!((second.as_slice(), third.as_slice()), (&b"weights"[..], &b"weights"[..]));
+    drop(others);
+}
+
+#[test]
+fn a_load_that_nobody_wants_any_longer_is_given_up() {
+    let rig = Rig::new(Options::default());
+    // Large enough that it is heard of before it is over.
+    let path = rig.path("large.bin");
+    fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let cancel = CancelToken::new();
+    let mut observe = |_| cancel.cancel();
+    let client = Client::connect(&rig.socket).unwrap();
+    let wanted = Wanted::Path(path.clone());
+    let cancelled = client.attach(&wanted, FormatChoice::Auto, &mut observe, &cancel).unwrap_err();
+    let Error::Cancelled { total_bytes, .. } = cancelled else { panic!("{cancelled}") };
+    assert_eq!(total_bytes, 1 << 30);
+    let message = rig.wait(|event| match event {
+        Event::LoadFailed { message, .. } => Some(message.clone()),
+        Event::Freed { .. } => Some("freed".to_owned()),
+        _ => None,
+    });
+    assert_eq!(message, "nobody wants it any longer");
+    assert!(rig.list().held.is_empty());
+}
+
+#[test]
+fn memory_stays_valid_when_the_server_ends() {
+    let mut rig = Rig::new(Options::default());
+    let path = rig.file("model.bin", b"weights");
+    let attachment = rig.attach_path(&path).unwrap();
+    assert!(attachment.is_server_alive());
+    rig.stop();
+    assert!(!attachment.is_server_alive());
+    assert_eq!(attachment.as_slice(), b"weights");
+    attachment.release().unwrap();
+    let gone = rig.attach_path(&path).unwrap_err();
+    let Error::NoServer { hint, .. } = &gone else { panic!("{gone}") };
+    assert_eq!(*hint, "there is no such socket");
+    let told: Vec<String> = rig.events().iter().map(ToString::to_string).collect();
+    assert!(told.iter().any(|line| line.starts_with("1: freed")), "{told:?}");
+}
+
+#[test]
+fn files_named_at_the_start_are_held_and_a_new_version_takes_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = dir.path().join("named.bin");
+    fs::write(&named, b"first").unwrap();
+    // A link leads out of its folder: whoever runs the server named it.
+    let link = dir.path().join("sub/link.bin");
+    fs::create_dir(dir.path().join("sub")).unwrap();
+    std::os::unix::fs::symlink("../named.bin", &link).unwrap();
+    let rig = Rig::new(Options { files: vec![link.clone()], ..Options::default() });
+    rig.wait(|event| matches!(event, Event::Ready { .. }).then_some(()));
+    assert!(rig.list().held[0].is_pinned);
+    rig.attach_path(&link).unwrap().release().unwrap();
+    assert_eq!(refused(rig.attach_path(&named)), Reason::NotServed, "only what was named");
+    fs::write(&named, b"second").unwrap();
+    let second = rig.attach_path(&link).unwrap();
+    assert_eq!(second.as_slice(), b"second");
+    second.release().unwrap();
+    assert_eq!(rig.wait_freed(), 1);
+    let held = rig.list().held;
+    assert_eq!(held.len(), 1);
+    assert!(held[0].is_pinned && held[0].id == 2);
+}
+
+fn safetensors(name: &str, value: u8) -> Vec<u8> {
+    let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}"#);
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([value; 4]);
+    bytes
+}
+
+#[test]
+fn all_shards_of_a_model_are_one_memory() {
+    let rig = Rig::new(Options::default());
+    rig.file("a.safetensors", &safetensors("first", 1));
+    rig.file("b.safetensors", &safetensors("second", 2));
+    let index = br#"{"weight_map":{"first":"a.safetensors","second":"b.safetensors"}}"#;
+    let index = rig.file("model.safetensors.index.json", index);
+    let attachment = rig.attach_path(&index).unwrap();
+    assert_eq!(attachment.files().len(), 2);
+    for (file, (name, value)) in attachment.files().iter().zip([("first", 1), ("second", 2)]) {
+        let bytes = attachment.file_bytes(file).unwrap();
+        let header = Header::parse(&file.path, bytes, bytes.len() as u64).unwrap();
+        let tensor = &header.tensors[0];
+        assert_eq!(tensor.name, name);
+        let data = tensor.data.start as usize..tensor.data.end as usize;
+        assert_eq!(bytes[data], [value; 4]);
+    }
+    // The shards are files like others.
+    let shard = rig.attach_path(&rig.path("a.safetensors")).unwrap();
+    assert_eq!(shard.as_slice(), safetensors("first", 1));
+
+    rig.file("broken.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}");
+    assert_eq!(refused(rig.attach_path(&rig.path("broken.safetensors"))), Reason::Unreadable);
+    let lost = rig.file("lost.safetensors.index.json", br#"{"weight_map":{"x":"none"}}"#);
+    assert_eq!(refused(rig.attach_path(&lost)), Reason::Unreadable);
+    assert_eq!(refused(rig.attach_path(&rig.file("empty.bin", b""))), Reason::Unreadable);
+}

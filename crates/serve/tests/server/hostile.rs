@@ -1,0 +1,272 @@
+//! Clients that do not mean well. None gets what is not its own, and none harms another.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::Path;
+
+use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
+use longshore_serve::{Event, Options, Reason};
+use longshore_sys::packet_socket;
+
+use crate::rig::{Raw, Rig, content};
+
+/// Somebody else is served as ever.
+fn serves(rig: &Rig) {
+    let path = rig.file("served", b"served");
+    let attachment = rig.attach_path(&path).unwrap();
+    assert_eq!(attachment.as_slice(), b"served");
+    attachment.release().unwrap();
+}
+
+#[test]
+fn paths_that_lead_out_are_refused_whether_or_not_anything_is_there() {
+    let rig = Rig::new(Options::default());
+    let root = rig.dir.path().canonicalize().unwrap().join("root");
+    let secret = rig.dir.path().canonicalize().unwrap().join("secret");
+    fs::write(&secret, b"secret").unwrap();
+    fs::create_dir(root.join("sub")).unwrap();
+    symlink("../secret", root.join("out")).unwrap();
+    symlink(&secret, root.join("absolute")).unwrap();
+    symlink("..", root.join("up")).unwrap();
+    rig.file("model.bin", b"model");
+    let client = rig.raw().greeted();
+    let mut told = Vec::new();
+    for name in [
+        "../secret",
+        "sub/../../secret",
+        "out",
+        "absolute",
+        "up/secret",
+        "../absent",
+        "absent",
+        "sub/../absent",
+        "/etc/passwd",
+        "/etc/absent",
+    ] {
+        let path = root.join(name);
+        // The file itself, where there is one: the client may read it.
+        let file = File::open(&path).or_else(|_| File::open(&secret)).unwrap();
+        client.attach(&path, file);
+        let (reason, message) = client.hear_refusal();
+        assert_eq!(reason, Reason::NotServed, "{name}");
+        told.push(message.replace(&*path.to_string_lossy(), ""));
+    }
+    told.dedup();
+    assert_eq!(told.len(), 1, "the same words for all: {told:?}");
+    serves(&rig);
+}
+
+#[test]
+fn only_a_descriptor_that_can_read_the_file_gives_access() {
+    let rig = Rig::new(Options::default());
+    let root = rig.dir.path().canonicalize().unwrap().join("root");
+    rig.file("model.bin", b"model");
+    rig.file("other.bin", b"other");
+    let path = root.join("model.bin");
+    let open = |name: &str, flags: i32| {
+        OpenOptions::new().read(true).custom_flags(flags).open(root.join(name)).unwrap()
+    };
+    let write_only = OpenOptions::new().write(true).open(&path).unwrap();
+    let client = rig.raw().greeted();
+    let pipe = std::io::pipe().unwrap().0;
+    let shown: [(&str, OwnedFd); 6] = [
+        ("another file", open("other.bin", 0).into()),
+        ("a file that was only looked at", open("model.bin", libc::O_PATH).into()),
+        ("a file that can only be written", write_only.into()),
+        ("a directory", open(".", libc::O_DIRECTORY).into()),
+        ("a pipe", pipe.into()),
+        ("a socket", packet_socket::pair().unwrap().0),
+    ];
+    for (what, file) in shown {
+        client.attach(&path, file);
+        assert_eq!(client.hear_refusal().0, Reason::NotServed, "{what}");
+    }
+    // The words are those for a file that is not there.
+    let of = |name: &str| {
+        client.attach(&root.join(name), open("other.bin", 0));
+        client.hear_refusal().1.replace(name, "")
+    };
+    assert_eq!(of("model.bin"), of("absent.bin"));
+    client.attach(&path, open("model.bin", 0));
+    let (reply, memory) = client.hear_result().unwrap();
+    assert!(matches!(reply, Reply::Attached { len_bytes: 5, files: 1, .. }) && memory.is_some());
+}
+
+#[test]
+fn each_shard_must_be_shown() {
+    let rig = Rig::new(Options::default());
+    let root = rig.dir.path().canonicalize().unwrap().join("root");
+    let shard = |name: &str| {
+        let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}}}"#);
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
+    };
+    rig.file("a", &shard("x"));
+    rig.file("b", &shard("y"));
+    rig.file("m.safetensors.index.json", br#"{"weight_map":{"x":"a","y":"b"}}"#);
+    let index = root.join("m.safetensors.index.json");
+    let client = rig.raw().greeted();
+    client.attach(&index, File::open(&index).unwrap());
+    for name in ["a", "b"] {
+        assert_eq!(client.hear(), Some(Reply::Prove { path: root.join(name) }));
+    }
+    let a = File::open(root.join("a")).unwrap();
+    client.say(&Request::Proof, Some(a.as_fd()));
+    client.say(&Request::Proof, Some(a.as_fd()));
+    let (reason, message) = client.hear_refusal();
+    assert_eq!(reason, Reason::NotServed);
+    assert!(message.contains("/b is not served"), "{message}");
+    // And from the beginning, as it should be.
+    client.attach(&index, File::open(&index).unwrap());
+    for name in ["a", "b"] {
+        assert!(matches!(client.hear(), Some(Reply::Prove { .. })));
+        client.say(&Request::Proof, Some(File::open(root.join(name)).unwrap().as_fd()));
+    }
+    assert!(matches!(client.hear_result(), Some((Reply::Attached { files: 2, .. }, Some(_)))));
+}
+
+#[test]
+fn nonsense_ends_the_connection_and_nothing_else() {
+    let rig = Rig::new(Options::default());
+    let root = rig.dir.path().canonicalize().unwrap().join("root");
+    let path = root.join("served");
+    rig.file("served", b"served");
+    let hello = Request::Hello { version: VERSION }.encode();
+    let attach =
+        Request::Attach { target: Target::Path(path.clone()), format: "auto".into() }.encode();
+    let long = vec![0x41; MESSAGE_BYTES_MAX + 1];
+    let file = || File::open(&path).unwrap();
+    type Said<'a> = (&'a [u8], bool);
+    let said: [(&[Said<'_>], &str); 10] = [
+        (&[(b"garbage that is no message", false)], "malformed"),
+        (&[(b"\x01", false)], "ends too early"),
+        (&[(&hello[..7], false)], "ends too early"),
+        (&[(&long, false)], "more than 8192 bytes"),
+        (&[(&attach, true)], "out of turn"),
+        (&[(&hello, true)], "descriptors"),
+        (&[(&hello, false), (&hello, false)], "out of turn"),
+        (&[(&hello, false), (&attach, false)], "descriptors"),
+        (&[(&hello, false), (b"\x03\x00", true)], "out of turn"),
+        (&[(&hello, false), (b"\x04\x00", false)], "out of turn"),
+    ];
+    for (messages, why) in said {
+        let client = rig.raw();
+        let file = file();
+        for (bytes, with_file) in messages {
+            let with = with_file.then_some(file.as_fd());
+            packet_socket::send(&client.0, bytes, with).unwrap();
+        }
+        let told = rig.wait_disconnected();
+        assert!(told.contains(why), "'{why}' in: {told}");
+        loop {
+            match client.hear() {
+                Some(Reply::Welcome { .. }) => {}
+                Some(Reply::Refused { message, .. }) => assert!(message.contains(why), "{message}"),
+                None => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        serves(&rig);
+    }
+    let client = rig.raw();
+    client.say(&Request::Hello { version: VERSION + 1 }, None);
+    let (reason, message) = client.hear_refusal();
+    assert_eq!(reason, Reason::Version);
+    assert!(message.contains("version 2"), "{message}");
+}
+
+#[test]
+fn an_unknown_format_is_refused() {
+    let rig = Rig::new(Options::default());
+    let path = rig.file("model.bin", b"model").canonicalize().unwrap();
+    let client = rig.raw().greeted();
+    let request = Request::Attach { target: Target::Path(path.clone()), format: "exe".into() };
+    client.say(&request, Some(File::open(&path).unwrap().as_fd()));
+    assert_eq!(client.hear_refusal().0, Reason::Unreadable);
+}
+
+#[test]
+fn many_descriptors_are_closed() {
+    let rig = Rig::new(Options::default());
+    let before = open_descriptors();
+    let pipes: Vec<_> = (0..40).map(|_| std::io::pipe().unwrap().0).collect();
+    let borrowed: Vec<_> = pipes.iter().map(AsFd::as_fd).collect();
+    for _ in 0..8 {
+        let client = rig.raw();
+        send_all(&client, &borrowed);
+        let told = rig.wait_disconnected();
+        assert!(told.contains("descriptors"), "{told}");
+    }
+    drop(pipes);
+    settle(before);
+    serves(&rig);
+}
+
+#[test]
+fn who_does_not_read_and_who_says_nothing_is_disconnected() {
+    let rig = Rig::new(Options::default());
+    let silent = rig.raw();
+    let deaf = rig.raw().greeted();
+    // Lists that it does not read, for as long as there is room.
+    while packet_socket::send(&deaf.0, &Request::List.encode(), None).is_ok() {}
+    serves(&rig);
+    let mut reasons = [rig.wait_disconnected(), rig.wait_disconnected()];
+    reasons.sort_unstable();
+    assert!(reasons[0].contains("does not read"), "{reasons:?}");
+    assert!(reasons[1].contains("said hello"), "{reasons:?}");
+    drop((silent, deaf));
+    serves(&rig);
+}
+
+#[test]
+fn a_flood_of_connections_leaves_nothing() {
+    let rig = Rig::new(Options { clients_max: 64, ..Options::default() });
+    let model = content(3_000_000, 9);
+    let path = rig.file("model.bin", &model);
+    let attachment = rig.attach_path(&path).unwrap();
+    let before = open_descriptors();
+    for round in 0..300 {
+        let client = rig.raw();
+        match round % 3 {
+            0 => drop(client),
+            1 => {
+                let _ = packet_socket::send(&client.0, b"x", None);
+            }
+            _ => {
+                let hello = Request::Hello { version: VERSION }.encode();
+                let _ = packet_socket::send(&client.0, &hello, None);
+                let _ = packet_socket::send(&client.0, &Request::List.encode(), None);
+            }
+        }
+    }
+    serves(&rig);
+    settle(before);
+    assert!(attachment.as_slice() == model);
+    assert!(!rig.events().iter().any(|event| matches!(event, Event::Trouble { .. })));
+}
+
+fn send_all(client: &Raw, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    let bytes = [std::io::IoSlice::new(b"many")];
+    rustix::net::sendmsg(&client.0, &bytes, &mut control, SendFlags::empty()).unwrap();
+}
+
+/// Other tests of this process run meanwhile, so what is counted is what this one sends: pipes.
+fn open_descriptors() -> usize {
+    let is_pipe = |path: std::io::Result<fs::DirEntry>| {
+        let link = path.ok().and_then(|entry| fs::read_link(entry.path()).ok());
+        link.is_some_and(|link| link.starts_with("pipe:") || link.starts_with(Path::new("pipe:")))
+    };
+    fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| is_pipe(entry).then_some(())).count()
+}
+
+fn settle(before: usize) {
+    let begin = std::time::Instant::now();
+    while open_descriptors() > before {
+        assert!(begin.elapsed().as_secs() < 60, "descriptors are left");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,217 @@
+//! A server in a thread, files to serve, and clients that do as they like.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use longshore_load::CancelToken;
+use longshore_load::format::FormatChoice;
+use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
+use longshore_serve::{
+    Attachment, Client, Error, Event, Listener, Listing, Options, Reason, Result, Server, Stop,
+    Wanted,
+};
+use longshore_sys::packet_socket;
+use longshore_sys::readiness::{self, Watch};
+
+/// Longer than anything here takes, unless it never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Rig {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) socket: PathBuf,
+    stop: Stop,
+    thread: Option<JoinHandle<Result<()>>>,
+    events: Mutex<Receiver<Event>>,
+}
+
+impl Rig {
+    /// A server of the directory `root`.
+    pub(crate) fn new(options: Options) -> Self {
+        Self::observed(options, |_, _| {})
+    }
+
+    /// As [`Self::new`]; `observe` sees each event, and the root, on the server's thread.
+    pub(crate) fn observed(
+        options: Options,
+        mut observe: impl FnMut(&Event, &Path) + Send + 'static,
+    ) -> Self {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        let socket = dir.path().join("socket");
+        let options = Options { roots: vec![root.clone()], ..options };
+        let stop = Stop::new().unwrap();
+        let listener = Listener::bind(&socket, 0o600).unwrap();
+        let server = Server::new(listener, options, stop.clone()).unwrap();
+        let (sender, events) = mpsc::channel();
+        let run = move || {
+            server.run(|event| {
+                observe(event, &root);
+                let _ = sender.send(event.clone());
+            })
+        };
+        let thread = Some(thread::spawn(run));
+        Self { dir, socket, stop, thread, events: Mutex::new(events) }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("root").join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+
+    pub(crate) fn attach(&self, wanted: &Wanted) -> Result<Attachment> {
+        Client::connect(&self.socket)?.attach(
+            wanted,
+            FormatChoice::Auto,
+            &mut |_| {},
+            &CancelToken::new(),
+        )
+    }
+
+    pub(crate) fn attach_path(&self, path: &Path) -> Result<Attachment> {
+        self.attach(&Wanted::Path(path.to_owned()))
+    }
+
+    pub(crate) fn list(&self) -> Listing {
+        Client::connect(&self.socket).unwrap().list().unwrap()
+    }
+
+    /// Waits for an event for which `is_it` says something.
+    pub(crate) fn wait<T>(&self, mut is_it: impl FnMut(&Event) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let event = self.events.lock().unwrap().recv_timeout(left).expect("the event comes");
+            if let Some(found) = is_it(&event) {
+                return found;
+            }
+        }
+    }
+
+    pub(crate) fn wait_freed(&self) -> u64 {
+        self.wait(|event| match event {
+            Event::Freed { id, .. } => Some(*id),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn wait_disconnected(&self) -> String {
+        self.wait(|event| match event {
+            Event::Disconnected { why, .. } => Some(why.clone()),
+            _ => None,
+        })
+    }
+
+    /// What happened and was not waited for.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.events.lock().unwrap().try_iter().collect()
+    }
+
+    pub(crate) fn raw(&self) -> Raw {
+        loop {
+            match packet_socket::connect(&self.socket) {
+                // Others wait to be accepted.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
+                connected => return Raw(connected.unwrap()),
+            }
+        }
+    }
+
+    /// Ends the server, as SIGTERM does.
+    pub(crate) fn stop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.stop();
+            assert!(!self.socket.exists(), "the socket went with the server");
+        }
+    }
+}
+
+/// A client that says what it likes.
+pub(crate) struct Raw(pub(crate) OwnedFd);
+
+impl Raw {
+    pub(crate) fn greeted(self) -> Self {
+        self.say(&Request::Hello { version: VERSION }, None);
+        assert!(matches!(self.hear(), Some(Reply::Welcome { .. })));
+        self
+    }
+
+    pub(crate) fn say(&self, request: &Request, file: Option<BorrowedFd<'_>>) {
+        packet_socket::send(&self.0, &request.encode(), file).unwrap();
+    }
+
+    pub(crate) fn attach(&self, path: &Path, file: impl AsFd) {
+        let target = Target::Path(path.to_owned());
+        let format = "auto".to_owned();
+        self.say(&Request::Attach { target, format }, Some(file.as_fd()));
+    }
+
+    /// The next answer; `None` where the server has closed.
+    pub(crate) fn hear(&self) -> Option<Reply> {
+        self.hear_with().map(|(reply, _)| reply)
+    }
+
+    pub(crate) fn hear_with(&self) -> Option<(Reply, Option<OwnedFd>)> {
+        let watch = Watch { fd: self.0.as_fd(), read: true, write: false };
+        let ready = readiness::wait(&[watch], Some(Instant::now() + PATIENCE)).unwrap();
+        assert!(ready[0].read || ready[0].gone, "the server answers");
+        let mut bytes = [0; MESSAGE_BYTES_MAX];
+        let packet = packet_socket::receive(&self.0, &mut bytes).ok()?;
+        if packet.len_bytes == 0 {
+            return None;
+        }
+        let reply = Reply::decode(&bytes[..packet.len_bytes]).unwrap();
+        Some((reply, packet.descriptors.into_iter().next()))
+    }
+
+    /// The next answer that is not about how far a load has come.
+    pub(crate) fn hear_result(&self) -> Option<(Reply, Option<OwnedFd>)> {
+        loop {
+            match self.hear_with() {
+                Some((Reply::Progress { .. }, _)) => {}
+                heard => return heard,
+            }
+        }
+    }
+
+    /// The words of a refusal.
+    pub(crate) fn hear_refusal(&self) -> (Reason, String) {
+        match self.hear() {
+            Some(Reply::Refused { reason, message }) => (reason, message),
+            other => panic!("no refusal: {other:?}"),
+        }
+    }
+}
+
+/// The reason of a refusal.
+pub(crate) fn refused<T: std::fmt::Debug>(outcome: Result<T>) -> Reason {
+    match outcome {
+        Err(Error::Refused { reason, .. }) => reason,
+        other => panic!("no refusal: {other:?}"),
+    }
+}
+
+pub(crate) fn content(len_bytes: usize, seed: u32) -> Vec<u8> {
+    (0..len_bytes)
+        .map(|at| (at as u32 ^ seed).wrapping_mul(2_654_435_761).to_le_bytes()[3])
+        .collect()
+}

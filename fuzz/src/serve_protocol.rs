@@ -1,0 +1,191 @@
+//! What must hold whatever a client of shared models sends to its server, or a server to a client.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
+use longshore_serve::{Client, Listener, Options, Server, Stop};
+use longshore_sys::packet_socket;
+use longshore_sys::readiness::{self, Watch};
+use tempfile::TempDir;
+
+/// The input is messages: two bytes of length, whose uppermost bits say what comes with it, and as
+/// many bytes. Each is decoded by both sides; then all are sent to a server by one client.
+pub fn serve_protocol(input: &[u8]) {
+    let rig = Rig::new();
+    let messages = messages(&rig, input);
+    for (bytes, _) in &messages {
+        decoded(bytes);
+    }
+    answered(&rig, &messages);
+}
+
+/// What comes with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum With {
+    Nothing,
+    Shown,
+    Other,
+}
+
+/// Parts that are worth having in whatever order: the fuzzer need not find the magic.
+fn template(rig: &Rig, number: u8) -> Option<Vec<u8>> {
+    let attach = |target, format: &str| Request::Attach { target, format: format.to_owned() };
+    let request = match number {
+        0 => Request::Hello { version: VERSION },
+        1 => attach(Target::Path(rig.model.clone()), "raw"),
+        2 => attach(Target::Path(rig.model.with_file_name("absent")), "auto"),
+        3 => attach(Target::Path("/etc/passwd".into()), "auto"),
+        4 => attach(Target::Id(1), "auto"),
+        5 => Request::Proof,
+        6 => Request::Release,
+        7 => Request::List,
+        _ => return None,
+    };
+    Some(request.encode())
+}
+
+fn messages(rig: &Rig, mut input: &[u8]) -> Vec<(Vec<u8>, With)> {
+    const MESSAGES_MAX: usize = 24;
+    let mut messages = Vec::new();
+    while let [low, high, rest @ ..] = input
+        && messages.len() < MESSAGES_MAX
+    {
+        let with = match high >> 6 {
+            0 | 1 => With::Nothing,
+            2 => With::Shown,
+            _ => With::Other,
+        };
+        input = rest;
+        if high & 0x20 != 0 {
+            messages.extend(template(rig, low % 8).map(|bytes| (bytes, with)));
+            continue;
+        }
+        let len_bytes = usize::from(u16::from_le_bytes([*low, high & 0x1f])).min(rest.len());
+        let (bytes, left) = rest.split_at(len_bytes);
+        input = left;
+        // Nothing at all is the end.
+        if !bytes.is_empty() {
+            messages.push((bytes.to_vec(), with));
+        }
+    }
+    messages
+}
+
+/// What is understood is said again in the same bytes.
+fn decoded(bytes: &[u8]) {
+    if let Ok(request) = Request::decode(bytes) {
+        assert_eq!(request.encode(), bytes, "{request:?}");
+    }
+    match Reply::decode(bytes) {
+        // Reasons that are not known yet are taken for another.
+        Ok(refusal @ Reply::Refused { .. }) => {
+            assert_eq!(Reply::decode(&refusal.encode()).as_ref(), Ok(&refusal));
+        }
+        Ok(reply) => assert_eq!(reply.encode(), bytes, "{reply:?}"),
+        Err(malformed) => assert!(!malformed.to_string().contains('\u{1b}')),
+    }
+}
+
+/// A server, which goes with this.
+struct Rig {
+    socket: PathBuf,
+    model: PathBuf,
+    other: PathBuf,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+    _dir: TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory can be made");
+        let root = dir.path().join("root");
+        fs::create_dir(&root).expect("a directory can be made");
+        let root = root.canonicalize().expect("it is there");
+        let (model, other) = (root.join("model"), dir.path().join("other"));
+        fs::write(&model, [7; 5000]).expect("a file can be written");
+        fs::write(&other, b"other").expect("a file can be written");
+        let socket = dir.path().join("socket");
+        let listener = Listener::bind(&socket, 0o600).expect("a socket can be made");
+        let stop = Stop::new().expect("descriptors can be had");
+        let options = Options { roots: vec![root], ..Options::default() };
+        let server = Server::new(listener, options, stop.clone()).expect("the root is there");
+        let run = move || server.run(|_| {}).expect("no client ends the server");
+        Self { socket, model, other, stop, thread: Some(thread::spawn(run)), _dir: dir }
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(thread::panicking() || ended.is_some_and(|it| it.is_ok()), "the server ends");
+    }
+}
+
+/// Sends all, reads all answers, and sees that somebody else is served.
+fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
+    let raw = loop {
+        match packet_socket::connect(&rig.socket) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
+            connected => break connected.expect("the server listens"),
+        }
+    };
+    let shown = File::open(&rig.model).expect("the model is there");
+    let other = File::open(&rig.other).expect("the other is there");
+    let mut has_shown = false;
+    for (bytes, with) in messages {
+        let file = match with {
+            With::Nothing => None,
+            With::Shown => Some(shown.as_fd()),
+            With::Other => Some(other.as_fd()),
+        };
+        has_shown |= *with == With::Shown;
+        // It may have been disconnected by now.
+        let sent = packet_socket::send(&raw, bytes, file);
+        if sent.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
+            break;
+        }
+        has_shown |= hear(&raw, false, has_shown);
+    }
+    // A message that is none ends the connection, if nothing did before.
+    let _ = packet_socket::send(&raw, b"\xff\xffend", None);
+    hear(&raw, true, has_shown);
+    drop(raw);
+    let listing = Client::connect(&rig.socket).expect("the next one is served").list();
+    assert!(listing.expect("the next one is answered").roots.len() == 1);
+}
+
+/// Takes what the server says, to the end if it must. What it hands out is for who showed the file.
+fn hear(raw: &std::os::fd::OwnedFd, to_the_end: bool, has_shown: bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    loop {
+        match packet_socket::receive(raw, &mut bytes) {
+            Ok(packet) if packet.len_bytes == 0 => return has_shown,
+            Ok(packet) => {
+                assert!(!packet.is_too_long && !packet.descriptors_lost);
+                let reply = Reply::decode(&bytes[..packet.len_bytes]).expect("answers are whole");
+                let is_given = matches!(reply, Reply::Attached { .. });
+                assert_eq!(packet.descriptors.len(), usize::from(is_given));
+                assert!(has_shown || !is_given, "nothing is given to who has shown nothing");
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if !to_the_end {
+                    return has_shown;
+                }
+                assert!(Instant::now() < deadline, "the connection comes to an end");
+                let watch = Watch { fd: raw.as_fd(), read: true, write: false };
+                readiness::wait(&[watch], Some(deadline)).expect("poll works");
+            }
+            // Reset, because something was left unread: what was said before is behind that.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            Err(_) => return has_shown,
+        }
+    }
+}
