@@ -40,7 +40,8 @@ def make(path: Path) -> None:
     random = np.random.default_rng(7)
 
     def weight(*shape: int) -> np.ndarray[Any, Any]:
-        return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        values = random.standard_normal(shape) / np.sqrt(shape[-1])
+        return values.astype(np.float32)
 
     state = {"model.embed_tokens.weight": weight(WORDS, WIDTH), "model.norm.weight": weight(WIDTH) + 1}
     for layer in range(LAYERS):

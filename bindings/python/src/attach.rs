@@ -6,10 +6,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use longshore::Progress;
-use longshore::load::format::{FormatChoice, Header, gguf, safetensors};
-use longshore::load::{self, CancelToken};
-use longshore::serve::{self, Attachment, Client, Wanted};
+use longshore_load::Progress;
+use longshore_load::format::{FormatChoice, Header, gguf, safetensors};
+use longshore_load::{self as load, CancelToken};
+use longshore_serve::{self as serve, Attachment, Client, Wanted};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use longshore::heap;
-use longshore::load::Error;
-use longshore::serve::{self, Reason};
+use longshore_heap as heap;
+use longshore_load::Error;
+use longshore_serve::{self as serve, Reason};
 use pyo3::prelude::*;
 
 /// An error as the exception to raise.

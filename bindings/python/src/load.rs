@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use longshore::load::format::{self, FormatChoice, Header, Opened, safetensors};
-use longshore::load::{self as library, CancelToken, DigestKind, Manifest, Progress};
-use longshore::mem::Granule;
-use longshore::{Heap, Loaded, Loader, ReadMode, Sealing, SharedBuffer};
+use longshore_heap::{Heap, Sealing, SharedBuffer};
+use longshore_load::format::{self, FormatChoice, Header, Opened, safetensors};
+use longshore_load::{self as library, CancelToken, DigestKind, Manifest, Progress};
+use longshore_load::{Loaded, Loader, ReadMode};
+use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use longshore::heap::{Heap, PageReport, SharedBuffer, SharedView};
-use longshore::mem::DmaMemory;
-use longshore::serve::{self, Attachment};
+use longshore_heap::{Heap, PageReport, SharedBuffer, SharedView};
+use longshore_mem::DmaMemory;
+use longshore_serve::{self as serve, Attachment};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};

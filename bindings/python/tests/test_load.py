@@ -228,7 +228,12 @@ def test_other_threads_run_meanwhile(tmp_path: Path) -> None:
     random_file(tmp_path / "file", 3 * MIB)
     begun = threading.Event()
     ran: list[bool] = []
-    thread = threading.Thread(target=lambda: (begun.wait(), ran.append(True)))
+
+    def wait_and_run() -> None:
+        begun.wait()
+        ran.append(True)
+
+    thread = threading.Thread(target=wait_and_run)
     thread.start()
     # From here on nobody is made to give up Python's lock: the thread runs where a load does.
     interval = sys.getswitchinterval()
