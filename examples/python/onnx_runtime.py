@@ -106,7 +106,9 @@ def run(path: Path) -> None:
     expected = ordinary.run(None, words)[0]
     equal = all(np.array_equal(it.run(None, words)[0], expected) for it in (shared, in_memory))
     print(f"weights: {weights_bytes:,} bytes")
-    print(f"own memory grew by {in_memory_growth:,} bytes by files in memory, by {shared_growth:,} shared")
+    print(
+        f"own memory grew by {in_memory_growth:,} bytes by files in memory, by {shared_growth:,} shared"
+    )
     print(f"the results {'are equal' if equal else 'differ'}")
     if not equal or shared_growth > weights_bytes // 2:
         raise SystemExit("this is not what was to be shown")

@@ -40,10 +40,12 @@ def make(path: Path) -> None:
     random = np.random.default_rng(7)
 
     def weight(*shape: int) -> np.ndarray[Any, Any]:
-        values = random.standard_normal(shape) / np.sqrt(shape[-1])
-        return values.astype(np.float32)
+        return random.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
-    state = {"model.embed_tokens.weight": weight(WORDS, WIDTH), "model.norm.weight": weight(WIDTH) + 1}
+    state = {
+        "model.embed_tokens.weight": weight(WORDS, WIDTH),
+        "model.norm.weight": weight(WIDTH) + 1,
+    }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
         for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):

@@ -65,7 +65,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
     """A server that runs, with a model in its directory."""
     server = Server(tmp_path)
     random = np.random.default_rng(5)
-    arrays: dict[str, Any] = {"w": random.standard_normal((300, 1000), np.float32), "b": np.arange(7)}
+    arrays: dict[str, Any] = {
+        "w": random.standard_normal((300, 1000), np.float32),
+        "b": np.arange(7),
+    }
     longshore.numpy.save_file(arrays, server.models / "model.safetensors", {"who": "test"})
     server.start()
     yield server
