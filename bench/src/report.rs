@@ -60,7 +60,8 @@ const KEPT: [&str; 7] = [
   longshore-bench report --from quiet                 every run kept as BENCH-quiet
   longshore-bench report --from load-warm --from ./iov.jsonl
                                                       these; what others lack says 'not run'
-  longshore-bench report --run                        measures first: about an hour
+  longshore-bench report --run                        measures first: about half an hour
+  longshore-bench report --run --peers --guest        with all there is: two hours and more
   longshore-bench report --run --quick                every path once; the figures mean nothing")]
 pub(crate) struct Report {
     /// Where the page goes; a file that is there is replaced when the page is complete
@@ -76,6 +77,13 @@ pub(crate) struct Report {
     /// With --run: every path once on small inputs; the figures mean nothing
     #[arg(long, requires = "run")]
     quick: bool,
+    /// With --run: 'load' also installs and runs the peers that bring torch; cold figures count
+    /// only with them
+    #[arg(long, requires = "run", conflicts_with = "quick")]
+    peers: bool,
+    /// With --run: 'load' also runs the published schemes in a guest
+    #[arg(long, requires = "run", conflicts_with = "quick")]
+    guest: bool,
     /// With --run: keep the lines under bench/results/ as BENCH-NAME.jsonl
     #[arg(long, value_name = "NAME", requires = "run")]
     save: Option<String>,
@@ -91,7 +99,10 @@ impl Report {
         // Before an hour of measuring.
         let out = Out::begin(&self.out)?;
         let runs = if self.run {
-            measure::all(self.quick, self.save.as_deref())?
+            let mut of_load = Vec::new();
+            of_load.extend(self.peers.then_some("--peers"));
+            of_load.extend(self.guest.then_some("--guest"));
+            measure::all(self.quick, self.save.as_deref(), &of_load)?
         } else if self.from.is_empty() {
             KEPT.iter().map(|name| read::kept(name)).collect::<Result<_>>()?
         } else {

@@ -7,13 +7,15 @@ use anyhow::{Context, Result};
 
 use super::BENCHES;
 use super::read::{self, Run};
+use crate::harness::Bench;
+use crate::load::Load;
 
-/// Runs every bench. What one meets does not keep the others from running: it is the trouble of
+/// Runs every bench, `load` with more options. What one meets does not keep the others from running: it is the trouble of
 /// its run.
 ///
 /// # Errors
 /// Where this program cannot be started anew.
-pub(super) fn all(quick: bool, save: Option<&str>) -> Result<Vec<Run>> {
+pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<Vec<Run>> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut runs = Vec::new();
     for (nth, bench) in BENCHES.iter().enumerate() {
@@ -23,6 +25,9 @@ pub(super) fn all(quick: bool, save: Option<&str>) -> Result<Vec<Run>> {
         command.args([bench, "--json"]);
         if quick {
             command.arg("--quick");
+        }
+        if *bench == Load::NAME {
+            command.args(of_load);
         }
         if let Some(name) = save {
             command.args(["--save", name]);

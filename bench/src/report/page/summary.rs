@@ -227,8 +227,8 @@ fn write_one(out: &mut String, figures: &Figures, headline: &Headline) {
         *headline;
     let key = Key { bench, case, candidate, metric, baseline: Some(baseline) };
     out.push_str("<div>");
-    match (figures.ratio_range(key), figures.find(key)) {
-        (Some((ratio, low, high)), _) => {
+    match counted(figures, key) {
+        Ok((ratio, low, high)) => {
             let behind = if more_is_better { ratio < 1.0 } else { ratio > 1.0 };
             let class = if behind { " class=\"behind\"" } else { "" };
             put!(out, "<dt{class}>{}<i>×</i></dt><dd>{words}", number::ratio(ratio));
@@ -236,19 +236,29 @@ fn write_one(out: &mut String, figures: &Figures, headline: &Headline) {
                 put!(out, " <small>({spread})</small>");
             }
         }
-        (None, found) => {
-            let why = found.err().unwrap_or_else(|| format!("{candidate} has no such ratio"));
-            put!(
-                out,
-                "<dt class=\"without\">not run</dt><dd>{words} <small>({})</small>",
-                escape(&why)
-            );
+        Err((word, why)) => {
+            let why = escape(&why);
+            put!(out, "<dt class=\"without\">{word}</dt><dd>{words} <small>({why})</small>");
         }
     }
     if let Some(published) = published_of(headline) {
         put!(out, " <span class=\"pub\">published {}×</span>", number::ratio(published));
     }
     out.push_str("</dd></div>");
+}
+
+/// A ratio that counts, with its spread; or a word and the reason why there is none.
+fn counted(figures: &Figures, key: Key<'_>) -> Result<(f64, f64, f64), (&'static str, String)> {
+    if figures.is_quick(key.bench) {
+        return Err(("not run", "figures of --quick do not count".to_owned()));
+    }
+    let row = figures.find(key).map_err(|why| ("not run", why))?;
+    if let Some(why) = &row.not_measured {
+        return Err(("not measured", why.clone()));
+    }
+    figures
+        .ratio_range(key)
+        .ok_or_else(|| ("not run", format!("{} has no such ratio", key.candidate)))
 }
 
 /// The published ratio that a headline is seen beside.
@@ -268,8 +278,44 @@ fn published_of(headline: &Headline) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::read::Run;
     use super::super::super::{KEPT, read};
     use super::*;
+    use crate::harness::Row;
+
+    #[test]
+    fn what_does_not_count_is_no_headline() {
+        let key = Key {
+            bench: "load",
+            case: "cold",
+            candidate: "longshore",
+            metric: "speed",
+            baseline: Some("fio"),
+        };
+        let counted_of = |quick: bool, not_measured: Option<&str>| {
+            let row = Row {
+                metric: "speed".to_owned(),
+                median: Some(2.0),
+                baseline: Some("fio".to_owned()),
+                ratio: Some(0.9),
+                not_measured: not_measured.map(str::to_owned),
+                not_run: None,
+                ..Row::not_run("load", "cold", "longshore", "")
+            };
+            let facts = serde_json::json!({"quick": quick}).as_object().unwrap().clone();
+            let run = Run {
+                name: "x".to_owned(),
+                environments: vec![("load".to_owned(), facts)],
+                rows: vec![(row, 0)],
+                trouble: None,
+            };
+            counted(&Figures::new(vec![run]), key)
+        };
+        assert_eq!(counted_of(false, None), Ok((0.9, 0.9, 0.9)));
+        assert_eq!(counted_of(true, None).unwrap_err().0, "not run");
+        let without_fio = counted_of(false, Some("fio did not run"));
+        assert_eq!(without_fio, Err(("not measured", "fio did not run".to_owned())));
+    }
 
     #[test]
     fn every_headline_has_its_figure_and_its_published_one() {
