@@ -63,6 +63,9 @@ aarch64_packages=(
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
+# Whether Python is there, recent enough for the package and able to make virtual environments.
+has_python() { python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; }
+
 has_program() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 
 # Prints those of the packages named as PACKAGE:SIGN that are not there.
@@ -198,6 +201,8 @@ setup_test() {
     if [[ ${LONGSHORE_VM_IOMMUFD:-} == 1 ]]; then
         ensure_packages "${kernel_packages[@]}" || say "the tests of iommufd will fail"
     fi
+    has_python 2>/dev/null || ensure_packages python3-venv:/usr/share/python-wheels ||
+        say "the tests of the Python package will be skipped"
     ensure_miri || say "Miri could not be installed"
     ensure_oldest_rust || say "Rust $rust_oldest could not be installed"
     ensure_aarch64 || say "what AArch64 needs could not be installed"

@@ -40,7 +40,7 @@ export CARGO_TERM_COLOR=never
 format() { cargo fmt --all --check; }
 
 # The scripts are all that is not Rust.
-shell_scripts() { shellcheck --external-sources scripts/*.sh bindings/c/*.sh .ci/run; }
+shell_scripts() { shellcheck --external-sources scripts/*.sh bindings/*/*.sh .ci/run; }
 
 lints() {
     cargo clippy --workspace --all-targets "${features[@]}" "${locked[@]}" -- --deny warnings
@@ -206,6 +206,9 @@ load_a_model() {
 # The C library, as those use it who install it.
 c_tests() { "${bounded[@]}" bindings/c/test.sh; }
 
+# So the Python package.
+python_tests() { "${bounded[@]}" bindings/python/test.sh; }
+
 guest_tests() {
     "${bounded[@]}" cargo test --package longshore-vm-tests --test '*' --no-fail-fast "${locked[@]}"
 }
@@ -303,7 +306,7 @@ run rules
 run unit_tests
 if $quick; then
     for step in loom_tests scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
-        oldest_rust fuzz_targets load_a_model c_tests guest_tests bench; do
+        oldest_rust fuzz_targets load_a_model c_tests python_tests guest_tests bench; do
         skip "$step" "--quick"
     done
 else
@@ -318,6 +321,7 @@ else
     run fuzz_targets
     run load_a_model
     run c_tests
+    run_if python_tests "there is no Python 3.11 or newer with venv" has_python
     run guest_tests
     run bench
 fi

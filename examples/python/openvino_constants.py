@@ -58,7 +58,8 @@ def run(path: Path) -> None:
 
     words = np.array([3, 1, 4, 15, 92, 653])
     ours, ordinary = (
-        compiled(constants["table"], constants["head"])([words])[0] for constants in (shared, copies)
+        compiled(constants["table"], constants["head"])([words])[0]
+        for constants in (shared, copies)
     )
     equal = np.array_equal(ours, ordinary)
     print(f"the results {'are equal' if equal else 'differ'}")

@@ -6,15 +6,14 @@
 Every JAX array is the memory that the file was read into: no weight is copied. The result is held
 against the ordinary way, `safetensors` and numpy.
 
-With the package transformers it is the same, by `longshore.torch`:
+With the package transformers, which takes a state_dict beside a configuration, by `longshore.torch`:
 
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
     import longshore.torch
 
     state_dict = longshore.torch.load_file("model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(
-        None, config=AutoConfig.from_pretrained("."), state_dict=state_dict
-    )
+    config = LlamaConfig.from_pretrained("folder/of/the/model")
+    model = LlamaForCausalLM.from_pretrained(None, config=config, state_dict=state_dict)
 """
 
 from __future__ import annotations
@@ -40,9 +39,12 @@ def make(path: Path) -> None:
     random = np.random.default_rng(7)
 
     def weight(*shape: int) -> np.ndarray[Any, Any]:
-        return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        return random.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
-    state = {"model.embed_tokens.weight": weight(WORDS, WIDTH), "model.norm.weight": weight(WIDTH) + 1}
+    state = {
+        "model.embed_tokens.weight": weight(WORDS, WIDTH),
+        "model.norm.weight": weight(WIDTH) + 1,
+    }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
         for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):

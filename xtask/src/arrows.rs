@@ -38,6 +38,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore", &["longshore-serve", "longshore-domain"]),
     ("longshore-cli", &["longshore"]),
     ("longshore-c", &["longshore-serve"]),
+    ("longshore-python", &["longshore-serve"]),
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
     ("longshore-device-example", &["longshore-access"]),
     ("longshore-vhost-example", &["longshore-access"]),

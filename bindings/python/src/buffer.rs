@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use longshore::mem::Granule;
+use longshore_mem::Granule;
 use pyo3::exceptions::{PyBufferError, PyOverflowError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -46,7 +46,7 @@ impl Buffer {
         stats: Option<Stats>,
         files: Vec<File>,
     ) -> PyResult<Self> {
-        let nbytes = backing.memory()?.shared().len_bytes();
+        let nbytes = backing.memory()?.len_bytes();
         let stats = stats.map(|stats| Py::new(py, stats)).transpose()?;
         let files = PyTuple::new(py, files)?.unbind();
         Ok(Self { backing, nbytes, stats, files, tensors: PyOnceLock::new() })
@@ -81,14 +81,22 @@ impl Buffer {
     /// not known.
     #[getter]
     fn page_size(&self) -> PyResult<Option<u64>> {
-        let pages = self.backing.memory()?.shared().page_report();
-        Ok(pages.prevailing().map(Granule::bytes))
+        let memory = self.backing.memory()?;
+        let pages = memory.origin().and_then(|(_, pages)| pages.prevailing());
+        Ok(pages.map(Granule::bytes))
     }
 
-    /// The heap that the memory came from, such as "memfd".
+    /// The heap that the memory came from, such as "memfd"; "served" where a server has it.
     #[getter]
     fn heap(&self) -> PyResult<String> {
-        Ok(self.backing.memory()?.shared().heap().to_string())
+        let memory = self.backing.memory()?;
+        Ok(memory.origin().map_or_else(|| "served".to_owned(), |(heap, _)| heap.to_string()))
+    }
+
+    /// The server's number for it, where a server has it; else None.
+    #[getter]
+    fn attachment_id(&self) -> PyResult<Option<u64>> {
+        Ok(self.backing.memory()?.attachment_id())
     }
 
     /// Whether nobody can write to the memory through this buffer.
@@ -151,14 +159,14 @@ impl Buffer {
         Ok(format!("/proc/{}/fd/{}", std::process::id(), self.fileno()?))
     }
 
-    /// Frees the memory now, and not with the last reference. Closing twice is no error.
+    /// Frees the memory now, and not with the last reference. Closing twice is no error. What is
+    /// attached is released, and the server has counted that when this returns.
     ///
     /// BufferError while views of it live: memoryviews, arrays, DLPack capsules.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let memory = self.backing.take()?;
+        let Some(memory) = self.backing.take()? else { return Ok(()) };
         // Giving back gigabytes of pages takes a while.
-        py.detach(|| drop(memory));
-        Ok(())
+        py.detach(|| memory.free()).map_err(|error| error::raised_by_server(py, &error))
     }
 
     /// Whether it was closed.
@@ -180,15 +188,14 @@ impl Buffer {
         if self.backing.is_closed() {
             return Ok("<longshore.Buffer: closed>".to_owned());
         }
-        let files = self.files.bind(py).len();
+        let (bytes, files) = (self.nbytes, self.files.bind(py).len());
         let plural = if files == 1 { "" } else { "s" };
         let memory = self.backing.memory()?;
-        let shared = memory.shared();
-        let (heap, pages) = (shared.heap(), shared.page_report());
-        let bytes = self.nbytes;
-        Ok(format!(
-            "<longshore.Buffer: {bytes} bytes of {files} file{plural}, {heap} in {pages} pages>"
-        ))
+        let from = memory.origin().map_or_else(
+            || "attached".to_owned(),
+            |(heap, pages)| format!("{heap} in {pages} pages"),
+        );
+        Ok(format!("<longshore.Buffer: {bytes} bytes of {files} file{plural}, {from}>"))
     }
 
     unsafe fn __getbuffer__(

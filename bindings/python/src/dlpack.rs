@@ -285,3 +285,7 @@ unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
         unsafe { delete_versioned(managed.cast()) };
     }
 }
+
+/// What a capsule keeps alive is dropped by whatever thread its consumer is on.
+const fn dropped_on_any_thread<T: Send>() {}
+const _: () = dropped_on_any_thread::<Context>();

@@ -1,17 +1,35 @@
 //! Errors of the library as Python's exceptions, which `longshore/errors.py` defines.
 
-use std::error::Error as _;
 use std::io;
 use std::path::Path;
 
-use longshore::heap;
-use longshore::load::Error;
+use longshore_heap as heap;
+use longshore_load::Error;
+use longshore_serve::{self as serve, Reason};
 use pyo3::prelude::*;
 
 /// An error as the exception to raise.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let (class, errno) = class(error);
     exception(py, class, errno, &message(error), path(error)).unwrap_or_else(|broken| broken)
+}
+
+/// An error of a server or on the way to it as the exception to raise.
+pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
+    let (class, path) = match error {
+        serve::Error::Load(error) => return raised(py, error),
+        serve::Error::Open { path, source } => (opening(source), Some(path.as_path())),
+        serve::Error::NoServer { .. } => ("UnavailableError", None),
+        serve::Error::SocketDenied { .. } => ("PermissionDeniedError", None),
+        serve::Error::NotFound { .. } => ("NotFoundError", None),
+        serve::Error::Cancelled { .. } => ("CancelledError", None),
+        serve::Error::Refused { reason, .. } => (refused(*reason), None),
+        serve::Error::ServerGone
+        | serve::Error::TimedOut { .. }
+        | serve::Error::Untrustworthy { .. } => ("ServerError", None),
+        _ => ("LongshoreError", None),
+    };
+    exception(py, class, errno(error), &message(error), path).unwrap_or_else(|broken| broken)
 }
 
 fn exception(
@@ -32,14 +50,7 @@ fn exception(
 /// The name of the class, and what the kernel said or would say.
 fn class(error: &Error) -> (&'static str, Option<i32>) {
     match error {
-        Error::Open { source, .. } => {
-            let class = match source.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "NotFoundError",
-                io::ErrorKind::PermissionDenied => "PermissionDeniedError",
-                _ => "LongshoreError",
-            };
-            (class, source.raw_os_error())
-        }
+        Error::Open { source, .. } => (opening(source), source.raw_os_error()),
         Error::NotRegular { .. } | Error::OutOfFile { .. } => {
             ("LongshoreError", Some(libc::EINVAL))
         }
@@ -64,8 +75,16 @@ fn class(error: &Error) -> (&'static str, Option<i32>) {
     }
 }
 
+fn opening(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "NotFoundError",
+        io::ErrorKind::PermissionDenied => "PermissionDeniedError",
+        _ => "LongshoreError",
+    }
+}
+
 /// What the kernel said, of the first cause that has it.
-fn errno(error: &Error) -> Option<i32> {
+fn errno(error: &dyn std::error::Error) -> Option<i32> {
     let mut cause = error.source();
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {
@@ -77,7 +96,7 @@ fn errno(error: &Error) -> Option<i32> {
 }
 
 /// The error and its causes in one line.
-fn message(error: &Error) -> String {
+fn message(error: &dyn std::error::Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -111,4 +130,17 @@ fn path(error: &Error) -> Option<&Path> {
 pub(crate) fn ambiguous(py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     let message = format!("several files have a tensor {}; see 'files'", name.repr()?);
     exception(py, "FormatError", None, &message, None)
+}
+
+/// What a server's refusal is here.
+fn refused(reason: Reason) -> &'static str {
+    match reason {
+        Reason::NotServed => "PermissionDeniedError",
+        Reason::NotHeld => "NotFoundError",
+        Reason::Changed => "FileChangedError",
+        Reason::NoMemory => "OutOfMemoryError",
+        Reason::TooMany => "UnavailableError",
+        Reason::Unreadable => "LongshoreError",
+        _ => "ServerError",
+    }
 }

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longshore::load::DigestKind;
-use longshore::load::format::Header;
-use longshore::load::format::gguf::Value;
-use longshore::mem::Granule;
+use longshore_load::DigestKind;
+use longshore_load::format::Header;
+use longshore_load::format::gguf::Value;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMappingProxy, PyString, PyTuple};
@@ -135,7 +134,7 @@ impl File {
     #[getter]
     fn alignment(&self) -> Option<u64> {
         match &self.header {
-            Some(Header::Gguf(header)) => Some(header.alignment).map(Granule::bytes),
+            Some(Header::Gguf(header)) => Some(header.alignment.bytes()),
             _ => None,
         }
     }

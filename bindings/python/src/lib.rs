@@ -1,9 +1,9 @@
 //! `longshore._core`: what of the Python package `longshore` is Rust.
 //!
 //! ```text
-//!   load() ──► Buffer ──► memoryview, descriptor, path
-//!                │
-//!                └─► File ──► Tensor ──► DLPack capsule
+//!   load(), attach() ──► Buffer ──► memoryview, descriptor, path
+//!                          │
+//!                          └─► File ──► Tensor ──► DLPack capsule
 //! ```
 //!
 //! All of it shares one [`memory::Backing`]. Whoever is lent the memory, a view of Python's buffer
@@ -12,6 +12,7 @@
 
 use pyo3::prelude::*;
 
+mod attach;
 mod buffer;
 mod dlpack;
 mod error;
@@ -24,6 +25,8 @@ mod tensor;
 /// What of longshore is Rust; use the package `longshore`.
 #[pymodule(gil_used = false)]
 mod _core {
+    #[pymodule_export]
+    use crate::attach::attach;
     #[pymodule_export]
     use crate::buffer::Buffer;
     #[pymodule_export]

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use longshore::load::format::{self, FormatChoice, Header, Opened, safetensors};
-use longshore::load::{self as library, CancelToken, DigestKind, Manifest, Progress};
-use longshore::mem::Granule;
-use longshore::{Heap, Loaded, Loader, ReadMode, Sealing, SharedBuffer};
+use longshore_heap::{Heap, Sealing, SharedBuffer};
+use longshore_load::format::{self, FormatChoice, Header, Opened, safetensors};
+use longshore_load::{self as library, CancelToken, DigestKind, Manifest, Progress};
+use longshore_load::{Loaded, Loader, ReadMode};
+use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
 use crate::error;
 use crate::file::{File, Made};
-use crate::memory::Backing;
+use crate::memory::{Backing, Source};
 use crate::stats::Stats;
 
 /// What safetensors headers say: name, dtype and shape of each tensor, in the order of the data, and
@@ -114,7 +115,7 @@ pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<
 }
 
 /// A word of the command line's, for `heap`, `mode` and so on.
-fn word<T: std::str::FromStr<Err: std::fmt::Display>>(word: &str) -> PyResult<T> {
+pub(crate) fn word<T: std::str::FromStr<Err: std::fmt::Display>>(word: &str) -> PyResult<T> {
     word.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
 }
 
@@ -189,7 +190,7 @@ impl Request {
 
 impl Done {
     fn into_buffer(self, py: Python<'_>, writable: bool) -> PyResult<Buffer> {
-        let backing = Backing::new(self.shared, writable);
+        let backing = Backing::new(Source::Loaded(self.shared), writable);
         let mut headers: Vec<Option<Header>> = vec![None; self.files.len()];
         for of_file in self.opened.tensors {
             headers[of_file.file_index] = Some(of_file.header);

@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use longshore::heap::{SharedBuffer, SharedView};
-use longshore::mem::DmaMemory;
+use longshore_heap::{Heap, PageReport, SharedBuffer, SharedView};
+use longshore_mem::DmaMemory;
+use longshore_serve::{self as serve, Attachment};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};
@@ -20,23 +21,31 @@ pub(crate) struct Backing(Mutex<Option<Arc<Memory>>>);
 
 /// Loaded memory.
 pub(crate) struct Memory {
-    shared: SharedBuffer,
+    source: Source,
     /// Whether this process may write to it. Nobody may where the content is sealed.
     writable: bool,
+}
+
+/// Where memory comes from.
+pub(crate) enum Source {
+    /// A load of ours.
+    Loaded(SharedBuffer),
+    /// A server that loaded it.
+    Attached(Attachment),
 }
 
 /// Memory that somebody was lent, which keeps it where it is. While a lease of a dma-buf lives, the
 /// CPU may access it.
 pub(crate) struct Lease {
     /// Before the memory, which it borrows from: fields are dropped in their order.
-    _access: SharedView<'static>,
+    _access: Option<SharedView<'static>>,
     memory: Arc<Memory>,
 }
 
 impl Backing {
     /// Of loaded memory; `writable` only where it is mapped for writing.
-    pub(crate) fn new(shared: SharedBuffer, writable: bool) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(Arc::new(Memory { shared, writable })))))
+    pub(crate) fn new(source: Source, writable: bool) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Arc::new(Memory { source, writable })))))
     }
 
     /// The memory, for as long as it takes to look at it.
@@ -54,10 +63,15 @@ impl Backing {
     /// `ValueError` where it was closed, or what the exporter of a dma-buf says.
     pub(crate) fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
         let memory = self.memory()?;
-        // SAFETY: the memory outlives the reference, which ends in `_access`: the lease holds the
-        // memory and drops it last.
-        let shared: &'static SharedBuffer = unsafe { &*std::ptr::from_ref(&memory.shared) };
-        let access = shared.view().map_err(|heap| error::raised(py, &heap.into()))?;
+        let access = match &memory.source {
+            Source::Loaded(shared) => {
+                // SAFETY: the memory outlives the reference, which ends in `_access`: the lease
+                // holds the memory and drops it last.
+                let shared: &'static SharedBuffer = unsafe { &*std::ptr::from_ref(shared) };
+                Some(shared.view().map_err(|heap| error::raised(py, &heap.into()))?)
+            }
+            Source::Attached(_) => None,
+        };
         Ok(Lease { _access: access, memory })
     }
 
@@ -89,28 +103,67 @@ impl Backing {
 }
 
 impl Memory {
-    pub(crate) fn shared(&self) -> &SharedBuffer {
-        &self.shared
-    }
-
     pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
 
+    /// The content's length in bytes.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        match &self.source {
+            Source::Loaded(shared) => shared.len_bytes(),
+            Source::Attached(attachment) => attachment.len_bytes(),
+        }
+    }
+
     /// Where the content begins in this process.
     pub(crate) fn address(&self) -> NonNull<u8> {
-        self.shared.host().cast()
+        match &self.source {
+            Source::Loaded(shared) => shared.host().cast(),
+            Source::Attached(attachment) => NonNull::from(attachment.as_slice()).cast(),
+        }
     }
 
     /// The descriptor that stands for the memory: the memfd's, or else the dma-buf's.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        let export = self.shared.export();
-        export.memfd.or(export.dma_buf)
+        match &self.source {
+            Source::Loaded(shared) => shared.memfd().or(self.dma_buf()),
+            Source::Attached(attachment) => Some(attachment.memfd()),
+        }
     }
 
     /// The dma-buf's descriptor, if there is a dma-buf.
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
-        self.shared.dma_buf().map(AsFd::as_fd)
+        match &self.source {
+            Source::Loaded(shared) => shared.dma_buf().map(AsFd::as_fd),
+            Source::Attached(_) => None,
+        }
+    }
+
+    /// The heap it came from and its page sizes, of what was loaded here.
+    pub(crate) fn origin(&self) -> Option<(&Heap, PageReport)> {
+        match &self.source {
+            Source::Loaded(shared) => Some((shared.heap(), shared.page_report())),
+            Source::Attached(_) => None,
+        }
+    }
+
+    /// The server's number for it, where a server has it.
+    pub(crate) fn attachment_id(&self) -> Option<u64> {
+        match &self.source {
+            Source::Loaded(_) => None,
+            Source::Attached(attachment) => Some(attachment.id()),
+        }
+    }
+
+    /// Gives it back: to the kernel, or to the server, which has counted that then.
+    ///
+    /// # Errors
+    /// Where the server does not say so. It is given back nevertheless.
+    pub(crate) fn free(self) -> serve::Result<()> {
+        match self.source {
+            Source::Loaded(_) => Ok(()),
+            Source::Attached(attachment) => attachment.release(),
+        }
     }
 }
 
@@ -125,7 +178,7 @@ impl Lease {
     /// # Errors
     /// `ValueError` for a range that the content does not have.
     pub(crate) fn address_of(&self, range: &Range<u64>) -> PyResult<NonNull<u8>> {
-        let content_bytes = self.memory.shared.len_bytes();
+        let content_bytes = self.memory.len_bytes();
         if range.start > range.end || range.end > content_bytes {
             return Err(PyValueError::new_err(format!(
                 "bytes {} to {} are not inside a buffer of {content_bytes}",

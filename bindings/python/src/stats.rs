@@ -1,7 +1,7 @@
 //! What a load did, for Python.
 
-use longshore::load::{Engine, Report};
-use longshore::mem::Granule;
+use longshore_load::{Engine, Report};
+use longshore_mem::Granule;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

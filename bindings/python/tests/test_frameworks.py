@@ -147,7 +147,11 @@ def test_jax_narrows_what_is_of_64_bits(model: str) -> None:
 
 def test_jax_has_what_the_package_gives_it(model: str, tmp_path: Any) -> None:
     # The package knows of what ml_dtypes adds only bfloat16.
-    known = {name: array for name, array in longshore.numpy.load_file(model).items() if "float8" not in name}
+    known = {
+        name: array
+        for name, array in longshore.numpy.load_file(model).items()
+        if "float8" not in name
+    }
     path = str(tmp_path / "known.safetensors")
     safetensors.numpy.save_file(known, path)
     theirs = safetensors.flax.load_file(path)
@@ -190,8 +194,6 @@ def test_memory_that_is_not_aligned_is_copied(tmp_path: Any) -> None:
     assert longshore.numpy.asarray(tensor).tolist() == [0, 1, 2, 3, 4, 5]
     aligned = longshore.load(path, align=64).tensors["b"]
     assert longshore.jax.asarray(aligned).unsafe_buffer_pointer() == aligned.address
-
-
 
 
 def test_torch_views_the_memory(model: str) -> None:

@@ -14,7 +14,9 @@ import pytest
 from longshore.gguf import GGMLQuantizationType, GGUFValueType
 
 
-def write(path: Path, tensors: dict[str, tuple[Any, Any]], big_alignment: int | None = None) -> None:
+def write(
+    path: Path, tensors: dict[str, tuple[Any, Any]], big_alignment: int | None = None
+) -> None:
     """A file with every type of metadata and those tensors, each with its type."""
     writer = gguf.GGUFWriter(str(path), "llama")
     if big_alignment:
@@ -82,7 +84,9 @@ def test_every_tensor_is_the_same(model: Path, align: int | None) -> None:
         mine = ours[name]
         assert mine.tensor_type == tensor.tensor_type
         assert mine.tensor_type.name == tensor.tensor_type.name
-        assert mine.shape.tolist() == tensor.shape.tolist() and mine.shape.dtype == tensor.shape.dtype
+        assert (
+            mine.shape.tolist() == tensor.shape.tolist() and mine.shape.dtype == tensor.shape.dtype
+        )
         assert (mine.n_elements, mine.n_bytes) == (tensor.n_elements, tensor.n_bytes)
         assert mine.data.dtype == tensor.data.dtype and mine.data.shape == tensor.data.shape
         assert mine.data.tobytes() == tensor.data.tobytes()
@@ -103,18 +107,28 @@ def test_every_field_is_the_same(model: Path) -> None:
         mine = ours.get_field(name)
         assert mine is not None and mine.name == field.name
         assert mine.types == field.types, name
-        assert mine.contents() == field.contents() and type(mine.contents()) is type(field.contents())
+        assert mine.contents() == field.contents() and type(mine.contents()) is type(
+            field.contents()
+        )
         if mine.types[0] == GGUFValueType.ARRAY:
             assert mine.contents(0) == field.contents(0)
             assert mine.contents(slice(1, 3)) == field.contents(slice(1, 3))
     assert ours.get_field("nothing") is None
-    assert (ours.version, ours.alignment, ours.data_offset) == (3, theirs.alignment, theirs.data_offset)
+    assert (ours.version, ours.alignment, ours.data_offset) == (
+        3,
+        theirs.alignment,
+        theirs.data_offset,
+    )
     assert ours.metadata["test.text"] == "πάντα ῥεῖ"
     assert "GGUF.version" not in ours.metadata
 
 
 def test_a_file_that_names_its_alignment(tmp_path: Path) -> None:
-    write(tmp_path / "wide.gguf", {"a": (np.ones(3, np.float32), None), "b": (np.ones(5, np.int8), None)}, 256)
+    write(
+        tmp_path / "wide.gguf",
+        {"a": (np.ones(3, np.float32), None), "b": (np.ones(5, np.int8), None)},
+        256,
+    )
     ours = longshore.gguf.load(tmp_path / "wide.gguf")
     assert ours.alignment == 256
     assert [tensor.data.ctypes.data % 256 for tensor in ours.tensors] == [0, 0]

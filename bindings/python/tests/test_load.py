@@ -84,7 +84,9 @@ def test_files_lie_one_behind_the_other(tmp_path: Path) -> None:
     for file, content in zip(buffer.files, contents, strict=True):
         assert bytes(memoryview(buffer)[file.offset : file.offset + file.nbytes]) == content
         assert file.format == "raw" and not file.tensors
-    assert [os.fspath(file.path) for file in buffer.files] == [str(tmp_path / str(n)) for n in range(3)]
+    assert [os.fspath(file.path) for file in buffer.files] == [
+        str(tmp_path / str(n)) for n in range(3)
+    ]
 
 
 def test_a_closed_buffer_is_gone_and_one_that_is_lent_stays(
@@ -228,7 +230,12 @@ def test_other_threads_run_meanwhile(tmp_path: Path) -> None:
     random_file(tmp_path / "file", 3 * MIB)
     begun = threading.Event()
     ran: list[bool] = []
-    thread = threading.Thread(target=lambda: (begun.wait(), ran.append(True)))
+
+    def wait_and_run() -> None:
+        begun.wait()
+        ran.append(True)
+
+    thread = threading.Thread(target=wait_and_run)
     thread.start()
     # From here on nobody is made to give up Python's lock: the thread runs where a load does.
     interval = sys.getswitchinterval()
@@ -273,7 +280,9 @@ def test_two_loads_at_once(tmp_path: Path) -> None:
 
 def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys; before = set(sys.modules); import longshore; print(*sorted(set(sys.modules) - before))"
-    said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
     imported = said.stdout.split()
     assert "longshore._core" in imported
     heavy = {"numpy", "torch", "jax", "tqdm", "typing", "json", "ml_dtypes", "re", "inspect"}

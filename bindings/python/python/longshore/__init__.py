@@ -1,10 +1,11 @@
 """Models from disk into memory that devices and processes share, at the disk's speed.
 
+>>> import pathlib
 >>> import longshore
 >>> with longshore.load(example) as buffer:
-...     print(buffer.nbytes, sorted(buffer.tensors), buffer.readonly)
-...     print(open(buffer.path, "rb").read() == open(example, "rb").read())
-232 ['bias', 'weight'] True
+...     print(sorted(buffer.tensors), buffer.readonly)
+...     print(pathlib.Path(buffer.path).read_bytes() == pathlib.Path(example).read_bytes())
+['bias', 'weight'] True
 True
 
 Code written for the package `safetensors` runs with its import changed: `longshore.safe_open`,
@@ -17,6 +18,7 @@ Nothing heavy is imported before it is needed: numpy, torch and jax by their mod
 from __future__ import annotations
 
 from longshore import errors
+from longshore._attach import attach
 from longshore._core import Buffer, File, Stats, Tensor, __version__
 from longshore._load import load
 from longshore._safetensors import safe_open
@@ -31,6 +33,7 @@ from longshore.errors import (
     PermissionDeniedError,
     ReadError,
     SafetensorError,
+    ServerError,
     UnavailableError,
 )
 
@@ -47,10 +50,12 @@ __all__ = [
     "PermissionDeniedError",
     "ReadError",
     "SafetensorError",
+    "ServerError",
     "Stats",
     "Tensor",
     "UnavailableError",
     "__version__",
+    "attach",
     "errors",
     "load",
     "safe_open",

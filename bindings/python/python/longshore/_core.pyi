@@ -13,6 +13,7 @@ __all__ = [
     "Stats",
     "Tensor",
     "__version__",
+    "attach",
     "load",
     "parse_safetensors",
     "read_safetensors",
@@ -30,6 +31,8 @@ class Buffer:
     def page_size(self) -> int | None: ...
     @property
     def heap(self) -> str: ...
+    @property
+    def attachment_id(self) -> int | None: ...
     @property
     def readonly(self) -> bool: ...
     @property
@@ -144,6 +147,13 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
 
+def attach(
+    wanted: int | str | os.PathLike[str],
+    *,
+    socket: str | os.PathLike[str] | None,
+    format: str,
+    observe: Callable[[int, int], object] | None,
+) -> Buffer: ...
 def load(
     paths: Sequence[str | os.PathLike[str]],
     *,

@@ -69,7 +69,7 @@ def load(
 
     >>> import longshore
     >>> buffer = longshore.load(example, verify="crc32c")
-    >>> buffer.files[0].digests["crc32c"] == crc32c(open(example, "rb").read())
+    >>> buffer.files[0].digests["crc32c"] == crc32c(bytes(buffer))
     True
     >>> memoryview(buffer).readonly, buffer.stats.nbytes == len(buffer)
     (True, True)

@@ -36,8 +36,8 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
     ...     print(file.keys(), file.metadata())
     ...     weight = file.get_tensor("weight")
     ...     column = file.get_slice("weight")[:, 1]
-    >>> weight.shape, column.tolist()
     ['bias', 'weight'] {'format': 'np'}
+    >>> weight.shape, column.tolist()
     ((3, 4), [1.0, 5.0, 9.0])
     """
 

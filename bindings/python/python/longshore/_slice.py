@@ -77,9 +77,7 @@ def _select(item: Any, place: int, shape: Sequence[int]) -> int:
         ) from None
     length = shape[place] if place < len(shape) else 0
     if index < -length:
-        raise SafetensorError(
-            None, f"Invalid index {index} for dimension {place} of size {length}"
-        )
+        raise SafetensorError(None, f"Invalid index {index} for dimension {place} of size {length}")
     return index + length if index < 0 else index
 
 
@@ -120,9 +118,7 @@ def _check_whole_bytes(entries: list[int | slice], shape: Sequence[int], dtype: 
 
 def _refused(entries: list[int | slice], shape: Sequence[int], why: str) -> SafetensorError:
     shown = ", ".join(_shown(entry) for entry in entries)
-    return SafetensorError(
-        None, f"Error during slicing [{shown}] with shape {list(shape)}: {why}"
-    )
+    return SafetensorError(None, f"Error during slicing [{shown}] with shape {list(shape)}: {why}")
 
 
 def _shown(entry: int | slice) -> str:

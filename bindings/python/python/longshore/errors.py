@@ -26,6 +26,7 @@ __all__ = [
     "ReadError",
     "SafetensorError",
     "SafetensorFormatError",
+    "ServerError",
     "UnavailableError",
 ]
 
@@ -71,6 +72,10 @@ class UnavailableError(LongshoreError):
 
 class CancelledError(LongshoreError):
     """The load was stopped."""
+
+
+class ServerError(LongshoreError, ConnectionError):
+    """The server of `longshore.attach` went away, or cannot be trusted."""
 
 
 class SafetensorError(LongshoreError):

@@ -33,7 +33,14 @@ from longshore._load import load as _load_buffer
 if TYPE_CHECKING:
     from longshore._load import Options, StrPath
 
-__all__ = ["GGMLQuantizationType", "GGUFFile", "GGUFValueType", "ReaderField", "ReaderTensor", "load"]
+__all__ = [
+    "GGMLQuantizationType",
+    "GGUFFile",
+    "GGUFValueType",
+    "ReaderField",
+    "ReaderTensor",
+    "load",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -32,7 +32,9 @@ __all__ = ["asarray", "load", "load_file", "save", "save_file"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def load_file(filename: StrPath, *, backend: str = "mmap", **options: Unpack[Options]) -> dict[str, Array]:
+def load_file(
+    filename: StrPath, *, backend: str = "mmap", **options: Unpack[Options]
+) -> dict[str, Array]:
     """Load a safetensors file, or all shards of an index, as arrays by name.
 
     `backend` is taken, and ignored, because `safetensors` has it; `options` are those of

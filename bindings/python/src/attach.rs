@@ -1,0 +1,160 @@
+//! Attaching what a server holds, with Python's lock given up meanwhile.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use longshore_load::Progress;
+use longshore_load::format::{FormatChoice, Header, gguf, safetensors};
+use longshore_load::{self as load, CancelToken};
+use longshore_serve::{self as serve, Attachment, Client, Wanted};
+use pyo3::prelude::*;
+
+use crate::buffer::Buffer;
+use crate::error;
+use crate::file::{File, Made};
+use crate::load::word;
+use crate::memory::{Backing, Source};
+
+/// How often signals are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What is to be attached.
+#[derive(FromPyObject)]
+pub(crate) enum Which {
+    Number(u64),
+    Word(OsString),
+}
+
+/// What the thread that waits for the server says.
+enum Said {
+    Progress(Progress),
+    Done(serve::Result<Attachment>),
+}
+
+/// Attaches a model; `longshore.attach` explains the rest. `observe` as of `load`.
+#[pyfunction]
+#[pyo3(signature = (wanted, *, socket, format, observe))]
+#[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted to them")]
+pub(crate) fn attach(
+    py: Python<'_>,
+    wanted: Which,
+    socket: Option<PathBuf>,
+    format: &str,
+    observe: Option<Py<PyAny>>,
+) -> PyResult<Buffer> {
+    let format: FormatChoice = word(format)?;
+    let wanted = match wanted {
+        Which::Number(id) => Wanted::Id(id),
+        Which::Word(word) => Wanted::Word(word),
+    };
+    let cancel = CancelToken::new();
+    let mut raised = None;
+    let attached = py.detach(|| {
+        waited_for(socket.as_deref(), &wanted, format, &cancel, |progress| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                match (&observe, progress) {
+                    (Some(observe), Some(Progress { done_bytes, total_bytes, .. })) => {
+                        observe.call1(py, (done_bytes, total_bytes)).map(drop)
+                    }
+                    _ => Ok(()),
+                }
+            });
+            if let Err(error) = told {
+                raised.get_or_insert(error);
+                cancel.cancel();
+            }
+        })
+    });
+    if let Some(error) = raised {
+        py.detach(|| drop(attached));
+        return Err(error);
+    }
+    let attachment = attached.map_err(|error| error::raised_by_server(py, &error))?;
+    let headers = py.detach(|| headers(&attachment, format));
+    let headers = headers.map_err(|error| error::raised(py, &error))?;
+    into_buffer(py, attachment, headers)
+}
+
+/// Attaches on a thread of its own, and calls `look` here: with what the server says, and else from
+/// time to time.
+fn waited_for(
+    socket: Option<&Path>,
+    wanted: &Wanted,
+    format: FormatChoice,
+    cancel: &CancelToken,
+    mut look: impl FnMut(Option<Progress>),
+) -> serve::Result<Attachment> {
+    let (says, hears) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // Whoever hears it waits for the end.
+            let mut progress = |progress| drop(says.send(Said::Progress(progress)));
+            let client = socket.map_or_else(Client::connect_default, Client::connect);
+            let done =
+                client.and_then(|client| client.attach(wanted, format, &mut progress, cancel));
+            let _ = says.send(Said::Done(done));
+        });
+        loop {
+            match hears.recv_timeout(LOOK_EVERY) {
+                Ok(Said::Progress(progress)) => look(Some(progress)),
+                Ok(Said::Done(done)) => return done,
+                Err(RecvTimeoutError::Timeout) => look(None),
+                // It has panicked, which the scope passes on.
+                Err(RecvTimeoutError::Disconnected) => return Err(serve::Error::ServerGone),
+            }
+        }
+    })
+}
+
+/// What the files say of themselves, found in the memory.
+fn headers(attachment: &Attachment, format: FormatChoice) -> load::Result<Vec<Option<Header>>> {
+    let files = attachment.files().iter();
+    files
+        .map(|file| {
+            // Checked when the server said it.
+            let content = attachment.file_bytes(file).unwrap_or_default();
+            header(&file.path, content, format)
+        })
+        .collect()
+}
+
+fn header(path: &Path, content: &[u8], format: FormatChoice) -> load::Result<Option<Header>> {
+    let named = |ending: &str| path.as_os_str().as_encoded_bytes().ends_with(ending.as_bytes());
+    let len_bytes = content.len() as u64;
+    match format {
+        FormatChoice::Raw => Ok(None),
+        FormatChoice::Gguf => {
+            gguf::Header::parse(path, content, len_bytes).map(Header::Gguf).map(Some)
+        }
+        FormatChoice::Auto if named(".gguf") => header(path, content, FormatChoice::Gguf),
+        FormatChoice::Auto if !named(".safetensors") => Ok(None),
+        // An index stands for files of this format.
+        _ => {
+            safetensors::Header::parse(path, content, len_bytes).map(Header::Safetensors).map(Some)
+        }
+    }
+}
+
+fn into_buffer(
+    py: Python<'_>,
+    attachment: Attachment,
+    headers: Vec<Option<Header>>,
+) -> PyResult<Buffer> {
+    let files = attachment.files().to_vec();
+    let backing = Backing::new(Source::Attached(attachment), false);
+    let files = files.into_iter().zip(headers).map(|(file, header)| File {
+        path: file.path,
+        offset: file.buffer_offset,
+        nbytes: file.len_bytes,
+        digests: Vec::new(),
+        header,
+        backing: backing.clone(),
+        made: Made::new(),
+    });
+    let files = files.collect();
+    Buffer::new(py, backing, None, files)
+}

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Builds and installs the Python package as its README says, in a virtual environment, and tests it:
+# its tests, its docstrings, its types, the examples, the manual.
+#
+#   bindings/python/test.sh
+#
+# The virtual environment is kept in the user's cache, by what is to be in it. With LONGSHORE_TORCH=1
+# torch is in it too, which is 5 GB; its tests are skipped else. CARGO_TARGET_DIR, if set, is where
+# everything is built.
+set -uo pipefail
+
+package=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$package/../.." || exit
+target=${CARGO_TARGET_DIR:-$PWD/target}
+failed=0
+
+# Runs the command $2… as the test $1 of those that do not count themselves.
+try() {
+    local name=$1 status=0
+    shift
+    "$@" || status=1
+    if [[ $status -eq 0 ]]; then
+        echo "test result: ok. 1 passed; 0 failed; 0 ignored ($name)"
+    else
+        echo "test result: FAILED. 0 passed; 1 failed; 0 ignored ($name)"
+        failed=1
+    fi
+}
+
+# --- What is installed ------------------------------------------------------------------------
+
+requirements=("$package/tests/requirements.txt")
+[[ ${LONGSHORE_TORCH:-} != 1 ]] || requirements+=("$package/tests/requirements-torch.txt")
+hash=$({ python3 --version && cat "${requirements[@]}"; } | sha256sum | cut -c 1-16)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/longshore
+venv=$cache/python-tests-$hash
+if [[ ! -e $venv/complete ]]; then
+    rm -rf "$venv"
+    mkdir -p "$cache" && python3 -m venv "$venv" || exit
+    "$venv/bin/pip" install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}" || exit
+    touch "$venv/complete"
+fi
+python=$venv/bin/python
+
+# The release profile is the default, and takes minutes more.
+# shellcheck disable=SC2317 # Called by `try`.
+install() {
+    MATURIN_PEP517_ARGS='--profile dev --locked' PYO3_PYTHON=$python "$python" -m pip install --quiet \
+        --disable-pip-version-check --force-reinstall --no-deps "$package"
+}
+try "pip install" install
+[[ $failed -eq 0 ]] || exit 1
+cargo build --quiet --package longshore-cli || exit
+export LONGSHORE_COMMAND=$target/debug/longshore
+
+# --- Tests ------------------------------------------------------------------------------------
+
+# Not the package of the sources, which has no module in Rust, but what was installed.
+cd "$package/tests" || exit
+"$python" -m pytest --quiet --config-file "$package/pyproject.toml" --rootdir "$package" \
+    "$package/tests" || failed=1
+"$python" -m pytest --quiet --config-file "$package/pyproject.toml" --rootdir "$package" \
+    --doctest-modules --doctest-ignore-import-errors --pyargs longshore || failed=1
+
+# shellcheck disable=SC2317 # Called by `try`.
+types() { "$python" -m mypy --config-file "$package/pyproject.toml" "$@"; }
+try "types of the package" types --package longshore
+try "types of the tests and examples" types "$package"/*.py "$package"/tests/*.py \
+    "$package"/../../examples/python/*.py
+try "types of the module in Rust" "$python" -m mypy.stubtest longshore._core \
+    --mypy-config-file "$package/pyproject.toml" --allowlist "$package/tests/stubtest.txt" \
+    --ignore-unused-allowlist
+
+cd "$package/../.." || exit
+scripts/manual.sh python "$python" || failed=1
+exit "$failed"

@@ -1,0 +1,199 @@
+"""What `longshore serve` holds, attached."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import longshore
+import longshore.numpy
+import numpy as np
+import pytest
+
+COMMAND = os.environ.get("LONGSHORE_COMMAND") or shutil.which("longshore")
+pytestmark = pytest.mark.skipif(
+    COMMAND is None, reason="the command longshore is not there; LONGSHORE_COMMAND names it"
+)
+
+
+class Server:
+    """A server, the directory it serves, and its socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.models = folder / "models"
+        self.models.mkdir()
+        self.socket = str(folder / "socket")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str) -> None:
+        command = [str(COMMAND), "serve", "--root", str(self.models), "--socket", self.socket]
+        self.process = subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        while not os.path.exists(self.socket):
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.communicate()
+            self.process = None
+
+    def held(self) -> list[dict[str, Any]]:
+        said = subprocess.run(
+            [str(COMMAND), "ls", "--socket", self.socket, "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        held: list[dict[str, Any]] = json.loads(said.stdout)["held"]
+        return held
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server that runs, with a model in its directory."""
+    server = Server(tmp_path)
+    random = np.random.default_rng(5)
+    arrays: dict[str, Any] = {
+        "w": random.standard_normal((300, 1000), np.float32),
+        "b": np.arange(7),
+    }
+    longshore.numpy.save_file(arrays, server.models / "model.safetensors", {"who": "test"})
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_what_is_attached_is_what_is_loaded(server: Server) -> None:
+    path = server.models / "model.safetensors"
+    with longshore.attach(path, socket=server.socket) as buffer:
+        assert bytes(buffer) == path.read_bytes() and buffer.readonly
+        assert Path(buffer.path).read_bytes() == path.read_bytes()
+        assert (buffer.heap, buffer.stats) == ("served", None)
+        assert buffer.files[0].metadata == {"who": "test"}
+        expected = longshore.numpy.load_file(path)
+        for name, tensor in buffer.tensors.items():
+            array = longshore.numpy.asarray(tensor)
+            assert np.array_equal(array, expected[name]) and not array.flags.writeable
+            assert array.ctypes.data == buffer.address + tensor.offset
+            del array
+    assert buffer.closed
+
+
+def test_it_is_loaded_once_and_counted(server: Server) -> None:
+    first = longshore.attach("model.safetensors", socket=server.socket)
+    number = first.attachment_id
+    assert number is not None
+    second = longshore.attach(number, socket=server.socket)
+    assert second.attachment_id == number and server.held()[0]["attachments"] == 2
+    # It is the same memory.
+    inodes = [os.fstat(buffer.fileno()).st_ino for buffer in (first, second)]
+    assert inodes[0] == inodes[1]
+    second.close()
+    assert server.held()[0]["attachments"] == 1
+    view = memoryview(first)
+    with pytest.raises(BufferError):
+        first.close()
+    del first
+    gc.collect()
+    assert server.held()[0]["attachments"] == 1
+    view.release()
+    del view
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while server.held() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.held() == []
+
+
+def test_the_memory_outlives_the_server(server: Server) -> None:
+    buffer = longshore.attach("model.safetensors", socket=server.socket)
+    expected = (server.models / "model.safetensors").read_bytes()
+    server.stop(signal.SIGKILL)
+    assert bytes(buffer) == expected
+    buffer.close()
+    with pytest.raises(longshore.UnavailableError, match="longshore serve"):
+        longshore.attach("model.safetensors", socket=server.socket)
+
+
+def test_refusals_say_why_and_leave_nothing(
+    server: Server, tmp_path: Path, descriptors: Callable[[], set[str]]
+) -> None:
+    outside = tmp_path / "outside.safetensors"
+    longshore.numpy.save_file({"a": np.zeros(3)}, outside)
+    (server.models / "broken.safetensors").write_bytes(b"nothing of the kind")
+    before = descriptors()
+    with pytest.raises(PermissionError, match="refuses"):
+        longshore.attach(outside, socket=server.socket)
+    with pytest.raises(PermissionError):
+        longshore.attach(server.models / ".." / "outside.safetensors", socket=server.socket)
+    with pytest.raises(FileNotFoundError, match="nothing called 'no such model'"):
+        longshore.attach("no such model", socket=server.socket)
+    with pytest.raises(FileNotFoundError):
+        longshore.attach(12345, socket=server.socket)
+    with pytest.raises(longshore.LongshoreError, match="refuses"):
+        longshore.attach("broken.safetensors", socket=server.socket)
+    with pytest.raises(longshore.UnavailableError, match="no server"):
+        longshore.attach("model.safetensors", socket=tmp_path / "no socket")
+    assert descriptors() == before
+
+
+def test_gguf_files_and_raw_ones(server: Server) -> None:
+    path = server.models / "model.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("t", np.arange(12, dtype=np.float32).reshape(3, 4))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    buffer = longshore.attach("model.gguf", socket=server.socket)
+    assert buffer.files[0].format == "gguf"
+    assert buffer.files[0].metadata["general.architecture"] == "llama"
+    assert longshore.numpy.asarray(buffer.tensors["t"]).sum() == 66
+    raw = longshore.attach("model.gguf", socket=server.socket, format="raw")
+    assert not raw.tensors and bytes(raw) == path.read_bytes()
+
+
+def test_progress_is_that_of_the_server(server: Server) -> None:
+    with (server.models / "sparse").open("wb") as file:
+        file.truncate(512 << 20)
+    told: list[tuple[int, int]] = []
+    buffer = longshore.attach(
+        "sparse", socket=server.socket, progress=lambda done, total: told.append((done, total))
+    )
+    assert told == sorted(told) and all(total == len(buffer) for _, total in told if total)
+
+
+class StopError(Exception):
+    """What a callable raises to give up."""
+
+
+def test_whoever_gives_up_leaves_nothing(
+    server: Server, descriptors: Callable[[], set[str]]
+) -> None:
+    with (server.models / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    before = descriptors()
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(KeyboardInterrupt):
+            longshore.attach("sparse", socket=server.socket)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert descriptors() == before
+    deadline = time.monotonic() + 30
+    while server.held() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.held() == []
