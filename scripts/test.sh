@@ -102,7 +102,7 @@ miri_tests() {
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
-    local packages=(access vm_memory iov_tests iov mem pagetable load counts domain heap)
+    local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain heap)
     at_once=$(nproc)
     cargo +nightly miri --version
     for package in "${packages[@]}"; do
@@ -148,6 +148,8 @@ miri_of_counts() {
     miri_of_tables --package longshore-access --test counts
 }
 miri_of_domain() { miri --package longshore-domain --lib -- biased:: pool:: iova::ranges::; }
+# The protocol alone: all else asks the kernel for sockets.
+miri_of_serve() { miri --package longshore-serve --lib -- protocol::; }
 miri_of_heap() { miri_of_tables --package longshore-heap --lib -- heap:: page_report:: error::; }
 miri_of_load() {
     miri_of_tables --package longshore-load --lib -- budget:: fill::piece:: fill::route::
