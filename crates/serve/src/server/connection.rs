@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use longshore_heap::SharedBuffer;
 use longshore_sys::beneath::Handed;
+use longshore_sys::file;
 use longshore_sys::file::Version;
 use longshore_sys::packet_socket::{self, Packet, Peer};
 use longshore_sys::readiness::Watch;
@@ -198,6 +199,10 @@ impl Connection {
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         while let Some(next) = self.outgoing.front() {
             let memory = next.memory.as_ref().and_then(|memory| memory.memfd());
+            // Opened once more, so that clients have a file position of their own: with one between
+            // them, what one reads moves the others. Where that cannot be had they share one.
+            let own = memory.and_then(|memory| file::reopen_read_only(memory).ok());
+            let memory = own.as_ref().map(AsFd::as_fd).or(memory);
             match packet_socket::send(&self.socket, &next.bytes, memory) {
                 Ok(()) => {
                     self.outgoing.pop_front();

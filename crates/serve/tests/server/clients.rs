@@ -51,6 +51,18 @@ fn many_clients_load_once_and_the_memory_goes_with_the_last() {
 }
 
 #[test]
+fn clients_do_not_move_each_others_file_position() {
+    let rig = Rig::new(Options::default());
+    let path = rig.file("model.bin", b"weights");
+    let attachments = [rig.attach_path(&path).unwrap(), rig.attach_path(&path).unwrap()];
+    for attachment in &attachments {
+        let mut read = [0; 7];
+        assert_eq!(rustix::io::read(attachment.memfd(), &mut read), Ok(7));
+        assert_eq!(&read, b"weights");
+    }
+}
+
+#[test]
 fn a_model_is_found_by_path_name_and_number() {
     let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
     let path = rig.file("model.bin", b"weights");
