@@ -148,7 +148,7 @@ def cases():
     yield "scalar_of_blocks", file([], [tensor("a", (), DTYPE_Q4_0)], 32)
     yield "dtype_removed", file([], [tensor("a", (32,), 4)], 32)
     yield "dtype_repacked", file([], [tensor("a", (32,), 31)], 32)
-    yield "dtype_unknown", file([], [tensor("a", (32,), 42)], 32)
+    yield "dtype_unknown", file([], [tensor("a", (32,), 43)], 32)
     yield "dtype_2_32", file([], [tensor("a", (32,), 2**32 - 1)], 32)
     yield "offset_unaligned", file([], [tensor("a", offset=16)], 64)
     yield "offset_2_64", file([], [tensor("a", offset=2**64 - 32)], 32)

@@ -238,6 +238,7 @@ try readme_example readme_example
 try load_example_refuses load_example_refuses
 try gguf_example gguf_example
 try gguf_example_refuses gguf_example_refuses
+program blocks_of_the_manual scripts/manual.sh "${profile[@]}" c gcc
 
 # Runs the test program that $2… starts with a server beside it.
 served() {

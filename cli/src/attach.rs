@@ -16,7 +16,7 @@ use crate::output::print;
 use crate::program::become_program;
 use crate::progress::Display;
 use crate::signals;
-use crate::units::Decimal;
+use crate::units::{Alignment, Decimal};
 
 /// Attach a model that `longshore serve` holds, or loads for it.
 ///
@@ -48,9 +48,14 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// What the file is: auto (by name), raw, safetensors.
+    /// What the file is: auto (by name), raw, safetensors, gguf.
     #[arg(long, default_value = "auto")]
     format: FormatChoice,
+
+    /// Have every tensor placed at a multiple of this: 64, 256, 4096, 2M. That is another memory than
+    /// the same model's as it is in its file.
+    #[arg(long, value_name = "N")]
+    align: Option<Alignment>,
 
     /// Print what was attached as one JSON object.
     #[arg(long)]
@@ -73,7 +78,10 @@ pub(crate) struct AttachArgs {
 pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
     let began = Instant::now();
-    let client = connect(args.socket.as_ref())?;
+    let mut client = connect(args.socket.as_ref())?;
+    if let Some(Alignment(alignment)) = args.align {
+        client = client.align(alignment);
+    }
     let server_pid = client.server_pid();
     let mut display = Display::new(args.quiet || args.json);
     let wanted = Wanted::Word(args.name.clone());

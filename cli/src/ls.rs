@@ -79,6 +79,9 @@ fn state(held: &Held) -> String {
         }
         HeldState::Ready => vec!["ready".to_owned()],
     };
+    if held.align_bytes > 0 {
+        words.push(format!("aligned to {}", held.align_bytes));
+    }
     if held.is_stale {
         words.push("stale".to_owned());
     }
@@ -111,6 +114,7 @@ fn as_json(listing: &Listing, server_pid: u32) -> Value {
                 "id": held.id,
                 "path": held.path.to_string_lossy(),
                 "format": held.format,
+                "align": held.align_bytes,
                 "bytes": held.len_bytes,
                 "done_bytes": held.done_bytes,
                 "attachments": held.attachments,
@@ -144,6 +148,7 @@ mod tests {
             id: 1,
             path: "/m/\x1b".into(),
             format: "auto".into(),
+            align_bytes: 64,
             len_bytes: 200,
             done_bytes: 50,
             attachments: 0,
@@ -152,7 +157,7 @@ mod tests {
             is_pinned: true,
             age_ms: 0,
         };
-        assert_eq!(state(&held), "loading 25%, stale, kept");
+        assert_eq!(state(&held), "loading 25%, aligned to 64, stale, kept");
         assert!(table(&[held]).contains("/m/\\u{1b}"));
         assert_eq!(table(&[]), "nothing is held\n");
     }

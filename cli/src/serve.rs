@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::output::print;
 use crate::signals;
-use crate::units::Size;
+use crate::units::{Alignment, Size};
 
 /// Hold models in memory, once for all processes of this machine.
 ///
@@ -83,9 +83,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value = "memfd")]
     heap: Heap,
 
-    /// What the files named here are: auto (by name), raw, safetensors.
+    /// What the files named here are: auto (by name), raw, safetensors, gguf.
     #[arg(long, default_value = "auto")]
     format: FormatChoice,
+
+    /// Place every tensor of the files named here at a multiple of this: 64, 256, 4096, 2M.
+    #[arg(long, value_name = "N")]
+    align: Option<Alignment>,
 
     /// Print each event as a JSON object.
     #[arg(long)]
@@ -156,6 +160,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         roots: args.root,
         files: args.files,
         format: args.format,
+        align: args.align.map(|align| align.0),
         memory_max: args.memory_max.map(|size| size.0),
         attachments_max: args.max_attachments,
         clients_max: args.max_clients,

@@ -11,6 +11,7 @@ mod command;
 mod blocks;
 
 use std::fs;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -63,9 +64,7 @@ fn no_page_is_left_out() {
 fn run(name: &str) {
     let page = fs::read_to_string(pages().join(name)).unwrap();
     let all = blocks::blocks(&page).unwrap();
-    // What a block leaves running ends with the script.
-    let mut script =
-        "exec 2>&1\nset -eu\ntrap 'kill $(jobs -p) 2>/dev/null || :' EXIT\n".to_owned();
+    let mut script = "exec 2>&1\nset -eu\n".to_owned();
     let mut said: Vec<(&Block<'_>, Option<&Block<'_>>)> = Vec::new();
     for (index, block) in all.iter().enumerate().filter(|(_, block)| block.language == "sh") {
         let output = all.get(index + 1).filter(|next| next.follows && next.language == OUTPUT);
@@ -78,20 +77,29 @@ fn run(name: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let longshore = Path::new(command::LONGSHORE).parent().unwrap().to_str().unwrap();
     let path = format!("{longshore}:{}", std::env::var("PATH").unwrap());
-    let output = Command::new("timeout")
+    // Into a file: a pipe would wait for what a block leaves running.
+    let mut printed_to = tempfile::tempfile().unwrap();
+    let mut child = Command::new("timeout")
         .args(["--signal=TERM", "--kill-after=10", SECONDS_MAX, "sh", "-c"])
         .arg(script)
         .current_dir(folder.path())
         .env("PATH", path)
         .stdin(Stdio::null())
-        .output()
+        .stdout(printed_to.try_clone().unwrap())
+        .spawn()
         .unwrap();
-    let printed = String::from_utf8(output.stdout).unwrap();
+    let status = child.wait().unwrap();
+    // That is in the process group that `timeout` makes. There may be nothing in it.
+    let group = format!("-{}", child.id());
+    Command::new("kill").args(["-s", "KILL", "--", &group]).stderr(Stdio::null()).status().unwrap();
+    let mut printed = String::new();
+    printed_to.seek(SeekFrom::Start(0)).unwrap();
+    printed_to.read_to_string(&mut printed).unwrap();
     let mut parts: Vec<&str> = printed.split(&format!("\n{BETWEEN}\n")).collect();
     // Behind the last one stands nothing, unless it ended early.
     let last = parts.pop().unwrap();
     assert_eq!(
-        (parts.len(), output.status.code(), last),
+        (parts.len(), status.code(), last),
         (said.len(), Some(0), ""),
         "docs/{name}:{}: this block failed, and printed:\n{last}",
         said.get(parts.len()).map_or(0, |(block, _)| block.line)

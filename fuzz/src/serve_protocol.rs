@@ -34,7 +34,11 @@ enum With {
 
 /// Parts that are worth having in whatever order: the fuzzer need not find the magic.
 fn template(rig: &Rig, number: u8) -> Option<Vec<u8>> {
-    let attach = |target, format: &str| Request::Attach { target, format: format.to_owned() };
+    let attach = |target, format: &str| Request::Attach {
+        target,
+        format: format.to_owned(),
+        align_bytes: 0,
+    };
     let request = match number {
         0 => Request::Hello { version: VERSION },
         1 => attach(Target::Path(rig.model.clone()), "raw"),

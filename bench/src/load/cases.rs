@@ -1,6 +1,7 @@
 //! The cases of the bench, in the order in which they run.
 
 mod align;
+mod attach;
 mod cold;
 mod first_use;
 mod overlap;
@@ -66,6 +67,9 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     }
     if options.wants(first_use::CASE) {
         first_use::run(context, session)?;
+    }
+    if options.wants(attach::CASE) {
+        attach::run(context, session)?;
     }
     schemes::run(context, session)?;
     if context.options.guest {

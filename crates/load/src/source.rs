@@ -77,6 +77,11 @@ impl SourceFile {
         Ok(Self { path, buffered, direct, alignment, asked_direct, version: status.version })
     }
 
+    /// Has it told of by this name, where that is better known than the kernel's.
+    pub fn named(self, path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), ..self }
+    }
+
     /// The name it was opened by, or for a descriptor the name the kernel knows.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,22 +1,23 @@
 //! What is served: directories, and files named one by one. Every path is resolved here.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use longshore_load::format::FormatChoice;
-use longshore_load::format::index::ShardIndex;
-use longshore_load::format::safetensors::Header;
+use longshore_load::format::{self, FormatChoice};
+use longshore_load::plan::PlannedFile;
 use longshore_load::{Plan, SourceFile};
+use longshore_mem::Granule;
 use longshore_sys::beneath::{self, Reach};
 use longshore_sys::file::{self, Kind as FileKind, Version};
 
 use crate::error::{Error, Result};
 
-/// The most shards that a served model may have: each is open twice while it is loaded.
-pub(crate) const SHARDS_MAX: usize = 256;
+/// The most files that a served model may have: each is open twice while it is loaded.
+const FILES_MAX: usize = 257;
 
 /// Directories beneath which everything may be asked for, and files that may.
 #[derive(Debug)]
@@ -34,26 +35,24 @@ struct Place {
     only: Option<OsString>,
 }
 
+/// What a file is taken for, and how it is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) format: FormatChoice,
+    /// What tensors begin at multiples of; `None` for where they are in the file.
+    pub(crate) align: Option<Granule>,
+}
+
 /// A file that was asked for, and what belongs to it, as they were when they were looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The file that was named.
     pub(crate) path: PathBuf,
-    /// What its name and the caller's choice make of it.
-    pub(crate) kind: Kind,
-    /// The files to be loaded: that one, or the shards it names.
+    pub(crate) layout: Layout,
+    /// The files to be loaded: that one, or those that it stands for.
     pub(crate) files: Vec<(PathBuf, Version)>,
-}
-
-/// What a file is taken for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Bytes.
-    Raw,
-    /// A header to be checked before anything is loaded.
-    Safetensors,
-    /// It stands for its shards.
-    Index,
+    /// How long a buffer they take.
+    pub(crate) len_bytes: u64,
 }
 
 /// What became of looking for a file.
@@ -98,27 +97,55 @@ impl Served {
     }
 
     /// Looks for the file at `path`, which is absolute.
-    pub(crate) fn look(&self, path: &Path, format: FormatChoice) -> Looked {
+    pub(crate) fn look(&self, path: &Path, layout: Layout) -> Looked {
         let opened = self.places.iter().find_map(|place| {
             let name = path.strip_prefix(&place.path).ok()?;
             if name.as_os_str().is_empty() || place.only.as_deref().is_some_and(|only| only != name)
             {
                 return None;
             }
-            Some((place, place.open_file(name).ok()?))
+            place.open_file(name).ok()
         });
         let not_there = |source| longshore_load::Error::Open { path: path.to_owned(), source };
-        let Some((place, file)) = opened else {
+        let Some(file) = opened else {
             let found = Err(not_there(io::ErrorKind::NotFound.into()));
             return Looked { named: None, found };
         };
         match file::status(&file) {
             Ok(status) => {
                 let named = Some(status.version.inode());
-                Looked { named, found: place.examine(path, &file, status, format) }
+                Looked { named, found: self.examine(path, status, layout) }
             }
             Err(error) => Looked { named: None, found: Err(not_there(error)) },
         }
+    }
+
+    /// What a file is that is there. Only one that stands for others, or is to be laid out anew, is
+    /// read for that.
+    fn examine(
+        &self,
+        path: &Path,
+        status: file::Status,
+        layout: Layout,
+    ) -> longshore_load::Result<Found> {
+        if status.kind != FileKind::Regular {
+            let kind = status.kind.described();
+            let (path, hint) = (path.to_owned(), "");
+            return Err(longshore_load::Error::NotRegular { path, kind, hint });
+        }
+        let path = path.to_owned();
+        if layout.align.is_none() && !format::names_others(&path, layout.format) {
+            let (files, len_bytes) =
+                (vec![(path.clone(), status.version)], status.version.len_bytes());
+            return Ok(Found { path, layout, files, len_bytes });
+        }
+        let plan = self.open(&path, layout)?;
+        let of_file = |file: &PlannedFile| {
+            let source = file.source();
+            (source.path().to_owned(), source.version())
+        };
+        let files = plan.files().iter().map(of_file).collect();
+        Ok(Found { path, layout, files, len_bytes: plan.len_bytes() })
     }
 
     /// Opens once more what was found, checks what can be checked of it, and plans to load it.
@@ -126,32 +153,43 @@ impl Served {
     /// # Errors
     /// [`longshore_load::Error::Changed`] where it is not what it was.
     pub(crate) fn plan(&self, found: &Found) -> longshore_load::Result<Plan> {
-        let mut sources = Vec::new();
-        for (path, version) in &found.files {
-            let source = self.source(&found.path, path)?;
-            if source.version() != *version {
-                let what = "it is not the file that it was a moment ago".to_owned();
-                return Err(longshore_load::Error::Changed { path: path.clone(), what });
-            }
-            sources.push(source);
-        }
-        if found.kind != Kind::Raw {
-            let headers =
-                sources.iter().map(Header::read).collect::<longshore_load::Result<Vec<_>>>()?;
-            if found.kind == Kind::Index {
-                let path = found.path.as_path();
-                let index = self.open_anew(path, path)?;
-                let status = file::status(&index).map_err(|source| {
-                    longshore_load::Error::Open { path: path.to_owned(), source }
-                })?;
-                read_index(path, &index, status.version.len_bytes())?.check(&headers)?;
-            }
-        }
-        let mut plan = Plan::new();
-        for source in sources {
-            plan.push(source)?;
+        let plan = self.open(&found.path, found.layout)?;
+        let sources = plan.files().iter().map(PlannedFile::source);
+        let now = sources.map(|source| (source.path(), source.version()));
+        let then = found.files.iter().map(|(path, version)| (path.as_path(), *version));
+        if !now.eq(then) || plan.len_bytes() != found.len_bytes {
+            let what = "it is not what it was a moment ago".to_owned();
+            return Err(longshore_load::Error::Changed { path: found.path.clone(), what });
         }
         Ok(plan)
+    }
+
+    /// Opens a file and those that it stands for, all of them where they are served.
+    fn open(&self, named: &Path, layout: Layout) -> longshore_load::Result<Plan> {
+        let opened_files = Cell::new(0);
+        let open = |path: &Path| {
+            opened_files.set(opened_files.get() + 1);
+            if opened_files.get() > FILES_MAX {
+                return Err(longshore_load::Error::Format {
+                    path: named.to_owned(),
+                    format: "served",
+                    reason: format!("it stands for more than {FILES_MAX} files"),
+                });
+            }
+            Ok(SourceFile::from_fd(self.open_anew(named, path)?)?.named(path))
+        };
+        let mut opened = format::open_by(&[named], layout.format, &open)?;
+        if let Some(alignment) = layout.align {
+            if opened.tensors.is_empty() {
+                return Err(longshore_load::Error::Format {
+                    path: named.to_owned(),
+                    format: "tensor",
+                    reason: "no tensors are known in it, and so none can be aligned".to_owned(),
+                });
+            }
+            opened = opened.align(alignment)?;
+        }
+        Ok(opened.plan)
     }
 
     /// Whether any of the files is no longer what it was.
@@ -161,10 +199,6 @@ impl Served {
                 self.open_anew(&found.path, path).ok().and_then(|file| file::status(file).ok());
             now.is_none_or(|status| status.version != *version)
         })
-    }
-
-    fn source(&self, named: &Path, path: &Path) -> longshore_load::Result<SourceFile> {
-        SourceFile::from_fd(self.open_anew(named, path)?)
     }
 
     /// Opens a file that belongs to the one that is `named`.
@@ -200,102 +234,6 @@ impl Place {
         let reach = if self.only.is_some() { Reach::Anywhere } else { Reach::Beneath };
         beneath::open(&self.directory, name, reach)
     }
-
-    fn examine(
-        &self,
-        path: &Path,
-        file: &OwnedFd,
-        status: file::Status,
-        format: FormatChoice,
-    ) -> std::result::Result<Found, longshore_load::Error> {
-        if status.kind != FileKind::Regular {
-            let kind = status.kind.described();
-            let (path, hint) = (path.to_owned(), "");
-            return Err(longshore_load::Error::NotRegular { path, kind, hint });
-        }
-        let kind = Kind::of(path, format);
-        let mut files = vec![(path.to_owned(), status.version)];
-        if kind == Kind::Index {
-            let index = read_index(path, file, status.version.len_bytes())?;
-            files = self.shards(&index)?;
-        }
-        Ok(Found { path: path.to_owned(), kind, files })
-    }
-
-    fn shards(&self, index: &ShardIndex) -> longshore_load::Result<Vec<(PathBuf, Version)>> {
-        if index.shards().len() > SHARDS_MAX {
-            let reason = format!(
-                "it has {} shards, and at most {SHARDS_MAX} are served",
-                index.shards().len()
-            );
-            return Err(invalid_index(index.path(), reason));
-        }
-        let mut files = Vec::new();
-        for shard in index.shards() {
-            let path = index.shard_path(shard);
-            let name = path.strip_prefix(&self.path).unwrap_or(&path);
-            let failed = |source| longshore_load::Error::Open { path: path.clone(), source };
-            let file = self.open_file(name).map_err(failed)?;
-            let status = file::status(&file).map_err(failed)?;
-            if status.kind != FileKind::Regular {
-                let kind = status.kind.described();
-                return Err(longshore_load::Error::NotRegular { path, kind, hint: "" });
-            }
-            files.push((path, status.version));
-        }
-        Ok(files)
-    }
-}
-
-impl Kind {
-    /// As `longshore_load::format::open` takes names.
-    fn of(path: &Path, choice: FormatChoice) -> Self {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let is_index = name.ends_with(".json")
-            && (name.contains(".safetensors.index.")
-                || choice == FormatChoice::Safetensors && name.ends_with(".index.json"));
-        match choice {
-            FormatChoice::Auto | FormatChoice::Safetensors if is_index => Self::Index,
-            FormatChoice::Safetensors => Self::Safetensors,
-            FormatChoice::Auto if name.ends_with(".safetensors") => Self::Safetensors,
-            _ => Self::Raw,
-        }
-    }
-}
-
-fn read_index(path: &Path, file: &OwnedFd, len_bytes: u64) -> longshore_load::Result<ShardIndex> {
-    use longshore_load::format::index::INDEX_LEN_MAX_BYTES;
-    use longshore_mem::FileOffset;
-    use longshore_sys::file::ReadFlags;
-
-    if len_bytes > INDEX_LEN_MAX_BYTES {
-        let reason =
-            format!("it has {len_bytes} bytes, more than the {INDEX_LEN_MAX_BYTES} of any");
-        return Err(invalid_index(path, reason));
-    }
-    let mut bytes = vec![0; len_bytes as usize];
-    let mut done = 0;
-    while done < bytes.len() {
-        let at = FileOffset::new(done as u64);
-        let range = done as u64..len_bytes;
-        let path = || path.to_owned();
-        match file::read_into(file, &mut bytes[done..], at, ReadFlags::default()) {
-            Ok(0) => {
-                let ended_at = done as u64;
-                return Err(longshore_load::Error::Truncated { path: path(), ended_at, len_bytes });
-            }
-            Ok(read) => done += read,
-            Err(source) => {
-                let path = path();
-                return Err(longshore_load::Error::Read { path, range, done_bytes: 0, source });
-            }
-        }
-    }
-    ShardIndex::parse(path, &bytes)
-}
-
-fn invalid_index(path: &Path, reason: String) -> longshore_load::Error {
-    longshore_load::Error::Format { path: path.to_owned(), format: "safetensors index", reason }
 }
 
 /// The directory that `path` is in.
@@ -333,7 +271,7 @@ mod tests {
     impl Tree {
         fn look(&self, name: &str) -> Looked {
             let dir = fs::canonicalize(self.dir.path()).unwrap();
-            self.served.look(&dir.join(name), FormatChoice::Auto)
+            self.served.look(&dir.join(name), Layout { format: FormatChoice::Auto, align: None })
         }
     }
 
@@ -369,20 +307,6 @@ mod tests {
         let changed = tree.served.plan(&found).unwrap_err();
         assert!(matches!(changed, longshore_load::Error::Changed { .. }), "{changed}");
         assert!(tree.served.is_stale(&found));
-    }
-
-    #[test]
-    fn names_are_taken_as_a_load_takes_them() {
-        for (name, choice, kind) in [
-            ("m.safetensors", FormatChoice::Auto, Kind::Safetensors),
-            ("m.safetensors", FormatChoice::Raw, Kind::Raw),
-            ("m.safetensors.index.json", FormatChoice::Auto, Kind::Index),
-            ("m.index.json", FormatChoice::Safetensors, Kind::Index),
-            ("m.index.json", FormatChoice::Auto, Kind::Raw),
-            ("m.gguf", FormatChoice::Auto, Kind::Raw),
-        ] {
-            assert_eq!(Kind::of(Path::new(name), choice), kind, "{name} {choice}");
-        }
     }
 
     #[test]

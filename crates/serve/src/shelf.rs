@@ -23,8 +23,6 @@ pub enum Keep {
 #[derive(Debug)]
 pub(crate) struct Model<M> {
     pub(crate) found: Found,
-    pub(crate) format: String,
-    pub(crate) len_bytes: u64,
     pub(crate) memory: Option<M>,
     pub(crate) attachments: u32,
     /// Kept for as long as the server runs.
@@ -77,14 +75,19 @@ impl<M> Shelf<M> {
 
     /// The bytes of all models, also of those that are still being loaded.
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.models.values().map(|model| model.len_bytes).sum()
+        self.models.values().map(|model| model.found.len_bytes).sum()
     }
 
-    /// The model of these very files, loaded or being loaded.
-    pub(crate) fn find(&self, files: &[(std::path::PathBuf, Version)]) -> Option<u64> {
+    /// The model of these very files in this layout, loaded or being loaded. What files are taken for
+    /// changes nothing of the bytes that are loaded.
+    pub(crate) fn find(&self, wanted: &Found) -> Option<u64> {
+        let versions = |found: &Found| -> Vec<Version> {
+            found.files.iter().map(|(_, version)| *version).collect()
+        };
         let same = |model: &&Model<M>| {
-            let theirs = model.found.files.iter().map(|(_, version)| version);
-            !model.is_abandoned && theirs.eq(files.iter().map(|(_, version)| version))
+            !model.is_abandoned
+                && model.found.layout.align == wanted.layout.align
+                && versions(&model.found) == versions(wanted)
         };
         self.iter().find(|(_, model)| same(model)).map(|(id, _)| id)
     }
@@ -95,7 +98,7 @@ impl<M> Shelf<M> {
         let mut idle: Vec<(Instant, u64, u64)> = self
             .iter()
             .filter(|(_, model)| model.may_go())
-            .map(|(id, model)| (model.used, id, model.len_bytes))
+            .map(|(id, model)| (model.used, id, model.found.len_bytes))
             .collect();
         idle.sort_unstable();
         let held_bytes = self.held_bytes();
@@ -142,13 +145,10 @@ impl<M> Shelf<M> {
         idle.filter_map(|model| model.used.checked_add(time)).min()
     }
 
-    pub(crate) fn insert(&mut self, found: Found, format: String, now: Instant) -> u64 {
+    pub(crate) fn insert(&mut self, found: Found, now: Instant) -> u64 {
         self.last_id += 1;
-        let len_bytes = len_bytes(&found);
         let model = Model {
             found,
-            format,
-            len_bytes,
             memory: None,
             attachments: 0,
             is_pinned: false,
@@ -195,15 +195,6 @@ impl<M> Model<M> {
     }
 }
 
-/// The length of the buffer that the files of a model take, each from a multiple of 4 KiB on.
-pub(crate) fn len_bytes(found: &Found) -> u64 {
-    let alignment = longshore_load::plan::FILE_ALIGNMENT;
-    found.files.iter().fold(0, |end, (_, version)| {
-        let start = alignment.checked_round_up(end).unwrap_or(u64::MAX);
-        start.saturating_add(version.len_bytes())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -212,7 +203,7 @@ mod tests {
     use longshore_load::format::FormatChoice;
 
     use super::*;
-    use crate::served::Served;
+    use crate::served::{Layout, Served};
 
     /// Files of 1000 bytes each.
     fn files(dir: &Path, count: usize) -> Vec<Found> {
@@ -221,7 +212,8 @@ mod tests {
             fs::write(name, [0; 1000]).unwrap();
         }
         let served = Served::new(&[dir.to_owned()], &[]).unwrap();
-        names.iter().map(|name| served.look(name, FormatChoice::Raw).found.unwrap()).collect()
+        let layout = Layout { format: FormatChoice::Raw, align: None };
+        names.iter().map(|name| served.look(name, layout).found.unwrap()).collect()
     }
 
     fn ids<M>(gone: &[(u64, Model<M>)]) -> Vec<u64> {
@@ -238,13 +230,13 @@ mod tests {
         let mut shelf = Shelf::new(Keep::Always, 3500);
         for (number, found) in found.iter().take(3).enumerate() {
             assert!(shelf.make_room(1000).unwrap().is_empty());
-            let id = shelf.insert(found.clone(), "auto".into(), at(number as u64));
+            let id = shelf.insert(found.clone(), at(number as u64));
             // What is being loaded does not go.
             assert!(shelf.make_room(3000).is_err());
             shelf.get_mut(id).unwrap().memory = Some(());
         }
-        assert_eq!(shelf.find(&found[1].files), Some(2));
-        assert_eq!(shelf.find(&found[3].files), None);
+        assert_eq!(shelf.find(&found[1]), Some(2));
+        assert_eq!(shelf.find(&found[3]), None);
         // The first is attached, and the second used last.
         assert_eq!(shelf.attach(1, at(10)), Some(1));
         shelf.attach(2, at(11));
@@ -267,7 +259,7 @@ mod tests {
         let begin = Instant::now();
         let kept = |keep| {
             let mut shelf = Shelf::new(keep, u64::MAX);
-            let id = shelf.insert(found.clone(), "auto".into(), begin);
+            let id = shelf.insert(found.clone(), begin);
             shelf.get_mut(id).unwrap().memory = Some(());
             shelf.attach(id, begin);
             assert!(shelf.take_expired(begin + Duration::from_secs(100)).is_empty());

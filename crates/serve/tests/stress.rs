@@ -219,7 +219,8 @@ fn be_a_client() {
                 let file = File::open(&path).unwrap();
                 let hello = Request::Hello { version: VERSION }.encode();
                 let target = Target::Path(path);
-                let attach = Request::Attach { target, format: "raw".to_owned() }.encode();
+                let attach =
+                    Request::Attach { target, format: "raw".to_owned(), align_bytes: 0 }.encode();
                 let _ = packet_socket::send(&raw, &hello, None);
                 let _ = packet_socket::send(&raw, &attach, Some(file.as_fd()));
                 thread::sleep(Duration::from_millis(random.below(8)));
@@ -229,7 +230,7 @@ fn be_a_client() {
                 let gives_up = behaviour == 2;
                 let mut observe = |_| {
                     if gives_up {
-                        cancel.cancel()
+                        cancel.cancel();
                     }
                 };
                 let wanted = Wanted::Path(path);

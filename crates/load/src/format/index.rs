@@ -11,8 +11,8 @@ use std::path::{Component, Path, PathBuf};
 use serde::de::{Error as _, MapAccess};
 
 use super::json::{At, Expect, Refusal, Skip, Text, quoted};
-use super::read_exact;
 use super::safetensors::{Dtype, HEADER_LEN_MAX_BYTES, Header, TENSORS_MAX};
+use super::{Opener, read_exact};
 use crate::error::{Error, Result};
 use crate::source::SourceFile;
 
@@ -54,7 +54,11 @@ impl ShardIndex {
     /// [`Error::Format`] with the reason, those of [`SourceFile::open`], [`Error::Read`],
     /// [`Error::Truncated`].
     pub fn read(path: impl Into<PathBuf>) -> Result<Self> {
-        let source = SourceFile::open(path)?;
+        Self::read_source(&SourceFile::open(path)?)
+    }
+
+    /// As [`Self::read`], of a file that is open.
+    pub(super) fn read_source(source: &SourceFile) -> Result<Self> {
         let len_bytes = source.len_bytes();
         if len_bytes > INDEX_LEN_MAX_BYTES {
             let reason =
@@ -62,7 +66,7 @@ impl ShardIndex {
             return Err(refused(source.path(), reason));
         }
         let mut bytes = vec![0; len_bytes as usize];
-        read_exact(&source, &mut bytes, 0)?;
+        read_exact(source, &mut bytes, 0)?;
         Self::parse(source.path(), &bytes)
     }
 
@@ -128,16 +132,19 @@ impl ShardIndex {
     /// [`Error::Format`] of the index where a shard is missing; those of [`SourceFile::open`],
     /// [`Header::read`] and [`Self::check`].
     pub fn open_shards(&self) -> Result<Vec<(SourceFile, Header)>> {
+        self.open_shards_by(&|path| SourceFile::open(path))
+    }
+
+    /// As [`Self::open_shards`], each opened by `open`.
+    pub(super) fn open_shards_by(&self, open: Opener<'_>) -> Result<Vec<(SourceFile, Header)>> {
         let mut sources = Vec::new();
         for shard in &self.shards {
-            sources.push(SourceFile::open(self.shard_path(shard)).map_err(
-                |error| match error {
-                    Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                        self.missing(shard)
-                    }
-                    error => error,
-                },
-            )?);
+            sources.push(open(&self.shard_path(shard)).map_err(|error| match error {
+                Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                    self.missing(shard)
+                }
+                error => error,
+            })?);
         }
         let headers = sources.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
         self.check(&headers)?;

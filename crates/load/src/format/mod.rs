@@ -152,6 +152,17 @@ pub struct PlacedTensor<'a> {
 /// [`ShardIndex::open_shards`], [`gguf::open_splits`] and [`Plan::push`]: what is wrong with the
 /// first file that has something wrong with it.
 pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> {
+    open_by(paths, choice, &|path| SourceFile::open(path))
+}
+
+/// How a file that is named, or that belongs to one that is, is opened.
+pub type Opener<'a> = &'a dyn Fn(&Path) -> Result<SourceFile>;
+
+/// As [`open`], each file opened by `by`: in another folder, or not where it leads out of one.
+///
+/// # Errors
+/// Those of [`open`] and of `by`.
+pub fn open_by(paths: &[impl AsRef<Path>], choice: FormatChoice, by: Opener<'_>) -> Result<Opened> {
     let mut opened = Opened { plan: Plan::new(), tensors: Vec::new() };
     // A pattern of the shell names all splits, of which the first brings in the others.
     let mut splits: Vec<PathBuf> = Vec::new();
@@ -161,19 +172,19 @@ pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> 
             continue;
         }
         match Kind::of(path, choice) {
-            Kind::Raw => opened.plan.push(SourceFile::open(path)?)?,
+            Kind::Raw => opened.plan.push(by(path)?)?,
             Kind::Safetensors => {
-                let source = SourceFile::open(path)?;
+                let source = by(path)?;
                 let header = safetensors::Header::read(&source)?;
                 opened.push(source, Header::Safetensors(header))?;
             }
             Kind::Index => {
-                for (source, header) in ShardIndex::read(path)?.open_shards()? {
+                for (source, header) in ShardIndex::read_source(&by(path)?)?.open_shards_by(by)? {
                     opened.push(source, Header::Safetensors(header))?;
                 }
             }
             Kind::Gguf => {
-                for (source, header) in gguf::open_splits(path)? {
+                for (source, header) in gguf::open_splits_by(path, by)? {
                     splits.push(source.path().to_owned());
                     opened.push(source, Header::Gguf(header))?;
                 }
@@ -181,6 +192,15 @@ pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> 
         }
     }
     Ok(opened)
+}
+
+/// Whether a file stands for others beside it, by its name.
+pub fn names_others(path: &Path, choice: FormatChoice) -> bool {
+    match Kind::of(path, choice) {
+        Kind::Index => true,
+        Kind::Gguf => gguf::is_first_of_several(path),
+        Kind::Raw | Kind::Safetensors => false,
+    }
 }
 
 impl Opened {

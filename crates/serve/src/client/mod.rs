@@ -9,9 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use longshore_load::format::index::ShardIndex;
-use longshore_load::format::{FormatChoice, printable};
+use longshore_load::format::{self, FormatChoice, printable};
 use longshore_load::{CancelToken, Progress};
+use longshore_mem::Granule;
 use longshore_sys::readiness::{self, Watch};
 use longshore_sys::{file, packet_socket};
 
@@ -74,6 +74,7 @@ pub struct Listing {
 pub struct Client {
     socket: OwnedFd,
     server_pid: u32,
+    align: Option<Granule>,
 }
 
 impl Client {
@@ -84,7 +85,7 @@ impl Client {
     /// version or has too many clients.
     pub fn connect(socket: &Path) -> Result<Self> {
         let connected = connect(socket).map_err(|source| unreachable_by(socket, source))?;
-        let mut client = Self { socket: connected, server_pid: 0 };
+        let mut client = Self { socket: connected, server_pid: 0, align: None };
         client.send(&Request::Hello { version: VERSION }, None)?;
         match client.answer()? {
             (Reply::Welcome { version: VERSION, pid }, None) => {
@@ -101,6 +102,14 @@ impl Client {
     /// As [`Self::connect`] and [`default_server`].
     pub fn connect_default() -> Result<Self> {
         Self::connect(&default_server()?)
+    }
+
+    /// Has the server place every tensor at a multiple of this, as [`Opened::align`] does: it is
+    /// another memory than the same model's as it is. What is attached by its number is as it is held.
+    ///
+    /// [`Opened::align`]: longshore_load::format::Opened::align
+    pub fn align(self, alignment: Granule) -> Self {
+        Self { align: Some(alignment), ..self }
     }
 
     /// The server's process, as it says.
@@ -140,7 +149,8 @@ impl Client {
     ) -> Result<Attachment> {
         let (path, target) = self.locate(wanted)?;
         let file = opened(&path)?;
-        let request = Request::Attach { target, format: format.to_string() };
+        let align_bytes = self.align.map_or(0, Granule::bytes);
+        let request = Request::Attach { target, format: format.to_string(), align_bytes };
         self.send(&request, Some(file.as_fd()))?;
         drop(file);
         let mut shards = None;
@@ -150,11 +160,12 @@ impl Client {
                 (Reply::Prove { path: shard }, None) => {
                     let shards = match &shards {
                         Some(shards) => shards,
-                        None => shards.insert(shards_of(&path)?),
+                        None => shards.insert(files_of(&path, format)?),
                     };
                     if !shards.contains(&shard) {
                         let shown = shard.to_string_lossy();
-                        let what = format!("it asks for {}, which is no shard", printable(&shown));
+                        let what =
+                            format!("it asks for {}, which is no part of it", printable(&shown));
                         return Err(untrustworthy(what));
                     }
                     let file = opened(&shard)?;
@@ -406,10 +417,10 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The shards that belong to an index: a server that asks for other files asks for too much.
-fn shards_of(path: &Path) -> Result<BTreeSet<PathBuf>> {
-    let index = ShardIndex::read(path)?;
-    Ok(index.shards().iter().map(|shard| index.shard_path(shard)).collect())
+/// The files that one stands for: a server that asks for others asks for too much.
+fn files_of(path: &Path, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
+    let opened = format::open(&[path], format)?;
+    Ok(opened.plan.files().iter().map(|file| file.source().path().to_owned()).collect())
 }
 
 fn by_id(listing: &Listing, id: u64) -> Option<(PathBuf, Target)> {

@@ -12,7 +12,7 @@
 //!                                          ◄──   Welcome(version, process)
 //!   List                                   ──►
 //!                                          ◄──   Root …, Held …, End
-//!   Attach(target, format) + the file      ──►
+//!   Attach(target, format, …) + the file   ──►
 //!                                          ◄──   Prove(path)        for each other file of a model
 //!   Proof + that file                      ──►
 //!                                          ◄──   Progress …         while it is being loaded
@@ -67,6 +67,8 @@ pub enum Request {
         target: Target,
         /// What the files are to be taken for, in the words of `longshore load --format`.
         format: String,
+        /// What tensors are to begin at multiples of, in bytes; 0 for where they are in the file.
+        align_bytes: u64,
     },
     /// Another file of the model, as [`Reply::Prove`] asked for. It comes as a descriptor.
     Proof,
@@ -158,6 +160,8 @@ pub struct Held {
     pub path: PathBuf,
     /// What it was taken for.
     pub format: String,
+    /// What its tensors begin at multiples of; 0 where they are as in the file.
+    pub align_bytes: u64,
     /// Its length in bytes.
     pub len_bytes: u64,
     /// How many of them are there: fewer than all while it is being loaded.
@@ -246,7 +250,7 @@ impl Request {
                 writer.0.extend(MAGIC);
                 writer.u16(*version)
             }
-            Self::Attach { target, format } => {
+            Self::Attach { target, format, align_bytes } => {
                 let writer = Writer::new(2);
                 let writer = match target {
                     Target::Path(path) => {
@@ -254,7 +258,7 @@ impl Request {
                     }
                     Target::Id(id) => writer.u8(1).u64(*id),
                 };
-                writer.text(format, FORMAT_BYTES_MAX)
+                writer.text(format, FORMAT_BYTES_MAX).u64(*align_bytes)
             }
             Self::Proof => Writer::new(3),
             Self::Release => Writer::new(4),
@@ -284,7 +288,8 @@ impl Request {
                     1 => Target::Id(reader.u64()?),
                     _ => return Err(Malformed("it names neither a path nor a number")),
                 };
-                Self::Attach { target, format: reader.text(FORMAT_BYTES_MAX)? }
+                let format = reader.text(FORMAT_BYTES_MAX)?;
+                Self::Attach { target, format, align_bytes: reader.u64()? }
             }
             3 => Self::Proof,
             4 => Self::Release,
@@ -325,7 +330,9 @@ impl Reply {
                     .u8(u8::from(held.is_stale))
                     .u8(u8::from(held.is_pinned))
                     .u64(held.age_ms);
-                of_path(writer, &held.path).text(&held.format, FORMAT_BYTES_MAX)
+                of_path(writer, &held.path)
+                    .text(&held.format, FORMAT_BYTES_MAX)
+                    .u64(held.align_bytes)
             }
             Self::End => Writer::new(0x89),
             Self::Refused { reason, message } => {
@@ -371,6 +378,7 @@ impl Reply {
                 age_ms: reader.u64()?,
                 path: absolute(reader.bytes(PATH_BYTES_MAX)?)?,
                 format: reader.text(FORMAT_BYTES_MAX)?,
+                align_bytes: reader.u64()?,
             }),
             0x89 => Self::End,
             0x8a => Self::Refused {
@@ -415,6 +423,7 @@ mod tests {
             id: 7,
             path: "/models/a".into(),
             format: "auto".into(),
+            align_bytes: 64,
             len_bytes: 1 << 40,
             done_bytes: 3,
             attachments: 2,
@@ -430,8 +439,12 @@ mod tests {
         let path = PathBuf::from(OsStr::from_bytes(b"/models/\xff/\x1b"));
         let requests = [
             Request::Hello { version: VERSION },
-            Request::Attach { target: Target::Path(path.clone()), format: "auto".into() },
-            Request::Attach { target: Target::Id(u64::MAX), format: String::new() },
+            Request::Attach {
+                target: Target::Path(path.clone()),
+                format: "auto".into(),
+                align_bytes: 64,
+            },
+            Request::Attach { target: Target::Id(u64::MAX), format: String::new(), align_bytes: 0 },
             Request::Proof,
             Request::Release,
             Request::List,
@@ -481,9 +494,17 @@ mod tests {
             assert!(Reply::decode(&message[..end]).is_err(), "{end}");
         }
         assert!(Reply::decode(&[&message[..], &[0]].concat()).is_err());
-        let relative = Request::Attach { target: Target::Path("a".into()), format: "raw".into() };
+        let relative = Request::Attach {
+            target: Target::Path("a".into()),
+            format: "raw".into(),
+            align_bytes: 0,
+        };
         assert!(Request::decode(&relative.encode()).is_err());
-        let nul = Request::Attach { target: Target::Path("/a\0b".into()), format: "raw".into() };
+        let nul = Request::Attach {
+            target: Target::Path("/a\0b".into()),
+            format: "raw".into(),
+            align_bytes: 0,
+        };
         assert!(Request::decode(&nul.encode()).is_err());
     }
 

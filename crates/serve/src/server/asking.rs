@@ -1,18 +1,23 @@
 //! What clients ask for, step by step, until it is known what they are to be given.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use longshore_load::format::FormatChoice;
+use longshore_mem::Granule;
 use longshore_sys::beneath;
+use longshore_sys::file::Version;
 
 use super::connection::{Connection, Phase, Shown};
 use super::core::Core;
 use super::events::Event;
 use super::jobs::{Asker, Job};
 use crate::protocol::{Held, HeldState, Reason, Reply, Request, Target, VERSION};
-use crate::served::{Found, Kind, Looked};
+use crate::served::{Found, Layout, Looked};
+
+/// No device asks for more.
+const ALIGN_BYTES_MAX: u64 = 1 << 30;
 
 /// Why a client is disconnected; without a reason where it is gone itself.
 pub(super) type Asked = Result<(), Option<String>>;
@@ -49,9 +54,9 @@ impl Core {
                 let pid = std::process::id();
                 sent(connection.send(&Reply::Welcome { version, pid }, now))
             }
-            (Request::Attach { target, format }, Phase::Idle) => {
+            (Request::Attach { target, format, align_bytes }, Phase::Idle) => {
                 let Some(file) = descriptors.pop() else { return Ok(()) };
-                match self.begin_to_attach(id, target, &format, file, now) {
+                match self.begin_to_attach(id, target, (&format, align_bytes), file, now) {
                     Ok(()) => Ok(()),
                     Err((refusal, file)) => {
                         self.closers.close(peer.uid, vec![file]);
@@ -59,20 +64,18 @@ impl Core {
                     }
                 }
             }
-            (Request::Proof, Phase::Proving { found, format, next }) => {
-                let Some(file) = descriptors.pop() else { return Ok(()) };
-                let expected = found.files.get(*next).map(|(_, version)| version.inode());
-                if !shows(&file, expected) {
-                    let path = found.files.get(*next).map(|(path, _)| path.clone());
+            (Request::Proof, Phase::Proving { found, to_show }) => {
+                let (Some(file), Some((path, version))) = (descriptors.pop(), to_show.pop()) else {
+                    return Ok(());
+                };
+                if !shows(&file, version.inode()) {
                     self.closers.close(peer.uid, vec![file]);
-                    let refusal = not_served(path.as_deref().unwrap_or(Path::new("/")));
-                    return self.refuse(id, refusal, now);
+                    return self.refuse(id, not_served(&path), now);
                 }
-                *next += 1;
-                if *next == found.files.len() {
-                    let (found, format) = (found.clone(), format.clone());
+                if to_show.is_empty() {
+                    let found = found.clone();
                     connection.enter(Phase::Idle, now);
-                    return self.give(id, found, format, now);
+                    return self.give(id, found, now);
                 }
                 Ok(())
             }
@@ -102,7 +105,7 @@ impl Core {
         &mut self,
         id: u64,
         target: Target,
-        format: &str,
+        (format, align_bytes): (&str, u64),
         file: OwnedFd,
         now: Instant,
     ) -> Result<(), (Refusal, OwnedFd)> {
@@ -113,22 +116,23 @@ impl Core {
         if let Err(too_many) = self.may_attach(peer.uid) {
             return Err((too_many, file));
         }
-        let Ok(choice) = format.parse::<FormatChoice>() else {
+        let Ok(format) = format.parse::<FormatChoice>() else {
             let message = format!("the server knows no format '{format}'");
             return Err((refusal(Reason::Unreadable, message), file));
         };
+        let align = Granule::new(align_bytes).ok();
+        if align_bytes > ALIGN_BYTES_MAX || align.is_none() && align_bytes > 0 {
+            let message = format!("{align_bytes} is no power of two up to {ALIGN_BYTES_MAX}");
+            return Err((refusal(Reason::Unreadable, message), file));
+        }
         let Ok(handed) = beneath::examine(&file) else {
             let message = "the file that was sent cannot be looked at".to_owned();
             return Err((refusal(Reason::NotServed, message), file));
         };
-        let (path, wanted_id, choice, format) = match target {
-            Target::Path(path) => (path, None, choice, format.to_owned()),
+        let (path, wanted_id, layout) = match target {
+            Target::Path(path) => (path, None, Layout { format, align }),
             Target::Id(wanted) => match self.shelf.get(wanted) {
-                Some(model) => {
-                    let format = model.format.clone();
-                    let choice = format.parse().unwrap_or_default();
-                    (model.found.path.clone(), Some(wanted), choice, format)
-                }
+                Some(model) => (model.found.path.clone(), Some(wanted), model.found.layout),
                 None => {
                     let message =
                         format!("nothing is held as {wanted}; 'longshore ls' shows what is");
@@ -138,9 +142,9 @@ impl Core {
         };
         if let Some(connection) = self.connections.get_mut(&id) {
             let shown = Shown { file, handed };
-            connection.enter(Phase::Opening { shown, wanted_id, format }, now);
+            connection.enter(Phase::Opening { shown, wanted_id }, now);
         }
-        self.jobs.begin(Job::Look { asker: Asker::Client(id), path, format: choice });
+        self.jobs.begin(Job::Look { asker: Asker::Client(id), path, layout });
         Ok(())
     }
 
@@ -167,7 +171,7 @@ impl Core {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let peer = connection.peer;
         let phase = std::mem::replace(&mut connection.phase, Phase::Idle);
-        let Phase::Opening { shown, wanted_id, format } = phase else {
+        let Phase::Opening { shown, wanted_id } = phase else {
             connection.phase = phase;
             return;
         };
@@ -177,7 +181,7 @@ impl Core {
             // It is a file of a file system that is served, and so closing it does not wait.
             drop(file);
             match looked.found {
-                Ok(found) => self.on_found(id, found, wanted_id, format, now),
+                Ok(found) => self.on_found(id, found, wanted_id, now),
                 Err(error) => self.refuse(id, Refusal::of(&error), now),
             }
         } else {
@@ -205,16 +209,9 @@ impl Core {
         }
     }
 
-    fn on_found(
-        &mut self,
-        id: u64,
-        found: Found,
-        wanted_id: Option<u64>,
-        format: String,
-        now: Instant,
-    ) -> Asked {
+    fn on_found(&mut self, id: u64, found: Found, wanted_id: Option<u64>, now: Instant) -> Asked {
         if let Some(wanted) = wanted_id
-            && self.shelf.find(&found.files) != Some(wanted)
+            && self.shelf.find(&found) != Some(wanted)
         {
             let message = format!(
                 "{wanted} is no longer what is on disk; attach {} to have it loaded anew",
@@ -222,14 +219,17 @@ impl Core {
             );
             return self.refuse(id, Refusal { reason: Reason::NotHeld, message }, now);
         }
-        if found.kind != Kind::Index {
-            return self.give(id, found, format, now);
+        // The named file was shown.
+        let others = found.files.iter().filter(|(path, _)| *path != found.path).cloned();
+        let to_show: Vec<(PathBuf, Version)> = others.rev().collect();
+        if to_show.is_empty() {
+            return self.give(id, found, now);
         }
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-        for (path, _) in &found.files {
+        for (path, _) in to_show.iter().rev() {
             sent(connection.send(&Reply::Prove { path: path.clone() }, now))?;
         }
-        connection.enter(Phase::Proving { found, format, next: 0 }, now);
+        connection.enter(Phase::Proving { found, to_show }, now);
         Ok(())
     }
 
@@ -258,9 +258,10 @@ impl Core {
                 Reply::Held(Held {
                     id,
                     path: model.found.path.clone(),
-                    format: model.format.clone(),
-                    len_bytes: model.len_bytes,
-                    done_bytes: done_bytes.unwrap_or(model.len_bytes),
+                    format: model.found.layout.format.to_string(),
+                    align_bytes: model.found.layout.align.map_or(0, Granule::bytes),
+                    len_bytes: model.found.len_bytes,
+                    done_bytes: done_bytes.unwrap_or(model.found.len_bytes),
                     attachments: model.attachments,
                     state: if is_ready { HeldState::Ready } else { HeldState::Loading },
                     is_stale: model.is_stale,
@@ -318,9 +319,8 @@ fn not_served(path: &Path) -> Refusal {
 }
 
 /// Whether a descriptor shows that its sender may read the file with this inode.
-fn shows(file: &OwnedFd, inode: Option<((u32, u32), u64)>) -> bool {
-    beneath::examine(file)
-        .is_ok_and(|handed| handed.is_readable && inode.is_some_and(|inode| inode == handed.inode))
+fn shows(file: &OwnedFd, inode: ((u32, u32), u64)) -> bool {
+    beneath::examine(file).is_ok_and(|handed| handed.is_readable && handed.inode == inode)
 }
 
 /// A client whose socket fails is gone.

@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_heap::SharedBuffer;
 use longshore_sys::beneath::Handed;
+use longshore_sys::file::Version;
 use longshore_sys::packet_socket::{self, Packet, Peer};
 use longshore_sys::readiness::Watch;
 
@@ -40,9 +42,9 @@ pub(super) enum Phase {
     /// It has nothing and wants nothing.
     Idle,
     /// What it wants is being looked for. It showed one file.
-    Opening { shown: Shown, wanted_id: Option<u64>, format: String },
-    /// It is to show the other files.
-    Proving { found: Found, format: String, next: usize },
+    Opening { shown: Shown, wanted_id: Option<u64> },
+    /// It is to show the other files, the next of which is the last of `to_show`.
+    Proving { found: Found, to_show: Vec<(PathBuf, Version)> },
     /// It waits for a model.
     Waiting(u64),
     /// It wants a list. `attached` is what it has meanwhile.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use super::stop::Stop;
 use crate::address::Listener;
 use crate::error::{Error, Result};
 use crate::protocol::{Reason, Reply};
-use crate::served::Served;
+use crate::served::{Layout, Served};
 use crate::shelf::{Model, Shelf};
 
 /// Connections of one user beyond its attachments: for lists, and those that come and go.
@@ -35,7 +36,7 @@ const END_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) buffer: Arc<SharedBuffer>,
-    pub(super) offsets: Vec<u64>,
+    pub(super) ranges: Vec<Range<u64>>,
 }
 
 /// A load that goes on.
@@ -104,8 +105,8 @@ impl Core {
     pub(super) fn run(mut self, mut observe: impl FnMut(&Event)) -> Result<()> {
         for (number, path) in self.options.files.clone().into_iter().enumerate() {
             self.starting.insert(number);
-            let format = self.options.format;
-            self.jobs.begin(Job::Look { asker: Asker::Start(number), path, format });
+            let layout = Layout { format: self.options.format, align: self.options.align };
+            self.jobs.begin(Job::Look { asker: Asker::Start(number), path, layout });
         }
         while !self.stop.is_stopped() && self.failed.is_none() {
             self.tell_ready();
@@ -306,7 +307,7 @@ impl Core {
     /// Gives memory back. That takes some 30 ms for each GiB in base pages, less in larger ones.
     pub(super) fn freed(&mut self, gone: Vec<(u64, Model<Memory>)>) {
         for (id, model) in gone {
-            let (path, len_bytes) = (model.found.path.clone(), model.len_bytes);
+            let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
             drop(model);
             self.events.push(Event::Freed { id, path, len_bytes });
         }

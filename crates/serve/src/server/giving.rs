@@ -13,23 +13,23 @@ use super::events::Event;
 use super::jobs::{Job, LoadedModel};
 use crate::protocol::{Reason, Reply};
 use crate::served::{Found, Looked};
-use crate::shelf::{NoRoom, len_bytes};
+use crate::shelf::NoRoom;
 
 /// The most models that are held at once.
 const MODELS_MAX: usize = 1024;
 
 impl Core {
     /// Gives a client what it has shown that it may read: at once, or when it is loaded.
-    pub(super) fn give(&mut self, id: u64, found: Found, format: String, now: Instant) -> Asked {
+    pub(super) fn give(&mut self, id: u64, found: Found, now: Instant) -> Asked {
         let Some(uid) = self.connections.get(&id).map(|connection| connection.peer.uid) else {
             return Ok(());
         };
         if let Err(too_many) = self.may_attach(uid) {
             return self.refuse(id, too_many, now);
         }
-        let model = match self.shelf.find(&found.files) {
+        let model = match self.shelf.find(&found) {
             Some(model) => model,
-            None => match self.load(found, format, now) {
+            None => match self.load(found, now) {
                 Ok(model) => model,
                 Err(refusal) => return self.refuse(id, refusal, now),
             },
@@ -44,8 +44,8 @@ impl Core {
     }
 
     /// Begins to load a model that is not held.
-    fn load(&mut self, found: Found, format: String, now: Instant) -> Result<u64, Refusal> {
-        let wanted_bytes = len_bytes(&found);
+    fn load(&mut self, found: Found, now: Instant) -> Result<u64, Refusal> {
+        let wanted_bytes = found.len_bytes;
         if wanted_bytes == 0 {
             let message = format!("{} is empty: there is nothing to share", found.path.display());
             return Err(Refusal { reason: Reason::Unreadable, message });
@@ -54,7 +54,9 @@ impl Core {
         let older: Vec<u64> = self
             .shelf
             .iter()
-            .filter(|(_, model)| model.found.path == found.path && model.format == format)
+            .filter(|(_, model)| {
+                model.found.path == found.path && model.found.layout.align == found.layout.align
+            })
             .map(|(id, _)| id)
             .collect();
         for id in older {
@@ -81,7 +83,7 @@ impl Core {
         })?;
         self.freed(gone);
         let path = found.path.clone();
-        let id = self.shelf.insert(found.clone(), format, now);
+        let id = self.shelf.insert(found.clone(), now);
         let cancel = CancelToken::new();
         let load = Load { cancel: cancel.clone(), done_bytes: 0, is_second: false };
         self.loads.insert(id, load);
@@ -112,7 +114,7 @@ impl Core {
     ) {
         let Some(load) = self.loads.remove(&id) else { return };
         let Some(model) = self.shelf.get_mut(id) else { return };
-        let (path, len_bytes) = (model.found.path.clone(), model.len_bytes);
+        let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
         if model.is_abandoned {
             self.shelf.remove(id);
             let message = "nobody wants it any longer".to_owned();
@@ -123,8 +125,8 @@ impl Core {
             Ok(loaded) => loaded,
             Err(error) => return self.on_load_failed(id, error, load.is_second, now),
         };
-        let LoadedModel { memory, offsets, elapsed, pages } = loaded;
-        model.memory = Some(Memory { buffer: Arc::new(memory), offsets });
+        let LoadedModel { memory, ranges, elapsed, pages } = loaded;
+        model.memory = Some(Memory { buffer: Arc::new(memory), ranges });
         model.since = now;
         self.events.push(Event::Loaded { id, path, len_bytes, elapsed, pages });
         if self.start_models.remove(&id) {
@@ -208,10 +210,10 @@ impl Core {
             Reply::Attached { id, len_bytes: memory.buffer.len_bytes(), files: files.len() as u32 };
         let parts: Vec<Reply> = files
             .iter()
-            .zip(&memory.offsets)
-            .map(|((path, version), offset)| Reply::File {
-                buffer_offset: *offset,
-                len_bytes: version.len_bytes(),
+            .zip(&memory.ranges)
+            .map(|((path, _), range)| Reply::File {
+                buffer_offset: range.start,
+                len_bytes: range.end - range.start,
                 path: path.clone(),
             })
             .collect();
@@ -280,9 +282,9 @@ impl Core {
                 return;
             }
         };
-        let id = match self.shelf.find(&found.files) {
+        let id = match self.shelf.find(&found) {
             Some(id) => id,
-            None => match self.load(found.clone(), self.options.format.to_string(), now) {
+            None => match self.load(found.clone(), now) {
                 Ok(id) => id,
                 Err(Refusal { message, .. }) => {
                     let path = found.path;

@@ -2,6 +2,7 @@
 //! them, and asking whether they changed.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use longshore_heap::{Heap, Sealing, SharedBuffer};
-use longshore_load::format::FormatChoice;
+use longshore_load::plan::PlannedFile;
 use longshore_load::{CancelToken, Loader, Progress};
 use longshore_sys::{event_fd, memfd};
 
 use crate::error::{Error, Result};
-use crate::served::{Found, Looked, Served};
+use crate::served::{Found, Layout, Looked, Served};
 
 /// How many files are looked for at once.
 const LOOKING_MAX: usize = 8;
@@ -33,7 +34,7 @@ pub(super) enum Asker {
 /// Something to be done.
 #[derive(Debug)]
 pub(super) enum Job {
-    Look { asker: Asker, path: PathBuf, format: FormatChoice },
+    Look { asker: Asker, path: PathBuf, layout: Layout },
     Load { id: u64, found: Found, cancel: CancelToken },
     Stale { client: u64, models: Vec<(u64, Found)> },
 }
@@ -51,7 +52,8 @@ pub(super) enum Done {
 #[derive(Debug)]
 pub(super) struct LoadedModel {
     pub(super) memory: SharedBuffer,
-    pub(super) offsets: Vec<u64>,
+    /// Where each file is in it.
+    pub(super) ranges: Vec<Range<u64>>,
     pub(super) elapsed: Duration,
     pub(super) pages: String,
 }
@@ -216,8 +218,8 @@ impl Job {
 
     fn run(self, served: &Served, how: &How, teller: &Teller) -> Done {
         match self {
-            Self::Look { asker, path, format } => {
-                Done::Looked { asker, looked: served.look(&path, format) }
+            Self::Look { asker, path, layout } => {
+                Done::Looked { asker, looked: served.look(&path, layout) }
             }
             Self::Load { id, found, cancel } => {
                 let tell = |progress| teller.tell(Done::Progress { id, progress });
@@ -253,7 +255,7 @@ fn load(
     }
     Ok(LoadedModel {
         memory,
-        offsets: loaded.files.iter().map(|file| file.buffer_offset).collect(),
+        ranges: plan.files().iter().map(PlannedFile::buffer_range).collect(),
         elapsed: loaded.report.elapsed,
         pages: loaded.report.pages.to_string(),
     })

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use longshore_heap::Heap;
 use longshore_load::format::FormatChoice;
+use longshore_mem::Granule;
 use longshore_sys::descriptors;
 
 use crate::address::Listener;
@@ -45,6 +46,8 @@ pub struct Options {
     pub files: Vec<PathBuf>,
     /// What the files are taken for.
     pub format: FormatChoice,
+    /// What their tensors are to begin at multiples of; `None` for where they are in the files.
+    pub align: Option<Granule>,
     /// The most bytes that are held at once, loads included; `None` for what the machine has.
     pub memory_max: Option<u64>,
     /// The most attachments of one user.
@@ -66,6 +69,7 @@ impl Default for Options {
             roots: Vec::new(),
             files: Vec::new(),
             format: FormatChoice::Auto,
+            align: None,
             memory_max: None,
             attachments_max: 256,
             clients_max: 1024,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use longshore_load::CancelToken;
 use longshore_load::format::FormatChoice;
 use longshore_load::format::safetensors::Header;
+use longshore_mem::Granule;
 use longshore_serve::{Client, Error, Event, HeldState, Keep, Options, Reason, Wanted};
 
 use crate::rig::{Rig, content, refused};
@@ -262,4 +263,66 @@ fn all_shards_of_a_model_are_one_memory() {
     let lost = rig.file("lost.safetensors.index.json", br#"{"weight_map":{"x":"none"}}"#);
     assert_eq!(refused(rig.attach_path(&lost)), Reason::Unreadable);
     assert_eq!(refused(rig.attach_path(&rig.file("empty.bin", b""))), Reason::Unreadable);
+}
+
+#[test]
+fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
+    let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
+    let path = rig.file("odd.safetensors", &safetensors("odd", 7));
+    let as_it_is = rig.attach_path(&path).unwrap();
+    let aligned = |alignment| {
+        let client = Client::connect(&rig.socket).unwrap().align(Granule::new(alignment).unwrap());
+        let wanted = Wanted::Path(path.clone());
+        client.attach(&wanted, FormatChoice::Auto, &mut |_| {}, &CancelToken::new())
+    };
+    let first = aligned(4096).unwrap();
+    let second = aligned(4096).unwrap();
+    assert_eq!(first.id(), second.id());
+    assert_ne!(first.id(), as_it_is.id());
+    let file = &first.files()[0];
+    let bytes = first.file_bytes(file).unwrap();
+    let header = Header::parse(&file.path, bytes, bytes.len() as u64).unwrap();
+    let data = header.tensor("odd").unwrap().data.clone();
+    assert_eq!((data.start % 4096, &bytes[data.start as usize..]), (0, &[7; 4][..]));
+    let by_number = rig.attach(&Wanted::Id(first.id())).unwrap();
+    assert_eq!(by_number.as_slice(), first.as_slice());
+    let aligns: Vec<u64> = rig.list().held.iter().map(|held| held.align_bytes).collect();
+    assert_eq!(aligns, [0, 4096]);
+    let raw = rig.file("raw.bin", b"no tensors");
+    let client = Client::connect(&rig.socket).unwrap().align(Granule::SIZE_4K);
+    let none =
+        client.attach(&Wanted::Path(raw), FormatChoice::Auto, &mut |_| {}, &CancelToken::new());
+    assert_eq!(refused(none), Reason::Unreadable);
+}
+
+/// A split of a GGUF model without tensors.
+fn split(number: u16, count: u16) -> Vec<u8> {
+    const U16: u32 = 2;
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    bytes.extend(0u64.to_le_bytes());
+    bytes.extend(2u64.to_le_bytes());
+    for (key, value) in [("split.no", number), ("split.count", count)] {
+        bytes.extend((key.len() as u64).to_le_bytes());
+        bytes.extend(key.as_bytes());
+        bytes.extend(U16.to_le_bytes());
+        bytes.extend(value.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn all_splits_of_a_gguf_model_are_one_memory() {
+    let rig = Rig::new(Options::default());
+    let first = rig.file("m-00001-of-00002.gguf", &split(0, 2));
+    let second = rig.file("m-00002-of-00002.gguf", &split(1, 2));
+    let attachment = rig.attach_path(&first).unwrap();
+    let contents: Vec<_> =
+        attachment.files().iter().map(|file| attachment.file_bytes(file).unwrap()).collect();
+    assert_eq!(contents, [split(0, 2), split(1, 2)]);
+    assert_eq!(rig.attach_path(&second).unwrap().as_slice(), split(1, 2));
+    fs::remove_file(second).unwrap();
+    assert_eq!(refused(rig.attach_path(&first)), Reason::Unreadable);
+    let broken = rig.file("broken.gguf", b"GGUF and no more");
+    assert_eq!(refused(rig.attach_path(&broken)), Reason::Unreadable);
 }

@@ -132,8 +132,12 @@ fn nonsense_ends_the_connection_and_nothing_else() {
     let path = root.join("served");
     rig.file("served", b"served");
     let hello = Request::Hello { version: VERSION }.encode();
-    let attach =
-        Request::Attach { target: Target::Path(path.clone()), format: "auto".into() }.encode();
+    let attach = Request::Attach {
+        target: Target::Path(path.clone()),
+        format: "auto".into(),
+        align_bytes: 0,
+    }
+    .encode();
     let long = vec![0x41; MESSAGE_BYTES_MAX + 1];
     let file = || File::open(&path).unwrap();
     type Said<'a> = (&'a [u8], bool);
@@ -180,7 +184,11 @@ fn an_unknown_format_is_refused() {
     let rig = Rig::new(Options::default());
     let path = rig.file("model.bin", b"model").canonicalize().unwrap();
     let client = rig.raw().greeted();
-    let request = Request::Attach { target: Target::Path(path.clone()), format: "exe".into() };
+    let request = Request::Attach {
+        target: Target::Path(path.clone()),
+        format: "exe".into(),
+        align_bytes: 0,
+    };
     client.say(&request, Some(File::open(&path).unwrap().as_fd()));
     assert_eq!(client.hear_refusal().0, Reason::Unreadable);
 }

@@ -31,6 +31,9 @@ fn attach_file(
     let socket = dir.path().join("socket");
     let path = dir.path().join(name);
     std::fs::write(&path, content).unwrap();
+    let header = br#"{"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#;
+    let shard = [&(header.len() as u64).to_le_bytes()[..], header].concat();
+    std::fs::write(dir.path().join("shard"), shard).unwrap();
     let listener = packet_socket::listen(&socket, 0o600, 4).unwrap();
     let server = thread::spawn(move || {
         let ready = |fd: &OwnedFd| {
@@ -155,5 +158,5 @@ fn a_server_is_sent_no_file_that_was_not_meant() {
     let replies = vec![(Reply::Prove { path }, None)];
     let asked = attach_file("m.safetensors.index.json", index, replies);
     let Err(Error::Untrustworthy { what }) = asked else { panic!("{asked:?}") };
-    assert!(what.contains("/etc/passwd, which is no shard"), "{what}");
+    assert!(what.contains("/etc/passwd, which is no part of it"), "{what}");
 }

@@ -162,7 +162,7 @@ impl Raw {
     pub(crate) fn attach(&self, path: &Path, file: impl AsFd) {
         let target = Target::Path(path.to_owned());
         let format = "auto".to_owned();
-        self.say(&Request::Attach { target, format }, Some(file.as_fd()));
+        self.say(&Request::Attach { target, format, align_bytes: 0 }, Some(file.as_fd()));
     }
 
     /// The next answer; `None` where the server has closed.

@@ -80,7 +80,8 @@ dtypes! {
     Q5_1 = 7, "Q5_1", 32 in 24;
     /// 8 bits and a scale.
     Q8_0 = 8, "Q8_0", 32 in 34;
-    /// 8 bits, a scale and a sum.
+    /// 8 bits, a scale and a sum, for intermediate results. Its size is that of the Python package
+    /// gguf; in the memory of ggml, which never writes it to files, it has become 36 bytes.
     Q8_1 = 9, "Q8_1", 32 in 40;
     /// 2 bits with scales of scales.
     Q2K = 10, "Q2_K", 256 in 84;
@@ -134,6 +135,8 @@ dtypes! {
     Nvfp4 = 40, "NVFP4", 64 in 36;
     /// 1 bit and a scale.
     Q1_0 = 41, "Q1_0", 128 in 18;
+    /// 2 bits and a scale.
+    Q2_0 = 42, "Q2_0", 64 in 18;
 }
 
 impl fmt::Display for Dtype {

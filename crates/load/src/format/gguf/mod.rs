@@ -12,15 +12,16 @@
 //! those of [the format's specification], `docs/gguf.md` of ggml.
 //!
 //! A header comes from whoever made the file, and nothing in it says how long it is. It is read
-//! piece by piece as far as it goes, never the data behind it, and [`Header::read`] checks all of
-//! it and spends at most [`parse_memory_max_bytes`] on it. Refused is what the specification
+//! piece by piece as far as it goes and not much further, and [`Header::read`] checks all of it and
+//! spends at most [`parse_memory_max_bytes`] on it. Refused is what the specification
 //! forbids: what does not fit into the file or the numbers' width, types that do not exist,
 //! tensors that overlap, are not aligned or are no whole blocks, names that occur twice. Limited
 //! are [`HEADER_LEN_MAX_BYTES`], [`TENSORS_MAX`], [`METADATA_ENTRIES_MAX`] and arrays in arrays.
 //!
 //! Let pass is what files in use have though it is not in the specification: names of tensors
-//! longer than 64 bytes, keys that are not in lower case, strings that are not UTF-8, bytes that
-//! belong to no tensor between and behind tensors.
+//! longer than 64 bytes, keys that are not in lower case, strings that are not UTF-8. And what ggml
+//! refuses though the specification does not: arrays in arrays, bytes that belong to no tensor
+//! between tensors, and descriptions in another order than the data.
 //!
 //! Names of tensors and keys are as they are in the file, so they may hold control characters:
 //! [`super::printable`] makes them fit for a terminal.
@@ -53,6 +54,7 @@ pub use encode::{EncodeError, Encoded};
 pub use metadata::{Array, Metadata, Value, ValueType, Values};
 pub use model::Synthetic;
 pub use split::open_splits;
+pub(super) use split::{is_first_of_several, open_splits_by};
 
 /// The name of the format in messages.
 const FORMAT: &str = "GGUF";

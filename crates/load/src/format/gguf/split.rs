@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::{FORMAT, Header};
 use crate::error::{Error, Result};
+use crate::format::Opener;
 use crate::format::json::quoted;
 use crate::source::SourceFile;
 
@@ -26,7 +27,20 @@ const TENSORS_KEY: &str = "split.tensors.count";
 /// [`Error::Format`] where a split is missing or they do not belong together; those of
 /// [`SourceFile::open`] and [`Header::read`].
 pub fn open_splits(path: impl Into<PathBuf>) -> Result<Vec<(SourceFile, Header)>> {
-    let source = SourceFile::open(path)?;
+    open_splits_by(&path.into(), &|path| SourceFile::open(path))
+}
+
+/// Whether a path is by its name the first of several splits.
+pub(in crate::format) fn is_first_of_several(path: &Path) -> bool {
+    SplitName::of(path).is_some_and(|name| name.count > 1 && name.number == 1)
+}
+
+/// As [`open_splits`], each opened by `open`.
+pub(in crate::format) fn open_splits_by(
+    path: &Path,
+    open: Opener<'_>,
+) -> Result<Vec<(SourceFile, Header)>> {
+    let source = open(path)?;
     let header = Header::read(&source)?;
     let path = source.path().to_owned();
     let refuse = |reason| refused(&path, reason);
@@ -58,7 +72,7 @@ pub fn open_splits(path: impl Into<PathBuf>) -> Result<Vec<(SourceFile, Header)>
     let mut splits = vec![(source, header)];
     for number in 2..=count {
         let path = named.path(number);
-        let source = SourceFile::open(&path).map_err(|error| match error {
+        let source = open(&path).map_err(|error| match error {
             Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 refuse(missing(&named, number))
             }

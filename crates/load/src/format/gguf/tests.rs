@@ -216,7 +216,7 @@ fn what_is_wrong_is_said() {
         ),
         (
             "dtype_unknown",
-            r#"tensor "a" has the type 42, which is not known; the last known is Q1_0 (41)"#.to_owned(),
+            r#"tensor "a" has the type 43, which is not known; the last known is Q2_0 (42)"#.to_owned(),
         ),
         (
             "offset_unaligned",

@@ -1,0 +1,170 @@
+//! A model that a server holds already, beside a load of one's own and a mapping of the file: from the
+//! call to memory that can be read.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use longshore_heap::{Heap, Sealing};
+use longshore_load::format::FormatChoice;
+use longshore_load::{CancelToken, Loader, Plan};
+use longshore_mem::Granule;
+use longshore_serve::{Client, Event, Listener, Options, Server, Stop, Wanted};
+use longshore_sys::file;
+use longshore_sys::mapping::{Access, Mapping};
+
+use crate::harness::{Against, Candidate, Sample, Session, Trouble};
+use crate::load::Context;
+use crate::load::data::DataFile;
+use crate::load::machine::{Machine, Start, require_memory};
+use crate::load::metrics::TIME;
+
+pub(super) const CASE: &str = "attach";
+const ATTACH: &str = "longshore attach";
+const LOAD: &str = "longshore load, warm";
+const MAP: &str = "mmap of the file";
+const SIZE_BYTES: u64 = 1 << 30;
+const SIZE_QUICK_BYTES: u64 = 64 << 20;
+
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+    let quick = context.options.common.quick;
+    let size_bytes = if quick { SIZE_QUICK_BYTES } else { SIZE_BYTES };
+    let model = context.folder.safetensors_file(size_bytes)?;
+    let serving = Serving::start(&model)?;
+    let ways: [(&'static str, Way<'_>); 3] = [
+        (ATTACH, Box::new(|| attach(&serving, &model))),
+        (LOAD, Box::new(|| load(&model))),
+        (MAP, Box::new(|| map(&model))),
+    ];
+    let candidates = ways
+        .into_iter()
+        .map(|(name, way)| -> Box<dyn Candidate + '_> {
+            let (machine, model) = (context.machine, &model);
+            Box::new(Measured { name, way, machine, model })
+        })
+        .collect();
+    let measured = session.run(CASE, candidates);
+    drop(serving);
+    context.folder.discard(&model.path);
+    let against = [
+        Against { metric: TIME, baseline: LOAD, only: None },
+        Against { metric: TIME, baseline: MAP, only: Some(ATTACH) },
+    ];
+    session.publish(measured.rows(session.bench(), &against))
+}
+
+/// What one run takes, in seconds.
+type Way<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
+
+struct Measured<'a> {
+    name: &'static str,
+    way: Way<'a>,
+    machine: Machine,
+    model: &'a DataFile,
+}
+
+impl Candidate for Measured<'_> {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn measure(&mut self) -> Result<Sample, Trouble> {
+        require_memory(self.model.len_bytes * 3)?;
+        self.machine.prepare(&self.model.path, Start::Warm, 0)?;
+        let seconds = (self.way)()?;
+        Ok(vec![(TIME, seconds * 1e3)])
+    }
+
+    fn is_ours(&self) -> bool {
+        self.name != MAP
+    }
+}
+
+fn attach(serving: &Serving, model: &DataFile) -> Result<f64> {
+    let (wanted, cancel) = (Wanted::Path(model.path.clone()), CancelToken::new());
+    let began = Instant::now();
+    let client = Client::connect(&serving.socket)?;
+    let attachment = client.attach(&wanted, FormatChoice::Auto, &mut |_| {}, &cancel)?;
+    let seconds = began.elapsed().as_secs_f64();
+    ensure!(attachment.id() == 1, "it was loaded once more");
+    check(model, attachment.as_slice())?;
+    attachment.release()?;
+    Ok(seconds)
+}
+
+fn load(model: &DataFile) -> Result<f64> {
+    let began = Instant::now();
+    let loaded = Loader::new().heap(Heap::Memfd).load(&Plan::of_path(&model.path)?)?;
+    let shared = loaded.buffer.share(Sealing::Content)?;
+    let seconds = began.elapsed().as_secs_f64();
+    check(model, shared.as_slice().context("it is sealed")?)?;
+    Ok(seconds)
+}
+
+fn map(model: &DataFile) -> Result<f64> {
+    let began = Instant::now();
+    let file = file::open(&model.path)?;
+    let mapping = Mapping::of_file(&file, model.len_bytes, Granule::SIZE_2M, Access::Read)?;
+    let seconds = began.elapsed().as_secs_f64();
+    ensure!(mapping.len_bytes() as u64 == model.len_bytes, "all of it is mapped");
+    Ok(seconds)
+}
+
+/// Holds the content against the file.
+fn check(model: &DataFile, content: &[u8]) -> Result<()> {
+    ensure!(content.len() as u64 == model.len_bytes, "it has another length");
+    let mut file = File::open(&model.path)?;
+    let mut chunk = vec![0; 1 << 20];
+    for expected in content.chunks(chunk.len()) {
+        let read = &mut chunk[..expected.len()];
+        file.read_exact(read)?;
+        ensure!(read == expected, "it has another content");
+    }
+    Ok(())
+}
+
+/// A server on a thread of this process, which holds the model.
+struct Serving {
+    socket: PathBuf,
+    stop: Stop,
+    thread: Option<thread::JoinHandle<longshore_serve::Result<()>>>,
+}
+
+impl Serving {
+    fn start(model: &DataFile) -> Result<Self> {
+        // Paths of sockets are short, those of caches may not be.
+        let socket = Path::new("/tmp").join(format!("longshore-bench-{}.sock", std::process::id()));
+        let stop = Stop::new()?;
+        let options = Options { files: vec![model.path.clone()], ..Options::default() };
+        let server = Server::new(Listener::bind(&socket, 0o600)?, options, stop.clone())?;
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let run = move || {
+            server.run(|event| {
+                if let Event::Ready { .. } = event {
+                    // Whoever waited may have given up.
+                    let _ = ready.send(());
+                }
+            })
+        };
+        let thread = thread::spawn(run);
+        let mut serving = Self { socket, stop, thread: Some(thread) };
+        match is_ready.recv() {
+            Ok(()) => Ok(serving),
+            Err(_) => {
+                let ended = serving.thread.take().map(thread::JoinHandle::join);
+                Err(anyhow!("the server ended: {ended:?}"))
+            }
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop.stop();
+        // What it held is freed, so that the next case has the memory.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
