@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use longshore_heap::{Heap, Sealing, SharedBuffer};
-use longshore_load::format::{self, FormatChoice, Header, Opened, safetensors};
+use longshore_load::format::{
+    self, Dtype, FileTensors, FormatChoice, Header, Opened, TensorView, safetensors,
+};
 use longshore_load::{self as library, CancelToken, DigestKind, Manifest, Progress};
-use longshore_load::{Loaded, Loader, ReadMode};
+use longshore_load::{Loaded, Loader, Plan, ReadMode, SourceFile};
 use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -29,7 +31,7 @@ type Described = (String, &'static str, Vec<u64>, u64, u64);
 /// `observe` is called with the bytes done and in all some twenty times a second; what it raises
 /// stops the load and is raised here, as is what a signal's handler raises.
 #[pyfunction]
-#[pyo3(signature = (paths, *, heap, mode, format, align, digests, manifest, writable, observe))]
+#[pyo3(signature = (paths, *, heap, mode, format, align, tensor, digests, manifest, writable, observe))]
 #[expect(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
@@ -42,6 +44,7 @@ pub(crate) fn load(
     mode: &str,
     format: &str,
     align: Option<u64>,
+    tensor: Option<String>,
     digests: Vec<String>,
     manifest: Option<PathBuf>,
     writable: bool,
@@ -53,6 +56,7 @@ pub(crate) fn load(
         mode: word::<ReadMode>(mode)?,
         format: word::<FormatChoice>(format)?,
         align: align.map(granule).transpose()?,
+        tensor,
         digests: digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?,
         manifest,
         writable,
@@ -133,6 +137,8 @@ struct Request {
     mode: ReadMode,
     format: FormatChoice,
     align: Option<Granule>,
+    /// The one that is wanted, if not the whole files are.
+    tensor: Option<String>,
     digests: Vec<DigestKind>,
     manifest: Option<PathBuf>,
     writable: bool,
@@ -151,6 +157,9 @@ impl Request {
         if self.paths.is_empty() {
             return Err(PyValueError::new_err("no file is named"));
         }
+        if self.tensor.is_some() && !(self.digests.is_empty() && self.manifest.is_none()) {
+            return Err(PyValueError::new_err("checksums are of whole files, not of one tensor"));
+        }
         if self.writable && !self.memory().seals_content() {
             // A write to a dma-buf would have to be bracketed.
             let heap = &self.heap;
@@ -168,7 +177,10 @@ impl Request {
 
     fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
         let mut opened = format::open(&self.paths, self.format)?;
-        if let Some(alignment) = self.align {
+        if let Some(name) = &self.tensor {
+            // It begins a page, so it is aligned.
+            opened = only(&opened, name)?;
+        } else if let Some(alignment) = self.align {
             opened = opened.align(alignment)?;
         }
         let manifest = self.manifest.as_ref().map(Manifest::open).transpose()?;
@@ -186,6 +198,30 @@ impl Request {
         let shared = buffer.share(sealing)?;
         Ok(Done { opened, shared, files, report })
     }
+}
+
+/// Of what was opened the tensor of that name and nothing else, or nothing at all.
+fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
+    let mut found = Opened { plan: Plan::new(), tensors: Vec::new() };
+    let Some(placed) = opened.placed_tensors().find(|placed| placed.tensor.name == name) else {
+        return Ok(found);
+    };
+    let TensorView { dtype: Dtype::Safetensors(dtype), shape, data, .. } = placed.tensor else {
+        return Ok(found);
+    };
+    let before = placed.file.source();
+    let source = SourceFile::open(before.path())?;
+    if source.version() != before.version() {
+        let what = "it is another one than when its header was read".to_owned();
+        return Err(library::Error::Changed { path: before.path().to_owned(), what });
+    }
+    let (name, shape, len_bytes) = (name.to_owned(), shape.to_vec(), data.end - data.start);
+    let tensor = safetensors::Tensor { name, dtype, shape, data: 0..len_bytes };
+    let header =
+        safetensors::Header { tensors: vec![tensor], metadata: BTreeMap::new(), data_offset: 0 };
+    found.plan.push_range(source, data)?;
+    found.tensors.push(FileTensors { file_index: 0, header: Header::Safetensors(header) });
+    Ok(found)
 }
 
 impl Done {

@@ -173,6 +173,37 @@ def test_nothing_is_read_before_a_tensor_is_asked_for(
         file.get_tensor("float32.5")
 
 
+def test_tensors_one_by_one(every: str, descriptors: Callable[[], set[str]]) -> None:
+    theirs = safetensors.numpy.load_file(every)
+    before = descriptors()
+    with longshore.safe_open(every, framework="np", whole=False) as file:
+        for name, array in theirs.items():
+            assert same(file.get_tensor(name), array), name
+            assert descriptors() == before
+        kept = file.get_tensor("float32.5")
+        assert kept.ctypes.data % 4096 == 0
+        part = file.get_slice("float32.5")[1:, ::2]
+        assert same(part, theirs["float32.5"][1:, ::2])
+        assert len(descriptors() - before) == 4
+        with pytest.raises(longshore.SafetensorError, match="does not contain tensor x"):
+            file.get_tensor("x")
+    with longshore.safe_open(every, "np", whole=False, verify="crc32c") as file:
+        with pytest.raises(ValueError, match="checksums are of whole files"):
+            file.get_tensor("float32.5")
+
+
+def test_one_tensor_takes_its_own_memory_only(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    big = np.ones(3 << 20, np.uint8)
+    longshore.numpy.save_file({"a": big, "b": np.arange(5), "c": big}, path)
+    told: list[int] = []
+    with longshore.safe_open(
+        path, "np", whole=False, progress=lambda done, total: told.append(total)
+    ) as file:
+        assert file.get_tensor("b").tolist() == [0, 1, 2, 3, 4]
+    assert set(told) == {40}
+
+
 BOUNDS = [None, 0, 1, 2, 3, 4, 5, 100]
 INDICES: list[Any] = [
     *(slice(start, stop) for start in BOUNDS for stop in BOUNDS),

@@ -161,6 +161,7 @@ def load(
     mode: str,
     format: str,
     align: int | None,
+    tensor: str | None,
     digests: Sequence[str],
     manifest: str | os.PathLike[str] | None,
     writable: bool,

@@ -74,7 +74,32 @@ def load(
     >>> memoryview(buffer).readonly, buffer.stats.nbytes == len(buffer)
     (True, True)
     """
-    paths = _paths(path_or_paths)
+    return load_only(
+        None,
+        _paths(path_or_paths),
+        heap=heap,
+        mode=mode,
+        align=align,
+        verify=verify,
+        progress=progress,
+        format=format,
+        writable=writable,
+    )
+
+
+def load_only(
+    tensor: str | None,
+    paths: list[str],
+    *,
+    heap: str = "auto",
+    mode: str = "auto",
+    align: int | None = None,
+    verify: Verify = None,
+    progress: Progress = None,
+    format: Format = "auto",
+    writable: bool = False,
+) -> _core.Buffer:
+    """`load`, or of safetensors files the one tensor of that name."""
     digests, manifest = _verify(verify)
     with observer(progress, paths) as observe:
         return _core.load(
@@ -83,6 +108,7 @@ def load(
             mode=mode,
             format=format,
             align=align,
+            tensor=tensor,
             digests=digests,
             manifest=manifest,
             writable=writable,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from longshore import _core
 from longshore._frameworks import framework_of
-from longshore._load import load
+from longshore._load import load_only
 from longshore._slice import check_index
 from longshore.errors import SafetensorError
 
@@ -22,13 +24,14 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
 
     Opening reads the header. The first tensor asked for loads the whole file, at the disk's speed;
     all tensors are views of that, and it lives as long as one of them, also after the end of the
-    `with` block.
+    `with` block. Where few tensors of many are wanted, `whole=False` loads each by itself.
 
     Args:
         filename: The file.
         framework: What tensors are to be: "np", "numpy"; "pt", "torch", "pytorch"; "jax", "flax".
         device: Where torch is to put them.
         backend: Taken and ignored, because `safetensors` has it.
+        whole: Whether the first tensor asked for brings all others.
         options: Those of `longshore.load`.
 
     >>> from longshore import safe_open
@@ -48,13 +51,13 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
         device: str | int | None = "cpu",
         *,
         backend: str = "mmap",
+        whole: bool = True,
         **options: Unpack[Options],
     ) -> None:
         self._framework: Framework = framework_of(framework, device, backend)
         self._framework.defaults(options)
-        self._filename = filename
         self._options = options
-        self._file: _Opened | None = _Opened(filename)
+        self._file: _Opened | None = _Opened(filename, whole)
 
     def keys(self) -> list[str]:
         """The names of the tensors, sorted."""
@@ -138,8 +141,9 @@ class _Info:
 class _Opened:
     """A file whose header was read, and which is loaded when that is needed."""
 
-    def __init__(self, filename: StrPath) -> None:
-        self._filename = filename
+    def __init__(self, filename: StrPath, whole: bool) -> None:
+        self._filename = os.fspath(filename)
+        self._whole = whole
         self._buffer: _core.Buffer | None = None
         tensors, self.metadata = _core.read_safetensors(filename)
         self.infos = {name: _Info(name, dtype, shape) for name, dtype, shape in tensors}
@@ -152,9 +156,13 @@ class _Opened:
 
     def tensor(self, name: str, options: Options) -> _core.Tensor:
         self.info(name)
-        if self._buffer is None:
-            self._buffer = load(self._filename, format="safetensors", **options)
-        tensor = self._buffer.tensors.get(name)
+        buffer = self._buffer
+        if buffer is None:
+            only = None if self._whole else name
+            buffer = load_only(only, [self._filename], format="safetensors", **options)
+            if self._whole:
+                self._buffer = buffer
+        tensor = buffer.tensors.get(name)
         if tensor is None:
             # It was there when the file was opened.
             raise SafetensorError(None, f"File does not contain tensor {name} any more")
