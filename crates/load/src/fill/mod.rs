@@ -50,7 +50,7 @@ use ledger::Ledger;
 use piece::{Piece, Route};
 use route::Routed;
 pub(crate) use staged::STAGING_MAX_BYTES;
-use staged::{SPANS_IN_FLIGHT_MAX, Span, Spans};
+use staged::{Places, SPANS_IN_FLIGHT_MAX, Span, Spans};
 use workers::Queue;
 pub(crate) use workers::{KernelReads, Reads};
 
@@ -163,7 +163,9 @@ impl Lanes<'_> {
         let frontier = Frontier::new(direct, self.tuning.populate_ahead_bytes);
         let direct_queue = Queue::new(if use_ring { &[] } else { direct });
         let other_queue = Queue::new(others);
-        let staged = Spans::new(spans);
+        let places = Places::of(spans, ledger.plan);
+        let staged_frontier = Frontier::new(&places.pieces, self.tuning.populate_ahead_bytes);
+        let staged = Spans::new(spans, &places, &staged_frontier);
         thread::scope(|scope| {
             let _guard = ledger.stop_on_panic();
             let mut started = Vec::new();
@@ -179,6 +181,9 @@ impl Lanes<'_> {
             }
             for _ in 0..other_threads {
                 started.push(start(scope, ledger, || other_queue.run(ledger, self.reads)));
+            }
+            if staged.len() > 0 {
+                started.push(start(scope, ledger, || staged_frontier.run(ledger)));
             }
             for _ in 0..SPANS_IN_FLIGHT_MAX.min(self.tuning.depth as usize).min(staged.len()) {
                 started.push(start(scope, ledger, || staged.run(ledger, self.reads)));

@@ -4,7 +4,10 @@
 //! A disk wants the memory it writes to aligned like the file. The tensors of a model that is not
 //! aligned are nowhere near that, so those of an image ([`crate::plan::Image`]) come this way: a
 //! few threads each read a span of the file, all of it that lies side by side, and put what is in
-//! it where it goes. While one copies, the others read.
+//! it where it goes. While one copies, the others read. One more thread makes the pages that are
+//! copied to, ahead of them: where each makes its own, all wait for the lock on the process's
+//! mappings, and the disk waits for them (a load was seen to take 1.21 times as long as without an
+//! alignment so, and takes 1.05 times as long).
 #![expect(unsafe_code, reason = "takes the windows of what it copies")]
 
 use std::io;
@@ -15,10 +18,12 @@ use longshore_heap::Heap;
 use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 
+use super::ahead::Frontier;
 use super::ledger::{InFlight, Ledger};
-use super::piece::{Route, Stretch};
+use super::piece::{Piece, Route, Stretch};
 use super::workers::Reads;
 use crate::error::Error;
+use crate::plan::Plan;
 
 /// Bytes of the file that are read at once. Spans do not cross multiples of it.
 pub(super) const SPAN_BYTES: u64 = 4 << 20;
@@ -29,9 +34,6 @@ pub(super) const SPANS_IN_FLIGHT_MAX: usize = 8;
 /// The memory that they are read into.
 pub(crate) const STAGING_MAX_BYTES: u64 = SPANS_IN_FLIGHT_MAX as u64 * SPAN_BYTES;
 
-/// Copied at once: a huge page is made and filled while it is in the core's cache.
-const BITE_BYTES: u64 = 2 << 20;
-
 /// Bytes of a file that are read together, wanted ones and what lies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
@@ -40,15 +42,45 @@ pub(super) struct Span {
     pub(super) len_bytes: u64,
 }
 
+/// Where the bytes of spans go.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// In the order of the spans, and in each in that of the file.
+    pub(super) pieces: Vec<Piece>,
+    /// Up to where they are of each span.
+    ends: Vec<usize>,
+}
+
 /// Spans that several threads read, each taking the next.
 pub(super) struct Spans<'a> {
     spans: &'a [Span],
+    places: &'a Places,
+    /// The pages of the places, which another thread makes.
+    frontier: &'a Frontier<'a>,
     next: AtomicUsize,
 }
 
+impl Places {
+    pub(super) fn of(spans: &[Span], plan: &Plan) -> Self {
+        let mut places = Self::default();
+        for span in spans {
+            let file = &plan.files()[span.file];
+            let parts = Stretch::within(span.file, file, span.range());
+            places.pieces.extend(parts.map(|part| part.piece(Route::Staged)));
+            places.ends.push(places.pieces.len());
+        }
+        places
+    }
+
+    fn of_span(&self, index: usize) -> Range<usize> {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[index]
+    }
+}
+
 impl<'a> Spans<'a> {
-    pub(super) fn new(spans: &'a [Span]) -> Self {
-        Self { spans, next: AtomicUsize::new(0) }
+    pub(super) fn new(spans: &'a [Span], places: &'a Places, frontier: &'a Frontier<'a>) -> Self {
+        Self { spans, places, frontier, next: AtomicUsize::new(0) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -70,8 +102,36 @@ impl<'a> Spans<'a> {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(span) = self.spans.get(index) else { return };
             let Some(staged) = read(span, ledger, reads, &mut staging) else { return };
-            place(span, staged, ledger);
+            if self.place(index, staged, ledger).is_none() {
+                return;
+            }
         }
+    }
+
+    /// Copies what is wanted of a span to where it goes, as its pages come to exist. `None` where
+    /// the fill fails or is stopped.
+    fn place(&self, index: usize, staged: &[u8], ledger: &Ledger<'_>) -> Option<()> {
+        let span = &self.spans[index];
+        for at in self.places.of_span(index) {
+            let piece = loop {
+                if ledger.should_stop() {
+                    return None;
+                }
+                if let Some(piece) = self.frontier.get(at, true) {
+                    break piece;
+                }
+            };
+            let from = (piece.file_offset - span.file_offset) as usize;
+            let bytes = staged.get(from..from + piece.len_bytes as usize)?;
+            let flight = InFlight { piece, done_bytes: 0 };
+            // SAFETY: parts of an image do not overlap, each span is taken by one thread, and this
+            // one has no other window.
+            let window = unsafe { ledger.window(&flight) }?;
+            let copied = copy::write(&mut Cursor::<Dest>::foreign_buf(window), bytes);
+            ledger.book(flight, copied.map_err(io::Error::other));
+            self.frontier.used(&piece);
+        }
+        Some(())
     }
 }
 
@@ -126,24 +186,4 @@ fn read<'s>(
         }
     }
     staging.get((start - first) as usize..(end - first) as usize)
-}
-
-/// Copies what is wanted of a span to where it goes.
-fn place(span: &Span, staged: &[u8], ledger: &Ledger<'_>) {
-    let file = &ledger.plan.files()[span.file];
-    for part in Stretch::within(span.file, file, span.range()) {
-        for bite in part.cut(BITE_BYTES) {
-            let from = (bite.file_offset - span.file_offset) as usize;
-            let Some(bytes) = staged.get(from..from + bite.len_bytes as usize) else { return };
-            let flight = InFlight { piece: bite.piece(Route::Staged), done_bytes: 0 };
-            if ledger.should_stop() || !ledger.populate(&flight.piece) {
-                return;
-            }
-            // SAFETY: parts of an image do not overlap, each span is taken by one thread, and this
-            // one has no other window.
-            let Some(window) = (unsafe { ledger.window(&flight) }) else { return };
-            let copied = copy::write(&mut Cursor::<Dest>::foreign_buf(window), bytes);
-            ledger.book(flight, copied.map_err(io::Error::other));
-        }
-    }
 }
