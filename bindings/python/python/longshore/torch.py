@@ -61,7 +61,7 @@ def load_model(
     *,
     backend: str = "mmap",
     **options: Unpack[Options],
-) -> tuple[list[str], list[str]]:
+) -> tuple[set[str], list[str]]:
     """Load a file into a module; returns the names that are missing and those not expected.
 
     A name that the file lacks is not missing if its tensor shares memory with one that was loaded.
@@ -70,7 +70,8 @@ def load_model(
     own = model.state_dict()
     missing, unexpected = model.load_state_dict(state, strict=False)
     loaded = {_place(own[name]) for name in state if name in own}
-    missing = [name for name in missing if _place(own[name]) not in loaded]
+    # A set, as that of `safetensors` is, whatever it says.
+    missing = {name for name in missing if _place(own[name]) not in loaded}
     if strict and (missing or unexpected):
         lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
         for what, names in (("Missing", missing), ("Unexpected", unexpected)):
