@@ -55,13 +55,31 @@ pub(crate) struct Found {
     pub(crate) len_bytes: u64,
 }
 
+impl Found {
+    /// Whether both are the same files, laid out alike, though perhaps at other times.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        self.path == other.path
+            && self.layout.align == other.layout.align
+            && self.paths().eq(other.paths())
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+}
+
+/// Device and inode of a file.
+pub(crate) type Inode = ((u32, u32), u64);
+
 /// What became of looking for a file.
 #[derive(Debug)]
-pub(crate) struct Looked {
-    /// Device and inode of the file that was named, where it is served and there.
-    pub(crate) named: Option<((u32, u32), u64)>,
-    /// What it is. To be told to nobody who has not shown that the named file is open to them.
-    pub(crate) found: std::result::Result<Found, longshore_load::Error>,
+pub(crate) enum Looked {
+    /// It is not there, not served, or not the file that was shown. Nobody is told which.
+    Refused,
+    /// It was not even looked for.
+    Failed(longshore_load::Error),
+    /// It is there, and whoever asked has shown it: what it is, or what is wrong with it.
+    Found(longshore_load::Result<Found>),
 }
 
 impl Served {
@@ -96,8 +114,9 @@ impl Served {
         })
     }
 
-    /// Looks for the file at `path`, which is absolute.
-    pub(crate) fn look(&self, path: &Path, layout: Layout) -> Looked {
+    /// Looks for the file at `path`, which is absolute. For somebody who has shown that a file is
+    /// open to them, nothing is asked of any other file: not what it is, nor what is in it.
+    pub(crate) fn look(&self, path: &Path, layout: Layout, shown: Option<Inode>) -> Looked {
         let opened = self.places.iter().find_map(|place| {
             let name = path.strip_prefix(&place.path).ok()?;
             if name.as_os_str().is_empty() || place.only.as_deref().is_some_and(|only| only != name)
@@ -106,18 +125,13 @@ impl Served {
             }
             place.open_file(name).ok()
         });
-        let not_there = |source| longshore_load::Error::Open { path: path.to_owned(), source };
-        let Some(file) = opened else {
-            let found = Err(not_there(io::ErrorKind::NotFound.into()));
-            return Looked { named: None, found };
+        let Some(status) = opened.and_then(|file| file::status(&file).ok()) else {
+            return Looked::Refused;
         };
-        match file::status(&file) {
-            Ok(status) => {
-                let named = Some(status.version.inode());
-                Looked { named, found: self.examine(path, status, layout) }
-            }
-            Err(error) => Looked { named: None, found: Err(not_there(error)) },
+        if shown.is_some_and(|shown| shown != status.version.inode()) {
+            return Looked::Refused;
         }
+        Looked::Found(self.examine(path, status, layout))
     }
 
     /// What a file is that is there. Only one that stands for others, or is to be laid out anew, is
@@ -139,7 +153,7 @@ impl Served {
                 (vec![(path.clone(), status.version)], status.version.len_bytes());
             return Ok(Found { path, layout, files, len_bytes });
         }
-        let plan = self.open(&path, layout)?;
+        let plan = self.open(&path, layout, Some(status.version))?;
         let of_file = |file: &PlannedFile| {
             let source = file.source();
             (source.path().to_owned(), source.version())
@@ -153,7 +167,8 @@ impl Served {
     /// # Errors
     /// [`longshore_load::Error::Changed`] where it is not what it was.
     pub(crate) fn plan(&self, found: &Found) -> longshore_load::Result<Plan> {
-        let plan = self.open(&found.path, found.layout)?;
+        let named = found.files.iter().find(|(path, _)| *path == found.path);
+        let plan = self.open(&found.path, found.layout, named.map(|(_, version)| *version))?;
         let sources = plan.files().iter().map(PlannedFile::source);
         let now = sources.map(|source| (source.path(), source.version()));
         let then = found.files.iter().map(|(path, version)| (path.as_path(), *version));
@@ -164,8 +179,14 @@ impl Served {
         Ok(plan)
     }
 
-    /// Opens a file and those that it stands for, all of them where they are served.
-    fn open(&self, named: &Path, layout: Layout) -> longshore_load::Result<Plan> {
+    /// Opens a file and those that it stands for, all of them where they are served. The one that is
+    /// named has to be of this version: between two looks its name may have come to lead elsewhere.
+    fn open(
+        &self,
+        named: &Path,
+        layout: Layout,
+        version: Option<Version>,
+    ) -> longshore_load::Result<Plan> {
         let opened_files = Cell::new(0);
         let open = |path: &Path| {
             opened_files.set(opened_files.get() + 1);
@@ -176,7 +197,12 @@ impl Served {
                     reason: format!("it stands for more than {FILES_MAX} files"),
                 });
             }
-            Ok(SourceFile::from_fd(self.open_anew(named, path)?)?.named(path))
+            let source = SourceFile::from_fd(self.open_anew(named, path)?)?.named(path);
+            if path == named && version.is_some_and(|version| version != source.version()) {
+                let what = "it is not what it was a moment ago".to_owned();
+                return Err(longshore_load::Error::Changed { path: named.to_owned(), what });
+            }
+            Ok(source)
         };
         let mut opened = format::open_by(&[named], layout.format, &open)?;
         if let Some(alignment) = layout.align {
@@ -244,6 +270,7 @@ pub(crate) fn parent(path: &Path) -> Option<&Path> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -269,9 +296,16 @@ mod tests {
     }
 
     impl Tree {
-        fn look(&self, name: &str) -> Looked {
-            let dir = fs::canonicalize(self.dir.path()).unwrap();
-            self.served.look(&dir.join(name), Layout { format: FormatChoice::Auto, align: None })
+        fn look(&self, name: &str, shown: Option<Inode>) -> Looked {
+            let path = fs::canonicalize(self.dir.path()).unwrap().join(name);
+            self.served.look(&path, Layout { format: FormatChoice::Auto, align: None }, shown)
+        }
+
+        fn found(&self, name: &str) -> Found {
+            match self.look(name, None) {
+                Looked::Found(found) => found.unwrap(),
+                other => panic!("{name}: {other:?}"),
+            }
         }
     }
 
@@ -279,28 +313,47 @@ mod tests {
     fn only_what_is_served_is_found_and_the_rest_is_all_the_same() {
         let tree = tree();
         for name in ["root/model", "root/link/deep", "root/sub/../model", "single"] {
-            let found = tree.look(name).found.unwrap();
-            assert_eq!(found.files.len(), 1, "{name}");
+            assert_eq!(tree.found(name).files.len(), 1, "{name}");
         }
-        let told = |name: &str| {
-            let looked = tree.look(name);
-            assert_eq!(looked.named, None, "{name}");
-            looked.found.unwrap_err().to_string().replace(name, "")
-        };
-        let absent = told("root/absent");
-        for name in
-            ["secret", "root/out", "root/../secret", "nothing", "root/sub/../../secret", "root"]
-        {
-            assert_eq!(told(name), absent, "{name}");
+        for name in [
+            "root/absent",
+            "secret",
+            "root/out",
+            "root/../secret",
+            "nothing",
+            "root/sub/../../secret",
+            "root",
+        ] {
+            assert!(matches!(tree.look(name, None), Looked::Refused), "{name}");
         }
-        let directory = tree.look("root/sub");
-        assert!(directory.named.is_some() && directory.found.is_err());
+        assert!(matches!(tree.look("root/sub", None), Looked::Found(Err(_))));
+        // Another file than the one that was shown is as if it were not there.
+        let shown = |name: &str| Some(tree.found(name).files[0].1.inode());
+        assert!(matches!(tree.look("root/model", shown("single")), Looked::Refused));
+        assert!(matches!(tree.look("root/model", shown("root/model")), Looked::Found(Ok(_))));
+        assert!(matches!(tree.look("root/sub", shown("root/model")), Looked::Refused));
+    }
+
+    #[test]
+    fn a_name_that_comes_to_lead_elsewhere_is_noticed() {
+        let tree = tree();
+        let root = fs::canonicalize(tree.dir.path()).unwrap().join("root");
+        let name = root.join("drop");
+        symlink("model", &name).unwrap();
+        let version = |path: &Path| file::status(File::open(path).unwrap()).unwrap().version;
+        let shown = version(&name);
+        fs::remove_file(&name).unwrap();
+        symlink("sub/deep", &name).unwrap();
+        let layout = Layout { format: FormatChoice::Auto, align: None };
+        let refused = tree.served.open(&name, layout, Some(shown)).unwrap_err();
+        assert!(matches!(refused, longshore_load::Error::Changed { .. }), "{refused}");
+        tree.served.open(&name, layout, Some(version(&name))).unwrap();
     }
 
     #[test]
     fn what_was_found_is_planned_unless_it_changed() {
         let tree = tree();
-        let found = tree.look("root/model").found.unwrap();
+        let found = tree.found("root/model");
         assert_eq!(tree.served.plan(&found).unwrap().len_bytes(), 5);
         assert!(!tree.served.is_stale(&found));
         fs::write(tree.dir.path().join("root/model"), b"another").unwrap();

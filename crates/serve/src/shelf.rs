@@ -198,12 +198,12 @@ impl<M> Model<M> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use longshore_load::format::FormatChoice;
 
     use super::*;
-    use crate::served::{Layout, Served};
+    use crate::served::{Layout, Looked, Served};
 
     /// Files of 1000 bytes each.
     fn files(dir: &Path, count: usize) -> Vec<Found> {
@@ -213,7 +213,11 @@ mod tests {
         }
         let served = Served::new(&[dir.to_owned()], &[]).unwrap();
         let layout = Layout { format: FormatChoice::Raw, align: None };
-        names.iter().map(|name| served.look(name, layout).found.unwrap()).collect()
+        let found = |name: &PathBuf| match served.look(name, layout, None) {
+            Looked::Found(found) => found.unwrap(),
+            other => panic!("{other:?}"),
+        };
+        names.iter().map(found).collect()
     }
 
     fn ids<M>(gone: &[(u64, Model<M>)]) -> Vec<u64> {

@@ -27,6 +27,8 @@ pub struct Attachment {
     id: u64,
     len_bytes: u64,
     files: Vec<AttachedFile>,
+    /// The process that attached it: children share the connection.
+    pid: u32,
 }
 
 /// A file of a model, and where it is in the memory.
@@ -52,7 +54,7 @@ impl Attachment {
         verify(&memfd, len_bytes)?;
         let mapping = Mapping::of_file(&memfd, len_bytes, Granule::SIZE_2M, Access::Read)
             .map_err(Error::kernel("mapping the memory"))?;
-        Ok(Self { socket, memfd, mapping, id, len_bytes, files })
+        Ok(Self { socket, memfd, mapping, id, len_bytes, files, pid: std::process::id() })
     }
 
     /// The server's number for the model.
@@ -112,11 +114,15 @@ impl Attachment {
     }
 
     /// Releases the attachment and waits until the server has counted that. A server that is gone
-    /// counts nothing: that is no error.
+    /// counts nothing: that is no error. In a child that the process forked it releases nothing: the
+    /// attachment is the parent's.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Untrustworthy`]. It is released when this returns in any case.
     pub fn release(self) -> Result<()> {
+        if self.pid != std::process::id() {
+            return Ok(());
+        }
         let socket = self.socket.as_fd();
         let answered = send(socket, &Request::Release, None).and_then(|()| answer(socket));
         match answered {

@@ -9,7 +9,7 @@ use longshore_mem::Granule;
 use longshore_sys::beneath;
 use longshore_sys::file::Version;
 
-use super::connection::{Connection, Phase, Shown};
+use super::connection::{Connection, Phase};
 use super::core::Core;
 use super::events::Event;
 use super::jobs::{Asker, Job};
@@ -140,11 +140,17 @@ impl Core {
                 }
             },
         };
-        if let Some(connection) = self.connections.get_mut(&id) {
-            let shown = Shown { file, handed };
-            connection.enter(Phase::Opening { shown, wanted_id }, now);
+        // A descriptor that cannot read shows nothing.
+        if !handed.is_readable {
+            return Err((not_served(&path), file));
         }
-        self.jobs.begin(Job::Look { asker: Asker::Client(id), path, layout });
+        let inode = handed.inode;
+        if let Some(connection) = self.connections.get_mut(&id) {
+            let path = path.clone();
+            connection.enter(Phase::Opening { shown: file, path, wanted_id }, now);
+        }
+        let shown = Some(inode);
+        self.jobs.begin(Job::Look { asker: Asker::Client(id), path, layout, shown });
         Ok(())
     }
 
@@ -171,40 +177,30 @@ impl Core {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let peer = connection.peer;
         let phase = std::mem::replace(&mut connection.phase, Phase::Idle);
-        let Phase::Opening { shown, wanted_id } = phase else {
+        let Phase::Opening { shown, path, wanted_id } = phase else {
             connection.phase = phase;
             return;
         };
         connection.enter(Phase::Idle, now);
-        let Shown { file, handed } = shown;
-        let asked = if handed.is_readable && looked.named == Some(handed.inode) {
-            // It is a file of a file system that is served, and so closing it does not wait.
-            drop(file);
-            match looked.found {
-                Ok(found) => self.on_found(id, found, wanted_id, now),
-                Err(error) => self.refuse(id, Refusal::of(&error), now),
+        let asked = match looked {
+            Looked::Found(found) => {
+                // It is a file of a file system that is served, and so closing it does not wait.
+                drop(shown);
+                match found {
+                    Ok(found) => self.on_found(id, found, wanted_id, now),
+                    Err(error) => self.refuse(id, Refusal::of(&error), now),
+                }
             }
-        } else {
-            self.closers.close(peer.uid, vec![file]);
-            let path = match &looked.found {
-                Ok(found) => found.path.clone(),
-                Err(longshore_load::Error::Open { path, .. }) => path.clone(),
-                Err(error) => return self.refused_out_of_memory(id, error, now),
-            };
-            self.refuse(id, not_served(&path), now)
+            Looked::Refused => {
+                self.closers.close(peer.uid, vec![shown]);
+                self.refuse(id, not_served(&path), now)
+            }
+            Looked::Failed(error) => {
+                self.closers.close(peer.uid, vec![shown]);
+                self.refuse(id, Refusal::of(&error), now)
+            }
         };
         if let Err(why) = asked {
-            self.disconnect(id, why, now);
-        }
-    }
-
-    /// The file was not even looked for, or what was found must not be told.
-    fn refused_out_of_memory(&mut self, id: u64, error: &longshore_load::Error, now: Instant) {
-        let refusal = match error {
-            longshore_load::Error::Process { .. } => Refusal::of(error),
-            _ => not_served(Path::new("this file")),
-        };
-        if let Err(why) = self.refuse(id, refusal, now) {
             self.disconnect(id, why, now);
         }
     }

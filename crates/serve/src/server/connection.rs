@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_heap::SharedBuffer;
-use longshore_sys::beneath::Handed;
 use longshore_sys::file;
 use longshore_sys::file::Version;
 use longshore_sys::packet_socket::{self, Packet, Peer};
@@ -43,7 +42,7 @@ pub(super) enum Phase {
     /// It has nothing and wants nothing.
     Idle,
     /// What it wants is being looked for. It showed one file.
-    Opening { shown: Shown, wanted_id: Option<u64> },
+    Opening { shown: OwnedFd, path: PathBuf, wanted_id: Option<u64> },
     /// It is to show the other files, the next of which is the last of `to_show`.
     Proving { found: Found, to_show: Vec<(PathBuf, Version)> },
     /// It waits for a model.
@@ -52,13 +51,6 @@ pub(super) enum Phase {
     Listing { attached: Option<u64> },
     /// It has a model.
     Attached(u64),
-}
-
-/// A file that a client sent.
-#[derive(Debug)]
-pub(super) struct Shown {
-    pub(super) file: OwnedFd,
-    pub(super) handed: Handed,
 }
 
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use super::Options;
 use super::closers::Closers;
 use super::connection::{Came, Connection};
 use super::events::Event;
+use super::giving::BEAT_EVERY;
 use super::jobs::{Asker, Done, How, Job, Jobs};
 use super::notify::notify;
 use super::stop::Stop;
@@ -63,8 +65,10 @@ pub(super) struct Core {
     pub(super) closers: Closers,
     /// Descriptors may be exhausted, and still clients must be told.
     spare: Option<OwnedFd>,
+    /// When those who wait for a load that has not begun are told so.
+    pub(super) next_beat: Instant,
     /// Files of the start that are still looked for, and models of theirs that are being loaded.
-    pub(super) starting: BTreeSet<usize>,
+    pub(super) starting: BTreeMap<usize, PathBuf>,
     pub(super) start_models: BTreeSet<u64>,
     is_ready: bool,
     /// Why the server cannot go on.
@@ -94,8 +98,9 @@ impl Core {
             last_connection: 0,
             closers: Closers::default(),
             spare: Some(spare()?),
-            starting: BTreeSet::new(),
+            starting: BTreeMap::new(),
             start_models: BTreeSet::new(),
+            next_beat: Instant::now() + BEAT_EVERY,
             is_ready: false,
             failed: None,
             events: Vec::new(),
@@ -104,9 +109,9 @@ impl Core {
 
     pub(super) fn run(mut self, mut observe: impl FnMut(&Event)) -> Result<()> {
         for (number, path) in self.options.files.clone().into_iter().enumerate() {
-            self.starting.insert(number);
+            self.starting.insert(number, path.clone());
             let layout = Layout { format: self.options.format, align: self.options.align };
-            self.jobs.begin(Job::Look { asker: Asker::Start(number), path, layout });
+            self.jobs.begin(Job::Look { asker: Asker::Start(number), path, layout, shown: None });
         }
         while !self.stop.is_stopped() && self.failed.is_none() {
             self.tell_ready();
@@ -146,7 +151,8 @@ impl Core {
         watches.extend(self.connections.values().map(Connection::watch));
         let deadlines = self.connections.values().filter_map(Connection::deadline);
         let retry = (!accepting).then(|| Instant::now() + Duration::from_millis(100));
-        let deadline = deadlines.chain(self.shelf.next_expiry()).chain(retry).min();
+        let beat = (!self.loads.is_empty()).then_some(self.next_beat);
+        let deadline = deadlines.chain(self.shelf.next_expiry()).chain(retry).chain(beat).min();
         let ready =
             readiness::wait(&watches, deadline).map_err(Error::kernel("waiting for clients"))?;
 
@@ -168,6 +174,7 @@ impl Core {
         if self.spare.is_none() {
             self.spare = spare().ok();
         }
+        self.beat(now);
         self.free_expired(now);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Loading what is wanted, handing it out, and taking it back.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use longshore_load::{CancelToken, Progress};
 use longshore_sys::packet_socket::Peer;
@@ -15,6 +15,8 @@ use crate::protocol::{Reason, Reply};
 use crate::served::{Found, Looked};
 use crate::shelf::NoRoom;
 
+/// How often clients hear of a load that has not begun. They give a server up after a minute.
+pub(super) const BEAT_EVERY: Duration = Duration::from_secs(10);
 /// The most models that are held at once.
 const MODELS_MAX: usize = 1024;
 
@@ -54,9 +56,7 @@ impl Core {
         let older: Vec<u64> = self
             .shelf
             .iter()
-            .filter(|(_, model)| {
-                model.found.path == found.path && model.found.layout.align == found.layout.align
-            })
+            .filter(|(_, model)| model.found.is_as(&found))
             .map(|(id, _)| id)
             .collect();
         for id in older {
@@ -133,10 +133,12 @@ impl Core {
             model.is_pinned = true;
         }
         self.move_pin(id);
-        for client in self.waiting_for(id) {
-            if let Err(why) = self.attach(client, id, now) {
-                self.disconnect(client, why, now);
-            }
+        // All have it before one of them is found to be gone, with which it would go.
+        let waiting = self.waiting_for(id);
+        let attach = |client| Some((client, self.attach(client, id, now).err()?));
+        let gone: Vec<_> = waiting.into_iter().filter_map(attach).collect();
+        for (client, why) in gone {
+            self.disconnect(client, why, now);
         }
     }
 
@@ -176,14 +178,30 @@ impl Core {
         }
     }
 
+    /// Tells those who wait for a load that has to wait itself that the server is there.
+    pub(super) fn beat(&mut self, now: Instant) {
+        if now < self.next_beat {
+            return;
+        }
+        self.next_beat = now + BEAT_EVERY;
+        let queued: Vec<u64> =
+            self.loads.iter().filter(|(_, load)| load.done_bytes == 0).map(|(id, _)| *id).collect();
+        for id in queued {
+            let total_bytes = self.shelf.get(id).map_or(0, |model| model.found.len_bytes);
+            let progress = Progress { done_bytes: 0, total_bytes, elapsed: Duration::ZERO };
+            self.on_progress(id, progress, now);
+        }
+    }
+
     /// What is kept for as long as the server runs is the newest version of a file.
     fn move_pin(&mut self, newest: u64) {
         let Some(model) = self.shelf.get(newest) else { return };
-        let path = model.found.path.clone();
         let older: Vec<u64> = self
             .shelf
             .iter()
-            .filter(|(id, model)| *id < newest && model.is_pinned && model.found.path == path)
+            .filter(|(id, older)| {
+                *id < newest && older.is_pinned && older.found.is_as(&model.found)
+            })
             .map(|(id, _)| id)
             .collect();
         for id in &older {
@@ -199,11 +217,11 @@ impl Core {
 
     /// Hands a model out.
     fn attach(&mut self, client: u64, id: u64, now: Instant) -> Asked {
-        let (Some(connection), Some(model)) =
-            (self.connections.get_mut(&client), self.shelf.get(id))
-        else {
-            return Ok(());
+        let Some(model) = self.shelf.get(id) else {
+            let message = "the memory went meanwhile; attach it again".to_owned();
+            return self.refuse(client, Refusal { reason: Reason::Other, message }, now);
         };
+        let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
         let Some(memory) = &model.memory else { return Ok(()) };
         let files = &model.found.files;
         let attached =
@@ -244,7 +262,7 @@ impl Core {
             return self.release(id, peer, now);
         }
         match connection.phase {
-            Phase::Opening { shown, .. } => self.closers.close(peer.uid, vec![shown.file]),
+            Phase::Opening { shown, .. } => self.closers.close(peer.uid, vec![shown]),
             Phase::Waiting(id) => self.abandon_if_unwanted(id),
             _ => {}
         }
@@ -274,10 +292,16 @@ impl Core {
 
     /// A file that is to be held from the start.
     pub(super) fn on_start_looked(&mut self, number: usize, looked: Looked, now: Instant) {
-        self.starting.remove(&number);
-        let found = match looked.found {
-            Ok(found) => found,
-            Err(error) => {
+        let Some(path) = self.starting.remove(&number) else { return };
+        let found = match looked {
+            Looked::Found(Ok(found)) => found,
+            Looked::Found(Err(error)) | Looked::Failed(error) => {
+                self.failed.get_or_insert(error.into());
+                return;
+            }
+            Looked::Refused => {
+                let source = std::io::ErrorKind::NotFound.into();
+                let error = longshore_load::Error::Open { path, source };
                 self.failed.get_or_insert(error.into());
                 return;
             }

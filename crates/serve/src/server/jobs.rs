@@ -16,7 +16,7 @@ use longshore_load::{CancelToken, Loader, Progress};
 use longshore_sys::{event_fd, memfd};
 
 use crate::error::{Error, Result};
-use crate::served::{Found, Layout, Looked, Served};
+use crate::served::{Found, Inode, Layout, Looked, Served};
 
 /// How many files are looked for at once.
 const LOOKING_MAX: usize = 8;
@@ -34,9 +34,22 @@ pub(super) enum Asker {
 /// Something to be done.
 #[derive(Debug)]
 pub(super) enum Job {
-    Look { asker: Asker, path: PathBuf, layout: Layout },
-    Load { id: u64, found: Found, cancel: CancelToken },
-    Stale { client: u64, models: Vec<(u64, Found)> },
+    /// `shown` is the file that the asker has shown; the server itself shows none.
+    Look {
+        asker: Asker,
+        path: PathBuf,
+        layout: Layout,
+        shown: Option<Inode>,
+    },
+    Load {
+        id: u64,
+        found: Found,
+        cancel: CancelToken,
+    },
+    Stale {
+        client: u64,
+        models: Vec<(u64, Found)>,
+    },
 }
 
 /// What became of it.
@@ -200,10 +213,7 @@ impl Job {
         match self {
             Self::Look { asker, .. } => {
                 let asker = *asker;
-                Box::new(move |error| Done::Looked {
-                    asker,
-                    looked: Looked { named: None, found: Err(error) },
-                })
+                Box::new(move |error| Done::Looked { asker, looked: Looked::Failed(error) })
             }
             Self::Load { id, .. } => {
                 let id = *id;
@@ -218,8 +228,8 @@ impl Job {
 
     fn run(self, served: &Served, how: &How, teller: &Teller) -> Done {
         match self {
-            Self::Look { asker, path, layout } => {
-                Done::Looked { asker, looked: served.look(&path, layout) }
+            Self::Look { asker, path, layout, shown } => {
+                Done::Looked { asker, looked: served.look(&path, layout, shown) }
             }
             Self::Load { id, found, cancel } => {
                 let tell = |progress| teller.tell(Done::Progress { id, progress });

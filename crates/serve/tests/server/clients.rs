@@ -241,6 +241,22 @@ fn files_named_at_the_start_are_held_and_a_new_version_takes_their_place() {
     assert!(held[0].is_pinned && held[0].id == 2);
 }
 
+#[test]
+fn what_is_kept_from_the_start_stays_whoever_attaches_it_otherwise() {
+    let rig = Rig::new(Options::default());
+    let path = rig.file("model.safetensors", &safetensors("weight", 7));
+    let own = Rig::new(Options { files: vec![path.clone()], ..Options::default() });
+    own.wait(|event| matches!(event, Event::Ready { .. }).then_some(()));
+    let client = Client::connect(&own.socket).unwrap().align(Granule::SIZE_4K);
+    let (wanted, cancel) = (Wanted::Path(path), CancelToken::new());
+    let aligned = client.attach(&wanted, FormatChoice::Auto, &mut |_| {}, &cancel).unwrap();
+    let held = own.list().held;
+    assert_eq!(held.len(), 2);
+    assert!(held[0].is_pinned && !held[0].is_stale && !held[1].is_pinned, "{held:?}");
+    aligned.release().unwrap();
+    assert_eq!(own.wait_freed(), 2);
+}
+
 fn safetensors(name: &str, value: u8) -> Vec<u8> {
     let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}"#);
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

@@ -88,6 +88,18 @@ fn only_a_descriptor_that_can_read_the_file_gives_access() {
         client.hear_refusal().1.replace(name, "")
     };
     assert_eq!(of("model.bin"), of("absent.bin"));
+    // Also where the file would have to be read to know what it is.
+    for (name, format, align_bytes) in
+        [("model.bin", "raw", 64), ("model.bin", "safetensors", 0), ("model.bin", "gguf", 4096)]
+    {
+        let of = |name: &str| {
+            let target = Target::Path(root.join(name));
+            let request = Request::Attach { target, format: format.to_owned(), align_bytes };
+            client.say(&request, Some(open("other.bin", 0).as_fd()));
+            client.hear_refusal().1.replace(name, "")
+        };
+        assert_eq!(of(name), of("absent.bin"), "{format}, {align_bytes}");
+    }
     client.attach(&path, open("model.bin", 0));
     let (reply, memory) = client.hear_result().unwrap();
     assert!(matches!(reply, Reply::Attached { len_bytes: 5, files: 1, .. }) && memory.is_some());
