@@ -18,6 +18,13 @@ use crate::retry_interrupted;
 /// The longest path of a socket in bytes: `sun_path` less the zero at its end.
 pub const PATH_BYTES_MAX: usize = 107;
 
+/// The most descriptors that one message can carry: `SCM_MAX_FD` of the kernel's `net/scm.h`.
+pub const DESCRIPTORS_MAX: usize = 253;
+
+/// More empty messages than can wait in a socket: each takes 768 bytes of twice `wmem_max` at most,
+/// which is 208 KiB unless an administrator says otherwise.
+const EMPTY_MESSAGES_MAX: usize = 1024;
+
 /// Who is at the other end of a socket, as it was when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -36,9 +43,9 @@ pub struct Packet {
     pub len_bytes: usize,
     /// Whether it was longer than there was room for; the rest is lost.
     pub is_too_long: bool,
-    /// The descriptors that came with it, closed on exec: at most two.
+    /// The descriptors that came with it, closed on exec: at most [`DESCRIPTORS_MAX`].
     pub descriptors: Vec<OwnedFd>,
-    /// Whether more came than could be taken; the kernel has closed them.
+    /// Whether more came than this process can have; the kernel has closed them.
     pub descriptors_lost: bool,
 }
 
@@ -162,8 +169,9 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>)
 /// # Errors
 /// `WouldBlock` where there is none; those of `recvmsg(2)`.
 pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
-    // What this takes is rounded up to two descriptors.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    // Room for all there can be: those without are closed by the kernel, in this thread, and to close
+    // a descriptor of somebody else's may take for ever.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = retry_interrupted(|| {
@@ -181,6 +189,24 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
         descriptors,
         descriptors_lost: received.flags.contains(ReturnFlags::CTRUNC),
     })
+}
+
+/// Ends a connection in both directions and takes the descriptors of all messages that were not
+/// received, so that closing the socket closes nothing but itself.
+pub fn end(socket: impl AsFd) -> Vec<OwnedFd> {
+    let mut descriptors = Vec::new();
+    // Where it was never connected, nothing was sent either.
+    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+    // The peer cannot send any more: this ends. An empty message looks like the end of all, but there
+    // is room for so many only.
+    let mut empty = 0;
+    while empty < EMPTY_MESSAGES_MAX
+        && let Ok(packet) = receive(&socket, &mut [0])
+    {
+        empty = if packet.len_bytes == 0 { empty + 1 } else { 0 };
+        descriptors.extend(packet.descriptors);
+    }
+    descriptors
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -214,6 +240,20 @@ mod tests {
         drop(ours);
         assert_eq!(receive(&theirs, &mut bytes).unwrap().len_bytes, 0);
         assert_eq!(send(&theirs, b"x", None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_was_not_received_is_taken_at_the_end() {
+        let (ours, theirs) = pair().unwrap();
+        let events: Vec<_> = (0..3).map(|_| event_fd::create().unwrap()).collect();
+        send(&theirs, b"", None).unwrap();
+        for event in &events {
+            send(&theirs, b"message", Some(event.as_fd())).unwrap();
+            send(&theirs, b"", None).unwrap();
+        }
+        assert_eq!(end(&ours).len(), 3);
+        assert!(send(&theirs, b"more", None).is_err());
+        assert!(end(&ours).is_empty());
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// How many descriptors of one user may be waiting to be closed.
-const WAITING_MAX: usize = 32;
+/// How many descriptors of one user may be waiting to be closed: those of one message, and some.
+const WAITING_MAX: usize = 300;
 
 /// What is being closed, by user.
 #[derive(Debug, Default)]

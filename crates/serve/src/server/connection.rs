@@ -123,6 +123,11 @@ impl Connection {
         }
     }
 
+    /// Ends it, and takes the descriptors of what was not received: to close them may take long.
+    pub(super) fn end(&self) -> Vec<OwnedFd> {
+        packet_socket::end(&self.socket)
+    }
+
     /// Takes one message.
     pub(super) fn receive(&self) -> Came {
         let mut bytes = [0; MESSAGE_BYTES_MAX];

@@ -331,7 +331,9 @@ impl Core {
         for connection in self.connections.values_mut() {
             let _ = connection.send_if_idle(&Reply::Closing, now);
         }
-        self.connections.clear();
+        for connection in std::mem::take(&mut self.connections).into_values() {
+            self.closers.close(connection.peer.uid, connection.end());
+        }
         let waiting: Vec<u64> = self.loads.keys().copied().collect();
         waiting.into_iter().for_each(|id| _ = self.jobs.forget_load(id));
         let deadline = now + END_TIME;

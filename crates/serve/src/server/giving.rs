@@ -257,6 +257,7 @@ impl Core {
     /// Takes back what a client that is gone had or waited for.
     pub(super) fn let_go(&mut self, connection: Connection, now: Instant) {
         let peer = connection.peer;
+        self.closers.close(peer.uid, connection.end());
         if let Some(id) = connection.attached() {
             drop(connection);
             return self.release(id, peer, now);
