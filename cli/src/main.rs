@@ -15,6 +15,7 @@ mod progress;
 mod pt;
 mod repack;
 mod serve;
+mod serve_log;
 mod signals;
 mod units;
 

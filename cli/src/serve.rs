@@ -11,7 +11,7 @@ use longshore::load::format::FormatChoice;
 use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop};
 use serde_json::{Value, json};
 
-use crate::output::print;
+use crate::serve_log::{Line, Log};
 use crate::signals;
 use crate::units::{Alignment, Size};
 
@@ -169,17 +169,15 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         memory_mode: args.memory_mode.0,
     };
     let server = Server::new(listener, options, stop)?;
-    server.run(|event| {
-        let line = match event {
-            Event::Trouble { message } if !args.json => return eprintln!("longshore: {message}"),
-            _ if args.json => as_json(event).to_string(),
-            _ if args.quiet => return,
-            _ => event.to_string(),
-        };
-        // Whether or not anybody reads it, the server goes on.
-        let _ = print(&format!("{line}\n"));
-    })?;
-    Ok(())
+    let log = Log::start()?;
+    let served = server.run(|event| match event {
+        Event::Trouble { message } if !args.json => log.say(Line::Error(message.clone())),
+        _ if args.json => log.say(Line::Out(as_json(event).to_string())),
+        _ if args.quiet => {}
+        _ => log.say(Line::Out(event.to_string())),
+    });
+    log.end();
+    Ok(served?)
 }
 
 fn as_json(event: &Event) -> Value {
