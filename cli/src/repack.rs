@@ -91,8 +91,7 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     drop(display);
     // Last, so that a folder without one is known to be half done.
     if let Some(index) = targets.get(opened.plan.files().len()) {
-        let copied = std::fs::copy(&args.file, index);
-        copied.with_context(|| format!("writing {}", index.display()))?;
+        repack::copy(&args.file, index)?;
     }
     if args.json {
         let files: Vec<_> = targets.iter().map(|target| target.to_string_lossy()).collect();

@@ -3,6 +3,7 @@
 mod command;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use command::{LONGSHORE, longshore, run};
@@ -90,9 +91,8 @@ fn a_repacked_file_has_the_same_tensors_and_needs_no_other_way() {
     assert!(fs::read(&packed).unwrap() == fs::read(&again).unwrap());
 }
 
-#[test]
-fn shards_are_repacked_into_a_folder() {
-    let fixture = Fixture::new();
+/// A model in two shards; the path of its index, and what that holds.
+fn sharded(fixture: &Fixture) -> (String, String) {
     let (first, second) = (fixture.model("m-1.safetensors"), fixture.path("m-2.safetensors"));
     // The second shard has one tensor of an odd length.
     let header = r#"{"odd":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
@@ -104,16 +104,64 @@ fn shards_are_repacked_into_a_folder() {
     let map: Vec<String> = names.iter().map(|name| format!("{name}:\"m-1.safetensors\"")).collect();
     let index = fixture.path("m.safetensors.index.json");
     let text = format!(r#"{{"weight_map":{{{},"odd":"m-2.safetensors"}}}}"#, map.join(","));
-    fs::write(&index, text).unwrap();
+    fs::write(&index, &text).unwrap();
+    (index, text)
+}
 
+#[test]
+fn shards_are_repacked_into_a_folder() {
+    let fixture = Fixture::new();
+    let (index, text) = sharded(&fixture);
     let folder = fixture.path("packed");
     let done = longshore(&["repack", &index, &folder]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     let packed_index = Path::new(&folder).join("m.safetensors.index.json");
+    assert_eq!(fs::read_to_string(&packed_index).unwrap(), text);
     let (before, _) = tensors(&index);
     let (after, least) = tensors(packed_index.to_str().unwrap());
     assert!(before == after, "the tensors differ");
     assert!(least >= 64, "{least}");
+    // Over what is there: whoever reads the old index reads it to its end.
+    fs::write(&packed_index, "old").unwrap();
+    let mut old = fs::File::open(&packed_index).unwrap();
+    assert_eq!(longshore(&["repack", "--force", &index, &folder]).code, 0);
+    assert_eq!(fs::read_to_string(&packed_index).unwrap(), text);
+    assert_eq!(std::io::read_to_string(&mut old).unwrap(), "old");
+}
+
+#[test]
+fn shards_are_repacked_in_their_own_folder() {
+    let fixture = Fixture::new();
+    let (index, text) = sharded(&fixture);
+    let (before, _) = tensors(&index);
+    // By another name of the same folder, too.
+    let folder = fixture.folder.path().join("x");
+    std::os::unix::fs::symlink(".", &folder).unwrap();
+    for target in [fixture.folder.path(), &folder] {
+        let done = longshore(&["repack", "--force", &index, target.to_str().unwrap()]);
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        assert_eq!(fs::read_to_string(&index).unwrap(), text);
+        let (after, least) = tensors(&index);
+        assert!(before == after, "the tensors differ");
+        assert!(least >= 64, "{least}");
+    }
+}
+
+#[test]
+fn a_repacked_file_is_as_private_as_it_was() {
+    let fixture = Fixture::new();
+    let (index, _) = sharded(&fixture);
+    let shard = fixture.path("m-1.safetensors");
+    for path in [&index, &shard] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o640)).unwrap();
+    }
+    let folder = fixture.path("packed");
+    assert_eq!(longshore(&["repack", &index, &folder]).code, 0);
+    let target = Path::new(&folder);
+    for name in ["m-1.safetensors", "m.safetensors.index.json"] {
+        let mode = fs::metadata(target.join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o640, "{name}: {mode:o}");
+    }
 }
 
 #[test]

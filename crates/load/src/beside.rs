@@ -1,14 +1,20 @@
 //! A file that comes to be under its name only when it is complete.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+/// What of a mode says who may do what; set-user-ID and the like say something else.
+const PERMISSION_BITS: u32 = 0o777;
 
 /// A file beside the one to be. Dropping it removes it.
 pub(crate) struct Beside {
     file: File,
     partial: Option<PathBuf>,
     target: PathBuf,
+    /// Where it is; `None` where that may be written to and not read.
+    folder: Option<File>,
 }
 
 impl Beside {
@@ -31,6 +37,12 @@ impl Beside {
         let Some(name) = target.file_name() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it names no file"));
         };
+        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let folder = match File::open(parent.unwrap_or(Path::new("."))) {
+            Ok(folder) => Some(folder),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            Err(error) => return Err(error),
+        };
         // Another process's, or one that a killed process left, has another number.
         for number in 0..100 {
             let mut hidden = std::ffi::OsString::from(".");
@@ -38,7 +50,7 @@ impl Beside {
             hidden.push(format!(".{}.{number}.partial", std::process::id()));
             let partial = target.with_file_name(hidden);
             match File::create_new(&partial) {
-                Ok(file) => return Ok(Self { file, partial: Some(partial), target }),
+                Ok(file) => return Ok(Self { file, partial: Some(partial), target, folder }),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -51,18 +63,57 @@ impl Beside {
         &mut self.file
     }
 
-    /// Waits until the disk has it and gives it its name. A disk that fills up or fails only now
-    /// is an error here.
+    /// Gives it the permission bits of `source`. Before anything is written, or what may not be
+    /// read by others could be meanwhile.
     ///
     /// # Errors
-    /// Those of `fsync(2)` and `rename(2)`.
+    /// Those of `fstat(2)` and `fchmod(2)`.
+    pub(crate) fn permit_as(&self, source: &File) -> io::Result<()> {
+        let mode = source.metadata()?.permissions().mode() & PERMISSION_BITS;
+        self.file.set_permissions(Permissions::from_mode(mode))
+    }
+
+    /// Checks that the file system has room for so many bytes more.
+    ///
+    /// # Errors
+    /// `StorageFull` with both numbers, or those of `fstatvfs(3)`.
+    pub(crate) fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
+        let found = rustix::fs::fstatvfs(&self.file)?;
+        // One that has no blocks at all counts none.
+        if found.f_blocks == 0 {
+            return Ok(());
+        }
+        let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+        if needed_bytes <= free_bytes {
+            return Ok(());
+        }
+        let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let folder = parent.unwrap_or(Path::new(".")).display();
+        let reason = format!(
+            "{needed_bytes} bytes are needed, but the file system of {folder} has {free_bytes} \
+             free; free some, or write elsewhere"
+        );
+        Err(io::Error::new(io::ErrorKind::StorageFull, reason))
+    }
+
+    /// Waits until the disk has it and gives it its name, also on the disk. A disk that fills up or
+    /// fails only now is an error here.
+    ///
+    /// # Errors
+    /// Those of `fsync(2)` and `rename(2)`. Where only the folder could not be written out, it has
+    /// its name.
     pub(crate) fn rename(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         if let Some(partial) = &self.partial {
             fs::rename(partial, &self.target)?;
         }
         self.partial = None;
-        Ok(())
+        let Some(folder) = &self.folder else { return Ok(()) };
+        match folder.sync_all() {
+            // A file system that knows no such thing.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            synced => synced,
+        }
     }
 }
 
@@ -103,6 +154,19 @@ mod tests {
         drop(second);
         assert_eq!(fs::read(&target).unwrap(), b"whole");
         assert_eq!(names(folder.path()), ["model"]);
+    }
+
+    #[test]
+    fn what_has_no_room_is_told_with_both_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let beside = Beside::create(&folder.path().join("model")).unwrap();
+        beside.check_room(1).unwrap();
+        let refused = beside.check_room(u64::MAX).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        let message = refused.to_string();
+        let folder = folder.path().display().to_string();
+        assert!(message.contains(&u64::MAX.to_string()), "{message}");
+        assert!(message.contains(&folder), "{message}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use longshore_heap::Heap;
 use longshore_mem::Granule;
+use longshore_sys::huge_pages::{self, Pool};
 use longshore_sys::memory::{self, Available};
 
 use crate::error::{Error, Result};
@@ -13,7 +14,8 @@ const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 
 /// Checks that `content_bytes` fit in what the control group, the process's limits and
 /// `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages
-/// from the hugetlb pool, what the machine leaves is not asked yet: see [`check_pages`].
+/// from the hugetlb pool, what the machine leaves is not asked yet: see [`check_pages`]. In all
+/// other cases it is, since the kernel has no good words for what not even has addresses.
 pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) -> Result<()> {
     if let Some(limit_bytes) = memory_max.filter(|limit| content_bytes > *limit) {
         return Err(Error::NotEnoughMemory {
@@ -23,8 +25,20 @@ pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) ->
             hint: "raise it, or load less",
         });
     }
-    let may_be_pool = matches!(heap, Heap::Auto | Heap::Memfd | Heap::Hugetlb);
+    let may_be_pool = match heap {
+        Heap::Hugetlb => true,
+        Heap::Auto | Heap::Memfd => {
+            pool_holds(content_bytes, &huge_pages::pool_2m().unwrap_or_default())
+        }
+        _ => false,
+    };
     check_against(content_bytes, may_be_pool, &memory::available())
+}
+
+/// Whether the heap could take all of it from the pool: as it decides that itself.
+fn pool_holds(content_bytes: u64, pool: &Pool) -> bool {
+    let page = Granule::SIZE_2M;
+    page.is_aligned(content_bytes) && content_bytes / page.bytes() <= pool.available_pages
 }
 
 /// Checks that the pages of what was reserved can be had. `heap` is the one that was chosen; pages
@@ -112,6 +126,22 @@ mod tests {
         let short = Available { machine_bytes: Some(0), ..Available::default() };
         assert_eq!(refused_by(&short, true), None);
         assert!(refused_by(&short, false).is_some());
+    }
+
+    #[test]
+    fn only_a_pool_that_holds_it_keeps_the_machine_from_being_asked() {
+        let pool = Pool { available_pages: 512, ..Pool::default() };
+        assert!(pool_holds(GIB, &pool) && pool_holds(0, &Pool::default()));
+        for refused in [GIB + 1, GIB - 4096, GIB + (2 << 20)] {
+            assert!(!pool_holds(refused, &pool), "{refused}");
+        }
+        // More than there are addresses for, in whole huge pages and not.
+        for heap in [Heap::Auto, Heap::Memfd, Heap::MemfdBasePages] {
+            for content_bytes in [1 << 48, (1 << 48) + 1] {
+                let refused = check(content_bytes, &heap, None).unwrap_err();
+                assert!(matches!(refused, Error::NotEnoughMemory { .. }), "{heap}: {refused}");
+            }
+        }
     }
 
     #[test]

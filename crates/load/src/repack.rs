@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -21,10 +22,12 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// aligned ([`crate::format::Opened::align`]) one whose tensors are.
 ///
 /// It has its name only when it is complete and on the disk, and no more than 8 MiB of memory are
-/// taken. Neither file stays in the page cache on account of it.
+/// taken. Neither file stays in the page cache on account of it. It has the permission bits of
+/// `file`.
 ///
 /// # Errors
-/// [`Error::Write`], [`Error::Read`], [`Error::Truncated`] and [`Error::Changed`] where the file did
+/// [`Error::Write`], also where there is no room for it, which is looked at first;
+/// [`Error::Read`], [`Error::Truncated`] and [`Error::Changed`] where the file did
 /// not stay what it was, [`Error::Cancelled`]; nothing is left then, and what had the name before
 /// still has it.
 pub fn repack(
@@ -38,6 +41,11 @@ pub fn repack(
     let buffer_range = file.buffer_range();
     let total_bytes = buffer_range.end - buffer_range.start;
     let mut beside = Beside::create(target).map_err(failed)?;
+    beside.check_room(total_bytes).map_err(failed)?;
+    let owned = file.source().buffered().try_clone_to_owned();
+    let owned =
+        owned.map_err(|source| Error::Open { path: file.source().path().into(), source })?;
+    beside.permit_as(&File::from(owned)).map_err(failed)?;
     let mut parts: Vec<_> = file.parts().iter().collect();
     parts.sort_unstable_by_key(|part| part.buffer_offset);
 
@@ -66,6 +74,28 @@ pub fn repack(
     file.source().check_unchanged()?;
     // Advice: where it is not taken, only the page cache is fuller. Writes out what was written.
     let _ = page_cache::evict(&*beside.file());
+    beside.rename().map_err(failed)
+}
+
+/// Copies a file that says something about others, such as the index of shards, to `target`. As
+/// [`repack`], it has its name only when it is complete and on the disk, and the permission bits of
+/// `source`. Where both names lead to one file, that is left as it is.
+///
+/// # Errors
+/// [`Error::Open`], [`Error::Write`]; what had the name before still has it then.
+pub fn copy(source: &Path, target: &Path) -> Result<()> {
+    let unread = |error| Error::Open { path: source.to_owned(), source: error };
+    let failed = |error| Error::Write { path: target.to_owned(), source: error };
+    let mut from = File::open(source).map_err(unread)?;
+    let found = from.metadata().map_err(unread)?;
+    let same = |there: &std::fs::Metadata| (there.dev(), there.ino()) == (found.dev(), found.ino());
+    if std::fs::metadata(target).is_ok_and(|there| same(&there)) {
+        return Ok(());
+    }
+    let mut beside = Beside::create(target).map_err(failed)?;
+    beside.check_room(found.len()).map_err(failed)?;
+    beside.permit_as(&from).map_err(failed)?;
+    io::copy(&mut from, beside.file()).map_err(failed)?;
     beside.rename().map_err(failed)
 }
 

@@ -7,10 +7,14 @@ use std::path::{Path, PathBuf};
 
 use longshore_heap::Heap;
 use longshore_load::format::safetensors::Header;
-use longshore_load::format::{self, FormatChoice, Opened, gguf};
+use longshore_load::format::{self, FormatChoice, Opened, gguf, safetensors};
 use longshore_load::{CancelToken, DigestKind, Error, Loader, ReadMode};
 use longshore_mem::Granule;
 use serde_json::{Map, json};
+
+mod allocator;
+
+use allocator::peak_bytes;
 
 const MIB: usize = 1 << 20;
 
@@ -96,7 +100,7 @@ fn check(model: &Model, alignment: u64, loader: Loader<'_>, case: &str) -> u64 {
     let header = Header::parse(Path::new("buffer"), &bytes, bytes.len() as u64).unwrap();
     let header = format::Header::Safetensors(header);
     assert!(header.is_aligned(Granule::new(alignment).unwrap()), "{case}");
-    safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
     // The checksum is that of the file on the disk.
     let whole = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &model.bytes);
     assert_eq!(loaded.files[0].digests[0].1, format!("{whole:08x}"), "{case}");
@@ -251,4 +255,89 @@ fn a_file_that_became_shorter_is_told_and_leaves_nothing() {
         let refused = Loader::new().heap(Heap::Memfd).mode(mode).load(&opened.plan).unwrap_err();
         assert!(matches!(refused, Error::Truncated { .. }), "{mode}: {refused}");
     }
+}
+
+/// A safetensors file of tensors of bytes, of which the disk has the header alone; `None`, said
+/// loudly, where there are no files as long as that.
+fn sparse_model(folder: &Path, sizes: &[(&str, u64)]) -> Option<PathBuf> {
+    let (mut object, mut at) = (Map::new(), 0);
+    for (name, size) in sizes {
+        let end = at + size;
+        let description = json!({ "dtype": "U8", "shape": [size], "data_offsets": [at, end] });
+        object.insert((*name).to_owned(), description);
+        at = end;
+    }
+    let text = serde_json::Value::Object(object).to_string();
+    let path = folder.join("sparse.safetensors");
+    std::fs::write(&path, [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    match file.set_len(8 + text.len() as u64 + at) {
+        Ok(()) => Some(path),
+        Err(error) => {
+            eprintln!("SKIPPED: {} has no files of {at} bytes: {error}", folder.display());
+            None
+        }
+    }
+}
+
+#[test]
+fn what_has_no_room_on_the_disk_is_not_begun() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let len = (8u64 << 40) - 4096;
+    let Some(path) = sparse_model(folder.path(), &[("a", len)]) else { return };
+    let found = rustix::fs::statvfs(folder.path()).unwrap();
+    if found.f_bavail.saturating_mul(found.f_frsize) > len {
+        eprintln!("SKIPPED: /var/tmp has room for 8 TiB");
+        return;
+    }
+    let opened = open(&path, 64);
+    // What is begun ends at once.
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let target = folder.path().join("packed.safetensors");
+    let refused = longshore_load::repack(&opened.plan.files()[0], &target, &cancel, |_| {});
+    let refused = refused.unwrap_err();
+    let Error::Write { path, source } = &refused else { panic!("{refused}") };
+    assert_eq!((path, source.kind()), (&target, std::io::ErrorKind::StorageFull));
+    let range = opened.plan.files()[0].buffer_range();
+    let message = source.to_string();
+    assert!(message.contains(&(range.end - range.start).to_string()), "{message}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// A file of so many tensors of a byte each, whose names have `name_len` bytes.
+fn file_of_bytes(count: usize, name_len: usize) -> tempfile::NamedTempFile {
+    let mut header = String::from("{");
+    for at in 0..count {
+        let (comma, end) = (if at == 0 { "" } else { "," }, at + 1);
+        std::fmt::Write::write_fmt(&mut header, format_args!(
+            r#"{comma}"{at:0name_len$x}":{{"dtype":"U8","shape":[1],"data_offsets":[{at},{end}]}}"#
+        ))
+        .unwrap();
+    }
+    let file = tempfile::NamedTempFile::with_suffix(".safetensors").unwrap();
+    header.push('}');
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    std::fs::write(file.path(), &bytes).unwrap();
+    file.as_file().set_len((bytes.len() + count) as u64).unwrap();
+    file
+}
+
+#[test]
+fn aligning_takes_no_more_than_reading_what_it_makes() {
+    let open =
+        |file: &tempfile::NamedTempFile| format::open(&[file.path()], FormatChoice::Auto).unwrap();
+    let opened = open(&file_of_bytes(100_000, 5));
+    let (aligned, peak) = peak_bytes(|| opened.align(Granule::new(64).unwrap()).unwrap());
+    let header = &aligned.tensors[0].header;
+    assert_eq!(header.tensor_count(), 2 * 100_000 - 1);
+    let bound = safetensors::parse_memory_max_bytes(header.data_offset());
+    assert!(peak <= bound, "{peak} bytes for a header of {}", header.data_offset());
+
+    // What becomes too long is refused before it is made.
+    let opened = open(&file_of_bytes(safetensors::TENSORS_MAX, 5));
+    let (refused, peak) = peak_bytes(|| opened.align(Granule::new(64).unwrap()));
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("more than the 100000000 bytes there may be"), "{refused}");
+    assert!(peak <= 16 * safetensors::TENSORS_MAX as u64 + (64 << 10), "{peak} bytes");
 }

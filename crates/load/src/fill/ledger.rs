@@ -36,6 +36,7 @@ pub(crate) struct Ledger<'a> {
 struct State {
     failure: Option<Error>,
     lanes: usize,
+    followers: usize,
     closed: bool,
     returned: Vec<Stretch>,
     /// Complete stretches of the buffer, from start to end, merged; kept only for followers.
@@ -44,6 +45,9 @@ struct State {
 
 /// A lane at work; leaving is dropping it.
 pub(super) struct Lane<'a, 'b>(&'a Ledger<'b>);
+
+/// One that follows the fill, at work; leaving is dropping it.
+pub(super) struct Follower<'a, 'b>(&'a Ledger<'b>);
 
 /// Stops the fill where the thread that made it panics, so that no scope waits for ever.
 pub(super) struct StopOnPanic<'a, 'b>(&'a Ledger<'b>);
@@ -81,6 +85,11 @@ impl<'a> Ledger<'a> {
     pub(super) fn enter(&self) -> Lane<'_, 'a> {
         self.state().lanes += 1;
         Lane(self)
+    }
+
+    pub(super) fn enter_follower(&self) -> Follower<'_, 'a> {
+        self.state().followers += 1;
+        Follower(self)
     }
 
     /// Guards a scope whose threads would go on, or wait, while this one unwinds.
@@ -244,9 +253,18 @@ impl<'a> Ledger<'a> {
 
     /// Waits until no lane is at work, but no longer than `patience`; whether none is.
     pub(super) fn wait_idle(&self, patience: Duration) -> bool {
+        self.wait_until(patience, |state| state.lanes == 0)
+    }
+
+    /// The same for followers.
+    pub(super) fn wait_followed(&self, patience: Duration) -> bool {
+        self.wait_until(patience, |state| state.followers == 0)
+    }
+
+    fn wait_until(&self, patience: Duration, is_so: impl Fn(&State) -> bool) -> bool {
         let until = Instant::now() + patience;
         let mut state = self.state();
-        while state.lanes > 0 {
+        while !is_so(&state) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -326,6 +344,13 @@ impl Drop for Lane<'_, '_> {
             self.0.stopped.store(true, Ordering::Relaxed);
         }
         self.0.state().lanes -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Drop for Follower<'_, '_> {
+    fn drop(&mut self) {
+        self.0.state().followers -= 1;
         self.0.changed.notify_all();
     }
 }

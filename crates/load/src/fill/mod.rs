@@ -92,7 +92,8 @@ pub(crate) fn fill(
     let filling = reservation.begin_filling()?;
     let ledger = Ledger::new(plan, reservation, cancel, !digests.is_empty());
     place_heads(plan, reservation)?;
-    let Routed { pieces, spans } = route::route(plan, reservation, tuning)?;
+    let Routed { pieces, spans } =
+        route::route(plan, reservation, tuning, || ledger.should_stop())?;
     let (direct, others): (Vec<Piece>, Vec<Piece>) =
         pieces.into_iter().partition(|piece| piece.route == Route::Direct);
     let mut engine = Engine::Threads { ring_refused: None };
@@ -104,14 +105,25 @@ pub(crate) fn fill(
     }
     let digests = thread::scope(|scope| {
         let _guard = ledger.stop_on_panic();
-        let hashing = (!digests.is_empty())
-            .then(|| scope.spawn(|| digest::follow(plan, reservation, &ledger, digests)));
+        let hashing = (!digests.is_empty()).then(|| {
+            let follower = ledger.enter_follower();
+            let ledger = &ledger;
+            scope.spawn(move || {
+                let _at_work = follower;
+                digest::follow(plan, reservation, ledger, digests)
+            })
+        });
         let lanes = Lanes { ledger: &ledger, tuning, reads };
         lanes.run(&direct, &others, &spans, engine == Engine::Uring, &mut observe);
         // What a worker found no longer resident is read from the disk after all.
         let returned = route::from_disk(plan, reservation, tuning, &ledger.take_returned());
         lanes.run(&[], &returned.pieces, &returned.spans, false, &mut observe);
         ledger.close();
+        // A checksum may be far behind.
+        while !ledger.wait_followed(TICK) {
+            ledger.should_stop();
+            observe(ledger.progress());
+        }
         hashing.map_or(Ok(Vec::new()), ScopedJoinHandle::join)
     });
     drop(filling);

@@ -17,7 +17,7 @@ use super::piece::{Piece, Route, Stretch};
 use super::staged::{SPAN_BYTES, Span};
 use crate::error::{Error, Result};
 use crate::mode::ReadMode;
-use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
+use crate::plan::{FILE_ALIGNMENT, Part, Plan, PlannedFile};
 
 /// A piece that is partly resident is looked at in units of this: less is not worth a read of its
 /// own beside the disk's.
@@ -35,24 +35,30 @@ pub(super) struct Routed {
     pub(super) spans: Vec<Span>,
 }
 
-/// Cuts the plan into pieces and gives each its route, in the order of the files.
-pub(super) fn route(plan: &Plan, reservation: &Reservation, tuning: &Tuning) -> Result<Routed> {
+/// Cuts the plan into pieces and gives each its route, in the order of the files. What is known so
+/// far where `should_stop` says so.
+pub(super) fn route(
+    plan: &Plan,
+    reservation: &Reservation,
+    tuning: &Tuning,
+    should_stop: impl Fn() -> bool,
+) -> Result<Routed> {
     let mut routed = Routed::default();
     for (index, file) in plan.files().iter().enumerate() {
-        let (Some(first), Some(last)) = (file.parts().first(), file.parts().last()) else {
+        if file.parts().is_empty() {
             continue;
-        };
+        }
         let ways = Ways::of(file, reservation);
         // An image is cut by where its bytes are in the file: side by side they are read together.
         let stretches = if file.is_image() {
-            let (start, end) = (first.file_offset, last.file_offset + last.len_bytes);
-            vec![in_file(index, start..end)]
+            let runs = runs(file.parts(), tuning.piece_bytes);
+            runs.into_iter().map(|range| in_file(index, range)).collect()
         } else {
-            file.parts().iter().map(|part| Stretch::of_part(index, part)).collect()
+            file.parts().iter().map(|part| Stretch::of_part(index, part)).collect::<Vec<_>>()
         };
         let mode = if file.source().asked_direct() { ReadMode::Direct } else { tuning.mode };
         let cut = |stretch: Stretch| stretch.cut(tuning.piece_bytes);
-        let parts = stretches.into_iter().flat_map(cut);
+        let parts = stretches.into_iter().flat_map(cut).take_while(|_| !should_stop());
         match mode {
             ReadMode::Auto => {
                 let probe = Residency::new(file);
@@ -97,6 +103,22 @@ pub(super) fn route(plan: &Plan, reservation: &Reservation, tuning: &Tuning) -> 
         }
     }
     Ok(routed)
+}
+
+/// The ranges of a file that are looked at: without what lies between `parts` where that is a whole
+/// unit or more. Of a sparse file it may be nearly all.
+fn runs(parts: &[Part], unit_bytes: u64) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for part in parts {
+        let range = part.file_offset..part.file_offset + part.len_bytes;
+        match runs.last_mut() {
+            Some(last) if range.start / unit_bytes <= (last.end - 1) / unit_bytes + 1 => {
+                last.end = range.end;
+            }
+            _ => runs.push(range),
+        }
+    }
+    runs
 }
 
 /// A range of a file, with places in the file where others have places in the buffer.
@@ -409,6 +431,49 @@ mod tests {
             at += piece.len_bytes;
         }
         at == part.file_offset + part.len_bytes
+    }
+
+    fn part(file_offset: u64, len_bytes: u64) -> Part {
+        Part { file_offset, buffer_offset: 0, len_bytes }
+    }
+
+    #[test]
+    fn what_lies_between_far_parts_is_not_looked_at() {
+        // Four bytes into a unit.
+        let far = 1 << 62;
+        let parts = [part(10, 20), part(500, 1), part(far, 100), part(far + 250, 7)];
+        let runs = runs(&parts, 100);
+        assert_eq!(runs, [10..30, 500..501, far..far + 257]);
+        let cut = |range: &Range<u64>| in_file(0, range.clone()).cut(100);
+        assert_eq!(runs.iter().flat_map(cut).take(10).count(), 1 + 1 + 3);
+    }
+
+    proptest! {
+        #[test]
+        fn runs_have_every_part_and_no_empty_unit(
+            sizes in prop::collection::vec((0u64..300, 1u64..300), 1..20), unit in 1u64..128,
+        ) {
+            let mut end = 0;
+            let parts: Vec<Part> = sizes.iter().map(|(gap, len_bytes)| {
+                let start = end + gap;
+                end = start + len_bytes;
+                part(start, *len_bytes)
+            }).collect();
+            let runs = runs(&parts, unit);
+            for part in &parts {
+                let (start, end) = (part.file_offset, part.file_offset + part.len_bytes);
+                let around = runs.iter().filter(|run| run.start <= start && end <= run.end);
+                prop_assert_eq!(around.count(), 1);
+            }
+            prop_assert!(runs.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            for window in runs.into_iter().flat_map(|run| in_file(0, run).cut(unit)) {
+                let (start, end) = (window.file_offset, window.file_offset + window.len_bytes);
+                let within = |part: &&Part| {
+                    part.file_offset < end && start < part.file_offset + part.len_bytes
+                };
+                prop_assert!(parts.iter().any(|part| within(&part)), "{}..{}", start, end);
+            }
+        }
     }
 
     proptest! {

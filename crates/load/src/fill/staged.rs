@@ -122,13 +122,19 @@ impl<'a> Spans<'a> {
                 }
             };
             let from = (piece.file_offset - span.file_offset) as usize;
-            let bytes = staged.get(from..from + piece.len_bytes as usize)?;
+            let Some(bytes) = staged.get(from..from + piece.len_bytes as usize) else {
+                ledger.fail(unfit("a place for bytes that its span does not have"));
+                return None;
+            };
             let flight = InFlight { piece, done_bytes: 0 };
             // SAFETY: parts of an image do not overlap, each span is taken by one thread, and this
             // one has no other window.
             let window = unsafe { ledger.window(&flight) }?;
             let copied = copy::write(&mut Cursor::<Dest>::foreign_buf(window), bytes);
-            ledger.book(flight, copied.map_err(io::Error::other));
+            if ledger.book(flight, copied.map_err(io::Error::other)).is_some() {
+                ledger.fail(unfit("bytes were copied in part"));
+                return None;
+            }
             self.frontier.used(&piece);
         }
         Some(())
@@ -153,8 +159,11 @@ fn read<'s>(
     let block = source.direct().map_or(Granule::SIZE_4K, |(_, alignment)| alignment.offset);
     // The span lies between two multiples of its size, and so do the blocks that it touches.
     let first = block.round_down(start);
-    let room = usize::try_from(block.checked_round_up(end)? - first).ok()?;
-    let staging = staging.get_mut(..room)?;
+    let room = block.checked_round_up(end).and_then(|end| usize::try_from(end - first).ok());
+    let Some(staging) = room.and_then(|room| staging.get_mut(..room)) else {
+        ledger.fail(unfit("the disk's blocks are longer than what they are read into"));
+        return None;
+    };
     let mut done = 0;
     while first + done < end {
         if ledger.should_stop() {
@@ -185,5 +194,54 @@ fn read<'s>(
             }
         }
     }
-    staging.get((start - first) as usize..(end - first) as usize)
+    // Within: the blocks are all of the span.
+    Some(&staging[(start - first) as usize..(end - first) as usize])
+}
+
+/// What cannot be, and must not leave others waiting.
+fn unfit(reason: &'static str) -> Error {
+    Error::Process { operation: "reading beside the buffer", source: io::Error::other(reason) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::fill::KernelReads;
+    use crate::progress::CancelToken;
+
+    #[test]
+    fn what_does_not_fit_is_a_failure_and_no_silence() {
+        let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.write_all(&[7; 10_000]).unwrap();
+        let plan = Plan::of_path(file.path()).unwrap();
+        let reservation = Heap::Memfd.reserve(plan.len_bytes()).unwrap();
+        let cancel = CancelToken::new();
+        let span = Span { file: 0, file_offset: 5000, len_bytes: 4000 };
+        let spans = [span];
+        let piece = Stretch { file: 0, file_offset: 5000, buffer_offset: 0, len_bytes: 4000 };
+        let places = Places { pieces: vec![piece.piece(Route::Staged)], ends: vec![1] };
+
+        let ledger = Ledger::new(&plan, &reservation, &cancel, false);
+        let mut memory = Heap::Memfd.allocate(16 << 10).unwrap();
+        let mut large = memory.write().unwrap();
+        let bytes = read(&span, &ledger, &KernelReads, &mut large);
+        assert!(bytes.is_some_and(|bytes| *bytes == [7; 4000]));
+        assert!(!ledger.should_stop());
+        let mut small = vec![0; 100];
+        assert_eq!(read(&span, &ledger, &KernelReads, &mut small), None);
+        assert!(ledger.should_stop(), "others go on");
+        let refused = ledger.outcome().unwrap_err();
+        assert!(matches!(refused, Error::Process { .. }), "{refused}");
+
+        let ledger = Ledger::new(&plan, &reservation, &cancel, false);
+        let frontier = Frontier::new(&places.pieces, 1 << 20);
+        frontier.run(&ledger);
+        let staged = Spans::new(&spans, &places, &frontier);
+        assert_eq!(staged.place(0, &[7; 3999], &ledger), None);
+        assert!(ledger.should_stop(), "others go on");
+        let refused = ledger.outcome().unwrap_err();
+        assert!(refused.to_string().contains("beside the buffer"), "{refused}");
+    }
 }

@@ -11,12 +11,12 @@ use longshore_heap::Heap;
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use proptest::prelude::*;
 
-use super::{KernelReads, Reads, Route};
+use super::{KernelReads, Reads, Route, Tuning};
 use crate::error::Error;
 use crate::loader::{Loaded, Loader};
 use crate::mode::ReadMode;
 use crate::plan::{Image, Part, Plan};
-use crate::progress::CancelToken;
+use crate::progress::{CancelToken, Progress};
 use crate::source::SourceFile;
 use crate::verify::DigestKind;
 
@@ -246,6 +246,86 @@ fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
     // Threads that had begun a read finish it; none begins another.
     let reads_made = reads.count.load(Ordering::Relaxed);
     assert!(reads_made <= 4 + 4, "{reads_made} reads");
+}
+
+/// The image of a sparse file that has two pages of bytes with `gap_bytes` between them; `None`,
+/// said loudly, where `folder` has no files as long as that.
+fn sparse_image(folder: &str, gap_bytes: u64) -> Option<(tempfile::NamedTempFile, Plan)> {
+    let file = match tempfile::NamedTempFile::new_in(folder) {
+        Ok(file) => file,
+        Err(error) => {
+            eprintln!("SKIPPED: {folder}: {error}");
+            return None;
+        }
+    };
+    let second = 4096 + gap_bytes;
+    if let Err(error) = file.as_file().set_len(second + 4096) {
+        eprintln!("SKIPPED: {folder} has no files of {second} bytes: {error}");
+        return None;
+    }
+    for (offset, bytes) in [(0, [1; 4096]), (second, [2; 4096])] {
+        assert_eq!(rustix::io::pwrite(file.as_file(), &bytes, offset).unwrap(), 4096);
+    }
+    let parts = [(0, 4096), (second, 8192)];
+    let parts = parts.map(|(file_offset, buffer_offset)| Part {
+        file_offset,
+        buffer_offset,
+        len_bytes: 4096,
+    });
+    let image = Image::new(vec![3; 4096], parts.to_vec(), 3 * 4096, Granule::SIZE_4K);
+    let mut plan = Plan::new();
+    plan.push_image(SourceFile::open(file.path()).unwrap(), image).unwrap();
+    Some((file, plan))
+}
+
+#[test]
+fn a_hole_of_exabytes_between_tensors_costs_nothing() {
+    let Some((_file, plan)) = sparse_image("/dev/shm", 1 << 62) else { return };
+    for mode in [ReadMode::Auto, ReadMode::Buffered] {
+        let loaded = Loader::new().heap(Heap::Memfd).mode(mode).load(&plan).unwrap();
+        let expected = [[3; 4096], [1; 4096], [2; 4096]].concat();
+        assert!(*loaded.buffer.read().unwrap() == *expected, "{mode}");
+    }
+}
+
+#[test]
+fn a_load_is_cancelled_while_its_checksum_is_behind() {
+    // The hole is hashed too, which takes many times as long as it takes to be told.
+    let Some((_file, plan)) = sparse_image("/var/tmp", 16 << 30) else { return };
+    let token = CancelToken::new();
+    let mut complete = 0;
+    let observe = |progress: Progress| {
+        if progress.done_bytes == progress.total_bytes {
+            complete += 1;
+            token.cancel();
+        }
+    };
+    let loader = Loader::new().heap(Heap::Memfd).digest(DigestKind::Sha256).cancel(&token);
+    let error = loader.observe(observe).load(&plan).unwrap_err();
+    let Error::Cancelled { done_bytes, total_bytes } = error else { panic!("{error}") };
+    assert_eq!((done_bytes, total_bytes), (8192, 8192));
+    assert!(complete >= 1);
+}
+
+#[test]
+fn what_is_cancelled_before_it_begins_looks_at_nothing() {
+    let (file, _) = file_of(32 << 20);
+    let plan = Plan::of_path(file.path()).unwrap();
+    let reservation = Heap::Memfd.reserve(plan.len_bytes()).unwrap();
+    let tuning = Tuning {
+        mode: ReadMode::Buffered,
+        populate_ahead_bytes: 8 << 20,
+        piece_bytes: 2 << 20,
+        depth: 1,
+        use_uring: false,
+        workers: 1,
+    };
+    for (looks, pieces) in [(0, 0), (3, 3), (100, 16)] {
+        let asked = AtomicU64::new(0);
+        let should_stop = || asked.fetch_add(1, Ordering::Relaxed) >= looks;
+        let routed = super::route::route(&plan, &reservation, &tuning, should_stop).unwrap();
+        assert_eq!(routed.pieces.len(), pieces);
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The same tensors, each at a multiple of an alignment.
 
+use std::io::{self, Write};
+use std::ops::Range;
+
 use longshore_mem::Granule;
-use serde_json::{Map, Value, json};
 
 use super::{Dtype, HEADER_LEN_MAX_BYTES, Header, PREFIX_BYTES, Tensor};
 use crate::plan::{Image, Part};
@@ -28,75 +30,178 @@ impl Header {
     /// Lays the tensors out anew, each at a multiple of `alignment`, as a whole safetensors file of
     /// its own: its image, and the header that it begins with.
     ///
-    /// Tensors whose size is a multiple of the alignment come first, in the order of the file, and
-    /// leave no gap; each of the others but the last may need one filled behind it.
+    /// Tensors without data come first, in the order of their names. Those whose size is a multiple
+    /// of the alignment follow in the order of the file and leave no gap; each of the others but the
+    /// last may need one filled behind it.
+    ///
+    /// A header that would be too long is refused before anything is allocated for it, but for 16
+    /// bytes a tensor.
     ///
     /// # Errors
     /// Why there is no such file.
     pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), String> {
-        let wanted = || self.tensors.iter().filter(|tensor| !tensor.is_padding());
-        let fits = |tensor: &&Tensor| alignment.is_aligned(tensor.len_bytes());
-        let in_order = wanted().filter(fits).chain(wanted().filter(|tensor| !fits(tensor)));
-        let (mut placed, mut end, mut paddings) = (Vec::new(), 0u64, 0);
-        for tensor in in_order {
-            let start = alignment.checked_round_up(end).ok_or("it would have 2^64 bytes")?;
-            if start > end {
-                let name = format!("{PADDING_PREFIX}{paddings}");
-                paddings += 1;
-                let data = end..start;
-                placed.push((
-                    Tensor { name, dtype: Dtype::U8, shape: vec![start - end], data },
-                    None,
-                ));
-            }
-            end = start.checked_add(tensor.len_bytes()).ok_or("it would have 2^64 bytes")?;
-            placed.push((Tensor { data: start..end, ..tensor.clone() }, Some(tensor.data.start)));
-        }
-        let head = self.encode(placed.iter().map(|(tensor, _)| tensor), alignment)?;
+        let layout = Layout::of(&self.tensors, alignment);
+        let head = self.encode(&layout)?;
         let data_offset = head.len() as u64;
-        let mut parts: Vec<Part> = Vec::new();
-        for (tensor, from) in &mut placed {
-            tensor.data = tensor.data.start + data_offset..tensor.data.end + data_offset;
-            if let Some(file_offset) = *from {
-                let len_bytes = tensor.len_bytes();
+        let wanted = layout.in_order.len();
+        let mut tensors = Vec::with_capacity(wanted);
+        let mut parts: Vec<Part> = Vec::with_capacity(wanted);
+        let end = layout.each(|placed| {
+            let tensor = placed.tensor(data_offset);
+            if let Some(from) = placed.from {
+                let (file_offset, len_bytes) = (from.data.start, from.len_bytes());
                 parts.push(Part { file_offset, buffer_offset: tensor.data.start, len_bytes });
             }
-        }
-        let tensors = placed.into_iter().map(|(tensor, _)| tensor).collect();
+            tensors.push(tensor);
+            Ok(())
+        })?;
         let header = Self { tensors, metadata: self.metadata.clone(), data_offset };
         let image = Image::new(head, parts, data_offset + end, alignment);
         Ok((image, header))
     }
 
-    /// The beginning of a file with these tensors, whose data are told from the end of it. That is
-    /// at a multiple of `alignment`: blanks are put behind the text.
-    fn encode<'a>(
-        &self,
-        tensors: impl Iterator<Item = &'a Tensor>,
-        alignment: Granule,
-    ) -> Result<Vec<u8>, String> {
-        let mut object = Map::new();
-        if !self.metadata.is_empty() {
-            object.insert("__metadata__".to_owned(), json!(self.metadata));
-        }
-        for Tensor { name, dtype, shape, data } in tensors {
-            let (dtype, data) = (dtype.name(), [data.start, data.end]);
-            let description = json!({ "dtype": dtype, "shape": shape, "data_offsets": data });
-            object.insert(name.clone(), description);
-        }
-        let text = Value::Object(object).to_string();
-        let end = alignment.checked_round_up((PREFIX_BYTES + text.len()) as u64);
+    /// The beginning of a file laid out so. The data follow at a multiple of the alignment: blanks
+    /// are put behind the text.
+    fn encode(&self, layout: &Layout<'_>) -> Result<Vec<u8>, String> {
+        let mut counted = Counted(0);
+        self.write_text(layout, &mut counted)?;
+        let Counted(text_len) = counted;
+        let end = layout.alignment.checked_round_up(PREFIX_BYTES as u64 + text_len);
         let header_len = end.map(|end| end - PREFIX_BYTES as u64);
-        let Some(header_len) = header_len.filter(|len| *len <= HEADER_LEN_MAX_BYTES) else {
-            return Err(format!(
-                "its header would have more than the {HEADER_LEN_MAX_BYTES} bytes there may be"
-            ));
-        };
-        let mut head = header_len.to_le_bytes().to_vec();
-        head.extend_from_slice(text.as_bytes());
+        let header_len = header_len.filter(|len| *len <= HEADER_LEN_MAX_BYTES);
+        let header_len = header_len.ok_or_else(too_long)?;
         // Fits: below the limit above.
-        head.resize(PREFIX_BYTES + header_len as usize, b' ');
+        let data_offset = PREFIX_BYTES + header_len as usize;
+        let mut head = Vec::with_capacity(data_offset);
+        head.extend_from_slice(&header_len.to_le_bytes());
+        self.write_text(layout, &mut head)?;
+        head.resize(data_offset, b' ');
         Ok(head)
+    }
+
+    /// Writes the header as JSON, the metadata first and then the tensors in the order of their
+    /// data, whose places are told from the end of the header.
+    fn write_text(&self, layout: &Layout<'_>, into: &mut impl Write) -> Result<(), String> {
+        // Nothing else fails: neither what is counted nor what is kept in memory.
+        let failed = |_: io::Error| too_long();
+        into.write_all(b"{").map_err(failed)?;
+        let mut comma = "";
+        if !self.metadata.is_empty() {
+            into.write_all(br#""__metadata__":"#).map_err(failed)?;
+            serde_json::to_writer(&mut *into, &self.metadata).map_err(|it| failed(it.into()))?;
+            comma = ",";
+        }
+        layout.each(|placed| {
+            into.write_all(comma.as_bytes()).map_err(failed)?;
+            comma = ",";
+            placed.describe(&mut *into).map_err(failed)
+        })?;
+        into.write_all(b"}").map_err(failed)
+    }
+}
+
+fn too_long() -> String {
+    format!("its header would have more than the {HEADER_LEN_MAX_BYTES} bytes there may be")
+}
+
+/// Counts what is written, and refuses more than a header may have.
+struct Counted(u64);
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        if self.0 > HEADER_LEN_MAX_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The tensors of a file, and what fills the gaps between them where each is at a multiple of an
+/// alignment.
+struct Layout<'a> {
+    in_order: Vec<&'a Tensor>,
+    /// Numbers that no padding may have, sorted: a tensor has the name.
+    taken: Vec<u64>,
+    alignment: Granule,
+}
+
+/// A tensor at its place in a [`Layout`], or what fills a gap.
+struct Placed<'a> {
+    from: Option<&'a Tensor>,
+    /// Of a padding.
+    number: u64,
+    /// Told from the beginning of the data.
+    data: Range<u64>,
+}
+
+impl<'a> Layout<'a> {
+    fn of(tensors: &'a [Tensor], alignment: Granule) -> Self {
+        let mut in_order = Vec::with_capacity(tensors.len());
+        in_order.extend(tensors.iter().filter(|tensor| !tensor.is_padding()));
+        let number = |tensor: &&Tensor| tensor.name.strip_prefix(PADDING_PREFIX)?.parse().ok();
+        let mut taken: Vec<u64> = in_order.iter().filter_map(number).collect();
+        taken.sort_unstable();
+        // Whoever reads the file orders tensors at one place by name.
+        let empty = |tensor: &Tensor| tensor.len_bytes() == 0;
+        let key = |tensor: &&'a Tensor| {
+            let name = empty(tensor).then_some(tensor.name.as_str());
+            (!empty(tensor), !alignment.is_aligned(tensor.len_bytes()), name, tensor.data.start)
+        };
+        in_order.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
+        Self { in_order, taken, alignment }
+    }
+
+    /// Calls `each` with one after the other, paddings too, and returns the length of the data.
+    fn each(&self, mut each: impl FnMut(&Placed<'a>) -> Result<(), String>) -> Result<u64, String> {
+        let (mut end, mut number) = (0u64, 0);
+        for from in &self.in_order {
+            let start = self.alignment.checked_round_up(end).ok_or("it would have 2^64 bytes")?;
+            if start > end {
+                while self.taken.binary_search(&number).is_ok() {
+                    number += 1;
+                }
+                each(&Placed { from: None, number, data: end..start })?;
+                number += 1;
+            }
+            end = start.checked_add(from.len_bytes()).ok_or("it would have 2^64 bytes")?;
+            each(&Placed { from: Some(from), number: 0, data: start..end })?;
+        }
+        Ok(end)
+    }
+}
+
+impl Placed<'_> {
+    /// The tensor in a file whose data begin at `data_offset`.
+    fn tensor(&self, data_offset: u64) -> Tensor {
+        let data = self.data.start + data_offset..self.data.end + data_offset;
+        match self.from {
+            Some(from) => Tensor { data, ..from.clone() },
+            None => {
+                let name = format!("{PADDING_PREFIX}{}", self.number);
+                Tensor { name, dtype: Dtype::U8, shape: vec![data.end - data.start], data }
+            }
+        }
+    }
+
+    fn describe(&self, into: &mut impl Write) -> io::Result<()> {
+        let Range { start, end } = self.data;
+        match self.from {
+            Some(Tensor { name, dtype, shape, .. }) => {
+                serde_json::to_writer(&mut *into, name)?;
+                write!(into, r#":{{"dtype":"{dtype}","shape":"#)?;
+                serde_json::to_writer(&mut *into, shape)?;
+            }
+            None => {
+                let (number, len_bytes) = (self.number, end - start);
+                write!(into, r#""{PADDING_PREFIX}{number}":{{"dtype":"U8","shape":[{len_bytes}]"#)?;
+            }
+        }
+        write!(into, r#","data_offsets":[{start},{end}]}}"#)
     }
 }
 
@@ -163,6 +268,8 @@ mod tests {
                     && a.buffer_offset + a.len_bytes != b.buffer_offset));
             // Laid out once more it stays as it is, paddings and all.
             let (again, _) = after.aligned(alignment).unwrap();
+            prop_assert_eq!(&again.head, &image.head);
+            let (again, _) = read.aligned(alignment).unwrap();
             prop_assert_eq!(again.head, image.head);
         }
     }
@@ -174,8 +281,28 @@ mod tests {
         assert!(after.tensors.iter().all(|tensor| !tensor.is_padding()));
         let starts: Vec<u64> =
             after.tensors.iter().map(|it| it.data.start - after.data_offset).collect();
-        assert_eq!(starts, [0, 64, 192, 192, 256]);
+        assert_eq!(starts, [0, 0, 64, 192, 256]);
         assert_eq!(image.len_bytes, after.data_offset + 257);
+    }
+
+    #[test]
+    fn paddings_have_names_that_no_tensor_has() {
+        let mut before = header(&[4, 4, 4, 4], 100);
+        // As tensors that mean something: of another type, or of another name after all.
+        for (tensor, name) in before.tensors.iter_mut().zip(["0", "2", "18446744073709551615", "x"])
+        {
+            tensor.name = format!("{PADDING_PREFIX}{name}");
+            (tensor.dtype, tensor.shape) = (Dtype::F32, vec![1]);
+        }
+        let (image, after) = before.aligned(Granule::new(64).unwrap()).unwrap();
+        let read = Header::parse(Path::new("image"), &image.head, image.len_bytes).unwrap();
+        assert_eq!(read, after);
+        let paddings = after.tensors.iter().filter(|tensor| tensor.is_padding());
+        let paddings: Vec<_> = paddings.map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(paddings, ["__padding__.1", "__padding__.3", "__padding__.4"]);
+        for tensor in &before.tensors {
+            assert_eq!(after.tensor(&tensor.name).unwrap().dtype, Dtype::F32);
+        }
     }
 
     #[test]
