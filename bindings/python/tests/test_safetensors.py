@@ -48,6 +48,13 @@ def same(ours: Any, theirs: Any) -> bool:
     return kinds[0] == kinds[1] and bool(ours.tobytes() == theirs.tobytes())
 
 
+def owner(array: Any) -> Any:
+    """Whose memory it is."""
+    while not isinstance(array, bytearray):
+        array = array.obj if isinstance(array, memoryview) else array.base
+    return array
+
+
 @pytest.fixture
 def every(tmp_path: Path) -> str:
     """A file with every type that the package's numpy functions write, in every shape."""
@@ -134,14 +141,23 @@ def test_writable_arrays(every: str) -> None:
     )
 
 
-def test_bytes_are_viewed_in_place(every: str) -> None:
+def test_bytes_are_copied_once_and_writable(every: str) -> None:
     data = Path(every).read_bytes()
+    before = bytes(bytearray(data))
     ours = longshore.numpy.load(data)
     theirs = safetensors.numpy.load_file(every)
     assert set(ours) == set(theirs)
     assert all(same(ours[name], array) for name, array in theirs.items())
-    base = np.frombuffer(data, np.uint8)
-    assert all(np.shares_memory(array, base) for array in ours.values() if array.size)
+    assert all(array.flags.writeable for array in ours.values())
+    ours["float32.5"][:] = 7
+    assert ours["float32.5"].sum() == 42 and data == before
+    # As the package's, which does not always know bfloat16 here.
+    small = safetensors.numpy.save({"t": np.arange(5), "none": np.zeros((2, 0))})
+    for module in (safetensors.numpy, longshore.numpy):
+        assert all(array.flags.writeable for array in module.load(small).values())
+    # One copy for all.
+    base = {id(owner(array)) for array in ours.values() if array.size}
+    assert len(base) == 1
 
 
 def test_what_a_file_says_of_itself(every: str, tmp_path: Path) -> None:
@@ -465,6 +481,27 @@ def test_what_is_written_is_what_the_package_writes(every: str, tmp_path: Path) 
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["every.safetensors", "ours", "plain", "theirs"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_permissions_are_those_of_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.touch()
+    old.chmod(0o640)
+    before = os.umask(umask)
+    try:
+        with monkeypatch.context() as patched:
+            # It is the whole process's: another thread's file would have it too.
+            patched.delattr(os, "umask")
+            longshore.numpy.save_file({"t": np.zeros(3)}, new)
+            longshore.numpy.save_file({"t": np.zeros(3)}, old)
+    finally:
+        os.umask(before)
+    assert new.stat().st_mode & 0o7777 == 0o666 & ~umask
+    assert old.stat().st_mode & 0o7777 == 0o640
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_arrays_of_other_orders_are_written_in_the_files(tmp_path: Path) -> None:

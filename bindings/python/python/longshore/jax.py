@@ -45,7 +45,7 @@ def load_file(
 
 def load(data: bytes) -> dict[str, jax.Array]:
     """The tensors of a safetensors file that is in memory, copied."""
-    return {name: jnp.array(array) for name, array in _numpy.load(data).items()}
+    return {name: jnp.array(array) for name, array in _numpy.from_file(data, memoryview(data)).items()}
 
 
 def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:
