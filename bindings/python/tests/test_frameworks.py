@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +169,44 @@ def test_jax_has_what_the_package_gives_it(model: str, tmp_path: Any) -> None:
             whole = file.get_tensor(name)
             part = file.get_slice(name)[1:4, ::2]
             assert np.asarray(part).tobytes() == np.asarray(whole[1:4, ::2]).tobytes()
+
+
+def test_jax_arrays_are_where_jax_puts_new_ones(model: str) -> None:
+    # Two devices there are only if a process begins so.
+    code = """
+import sys, jax, longshore, longshore.flax, numpy, safetensors.numpy, safetensors.flax
+first, second = jax.devices()
+def arrays(module):
+    with module.safe_open(sys.argv[2], framework="flax") as file:
+        whole, part = file.get_tensor("int32"), file.get_slice("int32")[1:3]
+    return [module.flax.load_file(sys.argv[2])["int32"], whole, part]
+expected = numpy.asarray(longshore.numpy.load_file(sys.argv[1])["int32"])
+safetensors.numpy.save_file({"int32": expected}, sys.argv[2])
+for default in (None, second, first, "cpu"):
+    jax.config.update("jax_default_device", default)
+    for ours, theirs in zip(arrays(longshore), arrays(safetensors), strict=True):
+        assert ours.devices() == theirs.devices() == {second if default is second else first}
+        assert numpy.array_equal(ours, theirs)
+    assert numpy.array_equal(arrays(longshore)[0], expected)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code, model, f"{model}.small"],
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        check=True,
+    )
+
+
+def test_modules_have_what_those_of_the_package_have() -> None:
+    import longshore.flax
+
+    for ours, theirs in (
+        (longshore.numpy, safetensors.numpy),
+        (longshore.flax, safetensors.flax),
+        (longshore.jax, safetensors.flax),
+    ):
+        for name in ("load", "load_file", "safe_open", "save", "save_file"):
+            assert hasattr(theirs, name) and name in ours.__all__ and hasattr(ours, name)
+    assert longshore.flax.safe_open is longshore.safe_open
 
 
 def test_jax_arrays_keep_the_memory(model: str, descriptors: Callable[[], set[str]]) -> None:

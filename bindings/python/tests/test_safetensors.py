@@ -259,7 +259,7 @@ def test_what_was_opened_is_what_is_loaded(
     safetensors.numpy.save_file({"t": np.arange(5) + 9}, tmp_path / "other.safetensors")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    theirs = safetensors.safe_open("model.safetensors", "np")
+    theirs: Any = safetensors.safe_open("model.safetensors", "np")
     with longshore.safe_open("model.safetensors", "np", whole=whole) as ours:
         if how == "folder":
             os.chdir("elsewhere")

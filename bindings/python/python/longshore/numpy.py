@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "save", "save_file"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
