@@ -21,6 +21,7 @@ import pytest
 import safetensors.flax
 import safetensors.numpy
 from conftest import header
+from test_safetensors import INDICES, outcome
 
 SHARED = ["uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "bool"]
 SHARED += ["complex64", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"]
@@ -237,10 +238,14 @@ def test_memory_that_is_not_aligned_is_copied(tmp_path: Any) -> None:
     assert longshore.jax.asarray(aligned).unsafe_buffer_pointer() == aligned.address
 
 
-def test_torch_views_the_memory(model: str) -> None:
-    torch = pytest.importorskip(
+def imported_torch() -> Any:
+    return pytest.importorskip(
         "torch", reason="torch is not installed (LONGSHORE_TORCH=1 installs it)"
     )
+
+
+def test_torch_views_the_memory(model: str) -> None:
+    torch = imported_torch()
     import longshore.torch
     from safetensors.torch import load_file
 
@@ -257,3 +262,44 @@ def test_torch_views_the_memory(model: str) -> None:
     assert set(loaded) == set(theirs)
     loaded["float32"].add_(1)
     assert torch.equal(loaded["float32"], theirs["float32"] + 1)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (3, 4, 5), (2, 0, 3)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_torch_has_the_same_parts(tmp_path: Any, shape: tuple[int, ...], whole: bool) -> None:
+    imported_torch()
+    path = str(tmp_path / "part.safetensors")
+    values = np.arange(int(np.prod(shape, dtype=int)), dtype=np.int16).reshape(shape)
+    safetensors.numpy.save_file({"t": values}, path)
+    theirs: Any = safetensors.safe_open(path, "pt")
+    with longshore.safe_open(path, "pt", whole=whole) as ours:
+        given = 0
+        for index in INDICES:
+            expected = outcome(theirs.get_slice("t"), index)
+            assert outcome(ours.get_slice("t"), index) == expected, index
+            given += isinstance(expected, tuple)
+        assert given > 0
+
+
+@pytest.mark.parametrize("name", ["pt", "torch", "pytorch"])
+def test_torch_has_tensors_one_by_one(
+    model: str, name: str, descriptors: Callable[[], set[str]]
+) -> None:
+    torch = imported_torch()
+    from safetensors.torch import load_file
+
+    theirs = load_file(model)
+    with longshore.safe_open(model, framework=name, whole=False) as file:
+        before = descriptors()
+        for tensor, expected in theirs.items():
+            found = file.get_tensor(tensor)
+            assert found.dtype == expected.dtype and found.shape == expected.shape
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), tensor
+            # That is this process's own, and no other tensor's.
+            found.zero_()
+            opened = [what for what in descriptors() - before if what.startswith("fd")]
+            assert len(opened) == 1
+            del found
+        assert descriptors() == before
+        again = file.get_tensor("float32")
+    assert torch.equal(again, theirs["float32"])

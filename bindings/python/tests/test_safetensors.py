@@ -349,7 +349,14 @@ def outcome(part: Any, index: Any) -> Any:
     except BaseException as error:
         return next(
             name
-            for name in ("SafetensorError", "OverflowError", "TypeError", "PanicException")
+            for name in (
+                "SafetensorError",
+                "OverflowError",
+                "IndexError",
+                "ValueError",
+                "TypeError",
+                "PanicException",
+            )
             if name in [kind.__name__ for kind in type(error).__mro__]
         )
     return array.dtype, array.shape, np.asarray(array).tobytes()
