@@ -66,6 +66,12 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 # Whether Python is there, recent enough for the package and able to make virtual environments.
 has_python() { python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; }
 
+# Where Python's own modules are.
+python_library() {
+    python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))' 2>/dev/null ||
+        echo /usr/lib/python3
+}
+
 has_program() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 
 # Prints those of the packages named as PACKAGE:SIGN that are not there.
@@ -201,7 +207,8 @@ setup_test() {
     if [[ ${LONGSHORE_VM_IOMMUFD:-} == 1 ]]; then
         ensure_packages "${kernel_packages[@]}" || say "the tests of iommufd will fail"
     fi
-    has_python 2>/dev/null || ensure_packages python3-venv:/usr/share/python-wheels ||
+    # The wheels that it unpacks come with other packages, too.
+    has_python 2>/dev/null || ensure_packages "python3-venv:$(python_library)/ensurepip" ||
         say "the tests of the Python package will be skipped"
     ensure_miri || say "Miri could not be installed"
     ensure_oldest_rust || say "Rust $rust_oldest could not be installed"

@@ -6,12 +6,14 @@
 #
 # The virtual environment is kept in the user's cache, by what is to be in it. With LONGSHORE_TORCH=1
 # torch is in it too, which is 5 GB; its tests are skipped else. CARGO_TARGET_DIR, if set, is where
-# everything is built.
+# everything is built. A second run waits for the first.
 set -uo pipefail
 
 package=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$package/../.." || exit
-target=${CARGO_TARGET_DIR:-$PWD/target}
+# Cargo is called from several folders.
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+export CARGO_TARGET_DIR=$target
 failed=0
 
 # Runs the command $2… as the test $1 of those that do not count themselves.
@@ -34,9 +36,11 @@ requirements=("$package/tests/requirements.txt")
 hash=$({ python3 --version && cat "${requirements[@]}"; } | sha256sum | cut -c 1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/longshore
 venv=$cache/python-tests-$hash
+# Until the end: what is installed in it is what is tested.
+mkdir -p "$cache" && exec {lock}>"$venv.lock" && flock "$lock" || exit
 if [[ ! -e $venv/complete ]]; then
     rm -rf "$venv"
-    mkdir -p "$cache" && python3 -m venv "$venv" || exit
+    python3 -m venv "$venv" || exit
     "$venv/bin/pip" install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}" || exit
     touch "$venv/complete"
 fi

@@ -54,6 +54,9 @@ pub(crate) fn attach(
     let mut raised = None;
     let attached = py.detach(|| {
         waited_for(socket.as_deref(), &wanted, format, &cancel, |progress| {
+            if raised.is_some() {
+                return;
+            }
             let told = Python::attach(|py| {
                 py.check_signals()?;
                 match (&observe, progress) {
@@ -64,7 +67,7 @@ pub(crate) fn attach(
                 }
             });
             if let Err(error) = told {
-                raised.get_or_insert(error);
+                raised = Some(error);
                 cancel.cancel();
             }
         })

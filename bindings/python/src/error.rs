@@ -10,26 +10,30 @@ use pyo3::prelude::*;
 
 /// An error as the exception to raise.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    let (class, errno) = class(error);
-    exception(py, class, errno, &message(error), path(error)).unwrap_or_else(|broken| broken)
+    let (class, nearest) = class(error);
+    let errno = errno(error).unwrap_or(nearest);
+    exception(py, class, Some(errno), &message(error), path(error)).unwrap_or_else(|broken| broken)
 }
 
 /// An error of a server or on the way to it as the exception to raise.
 pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
-    let (class, path) = match error {
+    let ((class, nearest), path) = match error {
         serve::Error::Load(error) => return raised(py, error),
-        serve::Error::Open { path, source } => (opening(source), Some(path.as_path())),
-        serve::Error::NoServer { .. } => ("UnavailableError", None),
-        serve::Error::SocketDenied { .. } => ("PermissionDeniedError", None),
-        serve::Error::NotFound { .. } => ("NotFoundError", None),
-        serve::Error::Cancelled { .. } => ("CancelledError", None),
+        serve::Error::Open { path, source } => {
+            ((opening(source), libc::ENOENT), Some(path.as_path()))
+        }
+        serve::Error::NoServer { .. } => (("UnavailableError", libc::ECONNREFUSED), None),
+        serve::Error::SocketDenied { .. } => (("PermissionDeniedError", libc::EACCES), None),
+        serve::Error::NotFound { .. } => (("NotFoundError", libc::ENOENT), None),
+        serve::Error::Cancelled { .. } => (("CancelledError", libc::ECANCELED), None),
         serve::Error::Refused { reason, .. } => (refused(*reason), None),
-        serve::Error::ServerGone
-        | serve::Error::TimedOut { .. }
-        | serve::Error::Untrustworthy { .. } => ("ServerError", None),
-        _ => ("LongshoreError", None),
+        serve::Error::ServerGone => (("ServerError", libc::ECONNRESET), None),
+        serve::Error::TimedOut { .. } => (("ServerError", libc::ETIMEDOUT), None),
+        serve::Error::Untrustworthy { .. } => (("ServerError", libc::EBADMSG), None),
+        _ => (("LongshoreError", libc::EIO), None),
     };
-    exception(py, class, errno(error), &message(error), path).unwrap_or_else(|broken| broken)
+    let errno = errno(error).unwrap_or(nearest);
+    exception(py, class, Some(errno), &message(error), path).unwrap_or_else(|broken| broken)
 }
 
 fn exception(
@@ -47,31 +51,27 @@ fn exception(
     Ok(PyErr::from_value(exception))
 }
 
-/// The name of the class, and what the kernel said or would say.
-fn class(error: &Error) -> (&'static str, Option<i32>) {
+/// The name of the class, and the errno that comes nearest where the kernel gave none: those that
+/// the C library gives.
+fn class(error: &Error) -> (&'static str, i32) {
     match error {
-        Error::Open { source, .. } => (opening(source), source.raw_os_error()),
-        Error::NotRegular { .. } | Error::OutOfFile { .. } => {
-            ("LongshoreError", Some(libc::EINVAL))
-        }
-        Error::Read { source, .. } => ("ReadError", source.raw_os_error()),
-        Error::Truncated { .. } | Error::Changed { .. } => ("FileChangedError", None),
-        Error::NotEnoughMemory { .. } => ("OutOfMemoryError", Some(libc::ENOMEM)),
+        Error::Open { source, .. } => (opening(source), libc::ENOENT),
+        Error::NotRegular { .. } | Error::OutOfFile { .. } => ("LongshoreError", libc::EINVAL),
+        Error::Read { .. } => ("ReadError", libc::EIO),
+        Error::Truncated { .. } | Error::Changed { .. } => ("FileChangedError", libc::ESTALE),
+        Error::NotEnoughMemory { .. } => ("OutOfMemoryError", libc::ENOMEM),
         Error::Heap(heap::Error::OutOfMemory { .. } | heap::Error::TooLong { .. }) => {
-            ("OutOfMemoryError", Some(libc::ENOMEM))
+            ("OutOfMemoryError", libc::ENOMEM)
         }
-        Error::Heap(
-            heap::Error::NoSuchHeap { .. }
-            | heap::Error::Unavailable { .. }
-            | heap::Error::AboveUdmabufLimit { .. }
-            | heap::Error::CannotSealContent { .. },
-        )
-        | Error::ModeUnavailable { .. } => ("UnavailableError", errno(error)),
-        Error::Cancelled { .. } => ("CancelledError", Some(libc::ECANCELED)),
-        Error::Mismatch { .. } => ("ChecksumError", None),
-        Error::Format { format: "safetensors", .. } => ("SafetensorFormatError", None),
-        Error::Format { .. } | Error::Manifest { .. } => ("FormatError", None),
-        _ => ("LongshoreError", errno(error)),
+        Error::Heap(heap::Error::NoSuchHeap { .. }) => ("UnavailableError", libc::ENOENT),
+        Error::Heap(heap::Error::AboveUdmabufLimit { .. }) => ("UnavailableError", libc::EFBIG),
+        Error::Heap(heap::Error::Unavailable { .. } | heap::Error::CannotSealContent { .. })
+        | Error::ModeUnavailable { .. } => ("UnavailableError", libc::EOPNOTSUPP),
+        Error::Cancelled { .. } => ("CancelledError", libc::ECANCELED),
+        Error::Mismatch { .. } => ("ChecksumError", libc::EBADMSG),
+        Error::Format { format: "safetensors", .. } => ("SafetensorFormatError", libc::EBADMSG),
+        Error::Format { .. } | Error::Manifest { .. } => ("FormatError", libc::EBADMSG),
+        _ => ("LongshoreError", libc::EIO),
     }
 }
 
@@ -87,8 +87,8 @@ fn opening(source: &io::Error) -> &'static str {
 fn errno(error: &dyn std::error::Error) -> Option<i32> {
     let mut cause = error.source();
     while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return error.raw_os_error();
+        if let Some(errno) = error.downcast_ref().and_then(io::Error::raw_os_error) {
+            return Some(errno);
         }
         cause = error.source();
     }
@@ -133,14 +133,15 @@ pub(crate) fn ambiguous(py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<PyE
 }
 
 /// What a server's refusal is here.
-fn refused(reason: Reason) -> &'static str {
+fn refused(reason: Reason) -> (&'static str, i32) {
     match reason {
-        Reason::NotServed => "PermissionDeniedError",
-        Reason::NotHeld => "NotFoundError",
-        Reason::Changed => "FileChangedError",
-        Reason::NoMemory => "OutOfMemoryError",
-        Reason::TooMany => "UnavailableError",
-        Reason::Unreadable => "LongshoreError",
-        _ => "ServerError",
+        Reason::NotServed => ("PermissionDeniedError", libc::EACCES),
+        Reason::NotHeld => ("NotFoundError", libc::ENOENT),
+        Reason::Changed => ("FileChangedError", libc::ESTALE),
+        Reason::NoMemory => ("OutOfMemoryError", libc::ENOMEM),
+        Reason::TooMany => ("UnavailableError", libc::EDQUOT),
+        Reason::Unreadable => ("LongshoreError", libc::EIO),
+        Reason::Version => ("ServerError", libc::EPROTO),
+        _ => ("ServerError", libc::EACCES),
     }
 }

@@ -32,7 +32,7 @@ mod _core {
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
-    use crate::load::{load, parse_safetensors, read_safetensors};
+    use crate::load::{OpenedFiles, load, open_safetensors, parse_safetensors};
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]

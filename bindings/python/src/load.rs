@@ -8,7 +8,7 @@ use longshore_load::format::{
     self, Dtype, FileTensors, FormatChoice, Header, Opened, TensorView, safetensors,
 };
 use longshore_load::{self as library, CancelToken, DigestKind, Manifest, Progress};
-use longshore_load::{Loaded, Loader, Plan, ReadMode, SourceFile};
+use longshore_load::{Loaded, Loader, Plan, ReadMode};
 use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -19,10 +19,6 @@ use crate::file::{File, Made};
 use crate::memory::{Backing, Source};
 use crate::stats::Stats;
 
-/// What safetensors headers say: name, dtype and shape of each tensor, in the order of the data, and
-/// the metadata.
-type Headers = (Vec<(String, &'static str, Vec<u64>)>, BTreeMap<String, String>);
-
 /// A tensor of a header: its name, dtype, shape, and where its data begins and ends in the file.
 type Described = (String, &'static str, Vec<u64>, u64, u64);
 
@@ -31,7 +27,7 @@ type Described = (String, &'static str, Vec<u64>, u64, u64);
 /// `observe` is called with the bytes done and in all some twenty times a second; what it raises
 /// stops the load and is raised here, as is what a signal's handler raises.
 #[pyfunction]
-#[pyo3(signature = (paths, *, heap, mode, format, align, tensor, digests, manifest, writable, observe))]
+#[pyo3(signature = (files, *, heap, mode, format, align, tensor, digests, manifest, writable, observe))]
 #[expect(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
@@ -39,7 +35,7 @@ type Described = (String, &'static str, Vec<u64>, u64, u64);
 )]
 pub(crate) fn load(
     py: Python<'_>,
-    paths: Vec<PathBuf>,
+    files: Which,
     heap: &str,
     mode: &str,
     format: &str,
@@ -51,7 +47,7 @@ pub(crate) fn load(
     observe: Option<Py<PyAny>>,
 ) -> PyResult<Buffer> {
     let request = Request {
-        paths,
+        files,
         heap: word(heap)?,
         mode: word::<ReadMode>(mode)?,
         format: word::<FormatChoice>(format)?,
@@ -66,13 +62,16 @@ pub(crate) fn load(
     let mut raised = None;
     let loaded = py.detach(|| {
         request.run(&cancel, |progress| {
+            if raised.is_some() {
+                return;
+            }
             let told = Python::attach(|py| {
                 py.check_signals()?;
                 let Some(observe) = &observe else { return Ok(()) };
                 observe.call1(py, (progress.done_bytes, progress.total_bytes)).map(drop)
             });
             if let Err(error) = told {
-                raised.get_or_insert(error);
+                raised = Some(error);
                 cancel.cancel();
             }
         })
@@ -86,23 +85,50 @@ pub(crate) fn load(
     done.into_buffer(py, writable)
 }
 
-/// The header of a safetensors file, or those of all shards of an index; nothing of their data is
-/// read.
+/// Safetensors files that are open, their headers read and nothing of their data. What is loaded
+/// from them is what was opened, wherever its name leads by then.
+#[pyclass(frozen, module = "longshore._core")]
+pub(crate) struct OpenedFiles(Opened);
+
+/// Opens a safetensors file, or all shards of an index.
 #[pyfunction]
-pub(crate) fn read_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<Headers> {
+pub(crate) fn open_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<OpenedFiles> {
     let opened = py.detach(|| format::open(&[path], FormatChoice::Safetensors));
-    let opened = opened.map_err(|error| error::raised(py, &error))?;
-    let placed = opened.placed_tensors().map(|placed| placed.tensor);
-    let tensors = placed.map(|it| (it.name.to_owned(), it.dtype.name(), it.shape.to_vec()));
-    let tensors = tensors.collect();
-    let mut metadata = BTreeMap::new();
-    for of_file in opened.tensors {
-        // Shards say the same of themselves.
-        if let Header::Safetensors(header) = of_file.header {
-            metadata.extend(header.metadata);
-        }
+    opened.map(OpenedFiles).map_err(|error| error::raised(py, &error))
+}
+
+#[pymethods]
+impl OpenedFiles {
+    /// Name, dtype and shape of each tensor, in the order of the data.
+    #[getter]
+    fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>)> {
+        let placed = self.0.placed_tensors().map(|placed| placed.tensor);
+        placed.map(|it| (it.name.to_owned(), it.dtype.name(), it.shape.to_vec())).collect()
     }
-    Ok((tensors, metadata))
+
+    /// What the files say of themselves.
+    #[getter]
+    fn metadata(&self) -> BTreeMap<String, String> {
+        let mut metadata = BTreeMap::new();
+        for of_file in &self.0.tensors {
+            // Shards say the same of themselves.
+            if let Header::Safetensors(header) = &of_file.header {
+                metadata.extend(header.metadata.clone());
+            }
+        }
+        metadata
+    }
+}
+
+impl OpenedFiles {
+    /// All of it once more, to be loaded from.
+    fn again(&self) -> library::Result<Opened> {
+        let mut plan = Plan::new();
+        for file in self.0.plan.files() {
+            plan.push(file.source().try_clone()?)?;
+        }
+        Ok(Opened { plan, tensors: self.0.tensors.clone() })
+    }
 }
 
 /// The tensors of a whole safetensors file that is in memory.
@@ -130,9 +156,16 @@ fn granule(bytes: u64) -> PyResult<Granule> {
     })
 }
 
+/// Which files are to be loaded.
+#[derive(FromPyObject)]
+pub(crate) enum Which {
+    Opened(Py<OpenedFiles>),
+    Paths(Vec<PathBuf>),
+}
+
 /// What is to be loaded, and how.
 struct Request {
-    paths: Vec<PathBuf>,
+    files: Which,
     heap: Heap,
     mode: ReadMode,
     format: FormatChoice,
@@ -154,7 +187,7 @@ struct Done {
 
 impl Request {
     fn check(&self) -> PyResult<()> {
-        if self.paths.is_empty() {
+        if matches!(&self.files, Which::Paths(paths) if paths.is_empty()) {
             return Err(PyValueError::new_err("no file is named"));
         }
         if self.tensor.is_some() && !(self.digests.is_empty() && self.manifest.is_none()) {
@@ -175,14 +208,21 @@ impl Request {
         if self.heap == Heap::Auto { Heap::Memfd } else { self.heap.clone() }
     }
 
-    fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
-        let mut opened = format::open(&self.paths, self.format)?;
-        if let Some(name) = &self.tensor {
-            // It begins a page, so it is aligned.
-            opened = only(&opened, name)?;
-        } else if let Some(alignment) = self.align {
-            opened = opened.align(alignment)?;
+    fn aligned(&self, opened: Opened) -> library::Result<Opened> {
+        match self.align {
+            Some(alignment) => opened.align(alignment),
+            None => Ok(opened),
         }
+    }
+
+    fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
+        let opened = match (&self.files, &self.tensor) {
+            // It begins a page, so it is aligned.
+            (Which::Opened(files), Some(name)) => only(&files.get().0, name)?,
+            (Which::Paths(paths), Some(name)) => only(&format::open(paths, self.format)?, name)?,
+            (Which::Opened(files), None) => self.aligned(files.get().again()?)?,
+            (Which::Paths(paths), None) => self.aligned(format::open(paths, self.format)?)?,
+        };
         let manifest = self.manifest.as_ref().map(Manifest::open).transpose()?;
         let heap = self.memory();
         let sealing =
@@ -209,12 +249,7 @@ fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
     let TensorView { dtype: Dtype::Safetensors(dtype), shape, data, .. } = placed.tensor else {
         return Ok(found);
     };
-    let before = placed.file.source();
-    let source = SourceFile::open(before.path())?;
-    if source.version() != before.version() {
-        let what = "it is another one than when its header was read".to_owned();
-        return Err(library::Error::Changed { path: before.path().to_owned(), what });
-    }
+    let source = placed.file.source().try_clone()?;
     let (name, shape, len_bytes) = (name.to_owned(), shape.to_vec(), data.end - data.start);
     let tensor = safetensors::Tensor { name, dtype, shape, data: 0..len_bytes };
     let header =

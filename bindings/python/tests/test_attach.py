@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -134,18 +135,22 @@ def test_refusals_say_why_and_leave_nothing(
     longshore.numpy.save_file({"a": np.zeros(3)}, outside)
     (server.models / "broken.safetensors").write_bytes(b"nothing of the kind")
     before = descriptors()
-    with pytest.raises(PermissionError, match="refuses"):
+    with pytest.raises(PermissionError, match="refuses") as refused:
         longshore.attach(outside, socket=server.socket)
+    assert refused.value.errno == errno.EACCES
     with pytest.raises(PermissionError):
         longshore.attach(server.models / ".." / "outside.safetensors", socket=server.socket)
-    with pytest.raises(FileNotFoundError, match="nothing called 'no such model'"):
+    with pytest.raises(FileNotFoundError, match="nothing called 'no such model'") as missing:
         longshore.attach("no such model", socket=server.socket)
+    assert missing.value.errno == errno.ENOENT
     with pytest.raises(FileNotFoundError):
         longshore.attach(12345, socket=server.socket)
-    with pytest.raises(longshore.LongshoreError, match="refuses"):
+    with pytest.raises(longshore.LongshoreError, match="refuses") as broken:
         longshore.attach("broken.safetensors", socket=server.socket)
-    with pytest.raises(longshore.UnavailableError, match="no server"):
+    assert broken.value.errno == errno.EIO
+    with pytest.raises(longshore.UnavailableError, match="no server") as nobody:
         longshore.attach("model.safetensors", socket=tmp_path / "no socket")
+    assert nobody.value.errno in (errno.ENOENT, errno.ECONNREFUSED)
     assert descriptors() == before
 
 
@@ -197,3 +202,20 @@ def test_whoever_gives_up_leaves_nothing(
     while server.held() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.held() == []
+
+
+def test_progress_that_raised_is_not_told_more(server: Server) -> None:
+    with (server.models / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    calls = 0
+
+    def stop(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        # Meanwhile the server says more.
+        time.sleep(0.3)
+        raise StopError(done, total)
+
+    with pytest.raises(StopError):
+        longshore.attach("sparse", socket=server.socket, progress=stop)
+    assert calls == 1

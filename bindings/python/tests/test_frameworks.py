@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 import safetensors.flax
 import safetensors.numpy
 from conftest import header
+from test_safetensors import INDICES, outcome
 
 SHARED = ["uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "bool"]
 SHARED += ["complex64", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"]
@@ -168,6 +172,44 @@ def test_jax_has_what_the_package_gives_it(model: str, tmp_path: Any) -> None:
             assert np.asarray(part).tobytes() == np.asarray(whole[1:4, ::2]).tobytes()
 
 
+def test_jax_arrays_are_where_jax_puts_new_ones(model: str) -> None:
+    # Two devices there are only if a process begins so.
+    code = """
+import sys, jax, longshore, longshore.flax, numpy, safetensors.numpy, safetensors.flax
+first, second = jax.devices()
+def arrays(module):
+    with module.safe_open(sys.argv[2], framework="flax") as file:
+        whole, part = file.get_tensor("int32"), file.get_slice("int32")[1:3]
+    return [module.flax.load_file(sys.argv[2])["int32"], whole, part]
+expected = numpy.asarray(longshore.numpy.load_file(sys.argv[1])["int32"])
+safetensors.numpy.save_file({"int32": expected}, sys.argv[2])
+for default in (None, second, first, "cpu"):
+    jax.config.update("jax_default_device", default)
+    for ours, theirs in zip(arrays(longshore), arrays(safetensors), strict=True):
+        assert ours.devices() == theirs.devices() == {second if default is second else first}
+        assert numpy.array_equal(ours, theirs)
+    assert numpy.array_equal(arrays(longshore)[0], expected)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code, model, f"{model}.small"],
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        check=True,
+    )
+
+
+def test_modules_have_what_those_of_the_package_have() -> None:
+    import longshore.flax
+
+    for ours, theirs in (
+        (longshore.numpy, safetensors.numpy),
+        (longshore.flax, safetensors.flax),
+        (longshore.jax, safetensors.flax),
+    ):
+        for name in ("load", "load_file", "safe_open", "save", "save_file"):
+            assert hasattr(theirs, name) and name in ours.__all__ and hasattr(ours, name)
+    assert longshore.flax.safe_open is longshore.safe_open
+
+
 def test_jax_arrays_keep_the_memory(model: str, descriptors: Callable[[], set[str]]) -> None:
     arrays = longshore.jax.load_file(model)
     kept = arrays["float32"]
@@ -196,10 +238,14 @@ def test_memory_that_is_not_aligned_is_copied(tmp_path: Any) -> None:
     assert longshore.jax.asarray(aligned).unsafe_buffer_pointer() == aligned.address
 
 
-def test_torch_views_the_memory(model: str) -> None:
-    torch = pytest.importorskip(
+def imported_torch() -> Any:
+    return pytest.importorskip(
         "torch", reason="torch is not installed (LONGSHORE_TORCH=1 installs it)"
     )
+
+
+def test_torch_views_the_memory(model: str) -> None:
+    torch = imported_torch()
     import longshore.torch
     from safetensors.torch import load_file
 
@@ -216,3 +262,44 @@ def test_torch_views_the_memory(model: str) -> None:
     assert set(loaded) == set(theirs)
     loaded["float32"].add_(1)
     assert torch.equal(loaded["float32"], theirs["float32"] + 1)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (3, 4, 5), (2, 0, 3)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_torch_has_the_same_parts(tmp_path: Any, shape: tuple[int, ...], whole: bool) -> None:
+    imported_torch()
+    path = str(tmp_path / "part.safetensors")
+    values = np.arange(int(np.prod(shape, dtype=int)), dtype=np.int16).reshape(shape)
+    safetensors.numpy.save_file({"t": values}, path)
+    theirs: Any = safetensors.safe_open(path, "pt")
+    with longshore.safe_open(path, "pt", whole=whole) as ours:
+        given = 0
+        for index in INDICES:
+            expected = outcome(theirs.get_slice("t"), index)
+            assert outcome(ours.get_slice("t"), index) == expected, index
+            given += isinstance(expected, tuple)
+        assert given > 0
+
+
+@pytest.mark.parametrize("name", ["pt", "torch", "pytorch"])
+def test_torch_has_tensors_one_by_one(
+    model: str, name: str, descriptors: Callable[[], set[str]]
+) -> None:
+    torch = imported_torch()
+    from safetensors.torch import load_file
+
+    theirs = load_file(model)
+    with longshore.safe_open(model, framework=name, whole=False) as file:
+        before = descriptors()
+        for tensor, expected in theirs.items():
+            found = file.get_tensor(tensor)
+            assert found.dtype == expected.dtype and found.shape == expected.shape
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), tensor
+            # That is this process's own, and no other tensor's.
+            found.zero_()
+            opened = [what for what in descriptors() - before if what.startswith("fd")]
+            assert len(opened) == 1
+            del found
+        assert descriptors() == before
+        again = file.get_tensor("float32")
+    assert torch.equal(again, theirs["float32"])

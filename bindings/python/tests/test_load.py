@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import mmap
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,9 +86,9 @@ def test_files_lie_one_behind_the_other(tmp_path: Path) -> None:
     for file, content in zip(buffer.files, contents, strict=True):
         assert bytes(memoryview(buffer)[file.offset : file.offset + file.nbytes]) == content
         assert file.format == "raw" and not file.tensors
-    assert [os.fspath(file.path) for file in buffer.files] == [
-        str(tmp_path / str(n)) for n in range(3)
-    ]
+    paths = [file.path for file in buffer.files]
+    assert paths == [tmp_path / str(n) for n in range(3)]
+    assert all(type(path) is type(tmp_path) and path.name for path in paths)
 
 
 def test_a_closed_buffer_is_gone_and_one_that_is_lent_stays(
@@ -172,15 +174,18 @@ def test_failures_say_what_and_leave_nothing(
         longshore.load(tmp_path / "short.safetensors")
     assert isinstance(malformed.value, longshore.SafetensorError)
     assert isinstance(malformed.value, ValueError)
+    assert malformed.value.errno == errno.EBADMSG
     with pytest.raises(longshore.LongshoreError, match="directory"):
         longshore.load(tmp_path)
-    with pytest.raises(longshore.UnavailableError, match="no dma-heap named 'none'"):
+    with pytest.raises(longshore.UnavailableError, match="no dma-heap named 'none'") as heap:
         longshore.load(tmp_path / "short.safetensors", heap="dma-heap:none", format="raw")
+    assert heap.value.errno == errno.ENOENT
     with (tmp_path / "vast").open("wb") as file:
         file.truncate(1 << 43)
     with pytest.raises(MemoryError, match="are needed") as refused:
         longshore.load(tmp_path / "vast")
     assert isinstance(refused.value, longshore.OutOfMemoryError)
+    assert refused.value.errno == errno.ENOMEM
     assert descriptors() == before
 
 
@@ -198,15 +203,21 @@ class StopError(Exception):
 def test_what_progress_raises_stops_the_load(
     tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
-    random_file(tmp_path / "file", 3 * MIB)
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(512 * MIB)
+    calls = 0
 
     def stop(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        # Meanwhile more is done that could be told of.
+        time.sleep(0.1)
         raise StopError(done, total)
 
     before = descriptors()
     with pytest.raises(StopError):
-        longshore.load(tmp_path / "file", progress=stop)
-    assert descriptors() == before
+        longshore.load(tmp_path / "sparse", progress=stop)
+    assert descriptors() == before and calls == 1
 
 
 def test_ctrl_c_stops_the_load(tmp_path: Path, descriptors: Callable[[], set[str]]) -> None:
@@ -261,6 +272,10 @@ def test_progress_shows_a_bar_or_lines(
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     longshore.load(tmp_path / "file", progress=True)
     assert "file: 100% of 0.00 GB" in capsys.readouterr().err
+    # That tqdm is not there is no part of what else goes wrong.
+    with pytest.raises(FileNotFoundError) as caught:
+        longshore.load(tmp_path / "nothing", progress=True)
+    assert caught.value.__context__ is None
 
 
 def test_two_loads_at_once(tmp_path: Path) -> None:

@@ -82,6 +82,23 @@ impl SourceFile {
         Self { path: path.into(), ..self }
     }
 
+    /// The same open file once more, also where its name leads to another one by now, or to none.
+    /// What it was is what it was when it was first opened.
+    ///
+    /// # Errors
+    /// [`Error::Open`] where the process has no descriptor left.
+    pub fn try_clone(&self) -> Result<Self> {
+        let failed = |source| Error::Open { path: self.path.clone(), source };
+        Ok(Self {
+            path: self.path.clone(),
+            buffered: self.buffered.try_clone().map_err(failed)?,
+            direct: self.direct.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?,
+            alignment: self.alignment,
+            asked_direct: self.asked_direct,
+            version: self.version,
+        })
+    }
+
     /// The name it was opened by, or for a descriptor the name the kernel knows.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,6 +1,7 @@
 """What of longshore is Rust; use the package `longshore`."""
 
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self, final
@@ -10,13 +11,14 @@ __version__: str
 __all__ = [
     "Buffer",
     "File",
+    "OpenedFiles",
     "Stats",
     "Tensor",
     "__version__",
     "attach",
     "load",
+    "open_safetensors",
     "parse_safetensors",
-    "read_safetensors",
 ]
 
 @final
@@ -59,7 +61,7 @@ class File:
     """One of the files in a buffer."""
 
     @property
-    def path(self) -> os.PathLike[str]: ...
+    def path(self) -> pathlib.Path: ...
     @property
     def offset(self) -> int: ...
     @property
@@ -80,6 +82,15 @@ class File:
     def data_offset(self) -> int | None: ...
     @property
     def tensors(self) -> MappingProxyType[str, Tensor]: ...
+
+@final
+class OpenedFiles:
+    """Safetensors files that are open, their headers read and nothing of their data."""
+
+    @property
+    def tensors(self) -> list[tuple[str, str, list[int]]]: ...
+    @property
+    def metadata(self) -> dict[str, str]: ...
 
 @final
 class Stats:
@@ -155,7 +166,7 @@ def attach(
     observe: Callable[[int, int], object] | None,
 ) -> Buffer: ...
 def load(
-    paths: Sequence[str | os.PathLike[str]],
+    files: Sequence[str | os.PathLike[str]] | OpenedFiles,
     *,
     heap: str,
     mode: str,
@@ -167,7 +178,5 @@ def load(
     writable: bool,
     observe: Callable[[int, int], object] | None,
 ) -> Buffer: ...
-def read_safetensors(
-    path: str | os.PathLike[str],
-) -> tuple[list[tuple[str, str, list[int]]], dict[str, str]]: ...
+def open_safetensors(path: str | os.PathLike[str]) -> OpenedFiles: ...
 def parse_safetensors(content: bytes) -> list[tuple[str, str, list[int], int, int]]: ...

@@ -72,7 +72,7 @@ class Jax(Framework):
         options.setdefault("align", 64)
 
     def tensor(self, tensor: _core.Tensor) -> Any:
-        return self._jax.asarray(tensor)
+        return self._jax.placed(tensor)
 
     def part(self, tensor: _core.Tensor, index: Any) -> Any:
         return self._jax.part(tensor, index)

@@ -90,6 +90,7 @@ def load(
 def load_only(
     tensor: str | None,
     paths: list[str],
+    opened: _core.OpenedFiles | None = None,
     *,
     heap: str = "auto",
     mode: str = "auto",
@@ -99,11 +100,11 @@ def load_only(
     format: Format = "auto",
     writable: bool = False,
 ) -> _core.Buffer:
-    """`load`, or of safetensors files the one tensor of that name."""
+    """`load`, or of safetensors files the one tensor of that name; of what is open, if it is."""
     digests, manifest = _verify(verify)
     with observer(progress, paths) as observe:
         return _core.load(
-            paths,
+            paths if opened is None else opened,
             heap=heap,
             mode=mode,
             format=format,

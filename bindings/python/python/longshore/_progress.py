@@ -9,6 +9,7 @@ from contextlib import contextmanager
 TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
+    from typing import Any
 
     from longshore._load import Progress
 
@@ -27,22 +28,29 @@ def observer(progress: Progress, paths: Sequence[str]) -> Generator[Observe | No
         yield None
     else:
         label = paths[0] if len(paths) == 1 else f"{len(paths)} files"
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
+        bar = _new_bar(label)
+        if bar is None:
             yield _lines(label)
             return
-        bar = tqdm(desc=label, unit="B", unit_scale=True, leave=False)
         try:
             yield _bar(bar)
         finally:
             bar.close()
 
 
-def _bar(bar: object) -> Observe:
+def _new_bar(label: str) -> Any:
+    """A bar of tqdm, if that is installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm(desc=label, unit="B", unit_scale=True, leave=False)
+
+
+def _bar(bar: Any) -> Observe:
     def show(done: int, total: int) -> None:
-        bar.total = total  # type: ignore[attr-defined]
-        bar.update(done - bar.n)  # type: ignore[attr-defined]
+        bar.total = total
+        bar.update(done - bar.n)
 
     return show
 

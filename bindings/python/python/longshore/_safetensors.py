@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from threading import RLock
 
 from longshore import _core
 from longshore._frameworks import framework_of
@@ -25,6 +26,10 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
     Opening reads the header. The first tensor asked for loads the whole file, at the disk's speed;
     all tensors are views of that, and it lives as long as one of them, also after the end of the
     `with` block. Where few tensors of many are wanted, `whole=False` loads each by itself.
+
+    The file stays open until it is loaded, or until the end of the block: what is loaded is what
+    was opened, also where its name leads elsewhere by then. FileChangedError says that it was
+    written to. Several threads may ask for tensors; the file is loaded once.
 
     Args:
         filename: The file.
@@ -144,9 +149,13 @@ class _Opened:
     def __init__(self, filename: StrPath, whole: bool) -> None:
         self._filename = os.fspath(filename)
         self._whole = whole
+        # One that a progress callable may take again, should it ask for a tensor.
+        self._lock = RLock()
         self._buffer: _core.Buffer | None = None
-        tensors, self.metadata = _core.read_safetensors(filename)
-        self.infos = {name: _Info(name, dtype, shape) for name, dtype, shape in tensors}
+        opened = _core.open_safetensors(filename)
+        self._files: _core.OpenedFiles | None = opened
+        self.metadata = opened.metadata
+        self.infos = {name: _Info(name, dtype, shape) for name, dtype, shape in opened.tensors}
 
     def info(self, name: str) -> _Info:
         info = self.infos.get(name)
@@ -156,14 +165,21 @@ class _Opened:
 
     def tensor(self, name: str, options: Options) -> _core.Tensor:
         self.info(name)
-        buffer = self._buffer
-        if buffer is None:
-            only = None if self._whole else name
-            buffer = load_only(only, [self._filename], format="safetensors", **options)
-            if self._whole:
-                self._buffer = buffer
-        tensor = buffer.tensors.get(name)
-        if tensor is None:
-            # It was there when the file was opened.
-            raise SafetensorError(None, f"File does not contain tensor {name} any more")
-        return tensor
+        if self._whole:
+            return self._all(options).tensors[name]
+        return self._load(name, options).tensors[name]
+
+    def _all(self, options: Options) -> _core.Buffer:
+        """All that is in the file, loaded by the first who asks for it."""
+        if self._buffer is None:
+            with self._lock:
+                if self._buffer is None:
+                    self._buffer = self._load(None, options)
+                    # Closes the files.
+                    self._files = None
+        return self._buffer
+
+    def _load(self, name: str | None, options: Options) -> _core.Buffer:
+        assert self._files is not None
+        paths = [self._filename]
+        return load_only(name, paths, self._files, format="safetensors", **options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,12 +44,14 @@ def to_file(
     # Beside its place, since it cannot be renamed across file systems. And a file that is mapped,
     # perhaps by who saves what was loaded from it, is replaced, not written to.
     folder, name = os.path.split(target)
-    descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", suffix=".part", dir=folder)
+    descriptor, beside = _create(folder, name)
     try:
         with open(descriptor, "wb") as file:
             for part in parts:
                 file.write(part)
-            os.fchmod(file.fileno(), _mode(target))
+            with contextlib.suppress(FileNotFoundError):
+                # Of what is replaced, the permissions stay.
+                os.fchmod(file.fileno(), os.stat(target).st_mode & 0o777)
         os.replace(beside, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -57,14 +59,14 @@ def to_file(
         raise
 
 
-def _mode(target: str) -> int:
-    """The permissions of what is replaced, or those of a new file."""
-    try:
-        return os.stat(target).st_mode & 0o777
-    except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
+def _create(folder: str, name: str) -> tuple[int, str]:
+    """A new file in that folder, with the permissions of any other; its descriptor and path."""
+    # The kernel applies the umask, which is the whole process's, and must not be changed to be seen.
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    while True:
+        beside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+        with contextlib.suppress(FileExistsError):
+            return os.open(beside, flags, 0o666), beside
 
 
 def _parts(entries: Iterable[Entry], metadata: dict[str, str] | None) -> list[bytes | memoryview]:

@@ -1,8 +1,10 @@
 """What can go wrong.
 
-Everything raised by longshore is a `LongshoreError`, and so an `OSError`: `errno` is what the
-kernel said, or None where it had no part in it, and `filename` the file it is about. The names that
-Python has for some of them catch them too:
+What fails with files, memory and servers is a `LongshoreError`, and so an `OSError`. `errno` is what
+the kernel said, or else what comes nearest: ENOMEM, ECANCELED, EBADMSG for what is not of its
+format, ESTALE for a file that changed. It is None where a call is refused that would not touch the
+file, such as a slice that the tensor does not have. `filename` is the file it is about, where it is
+about one. The names that Python has for some of them catch them too:
 
 >>> import longshore
 >>> try:
@@ -10,6 +12,12 @@ Python has for some of them catch them too:
 ... except FileNotFoundError as error:
 ...     print(error, error.errno, error.filename, sep="; ")
 cannot open no such file: No such file or directory (os error 2); 2; no such file
+
+Other exceptions say that a call was wrong, and are those that Python's own functions raise:
+ValueError for words and numbers that mean nothing and for a buffer that is closed, TypeError,
+KeyError for names of tensors that are not there, BufferError for memory that cannot be lent so or is
+lent still, ImportError for a package that is not installed. What a progress callable raises, and
+KeyboardInterrupt, are raised as they are.
 """
 
 from __future__ import annotations

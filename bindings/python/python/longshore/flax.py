@@ -1,5 +1,6 @@
 """The name that the package `safetensors` has for `longshore.jax`."""
 
+from longshore._safetensors import safe_open
 from longshore.jax import asarray, load, load_file, save, save_file
 
-__all__ = ["asarray", "load", "load_file", "save", "save_file"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]

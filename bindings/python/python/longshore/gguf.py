@@ -1,7 +1,12 @@
 """GGUF files, under the names that the package `gguf` has for what is in them.
 
-`load` gives what `gguf.GGUFReader` gives, in memory that is shared and filled at the disk's speed.
-Tensors are read-only views of it.
+`load` gives the tensors and the metadata that `gguf.GGUFReader` gives, in memory that is shared and
+filled at the disk's speed. Tensors are read-only views of it.
+
+A `ReaderField` has `name`, `types`, `value` and `contents()`. It has neither `offset`, `parts` nor
+`data`, which say where in the file an entry is: values are read once, and not where they lie. Nor
+has a `ReaderTensor` a `field`. Who needs those opens `Buffer.path` with the package itself. The
+other way round, what is a mapping here, `metadata` and tensors by name, is not there.
 
 >>> import numpy, gguf
 >>> writer = gguf.GGUFWriter("tiny.gguf", "llama")
@@ -21,6 +26,7 @@ Tensors are read-only views of it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -29,6 +35,7 @@ import numpy as np
 
 from longshore import _core
 from longshore._load import load as _load_buffer
+from longshore.errors import FormatError
 
 if TYPE_CHECKING:
     from longshore._load import Options, StrPath
@@ -82,6 +89,7 @@ class GGMLQuantizationType(IntEnum):
     MXFP4 = 39
     NVFP4 = 40
     Q1_0 = 41
+    Q2_0 = 42
 
 
 class GGUFValueType(IntEnum):
@@ -211,7 +219,13 @@ def load(path: StrPath, **options: Unpack[Options]) -> GGUFFile:
 
 
 def _tensor(tensor: _core.Tensor, file: _core.File) -> ReaderTensor:
-    kind = GGMLQuantizationType[tensor.dtype]
+    kind = GGMLQuantizationType.__members__.get(tensor.dtype)
+    if kind is None:
+        raise FormatError(
+            errno.EBADMSG,
+            f"tensor '{tensor.name}' is {tensor.dtype}, which longshore.gguf has no number for; "
+            f"longshore.load(…).tensors['{tensor.name}'].data has its bytes",
+        )
     return ReaderTensor(
         name=tensor.name,
         tensor_type=kind,

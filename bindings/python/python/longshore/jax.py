@@ -1,7 +1,7 @@
 """Safetensors files as JAX arrays: the functions of `safetensors.flax`.
 
-Tensors are placed at multiples of 64 bytes while they are read, so that JAX shares them instead of
-copying them.
+Tensors are placed at multiples of 64 bytes while they are read, so that JAX on a CPU shares them
+instead of copying them. Where JAX's default device is another one, arrays are copied to it.
 
 >>> from longshore.jax import load_file
 >>> arrays = load_file(example)
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "save", "save_file"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]
 
 ALIGNMENT_BYTES = 64
 """What XLA on a CPU wants memory aligned to that it is to share."""
@@ -45,7 +45,7 @@ def load_file(
 
 def load(data: bytes) -> dict[str, jax.Array]:
     """The tensors of a safetensors file that is in memory, copied."""
-    return {name: jnp.array(array) for name, array in _numpy.load(data).items()}
+    return {name: jnp.array(array) for name, array in _numpy.from_file(data, memoryview(data)).items()}
 
 
 def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:
@@ -73,9 +73,23 @@ def asarray(tensor: _core.Tensor) -> jax.Array:
     return jnp.array(_numpy.asarray(tensor))
 
 
+def placed(tensor: _core.Tensor) -> jax.Array:
+    """A tensor as an array where JAX puts new ones: shared by a CPU, copied to other devices."""
+    if _default_device() == jax.local_devices(backend="cpu")[0]:
+        return asarray(tensor)
+    return jnp.array(_numpy.asarray(tensor))
+
+
 def part(tensor: _core.Tensor, index: Any) -> jax.Array:
     """A part of a tensor, copied from the buffer; the rest is not touched."""
     return jnp.array(_numpy.asarray(tensor)[index])
+
+
+def _default_device() -> jax.Device:
+    device = jax.config.jax_default_device
+    if isinstance(device, str):
+        return jax.local_devices(backend=device)[0]
+    return device or jax.local_devices()[0]
 
 
 def _as_numpy(tensors: dict[str, jax.Array]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "save", "save_file"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,9 +45,13 @@ def load_file(
 
 
 def load(data: bytes) -> dict[str, Array]:
-    """The tensors of a safetensors file that is in memory, as views of it."""
+    """The tensors of a safetensors file that is in memory, copied once; they can be written to."""
+    return from_file(data, memoryview(bytearray(data)))
+
+
+def from_file(data: bytes, view: memoryview) -> dict[str, Array]:
+    """The tensors of a safetensors file that is in memory, as views of `view`, which is the same."""
     tensors = _core.parse_safetensors(data)
-    view = memoryview(data)
     return {
         name: _from_bytes(view[begin:end], name, dtype, shape)
         for name, dtype, shape, begin, end in tensors

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["asarray", "load", "load_file", "load_model", "safe_open", "save", "save_file", "save_model"]
 
 
 def load_file(
