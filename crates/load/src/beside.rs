@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use longshore_sys::file::free_bytes;
+
 /// What of a mode says who may do what; set-user-ID and the like say something else.
 const PERMISSION_BITS: u32 = 0o777;
 
@@ -78,15 +80,10 @@ impl Beside {
     /// # Errors
     /// `StorageFull` with both numbers, or those of `fstatvfs(3)`.
     pub(crate) fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
-        let found = rustix::fs::fstatvfs(&self.file)?;
-        // One that has no blocks at all counts none.
-        if found.f_blocks == 0 {
+        // Some file systems do not count.
+        let Some(free_bytes) = free_bytes(&self.file)?.filter(|free| needed_bytes > *free) else {
             return Ok(());
-        }
-        let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
-        if needed_bytes <= free_bytes {
-            return Ok(());
-        }
+        };
         let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
         let folder = parent.unwrap_or(Path::new(".")).display();
         let reason = format!(

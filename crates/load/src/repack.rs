@@ -29,7 +29,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// [`Error::Write`], also where there is no room for it, which is looked at first;
 /// [`Error::Read`], [`Error::Truncated`] and [`Error::Changed`] where the file did
 /// not stay what it was, [`Error::Cancelled`]; nothing is left then, and what had the name before
-/// still has it.
+/// still has it, but where only the folder could not be written out in the end.
 pub fn repack(
     file: &PlannedFile,
     target: &Path,

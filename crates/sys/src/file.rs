@@ -167,6 +167,16 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
     })
 }
 
+/// How many bytes an ordinary user may still write to the file system of `file`; `None` where it
+/// does not count them.
+///
+/// # Errors
+/// Those of `fstatvfs(3)`.
+pub fn free_bytes(file: impl AsFd) -> io::Result<Option<u64>> {
+    let found = rustix::fs::fstatvfs(file)?;
+    Ok((found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize)))
+}
+
 /// Tells what is at `path` without opening it: a socket cannot be opened at all.
 ///
 /// # Errors
