@@ -35,13 +35,16 @@ impl Closers {
         let count = Arc::clone(self.waiting.entry(uid).or_default());
         let closing = descriptors.len();
         count.fetch_add(closing, Ordering::Relaxed);
+        let waiting = Arc::clone(&count);
         let close = move || {
             drop(descriptors);
-            count.fetch_sub(closing, Ordering::Relaxed);
+            waiting.fetch_sub(closing, Ordering::Relaxed);
         };
-        // Where no thread is to be had, what it was given is dropped here and now. The count stays:
-        // one user after another would be kept out, until threads can be had again.
-        let _ = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
+        let thread = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
+        if thread.is_err() {
+            // No thread is to be had: what it was given was dropped here and now.
+            count.fetch_sub(closing, Ordering::Relaxed);
+        }
     }
 }
 
