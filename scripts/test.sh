@@ -227,6 +227,7 @@ bench() {
 
 table=()
 skips=()
+failures=()
 passed=0 failed=0 skipped=0
 
 # Prints how many tests the log names as $2: passed, failed or ignored.
@@ -234,6 +235,12 @@ count() {
     awk -v word="$2" '
         /^ *test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1) }
         END { print sum + 0 }' "$1"
+}
+
+# The lines of the log $1 that say what failed, or its last ones where none says so.
+what_failed() {
+    grep --extended-regexp --max-count=30 '^ *(error|FAILED|E  )|panicked at|\.\.\. FAILED$' "$1" ||
+        tail --lines=10 "$1"
 }
 
 # Runs the function $1 as a step.
@@ -258,6 +265,7 @@ run() {
     if [[ $status -ne 0 || $here_failed -gt 0 ]]; then
         verdict=FAILED
         failed=$((failed + (here_failed > 0 ? here_failed : 1)))
+        mapfile -t -O ${#failures[@]} failures < <(what_failed "$log" | sed "s/^/${name//_/ }: /")
     fi
     table+=("$(printf '%-16s %-8s %5d s' "${name//_/ }" "$verdict" $((SECONDS - began)))")
     printf '==> %s: %s after %d s\n' "${name//_/ }" "$verdict" $((SECONDS - began))
@@ -287,6 +295,9 @@ finish() {
     printf '\n'
     if [[ ${#table[@]} -gt 0 ]]; then printf '%s\n' "${table[@]}"; fi
     if [[ ${#skips[@]} -gt 0 ]]; then printf '\nNot run:\n' && printf '  %s\n' "${skips[@]}"; fi
+    if [[ ${#failures[@]} -gt 0 ]]; then
+        printf '\nFailed:\n' && printf '  %s\n' "${failures[@]}"
+    fi
     printf '\n%d s; logs in %s\n' "$SECONDS" "$logs"
     printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
     [[ $failed -eq 0 ]] || exit 1
