@@ -1,5 +1,7 @@
 //! Refusing what does not fit, before anything is taken.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use longshore_heap::Heap;
 use longshore_mem::Granule;
 use longshore_sys::huge_pages::{self, Pool};
@@ -12,11 +14,69 @@ use crate::fill::STAGING_MAX_BYTES;
 /// what bytes are read into that the disk cannot write to their place.
 const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 
-/// Checks that `content_bytes` fit in what the control group, the process's limits and
-/// `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages
+/// What all loads of this process that go on are still to take.
+static TO_COME: ToCome = ToCome(Mutex::new(0));
+
+/// A sum of bytes that the kernel counts as available, and that are promised.
+#[derive(Debug, Default)]
+struct ToCome(Mutex<u64>);
+
+/// What one load is still to take. Dropped, it takes nothing more.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    all: &'a ToCome,
+    bytes: u64,
+}
+
+impl ToCome {
+    fn sum(&self) -> MutexGuard<'_, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claim(&self) -> Claim<'_> {
+        Claim { all: self, bytes: 0 }
+    }
+}
+
+impl Claim<'_> {
+    /// Says how much is left to be taken: never more than there was.
+    pub(crate) fn lower_to(&mut self, bytes: u64) {
+        self.set(bytes.min(self.bytes));
+    }
+
+    fn set(&mut self, bytes: u64) {
+        let mut sum = self.all.sum();
+        *sum = *sum - self.bytes + bytes;
+        self.bytes = bytes;
+    }
+
+    /// Claims `bytes` where `check` agrees, which is told what the others are to take. No other load
+    /// is looked at meanwhile: of two that do not fit together one is refused.
+    fn set_if(&mut self, bytes: u64, check: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+        let mut sum = self.all.sum();
+        let others = *sum - self.bytes;
+        check(others)?;
+        *sum = others + bytes;
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+/// Checks that `content_bytes` fit in what the control group, the process's limits, its other loads
+/// and `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages
 /// from the hugetlb pool, what the machine leaves is not asked yet: see [`check_pages`]. In all
 /// other cases it is, since the kernel has no good words for what not even has addresses.
-pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) -> Result<()> {
+pub(crate) fn check(
+    content_bytes: u64,
+    heap: &Heap,
+    memory_max: Option<u64>,
+) -> Result<Claim<'static>> {
     if let Some(limit_bytes) = memory_max.filter(|limit| content_bytes > *limit) {
         return Err(Error::NotEnoughMemory {
             needed_bytes: content_bytes,
@@ -32,7 +92,12 @@ pub(crate) fn check(content_bytes: u64, heap: &Heap, memory_max: Option<u64>) ->
         }
         _ => false,
     };
-    check_against(content_bytes, may_be_pool, &memory::available())
+    let mut claim = TO_COME.claim();
+    let bytes = if may_be_pool { 0 } else { content_bytes };
+    claim.set_if(bytes, |others_bytes| {
+        check_against(content_bytes, may_be_pool, &memory::available(), others_bytes)
+    })?;
+    Ok(claim)
 }
 
 /// Whether the heap could take all of it from the pool: as it decides that itself.
@@ -43,26 +108,34 @@ fn pool_holds(content_bytes: u64, pool: &Pool) -> bool {
 
 /// Checks that the pages of what was reserved can be had. `heap` is the one that was chosen; pages
 /// of the hugetlb pool are set aside already and do not count as available.
-pub(crate) fn check_pages(content_bytes: u64, heap: &Heap) -> Result<()> {
+pub(crate) fn check_pages(claim: &mut Claim<'_>, content_bytes: u64, heap: &Heap) -> Result<()> {
     // A kernel heap has taken its pages, and was asked before.
     if matches!(heap, Heap::Hugetlb | Heap::DmaHeap(_)) {
+        claim.lower_to(0);
         return Ok(());
     }
-    check_against(
-        content_bytes,
-        false,
-        &Available {
-            // The addresses are taken.
-            address_space_bytes: None,
-            ..memory::available()
-        },
-    )
+    claim.set_if(content_bytes, |others_bytes| {
+        // The addresses are taken.
+        let available = Available { address_space_bytes: None, ..memory::available() };
+        check_against(content_bytes, false, &available, others_bytes)
+    })
 }
 
-fn check_against(content_bytes: u64, from_pool: bool, available: &Available) -> Result<()> {
+fn check_against(
+    content_bytes: u64,
+    from_pool: bool,
+    available: &Available,
+    others_bytes: u64,
+) -> Result<()> {
     let needed_bytes = content_bytes.saturating_add(OVERHEAD_BYTES);
     let refuse = |limit_bytes, limit_name, hint| {
         Err(Error::NotEnoughMemory { needed_bytes, limit_bytes, limit_name, hint })
+    };
+    // What the machine has, others may be about to take.
+    let left = |limit_bytes: u64| limit_bytes.saturating_sub(others_bytes);
+    let beside = |name: String| match others_bytes {
+        0 => name,
+        bytes => format!("{name}, with the {bytes} bytes that other loads are to take,"),
     };
     // The mapping is rounded up to a huge page and placed at one.
     let addresses_bytes = needed_bytes.saturating_add(2 * Granule::SIZE_2M.bytes());
@@ -74,14 +147,14 @@ fn check_against(content_bytes: u64, from_pool: bool, available: &Available) -> 
         return Ok(());
     }
     if let Some((limit, path)) = &available.control_group
-        && needed_bytes > *limit
+        && needed_bytes > left(*limit)
     {
-        let name = format!("the control group's {}", path.display());
-        return refuse(*limit, name, "raise it, or load less");
+        let name = beside(format!("the control group's {}", path.display()));
+        return refuse(left(*limit), name, "raise it, or load less");
     }
-    if let Some(limit) = available.machine_bytes.filter(|left| needed_bytes > *left) {
-        let name = "this machine's available memory (MemAvailable)".to_owned();
-        return refuse(limit, name, "free some, or load less");
+    if let Some(limit) = available.machine_bytes.filter(|limit| needed_bytes > left(*limit)) {
+        let name = beside("this machine's available memory (MemAvailable)".to_owned());
+        return refuse(left(limit), name, "free some, or load less");
     }
     Ok(())
 }
@@ -93,7 +166,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn refused_by(available: &Available, from_pool: bool) -> Option<String> {
-        match check_against(GIB, from_pool, available) {
+        match check_against(GIB, from_pool, available, 0) {
             Ok(()) => None,
             Err(error) => Some(error.to_string()),
         }
@@ -126,6 +199,29 @@ mod tests {
         let short = Available { machine_bytes: Some(0), ..Available::default() };
         assert_eq!(refused_by(&short, true), None);
         assert!(refused_by(&short, false).is_some());
+    }
+
+    #[test]
+    fn what_other_loads_are_to_take_is_not_available() {
+        let all = ToCome::default();
+        let available = Available { machine_bytes: Some(3 * GIB), ..Available::default() };
+        let check = |claim: &mut Claim<'_>, bytes| {
+            claim.set_if(bytes, |others| check_against(bytes, false, &available, others))
+        };
+        let (mut first, mut second) = (all.claim(), all.claim());
+        check(&mut first, 2 * GIB).unwrap();
+        // Asked once more, it is not in its own way.
+        check(&mut first, 2 * GIB).unwrap();
+        let refused = check(&mut second, GIB + GIB / 2).unwrap_err();
+        let said = refused.to_string();
+        assert!(said.contains("2147483648 bytes that other loads are to take, leaves 1073741824"));
+        assert_eq!(second.bytes, 0);
+        first.lower_to(GIB / 2);
+        check(&mut second, GIB + GIB / 2).unwrap();
+        assert_eq!(*all.sum(), 2 * GIB);
+        drop(first);
+        drop(second);
+        assert_eq!(*all.sum(), 0);
     }
 
     #[test]

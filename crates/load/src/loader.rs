@@ -182,11 +182,11 @@ impl<'a> Loader<'a> {
     pub(crate) fn load_by(mut self, plan: &Plan, reads: &dyn Reads) -> Result<Loaded> {
         let began = Instant::now();
         let resident_before = resident_bytes(plan);
-        budget::check(plan.len_bytes(), &self.heap, self.memory_max)?;
+        let mut claim = budget::check(plan.len_bytes(), &self.heap, self.memory_max)?;
 
         let reservation = self.heap.reserve(plan.len_bytes())?;
         let mapping = began.elapsed();
-        budget::check_pages(plan.len_bytes(), reservation.heap())?;
+        budget::check_pages(&mut claim, plan.len_bytes(), reservation.heap())?;
         let tuning = Tuning {
             mode: self.mode,
             populate_ahead_bytes: self.populate_ahead_bytes,
@@ -197,7 +197,8 @@ impl<'a> Loader<'a> {
         };
         let reading_began = Instant::now();
         let mut observe = self.observe.take();
-        let observe = |progress| {
+        let observe = |progress: Progress| {
+            claim.lower_to(plan.len_bytes().saturating_sub(progress.done_bytes));
             if let Some(observe) = &mut observe {
                 observe(progress);
             }

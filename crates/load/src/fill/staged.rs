@@ -7,7 +7,8 @@
 //! it where it goes. While one copies, the others read. One more thread makes the pages that are
 //! copied to, ahead of them: where each makes its own, all wait for the lock on the process's
 //! mappings, and the disk waits for them (a load was seen to take 1.21 times as long as without an
-//! alignment so, and takes 1.05 times as long).
+//! alignment so; it takes 1.05 to 1.16 times as long, more where the disk is faster. Stores past the
+//! caches made no difference).
 #![expect(unsafe_code, reason = "takes the windows of what it copies")]
 
 use std::io;

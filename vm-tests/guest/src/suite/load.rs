@@ -27,6 +27,10 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "cancelling_leaves_nothing", run: refusals::cancelling_leaves_nothing },
         Test { name: "killing_leaves_nothing", run: refusals::killing_leaves_nothing },
         Test { name: "too_much_for_the_machine", run: refusals::too_much_for_the_machine },
+        Test {
+            name: "two_loads_do_not_count_on_the_same_memory",
+            run: refusals::two_loads_do_not_count_on_the_same_memory,
+        },
         Test { name: "too_much_for_the_control_group", run: refusals::too_much_for_the_group },
         Test { name: "too_many_descriptors", run: refusals::too_many_descriptors },
     ],

@@ -10,6 +10,7 @@ use std::{
 
 use longshore_heap::Heap;
 use longshore_load::{CancelToken, Error, Loader, Plan, ReadMode};
+use longshore_sys::memory;
 use longshore_vm_tests::fixture::{BROKEN_AT, LARGE_FILE_BYTES, file_name};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -127,6 +128,42 @@ pub(super) fn too_much_for_the_machine() -> TestResult {
     }
     fs::remove_file(path)?;
     Ok(Passed::Yes)
+}
+
+pub(super) fn two_loads_do_not_count_on_the_same_memory() -> TestResult {
+    // Slow, so that most of it is still to come when the other one begins.
+    let first = Plan::of_path(Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES)))?;
+    let path = Path::new("/tmp/beside");
+    let vast = 1 << 40;
+    let mut refused = None;
+    let observe = |_| {
+        refused.get_or_insert_with(|| -> Result<_, Box<dyn std::error::Error>> {
+            let overhead_bytes = needed_for_hole(path, vast)?.0 - vast;
+            let available_bytes = memory::meminfo_bytes("MemAvailable:").ok_or("MemAvailable")?;
+            // By itself it would fit.
+            needed_for_hole(path, available_bytes - overhead_bytes - LARGE_FILE_BYTES / 2)
+        });
+    };
+    let loader = Loader::new().heap(Heap::Memfd).read_size(2 << 20).depth(2);
+    loader.populate_ahead(2 << 20).observe(observe).load(&first)?;
+    fs::remove_file(path)?;
+    let (_, limit_name) = refused.ok_or("nobody observed it")??;
+    ensure!(limit_name.contains("that other loads are to take"), "it names {limit_name}");
+    Ok(Passed::Yes)
+}
+
+/// How much a load of a hole of so many bytes needs, and who refuses it.
+fn needed_for_hole(
+    path: &Path,
+    len_bytes: u64,
+) -> Result<(u64, String), Box<dyn std::error::Error>> {
+    fs::File::create(path)?.set_len(len_bytes)?;
+    match Loader::new().heap(Heap::Memfd).load(&Plan::of_path(path)?) {
+        Err(Error::NotEnoughMemory { needed_bytes, limit_name, .. }) => {
+            Ok((needed_bytes, limit_name))
+        }
+        other => Err(format!("{len_bytes} bytes: {:?}", other.map(|loaded| loaded.report)).into()),
+    }
 }
 
 pub(super) fn too_much_for_the_group() -> TestResult {
