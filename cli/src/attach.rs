@@ -78,7 +78,7 @@ pub(crate) struct AttachArgs {
 pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
     let began = Instant::now();
-    let mut client = connect(args.socket.as_ref())?;
+    let mut client = Client::connect(args.socket.as_deref(), &cancel)?;
     if let Some(Alignment(alignment)) = args.align {
         client = client.align(alignment);
     }
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
     let mut display = Display::new(args.quiet || args.json);
     let wanted = Wanted::Word(args.name.clone());
     let mut observe = |progress| display.show(progress);
-    let attachment = client.attach(&wanted, args.format, &mut observe, &cancel)?;
+    let attachment = client.attach(&wanted, args.format, &mut observe)?;
     let seconds = began.elapsed().as_secs_f64();
     drop(display);
 
@@ -111,14 +111,6 @@ pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
         ("LONGSHORE_DMABUF_FD", None),
     ];
     become_program(&args.exec, attachment.len_bytes(), &descriptors)
-}
-
-/// The server at `socket`, or the one that is there.
-pub(crate) fn connect(socket: Option<&PathBuf>) -> longshore::serve::Result<Client> {
-    match socket {
-        Some(socket) => Client::connect(socket),
-        None => Client::connect_default(),
-    }
 }
 
 fn hold(attachment: &Attachment) -> anyhow::Result<()> {

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use longshore::CancelToken;
 use longshore::load::format::printable;
-use longshore::serve::{Held, HeldState, Listing};
+use longshore::serve::{Client, Held, HeldState, Listing};
 use serde_json::{Value, json};
 
-use crate::attach::connect;
 use crate::output::print;
 use crate::units::Decimal;
 
@@ -24,7 +24,7 @@ pub(crate) struct LsArgs {
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<()> {
-    let mut client = connect(args.socket.as_ref())?;
+    let mut client = Client::connect(args.socket.as_deref(), &CancelToken::new())?;
     let server_pid = client.server_pid();
     let listing = client.list()?;
     if args.json {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use longshore_load::CancelToken;
 use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
 use longshore_serve::{Client, Listener, Options, Server, Stop};
 use longshore_sys::packet_socket;
@@ -161,7 +162,9 @@ fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
     let _ = packet_socket::send(&raw, b"\xff\xffend", None);
     hear(&raw, true, has_shown);
     drop(raw);
-    let listing = Client::connect(&rig.socket).expect("the next one is served").list();
+    let listing = Client::connect(Some(&rig.socket), &CancelToken::new())
+        .expect("the next one is served")
+        .list();
     assert!(listing.expect("the next one is answered").roots.len() == 1);
 }
 

@@ -130,7 +130,7 @@ pub unsafe extern "C" fn longshore_ls(
         let Some(visit) = visit else {
             return Err(Failure::argument("visit is NULL".to_owned()));
         };
-        for held in connect(socket)?.list()?.held {
+        for held in connect(socket, &CancelToken::new())?.list()?.held {
             let path = c_string(held.path.clone().into_os_string().into_vec());
             let format = c_string(held.format.clone().into_bytes());
             let seen = seen(&held, &path, &format);
@@ -164,11 +164,9 @@ fn c_string(mut bytes: Vec<u8>) -> CString {
     CString::new(bytes).unwrap_or_default()
 }
 
-fn connect(socket: Option<&CStr>) -> Result<Client, Failure> {
-    Ok(match socket {
-        Some(socket) => Client::connect(Path::new(OsStr::from_bytes(socket.to_bytes())))?,
-        None => Client::connect_default()?,
-    })
+fn connect(socket: Option<&CStr>, cancel: &CancelToken) -> Result<Client, Failure> {
+    let socket = socket.map(|socket| Path::new(OsStr::from_bytes(socket.to_bytes())));
+    Ok(Client::connect(socket, cancel)?)
 }
 
 fn attach(
@@ -189,7 +187,7 @@ fn attach(
         }
     };
     let wanted = Wanted::Word(name.to_owned());
-    let attachment = connect(socket)?.attach(&wanted, options.format, &mut observe, &cancel)?;
+    let attachment = connect(socket, &cancel)?.attach(&wanted, options.format, &mut observe)?;
     if is_cancelled.get() {
         let total_bytes = attachment.len_bytes();
         let cancelled = longshore_serve::Error::Cancelled { done_bytes: total_bytes, total_bytes };

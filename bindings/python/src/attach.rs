@@ -96,9 +96,8 @@ fn waited_for(
         scope.spawn(move || {
             // Whoever hears it waits for the end.
             let mut progress = |progress| drop(says.send(Said::Progress(progress)));
-            let client = socket.map_or_else(Client::connect_default, Client::connect);
-            let done =
-                client.and_then(|client| client.attach(wanted, format, &mut progress, cancel));
+            let client = Client::connect(socket, cancel);
+            let done = client.and_then(|client| client.attach(wanted, format, &mut progress));
             let _ = says.send(Said::Done(done));
         });
         loop {

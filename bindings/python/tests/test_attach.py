@@ -118,6 +118,20 @@ def test_it_is_loaded_once_and_counted(server: Server) -> None:
     assert server.held() == []
 
 
+def test_a_child_that_was_forked_releases_nothing(server: Server) -> None:
+    buffer = longshore.attach("model.safetensors", socket=server.socket)
+    child = os.fork()
+    if child == 0:
+        try:
+            buffer.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert server.held()[0]["attachments"] == 1
+    buffer.close()
+    assert server.held() == []
+
+
 def test_the_memory_outlives_the_server(server: Server) -> None:
     buffer = longshore.attach("model.safetensors", socket=server.socket)
     expected = (server.models / "model.safetensors").read_bytes()

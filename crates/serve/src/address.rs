@@ -1,13 +1,13 @@
 //! Where a server listens.
 
 use std::env;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use longshore_sys::{packet_socket, service_manager};
+use longshore_sys::{file, packet_socket, service_manager};
 
 use crate::error::{Error, Result};
 
@@ -205,9 +205,13 @@ impl Lock {
         let path = PathBuf::from(path);
         let failed = || Error::kernel(format!("locking {}", path.display()));
         loop {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).mode(0o600);
-            let file = options.open(&path).map_err(failed())?;
+            let file = File::from(file::open_lock(&path).map_err(failed())?);
+            let locked = file.metadata().map_err(failed())?;
+            if !locked.is_file() {
+                let kind = described(locked.file_type());
+                let reason = format!("it is {kind}, and is left as it is");
+                return Err(failed()(io::Error::new(ErrorKind::InvalidInput, reason)));
+            }
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -216,7 +220,6 @@ impl Lock {
                 Err(TryLockError::Error(error)) => return Err(failed()(error)),
             }
             // Whoever had it before may have removed it meanwhile: then it locks nothing.
-            let locked = file.metadata().map_err(failed())?;
             if inode(&path).is_ok_and(|inode| inode == (locked.dev(), locked.ino())) {
                 return Ok(Self { path, _file: file });
             }
@@ -300,6 +303,20 @@ mod tests {
         fs::write(&path, b"another's").unwrap();
         drop(listener);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn what_stands_where_the_lock_should_be_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, lock) = (dir.path().join("socket"), dir.path().join("socket.lock"));
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), &lock).unwrap();
+        let refused = Listener::bind(&path, 0o600).unwrap_err();
+        assert!(matches!(refused, Error::Kernel { .. }), "{refused}");
+        assert!(lock.is_symlink() && !dir.path().join("elsewhere").exists());
+        fs::remove_file(&lock).unwrap();
+        let _other = std::os::unix::net::UnixListener::bind(&lock).unwrap();
+        assert!(Listener::bind(&path, 0o600).is_err());
+        assert!(lock.exists() && !path.exists());
     }
 
     #[test]

@@ -95,34 +95,35 @@ impl<M> Shelf<M> {
     /// Makes room for `len_bytes`: who has to go for it, the least recently used first. Nobody goes
     /// where that would not be enough.
     pub(crate) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<(u64, Model<M>)>, NoRoom> {
+        let (held_bytes, limit_bytes) = (self.held_bytes(), self.memory_max_bytes);
+        let missing_bytes = held_bytes.saturating_add(len_bytes).saturating_sub(limit_bytes);
+        self.take_idle(missing_bytes)
+            .map_err(|idle_bytes| NoRoom { limit_bytes, in_use_bytes: held_bytes - idle_bytes })
+    }
+
+    /// Takes away what nobody has, the least recently used first, until that is `bytes` or more. An
+    /// error says how much it would be, where it is too little: then all stays.
+    pub(crate) fn take_idle(&mut self, bytes: u64) -> Result<Vec<(u64, Model<M>)>, u64> {
         let mut idle: Vec<(Instant, u64, u64)> = self
             .iter()
             .filter(|(_, model)| model.may_go())
             .map(|(id, model)| (model.used, id, model.found.len_bytes))
             .collect();
         idle.sort_unstable();
-        let held_bytes = self.held_bytes();
-        let idle_bytes: u64 = idle.iter().map(|(_, _, bytes)| bytes).sum();
-        let limit_bytes = self.memory_max_bytes;
-        let in_use_bytes = held_bytes - idle_bytes;
-        if in_use_bytes.saturating_add(len_bytes) > limit_bytes {
-            return Err(NoRoom { limit_bytes, in_use_bytes });
+        let idle_bytes = idle.iter().map(|(_, _, bytes)| bytes).sum();
+        if idle_bytes < bytes {
+            return Err(idle_bytes);
         }
-        let mut left_bytes = held_bytes;
+        let mut taken_bytes = 0;
         let mut gone = Vec::new();
-        for (_, id, bytes) in idle {
-            if left_bytes.saturating_add(len_bytes) <= limit_bytes {
+        for (_, id, model_bytes) in idle {
+            if taken_bytes >= bytes {
                 break;
             }
-            left_bytes -= bytes;
+            taken_bytes += model_bytes;
             gone.extend(self.remove(id).map(|model| (id, model)));
         }
         Ok(gone)
-    }
-
-    /// Takes away all that nobody has.
-    pub(crate) fn take_idle(&mut self) -> Vec<(u64, Model<M>)> {
-        self.take(Model::may_go)
     }
 
     /// Takes away what has not been used for as long as it is kept, and what nobody has and is stale.
@@ -282,6 +283,7 @@ mod tests {
         assert_eq!(always.take_expired(begin).len(), 1);
         let mut pinned = kept(Keep::Attached);
         pinned.get_mut(1).unwrap().is_pinned = true;
-        assert!(pinned.take_expired(begin).is_empty() && pinned.take_idle().is_empty());
+        assert!(pinned.take_expired(begin).is_empty());
+        assert_eq!(pinned.take_idle(1).err(), Some(0));
     }
 }

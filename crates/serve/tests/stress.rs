@@ -44,7 +44,7 @@ fn clients_come_and_die_and_nothing_is_left() {
     }
     let mut server = role("server", dir.path(), 0).stdin(Stdio::piped()).spawn().unwrap();
     let socket = dir.path().join("socket");
-    wait_until(|| Client::connect(&socket).is_ok());
+    wait_until(|| connect(&socket).is_ok());
     let at_rest = Rest::of(&server, &socket);
 
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -117,7 +117,7 @@ struct Rest {
 
 impl Rest {
     fn of(server: &Child, socket: &Path) -> Self {
-        let held = Client::connect(socket).unwrap().list().unwrap().held.len();
+        let held = connect(socket).unwrap().list().unwrap().held.len();
         let of_process = |name: &str| PathBuf::from(format!("/proc/{}/{name}", server.id()));
         let status = fs::read_to_string(of_process("status")).unwrap();
         let number = |name: &str| -> u64 {
@@ -234,8 +234,8 @@ fn be_a_client() {
                     }
                 };
                 let wanted = Wanted::Path(path);
-                let attached = Client::connect(&socket)
-                    .and_then(|it| it.attach(&wanted, FormatChoice::Raw, &mut observe, &cancel));
+                let attached = Client::connect(Some(&socket), &cancel)
+                    .and_then(|it| it.attach(&wanted, FormatChoice::Raw, &mut observe));
                 let attachment = match attached {
                     Ok(attachment) => attachment,
                     Err(Error::Cancelled { .. } | Error::ServerGone | Error::NoServer { .. }) => {
@@ -276,6 +276,10 @@ fn misbehave(socket: &Path, path: &Path, random: &mut Random) {
         // The server may have had enough.
         let _ = packet_socket::send(&raw, bytes, with);
     }
+}
+
+fn connect(socket: &Path) -> longshore_serve::Result<Client> {
+    Client::connect(Some(socket), &CancelToken::new())
 }
 
 fn wait_until(mut is_it: impl FnMut() -> bool) {

@@ -111,6 +111,17 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
+/// Opens a file of this user alone that is there to be locked, and makes it where there is none. It
+/// follows no symbolic link in the last place and waits for nothing.
+///
+/// # Errors
+/// Those of `open(2)`; `ELOOP` for a symbolic link.
+pub fn open_lock(path: &Path) -> io::Result<OwnedFd> {
+    let how = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let mode = Mode::RUSR | Mode::WUSR;
+    retry_interrupted(|| Ok(rustix::fs::open(path, how | OFlags::CLOEXEC, mode)?))
+}
+
 /// Opens the file behind a descriptor once more, for direct reads (`O_DIRECT`).
 ///
 /// # Errors

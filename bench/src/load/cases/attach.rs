@@ -86,8 +86,8 @@ impl Candidate for Measured<'_> {
 fn attach(serving: &Serving, model: &DataFile) -> Result<f64> {
     let (wanted, cancel) = (Wanted::Path(model.path.clone()), CancelToken::new());
     let began = Instant::now();
-    let client = Client::connect(&serving.socket)?;
-    let attachment = client.attach(&wanted, FormatChoice::Auto, &mut |_| {}, &cancel)?;
+    let client = Client::connect(Some(&serving.socket), &cancel)?;
+    let attachment = client.attach(&wanted, FormatChoice::Auto, &mut |_| {})?;
     let seconds = began.elapsed().as_secs_f64();
     ensure!(attachment.id() == 1, "it was loaded once more");
     check(model, attachment.as_slice())?;

@@ -3,16 +3,20 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use longshore_mem::Granule;
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Seals};
 use longshore_sys::readiness::{self, Watch};
 
-use super::{answer, send, untrustworthy};
+use super::line::Line;
+use super::untrustworthy;
 use crate::error::{Error, Result};
 use crate::protocol::{Reply, Request};
+
+/// How long a server may take to count what was released. It does so without having answered, too.
+const RELEASE_TIME: Duration = Duration::from_secs(5);
 
 /// A model that a server holds for us and others. Dropped, it is released; so it is when this process
 /// dies.
@@ -123,8 +127,8 @@ impl Attachment {
         if self.pid != std::process::id() {
             return Ok(());
         }
-        let socket = self.socket.as_fd();
-        let answered = send(socket, &Request::Release, None).and_then(|()| answer(socket));
+        let mut line = Line::of(self.socket, RELEASE_TIME);
+        let answered = line.send(&Request::Release, None).and_then(|()| line.receive());
         match answered {
             Ok((Reply::Released, None)) | Err(Error::ServerGone) => Ok(()),
             Ok(_) => Err(untrustworthy("an answer to something else".to_owned())),

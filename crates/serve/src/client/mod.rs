@@ -1,35 +1,33 @@
 //! The client's side.
 
 mod attachment;
+mod line;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use longshore_load::format::{self, FormatChoice, printable};
 use longshore_load::{CancelToken, Progress};
 use longshore_mem::Granule;
-use longshore_sys::readiness::{self, Watch};
 use longshore_sys::{file, packet_socket};
 
 use crate::address::default_server;
 use crate::error::{Error, Result};
-use crate::protocol::{Held, MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
+use crate::protocol::{Held, Reply, Request, Target, VERSION};
 use crate::served::parent;
+
+use line::Line;
 
 pub use attachment::{AttachedFile, Attachment};
 
-/// How long a server may take to answer, or to say how far a load has come.
-const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// How long a server may take to accept.
-const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// How often a cancellation is looked for.
-const CANCEL_EVERY: Duration = Duration::from_millis(50);
 /// More files than any model has; a server that says more is not believed.
 const FILES_MAX: u32 = 100_000;
+/// More lines than any server's list has.
+const LINES_MAX: usize = 100_000;
 
 /// What is to be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,47 +59,38 @@ pub struct Listing {
 /// use longshore_serve::{Client, Wanted};
 ///
 /// let wanted = Wanted::Path("model.safetensors".into());
-/// let attachment = Client::connect_default()?.attach(
+/// let attachment = Client::connect(None, &CancelToken::new())?.attach(
 ///     &wanted,
 ///     FormatChoice::Auto,
 ///     &mut |progress| eprintln!("{} bytes", progress.done_bytes),
-///     &CancelToken::new(),
 /// )?;
 /// println!("{} bytes of {:?}", attachment.as_slice().len(), attachment.files());
 /// # Ok::<(), longshore_serve::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Client {
-    socket: OwnedFd,
+    line: Line,
     server_pid: u32,
     align: Option<Granule>,
 }
 
 impl Client {
-    /// Connects to the server that listens at `socket`.
+    /// Connects to the server that listens at `socket`; without one, to that of this user or of the
+    /// system ([`default_server`]). When `cancel` is cancelled, whatever waits for the server ends.
     ///
     /// # Errors
     /// [`Error::NoServer`], [`Error::SocketDenied`], [`Error::Refused`] where it speaks another
-    /// version or has too many clients.
-    pub fn connect(socket: &Path) -> Result<Self> {
-        let connected = connect(socket).map_err(|source| unreachable_by(socket, source))?;
-        let mut client = Self { socket: connected, server_pid: 0, align: None };
-        client.send(&Request::Hello { version: VERSION }, None)?;
-        match client.answer()? {
+    /// version or has too many clients, [`Error::Cancelled`]; those of [`default_server`].
+    pub fn connect(socket: Option<&Path>, cancel: &CancelToken) -> Result<Self> {
+        let socket = socket.map_or_else(default_server, |socket| Ok(socket.to_owned()))?;
+        let mut line = Line::connect(&socket, cancel)?;
+        line.send(&Request::Hello { version: VERSION }, None)?;
+        match line.receive()? {
             (Reply::Welcome { version: VERSION, pid }, None) => {
-                client.server_pid = pid;
-                Ok(client)
+                Ok(Self { line, server_pid: pid, align: None })
             }
             _ => Err(out_of_turn()),
         }
-    }
-
-    /// Connects to the server of this user, or of the system ([`default_server`]).
-    ///
-    /// # Errors
-    /// As [`Self::connect`] and [`default_server`].
-    pub fn connect_default() -> Result<Self> {
-        Self::connect(&default_server()?)
     }
 
     /// Has the server place every tensor at a multiple of this, as [`Opened::align`] does: it is
@@ -120,18 +109,20 @@ impl Client {
     /// What is served and held.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`].
+    /// [`Error::Refused`], [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`],
+    /// [`Error::Untrustworthy`].
     pub fn list(&mut self) -> Result<Listing> {
-        self.send(&Request::List, None)?;
+        self.line.send(&Request::List, None)?;
         let mut listing = Listing::default();
-        loop {
-            match self.answer()? {
+        for _ in 0..LINES_MAX {
+            match self.line.receive()? {
                 (Reply::Root { path }, None) => listing.roots.push(path),
                 (Reply::Held(held), None) => listing.held.push(held),
                 (Reply::End, None) => return Ok(listing),
                 _ => return Err(out_of_turn()),
             }
         }
+        Err(untrustworthy(format!("a list of more than {LINES_MAX} lines")))
     }
 
     /// Attaches a model, and waits while the server loads it: `observe` hears how far it has come. A
@@ -145,53 +136,52 @@ impl Client {
         wanted: &Wanted,
         format: FormatChoice,
         observe: &mut dyn FnMut(Progress),
-        cancel: &CancelToken,
     ) -> Result<Attachment> {
         let (path, target) = self.locate(wanted)?;
         let file = opened(&path)?;
         let align_bytes = self.align.map_or(0, Granule::bytes);
         let request = Request::Attach { target, format: format.to_string(), align_bytes };
-        self.send(&request, Some(file.as_fd()))?;
+        self.line.send(&request, Some(file.as_fd()))?;
         drop(file);
         let mut shards = None;
-        let mut heard = Progress { done_bytes: 0, total_bytes: 0, elapsed: Duration::ZERO };
         loop {
-            match self.hear(cancel, &heard)? {
+            match self.line.receive()? {
                 (Reply::Prove { path: shard }, None) => {
-                    let shards = match &shards {
+                    let shards = match &mut shards {
                         Some(shards) => shards,
                         None => shards.insert(files_of(&path, format)?),
                     };
-                    if !shards.contains(&shard) {
+                    // Each is asked for once.
+                    if !shards.remove(&shard) {
                         let shown = shard.to_string_lossy();
                         let what =
                             format!("it asks for {}, which is no part of it", printable(&shown));
                         return Err(untrustworthy(what));
                     }
                     let file = opened(&shard)?;
-                    self.send(&Request::Proof, Some(file.as_fd()))?;
+                    self.line.send(&Request::Proof, Some(file.as_fd()))?;
                 }
                 (Reply::Progress { done_bytes, total_bytes, elapsed_ms }, None) => {
                     let elapsed = Duration::from_millis(elapsed_ms);
-                    heard = Progress { done_bytes, total_bytes, elapsed };
-                    observe(heard);
+                    observe(Progress { done_bytes, total_bytes, elapsed });
                 }
                 (Reply::Attached { id, len_bytes, files }, Some(memfd)) => {
                     let files = self.files(files, len_bytes)?;
-                    return Attachment::new(self.socket, memfd, id, len_bytes, files);
+                    return Attachment::new(self.line.end(), memfd, id, len_bytes, files);
                 }
                 _ => return Err(out_of_turn()),
             }
         }
     }
 
-    fn files(&self, count: u32, len_bytes: u64) -> Result<Vec<AttachedFile>> {
+    fn files(&mut self, count: u32, len_bytes: u64) -> Result<Vec<AttachedFile>> {
         if count > FILES_MAX {
             return Err(untrustworthy(format!("a model of {count} files")));
         }
         let mut files = Vec::new();
         for _ in 0..count {
-            let (Reply::File { buffer_offset, len_bytes: bytes, path }, None) = self.answer()?
+            let (Reply::File { buffer_offset, len_bytes: bytes, path }, None) =
+                self.line.receive()?
             else {
                 return Err(out_of_turn());
             };
@@ -241,7 +231,7 @@ impl Client {
     /// The list, where the server may say which file is meant: it is sent that file, opened with our
     /// rights. So only a server that has those rights may.
     fn list_of_names(&mut self) -> Result<Listing> {
-        let peer = packet_socket::peer(&self.socket).map_err(Error::kernel("asking who serves"))?;
+        let peer = packet_socket::peer(&self.line).map_err(Error::kernel("asking who serves"))?;
         if peer.uid != 0 && peer.uid != longshore_sys::effective_uid() {
             return Err(untrustworthy(format!(
                 "it is run by user {}, who is to be told files by their paths only",
@@ -250,42 +240,11 @@ impl Client {
         }
         self.list()
     }
-
-    fn send(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<()> {
-        send(self.socket.as_fd(), request, file)
-    }
-
-    /// The next answer, where nothing is to be waited for but the server.
-    fn answer(&self) -> Result<(Reply, Option<OwnedFd>)> {
-        answer(self.socket.as_fd())
-    }
-
-    fn hear(&self, cancel: &CancelToken, heard: &Progress) -> Result<(Reply, Option<OwnedFd>)> {
-        let Progress { done_bytes, total_bytes, .. } = *heard;
-        let cancelled =
-            || cancel.is_cancelled().then_some(Error::Cancelled { done_bytes, total_bytes });
-        receive(self.socket.as_fd(), cancelled)
-    }
 }
 
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-fn connect(socket: &Path) -> io::Result<OwnedFd> {
-    let begin = Instant::now();
-    loop {
-        match packet_socket::connect(socket) {
-            // Too many wait to be accepted.
-            Err(error)
-                if error.kind() == ErrorKind::WouldBlock && begin.elapsed() < CONNECT_TIME =>
-            {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            connected => return connected,
-        }
+        self.line.as_fd()
     }
 }
 
@@ -302,97 +261,6 @@ fn unreachable_by(socket: &Path, source: io::Error) -> Error {
         _ => "what is there is no server's socket",
     };
     Error::NoServer { socket, hint, source }
-}
-
-pub(super) fn send(
-    socket: BorrowedFd<'_>,
-    request: &Request,
-    file: Option<BorrowedFd<'_>>,
-) -> Result<()> {
-    let deadline = Instant::now() + ANSWER_TIME;
-    loop {
-        match packet_socket::send(socket, &request.encode(), file) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let watch = Watch { fd: socket, read: false, write: true };
-                readiness::wait(&[watch], Some(deadline)).map_err(Error::kernel("waiting"))?;
-                if Instant::now() >= deadline {
-                    return Err(Error::TimedOut { seconds: ANSWER_TIME.as_secs() });
-                }
-            }
-            Err(error) if is_gone(&error) => {
-                // It may have said why before it went.
-                return match answer(socket) {
-                    Err(refused @ Error::Refused { .. }) => Err(refused),
-                    _ => Err(Error::ServerGone),
-                };
-            }
-            Err(error) => return Err(Error::kernel("sending to the server")(error)),
-        }
-    }
-}
-
-pub(super) fn answer(socket: BorrowedFd<'_>) -> Result<(Reply, Option<OwnedFd>)> {
-    receive(socket, || None)
-}
-
-/// The next message, with its descriptor. A refusal is an error, and so is the server's end.
-fn receive(
-    socket: BorrowedFd<'_>,
-    mut cancelled: impl FnMut() -> Option<Error>,
-) -> Result<(Reply, Option<OwnedFd>)> {
-    let begin = Instant::now();
-    let mut bytes = [0; MESSAGE_BYTES_MAX];
-    let mut was_reset = false;
-    loop {
-        let packet = match packet_socket::receive(socket, &mut bytes) {
-            Ok(packet) => packet,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if let Some(error) = cancelled() {
-                    return Err(error);
-                }
-                if begin.elapsed() > ANSWER_TIME {
-                    return Err(Error::TimedOut { seconds: ANSWER_TIME.as_secs() });
-                }
-                let watch = Watch { fd: socket, read: true, write: false };
-                let deadline = Some(Instant::now() + CANCEL_EVERY);
-                readiness::wait(&[watch], deadline).map_err(Error::kernel("waiting"))?;
-                continue;
-            }
-            // A server that goes without having read all resets the connection: that is told once,
-            // and behind it is what it said before.
-            Err(error) if is_gone(&error) && !was_reset => {
-                was_reset = true;
-                continue;
-            }
-            Err(error) if is_gone(&error) => return Err(Error::ServerGone),
-            Err(error) => return Err(Error::kernel("receiving from the server")(error)),
-        };
-        if packet.len_bytes == 0 {
-            return Err(Error::ServerGone);
-        }
-        if packet.is_too_long || packet.descriptors_lost || packet.descriptors.len() > 1 {
-            return Err(untrustworthy(
-                "a message that is too long, or has too much with it".into(),
-            ));
-        }
-        let reply = Reply::decode(&bytes[..packet.len_bytes])
-            .map_err(|malformed| untrustworthy(format!("a malformed message: {malformed}")))?;
-        return match reply {
-            Reply::Refused { reason, message } => {
-                Err(Error::Refused { reason, message: printable(&message).into_owned() })
-            }
-            Reply::Closing => Err(Error::ServerGone),
-            reply => Ok((reply, packet.descriptors.into_iter().next())),
-        };
-    }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected
-    )
 }
 
 pub(super) fn untrustworthy(what: String) -> Error {

@@ -154,18 +154,20 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a user may have another attachment.
-    pub(super) fn may_attach(&self, uid: u32) -> Result<(), Refusal> {
+    /// Whether a user may have another attachment. Those that are on their way count.
+    fn may_attach(&self, uid: u32) -> Result<(), Refusal> {
         let has = |connection: &&Connection| {
-            connection.peer.uid == uid && connection.attached().is_some()
+            connection.peer.uid == uid && connection.has_or_awaits_model()
         };
         let (count, max) =
             (self.connections.values().filter(has).count(), self.options.attachments_max);
         if count < max {
             return Ok(());
         }
-        let message =
-            format!("user {uid} has {count} attachments, and can have no more (--max-attachments)");
+        let message = format!(
+            "user {uid} has, or waits for, {count} attachments, and can have no more \
+             (--max-attachments)"
+        );
         Err(Refusal { reason: Reason::TooMany, message })
     }
 

@@ -92,6 +92,15 @@ impl Connection {
         }
     }
 
+    /// Whether it has a model, or has asked for one and was not yet told no.
+    pub(super) fn has_or_awaits_model(&self) -> bool {
+        match self.phase {
+            Phase::Greeting | Phase::Idle | Phase::Listing { attached: None } => false,
+            Phase::Opening { .. } | Phase::Proving { .. } | Phase::Waiting(_) => true,
+            Phase::Attached(_) | Phase::Listing { attached: Some(_) } => true,
+        }
+    }
+
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {
         self.phase = phase;
         self.set_deadline(now);

@@ -46,8 +46,6 @@ pub(super) struct Memory {
 pub(super) struct Load {
     pub(super) cancel: CancelToken,
     pub(super) done_bytes: u64,
-    /// Whether others had to go for it, and it was begun once more.
-    pub(super) is_second: bool,
 }
 
 /// All that the server has.
@@ -350,6 +348,9 @@ impl Core {
         self.freed(gone);
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 fn spare() -> Result<OwnedFd> {
     longshore_sys::event_fd::create().map_err(Error::kernel("keeping a descriptor in reserve"))

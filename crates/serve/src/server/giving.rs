@@ -23,12 +23,6 @@ const MODELS_MAX: usize = 1024;
 impl Core {
     /// Gives a client what it has shown that it may read: at once, or when it is loaded.
     pub(super) fn give(&mut self, id: u64, found: Found, now: Instant) -> Asked {
-        let Some(uid) = self.connections.get(&id).map(|connection| connection.peer.uid) else {
-            return Ok(());
-        };
-        if let Err(too_many) = self.may_attach(uid) {
-            return self.refuse(id, too_many, now);
-        }
         let model = match self.shelf.find(&found) {
             Some(model) => model,
             None => match self.load(found, now) {
@@ -65,8 +59,8 @@ impl Core {
             }
         }
         if self.shelf.len() >= MODELS_MAX {
-            let idle = self.shelf.take_idle();
-            self.freed(idle);
+            let longest_unused = self.shelf.take_idle(1).unwrap_or_default();
+            self.freed(longest_unused);
         }
         if self.shelf.len() >= MODELS_MAX {
             let message = format!("{MODELS_MAX} models are held, and no more can be");
@@ -85,7 +79,7 @@ impl Core {
         let path = found.path.clone();
         let id = self.shelf.insert(found.clone(), now);
         let cancel = CancelToken::new();
-        let load = Load { cancel: cancel.clone(), done_bytes: 0, is_second: false };
+        let load = Load { cancel: cancel.clone(), done_bytes: 0 };
         self.loads.insert(id, load);
         self.events.push(Event::Loading { id, path, len_bytes: wanted_bytes });
         self.jobs.begin(Job::Load { id, found, cancel });
@@ -112,7 +106,9 @@ impl Core {
         outcome: longshore_load::Result<LoadedModel>,
         now: Instant,
     ) {
-        let Some(load) = self.loads.remove(&id) else { return };
+        if self.loads.remove(&id).is_none() {
+            return;
+        }
         let Some(model) = self.shelf.get_mut(id) else { return };
         let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
         if model.is_abandoned {
@@ -123,7 +119,7 @@ impl Core {
         }
         let loaded = match outcome {
             Ok(loaded) => loaded,
-            Err(error) => return self.on_load_failed(id, error, load.is_second, now),
+            Err(error) => return self.on_load_failed(id, error, now),
         };
         let LoadedModel { memory, ranges, elapsed, pages } = loaded;
         model.memory = Some(Memory { buffer: Arc::new(memory), ranges });
@@ -142,24 +138,16 @@ impl Core {
         }
     }
 
-    fn on_load_failed(
-        &mut self,
-        id: u64,
-        error: longshore_load::Error,
-        is_second: bool,
-        now: Instant,
-    ) {
-        if matches!(error, longshore_load::Error::NotEnoughMemory { .. }) && !is_second {
-            let idle = self.shelf.take_idle();
-            if !idle.is_empty()
-                && let Some(found) = self.shelf.get(id).map(|model| model.found.clone())
-            {
-                self.freed(idle);
-                let cancel = CancelToken::new();
-                let load = Load { cancel: cancel.clone(), done_bytes: 0, is_second: true };
-                self.loads.insert(id, load);
-                return self.jobs.begin(Job::Load { id, found, cancel });
-            }
+    fn on_load_failed(&mut self, id: u64, error: longshore_load::Error, now: Instant) {
+        // Once more, where others can go for it: fewer each time.
+        if let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, .. } = error
+            && let Ok(gone) = self.shelf.take_idle(needed_bytes.saturating_sub(limit_bytes).max(1))
+            && let Some(found) = self.shelf.get(id).map(|model| model.found.clone())
+        {
+            self.freed(gone);
+            let cancel = CancelToken::new();
+            self.loads.insert(id, Load { cancel: cancel.clone(), done_bytes: 0 });
+            return self.jobs.begin(Job::Load { id, found, cancel });
         }
         let refusal = Refusal::of(&error);
         if let Some(model) = self.shelf.remove(id) {

@@ -2,6 +2,7 @@
 //! them, and asking whether they changed.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -171,18 +172,16 @@ impl Jobs {
     fn run(&self, job: Job) {
         let (served, how) = (Arc::clone(&self.served), self.how.clone());
         let teller = Teller { sender: self.sender.clone(), event: Arc::clone(&self.event) };
-        let without = job.without_thread();
+        let without = job.without_result();
+        let promise = Promise { teller: teller.clone(), without: Some(job.without_result()) };
         let work = move || {
-            let done = job.run(&served, &how, &teller);
-            teller.tell(done);
+            let done = job.run(&served, &how, &promise.teller);
+            promise.keep(done);
         };
         let named = thread::Builder::new().name("longshore-job".to_owned());
         if let Err(source) = named.spawn(work) {
-            let teller = Teller { sender: self.sender.clone(), event: Arc::clone(&self.event) };
-            teller.tell(without(longshore_load::Error::Process {
-                operation: "starting a thread",
-                source,
-            }));
+            let operation = "starting a thread";
+            teller.tell(without(longshore_load::Error::Process { operation, source }));
         }
     }
 }
@@ -193,10 +192,20 @@ impl AsFd for Jobs {
     }
 }
 
+#[derive(Clone)]
 struct Teller {
     sender: Sender<Done>,
     event: Arc<OwnedFd>,
 }
+
+/// That what became of a job is told, also where its thread panics: somebody waits for it.
+struct Promise {
+    teller: Teller,
+    without: Option<WithoutResult>,
+}
+
+/// What became of a job that had no result.
+type WithoutResult = Box<dyn FnOnce(longshore_load::Error) -> Done + Send>;
 
 impl Teller {
     fn tell(&self, done: Done) {
@@ -207,9 +216,27 @@ impl Teller {
     }
 }
 
+impl Promise {
+    fn keep(mut self, done: Done) {
+        self.without = None;
+        self.teller.tell(done);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        // Without a thread there is no panic either: that is told by who wanted to start it.
+        if let Some(without) = self.without.take().filter(|_| thread::panicking()) {
+            let source = io::Error::other("it panicked");
+            let operation = "a thread of the server";
+            self.teller.tell(without(longshore_load::Error::Process { operation, source }));
+        }
+    }
+}
+
 impl Job {
-    /// What becomes of it where there is no thread to do it.
-    fn without_thread(&self) -> Box<dyn FnOnce(longshore_load::Error) -> Done> {
+    /// What becomes of it where there is no thread to do it, or that thread does not end as it should.
+    fn without_result(&self) -> WithoutResult {
         match self {
             Self::Look { asker, .. } => {
                 let asker = *asker;
@@ -269,4 +296,29 @@ fn load(
         elapsed: loaded.report.elapsed,
         pages: loaded.report.pages.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_whose_thread_panics_is_over() {
+        let (sender, receiver) = mpsc::channel();
+        let teller = Teller { sender, event: Arc::new(event_fd::create().unwrap()) };
+        let job = Job::Stale { client: 7, models: Vec::new() };
+        let promise = Promise { teller: teller.clone(), without: Some(job.without_result()) };
+        let work = move || {
+            let _promise = promise;
+            panic!("as a job of a test does");
+        };
+        assert!(thread::spawn(work).join().is_err());
+        let told = receiver.try_recv().unwrap();
+        assert!(matches!(told, Done::Stale { client: 7, .. }), "{told:?}");
+        assert!(event_fd::drain(&teller.event).is_ok(), "the server is woken for it");
+        let kept = Promise { teller, without: Some(job.without_result()) };
+        kept.keep(Done::Stale { client: 8, stale: Vec::new() });
+        assert!(matches!(receiver.try_recv(), Ok(Done::Stale { client: 8, .. })));
+        assert!(receiver.try_recv().is_err(), "nothing is told twice");
+    }
 }

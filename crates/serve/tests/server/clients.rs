@@ -172,10 +172,25 @@ fn one_user_has_so_many_attachments_and_clients_are_bounded() {
     assert_eq!(refused(rig.attach_path(&path)), Reason::TooMany);
     first.release().unwrap();
     let third = rig.attach_path(&path).unwrap();
-    let others: Vec<_> = (0..2).map(|_| Client::connect(&rig.socket).unwrap()).collect();
-    assert_eq!(refused(Client::connect(&rig.socket)), Reason::TooMany);
+    let others: Vec<_> = (0..2).map(|_| rig.client().unwrap()).collect();
+    assert_eq!(refused(rig.client()), Reason::TooMany);
     assert_eq!((second.as_slice(), third.as_slice()), (&b"weights"[..], &b"weights"[..]));
     drop(others);
+}
+
+#[test]
+fn who_waits_for_a_model_counts_as_if_they_had_it() {
+    let rig = Rig::new(Options { attachments_max: 1, ..Options::default() });
+    let large = rig.path("large.bin");
+    fs::File::create(&large).unwrap().set_len(1 << 28).unwrap();
+    let small = rig.file("small.bin", b"weights");
+    let waiting = rig.raw().greeted();
+    waiting.attach(&large, fs::File::open(&large).unwrap());
+    rig.wait(|event| matches!(event, Event::Loading { .. }).then_some(()));
+    assert_eq!(refused(rig.attach_path(&small)), Reason::TooMany);
+    drop(waiting);
+    rig.wait_freed_or_given_up();
+    rig.attach_path(&small).unwrap().release().unwrap();
 }
 
 #[test]
@@ -186,17 +201,12 @@ fn a_load_that_nobody_wants_any_longer_is_given_up() {
     fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
     let cancel = CancelToken::new();
     let mut observe = |_| cancel.cancel();
-    let client = Client::connect(&rig.socket).unwrap();
+    let client = Client::connect(Some(&rig.socket), &cancel).unwrap();
     let wanted = Wanted::Path(path.clone());
-    let cancelled = client.attach(&wanted, FormatChoice::Auto, &mut observe, &cancel).unwrap_err();
+    let cancelled = client.attach(&wanted, FormatChoice::Auto, &mut observe).unwrap_err();
     let Error::Cancelled { total_bytes, .. } = cancelled else { panic!("{cancelled}") };
     assert_eq!(total_bytes, 1 << 30);
-    let message = rig.wait(|event| match event {
-        Event::LoadFailed { message, .. } => Some(message.clone()),
-        Event::Freed { .. } => Some("freed".to_owned()),
-        _ => None,
-    });
-    assert_eq!(message, "nobody wants it any longer");
+    assert_eq!(rig.wait_freed_or_given_up(), "nobody wants it any longer");
     assert!(rig.list().held.is_empty());
 }
 
@@ -247,9 +257,9 @@ fn what_is_kept_from_the_start_stays_whoever_attaches_it_otherwise() {
     let path = rig.file("model.safetensors", &safetensors("weight", 7));
     let own = Rig::new(Options { files: vec![path.clone()], ..Options::default() });
     own.wait(|event| matches!(event, Event::Ready { .. }).then_some(()));
-    let client = Client::connect(&own.socket).unwrap().align(Granule::SIZE_4K);
-    let (wanted, cancel) = (Wanted::Path(path), CancelToken::new());
-    let aligned = client.attach(&wanted, FormatChoice::Auto, &mut |_| {}, &cancel).unwrap();
+    let client = own.client().unwrap().align(Granule::SIZE_4K);
+    let wanted = Wanted::Path(path);
+    let aligned = client.attach(&wanted, FormatChoice::Auto, &mut |_| {}).unwrap();
     let held = own.list().held;
     assert_eq!(held.len(), 2);
     assert!(held[0].is_pinned && !held[0].is_stale && !held[1].is_pinned, "{held:?}");
@@ -299,9 +309,9 @@ fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
     let path = rig.file("odd.safetensors", &safetensors("odd", 7));
     let as_it_is = rig.attach_path(&path).unwrap();
     let aligned = |alignment| {
-        let client = Client::connect(&rig.socket).unwrap().align(Granule::new(alignment).unwrap());
+        let client = rig.client().unwrap().align(Granule::new(alignment).unwrap());
         let wanted = Wanted::Path(path.clone());
-        client.attach(&wanted, FormatChoice::Auto, &mut |_| {}, &CancelToken::new())
+        client.attach(&wanted, FormatChoice::Auto, &mut |_| {})
     };
     let first = aligned(4096).unwrap();
     let second = aligned(4096).unwrap();
@@ -317,9 +327,8 @@ fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
     let aligns: Vec<u64> = rig.list().held.iter().map(|held| held.align_bytes).collect();
     assert_eq!(aligns, [0, 4096]);
     let raw = rig.file("raw.bin", b"no tensors");
-    let client = Client::connect(&rig.socket).unwrap().align(Granule::SIZE_4K);
-    let none =
-        client.attach(&Wanted::Path(raw), FormatChoice::Auto, &mut |_| {}, &CancelToken::new());
+    let client = rig.client().unwrap().align(Granule::SIZE_4K);
+    let none = client.attach(&Wanted::Path(raw), FormatChoice::Auto, &mut |_| {});
     assert_eq!(refused(none), Reason::Unreadable);
 }
 

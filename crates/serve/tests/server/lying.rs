@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_heap::{Heap, Sealing};
-use longshore_load::CancelToken;
 use longshore_load::format::FormatChoice;
+use longshore_load::{CancelToken, Progress};
 use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, VERSION};
 use longshore_serve::{Attachment, Client, Error, Result, Wanted};
 use longshore_sys::memfd::{self, Backing, Seals};
@@ -21,11 +21,20 @@ fn attach(replies: Vec<(Reply, Option<OwnedFd>)>) -> Result<Attachment> {
     attach_file("model", b"model", replies)
 }
 
-/// A server that answers one client with `replies`, and that client.
 fn attach_file(
     name: &str,
     content: &[u8],
     replies: Vec<(Reply, Option<OwnedFd>)>,
+) -> Result<Attachment> {
+    attach_observed((name, content), replies, &CancelToken::new(), &mut |_| {})
+}
+
+/// A server that answers one client with `replies`, and that client.
+fn attach_observed(
+    (name, content): (&str, &[u8]),
+    replies: Vec<(Reply, Option<OwnedFd>)>,
+    cancel: &CancelToken,
+    observe: &mut dyn FnMut(Progress),
 ) -> Result<Attachment> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
@@ -56,12 +65,8 @@ fn attach_file(
             let _ = packet_socket::send(&client, &reply.encode(), memory);
         }
     });
-    let attached = Client::connect(&socket).unwrap().attach(
-        &Wanted::Path(path),
-        FormatChoice::Auto,
-        &mut |_| {},
-        &CancelToken::new(),
-    );
+    let client = Client::connect(Some(&socket), cancel).unwrap();
+    let attached = client.attach(&Wanted::Path(path), FormatChoice::Auto, observe);
     server.join().unwrap();
     attached
 }
@@ -159,4 +164,37 @@ fn a_server_is_sent_no_file_that_was_not_meant() {
     let asked = attach_file("m.safetensors.index.json", index, replies);
     let Err(Error::Untrustworthy { what }) = asked else { panic!("{asked:?}") };
     assert!(what.contains("/etc/passwd, which is no part of it"), "{what}");
+}
+
+#[test]
+fn a_server_that_goes_on_talking_does_not_keep_who_has_given_up() {
+    let progress = Reply::Progress { done_bytes: 3, total_bytes: 9, elapsed_ms: 0 };
+    let replies = (0..100).map(|_| (progress.clone(), None)).collect();
+    let cancel = CancelToken::new();
+    let mut heard = 0;
+    let mut observe = |_| {
+        heard += 1;
+        cancel.cancel();
+    };
+    let given_up = attach_observed(("model", b"model"), replies, &cancel, &mut observe);
+    let Err(Error::Cancelled { done_bytes: 3, total_bytes: 9 }) = given_up else {
+        panic!("{given_up:?}")
+    };
+    assert_eq!(heard, 1);
+}
+
+#[test]
+fn a_server_that_does_not_answer_does_not_keep_who_has_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let _silent = packet_socket::listen(&socket, 0o600, 4).unwrap();
+    let cancel = CancelToken::new();
+    let canceller = cancel.clone();
+    let giving_up = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        canceller.cancel();
+    });
+    let connected = Client::connect(Some(&socket), &cancel);
+    assert!(matches!(connected, Err(Error::Cancelled { .. })), "{connected:?}");
+    giving_up.join().unwrap();
 }

@@ -69,13 +69,12 @@ impl Rig {
         self.path(name)
     }
 
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::connect(Some(&self.socket), &CancelToken::new())
+    }
+
     pub(crate) fn attach(&self, wanted: &Wanted) -> Result<Attachment> {
-        Client::connect(&self.socket)?.attach(
-            wanted,
-            FormatChoice::Auto,
-            &mut |_| {},
-            &CancelToken::new(),
-        )
+        self.client()?.attach(wanted, FormatChoice::Auto, &mut |_| {})
     }
 
     pub(crate) fn attach_path(&self, path: &Path) -> Result<Attachment> {
@@ -83,7 +82,7 @@ impl Rig {
     }
 
     pub(crate) fn list(&self) -> Listing {
-        Client::connect(&self.socket).unwrap().list().unwrap()
+        self.client().unwrap().list().unwrap()
     }
 
     /// Waits for an event for which `is_it` says something.
@@ -101,6 +100,15 @@ impl Rig {
     pub(crate) fn wait_freed(&self) -> u64 {
         self.wait(|event| match event {
             Event::Freed { id, .. } => Some(*id),
+            _ => None,
+        })
+    }
+
+    /// Waits until a model is gone that nobody wants; why its load was given up, where it was.
+    pub(crate) fn wait_freed_or_given_up(&self) -> String {
+        self.wait(|event| match event {
+            Event::LoadFailed { message, .. } => Some(message.clone()),
+            Event::Freed { .. } => Some("freed".to_owned()),
             _ => None,
         })
     }
