@@ -150,9 +150,12 @@ examples() {
     make --silent -C examples/c CC="$compiler" BUILD="$work/examples-$compiler" "$@"
 }
 
+# Which examples are run: those that this compiler built.
+built_by=gcc
+
 load_example() {
     local said
-    said=$("$@" "$work/examples-gcc/load" "$work/model.safetensors") || return
+    said=$("$@" "$work/examples-$built_by/load" "$work/model.safetensors") || return
     echo "$said"
     grep --quiet --fixed-strings 'weight  F32 [64, 1024]  262144 bytes at' <<<"$said" &&
         grep --quiet 'another process mapped .* bytes: they are those of the file' <<<"$said"
@@ -160,7 +163,7 @@ load_example() {
 
 # The same reader, once of the disk and once of the memory.
 gguf_example() {
-    local reader=$work/examples-gcc/gguf
+    local reader=$work/examples-$built_by/gguf
     "$reader" "$work/model.gguf" >"$work/from-disk" &&
         "$@" "$reader" --longshore "$work/model.gguf" >"$work/from-memory" &&
         grep --quiet '"blk.0.attn_q.weight" Q8_0 \[32, 4\] 136 bytes' "$work/from-disk" &&
@@ -181,12 +184,13 @@ readme_example() {
 # What is no model is refused by the reader, in the same words.
 gguf_example_refuses() {
     head -c 700 "$work/model.gguf" >"$work/cut.gguf"
-    ! "$work/examples-gcc/gguf" "$work/cut.gguf" && ! "$work/examples-gcc/gguf" "$work/missing"
+    local reader=$work/examples-$built_by/gguf
+    ! "$reader" "$work/cut.gguf" && ! "$reader" "$work/missing"
 }
 
 load_example_refuses() {
     local said
-    ! said=$("$work/examples-gcc/load" "$work/missing" 2>&1) &&
+    ! said=$("$work/examples-$built_by/load" "$work/missing" 2>&1) &&
         [[ $said == "error: cannot open $work/missing: No such file"* ]]
 }
 
@@ -233,11 +237,14 @@ done
 if has clang; then try documentation_is_true documentation_is_true; fi
 
 "$work/gcc-shared" --write-models "$work"
-try load_example load_example
+for built_by in gcc clang; do
+    has "$built_by" || continue
+    for example in load_example load_example_refuses gguf_example gguf_example_refuses; do
+        try "${example}_by_$built_by" "$example"
+    done
+done
+built_by=gcc
 try readme_example readme_example
-try load_example_refuses load_example_refuses
-try gguf_example gguf_example
-try gguf_example_refuses gguf_example_refuses
 program blocks_of_the_manual scripts/manual.sh "${profile[@]}" c gcc
 
 # Runs the test program that $2… starts with a server beside it.

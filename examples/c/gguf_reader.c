@@ -289,16 +289,11 @@ static void model(struct reader *reader) {
     free(tensors);
 }
 
-int gguf_print(const char *path, FILE *out) {
-    struct reader reader = {.file = fopen(path, "rb"), .out = out, .alignment = 32};
-    if (reader.file == NULL) {
-        perror(path);
-        return -1;
-    }
+int gguf_print(FILE *file, const char *name, FILE *out) {
+    struct reader reader = {.file = file, .out = out, .alignment = 32};
     model(&reader);
-    fclose(reader.file);
     if (reader.wrong != NULL) {
-        fprintf(stderr, "%s: %s\n", path, reader.wrong);
+        fprintf(stderr, "%s: %s\n", name, reader.wrong);
         return -1;
     }
     return 0;
