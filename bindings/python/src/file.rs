@@ -120,6 +120,19 @@ impl File {
         Ok(types)
     }
 
+    /// Where each entry of a GGUF file's metadata begins in the file, or in its image in memory, in
+    /// bytes by name.
+    #[getter]
+    fn metadata_offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let offsets = PyDict::new(py);
+        if let Some(Header::Gguf(header)) = &self.header {
+            for (key, offset) in header.metadata.offsets() {
+                offsets.set_item(key, offset)?;
+            }
+        }
+        Ok(offsets)
+    }
+
     /// The version of the format, which GGUF files have.
     #[getter]
     fn version(&self) -> Option<u32> {

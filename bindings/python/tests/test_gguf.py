@@ -138,6 +138,31 @@ def test_every_tensor_is_the_same(model: Path, align: int | None) -> None:
     assert ours.get_tensor(0) is ours.tensors[0]
 
 
+def same_parts(ours: Any, theirs: Any) -> None:
+    assert [part.dtype for part in ours.parts] == [part.dtype for part in theirs.parts]
+    assert [part.tolist() for part in ours.parts] == [part.tolist() for part in theirs.parts]
+    assert not any(part.flags.writeable for part in ours.parts)
+
+
+def test_the_header_says_the_same_of_every_tensor(model: Path) -> None:
+    ours = longshore.gguf.load(model)
+    for theirs in gguf.GGUFReader(model).tensors:
+        field = ours[theirs.name].field
+        assert (field.name, field.offset) == (theirs.field.name, theirs.field.offset)
+        assert (field.data, field.types) == (theirs.field.data, theirs.field.types)
+        same_parts(field, theirs.field)
+
+
+def test_parts_are_of_the_image_where_tensors_are_aligned(model: Path) -> None:
+    ours = longshore.gguf.load(model, align=4096)
+    content = bytes(ours.buffer)
+    for field in [*ours.fields.values(), *(tensor.field for tensor in ours.tensors)]:
+        parts = b"".join(part.tobytes() for part in field.parts)
+        assert content[field.offset : field.offset + len(parts)] == parts
+    text = ours.fields["test.text"]
+    assert str(bytes(text.parts[text.data[0]]), "utf-8") == ours.metadata["test.text"]
+
+
 def test_every_field_is_the_same(model: Path) -> None:
     theirs = gguf.GGUFReader(model)
     ours = longshore.gguf.load(model)
@@ -149,6 +174,8 @@ def test_every_field_is_the_same(model: Path) -> None:
         assert mine.contents() == field.contents() and type(mine.contents()) is type(
             field.contents()
         )
+        assert (mine.offset, mine.data) == (field.offset, field.data)
+        same_parts(mine, field)
         if mine.types[0] == GGUFValueType.ARRAY:
             assert mine.contents(0) == field.contents(0)
             assert mine.contents(slice(1, 3)) == field.contents(slice(1, 3))

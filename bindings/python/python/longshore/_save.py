@@ -7,9 +7,7 @@ that writes in an order of chance.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -64,7 +62,7 @@ def _create(folder: str, name: str) -> tuple[int, str]:
     # The kernel applies the umask, which is the whole process's, and must not be changed to be seen.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     while True:
-        beside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+        beside = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.part")
         with contextlib.suppress(FileExistsError):
             return os.open(beside, flags, 0o666), beside
 
@@ -80,6 +78,9 @@ def _parts(entries: Iterable[Entry], metadata: dict[str, str] | None) -> list[by
             raise SafetensorError(None, "no tensor can be named __metadata__: it is the file's own")
         begin, end = end, end + data.nbytes
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    # Who only loads does without it.
+    import json
+
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     # Data begins at a multiple of 8.
     text += b" " * (-len(text) % 8)

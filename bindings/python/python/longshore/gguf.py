@@ -3,10 +3,9 @@
 `load` gives the tensors and the metadata that `gguf.GGUFReader` gives, in memory that is shared and
 filled at the disk's speed. Tensors are read-only views of it.
 
-A `ReaderField` has `name`, `types`, `value` and `contents()`. It has neither `offset`, `parts` nor
-`data`, which say where in the file an entry is: values are read once, and not where they lie. Nor
-has a `ReaderTensor` a `field`. Who needs those opens `Buffer.path` with the package itself. The
-other way round, what is a mapping here, `metadata` and tensors by name, is not there.
+What the package says of where things are in the file, `offset`, `parts` and `data` of a
+`ReaderField` and the `field` of a `ReaderTensor`, is there, too, and made when it is asked for. The
+other way round, what is a mapping here, `metadata` and tensors by name, the package has not.
 
 >>> import numpy, gguf
 >>> writer = gguf.GGUFWriter("tiny.gguf", "llama")
@@ -27,9 +26,11 @@ other way round, what is a mapping here, `metadata` and tensors by name, is not 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -122,22 +123,59 @@ _NUMPY = {
 """What is an array of numbers; the rest is one of bytes, block by block."""
 
 
-class ReaderField(NamedTuple):
-    """An entry of the metadata."""
+_SCALARS = {
+    GGUFValueType.UINT8: "u1",
+    GGUFValueType.INT8: "i1",
+    GGUFValueType.UINT16: "<u2",
+    GGUFValueType.INT16: "<i2",
+    GGUFValueType.UINT32: "<u4",
+    GGUFValueType.INT32: "<i4",
+    GGUFValueType.FLOAT32: "<f4",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "<u8",
+    GGUFValueType.INT64: "<i8",
+    GGUFValueType.FLOAT64: "<f8",
+}
+
+Parts = tuple[list[Array], list[int]]
+"""Pieces of a file, and which of them are data rather than lengths and types."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderField:
+    """An entry of the header."""
 
     name: str
     types: list[GGUFValueType]
-    """Its type, and behind that of an array the type of its elements."""
+    """The type of a value, and behind that of an array the type of its elements."""
     value: Any
+    offset: int
+    """Where it begins in the file, or in its image in memory where `align` was asked for."""
+    _read: Callable[[int], Parts]
+
+    @cached_property
+    def _pieces(self) -> Parts:
+        return self._read(self.offset)
+
+    @property
+    def parts(self) -> list[Array]:
+        """Views of the memory: name, type and value, lengths each before what they are of."""
+        return self._pieces[0]
+
+    @property
+    def data(self) -> list[int]:
+        """The numbers of the parts that are the value."""
+        return self._pieces[1]
 
     def contents(self, index_or_slice: int | slice = slice(None)) -> Any:
         """The value, or of an array the elements asked for."""
-        if self.types[0] == GGUFValueType.ARRAY:
+        if self.types and self.types[0] == GGUFValueType.ARRAY:
             return self.value[index_or_slice]
         return self.value
 
 
-class ReaderTensor(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ReaderTensor:
     """A tensor."""
 
     name: str
@@ -150,6 +188,82 @@ class ReaderTensor(NamedTuple):
     """Where its data begins in the file, or in its image in memory where `align` was asked for."""
     data: Array
     """A view of the memory. Of types that numpy lacks it is of bytes, a row of blocks each."""
+    _header: _Header
+
+    @property
+    def field(self) -> ReaderField:
+        """What the header says of it."""
+        return self._header.tensor_fields[self.name]
+
+
+class _Header:
+    """Where in a file its header's entries are."""
+
+    def __init__(self, file: _core.File, content: Array) -> None:
+        self._file = file
+        self._content = content
+
+    def scalar(self, dtype: str) -> Callable[[int], Parts]:
+        return lambda offset: ([self._take(offset, dtype)], [0])
+
+    def entry(self, offset: int) -> Parts:
+        """The parts of an entry of the metadata."""
+        parts, offset = self._string(offset)
+        kind = self._take(offset, "<u4")
+        value, data = self._value(offset + 4, GGUFValueType(int(kind[0])))
+        return [*parts, kind, *value], [number + 3 for number in data]
+
+    def tensor(self, offset: int) -> Parts:
+        """The parts of what is said of a tensor."""
+        parts, offset = self._string(offset)
+        n_dims = self._take(offset, "<u4")
+        dims = self._take(offset + 4, "<u8", int(n_dims[0]))
+        offset += 4 + dims.nbytes
+        kind, data_offset = self._take(offset, "<u4"), self._take(offset + 4, "<u8")
+        return [*parts, n_dims, dims, kind, data_offset], [1, 3, 4, 5]
+
+    @cached_property
+    def tensor_fields(self) -> dict[str, ReaderField]:
+        """What is said of tensors, which is behind the metadata."""
+        offset = _OPENING_BYTES
+        if offsets := self._file.metadata_offsets:
+            offset = max(offsets.values())
+            offset += sum(part.nbytes for part in self.entry(offset)[0])
+        fields = {}
+        for _ in range(len(self._file.tensors)):
+            parts, _data = self.tensor(offset)
+            name = parts[1].tobytes().decode()
+            fields[name] = ReaderField(name, [], None, offset, self.tensor)
+            offset += sum(part.nbytes for part in parts)
+        return fields
+
+    def _take(self, offset: int, dtype: str, count: int = 1) -> Array:
+        kind = np.dtype(dtype)
+        return self._content[offset : offset + count * kind.itemsize].view(kind)
+
+    def _string(self, offset: int) -> tuple[list[Array], int]:
+        length = self._take(offset, "<u8")
+        text = self._take(offset + 8, "u1", int(length[0]))
+        return [length, text], offset + 8 + text.nbytes
+
+    def _value(self, offset: int, kind: GGUFValueType) -> Parts:
+        if kind == GGUFValueType.STRING:
+            return self._string(offset)[0], [1]
+        if kind != GGUFValueType.ARRAY:
+            return [self._take(offset, _SCALARS[kind])], [0]
+        element, length = self._take(offset, "<u4"), self._take(offset + 4, "<u8")
+        offset += 12
+        parts, data = [element, length], []
+        for _ in range(int(length[0])):
+            of_one, numbers = self._value(offset, GGUFValueType(int(element[0])))
+            data += [len(parts) + number for number in numbers]
+            parts += of_one
+            offset += sum(part.nbytes for part in of_one)
+        return parts, data
+
+
+_OPENING_BYTES = 24
+"""The magic, the version, and how many tensors and entries there are."""
 
 
 class GGUFFile(Mapping[str, ReaderTensor]):
@@ -164,11 +278,14 @@ class GGUFFile(Mapping[str, ReaderTensor]):
         self.data_offset: int = first.data_offset or 0
         self.metadata: Mapping[str, Any] = first.metadata
         """Values by name. Of splits, those of the first, which has all."""
+        headers = [_header(buffer, file) for file in buffer.files]
         self.tensors: list[ReaderTensor] = [
-            _tensor(tensor, file) for file in buffer.files for tensor in file.tensors.values()
+            _tensor(tensor, file, header)
+            for file, header in zip(buffer.files, headers, strict=True)
+            for tensor in file.tensors.values()
         ]
         """In the order of their data."""
-        self.fields: dict[str, ReaderField] = self._fields(first)
+        self.fields: dict[str, ReaderField] = self._fields(first, headers[0])
         """The metadata with its types, and what the header has beside it."""
         self._by_name = {tensor.name: tensor for tensor in self.tensors}
 
@@ -193,20 +310,22 @@ class GGUFFile(Mapping[str, ReaderTensor]):
         kind = self.metadata.get("general.architecture", "unknown")
         return f"<longshore.gguf.GGUFFile: {kind}, {len(self)} tensors>"
 
-    def _fields(self, first: _core.File) -> dict[str, ReaderField]:
-        header = {
-            "GGUF.version": (GGUFValueType.UINT32, self.version),
-            "GGUF.tensor_count": (GGUFValueType.UINT64, len(first.tensors)),
-            "GGUF.kv_count": (GGUFValueType.UINT64, len(self.metadata)),
-        }
-        fields = {name: ReaderField(name, [kind], value) for name, (kind, value) in header.items()}
-        types = first.metadata_types
+    def _fields(self, first: _core.File, header: _Header) -> dict[str, ReaderField]:
+        version = ReaderField(
+            "GGUF.version", [GGUFValueType.UINT32], self.version, 4, header.scalar("<u4")
+        )
+        counts = {"GGUF.tensor_count": len(first.tensors), "GGUF.kv_count": len(self.metadata)}
+        fields = {version.name: version}
+        for number, (name, count) in enumerate(counts.items()):
+            offset, read = 8 + 8 * number, header.scalar("<u8")
+            fields[name] = ReaderField(name, [GGUFValueType.UINT64], count, offset, read)
+        types, offsets = first.metadata_types, first.metadata_offsets
         for name, value in self.metadata.items():
             kinds = [GGUFValueType(number) for number in types[name]]
             if value == [] and kinds[0] == GGUFValueType.ARRAY:
                 # As the package, which learns the type of the elements from the first.
                 kinds = kinds[:1]
-            fields[name] = ReaderField(name, kinds, value)
+            fields[name] = ReaderField(name, kinds, value, offsets[name], header.entry)
         return fields
 
 
@@ -218,7 +337,12 @@ def load(path: StrPath, **options: Unpack[Options]) -> GGUFFile:
     return GGUFFile(_load_buffer(path, format="gguf", **options))
 
 
-def _tensor(tensor: _core.Tensor, file: _core.File) -> ReaderTensor:
+def _header(buffer: _core.Buffer, file: _core.File) -> _Header:
+    content = np.frombuffer(memoryview(buffer), np.uint8)
+    return _Header(file, content[file.offset : file.offset + file.nbytes])
+
+
+def _tensor(tensor: _core.Tensor, file: _core.File, header: _Header) -> ReaderTensor:
     kind = GGMLQuantizationType.__members__.get(tensor.dtype)
     if kind is None:
         raise FormatError(
@@ -234,6 +358,7 @@ def _tensor(tensor: _core.Tensor, file: _core.File) -> ReaderTensor:
         n_bytes=tensor.nbytes,
         data_offset=tensor.offset - file.offset,
         data=_data(tensor, kind),
+        _header=header,
     )
 
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::cursor::Cursor;
+use super::parse::OPENING_BYTES;
 
 macro_rules! value_types {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $size:expr;)*) => {
@@ -293,6 +294,16 @@ impl Metadata {
     /// Every name and its value.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
         self.entries.iter().filter_map(|entry| Some((entry.key.as_str(), self.value(entry)?)))
+    }
+
+    /// Every name and where its entry begins in the file: the length of the name, the name, the type,
+    /// the value.
+    pub fn offsets(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.entries.iter().map(|entry| {
+            let before = size_of::<u64>() + entry.key.len() + size_of::<u32>();
+            let offset = OPENING_BYTES + entry.value.start as usize - before;
+            (entry.key.as_str(), offset as u64)
+        })
     }
 
     fn value(&self, entry: &Entry) -> Option<Value<'_>> {

@@ -67,6 +67,14 @@ fn every_value_is_read() {
     let Value::Array(none) = value("none") else { panic!("no array") };
     assert!(none.is_empty() && none.values().next().is_none() && none.bytes().is_empty());
     assert_eq!(format!("{strings:?} {none:?}"), "[string; 3] [float64; 0]");
+    let content = case("sound_every_value");
+    let offsets: Vec<_> = header.metadata.offsets().collect();
+    assert_eq!((offsets.len(), offsets[0].1), (header.metadata.len(), 24));
+    for (key, offset) in offsets {
+        let entry = &content[offset as usize..];
+        assert_eq!(entry[..8], (key.len() as u64).to_le_bytes(), "{key}");
+        assert!(entry[8..].starts_with(key.as_bytes()), "{key}");
+    }
 }
 
 #[test]
