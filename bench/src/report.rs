@@ -40,9 +40,12 @@ use out::Out;
 const BENCHES: [&str; 5] = [Load::NAME, Iov::NAME, Pagetable::NAME, Access::NAME, Bounce::NAME];
 
 /// The runs of `bench/results/` that the project shows; of a case in several the last counts.
-const KEPT: [&str; 7] = [
+const KEPT: [&str; 10] = [
     "load-quiet",
     "load-warm",
+    "load-align",
+    "load-python",
+    "load-attach",
     "load-guest",
     "iov-quiet",
     "pagetable-quiet",

@@ -6,6 +6,7 @@ mod cold;
 mod first_use;
 mod overlap;
 mod page_size;
+mod process;
 mod python;
 mod schemes;
 mod tuning;
@@ -20,7 +21,8 @@ use crate::load::{Context, guest};
 pub(super) use schemes::{CASE as SCHEMES, OURS as SCHEMES_OURS, print_from as print_schemes};
 
 /// The cases that other programs take part in.
-pub(super) const WITH_PEERS: [&str; 4] = [cold::CASE, python::CASE, warm::CASE, first_use::CASE];
+pub(super) const WITH_PEERS: [&str; 5] =
+    [cold::CASE, python::CASE, python::IMPORT_CASE, warm::CASE, first_use::CASE];
 
 /// A small file of the same kind, which every job does once before the clock runs.
 const REHEARSAL_BYTES: u64 = 1 << 20;
@@ -67,6 +69,9 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     }
     if options.wants(first_use::CASE) {
         first_use::run(context, session)?;
+    }
+    if options.wants(python::IMPORT_CASE) {
+        python::run_imports(context, session)?;
     }
     if options.wants(attach::CASE) {
         attach::run(context, session)?;

@@ -3,13 +3,38 @@
 use anyhow::Result;
 
 use super::Model;
+use super::process::{Process, python};
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
-use crate::load::metrics::{IMPORT, SPEED};
+use crate::load::metrics::{IMPORT, SPEED, TIME};
 use crate::load::peers::{LONGSHORE, SAFETENSORS_NUMPY};
 use crate::load::tools::{COMMAND, LoadCommand};
 
 pub(super) const CASE: &str = "python";
+
+pub(super) const IMPORT_CASE: &str = "python-import";
+/// What an interpreter takes by itself.
+const NOTHING: &str = "nothing";
+
+/// Whole processes that import a package and nothing more, out of the page cache.
+pub(super) fn run_imports(context: &Context, session: &mut Session) -> Result<()> {
+    let programs = [
+        ("longshore", LONGSHORE, "import longshore"),
+        ("longshore.numpy", LONGSHORE, "import longshore.numpy"),
+        ("safetensors.numpy", SAFETENSORS_NUMPY, "import safetensors.numpy"),
+        ("numpy", SAFETENSORS_NUMPY, "import numpy"),
+        (NOTHING, SAFETENSORS_NUMPY, "pass"),
+    ];
+    let candidate = |(name, peer, program)| -> Box<dyn Candidate> {
+        Box::new(Process { name, command: python(context, peer, program), says_json: false })
+    };
+    let measured = session.run(IMPORT_CASE, programs.map(candidate).into());
+    let against = [
+        Against { metric: TIME, baseline: NOTHING, only: None },
+        Against { metric: TIME, baseline: "safetensors.numpy", only: Some("longshore.numpy") },
+    ];
+    session.publish(measured.rows(session.bench(), &against))
+}
 
 pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let machine = context.machine;

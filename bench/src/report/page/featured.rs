@@ -39,6 +39,10 @@ featured! {
     "load" "warm" "speed" Linear more LIBRARY, "The same file from the page cache";
     "load" "overlap" "speed" Linear more LIBRARY, "Reading while memory is made";
     "load" "first-use" "time" Log less LIBRARY, "First use: 1 MiB, from a process’s start to its end";
+    "load" "align" "time" Linear less LIBRARY, "Every tensor at a multiple";
+    "load" "python" "speed" Linear more LIBRARY, "The same by Python";
+    "load" "python-import" "time" Linear less LIBRARY, "Importing a Python package, from a process’s start to its end";
+    "load" "attach" "time" Log less LIBRARY, "A model of 1 GiB that a server holds";
     "iov" "copy, 4 KiB" "speed" Linear more LIBRARY, "A copy of 4 KiB";
     "iov" "copy, DRAM" "speed" Linear more LIBRARY, "A copy beyond the caches";
     "iov" "checksum, 4 KiB" "speed" Linear more LIBRARY, "The internet checksum of 4 KiB";
