@@ -1,6 +1,6 @@
 //! Refusing what does not fit, before anything is taken.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use longshore_heap::Heap;
 use longshore_mem::Granule;
@@ -15,11 +15,12 @@ use crate::fill::STAGING_MAX_BYTES;
 const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 
 /// What all loads of this process that go on are still to take.
-static TO_COME: ToCome = ToCome(Mutex::new(0));
+static TO_COME: ToCome = ToCome(AtomicU64::new(0));
 
-/// A sum of bytes that the kernel counts as available, and that are promised.
+/// A sum of bytes that the kernel counts as available, and that are promised. No lock: a process
+/// that was forked meanwhile could never take it.
 #[derive(Debug, Default)]
-struct ToCome(Mutex<u64>);
+struct ToCome(AtomicU64);
 
 /// What one load is still to take. Dropped, it takes nothing more.
 #[derive(Debug)]
@@ -29,10 +30,6 @@ pub(crate) struct Claim<'a> {
 }
 
 impl ToCome {
-    fn sum(&self) -> MutexGuard<'_, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn claim(&self) -> Claim<'_> {
         Claim { all: self, bytes: 0 }
     }
@@ -41,30 +38,33 @@ impl ToCome {
 impl Claim<'_> {
     /// Says how much is left to be taken: never more than there was.
     pub(crate) fn lower_to(&mut self, bytes: u64) {
-        self.set(bytes.min(self.bytes));
+        let less = self.bytes.saturating_sub(bytes);
+        self.all.0.fetch_sub(less, Ordering::Relaxed);
+        self.bytes -= less;
     }
 
-    fn set(&mut self, bytes: u64) {
-        let mut sum = self.all.sum();
-        *sum = *sum - self.bytes + bytes;
-        self.bytes = bytes;
-    }
-
-    /// Claims `bytes` where `check` agrees, which is told what the others are to take. No other load
-    /// is looked at meanwhile: of two that do not fit together one is refused.
-    fn set_if(&mut self, bytes: u64, check: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        let mut sum = self.all.sum();
-        let others = *sum - self.bytes;
-        check(others)?;
-        *sum = others + bytes;
-        self.bytes = bytes;
-        Ok(())
+    /// Claims `bytes` where `check` agrees, which is told what the others are to take. It is asked
+    /// again where that changed meanwhile: of two that do not fit together one is refused.
+    fn set_if(&mut self, bytes: u64, check: impl Fn(u64) -> Result<()>) -> Result<()> {
+        let mut all = self.all.0.load(Ordering::Relaxed);
+        loop {
+            let others = all - self.bytes;
+            check(others)?;
+            let sum = others.saturating_add(bytes);
+            match self.all.0.compare_exchange(all, sum, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    self.bytes = sum - others;
+                    return Ok(());
+                }
+                Err(now) => all = now,
+            }
+        }
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.set(0);
+        self.lower_to(0);
     }
 }
 
@@ -218,10 +218,10 @@ mod tests {
         assert_eq!(second.bytes, 0);
         first.lower_to(GIB / 2);
         check(&mut second, GIB + GIB / 2).unwrap();
-        assert_eq!(*all.sum(), 2 * GIB);
+        assert_eq!(all.0.load(Ordering::Relaxed), 2 * GIB);
         drop(first);
         drop(second);
-        assert_eq!(*all.sum(), 0);
+        assert_eq!(all.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]
