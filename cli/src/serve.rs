@@ -63,7 +63,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     memory_max: Option<Size>,
 
-    /// The most attachments of one user.
+    /// The most attachments of one user, those that wait for a model included.
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_attachments: usize,
 

@@ -50,7 +50,7 @@ pub struct Options {
     pub align: Option<Granule>,
     /// The most bytes that are held at once, loads included; `None` for what the machine has.
     pub memory_max: Option<u64>,
-    /// The most attachments of one user.
+    /// The most attachments of one user, those that wait for a model included.
     pub attachments_max: usize,
     /// The most connections at once, of everyone.
     pub clients_max: usize,
