@@ -19,8 +19,31 @@ const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 /// The part of `deny.toml` that is checked here.
 #[derive(Debug, Default, Deserialize)]
 struct Policy {
+    #[serde(default)]
+    advisories: Advisories,
     licenses: Licenses,
     bans: Bans,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Advisories {
+    /// Advisories of RustSec that do not concern us.
+    #[serde(default)]
+    ignore: Vec<Ignored>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Ignored {
+    /// An identifier alone.
+    Bare(String),
+    /// An identifier, or a package that was yanked, with the reason.
+    Explained {
+        #[serde(alias = "crate")]
+        id: String,
+        #[serde(default)]
+        reason: String,
+    },
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -97,6 +120,22 @@ fn duplicates_in(metadata: &Metadata, bans: &Bans) -> Vec<String> {
     places
 }
 
+/// Advisories that `deny.toml` ignores without a reason. Those that concern us are in RustSec's
+/// database, which `cargo deny check advisories` fetches.
+pub(crate) fn ignored_advisories(repository: &Repository) -> Result<Vec<String>> {
+    Ok(without_reason(&Policy::of(repository)?.advisories))
+}
+
+fn without_reason(advisories: &Advisories) -> Vec<String> {
+    let bare = |ignored: &Ignored| match ignored {
+        Ignored::Explained { reason, .. } if !reason.is_empty() => None,
+        Ignored::Explained { id, .. } | Ignored::Bare(id) => {
+            Some(format!("deny.toml: ignores {id} without a reason"))
+        }
+    };
+    advisories.ignore.iter().filter_map(bare).collect()
+}
+
 /// Packages whose licence `deny.toml` does not allow.
 pub(crate) fn licences(repository: &Repository) -> Result<Vec<String>> {
     Ok(unlicensed(&repository.metadata, &Policy::of(repository)?.licenses))
@@ -168,6 +207,23 @@ mod tests {
             let places = duplicates_in(&metadata, &Bans { skip: vec![skip(idle, "why not")] });
             assert_eq!(places, [format!("deny.toml: skips {idle}, which is no second version")]);
         }
+    }
+
+    #[test]
+    fn an_advisory_is_ignored_with_a_reason_only() {
+        let read = |ignore: &str| {
+            let text = format!(
+                "[advisories]\nyanked = \"deny\"\nignore = {ignore}\n[licenses]\nallow = []\n[bans]\nskip = []"
+            );
+            without_reason(&basic_toml::from_str::<Policy>(&text).unwrap().advisories)
+        };
+        assert_eq!(read("[]"), [""; 0]);
+        assert_eq!(read(r#"[{ id = "RUSTSEC-2020-0071", reason = "no local time" }]"#), [""; 0]);
+        let told = ["deny.toml: ignores RUSTSEC-2020-0071 without a reason"];
+        assert_eq!(read(r#"["RUSTSEC-2020-0071"]"#), told);
+        assert_eq!(read(r#"[{ id = "RUSTSEC-2020-0071" }]"#), told);
+        let yanked = read(r#"[{ crate = "spin@0.9.7", reason = "" }]"#);
+        assert_eq!(yanked, ["deny.toml: ignores spin@0.9.7 without a reason"]);
     }
 
     #[test]

@@ -38,6 +38,7 @@ const RULES: &[Rule] = &[
     Rule { name: "one version of each dependency", broken: dependencies::duplicates },
     Rule { name: "licences of dependencies are allowed", broken: dependencies::licences },
     Rule { name: "dependencies come from crates.io", broken: dependencies::sources },
+    Rule { name: "ignored advisories have a reason", broken: dependencies::ignored_advisories },
     Rule { name: "crates inherit what the workspace sets", broken: manifests::broken },
     Rule { name: "source files are short", broken: sources::long_files },
     Rule { name: "unsafe code is unlocked with a reason", broken: sources::unreasoned_unsafe },
