@@ -122,7 +122,20 @@ miri_tests() {
     return "$status"
 }
 
-miri() { "${bounded[@]}" cargo +nightly miri test "${locked[@]}" "$@"; }
+# Filters are modules. One that names none any more, after a move, is an error.
+miri() {
+    local output status=0 argument filters=false
+    output=$("${bounded[@]}" cargo +nightly miri test "${locked[@]}" "$@" 2>&1) || status=1
+    printf '%s\n' "$output"
+    for argument; do
+        if $filters && ! grep --quiet "^test $argument" <<<"$output"; then
+            printf 'error: no test is in %s\n' "$argument"
+            status=1
+        fi
+        [[ $argument != -- ]] || filters=true
+    done
+    return "$status"
+}
 
 # With slices of atomics looked at whole, not entry by entry, which takes far longer.
 miri_of_tables() {
@@ -237,9 +250,14 @@ count() {
         END { print sum + 0 }' "$1"
 }
 
-# The lines of the log $1 that say what failed, or its last ones where none says so.
+# Prints the parts of the log $1 that say which tests failed and why: of Rust's test runner the names and
+# its sections of failures, which leave out the panics that tests expect; else lines of errors; else the end.
 what_failed() {
-    grep --extended-regexp --max-count=30 '^ *(error|FAILED|E  )|panicked at|\.\.\. FAILED$' "$1" ||
+    awk '/^test .* FAILED$/
+        /^failures:$/ { on = 1 }
+        /^test result:/ { on = 0 }
+        on && NF && !/^ +([0-9]+:|at) / && ++lines <= 60' "$1" | grep . ||
+        grep --extended-regexp --max-count=30 '^ *(error|FAILED|E  )|panicked at' "$1" ||
         tail --lines=10 "$1"
 }
 
