@@ -71,9 +71,9 @@ loom_tests() {
     local -x RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
     local loom=("${bounded[@]}" cargo test --release "${locked[@]}")
     "${loom[@]}" --package longshore-pagetable --test loom || status=1
-    "${loom[@]}" --package longshore-access --test loom --test loom_dirty --test loom_mailbox ||
+    "${loom[@]}" --package longshore-sync --test loom_grace --test loom_biased || status=1
+    "${loom[@]}" --package longshore-access --test loom_dirty --test loom_mailbox ||
         status=1
-    "${loom[@]}" --package longshore-domain --test loom || status=1
     return "$status"
 }
 
@@ -102,7 +102,7 @@ miri_tests() {
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
-    local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain heap)
+    local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain sync heap)
     at_once=$(nproc)
     cargo +nightly miri --version
     for package in "${packages[@]}"; do
@@ -160,7 +160,8 @@ miri_of_counts() {
     MIRIFLAGS+=' -Zmiri-permissive-provenance'
     miri_of_tables --package longshore-access --test counts
 }
-miri_of_domain() { miri --package longshore-domain --lib -- biased:: pool:: iova::ranges::; }
+miri_of_domain() { miri --package longshore-domain --lib -- pool:: iova::ranges::; }
+miri_of_sync() { miri --package longshore-sync --lib; }
 # The protocol alone: all else asks the kernel for sockets.
 miri_of_serve() { miri --package longshore-serve --lib -- protocol::; }
 miri_of_heap() { miri_of_tables --package longshore-heap --lib -- heap:: page_report:: error::; }

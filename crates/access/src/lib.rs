@@ -98,7 +98,6 @@ mod region;
 mod session;
 #[cfg(not(loom))]
 mod space;
-mod sync;
 #[cfg(not(loom))]
 mod tlb;
 #[cfg(all(feature = "vm-memory", not(loom)))]
@@ -114,10 +113,6 @@ pub mod vfio_user;
 #[cfg(all(feature = "vhost-user", not(loom)))]
 pub mod vhost_user;
 
-#[cfg(not(loom))]
-mod grace;
-#[cfg(loom)]
-pub mod grace;
 #[cfg(loom)]
 #[path = "vfio_user/mailbox.rs"]
 pub mod mailbox;
@@ -127,9 +122,9 @@ pub use {
     batch::Batch,
     error::Error,
     fault::{Fault, Reason},
-    grace::Barrier,
     lease::OnUnmap,
     logs::Logs,
+    longshore_sync::Barrier,
     longshore_sys::mapping::Access as MapAccess,
     longshore_sys::process_memory::Process,
     pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes},

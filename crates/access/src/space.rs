@@ -22,12 +22,13 @@ use longshore_pagetable::{Format, Image, Invalidate, PageTable, Prot, TlbGather,
 
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::grace::{Barrier, Grace};
 use crate::lease::{Leases, Ranges};
 use crate::logs::{Current, Logs};
 use crate::region::Region;
 use crate::session::{Private, Session};
 use crate::windows::{Attached, WINDOWS_START, Windows};
+use longshore_sync::Barrier;
+use longshore_sync::grace::Grace;
 
 /// Page tables of a space: VT-d's second stage, walked by the sessions of this process.
 pub(crate) type Table = PageTable<VtdSecond, HostPages, Coherent>;
@@ -382,7 +383,7 @@ impl Inner {
     /// in its TLB. What keeps one busy meanwhile is made to end where that can be done, and so are
     /// leases of `ranges`, which may be what a session waits for.
     pub(crate) fn wait_for_sessions(&self, ranges: &dyn Ranges) {
-        self.grace.wait_asking(all_threads_barrier, |owner| self.leases.ask(ranges, Some(owner)));
+        self.grace.wait_asking(|owner| self.leases.ask(ranges, Some(owner)));
     }
 
     /// The safe door.
@@ -508,19 +509,11 @@ fn key_of(region: &Arc<Region>) -> usize {
 }
 
 fn choose_barrier(asked: Option<Barrier>) -> Result<Barrier, Error> {
-    // Miri makes no system calls.
-    if asked == Some(Barrier::Fence) || cfg!(miri) {
-        return Ok(Barrier::Fence);
+    match asked {
+        None => Ok(Barrier::best()),
+        // Miri makes no system calls.
+        Some(Barrier::Expedited) if !cfg!(miri) => Barrier::expedited()
+            .map_err(|source| Error::Io { operation: "registering for membarrier", source }),
+        Some(_) => Ok(Barrier::Fence),
     }
-    match longshore_sys::membarrier::register() {
-        Ok(()) => Ok(Barrier::Expedited),
-        Err(_) if asked.is_none() => Ok(Barrier::Fence),
-        Err(source) => Err(Error::Io { operation: "registering for membarrier", source }),
-    }
-}
-
-fn all_threads_barrier() {
-    // It was registered for, so the kernel has it and has nothing to refuse. Without it nothing may
-    // go on: memory would be freed under a session.
-    longshore_sys::membarrier::all_threads().expect("a registered process may call membarrier");
 }

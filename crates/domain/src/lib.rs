@@ -92,15 +92,7 @@ mod scoped;
 mod sg;
 
 #[cfg(not(loom))]
-mod biased;
-#[cfg(loom)]
-pub mod biased;
-#[cfg(not(loom))]
 mod summed;
-#[cfg(not(loom))]
-mod sync;
-#[cfg(loom)]
-pub mod sync;
 #[cfg(not(loom))]
 mod synced;
 #[cfg(not(loom))]

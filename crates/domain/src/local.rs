@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use longshore_mem::DmaMemory;
 
 use crate::batch::Batch;
-use crate::biased::Biased;
 use crate::counters::Tally;
 use crate::direction::Direction;
 use crate::domain::{Domain, Inner};
@@ -21,7 +20,8 @@ use crate::policy::WhenFull;
 use crate::pool::PoolError;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::magazines::Magazines;
-use crate::sync::Barrier;
+use longshore_sync::Barrier;
+use longshore_sync::Biased;
 
 /// A thread's door to a [`Domain`]: it keeps addresses and bounce buffers for its next mappings, and
 /// gives them back when it is dropped, or when [`Domain::shrink`] asks for them.

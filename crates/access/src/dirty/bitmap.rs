@@ -48,7 +48,7 @@
 use std::ops::Range;
 
 use crate::dirty::words::{self, Word};
-use crate::sync::Ordering;
+use longshore_sync::primitives::Ordering;
 
 /// Pages, or words, that one word stands for, as a logarithm.
 const WORD_LOG2: usize = 6;

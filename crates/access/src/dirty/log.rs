@@ -11,7 +11,7 @@ use longshore_mem::{AddrRange, Address, Granule};
 
 use crate::dirty::bitmap::{Bitmap, Taken};
 use crate::dirty::harvest::{self, CHUNK_WORDS, Harvest};
-use crate::sync::{AtomicBool, Ordering};
+use longshore_sync::primitives::{AtomicBool, Ordering};
 
 /// Which pages of a range were written since they were last harvested.
 ///

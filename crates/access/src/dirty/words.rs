@@ -9,7 +9,7 @@ pub(crate) use explored::Word;
 
 /// A word of bits.
 #[cfg(not(loom))]
-pub(crate) type Word = crate::sync::AtomicU64;
+pub(crate) type Word = longshore_sync::primitives::AtomicU64;
 
 /// `count` words of value zero, or `None` where the allocator has no room for them.
 ///
@@ -47,7 +47,7 @@ pub(crate) fn words(count: usize) -> Option<Box<[Word]>> {
 /// which orders nothing that the fences around a slot do not.
 #[cfg(loom)]
 mod explored {
-    use crate::sync::{AtomicU64, Ordering};
+    use longshore_sync::primitives::{AtomicU64, Ordering};
 
     pub(crate) struct Word {
         bits: AtomicU64,
@@ -85,7 +85,7 @@ mod explored {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::Ordering;
+    use longshore_sync::primitives::Ordering;
 
     #[test]
     fn words_are_zero_and_what_does_not_fit_is_refused() {

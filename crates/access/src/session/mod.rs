@@ -27,12 +27,12 @@ use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 
 use crate::fault::{Fault, Reason};
-use crate::grace::{Seen, Slot};
 use crate::pin::Extent;
 use crate::plain::Plain;
 use crate::space::{Space, thread_token};
 use crate::tlb::{Entry, READ, Tlb, WRITE_FAST};
 use crate::words;
+use longshore_sync::grace::{Seen, Slot};
 
 pub use atomics::Word;
 pub(crate) use translate::Place;

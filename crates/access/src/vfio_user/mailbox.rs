@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use longshore_sync::primitives::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Commands of the other side that wait while a reply is waited for.
 const QUEUED_REQUESTS_MAX: usize = 64;

@@ -27,27 +27,17 @@
 //! A slot that stays busy for long is waited for all the same, but whoever waits is called now and
 //! then meanwhile ([`Grace::wait_asking`]), to end what keeps the slot busy.
 #![expect(unsafe_code, reason = "slots are linked by pointers and outlive the sessions in them")]
-#![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use crate::sync::{
-    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, asks, back_off, fence, light_barrier,
-};
+use crate::back_off::BackOff;
+use crate::barrier::{Barrier, light_barrier};
+use crate::primitives::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 const FREE: u32 = 0;
 const PARKED: u32 = 1;
 const ACTIVE: u32 = 2;
-
-/// How a grace period makes sure that sessions see what it did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Barrier {
-    /// `membarrier(2)`: the sessions pay nothing.
-    Expedited,
-    /// A full fence each time a session enters.
-    Fence,
-}
 
 /// One session's place, padded so that nobody else's stores touch its lines.
 #[repr(C, align(128))]
@@ -328,15 +318,14 @@ impl<P> Grace<P> {
     }
 
     /// As [`wait_asking`](Self::wait_asking), of sessions that end what they do by themselves.
-    #[cfg(loom)]
-    pub fn wait(&self, membarrier: impl FnOnce()) {
-        self.wait_asking(membarrier, |_| {});
+    pub fn wait(&self) {
+        self.wait_asking(|_| {});
     }
 
     /// Returns when no session can use what was cleared before this was called: none has it in its
     /// TLB, and none is in the middle of an access by it. While a slot stays busy `ask` is called now
     /// and then with the thread it belongs to, to end what that thread is busy with.
-    pub fn wait_asking(&self, membarrier: impl FnOnce(), mut ask: impl FnMut(usize)) {
+    pub fn wait_asking(&self, mut ask: impl FnMut(usize)) {
         fence(Ordering::SeqCst);
         let is_active = |slot: &&Slot<P>| slot.state.load(Ordering::Acquire) == ACTIVE;
         if !self.slots().any(|slot| is_active(&slot)) {
@@ -347,10 +336,7 @@ impl<P> Grace<P> {
         for slot in self.slots().filter(is_active) {
             slot.flush.fetch_max(epoch, Ordering::Release);
         }
-        match self.barrier {
-            Barrier::Expedited => membarrier(),
-            Barrier::Fence => fence(Ordering::SeqCst),
-        }
+        self.barrier.execute();
         self.barriers.fetch_add(1, Ordering::Relaxed);
         if !self.waits {
             return;
@@ -358,15 +344,8 @@ impl<P> Grace<P> {
         // One that became active meanwhile sees what was cleared.
         let is_told = |slot: &&Slot<P>| slot.flush.load(Ordering::Relaxed) >= epoch;
         for slot in self.slots().filter(is_told) {
-            let mut round = 0;
-            while !slot.has_left(epoch) {
-                if asks(round) {
-                    ask(slot.owner.load(Ordering::Relaxed));
-                }
-                back_off(round);
-                round = round.saturating_add(1);
-            }
-            if round > 0 {
+            let ask_owner = || ask(slot.owner.load(Ordering::Relaxed));
+            if !BackOff::Sleep.wait(|| slot.has_left(epoch), ask_owner) {
                 self.waited.fetch_add(1, Ordering::Relaxed);
             }
         }

@@ -16,11 +16,12 @@
 //! Dekker's algorithm with the owner's fence moved to the other side, as biased locks have it
 //! (Dice, Huang and Yang, "Asymmetric Dekker Synchronization", Sun Microsystems, 2001).
 #![expect(unsafe_code, reason = "lends a value out by a protocol that the compiler cannot check")]
-#![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 
 use std::fmt;
 
-use crate::sync::{AtomicU32, Barrier, Mutex, MutexGuard, Ordering, UnsafeCell, back_off};
+use crate::back_off::BackOff;
+use crate::barrier::Barrier;
+use crate::primitives::{AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, UnsafeCell};
 
 /// The value. Padded, so that nobody else's stores touch the owner's lines.
 #[repr(align(128))]
@@ -66,7 +67,7 @@ impl<T> Biased<T> {
         }
         self.busy.store(1, Ordering::Relaxed);
         let leave = Leave(&self.busy);
-        self.barrier.owner();
+        self.barrier.light();
         if self.claimed.load(Ordering::Acquire) == 0 {
             // SAFETY: the one owner is here, and whoever claims the value waits for it.
             return self.value.with_mut(|value| then(unsafe { &mut *value }));
@@ -95,18 +96,15 @@ impl<T> Biased<T> {
         self.claimed.store(1, Ordering::Relaxed);
         let _release = Release(&self.claimed);
         self.barrier.execute();
-        let mut round = 0;
-        while self.busy.load(Ordering::Acquire) != 0 {
-            back_off(round);
-            round = round.saturating_add(1);
-        }
+        // The owner does not stay in for long, and whoever claims wants on.
+        BackOff::Yield.wait(|| self.busy.load(Ordering::Acquire) == 0, || {});
         // SAFETY: the owner is out, and waits for the lock if it comes again.
         self.value.with_mut(|value| then(unsafe { &mut *value }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         // It guards a value that whoever panicked has left whole, or not: they decide.
-        self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

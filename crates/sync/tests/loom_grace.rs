@@ -1,5 +1,5 @@
 //! Every interleaving of sessions and of whoever unmaps, with loom in the place of the atomics:
-//! `RUSTFLAGS="--cfg loom" cargo test -p longshore-access --release --test loom`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p longshore-sync --release --test loom_grace`.
 //!
 //! `membarrier` is a full fence on both sides here. The memory is a cell that loom watches: to free
 //! it is to write to it, which must come after every access of it.
@@ -9,10 +9,11 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use longshore_access::grace::{Barrier, Grace, Seen, Slot};
+use longshore_sync::Barrier;
+use longshore_sync::grace::{Grace, Seen, Slot};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, Ordering, fence};
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 /// One page that is mapped, and the memory behind it.
@@ -41,12 +42,8 @@ impl World {
 
     /// Takes the entry out, waits, and frees.
     fn unmap(&self) {
-        self.unmap_with(|| fence(Ordering::SeqCst));
-    }
-
-    fn unmap_with(&self, membarrier: impl FnOnce()) {
         self.is_mapped.store(false, Ordering::Relaxed);
-        self.grace.wait(membarrier);
+        self.grace.wait();
         self.free();
     }
 
@@ -221,7 +218,7 @@ fn pinned_around_a_call(looks_at_leases: bool) {
             session.read();
         });
         world.is_mapped.store(false, Ordering::Relaxed);
-        world.grace.wait(|| fence(Ordering::SeqCst));
+        world.grace.wait();
         while looks_at_leases && world.is_leased.load(Ordering::Acquire) {
             thread::yield_now();
         }
@@ -251,7 +248,7 @@ fn two_may_wait_at_once() {
             session.read();
             session.read();
         });
-        let second = thread::spawn(move || other.grace.wait(|| fence(Ordering::SeqCst)));
+        let second = thread::spawn(move || other.grace.wait());
         world.unmap();
         second.join().unwrap();
         session.join().unwrap();
@@ -259,16 +256,16 @@ fn two_may_wait_at_once() {
 }
 
 /// A session that reads twice beside an unmapping from which something is missing.
-fn model_with_a_defect(waits: bool, membarrier: fn()) {
+fn model_with_a_defect(waits: bool, barrier: Barrier) {
     model(3, move || {
-        let world = World::new(Barrier::Expedited, waits);
+        let world = World::new(barrier, waits);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || {
             let session = Session::new(&other, 1);
             session.read();
             session.read();
         });
-        world.unmap_with(membarrier);
+        world.unmap();
         thread.join().unwrap();
     });
 }
@@ -276,11 +273,11 @@ fn model_with_a_defect(waits: bool, membarrier: fn()) {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_waiting_it_is_found_to_be_read() {
-    model_with_a_defect(false, || fence(Ordering::SeqCst));
+    model_with_a_defect(false, Barrier::Expedited);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_barrier_it_is_found_to_be_read() {
-    model_with_a_defect(true, || {});
+    model_with_a_defect(true, Barrier::None);
 }

@@ -1,11 +1,10 @@
 //! All interleavings of an owner and of those who claim what it owns.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p longshore-domain --test loom`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p longshore-sync --test loom_biased`
 #![cfg(loom)]
-#![allow(unsafe_code, reason = "is the owner")]
+#![expect(unsafe_code, reason = "is the owner")]
 
-use longshore_domain::biased::Biased;
-use longshore_domain::sync::Barrier;
+use longshore_sync::{Barrier, Biased};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -54,8 +53,8 @@ fn without_barriers_both_are_inside() {
     one_owner(Barrier::None, 1, 1);
 }
 
-/// A chunk of two slots, the shelf that has those that are free, and a door's magazine, as `Kept` and
-/// `Pools` use them: the magazine under the bias, the shelf under its lock.
+/// A chunk of two slots, the shelf that has those that are free, and a door's magazine, as
+/// `longshore-domain` uses them: the magazine under the bias, the shelf under its lock.
 struct Pool {
     free: Mutex<Vec<usize>>,
     /// Bytes. Loom sees two who use one at once.

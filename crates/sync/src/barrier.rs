@@ -1,0 +1,83 @@
+//! How the rare side makes the frequent side see what it did.
+
+use std::io;
+
+use crate::primitives::{Ordering, fence};
+
+/// How one side of a protocol makes sure that the other sees what it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(loom, allow(clippy::exhaustive_enums, reason = "None is there for tests only"))]
+pub enum Barrier {
+    /// `membarrier(2)`: the frequent side pays nothing.
+    Expedited,
+    /// A full fence in each step of the frequent side.
+    Fence,
+    /// None, to show what they are for.
+    #[cfg(loom)]
+    None,
+}
+
+impl Barrier {
+    /// Returns [`Expedited`](Self::Expedited) if this machine has it.
+    ///
+    /// # Errors
+    /// `ENOSYS` or `EINVAL` if the kernel has no `membarrier` (before Linux 4.14), `EPERM` if a filter
+    /// of system calls forbids it, `Unsupported` under Miri, which makes no system calls.
+    pub fn expedited() -> io::Result<Self> {
+        if cfg!(miri) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        longshore_sys::membarrier::register()?;
+        Ok(Self::Expedited)
+    }
+
+    /// Returns the best that this machine has.
+    #[cfg(not(loom))]
+    pub fn best() -> Self {
+        static BEST: std::sync::OnceLock<Barrier> = std::sync::OnceLock::new();
+        *BEST.get_or_init(|| Self::expedited().unwrap_or(Self::Fence))
+    }
+
+    /// Has every other thread execute a full barrier, and this one.
+    ///
+    /// # Panics
+    /// If it is [`Expedited`](Self::Expedited) and was not made by [`expedited`](Self::expedited), so
+    /// that the kernel may refuse. Nothing may go on then: memory would be freed under its users.
+    pub(crate) fn execute(self) {
+        match self {
+            #[cfg(not(loom))]
+            Self::Expedited => longshore_sys::membarrier::all_threads()
+                .expect("a registered process may call membarrier"),
+            #[cfg(loom)]
+            Self::Expedited => fence(Ordering::SeqCst),
+            Self::Fence => fence(Ordering::SeqCst),
+            #[cfg(loom)]
+            Self::None => {}
+        }
+    }
+
+    /// What the frequent side executes between its store and its load.
+    #[inline(always)]
+    pub(crate) fn light(self) {
+        match self {
+            Self::Expedited => light_barrier(),
+            Self::Fence => fence(Ordering::SeqCst),
+            #[cfg(loom)]
+            Self::None => {}
+        }
+    }
+}
+
+/// What the frequent side executes between its store and its load where `membarrier` does the rest:
+/// nothing but an order the compiler keeps.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn light_barrier() {
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
+/// To loom `membarrier` is a full fence on both sides.
+#[cfg(loom)]
+pub(crate) fn light_barrier() {
+    fence(Ordering::SeqCst);
+}
