@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 
-use super::CopyKernels;
+use super::traits::CopyKernels;
 use crate::fault::RawOutcome;
 use crate::fault_range;
 use crate::isa::{Neon, Scalar};

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use super::CopyKernels;
+use super::traits::CopyKernels;
 use crate::fault::RawOutcome;
 use crate::isa::Scalar;
 

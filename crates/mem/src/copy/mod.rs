@@ -13,12 +13,15 @@
 #[cfg_attr(all(target_arch = "aarch64", not(miri)), path = "aarch64.rs")]
 #[cfg_attr(miri, path = "bytewise.rs")]
 mod kernels;
+mod traits;
 
 use core::fmt;
 
 use crate::fault::{Fault, FaultCause, RawOutcome};
 use crate::isa::Path;
 use crate::with_path;
+
+pub use traits::{CopyKernels, STREAM_MIN_BYTES};
 
 /// A copy that met memory which is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +42,6 @@ impl core::error::Error for CopyFault {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         Some(&self.fault)
     }
-}
-
-/// The copies of one set of instructions. Implemented by the tokens of [`isa`](crate::isa).
-///
-/// Where one of them returns an outcome with a fault, a prefix of the bytes was copied that may be
-/// shorter than what could have been; [`copy`] and [`fill`] go on from there to the exact byte.
-#[doc(hidden)]
-pub trait CopyKernels: Copy {
-    /// # Safety
-    /// As [`copy`].
-    unsafe fn copy_raw(self, from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome;
-
-    /// # Safety
-    /// As [`fill`].
-    unsafe fn fill_raw(self, to: *mut u8, byte: u8, len_bytes: usize) -> RawOutcome;
 }
 
 /// Copies `len_bytes` bytes, upwards, with the instructions of `token`.
@@ -180,13 +168,6 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len_bytes: usize) -> Resu
     // SAFETY: the caller's promise.
     with_path!(Path::active(), token => unsafe { copy(token, from, to, len_bytes) })
 }
-
-/// From this length on, copies with vector registers store past the caches: their target does not
-/// fit there beside the source, and a line that is written whole need not be read first. On a Zen 4
-/// core with 32 MiB of third-level cache, from here on as fast as stores through the caches or
-/// faster, and from 32 MiB on at up to twice their speed.
-#[doc(hidden)]
-pub const STREAM_MIN_BYTES: usize = 12 << 20;
 
 /// Bytes done one by one after a fault, before large units are tried again: a pass by large units
 /// stops at most a few hundred before the byte that faults.

@@ -9,7 +9,7 @@
 
 use core::arch::asm;
 
-use super::{CopyKernels, STREAM_MIN_BYTES};
+use super::traits::{CopyKernels, STREAM_MIN_BYTES};
 use crate::fault::RawOutcome;
 use crate::fault_range;
 use crate::isa::{Avx2, Avx512, Scalar};
