@@ -14,9 +14,7 @@
 use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
-use longshore_iov::{
-    Cursor, Dest, Direction, Error, Mark, Segment, SegmentSource, Source, copy, hash,
-};
+use longshore_iov::{Cursor, Dest, Direction, Error, Mark, Segment, SegmentSource, Source, copy};
 
 use crate::memory::{KINDS, Shape, bytes_of, with_dest, with_source};
 
@@ -200,19 +198,21 @@ impl Run<'_> {
             },
             2 => {
                 let mut checksum = Checksum::new();
-                let done = self.engine.read_checksummed(source, &mut into, &mut checksum).unwrap();
+                let done = self.engine.read_into(source, &mut into, &mut checksum).unwrap();
                 assert_eq!(checksum.finish(), checksum_by_words(&into[..done]));
                 done
             }
             3 => {
                 let mut crc = Crc32c::new();
-                let done = self.engine.read_crc32c(source, &mut into, &mut crc).unwrap();
+                let done = self.engine.read_into(source, &mut into, &mut crc).unwrap();
                 assert_eq!(crc.finish(), crc_by_bytes(&into[..done]));
                 done
             }
             4 => {
                 let mut fed = Vec::new();
-                let done = hash::read(source, &mut into, |bytes| fed.extend_from_slice(bytes));
+                let done = copy::read_into(source, &mut into, &mut |bytes: &[u8]| {
+                    fed.extend_from_slice(bytes);
+                });
                 assert_eq!(fed, into[..done.unwrap()]);
                 fed.len()
             }
@@ -238,12 +238,12 @@ impl Run<'_> {
     fn digests(&mut self, len: usize, source: &mut Cursor<'_, Source>) {
         let mark = source.save();
         let mut checksum = Checksum::new();
-        let first = self.engine.walk_checksummed(source, len / 3, &mut checksum).unwrap();
-        let rest = self.engine.walk_checksummed(source, len - len / 3, &mut checksum).unwrap();
+        let first = self.engine.walk_into(source, len / 3, &mut checksum).unwrap();
+        let rest = self.engine.walk_into(source, len - len / 3, &mut checksum).unwrap();
         source.restore(&mark).unwrap();
         let mut crc = Crc32c::new();
-        self.engine.walk_crc32c(source, len / 3, &mut crc).unwrap();
-        self.engine.walk_crc32c(source, len - len / 3, &mut crc).unwrap();
+        self.engine.walk_into(source, len / 3, &mut crc).unwrap();
+        self.engine.walk_into(source, len - len / 3, &mut crc).unwrap();
         let expected = &self.content[self.source.next(len)];
         assert_eq!(first + rest, expected.len());
         assert_eq!(checksum.finish(), checksum_by_words(expected));
@@ -316,13 +316,13 @@ impl Run<'_> {
             }
             4 => {
                 let mut checksum = Checksum::new();
-                let done = self.engine.write_checksummed(dest, &from, &mut checksum);
+                let done = self.engine.write_into(dest, &from, &mut checksum);
                 assert_eq!(checksum.finish(), checksum_by_words(&from[..expected]));
                 done
             }
             5 => {
                 let mut crc = Crc32c::new();
-                let done = self.engine.write_crc32c(dest, &from, &mut crc);
+                let done = self.engine.write_into(dest, &from, &mut crc);
                 assert_eq!(crc.finish(), crc_by_bytes(&from[..expected]));
                 done
             }
@@ -365,19 +365,21 @@ impl Run<'_> {
             },
             2 => {
                 let mut checksum = Checksum::new();
-                let done = self.engine.transfer_checksummed(source, dest, len, &mut checksum);
+                let done = self.engine.transfer_into(source, dest, len, &mut checksum);
                 assert_eq!(checksum.finish(), checksum_by_words(looked_at));
                 done
             }
             3 => {
                 let mut crc = Crc32c::new();
-                let done = self.engine.transfer_crc32c(source, dest, len, &mut crc);
+                let done = self.engine.transfer_into(source, dest, len, &mut crc);
                 assert_eq!(crc.finish(), crc_by_bytes(looked_at));
                 done
             }
             _ => {
                 let mut fed = Vec::new();
-                let done = hash::transfer(source, dest, len, |bytes| fed.extend_from_slice(bytes));
+                let done = copy::transfer_into(source, dest, len, &mut |bytes: &[u8]| {
+                    fed.extend_from_slice(bytes);
+                });
                 assert_eq!(fed, looked_at);
                 done
             }

@@ -10,8 +10,8 @@ use std::fs;
 use std::hint::black_box;
 
 use anyhow::{Context, Result, bail};
-use longshore_iov::checksum::{self, Checksum};
-use longshore_iov::crc32c::{self, Crc32c};
+use longshore_iov::checksum::Checksum;
+use longshore_iov::crc32c::Crc32c;
 use longshore_iov::kinds::{QueuedPages, SparsePages};
 use longshore_iov::{
     Cursor, Dest, Error, ForeignBuf, ForeignVec, OwnVec, PageVec, Segment, SegmentSource, Source,
@@ -60,7 +60,7 @@ fn read_checksummed(
     into: &mut [u8],
     sum: &mut Checksum,
 ) -> Result<usize, Error> {
-    checksum::read(cursor, into, sum)
+    copy::read_into(cursor, into, sum)
 }
 #[inline(never)]
 fn write_checksummed(
@@ -68,15 +68,15 @@ fn write_checksummed(
     from: &[u8],
     sum: &mut Checksum,
 ) -> Result<usize, Error> {
-    checksum::write(cursor, from, sum)
+    copy::write_into(cursor, from, sum)
 }
 #[inline(never)]
 fn read_crc32c(cursor: Reading<'_, '_>, into: &mut [u8], crc: &mut Crc32c) -> Result<usize, Error> {
-    crc32c::read(cursor, into, crc)
+    copy::read_into(cursor, into, crc)
 }
 #[inline(never)]
 fn write_crc32c(cursor: Writing<'_, '_>, from: &[u8], crc: &mut Crc32c) -> Result<usize, Error> {
-    crc32c::write(cursor, from, crc)
+    copy::write_into(cursor, from, crc)
 }
 #[inline(never)]
 fn read_foreign_buf(

@@ -4,9 +4,9 @@
 use std::panic::Location;
 use std::ptr::NonNull;
 
-use longshore_iov::checksum::{self, Checksum};
-use longshore_iov::crc32c::{self, Crc32c};
-use longshore_iov::{Cursor, Dest, Source};
+use longshore_iov::checksum::Checksum;
+use longshore_iov::crc32c::Crc32c;
+use longshore_iov::{Cursor, Dest, Source, copy};
 use longshore_mem::copy::CopyFault;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, Iova};
@@ -40,7 +40,7 @@ mod sealed {
 }
 
 macro_rules! sum {
-    ($sum:ty, $module:ident) => {
+    ($sum:ty) => {
         impl sealed::Sum for $sum {
             fn transfer(
                 &mut self,
@@ -50,19 +50,19 @@ macro_rules! sum {
                 let len_bytes = from.len_bytes();
                 let mut from = Cursor::<Source>::foreign_buf(from);
                 let mut to = Cursor::<Dest>::foreign_buf(to);
-                $module::transfer(&mut from, &mut to, len_bytes, self)
+                copy::transfer_into(&mut from, &mut to, len_bytes, self)
             }
 
             fn walk(&mut self, from: VolatileSlice<'_>) -> Result<usize, longshore_iov::Error> {
                 let len_bytes = from.len_bytes();
-                $module::walk(&mut Cursor::<Source>::foreign_buf(from), len_bytes, self)
+                copy::walk_into(&mut Cursor::<Source>::foreign_buf(from), len_bytes, self)
             }
         }
     };
 }
 
-sum!(Checksum, checksum);
-sum!(Crc32c, crc32c);
+sum!(Checksum);
+sum!(Crc32c);
 
 /// The bytes from `start` on.
 ///

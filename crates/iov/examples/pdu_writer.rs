@@ -42,7 +42,7 @@ fn write_pdu(
     copy::write_full(dest, &header)?;
     copy::write_full(dest, &crc32c::of(&header).to_le_bytes())?;
     let mut digest = Crc32c::new();
-    let copied = crc32c::transfer(data, dest, data_bytes, &mut digest)?;
+    let copied = copy::transfer_into(data, dest, data_bytes, &mut digest)?;
     if copied < data_bytes {
         dest.revert(HEADER_BYTES + DIGEST_BYTES + copied)?;
         data.revert(copied)?;

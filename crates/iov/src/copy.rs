@@ -11,7 +11,8 @@ use longshore_mem::with_path;
 
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
-use crate::fused::{self, Nothing, ended};
+use crate::fused::{self, ended};
+use crate::sink::{Nothing, Sink};
 use crate::source::SegmentSource;
 
 /// Copies, checksums and digests with one set of instructions, chosen before any loop.
@@ -83,7 +84,7 @@ impl Engine {
                 }
             }
         }));
-        ended(done, met)
+        ended(done.min(len_bytes), met)
     }
 
     /// See [`transfer`].
@@ -97,6 +98,64 @@ impl Engine {
         len_bytes: usize,
     ) -> Result<usize, Error> {
         fused::transfer(self.path, source, dest, len_bytes, &mut Nothing)
+    }
+
+    /// Has `sink` take in bytes of our own.
+    pub fn update(self, bytes: &[u8], sink: &mut impl Sink) {
+        fused::own(self.path, bytes, sink);
+    }
+
+    /// See [`read_into`].
+    ///
+    /// # Errors
+    /// As [`read_into`].
+    pub fn read_into(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        into: &mut [u8],
+        sink: &mut impl Sink,
+    ) -> Result<usize, Error> {
+        fused::read(self.path, source, into, sink)
+    }
+
+    /// See [`write_into`].
+    ///
+    /// # Errors
+    /// As [`write_into`].
+    pub fn write_into(
+        self,
+        dest: &mut impl SegmentSource<Dest>,
+        from: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<usize, Error> {
+        fused::write(self.path, dest, from, sink)
+    }
+
+    /// See [`transfer_into`].
+    ///
+    /// # Errors
+    /// As [`transfer_into`].
+    pub fn transfer_into(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        dest: &mut impl SegmentSource<Dest>,
+        len_bytes: usize,
+        sink: &mut impl Sink,
+    ) -> Result<usize, Error> {
+        fused::transfer(self.path, source, dest, len_bytes, sink)
+    }
+
+    /// See [`walk_into`].
+    ///
+    /// # Errors
+    /// As [`walk_into`].
+    pub fn walk_into(
+        self,
+        source: &mut impl SegmentSource<Source>,
+        len_bytes: usize,
+        sink: &mut impl Sink,
+    ) -> Result<usize, Error> {
+        fused::walk(self.path, source, len_bytes, sink)
     }
 }
 
@@ -193,12 +252,68 @@ pub fn transfer_full(
     if outcome == Ok(len_bytes) {
         return Ok(());
     }
-    source.revert(source_bytes - source.remaining())?;
-    dest.revert(dest_bytes - dest.remaining())?;
+    source.revert(source_bytes.saturating_sub(source.remaining()))?;
+    dest.revert(dest_bytes.saturating_sub(dest.remaining()))?;
     Err(match outcome {
         Ok(available_bytes) => Error::TooShort { wanted_bytes: len_bytes, available_bytes },
         Err(error) => error,
     })
+}
+
+/// [`read`], with the bytes taken in by `sink` in the same pass.
+///
+/// # Errors
+/// As [`read`]; `sink` has the bytes that were copied.
+#[doc(alias = "csum_and_copy_from_iter_full")]
+pub fn read_into(
+    source: &mut impl SegmentSource<Source>,
+    into: &mut [u8],
+    sink: &mut impl Sink,
+) -> Result<usize, Error> {
+    Engine::active().read_into(source, into, sink)
+}
+
+/// [`write()`], with the bytes taken in by `sink` in the same pass: also those that go to a
+/// [`Discard`](crate::Discard).
+///
+/// # Errors
+/// As [`write()`]; `sink` has the bytes that were copied.
+#[doc(alias = "csum_and_copy_to_iter")]
+#[doc(alias = "hash_and_copy_to_iter")]
+pub fn write_into(
+    dest: &mut impl SegmentSource<Dest>,
+    from: &[u8],
+    sink: &mut impl Sink,
+) -> Result<usize, Error> {
+    Engine::active().write_into(dest, from, sink)
+}
+
+/// [`transfer`], with the bytes taken in by `sink` in the same pass. Those that go to a
+/// [`Discard`](crate::Discard) are not looked at.
+///
+/// # Errors
+/// As [`transfer`]; `sink` has the bytes that were copied.
+pub fn transfer_into(
+    source: &mut impl SegmentSource<Source>,
+    dest: &mut impl SegmentSource<Dest>,
+    len_bytes: usize,
+    sink: &mut impl Sink,
+) -> Result<usize, Error> {
+    Engine::active().transfer_into(source, dest, len_bytes, sink)
+}
+
+/// Has `sink` take in the next `len_bytes` bytes of `source`, or as many as there are, and copies them
+/// nowhere. Returns how many. Of memory that others change, `sink` has what was there; to have the
+/// bytes too, take both at once, by [`read_into`].
+///
+/// # Errors
+/// As [`read`]; `sink` has the bytes before the fault.
+pub fn walk_into(
+    source: &mut impl SegmentSource<Source>,
+    len_bytes: usize,
+    sink: &mut impl Sink,
+) -> Result<usize, Error> {
+    Engine::active().walk_into(source, len_bytes, sink)
 }
 
 /// Copies `len_bytes` bytes from `offset` of a page to `dest`, or as many as fit. Returns how many.
@@ -246,7 +361,7 @@ fn in_full<D: Direction, S: SegmentSource<D>>(
         return Err(Error::TooShort { wanted_bytes: len_bytes, available_bytes: before });
     }
     let outcome = work(cursor);
-    let walked = before - cursor.remaining();
+    let walked = before.saturating_sub(cursor.remaining());
     match outcome {
         Ok(done) if done == len_bytes => Ok(()),
         Ok(done) => {

@@ -1,71 +1,20 @@
 //! Walking a cursor and doing something with each byte while it is copied: the loops that copies,
 //! checksums and digests share.
+//!
+//! A [`SegmentSource`] of a user's own may hand out any valid segment, and say anything of where it
+//! is and how far it came. No memory but the segments is accessed, and no count exceeds the length
+//! that was asked for.
 #![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
 
-use longshore_mem::copy::{CopyFault, CopyKernels, copy};
+use longshore_mem::copy::CopyFault;
 use longshore_mem::fault::Fault;
 use longshore_mem::isa::Path;
 use longshore_mem::with_path;
 
-use crate::checksum::SumKernels;
-use crate::crc32c::CrcKernels;
 use crate::direction::{Dest, Source};
 use crate::error::Error;
+use crate::sink::Absorb;
 use crate::source::SegmentSource;
-
-/// What stores past the caches want their target aligned to.
-pub(crate) const LINE_BYTES: usize = 64;
-
-/// All that a set of instructions can do.
-pub(crate) trait Kernels: CopyKernels + SumKernels + CrcKernels {}
-
-impl<T: CopyKernels + SumKernels + CrcKernels> Kernels for T {}
-
-/// Something that takes bytes in while they are copied.
-pub(crate) trait Absorb {
-    /// Copies `len_bytes` bytes, or reads them only where `to` is none, and takes in those that
-    /// were done.
-    ///
-    /// # Errors
-    /// As [`copy`].
-    ///
-    /// # Safety
-    /// As [`copy`].
-    unsafe fn take<T: Kernels>(
-        &mut self,
-        token: T,
-        from: *const u8,
-        to: Option<*mut u8>,
-        len_bytes: usize,
-    ) -> Result<(), CopyFault>;
-
-    /// Takes in bytes that are our own.
-    fn take_own<T: Kernels>(&mut self, token: T, bytes: &[u8]) {
-        // SAFETY: the bytes are borrowed.
-        let taken = unsafe { self.take(token, bytes.as_ptr(), None, bytes.len()) };
-        debug_assert!(taken.is_ok(), "own memory does not fault");
-    }
-}
-
-/// Takes in nothing: a plain copy.
-pub(crate) struct Nothing;
-
-impl Absorb for Nothing {
-    #[inline(always)]
-    unsafe fn take<T: Kernels>(
-        &mut self,
-        token: T,
-        from: *const u8,
-        to: Option<*mut u8>,
-        len_bytes: usize,
-    ) -> Result<(), CopyFault> {
-        match to {
-            // SAFETY: the caller's promise.
-            Some(to) => unsafe { copy(token, from, to, len_bytes) },
-            None => Ok(()),
-        }
-    }
-}
 
 /// Copies the next bytes of `source` to `into`.
 pub(crate) fn read(
@@ -77,7 +26,6 @@ pub(crate) fn read(
     let mut met = None;
     let done = with_path!(path, token => source.iterate(into.len(), |segment, done| {
         let len_bytes = segment.len_bytes();
-        // A kind of a user's own may say anything of where it is.
         let Some(into) = into.get_mut(done..).and_then(|rest| rest.get_mut(..len_bytes)) else {
             return len_bytes;
         };
@@ -85,7 +33,7 @@ pub(crate) fn read(
         // SAFETY: the segment is valid, as its maker promised; the target is borrowed.
         undone(unsafe { absorb.take(token, from, to, len_bytes) }, len_bytes, &mut met)
     }));
-    ended(done, met)
+    ended(done.min(into.len()), met)
 }
 
 /// Copies `from` to the next bytes of `dest`. Those that go to no memory are taken in too.
@@ -108,6 +56,7 @@ pub(crate) fn write(
         seen = done + len_bytes - left;
         left
     }));
+    let done = done.min(from.len());
     if let Some(unseen) = from.get(seen..done)
         && !unseen.is_empty()
     {
@@ -129,7 +78,11 @@ pub(crate) fn transfer(
     let mut overlaps = false;
     while done < len_bytes && dest.remaining() > 0 {
         let Some(from) = source.next_segment(len_bytes - done) else { break };
-        let from_bytes = from.len_bytes();
+        // A source that hands out more than it was asked for, or nothing, is not believed.
+        let from_bytes = from.len_bytes().min(len_bytes - done);
+        if from_bytes == 0 {
+            break;
+        }
         let moved = with_path!(path, token => dest.iterate(from_bytes, |mut to, at| {
             let len_bytes = to.len_bytes();
             let Ok(part) = from.view().subslice(at, len_bytes) else { return len_bytes };
@@ -141,6 +94,7 @@ pub(crate) fn transfer(
             // SAFETY: the segments are valid, as their makers promised, and do not overlap.
             undone(unsafe { absorb.take(token, from, Some(to), len_bytes) }, len_bytes, &mut met)
         }));
+        let moved = moved.min(from_bytes);
         source.advance(moved);
         done += moved;
         if moved < from_bytes {
@@ -167,7 +121,7 @@ pub(crate) fn walk(
         let taken = unsafe { absorb.take(token, segment.as_ptr(), None, len_bytes) };
         undone(taken, len_bytes, &mut met)
     }));
-    ended(done, met)
+    ended(done.min(len_bytes), met)
 }
 
 /// Takes in bytes of our own.

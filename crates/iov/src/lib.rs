@@ -7,7 +7,8 @@
 //! Everything that is done to the bytes is a *step*: a closure that is handed one [`Segment`] after
 //! another and returns how many of its bytes it left undone. [`SegmentSource::iterate`] calls it,
 //! inlined into a loop for each kind. The steps that come with the crate live on top of that as a
-//! user's own would: [`copy`], [`checksum`] (RFC 1071), [`crc32c`], [`hash`] (any digest).
+//! user's own would: [`copy`]. A [`Sink`] takes in the bytes in the same pass: [`checksum`] (RFC 1071),
+//! [`crc32c`], or the `update` of any digest.
 //!
 //! ```
 //! use longshore_iov::{Cursor, Dest, SegmentSource, Source, checksum, copy};
@@ -26,7 +27,7 @@
 //! source.revert(21)?;
 //! let mut bytes = [0; 21];
 //! let mut sum = checksum::Checksum::new();
-//! checksum::read(&mut source, &mut bytes, &mut sum)?;
+//! copy::read_into(&mut source, &mut bytes, &mut sum)?;
 //! assert_eq!(&bytes, b"a header, then a body");
 //! assert_eq!(sum.finish(), checksum::of(&bytes));
 //! # Ok(())
@@ -49,9 +50,10 @@ pub mod cursor;
 pub mod direction;
 pub mod error;
 mod fused;
-pub mod hash;
+mod kernels;
 pub mod kinds;
 pub mod segment;
+mod sink;
 pub mod source;
 mod through_buffer;
 
@@ -63,4 +65,5 @@ pub use kinds::{
     PageSegment, PageVec, SparsePages,
 };
 pub use segment::{Segment, SegmentList};
+pub use sink::Sink;
 pub use source::SegmentSource;

@@ -9,7 +9,7 @@ use std::thread;
 
 use longshore_iov::{
     Cursor, Dest, Error, PageIndex, PageQueue, PageSegment, Segment, SegmentList, SegmentSource,
-    Source, checksum, copy, crc32c, hash,
+    Source, checksum, copy, crc32c,
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 use memory::{KINDS, Shape, pattern, with_dest, with_source};
@@ -36,11 +36,14 @@ fn a_source_and_a_destination_that_overlap_are_an_error_at_the_segment_that_does
         let expected = Err(Error::Overlap { done_bytes: 0 });
         assert_eq!(copy::transfer(&mut source, &mut dest, len), expected, "{from} to {to}");
         let mut sum = checksum::Checksum::new();
-        assert_eq!(checksum::transfer(&mut source, &mut dest, len, &mut sum), expected);
+        assert_eq!(copy::transfer_into(&mut source, &mut dest, len, &mut sum), expected);
         assert_eq!(sum, checksum::Checksum::new());
         let mut crc = crc32c::Crc32c::new();
-        assert_eq!(crc32c::transfer(&mut source, &mut dest, len, &mut crc), expected);
-        assert_eq!(hash::transfer(&mut source, &mut dest, len, |_| unreachable!()), expected);
+        assert_eq!(copy::transfer_into(&mut source, &mut dest, len, &mut crc), expected);
+        assert_eq!(
+            copy::transfer_into(&mut source, &mut dest, len, &mut |_: &[u8]| unreachable!()),
+            expected
+        );
         assert_eq!((source.walked(), dest.walked()), (0, 0));
     }
     // Side by side is not over each other.
@@ -178,7 +181,7 @@ fn a_kind_that_lies_writes_nowhere_else() {
     let _ = copy::read(&mut liar, &mut into);
     assert!(into[69..].iter().all(|byte| *byte == 0), "only places that were told and fit");
     let mut sum = checksum::Checksum::new();
-    let _ = checksum::read(&mut liar, &mut into, &mut sum);
+    let _ = copy::read_into(&mut liar, &mut into, &mut sum);
     let mut dest = [0; 10];
     let mut slices = [IoSliceMut::new(&mut dest)];
     let mut cursor = Cursor::<Dest>::own_vec(&mut slices);

@@ -8,7 +8,6 @@ use std::thread;
 
 use longshore_iov::{
     Cursor, Dest, PageSegment, Segment, SegmentList, SegmentSource, Source, checksum, copy, crc32c,
-    hash,
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
@@ -42,12 +41,12 @@ fn write_all(view: VolatileSliceMut<'_>) {
         assert_eq!(copy::fill(&mut dest, WRITTEN[1], LEN_BYTES), Ok(LEN_BYTES));
         dest.revert(LEN_BYTES).unwrap();
         let mut sum = checksum::Checksum::new();
-        assert_eq!(checksum::write(&mut dest, &own, &mut sum), Ok(LEN_BYTES));
+        assert_eq!(copy::write_into(&mut dest, &own, &mut sum), Ok(LEN_BYTES));
         dest.revert(LEN_BYTES).unwrap();
         let slices = [IoSlice::new(&own[..20]), IoSlice::new(&own[20..])];
         let mut source = Cursor::<Source>::own_vec(&slices);
         let mut crc = crc32c::Crc32c::new();
-        let done = crc32c::transfer(&mut source, &mut dest, LEN_BYTES, &mut crc);
+        let done = copy::transfer_into(&mut source, &mut dest, LEN_BYTES, &mut crc);
         assert_eq!((done, crc.finish()), (Ok(LEN_BYTES), crc32c::of(&own)));
         dest.revert(LEN_BYTES).unwrap();
         assert_eq!(copy::write(&mut dest, &[WRITTEN[3]; LEN_BYTES]), Ok(LEN_BYTES));
@@ -83,18 +82,18 @@ fn read_each(source: &mut Cursor<'_, Source>) {
 
     source.restore(&start).unwrap();
     let mut sum = checksum::Checksum::new();
-    assert_eq!(checksum::read(source, &mut into, &mut sum), Ok(len_bytes));
+    assert_eq!(copy::read_into(source, &mut into, &mut sum), Ok(len_bytes));
     assert_eq!(sum.finish(), checksum::of(&into[..len_bytes]));
 
     source.restore(&start).unwrap();
     let mut crc = crc32c::Crc32c::new();
-    assert_eq!(crc32c::read(source, &mut into, &mut crc), Ok(len_bytes));
+    assert_eq!(copy::read_into(source, &mut into, &mut crc), Ok(len_bytes));
     assert_eq!(crc.finish(), crc32c::of(&into[..len_bytes]));
 
     source.restore(&start).unwrap();
     let mut hashed = Vec::new();
-    let update = |bytes: &[u8]| hashed.extend_from_slice(bytes);
-    assert_eq!(hash::read(source, &mut into, update), Ok(len_bytes));
+    let mut update = |bytes: &[u8]| hashed.extend_from_slice(bytes);
+    assert_eq!(copy::read_into(source, &mut into, &mut update), Ok(len_bytes));
     assert_eq!(hashed, into[..len_bytes]);
 
     source.restore(&start).unwrap();

@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
-use longshore_iov::{Cursor, Dest, Error, SegmentList, SegmentSource, Source, copy, hash};
+use longshore_iov::{Cursor, Dest, Error, SegmentList, SegmentSource, Source, copy};
 use longshore_mem::copy::STREAM_MIN_BYTES;
 use longshore_mem::fault::{FaultCause, FaultGuard};
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
@@ -121,7 +121,7 @@ fn reads_end_at_the_exact_byte_and_digests_have_what_was_read() {
             cursor.revert(before).unwrap();
             into.fill(0xee);
             let mut checksum = Checksum::new();
-            let done = engine.read_checksummed(&mut cursor, &mut into, &mut checksum);
+            let done = engine.read_into(&mut cursor, &mut into, &mut checksum);
             assert_fault(done, before, &case);
             assert_eq!(&into[..before], &expected[..], "{case}");
             assert!(into[before..].iter().all(|byte| *byte == 0xee), "{case}");
@@ -130,28 +130,26 @@ fn reads_end_at_the_exact_byte_and_digests_have_what_was_read() {
             cursor.revert(before).unwrap();
             into.fill(0xee);
             let mut crc = Crc32c::new();
-            assert_fault(engine.read_crc32c(&mut cursor, &mut into, &mut crc), before, &case);
+            assert_fault(engine.read_into(&mut cursor, &mut into, &mut crc), before, &case);
             assert_eq!(&into[..before], &expected[..], "{case}");
             assert!(into[before..].iter().all(|byte| *byte == 0xee), "{case}");
             assert_eq!(crc.finish(), longshore_iov::crc32c::of(&expected), "{case}");
 
             cursor.revert(before).unwrap();
             let mut checksum = Checksum::new();
-            assert_fault(
-                engine.walk_checksummed(&mut cursor, 3 * PAGE, &mut checksum),
-                before,
-                &case,
-            );
+            assert_fault(engine.walk_into(&mut cursor, 3 * PAGE, &mut checksum), before, &case);
             assert_eq!(checksum.finish(), longshore_iov::checksum::of(&expected), "{case}");
 
             cursor.revert(before).unwrap();
             let mut crc = Crc32c::new();
-            assert_fault(engine.walk_crc32c(&mut cursor, 3 * PAGE, &mut crc), before, &case);
+            assert_fault(engine.walk_into(&mut cursor, 3 * PAGE, &mut crc), before, &case);
             assert_eq!(crc.finish(), longshore_iov::crc32c::of(&expected), "{case}");
 
             cursor.revert(before).unwrap();
             let mut seen = Vec::new();
-            let fed = hash::read(&mut cursor, &mut into, |bytes| seen.extend_from_slice(bytes));
+            let fed = copy::read_into(&mut cursor, &mut into, &mut |bytes: &[u8]| {
+                seen.extend_from_slice(bytes);
+            });
             assert_fault(fed, before, &case);
             assert_eq!(seen, expected, "{case}");
         }
@@ -185,13 +183,13 @@ fn writes_end_at_the_exact_byte_and_digests_have_what_was_written() {
 
             cursor.revert(before).unwrap();
             let mut crc = Crc32c::new();
-            assert_fault(engine.write_crc32c(&mut cursor, &content, &mut crc), before, &case);
+            assert_fault(engine.write_into(&mut cursor, &content, &mut crc), before, &case);
             assert_eq!(crc.finish(), longshore_iov::crc32c::of(&content[..before]), "{case}");
             assert_eq!(written(), &content[..before], "{case}");
 
             cursor.revert(before).unwrap();
             let mut checksum = Checksum::new();
-            let done = engine.write_checksummed(&mut cursor, &content, &mut checksum);
+            let done = engine.write_into(&mut cursor, &content, &mut checksum);
             assert_fault(done, before, &case);
             let expected = longshore_iov::checksum::of(&content[..before]);
             assert_eq!(checksum.finish(), expected, "{case}");
@@ -227,8 +225,7 @@ fn digests_past_the_caches_are_right_and_end_at_the_exact_byte() {
             engine.fill(&mut dest, 0, done).unwrap();
             dest.revert(done).unwrap();
             let mut checksum = Checksum::new();
-            let outcome =
-                engine.transfer_checksummed(&mut cursor, &mut dest, usize::MAX, &mut checksum);
+            let outcome = engine.transfer_into(&mut cursor, &mut dest, usize::MAX, &mut checksum);
             assert_fault(outcome, done, &case);
             assert_eq!(checksum.finish(), checksum_expected, "{case}");
             assert!(written() == expected, "{case}");
@@ -238,7 +235,7 @@ fn digests_past_the_caches_are_right_and_end_at_the_exact_byte() {
             engine.fill(&mut dest, 0, done).unwrap();
             dest.revert(done).unwrap();
             let mut crc = Crc32c::new();
-            let outcome = engine.transfer_crc32c(&mut cursor, &mut dest, usize::MAX, &mut crc);
+            let outcome = engine.transfer_into(&mut cursor, &mut dest, usize::MAX, &mut crc);
             assert_fault(outcome, done, &case);
             assert_eq!(crc.finish(), crc_expected, "{case}");
             assert!(written() == expected, "{case}");

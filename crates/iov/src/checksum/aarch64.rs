@@ -9,7 +9,7 @@ use longshore_mem::fault::RawOutcome;
 use longshore_mem::fault_range;
 use longshore_mem::isa::{Neon, Scalar};
 
-use super::SumKernels;
+use crate::kernels::SumKernels;
 
 /// At most 63 bytes in words of the sizes that the count has.
 macro_rules! tail {

@@ -3,7 +3,8 @@
 use longshore_mem::fault::RawOutcome;
 use longshore_mem::isa::Scalar;
 
-use super::{SumKernels, sum_of_own};
+use super::sum_of_own;
+use crate::kernels::SumKernels;
 use crate::through_buffer::copy_through_buffer;
 
 impl SumKernels for Scalar {

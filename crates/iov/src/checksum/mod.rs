@@ -11,14 +11,11 @@
 #[cfg_attr(miri, path = "bytewise.rs")]
 mod kernels;
 
-use longshore_mem::copy::{CopyFault, CopyKernels, STREAM_MIN_BYTES};
-use longshore_mem::fault::RawOutcome;
+use longshore_mem::copy::{CopyFault, STREAM_MIN_BYTES};
 
 use crate::copy::Engine;
-use crate::direction::{Dest, Source};
-use crate::error::Error;
-use crate::fused::{self, Absorb, Kernels, LINE_BYTES};
-use crate::source::SegmentSource;
+use crate::kernels::{CHUNK_BYTES, Kernels, LINE_BYTES};
+use crate::sink::Absorb;
 use crate::through_buffer::copy_through_buffer;
 
 /// The checksum of a stream of bytes so far.
@@ -38,7 +35,7 @@ impl Checksum {
 
     /// Goes on with `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
-        Engine::active().checksum(bytes, self);
+        Engine::active().update(bytes, self);
     }
 
     /// Goes on with bytes whose checksum, from an even place on, is `other`.
@@ -82,121 +79,6 @@ pub fn of(bytes: &[u8]) -> u16 {
     let mut checksum = Checksum::new();
     checksum.update(bytes);
     checksum.finish()
-}
-
-/// [`copy::read`](crate::copy::read), with the bytes added to `checksum` in the same pass.
-///
-/// # Errors
-/// As [`copy::read`](crate::copy::read); `checksum` has the bytes that were copied.
-#[doc(alias = "csum_and_copy_from_iter_full")]
-pub fn read(
-    source: &mut impl SegmentSource<Source>,
-    into: &mut [u8],
-    checksum: &mut Checksum,
-) -> Result<usize, Error> {
-    Engine::active().read_checksummed(source, into, checksum)
-}
-
-/// [`copy::write`](crate::copy::write), with the bytes added to `checksum` in the same pass: also
-/// those that go to a [`Discard`](crate::Discard).
-///
-/// # Errors
-/// As [`copy::write`](crate::copy::write); `checksum` has the bytes that were copied.
-#[doc(alias = "csum_and_copy_to_iter")]
-pub fn write(
-    dest: &mut impl SegmentSource<Dest>,
-    from: &[u8],
-    checksum: &mut Checksum,
-) -> Result<usize, Error> {
-    Engine::active().write_checksummed(dest, from, checksum)
-}
-
-/// [`copy::transfer`](crate::copy::transfer), with the bytes added to `checksum` in the same pass.
-/// Those that go to a [`Discard`](crate::Discard) are not looked at.
-///
-/// # Errors
-/// As [`copy::transfer`](crate::copy::transfer); `checksum` has the bytes that were copied.
-pub fn transfer(
-    source: &mut impl SegmentSource<Source>,
-    dest: &mut impl SegmentSource<Dest>,
-    len_bytes: usize,
-    checksum: &mut Checksum,
-) -> Result<usize, Error> {
-    Engine::active().transfer_checksummed(source, dest, len_bytes, checksum)
-}
-
-/// Adds the next `len_bytes` bytes of `source`, or as many as there are, to `checksum`. Returns how
-/// many. Of memory that others change it is the checksum of what was there; whoever needs the bytes
-/// too must take both at once, by [`read`].
-///
-/// # Errors
-/// As [`copy::read`](crate::copy::read).
-pub fn walk(
-    source: &mut impl SegmentSource<Source>,
-    len_bytes: usize,
-    checksum: &mut Checksum,
-) -> Result<usize, Error> {
-    Engine::active().walk_checksummed(source, len_bytes, checksum)
-}
-
-impl Engine {
-    /// See [`Checksum::update`].
-    pub fn checksum(self, bytes: &[u8], checksum: &mut Checksum) {
-        fused::own(self.path, bytes, checksum);
-    }
-
-    /// See [`read`].
-    ///
-    /// # Errors
-    /// As [`read`].
-    pub fn read_checksummed(
-        self,
-        source: &mut impl SegmentSource<Source>,
-        into: &mut [u8],
-        checksum: &mut Checksum,
-    ) -> Result<usize, Error> {
-        fused::read(self.path, source, into, checksum)
-    }
-
-    /// See [`write()`].
-    ///
-    /// # Errors
-    /// As [`write()`].
-    pub fn write_checksummed(
-        self,
-        dest: &mut impl SegmentSource<Dest>,
-        from: &[u8],
-        checksum: &mut Checksum,
-    ) -> Result<usize, Error> {
-        fused::write(self.path, dest, from, checksum)
-    }
-
-    /// See [`transfer`].
-    ///
-    /// # Errors
-    /// As [`transfer`].
-    pub fn transfer_checksummed(
-        self,
-        source: &mut impl SegmentSource<Source>,
-        dest: &mut impl SegmentSource<Dest>,
-        len_bytes: usize,
-        checksum: &mut Checksum,
-    ) -> Result<usize, Error> {
-        fused::transfer(self.path, source, dest, len_bytes, checksum)
-    }
-
-    /// See [`walk`].
-    ///
-    /// # Errors
-    /// As [`walk`].
-    pub fn walk_checksummed(
-        self,
-        source: &mut impl SegmentSource<Source>,
-        len_bytes: usize,
-        checksum: &mut Checksum,
-    ) -> Result<usize, Error> {
-        fused::walk(self.path, source, len_bytes, checksum)
-    }
 }
 
 impl Absorb for Checksum {
@@ -260,43 +142,6 @@ impl Checksum {
         // SAFETY: the caller's promise.
         let rest = unsafe { copy_through_buffer(token, from, to, whole - done, absorb) };
         rest.map_err(|stop| CopyFault { done_bytes: done + stop.done_bytes, ..stop })
-    }
-}
-
-/// What a kernel may be given at once: its sum of signed words fits 32 bits.
-const CHUNK_BYTES: usize = 64 << 10;
-
-/// The checksums of one set of instructions.
-///
-/// Each returns the sum, in one's complement, of the little-endian words of the bytes that were
-/// done (an odd last byte is a word's low one), zero only if all of them are.
-pub(crate) trait SumKernels: CopyKernels {
-    /// # Safety
-    /// As [`copy`](longshore_mem::copy::copy) of a source of at most `CHUNK_BYTES`.
-    unsafe fn sum_raw(self, from: *const u8, len_bytes: usize) -> (u64, RawOutcome);
-
-    /// # Safety
-    /// As [`copy`](longshore_mem::copy::copy), of at most `CHUNK_BYTES`.
-    unsafe fn copy_sum_raw(
-        self,
-        from: *const u8,
-        to: *mut u8,
-        len_bytes: usize,
-    ) -> (u64, RawOutcome);
-
-    /// The same past the caches, where the set has such stores.
-    ///
-    /// # Safety
-    /// As [`copy_sum_raw`](Self::copy_sum_raw). From 256 bytes on the target must lie at the start
-    /// of a line.
-    unsafe fn stream_sum_raw(
-        self,
-        from: *const u8,
-        to: *mut u8,
-        len_bytes: usize,
-    ) -> (u64, RawOutcome) {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_sum_raw(from, to, len_bytes) }
     }
 }
 

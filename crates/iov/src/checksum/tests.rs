@@ -3,7 +3,10 @@ use std::io::IoSlice;
 use proptest::prelude::*;
 
 use super::*;
+use crate::copy;
 use crate::cursor::Cursor;
+use crate::direction::{Dest, Source};
+use crate::source::SegmentSource;
 
 /// RFC 1071, section 4.1, as it stands there: 16 bits at a time.
 fn by_the_rfc(bytes: &[u8]) -> u16 {
@@ -23,7 +26,7 @@ fn pattern(len_bytes: usize, seed: usize) -> Vec<u8> {
 
 fn with(engine: Engine, bytes: &[u8]) -> u16 {
     let mut checksum = Checksum::new();
-    engine.checksum(bytes, &mut checksum);
+    engine.update(bytes, &mut checksum);
     checksum.finish()
 }
 
@@ -71,7 +74,7 @@ fn copied_at_every_alignment() {
                 let at = target.as_ptr().align_offset(64) + to_skew;
                 let mut checksum = Checksum::new();
                 let into = &mut target[at..at + len_bytes];
-                let done = engine.read_checksummed(&mut cursor, into, &mut checksum);
+                let done = engine.read_into(&mut cursor, into, &mut checksum);
                 let case = format!("{} {len_bytes} {from_skew} {to_skew}", engine.isa());
                 assert_eq!(done, Ok(*len_bytes), "{case}");
                 assert_eq!(into, part, "{case}");
@@ -107,12 +110,12 @@ fn every_split_in_two() {
         for at in 0..=bytes.len() {
             let (low, high) = bytes.split_at(at);
             let mut checksum = Checksum::new();
-            engine.checksum(low, &mut checksum);
-            engine.checksum(high, &mut checksum);
+            engine.update(low, &mut checksum);
+            engine.update(high, &mut checksum);
             assert_eq!(checksum.finish(), whole, "split at {at}");
             let (mut one, mut other) = (Checksum::new(), Checksum::new());
-            engine.checksum(low, &mut one);
-            engine.checksum(high, &mut other);
+            engine.update(low, &mut one);
+            engine.update(high, &mut other);
             one.append(other);
             assert_eq!(one.finish(), whole, "joined at {at}");
         }
@@ -144,7 +147,7 @@ proptest! {
             let mut cursor = Cursor::<Source>::own_vec(&slices);
             let mut into = vec![0xaa; limit];
             let mut checksum = Checksum::new();
-            let done = engine.read_checksummed(&mut cursor, &mut into, &mut checksum).unwrap();
+            let done = engine.read_into(&mut cursor, &mut into, &mut checksum).unwrap();
             prop_assert_eq!(done, expected.len());
             prop_assert_eq!(&into[..done], expected);
             prop_assert!(into[done..].iter().all(|byte| *byte == 0xaa));
@@ -152,7 +155,7 @@ proptest! {
 
             cursor.revert(done).unwrap();
             let mut checksum = Checksum::new();
-            prop_assert_eq!(engine.walk_checksummed(&mut cursor, limit, &mut checksum).unwrap(), done);
+            prop_assert_eq!(engine.walk_into(&mut cursor, limit, &mut checksum).unwrap(), done);
             prop_assert_eq!(checksum.finish(), by_the_rfc(expected));
         }
     }
@@ -163,6 +166,6 @@ fn what_is_discarded_is_summed_too() {
     let bytes = pattern(777, 3);
     let mut checksum = Checksum::new();
     let mut nowhere = Cursor::<Dest>::discard(500);
-    assert_eq!(write(&mut nowhere, &bytes, &mut checksum), Ok(500));
+    assert_eq!(copy::write_into(&mut nowhere, &bytes, &mut checksum), Ok(500));
     assert_eq!(checksum.finish(), by_the_rfc(&bytes[..500]));
 }

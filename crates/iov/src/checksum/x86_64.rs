@@ -20,7 +20,7 @@ use longshore_mem::fault::RawOutcome;
 use longshore_mem::fault_range;
 use longshore_mem::isa::{Avx2, Avx512, Scalar};
 
-use super::SumKernels;
+use crate::kernels::SumKernels;
 
 /// Two signed words to flip, or two ones to multiply by.
 const BIAS: u32 = 0x8000_8000;

@@ -4,8 +4,8 @@ use std::arch::aarch64::{__crc32cb, __crc32cd};
 
 use longshore_mem::isa::{Neon, Scalar};
 
-use super::CrcKernels;
 use super::table::crc_by_table;
+use crate::kernels::CrcKernels;
 
 impl CrcKernels for Scalar {
     fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {

@@ -2,8 +2,8 @@
 
 use longshore_mem::isa::Scalar;
 
-use super::CrcKernels;
 use super::table::crc_by_table;
+use crate::kernels::CrcKernels;
 
 impl CrcKernels for Scalar {
     fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cursor::Cursor;
+use crate::direction::Source;
+use crate::source::SegmentSource;
 
 /// Bit by bit, from the polynomial.
 fn by_bits(bytes: &[u8]) -> u32 {
@@ -18,7 +20,7 @@ fn pattern(len_bytes: usize) -> Vec<u8> {
 
 fn with(engine: Engine, bytes: &[u8]) -> u32 {
     let mut crc = Crc32c::new();
-    engine.crc32c(bytes, &mut crc);
+    engine.update(bytes, &mut crc);
     crc.finish()
 }
 
@@ -66,7 +68,7 @@ fn copied_at_every_length() {
             let mut cursor = Cursor::<Source>::own_vec(&slices);
             let mut into = vec![0xaa; len_bytes + 70];
             let mut crc = Crc32c::new();
-            let done = engine.read_crc32c(&mut cursor, &mut into[3..3 + len_bytes], &mut crc);
+            let done = engine.read_into(&mut cursor, &mut into[3..3 + len_bytes], &mut crc);
             let case = format!("{} {len_bytes}", engine.isa());
             assert_eq!(done, Ok(len_bytes), "{case}");
             assert_eq!(&into[3..3 + len_bytes], part, "{case}");
@@ -75,7 +77,7 @@ fn copied_at_every_length() {
             assert!(around.clone().all(|byte| *byte == 0xaa), "{case}");
             let mut crc = Crc32c::new();
             cursor.revert(len_bytes).unwrap();
-            assert_eq!(engine.walk_crc32c(&mut cursor, len_bytes, &mut crc), Ok(len_bytes));
+            assert_eq!(engine.walk_into(&mut cursor, len_bytes, &mut crc), Ok(len_bytes));
             assert_eq!(crc.finish(), !table::crc_by_table(!0, part), "{case}");
         }
     }
@@ -118,7 +120,7 @@ proptest! {
             let mut cursor = Cursor::<Source>::own_vec(&slices);
             let mut into = vec![0xaa; limit];
             let mut crc = Crc32c::new();
-            let done = engine.read_crc32c(&mut cursor, &mut into, &mut crc).unwrap();
+            let done = engine.read_into(&mut cursor, &mut into, &mut crc).unwrap();
             prop_assert_eq!(done, expected.len());
             prop_assert_eq!(&into[..done], expected);
             prop_assert!(into[done..].iter().all(|byte| *byte == 0xaa));

@@ -19,10 +19,10 @@ use longshore_mem::fault::RawOutcome;
 use longshore_mem::fault_range;
 use longshore_mem::isa::{Avx2, Avx512, Scalar};
 
-use super::CrcKernels;
 use super::polynomial::fold_factors;
 use super::table::crc_by_table;
-use crate::fused::LINE_BYTES;
+use crate::kernels::CrcKernels;
+use crate::kernels::LINE_BYTES;
 use crate::through_buffer::copy_through_buffer;
 
 impl CrcKernels for Scalar {
