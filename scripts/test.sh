@@ -146,7 +146,7 @@ miri_of_tables() {
 miri_of_mem() { miri --package longshore-mem --lib; }
 miri_of_iov() { miri --package longshore-iov --lib; }
 miri_of_iov_tests() {
-    miri --package longshore-iov --test model --test bad_input --test concurrent
+    miri --package longshore-iov --test model --test bad_input --test concurrent --test places
 }
 miri_of_access() { miri --package longshore-access --lib -- dirty:: tlb:: words::; }
 miri_of_pagetable() { miri_of_tables --package longshore-pagetable --test miri; }

@@ -10,13 +10,15 @@
 //!             byte   ╰─────── the source ───────╯  ╰──── the destination ────╯  a byte and, where
 //!                                                                               it has one, a length
 //! ```
+//!
+//! The operations are read once more, for a walk of pages that end at 2^64.
 
 use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, Dest, Direction, Error, Mark, Segment, SegmentSource, Source, copy};
 
-use crate::memory::{KINDS, Shape, bytes_of, with_dest, with_source};
+use crate::memory::{KINDS, Shape, at_the_top, bytes_of, with_dest, with_source};
 
 /// Above what a checksum takes at once, 64 KiB, and small enough for thousands of runs a second.
 const MEMORY_MAX_BYTES: usize = 96 << 10;
@@ -33,6 +35,8 @@ pub fn iov_cursor(data: &[u8]) {
     let dest_kind = KINDS.get(kinds / KINDS.len() % (KINDS.len() + 1)).copied();
     let seed = input.byte();
     let (from, to) = (input.shape(), input.shape());
+
+    ends_at_the_top(seed, input);
 
     let content = Pattern(seed).bytes(0, from.len_bytes(source_kind));
     let room = dest_kind.map_or(to.lens.iter().sum(), |kind| to.len_bytes(kind));
@@ -60,6 +64,44 @@ pub fn iov_cursor(data: &[u8]) {
             }
         });
     }
+}
+
+/// Walks pages that end at 2^64, from up to 255 bytes before it. The byte before 2^64 is never
+/// reached, and no address wraps around to page 0.
+fn ends_at_the_top(below_the_top: u8, mut input: Input<'_>) {
+    let possible = usize::from(below_the_top);
+    let len_bytes = possible * 2 + input.len();
+    at_the_top(below_the_top, len_bytes, &mut |cursor| {
+        for _ in 0..OPS_MAX {
+            if input.0.is_empty() {
+                break;
+            }
+            let (op, len) = (input.byte(), input.len());
+            let at = cursor.walked();
+            let expected = len.min(possible - at);
+            match op % 5 {
+                0 => {
+                    let mut into = vec![0; len];
+                    assert_eq!(copy::read(cursor, &mut into), Ok(expected));
+                    let first = u64::MAX - (possible - at) as u64;
+                    let bytes = (0..expected).map(|at| (first + at as u64) as u8);
+                    assert!(into[..expected].iter().copied().eq(bytes));
+                }
+                1 => assert_eq!(cursor.iterate_dyn(len, &mut |_, _| 0), expected),
+                2 => cursor.advance(len),
+                3 => {
+                    let done = cursor.extract_segments(len, usize::MAX, &mut Vec::new());
+                    assert_eq!(done, expected);
+                }
+                _ => {
+                    assert_eq!(cursor.revert(len).is_ok(), len <= at);
+                    assert_eq!(cursor.walked(), at.checked_sub(len).unwrap_or(at));
+                    continue;
+                }
+            }
+            assert_eq!(cursor.walked(), at + expected);
+        }
+    });
 }
 
 /// What a destination's memory holds at first.
@@ -118,11 +160,13 @@ struct Place {
     at: usize,
     left: usize,
     hidden: usize,
+    /// The first byte that can be gone back to.
+    given: usize,
 }
 
 impl Place {
     fn new(left: usize) -> Self {
-        Self { at: 0, left, hidden: 0 }
+        Self { at: 0, left, hidden: 0, given: 0 }
     }
 
     /// Moves on by up to `len` bytes; the range they had.
@@ -163,6 +207,8 @@ impl Run<'_> {
             }
             let op = input.byte();
             match op % 32 {
+                _ if op >= 0xf8 => self.extracts_dest(input, dest),
+                _ if op >= 0xf0 => self.extracts_source(input, source),
                 which @ 0..=5 => {
                     moves(which, input, source, &mut self.source, &mut source_mark);
                 }
@@ -222,7 +268,7 @@ impl Run<'_> {
                 let outer = input.len();
                 let mut taken = source.take(outer);
                 assert_eq!(taken.remaining(), outer.min(self.source.left));
-                let done = self.engine.read(&mut *taken, &mut into).unwrap();
+                let done = self.engine.read(&mut taken, &mut into).unwrap();
                 assert_eq!(done, len.min(outer).min(self.source.left));
                 done
             }
@@ -284,6 +330,55 @@ impl Run<'_> {
         assert_eq!(seen, self.content[self.source.next(walked)]);
     }
 
+    /// Segments or pages of the source that live on while the cursor moves, also back.
+    fn extracts_source(&mut self, input: &mut Input<'_>, source: &mut Cursor<'_, Source>) {
+        let (how, len) = (input.byte(), input.len());
+        let count_max = usize::from(how >> 2);
+        let (mut segments, mut pages) = (Vec::new(), Vec::new());
+        let (done, bytes) = if how & 1 == 0 {
+            let done = source.extract_segments(len, count_max, &mut segments);
+            assert!(done == len.min(self.source.left) || segments.len() == count_max);
+            (done, segments.iter().flat_map(bytes_of).collect())
+        } else {
+            let page_log2 = 3 + u32::from(how & 2);
+            let done = source.extract_pages(len, page_log2, count_max, &mut pages).unwrap();
+            assert!(done == len.min(self.source.left) || pages.len() == count_max);
+            for page in &pages {
+                assert_eq!(page.offset(), page.start().addr().get() % (1 << page_log2));
+                assert!(page.offset() + page.len_bytes() <= 1 << page_log2);
+            }
+            let mut bytes = vec![0; done];
+            copy::read_full(&mut Cursor::<Source>::page_vec(&pages), &mut bytes).unwrap();
+            (done, bytes)
+        };
+        assert!(segments.len().max(pages.len()) <= count_max);
+        assert_eq!(bytes, self.content[self.source.next(done)]);
+    }
+
+    /// Segments or pages of the destination, which are written once the cursor is past them.
+    fn extracts_dest(&mut self, input: &mut Input<'_>, dest: &mut Cursor<'_, Dest>) {
+        let (how, len) = (input.byte(), input.len());
+        let count_max = usize::from(how >> 2);
+        let mut segments = Vec::new();
+        let mut pages = Vec::new();
+        let done = if how & 1 == 0 {
+            dest.extract_segments(len, count_max, &mut segments)
+        } else {
+            dest.extract_pages(len, 3 + u32::from(how & 2), count_max, &mut pages).unwrap()
+        };
+        let range = self.dest.next(done);
+        assert_eq!(dest.walked(), range.end);
+        if done > 0 {
+            self.dest.given = range.end;
+        }
+        for segment in segments {
+            let mut view = segment.into_view();
+            view.zero(0, view.len_bytes()).unwrap();
+        }
+        copy::zero(&mut Cursor::<Dest>::page_vec(&mut pages), usize::MAX).unwrap();
+        self.keep(range, |kept| kept.fill(0));
+    }
+
     /// What is done to the destination alone.
     fn writes(&mut self, which: u8, input: &mut Input<'_>, dest: &mut Cursor<'_, Dest>) {
         let len = input.len();
@@ -328,7 +423,7 @@ impl Run<'_> {
             }
             _ => {
                 let outer = input.len();
-                let done = self.engine.write(&mut *dest.take(outer), &from);
+                let done = self.engine.write(&mut dest.take(outer), &from);
                 let range = self.dest.next(len.min(outer));
                 assert_eq!(done, Ok(range.len()));
                 return self.keep(range, |kept| kept.copy_from_slice(&from[..kept.len()]));
@@ -418,9 +513,9 @@ fn moves<'m, D: Direction>(
                     place.left += len;
                 }
                 Err(error) => {
-                    let expected = Error::OutOfRange { asked_bytes: len, possible_bytes: place.at };
-                    assert_eq!(error, expected);
-                    assert!(len > place.at);
+                    let possible_bytes = place.at - place.given;
+                    assert_eq!(error, Error::OutOfRange { asked_bytes: len, possible_bytes });
+                    assert!(len > possible_bytes);
                 }
             }
         }
@@ -448,9 +543,11 @@ fn moves<'m, D: Direction>(
             if input.byte().is_multiple_of(4) && place.left > 0 {
                 let of_a_part = cursor.take(place.left / 2).save();
                 assert!(matches!(cursor.restore(&of_a_part), Err(Error::OutOfRange { .. })));
+            } else if cursor.restore(&mark.0).is_ok() {
+                assert!(mark.1.at >= place.given);
+                *place = Place { given: place.given, ..mark.1 };
             } else {
-                cursor.restore(&mark.0).unwrap();
-                *place = mark.1;
+                assert!(mark.1.at < place.given);
             }
         }
     }

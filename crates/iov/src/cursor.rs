@@ -1,4 +1,5 @@
 //! A place in memory, and how much of it may be walked.
+#![expect(unsafe_code, reason = "copies a place for marks and for readers")]
 
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
@@ -7,6 +8,7 @@ use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
+use crate::kinds::walk::KEY;
 use crate::kinds::{
     AnyKind, Discard, ForeignBuf, ForeignVec, Kind, OwnVec, PageIndex, PageQueue, PageSegment,
     PageVec, QueuedPages, SparsePages,
@@ -15,6 +17,10 @@ use crate::segment::{Segment, SegmentList};
 use crate::source::SegmentSource;
 
 mod ask;
+mod extract;
+mod taken;
+
+pub use taken::Taken;
 
 /// A place in memory of some kind, from which up to [`remaining`](SegmentSource::remaining) bytes
 /// can be walked.
@@ -28,13 +34,16 @@ pub struct Cursor<'m, D: Direction, K = AnyKind<'m, D>> {
     /// Bytes cut off by `truncate`, that `reexpand` may bring back.
     hidden: usize,
     walked: usize,
+    /// How many of the walked bytes can no longer be gone back to: they were extracted from a
+    /// destination, and belong to another writer.
+    given: usize,
     memory: PhantomData<Segment<'m, D>>,
 }
 
-/// Where a cursor was: what [`Cursor::save`] gives, and [`Cursor::restore`] takes.
+/// The place of a cursor, which [`Cursor::save`] returns and [`Cursor::restore`] takes.
 #[derive(Debug)]
 pub struct Mark<'m, D: Direction, K = AnyKind<'m, D>> {
-    /// Only ever copied from: what it could hand out may be another's.
+    /// Only ever copied from: its memory may be in use by the cursor.
     at: Cursor<'m, D, K>,
 }
 
@@ -133,7 +142,7 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
     }
 
     fn new(kind: K, left: usize) -> Self {
-        Self { kind, left, hidden: 0, walked: 0, memory: PhantomData }
+        Self { kind, left, hidden: 0, walked: 0, given: 0, memory: PhantomData }
     }
 
     /// The kind of memory, by name.
@@ -173,32 +182,30 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         Ok(())
     }
 
-    /// Where the cursor is, for [`restore`](Self::restore).
+    /// Returns the place of the cursor, for [`restore`](Self::restore).
     pub fn save(&self) -> Mark<'m, D, K> {
-        Mark { at: self.twin() }
+        // SAFETY: a mark accesses no memory.
+        Mark { at: unsafe { self.duplicate() } }
     }
 
     /// Goes back (or on) to where the cursor was when `mark` was made. Nothing is walked: it costs
     /// the same however far that is.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a mark of other memory, or of a part or whole that ends elsewhere
-    /// ([`take`](Self::take)); nothing changes then.
+    /// [`Error::OutOfRange`] for a mark of other memory, of a part or whole that ends elsewhere
+    /// ([`take`](Self::take)), or of a place before bytes that were
+    /// [extracted](Self::extract_segments) from a destination. Nothing changes then.
     pub fn restore(&mut self, mark: &Mark<'m, D, K>) -> Result<(), Error> {
         let end = self.end();
-        if mark.at.end() != end || !mark.at.kind.is_in_memory_of(&self.kind) {
+        let is_of_this = mark.at.end() == end
+            && mark.at.walked >= self.given
+            && mark.at.kind.is_in_memory_of(KEY, &self.kind);
+        if !is_of_this {
             return Err(Error::OutOfRange { asked_bytes: mark.at.walked, possible_bytes: end });
         }
-        *self = mark.at.twin();
+        // SAFETY: it replaces this cursor, and the mark accesses no memory.
+        *self = Self { given: self.given, ..unsafe { mark.at.duplicate() } };
         Ok(())
-    }
-
-    /// Lends the next `len_bytes` bytes, or as many as remain, as a cursor of their own. This one
-    /// stands, in the end, where that one does.
-    pub fn take(&mut self, len_bytes: usize) -> Taken<'_, 'm, D, K> {
-        let outside = self.left.saturating_sub(len_bytes);
-        self.left -= outside;
-        Taken { cursor: self, outside }
     }
 
     /// [`iterate`](SegmentSource::iterate) for kinds whose memory cannot fault, with a step that
@@ -226,8 +233,14 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         self.walked + self.left + self.hidden
     }
 
-    fn twin(&self) -> Self {
-        Self { kind: self.kind.twin(), memory: PhantomData, ..*self }
+    /// Returns a second cursor at the same place.
+    ///
+    /// # Safety
+    /// Of both, one at a time may be used to access memory of a [`Dest`].
+    unsafe fn duplicate(&self) -> Self {
+        // SAFETY: the caller's promise.
+        let kind = unsafe { self.kind.duplicate(KEY) };
+        Self { kind, ..*self }
     }
 
     #[inline(always)]
@@ -241,13 +254,15 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
 /// Two cursors may read the same memory.
 impl<K: Kind<Source>> Clone for Cursor<'_, Source, K> {
     fn clone(&self) -> Self {
-        self.twin()
+        // SAFETY: the memory is only read.
+        unsafe { self.duplicate() }
     }
 }
 
 impl<D: Direction, K: Kind<D>> Clone for Mark<'_, D, K> {
     fn clone(&self) -> Self {
-        Self { at: self.at.twin() }
+        // SAFETY: a mark accesses no memory.
+        Self { at: unsafe { self.at.duplicate() } }
     }
 }
 
@@ -259,19 +274,20 @@ impl<D: Direction, K: Kind<D>> SegmentSource<D> for Cursor<'_, D, K> {
     #[inline]
     fn next_segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
         let len_max = len_max.min(self.left);
-        if len_max == 0 { None } else { self.kind.segment(len_max) }
+        if len_max == 0 { None } else { self.kind.segment(KEY, len_max) }
     }
 
     fn advance(&mut self, len_bytes: usize) {
-        let advanced = self.kind.advance(len_bytes.min(self.left));
+        let advanced = self.kind.advance(KEY, len_bytes.min(self.left));
         self.moved(advanced);
     }
 
     fn revert(&mut self, len_bytes: usize) -> Result<(), Error> {
-        if len_bytes > self.walked {
-            return Err(Error::OutOfRange { asked_bytes: len_bytes, possible_bytes: self.walked });
+        let possible_bytes = self.walked - self.given;
+        if len_bytes > possible_bytes {
+            return Err(Error::OutOfRange { asked_bytes: len_bytes, possible_bytes });
         }
-        self.kind.retreat(len_bytes);
+        self.kind.retreat(KEY, len_bytes);
         self.walked -= len_bytes;
         self.left += len_bytes;
         Ok(())
@@ -283,7 +299,7 @@ impl<D: Direction, K: Kind<D>> SegmentSource<D> for Cursor<'_, D, K> {
         len_bytes: usize,
         step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
-        let done = self.kind.iterate(len_bytes.min(self.left), step);
+        let done = self.kind.iterate(KEY, len_bytes.min(self.left), step);
         self.moved(done)
     }
 }
@@ -314,47 +330,18 @@ impl Cursor<'_, Dest, OwnVec<'_, Dest>> {
     }
 }
 
-/// Part of a cursor, lent by [`Cursor::take`].
-#[derive(Debug)]
-pub struct Taken<'c, 'm, D: Direction, K: Kind<D> = AnyKind<'m, D>> {
-    cursor: &'c mut Cursor<'m, D, K>,
-    outside: usize,
-}
-
-impl<D: Direction, K: Kind<D>> Drop for Taken<'_, '_, D, K> {
-    fn drop(&mut self) {
-        self.cursor.left += self.outside;
-    }
-}
-
-impl<'m, D: Direction, K: Kind<D>> std::ops::Deref for Taken<'_, 'm, D, K> {
-    type Target = Cursor<'m, D, K>;
-
-    fn deref(&self) -> &Self::Target {
-        self.cursor
-    }
-}
-
-impl<D: Direction, K: Kind<D>> std::ops::DerefMut for Taken<'_, '_, D, K> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        self.cursor
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::kinds::sealed::Sealed;
+    use crate::kinds::walk::{Key, Walk};
 
     /// Counts how often it is moved.
     struct Counting<'a> {
         at: usize,
         moves: &'a Cell<usize>,
     }
-
-    impl Sealed for Counting<'_> {}
 
     impl Kind<Source> for Counting<'_> {
         fn name(&self) -> &'static str {
@@ -364,35 +351,38 @@ mod tests {
         fn can_fault(&self) -> bool {
             false
         }
+    }
 
-        fn segment(&mut self, _: usize) -> Option<Segment<'_, Source>> {
+    impl Walk<Source> for Counting<'_> {
+        fn segment(&mut self, _: Key, _: usize) -> Option<Segment<'_, Source>> {
             None
         }
 
-        fn advance(&mut self, len_bytes: usize) -> usize {
+        fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
             self.moves.update(|moves| moves + 1);
             self.at += len_bytes;
             len_bytes
         }
 
-        fn retreat(&mut self, len_bytes: usize) {
+        fn retreat(&mut self, _: Key, len_bytes: usize) {
             self.moves.update(|moves| moves + 1);
             self.at -= len_bytes;
         }
 
         fn iterate(
             &mut self,
+            key: Key,
             len_bytes: usize,
             _: impl FnMut(Segment<'_, Source>, usize) -> usize,
         ) -> usize {
-            self.advance(len_bytes)
+            self.advance(key, len_bytes)
         }
 
-        fn twin(&self) -> Self {
+        unsafe fn duplicate(&self, _: Key) -> Self {
             Self { ..*self }
         }
 
-        fn is_in_memory_of(&self, other: &Self) -> bool {
+        fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
             std::ptr::eq(self.moves, other.moves)
         }
     }

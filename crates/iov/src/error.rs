@@ -1,5 +1,6 @@
 //! What can go wrong, where, and how far it came.
 
+use longshore_mem::NotAPage;
 use longshore_mem::fault::Fault;
 use thiserror::Error;
 
@@ -75,6 +76,19 @@ pub enum Error {
         page_log2: u32,
         /// The size of the index' pages, as a logarithm.
         index_log2: u32,
+    },
+    /// Memory that was to be a page is none.
+    #[error(transparent)]
+    NotAPage(#[from] NotAPage),
+    /// A page is larger than a part of a page can be.
+    #[error(
+        "a page of 2^{page_log2} bytes is larger than 2^{max_log2} bytes, the most there may be"
+    )]
+    PageTooLarge {
+        /// The page's size, as a logarithm.
+        page_log2: u32,
+        /// The largest size, as a logarithm.
+        max_log2: u32,
     },
     /// A cursor was to move to before where it began, or past its end.
     #[error("{asked_bytes} bytes asked for, and there are {possible_bytes} in that direction")]

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::thread;
 
 use longshore_iov::{
-    Cursor, Dest, Error, PageIndex, PageQueue, PageSegment, Segment, SegmentList, SegmentSource,
-    Source, checksum, copy, crc32c,
+    AnyKind, Cursor, Dest, Discard, Error, PageIndex, PageQueue, PageSegment, Segment, SegmentList,
+    SegmentSource, Source, checksum, copy, crc32c,
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 use memory::{KINDS, Shape, pattern, with_dest, with_source};
@@ -186,6 +186,81 @@ fn a_kind_that_lies_writes_nowhere_else() {
     let mut slices = [IoSliceMut::new(&mut dest)];
     let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
     let _ = copy::transfer(&mut liar, &mut cursor, 10);
+}
+
+/// A destination that says it took more than it was given, and grows while it is written.
+struct Boaster {
+    says: usize,
+}
+
+impl SegmentSource<Dest> for Boaster {
+    fn remaining(&self) -> usize {
+        self.says
+    }
+
+    fn next_segment(&mut self, _: usize) -> Option<Segment<'_, Dest>> {
+        None
+    }
+
+    fn advance(&mut self, _: usize) {}
+
+    fn revert(&mut self, len: usize) -> Result<(), Error> {
+        assert_eq!(len, 0, "nothing was walked by its own account");
+        Ok(())
+    }
+
+    fn iterate(&mut self, _: usize, _: impl FnMut(Segment<'_, Dest>, usize) -> usize) -> usize {
+        self.says += 10;
+        usize::MAX
+    }
+}
+
+#[test]
+fn no_count_is_above_what_was_asked_for() {
+    let mut memory = pattern(64);
+    let (bytes, _) = view_of(&mut memory);
+    let mut liar = Liar { bytes, says: 1000 };
+    assert_eq!(copy::read(&mut liar, &mut [0; 100]), Ok(100));
+    assert_eq!(copy::walk_into(&mut liar, 100, &mut |_: &[u8]| {}), Ok(100));
+    let mut boaster = Boaster { says: 1000 };
+    assert_eq!(copy::write(&mut boaster, &[0; 100]), Ok(100));
+    assert_eq!(copy::fill(&mut boaster, 1, 100), Ok(100));
+    let slices = [IoSlice::new(&[1; 40]), IoSlice::new(&[2; 60])];
+    let mut source = Cursor::<Source>::own_vec(&slices);
+    assert_eq!(copy::transfer(&mut source, &mut boaster, 90), Ok(90));
+    assert_eq!(source.walked(), 90);
+    let short = Error::TooShort { wanted_bytes: 20, available_bytes: 10 };
+    assert_eq!(copy::transfer_full(&mut source, &mut boaster, 20), Err(short));
+}
+
+#[test]
+fn segments_longer_than_asked_for_or_empty_move_no_more_and_end() {
+    let mut memory = pattern(64);
+    let (bytes, _) = view_of(&mut memory);
+    let nothing = bytes.subslice(0, 0).unwrap();
+    for (bytes, expected) in [(bytes, 4), (nothing, 0)] {
+        let mut liar = Liar { bytes, says: 1000 };
+        let mut dest = [0; 100];
+        let mut slices = [IoSliceMut::new(&mut dest)];
+        let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
+        assert_eq!(copy::transfer(&mut liar, &mut cursor, 4), Ok(expected));
+        assert_eq!(cursor.walked(), expected);
+        assert!(dest[expected..].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn nothing_is_read_from_where_bytes_go_nowhere() {
+    let mut into = [7; 10];
+    for mut cursor in [
+        Cursor::<Source>::of(AnyKind::Discard(Discard), 10),
+        Cursor::<Source>::of(AnyKind::Discard(Discard), 0),
+    ] {
+        assert_eq!(copy::read(&mut cursor, &mut into), Ok(0));
+        cursor.advance(5);
+        assert_eq!(cursor.walked(), 0);
+    }
+    assert_eq!(into, [7; 10]);
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn apply<'m>(
             let mut taken = cursor.take(len);
             assert_eq!(taken.remaining(), len.min(model.left));
             let mut into = vec![0; len / 2 + 1];
-            let done = copy::read(&mut *taken, &mut into).unwrap();
+            let done = copy::read(&mut taken, &mut into).unwrap();
             drop(taken);
             assert_eq!(&into[..done], model.next(len.min(len / 2 + 1)));
         }

@@ -1,31 +1,32 @@
-//! What a cursor can be asked, and what it gives out, without moving.
-#![expect(unsafe_code, reason = "gives segments out for as long as the cursor is borrowed")]
+//! Questions about the bytes that remain, which move nothing.
+#![expect(unsafe_code, reason = "looks at a second place, which accesses no memory")]
 
 use super::Cursor;
 use crate::direction::Direction;
-use crate::error::Error;
-use crate::kinds::{Kind, PageSegment};
-use crate::segment::Segment;
+use crate::kinds::Kind;
+use crate::kinds::walk::KEY;
 
 impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
-    /// Bytes left in the segment here: what one step would be given.
+    /// Returns the bytes left in the segment here, which are what one step would be given.
     pub fn segment_len_bytes(&self) -> usize {
         let len_max = self.left;
         if len_max == 0 {
             return 0;
         }
-        self.kind.twin().segment(len_max).map_or(0, |segment| segment.len_bytes())
+        // SAFETY: only the length is looked at.
+        let mut ahead = unsafe { self.kind.duplicate(KEY) };
+        ahead.segment(KEY, len_max).map_or(0, |segment| segment.len_bytes())
     }
 
-    /// How many segments the bytes that remain lie in.
+    /// Counts the segments that the bytes that remain lie in.
     pub fn segments(&self) -> usize {
         let mut segments = 0;
         self.survey(|_, _| segments += 1);
         segments
     }
 
-    /// All addresses and lengths that remain, one ORed to the other: all of them are multiples of a
-    /// power of two if this is one. Zero for no segment.
+    /// Returns all addresses and lengths that remain, ORed. If this is a multiple of a power of two,
+    /// all of them are. Zero for no segment.
     #[doc(alias = "iov_iter_alignment")]
     pub fn alignment(&self) -> usize {
         let mut ored = 0;
@@ -33,9 +34,9 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         ored
     }
 
-    /// The addresses where a segment begins after another, and those where one ends before another,
-    /// ORed: if this is a multiple of a page's size, the segments are one run to a device that maps
-    /// pages side by side. Zero for one segment.
+    /// Returns the addresses where a segment begins after another, and those where one ends before
+    /// another, ORed. If this is a multiple of a page's size, the segments are one run to a device
+    /// that maps pages side by side. Zero for one segment.
     #[doc(alias = "iov_iter_gap_alignment")]
     pub fn gap_alignment(&self) -> usize {
         let mut ored = 0;
@@ -47,83 +48,35 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         ored
     }
 
-    /// How many pages of 2^`page_log2` bytes the bytes that remain touch, counted per segment.
+    /// Counts the pages of 2^`page_log2` bytes that the bytes that remain touch, for each segment
+    /// by itself. A page may be as large as the address space or larger: then each segment touches
+    /// one.
+    ///
+    /// ```
+    /// use longshore_iov::{Cursor, Source};
+    /// use std::io::IoSlice;
+    ///
+    /// let slices = [IoSlice::new(b"abc"), IoSlice::new(b"d")];
+    /// let cursor = Cursor::<Source>::own_vec(&slices);
+    /// assert_eq!(cursor.pages(0), 4);
+    /// assert_eq!(cursor.pages(64), 2);
+    /// ```
     #[doc(alias = "iov_iter_npages")]
     pub fn pages(&self, page_log2: u32) -> usize {
+        let page_of = |address: usize| address.checked_shr(page_log2).unwrap_or(0);
         let mut pages = 0;
         self.survey(|start, len_bytes| {
-            pages += ((start + (len_bytes - 1)) >> page_log2) - (start >> page_log2) + 1;
+            pages += page_of(start + (len_bytes - 1)) - page_of(start) + 1;
         });
         pages
     }
 
-    /// Appends the next segments, of up to `len_bytes` bytes and no more than `count_max`, to
-    /// `out`: for `readv`, io_uring or a device ([`Segment::as_iovecs`]). Returns their bytes. The
-    /// cursor stays; [`advance`](crate::SegmentSource::advance) by what was done.
-    pub fn next_segments<'c>(
-        &'c mut self,
-        len_bytes: usize,
-        count_max: usize,
-        out: &mut Vec<Segment<'c, D>>,
-    ) -> usize {
-        let len_max = len_bytes.min(self.left);
-        let mut given = 0;
-        let mut twin = self.kind.twin();
-        let done = twin.iterate(len_max, |segment, _| {
-            if given == count_max {
-                return segment.len_bytes();
-            }
-            given += 1;
-            // SAFETY: the bytes are this cursor's, which is borrowed alone for `'c`; segments of a
-            // walk are different bytes.
-            out.push(unsafe { Segment::from_raw(segment.start(), segment.len_bytes()) });
-            0
-        });
-        if given == 0 { 0 } else { done }
-    }
-
-    /// Appends the next pages of 2^`page_log2` bytes that up to `len_bytes` bytes touch, and no
-    /// more than `count_max`, to `out`. Returns the bytes. The cursor stays.
-    ///
-    /// # Errors
-    /// [`Error::OutsidePage`] for pages of 4 GiB or more; `out` keeps what it had.
-    #[doc(alias = "iov_iter_extract_pages")]
-    pub fn next_pages<'c>(
-        &'c mut self,
-        len_bytes: usize,
-        page_log2: u32,
-        count_max: usize,
-        out: &mut Vec<PageSegment<'c, D>>,
-    ) -> Result<usize, Error> {
-        if page_log2 >= u32::BITS {
-            return Err(Error::OutsidePage { offset: 0, len_bytes, page_bytes: 0 });
-        }
-        let len_max = len_bytes.min(self.left);
-        let page_bytes = 1usize << page_log2;
-        let mut given = 0;
-        let mut twin = self.kind.twin();
-        let done = twin.iterate(len_max, |segment, _| {
-            let mut offset = 0;
-            while offset < segment.len_bytes() && given < count_max {
-                // SAFETY: the offset is inside the segment.
-                let start = unsafe { segment.start().add(offset) };
-                let to_boundary = page_bytes - (start.addr().get() & (page_bytes - 1));
-                let part = to_boundary.min(segment.len_bytes() - offset);
-                // SAFETY: as in `next_segments`.
-                let part_of_page = unsafe { Segment::from_raw(start, part) };
-                out.push(PageSegment::within(&part_of_page, page_log2));
-                given += 1;
-                offset += part;
-            }
-            segment.len_bytes() - offset
-        });
-        Ok(if given == 0 { 0 } else { done })
-    }
-
-    /// Calls `tell` with the address and length of every segment that remains.
-    fn survey(&self, mut tell: impl FnMut(usize, usize)) {
-        self.kind.twin().iterate(self.left, |segment, _| {
-            tell(segment.start().addr().get(), segment.len_bytes());
+    /// Calls `see` with the address and length of every segment that remains.
+    fn survey(&self, mut see: impl FnMut(usize, usize)) {
+        // SAFETY: only addresses and lengths are looked at.
+        let mut ahead = unsafe { self.kind.duplicate(KEY) };
+        ahead.iterate(KEY, self.left, |segment, _| {
+            see(segment.start().addr().get(), segment.len_bytes());
             0
         });
     }

@@ -1,15 +1,16 @@
 //! No memory.
+#![expect(unsafe_code, reason = "a second place in writable memory needs a promise")]
 
-use super::{Kind, sealed};
+use super::kind::Kind;
+use super::walk::{Key, Walk};
 use crate::direction::Direction;
 use crate::segment::Segment;
 
-/// Bytes that go nowhere: they are counted, and no step is called for them.
+/// Bytes that go nowhere: they are counted, and no step is called for them. Nothing can be read from
+/// it, so a source of this kind has no bytes.
 #[doc(alias = "discard")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discard;
-
-impl sealed::Sealed for Discard {}
 
 impl<D: Direction> Kind<D> for Discard {
     fn name(&self) -> &'static str {
@@ -19,31 +20,34 @@ impl<D: Direction> Kind<D> for Discard {
     fn can_fault(&self) -> bool {
         false
     }
+}
 
-    fn segment(&mut self, _: usize) -> Option<Segment<'_, D>> {
+impl<D: Direction> Walk<D> for Discard {
+    fn segment(&mut self, _: Key, _: usize) -> Option<Segment<'_, D>> {
         None
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
-        len_bytes
+    fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
+        if D::IS_DEST { len_bytes } else { 0 }
     }
 
-    fn retreat(&mut self, _: usize) {}
+    fn retreat(&mut self, _: Key, _: usize) {}
 
-    fn twin(&self) -> Self {
+    unsafe fn duplicate(&self, _: Key) -> Self {
         *self
     }
 
-    fn is_in_memory_of(&self, _: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, _: &Self) -> bool {
         true
     }
 
     #[inline(always)]
     fn iterate(
         &mut self,
+        _: Key,
         len_bytes: usize,
         _: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
-        len_bytes
+        if D::IS_DEST { len_bytes } else { 0 }
     }
 }

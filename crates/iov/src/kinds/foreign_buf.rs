@@ -3,7 +3,8 @@
 
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
-use super::{Kind, sealed};
+use super::kind::Kind;
+use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
@@ -36,8 +37,6 @@ impl<D: Direction> ForeignBuf<'_, D> {
     }
 }
 
-impl<D> sealed::Sealed for ForeignBuf<'_, D> {}
-
 impl<D: Direction> Kind<D> for ForeignBuf<'_, D> {
     fn name(&self) -> &'static str {
         "ForeignBuf"
@@ -46,9 +45,11 @@ impl<D: Direction> Kind<D> for ForeignBuf<'_, D> {
     fn can_fault(&self) -> bool {
         true
     }
+}
 
+impl<D: Direction> Walk<D> for ForeignBuf<'_, D> {
     #[inline(always)]
-    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+    fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         let len_bytes = self.left().min(len_max);
         if len_bytes == 0 {
             return None;
@@ -60,23 +61,23 @@ impl<D: Direction> Kind<D> for ForeignBuf<'_, D> {
         Some(unsafe { Segment::from_raw(start, len_bytes) })
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
+    fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
         let len_bytes = len_bytes.min(self.left());
         self.offset += len_bytes;
         len_bytes
     }
 
-    fn retreat(&mut self, len_bytes: usize) {
-        self.offset -= len_bytes;
+    fn retreat(&mut self, _: Key, len_bytes: usize) {
+        self.offset = self.offset.saturating_sub(len_bytes);
     }
 
-    fn twin(&self) -> Self {
-        // SAFETY: the same range; a twin only tells where its parts are.
+    unsafe fn duplicate(&self, _: Key) -> Self {
+        // SAFETY: the same range; the caller promises that one place at a time accesses it.
         let range = unsafe { Segment::from_raw(self.range.start(), self.range.len_bytes()) };
         Self { range, offset: self.offset }
     }
 
-    fn is_in_memory_of(&self, other: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         let (range, other) = (&self.range, &other.range);
         (range.start(), range.len_bytes()) == (other.start(), other.len_bytes())
     }
@@ -84,10 +85,11 @@ impl<D: Direction> Kind<D> for ForeignBuf<'_, D> {
     #[inline(always)]
     fn iterate(
         &mut self,
+        key: Key,
         len_bytes: usize,
         mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
-        let Some(segment) = self.segment(len_bytes) else { return 0 };
+        let Some(segment) = self.segment(key, len_bytes) else { return 0 };
         let part = segment.len_bytes();
         let stepped = part.saturating_sub(step(segment, 0));
         self.offset += stepped;

@@ -1,8 +1,9 @@
 //! A list of foreign ranges.
 #![expect(unsafe_code, reason = "makes segments of the parts of ranges")]
 
+use super::kind::Kind;
 use super::list::{Item, List};
-use super::{Kind, sealed};
+use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::{Segment, SegmentList};
 
@@ -43,8 +44,6 @@ impl<D: Direction> Item<D> for Segment<'_, D> {
     }
 }
 
-impl<D> sealed::Sealed for ForeignVec<'_, D> {}
-
 impl<D: Direction> Kind<D> for ForeignVec<'_, D> {
     fn name(&self) -> &'static str {
         "ForeignVec"
@@ -53,30 +52,33 @@ impl<D: Direction> Kind<D> for ForeignVec<'_, D> {
     fn can_fault(&self) -> bool {
         true
     }
+}
 
-    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+impl<D: Direction> Walk<D> for ForeignVec<'_, D> {
+    fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         self.list.segment(len_max)
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
+    fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
         self.list.advance(len_bytes)
     }
 
-    fn retreat(&mut self, len_bytes: usize) {
+    fn retreat(&mut self, _: Key, len_bytes: usize) {
         self.list.retreat(len_bytes);
     }
 
-    fn twin(&self) -> Self {
-        Self { list: self.list.twin() }
+    unsafe fn duplicate(&self, _: Key) -> Self {
+        Self { list: self.list.duplicate() }
     }
 
-    fn is_in_memory_of(&self, other: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         self.list.is_in_memory_of(&other.list)
     }
 
     #[inline(always)]
     fn iterate(
         &mut self,
+        _: Key,
         len_bytes: usize,
         step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {

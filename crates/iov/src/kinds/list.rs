@@ -28,12 +28,7 @@ impl<'m, T> List<'m, T> {
         Self { items, index: 0, offset: 0 }
     }
 
-    /// The item here.
-    pub(super) fn item(&self) -> Option<&'m T> {
-        self.items.get(self.index)
-    }
-
-    pub(super) const fn twin(&self) -> Self {
+    pub(super) const fn duplicate(&self) -> Self {
         Self { ..*self }
     }
 
@@ -81,8 +76,10 @@ impl<'m, T> List<'m, T> {
         let mut left = len_bytes;
         while left > self.offset {
             left -= self.offset;
-            self.index -= 1;
-            self.offset = self.items[self.index].len_bytes();
+            self.offset = 0;
+            let Some(before) = self.index.checked_sub(1) else { return };
+            self.index = before;
+            self.offset = self.items[before].len_bytes();
         }
         self.offset -= left;
     }

@@ -4,8 +4,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::slice;
 
+use super::kind::Kind;
 use super::list::List;
-use super::{Kind, sealed};
+use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
@@ -38,7 +39,7 @@ impl<'m> OwnVec<'m, Dest> {
 }
 
 impl OwnVec<'_, Source> {
-    /// As [`Kind::iterate`], with slices.
+    /// As [`Walk::iterate`], with slices.
     #[inline(always)]
     pub(crate) fn iterate_slices(
         &mut self,
@@ -54,7 +55,7 @@ impl OwnVec<'_, Source> {
 }
 
 impl OwnVec<'_, Dest> {
-    /// As [`Kind::iterate`], with slices.
+    /// As [`Walk::iterate`], with slices.
     #[inline(always)]
     pub(crate) fn iterate_slices(
         &mut self,
@@ -71,8 +72,6 @@ impl OwnVec<'_, Dest> {
     }
 }
 
-impl<D> sealed::Sealed for OwnVec<'_, D> {}
-
 impl<D: Direction> Kind<D> for OwnVec<'_, D> {
     fn name(&self) -> &'static str {
         "OwnVec"
@@ -81,30 +80,33 @@ impl<D: Direction> Kind<D> for OwnVec<'_, D> {
     fn can_fault(&self) -> bool {
         false
     }
+}
 
-    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+impl<D: Direction> Walk<D> for OwnVec<'_, D> {
+    fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         self.list.segment(len_max)
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
+    fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
         self.list.advance(len_bytes)
     }
 
-    fn retreat(&mut self, len_bytes: usize) {
+    fn retreat(&mut self, _: Key, len_bytes: usize) {
         self.list.retreat(len_bytes);
     }
 
-    fn twin(&self) -> Self {
-        Self { list: self.list.twin() }
+    unsafe fn duplicate(&self, _: Key) -> Self {
+        Self { list: self.list.duplicate() }
     }
 
-    fn is_in_memory_of(&self, other: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         self.list.is_in_memory_of(&other.list)
     }
 
     #[inline(always)]
     fn iterate(
         &mut self,
+        _: Key,
         len_bytes: usize,
         step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {

@@ -6,9 +6,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use super::kind::Kind;
 use super::list::Item;
 use super::page_segment::PageSegment;
-use super::{Kind, sealed};
+use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
@@ -166,8 +167,6 @@ impl<'m, D: Direction> QueuedPages<'m, D> {
     }
 }
 
-impl<D> sealed::Sealed for QueuedPages<'_, D> {}
-
 impl<D: Direction> Kind<D> for QueuedPages<'_, D> {
     fn name(&self) -> &'static str {
         "PageQueue"
@@ -176,8 +175,10 @@ impl<D: Direction> Kind<D> for QueuedPages<'_, D> {
     fn can_fault(&self) -> bool {
         false
     }
+}
 
-    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+impl<D: Direction> Walk<D> for QueuedPages<'_, D> {
+    fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         loop {
             let part = self.here()?;
             let left = part.len_bytes() - self.offset;
@@ -189,11 +190,11 @@ impl<D: Direction> Kind<D> for QueuedPages<'_, D> {
         }
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
-        self.iterate(len_bytes, |_, _| 0)
+    fn advance(&mut self, key: Key, len_bytes: usize) -> usize {
+        self.iterate(key, len_bytes, |_, _| 0)
     }
 
-    fn retreat(&mut self, len_bytes: usize) {
+    fn retreat(&mut self, _: Key, len_bytes: usize) {
         let mut left = len_bytes;
         while left > self.offset {
             left -= self.offset;
@@ -205,49 +206,49 @@ impl<D: Direction> Kind<D> for QueuedPages<'_, D> {
         self.offset -= left;
     }
 
-    fn twin(&self) -> Self {
+    unsafe fn duplicate(&self, _: Key) -> Self {
         Self { ..*self }
     }
 
-    fn is_in_memory_of(&self, other: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         ptr::eq(self.first, other.first)
     }
 
     #[inline(always)]
     fn iterate(
         &mut self,
+        _: Key,
         len_bytes: usize,
         mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
+        // The place is kept once all steps are done: one that panics leaves it as it was.
+        let mut at = Self { ..*self };
         let mut done = 0;
-        'batches: while done < len_bytes && self.here().is_some() {
-            let mut slot = self.slot;
-            for part_of_page in &self.batch.slots[slot..] {
+        'batches: while done < len_bytes && at.here().is_some() {
+            let mut slot = at.slot;
+            for part_of_page in &at.batch.slots[slot..] {
                 let Some(part_of_page) = part_of_page.get() else { break };
-                let here = part_of_page.len_bytes() - self.offset;
+                let here = part_of_page.len_bytes() - at.offset;
                 let part = here.min(len_bytes - done);
                 if part > 0 {
-                    let segment = part_of_page.part(self.offset, part);
+                    let segment = part_of_page.part(at.offset, part);
                     let stepped = part.saturating_sub(step(segment, done));
                     done += stepped;
                     if stepped < here {
-                        self.offset += stepped;
-                        self.slot = slot;
+                        at.offset += stepped;
+                        at.slot = slot;
                         break 'batches;
                     }
                 }
                 slot += 1;
-                self.offset = 0;
+                at.offset = 0;
                 if done == len_bytes {
                     break;
                 }
             }
-            self.slot = slot;
+            at.slot = slot;
         }
+        *self = at;
         done
-    }
-
-    fn page_log2(&self) -> Option<u32> {
-        self.batch.slots.get(self.slot)?.get().map(PageSegment::page_log2)
     }
 }

@@ -5,12 +5,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use longshore_mem::NotAPage;
+
 use super::list::Item;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::segment::Segment;
 
-/// Part of a page: what a paged buffer or a pool hands out. In 16 bytes.
+/// A part of a page: its address and length, and the size of the page. In 16 bytes.
 pub struct PageSegment<'m, D> {
     start: NonNull<u8>,
     len_bytes: u32,
@@ -24,10 +26,16 @@ unsafe impl<D: Direction> Send for PageSegment<'_, D> {}
 unsafe impl<D: Direction> Sync for PageSegment<'_, D> {}
 
 impl<'m, D: Direction> PageSegment<'m, D> {
-    /// `len_bytes` bytes from `offset` of a page: of a `&Page` to read, of a `&mut Page` to write.
+    /// The logarithm of the largest page.
+    pub(crate) const PAGE_LOG2_MAX: u32 = u32::BITS - 1;
+
+    /// Returns `len_bytes` bytes from `offset` of a page: of a `&Page` to read, of a `&mut Page` to
+    /// write.
     ///
     /// # Errors
-    /// [`Error::OutsidePage`] where they reach past its end, or a part has 4 GiB or more.
+    /// [`Error::NotAPage`] for memory whose length is not a power of two, or which does not lie at
+    /// a multiple of it. [`Error::OutsidePage`] where the part reaches past the end of the page, or
+    /// has 4 GiB or more.
     pub fn new(
         page: impl Into<Segment<'m, D>>,
         offset: usize,
@@ -35,23 +43,26 @@ impl<'m, D: Direction> PageSegment<'m, D> {
     ) -> Result<Self, Error> {
         let page = page.into();
         let page_bytes = page.len_bytes();
-        let outside = Error::OutsidePage { offset, len_bytes, page_bytes };
+        let addr = page.start().addr().get();
+        if !page_bytes.is_power_of_two() || !addr.is_multiple_of(page_bytes) {
+            return Err(NotAPage { addr, len_bytes: page_bytes }.into());
+        }
         let is_inside = offset <= page_bytes && len_bytes <= page_bytes - offset;
         match u32::try_from(len_bytes) {
-            Ok(len_bytes) if is_inside && page_bytes.is_power_of_two() => Ok(Self {
+            Ok(len_bytes) if is_inside => Ok(Self {
                 // SAFETY: the offset is inside the page or at its end.
                 start: unsafe { page.start().add(offset) },
                 len_bytes,
                 page_log2: page_bytes.trailing_zeros(),
                 memory: PhantomData,
             }),
-            _ => Err(outside),
+            _ => Err(Error::OutsidePage { offset, len_bytes, page_bytes }),
         }
     }
 
     /// All of `segment`, which lies within one page of 2^`page_log2` bytes, below 4 GiB.
     pub(crate) fn within(segment: &Segment<'m, D>, page_log2: u32) -> Self {
-        debug_assert!(segment.len_bytes() <= 1 << page_log2 && page_log2 < u32::BITS);
+        debug_assert!(segment.len_bytes() <= 1 << page_log2 && page_log2 <= Self::PAGE_LOG2_MAX);
         let len_bytes = segment.len_bytes() as u32;
         Self { start: segment.start(), len_bytes, page_log2, memory: PhantomData }
     }
@@ -64,18 +75,31 @@ impl<'m, D: Direction> PageSegment<'m, D> {
         let Self { start, len_bytes, page_log2, .. } = self;
         PageSegment { start, len_bytes, page_log2, memory: PhantomData }
     }
+}
 
-    /// How many bytes it has.
+impl<D> PageSegment<'_, D> {
+    /// Returns the address of its first byte.
+    pub const fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Returns how many bytes of the page lie before it. An empty part at the very end of a page is
+    /// taken for one at the start of the next, at 0.
+    pub fn offset(&self) -> usize {
+        self.start.addr().get() & ((1 << self.page_log2) - 1)
+    }
+
+    /// Returns how many bytes it has.
     pub const fn len_bytes(&self) -> usize {
         self.len_bytes as usize
     }
 
-    /// Whether it has none.
+    /// Returns true if it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Logarithm of the size of the page it is part of.
+    /// Returns the logarithm of the size of the page that it is part of.
     pub const fn page_log2(&self) -> u32 {
         self.page_log2
     }
@@ -99,7 +123,9 @@ impl<D: Direction> Item<D> for PageSegment<'_, D> {
 
 impl<D> fmt::Debug for PageSegment<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { start, len_bytes, page_log2, .. } = self;
-        write!(f, "PageSegment({start:p} + {len_bytes:#x} of 2^{page_log2})")
+        let Self { start, len_bytes, page_log2, .. } = *self;
+        let offset = self.offset();
+        write!(f, "PageSegment({start:p} + {len_bytes:#x}, at {offset:#x} of a page of ")?;
+        write!(f, "2^{page_log2} bytes)")
     }
 }

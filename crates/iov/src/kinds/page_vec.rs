@@ -1,8 +1,10 @@
 //! A list of parts of pages.
+#![expect(unsafe_code, reason = "a second place in writable memory needs a promise")]
 
+use super::kind::Kind;
 use super::list::List;
 use super::page_segment::PageSegment;
-use super::{Kind, sealed};
+use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
@@ -27,8 +29,6 @@ impl<'m> PageVec<'m, Dest> {
     }
 }
 
-impl<D> sealed::Sealed for PageVec<'_, D> {}
-
 impl<D: Direction> Kind<D> for PageVec<'_, D> {
     fn name(&self) -> &'static str {
         "PageVec"
@@ -37,37 +37,36 @@ impl<D: Direction> Kind<D> for PageVec<'_, D> {
     fn can_fault(&self) -> bool {
         false
     }
+}
 
-    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+impl<D: Direction> Walk<D> for PageVec<'_, D> {
+    fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         self.list.segment(len_max)
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
+    fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
         self.list.advance(len_bytes)
     }
 
-    fn retreat(&mut self, len_bytes: usize) {
+    fn retreat(&mut self, _: Key, len_bytes: usize) {
         self.list.retreat(len_bytes);
     }
 
-    fn twin(&self) -> Self {
-        Self { list: self.list.twin() }
+    unsafe fn duplicate(&self, _: Key) -> Self {
+        Self { list: self.list.duplicate() }
     }
 
-    fn is_in_memory_of(&self, other: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         self.list.is_in_memory_of(&other.list)
     }
 
     #[inline(always)]
     fn iterate(
         &mut self,
+        _: Key,
         len_bytes: usize,
         step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
         self.list.iterate(len_bytes, step)
-    }
-
-    fn page_log2(&self) -> Option<u32> {
-        self.list.item().map(PageSegment::page_log2)
     }
 }

@@ -6,7 +6,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use super::{Kind, sealed};
+use super::kind::Kind;
+use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
 use crate::segment::Segment;
@@ -100,7 +101,8 @@ impl<D> fmt::Debug for PageIndex<'_, D> {
     }
 }
 
-/// The pages of an index, one after another from some byte on. A missing page ends the walk.
+/// The pages of an index, one after another from some byte on. A missing page ends the walk, and so
+/// does byte 2^64 - 1, which is never reached.
 #[doc(alias = "xarray")]
 #[derive(Debug)]
 pub struct SparsePages<'m, D> {
@@ -130,6 +132,11 @@ impl<'m, D: Direction> SparsePages<'m, D> {
         (self.at >> page_log2, (self.at & ((1 << page_log2) - 1)) as usize)
     }
 
+    /// How many of `len_bytes` bytes lie below byte 2^64 - 1.
+    fn up_to_the_top(&self, len_bytes: usize) -> usize {
+        usize::try_from(u64::MAX - self.at).map_or(len_bytes, |room| len_bytes.min(room))
+    }
+
     #[inline(always)]
     fn part(start: NonNull<u8>, offset: usize, len_bytes: usize) -> Segment<'m, D> {
         // SAFETY: the offset is inside the page.
@@ -139,8 +146,6 @@ impl<'m, D: Direction> SparsePages<'m, D> {
     }
 }
 
-impl<D> sealed::Sealed for SparsePages<'_, D> {}
-
 impl<D: Direction> Kind<D> for SparsePages<'_, D> {
     fn name(&self) -> &'static str {
         "SparsePages"
@@ -149,37 +154,43 @@ impl<D: Direction> Kind<D> for SparsePages<'_, D> {
     fn can_fault(&self) -> bool {
         false
     }
+}
 
-    fn segment(&mut self, len_max: usize) -> Option<Segment<'_, D>> {
+impl<D: Direction> Walk<D> for SparsePages<'_, D> {
+    fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         let (index, offset) = self.place();
         let start = self.pages.leaf(index)?[slot_of(index)]?;
         let here = (1 << self.pages.page_log2) - offset;
-        Some(Self::part(start, offset, here.min(len_max)))
+        let len_bytes = here.min(self.up_to_the_top(len_max));
+        (len_bytes > 0).then(|| Self::part(start, offset, len_bytes))
     }
 
-    fn advance(&mut self, len_bytes: usize) -> usize {
+    fn advance(&mut self, _: Key, len_bytes: usize) -> usize {
+        let len_bytes = self.up_to_the_top(len_bytes);
         self.at += len_bytes as u64;
         len_bytes
     }
 
-    fn retreat(&mut self, len_bytes: usize) {
-        self.at -= len_bytes as u64;
+    fn retreat(&mut self, _: Key, len_bytes: usize) {
+        self.at = self.at.saturating_sub(len_bytes as u64);
     }
 
-    fn twin(&self) -> Self {
+    unsafe fn duplicate(&self, _: Key) -> Self {
         Self { pages: self.pages, at: self.at }
     }
 
-    fn is_in_memory_of(&self, other: &Self) -> bool {
+    fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         ptr::eq(self.pages, other.pages)
     }
 
     #[inline(always)]
     fn iterate(
         &mut self,
+        _: Key,
         len_bytes: usize,
         mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
+        let len_bytes = self.up_to_the_top(len_bytes);
         let page_bytes = 1usize << self.pages.page_log2;
         let (mut index, mut offset) = self.place();
         let mut done = 0;
@@ -197,13 +208,10 @@ impl<D: Direction> Kind<D> for SparsePages<'_, D> {
                     break 'leaves;
                 }
             }
+            // Past the last leaf no byte is left to walk.
             index = ((index >> LEAF_LOG2) + 1) << LEAF_LOG2;
         }
         self.at += done as u64;
         done
-    }
-
-    fn page_log2(&self) -> Option<u32> {
-        Some(self.pages.page_log2)
     }
 }

@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 
 use longshore_iov::{
-    Cursor, Dest, PageIndex, PageQueue, PageSegment, Segment, SegmentList, Source,
+    Cursor, Dest, PageIndex, PageQueue, PageSegment, Segment, SegmentList, Source, SparsePages,
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
@@ -163,6 +163,32 @@ pub(crate) fn with_source(
             test(&mut Cursor::<Source>::sparse_pages(&index, start, len_bytes).unwrap());
         }
     }
+}
+
+pub(crate) type OfSparsePages<'m> = Cursor<'m, Source, SparsePages<'m, Source>>;
+
+/// Runs `test` on a cursor of sparse pages whose last page is the last below 2^64, `below_the_top`
+/// bytes before byte 2^64 - 1, which ends every walk. It claims to have `len_bytes` bytes. The byte
+/// at address `at` holds `at as u8`; page 0, which must not be reached, holds zeros.
+pub(crate) fn at_the_top(
+    below_the_top: u8,
+    len_bytes: usize,
+    test: &mut dyn for<'m> FnMut(&mut OfSparsePages<'m>),
+) {
+    let mut memory = vec![AlignedPage([0; PAGE_BYTES]); 6];
+    let (first, last) = memory.split_first_mut().expect("there are six");
+    let bytes = last.iter_mut().flat_map(|page| &mut page.0);
+    bytes.rev().zip(0..).for_each(|(byte, at)| *byte = (u64::MAX - at) as u8);
+    let first = Page::new(view_mut(&mut first.0)).unwrap();
+    let last: Vec<Page<'_>> =
+        last.iter_mut().map(|page| Page::new(view_mut(&mut page.0)).unwrap()).collect();
+    let mut index = PageIndex::new(PAGE_LOG2).unwrap();
+    index.insert(0, &first).unwrap();
+    for (at, page) in last.iter().rev().enumerate() {
+        index.insert((u64::MAX >> PAGE_LOG2) - at as u64, page).unwrap();
+    }
+    let start = u64::MAX - u64::from(below_the_top);
+    test(&mut Cursor::of(SparsePages::<Source>::new(&index, start), len_bytes));
 }
 
 /// Near the end of a leaf, so that short tests cross one.

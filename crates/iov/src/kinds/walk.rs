@@ -1,0 +1,115 @@
+//! The operations of a kind that cursors use and users of the crate cannot call.
+#![expect(unsafe_code, reason = "a second place in writable memory needs a promise")]
+
+use crate::direction::Direction;
+use crate::segment::Segment;
+
+/// A value that only this crate can make. A method that takes one cannot be called by a user of the
+/// crate, not even through the bound `K: Kind<D>`, which brings the methods of a supertrait into
+/// scope whether or not that trait can be named. None of these compiles:
+///
+/// ```compile_fail,E0603
+/// use longshore_iov::kinds::walk::{KEY, Walk};
+/// ```
+///
+/// ```compile_fail,E0061
+/// use longshore_iov::{Dest, kinds::Kind};
+///
+/// fn two_places<K: Kind<Dest>>(place: &K) -> K {
+///     unsafe { place.duplicate() }
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// use longshore_iov::{Dest, kinds::Kind};
+///
+/// fn two_places<K: Kind<Dest>>(place: &K) -> K {
+///     unsafe { place.duplicate(Default::default()) }
+/// }
+/// ```
+///
+/// ```compile_fail,E0061
+/// use longshore_iov::{Dest, kinds::Kind};
+///
+/// fn before_the_start<K: Kind<Dest>>(place: &mut K) {
+///     place.retreat(64);
+/// }
+/// ```
+///
+/// ```compile_fail,E0308
+/// use longshore_iov::{Dest, kinds::Kind};
+///
+/// fn before_the_start<K: Kind<Dest>>(place: &mut K) {
+///     place.retreat((), 64);
+/// }
+/// ```
+///
+/// ```compile_fail,E0599
+/// use longshore_iov::{Dest, ForeignBuf};
+///
+/// fn before_the_start(place: &mut ForeignBuf<'_, Dest>) {
+///     place.retreat(64);
+/// }
+/// ```
+///
+/// ```compile_fail,E0576
+/// use longshore_iov::{Dest, OwnVec, kinds::Kind};
+///
+/// fn two_places<'m>(place: &OwnVec<'m, Dest>) -> OwnVec<'m, Dest> {
+///     unsafe { <OwnVec<'m, Dest> as Kind<Dest>>::duplicate(place) }
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// use longshore_iov::{Source, kinds::Kind};
+///
+/// struct Mine;
+///
+/// impl Kind<Source> for Mine {
+///     fn name(&self) -> &'static str {
+///         "Mine"
+///     }
+///
+///     fn can_fault(&self) -> bool {
+///         false
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Key(());
+
+/// The only [`Key`].
+pub(crate) const KEY: Key = Key(());
+
+/// The supertrait of [`Kind`](super::Kind), which users cannot name and so cannot implement.
+pub trait Walk<D: Direction>: Sized {
+    /// Returns the segment here, cut to `len_max`, which is not zero. May step over segments of no
+    /// bytes.
+    fn segment(&mut self, key: Key, len_max: usize) -> Option<Segment<'_, D>>;
+
+    /// Moves on by `len_bytes` or to the end, where the kind knows its end. Returns how far it
+    /// came.
+    fn advance(&mut self, key: Key, len_bytes: usize) -> usize;
+
+    /// Moves back by `len_bytes` or to the start.
+    fn retreat(&mut self, key: Key, len_bytes: usize);
+
+    /// See [`SegmentSource::iterate`](crate::SegmentSource::iterate).
+    fn iterate(
+        &mut self,
+        key: Key,
+        len_bytes: usize,
+        step: impl FnMut(Segment<'_, D>, usize) -> usize,
+    ) -> usize;
+
+    /// Returns the same place once more.
+    ///
+    /// # Safety
+    /// Of all places in memory of a [`Dest`](crate::Dest), one at a time may be used to access it.
+    /// Addresses and lengths may be asked of any.
+    unsafe fn duplicate(&self, key: Key) -> Self;
+
+    /// Returns true if `other` is a place in the same memory, so that either may take the other's
+    /// place.
+    fn is_in_memory_of(&self, key: Key, other: &Self) -> bool;
+}
