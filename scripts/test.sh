@@ -170,9 +170,10 @@ miri_of_load() {
 }
 
 # The assembly for AArch64, emulated. Faults of memory are delivered as a kernel would, but the
-# emulator is of one process: a test that starts another of its kind cannot. What the first of
-# those left out starts is run by itself; the other's are deaths that no assembly has part in. Go and
-# Python programs would load a library of this machine's own architecture.
+# emulator is of one process: a test that starts another of its kind cannot. The scenarios of signal
+# handlers, which those tests start, are run one by one, but for those that end in death and the one
+# that sends signals, of which the emulator dies. Go and Python programs would load a library of this
+# machine's own architecture.
 aarch64_tests() {
     local status=0
     local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
@@ -182,15 +183,19 @@ aarch64_tests() {
     local tests=("${bounded[@]}" cargo test --target aarch64-unknown-linux-gnu "${locked[@]}")
     "${tests[@]}" --package longshore-mem --package longshore-iov --package longshore-pagetable \
         --tests --no-fail-fast -- \
-        --show-output --skip others::handlers_installed_before --skip what_is_not_a_copy_dies \
+        --show-output --skip processes:: --skip what_is_not_a_copy_dies \
         --skip keeps_its_handlers --skip a_table_that_cannot_be_had_is_not_in_use || status=1
     # The emulator takes any length for memory, and another process's addresses for the machine's.
     "${tests[@]}" --package longshore-access --lib --test faults --test counts --test model \
         --test logs --no-fail-fast -- --show-output --skip memory_of_another_process \
         --skip writes_to_remote_regions_are_logged \
         --skip words_are_zero_and_what_does_not_fit_is_refused || status=1
-    LONGSHORE_FAULT_TEST=chained "${tests[@]}" --package longshore-mem --test fault -- \
-        --exact others::chained || status=1
+    local scenario
+    for scenario in 'below ours' 'calls ours' 'restores ours' 'ignores ours' \
+        'comes back above ours' many 'own handler' masks stacks 'one argument'; do
+        LONGSHORE_HANDLERS_TEST=$scenario "${tests[@]}" --package longshore-mem --test handlers -- \
+            --exact scenario || status=1
+    done
     return "$status"
 }
 

@@ -65,5 +65,5 @@ page!(
     moving_bytes,
     "moving-bytes.md",
     "[`Cursor`](crate::iov::Cursor), [`SegmentSource`](crate::iov::SegmentSource), \
-     [`kinds`](crate::iov::kinds), [`FaultGuard`](crate::mem::fault::FaultGuard)"
+     [`kinds`](crate::iov::kinds), [`FaultGuard`](crate::mem::fault::FaultGuard), [`fault`](crate::mem::fault)"
 );

@@ -1,10 +1,10 @@
 //! Copies that survive memory that is not there.
 //!
-//! Foreign memory can vanish under a copy: a file behind a mapping is truncated (SIGBUS), a guest
+//! Memory of others can vanish during a copy: a file behind a mapping is truncated (SIGBUS), a guest
 //! unmaps a page (SIGSEGV), a memory module reports a poisoned page (SIGBUS). While a
-//! [`FaultGuard`] lives, a copy that meets such a fault stops at the exact byte and says where;
-//! without one the process dies as it always did. It costs nothing where nothing faults: the copy
-//! is the same code with or without a guard.
+//! [`FaultGuard`] lives, a copy that meets such a fault stops at the exact byte and returns it as an
+//! error; without a guard the signal ends the process as usual. It costs nothing where nothing
+//! faults: the copy is the same code with or without a guard.
 //!
 //! # How
 //!
@@ -15,13 +15,34 @@
 //! names as outputs, and moves the instruction pointer. Any other fault goes to the handler that
 //! was installed before, or to the default action, as if this one were not there.
 //!
-//! The handler is the process's: installed with the first guard, removed with the last unless
-//! somebody installed another one after it, which may call it. It runs on the alternative signal
-//! stack where there is one, so it works beside the stack-overflow handlers of Rust's standard
-//! library and of Go, and beside Python's `faulthandler`, if they were installed before
-//! (`tests/hosts.rs`). A library that was loaded with `dlopen` must not be unloaded while its
-//! handler may still be called.
+//! # Other handlers
+//!
+//! The handlers of SIGSEGV and SIGBUS are the process's. The first guard installs them, and they
+//! stay: while no guard lives they pass every signal on. They call the handler that was there before
+//! with the signal mask, and on the stack, that it asked for, and once only if it has
+//! `SA_RESETHAND`. So they work beside the stack-overflow handlers of Rust's standard library and of
+//! Go, and beside Python's `faulthandler` (`tests/hosts.rs`).
+//!
+//! A handler that is installed later should call ours for signals that it does not handle, as
+//! handlers do. If it does not, copies do not survive faults until the next guard is installed:
+//! [`FaultGuard::install`] then installs a handler of ours above it, which calls it for all other
+//! signals. Handlers that call each other this way form no loop, and each is called. At most four
+//! replaced handlers are remembered: the first three and the newest. A guard that replaces a fifth
+//! different handler forgets the fourth, which is no longer called.
+//!
+//! A program with a handler of its own can do without ours: it calls [`handle`] in its handler, and
+//! [`never_install_handler`] before the first guard. Without a handler that calls [`handle`], guards
+//! have no effect then.
+//!
+//! The kernel calls no handler for a fault of a thread that has blocked the signal: copies in a thread
+//! with SIGBUS or SIGSEGV in its signal mask do not survive faults.
+//!
+//! A library that was loaded with `dlopen` must not be unloaded after its first guard.
 
+#[cfg(feature = "std")]
+mod chain;
+#[cfg(feature = "std")]
+mod count;
 #[cfg(feature = "std")]
 mod guard;
 #[cfg(feature = "std")]
@@ -33,7 +54,9 @@ mod table;
 use core::fmt;
 
 #[cfg(feature = "std")]
-pub use guard::FaultGuard;
+pub use guard::{FaultGuard, never_install_handler};
+#[cfg(feature = "std")]
+pub use handler::handle;
 
 use crate::HostAddr;
 

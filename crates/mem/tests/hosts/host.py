@@ -3,6 +3,8 @@
     host.py LIBRARY                   copies in several threads
     host.py LIBRARY segv | bus        then dies of a fault of its own, under the guard
     host.py LIBRARY segv-unguarded    the same after the guard
+    host.py LIBRARY segv-between      the same with the faulthandler enabled between two guards
+    host.py LIBRARY segv-two COPY     the same with guards of two copies of the library in turns
 """
 
 import ctypes
@@ -19,14 +21,21 @@ ROUNDS = 100
 NOT_BACKED = 2
 
 faulthandler.enable()
-library = ctypes.CDLL(sys.argv[1])
-library.longshore_copy.restype = ctypes.c_size_t
-library.longshore_copy.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_int),
-]
+
+
+def load(path):
+    library = ctypes.CDLL(path)
+    library.longshore_copy.restype = ctypes.c_size_t
+    library.longshore_copy.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_int),
+    ]
+    return library
+
+
+library = load(sys.argv[1])
 CONTENT = bytes((at * 31 ^ at >> 9) & 0xFF for at in range(PAGES * PAGE))
 failures = []
 
@@ -42,9 +51,9 @@ def truncated_mapping(there):
     return mapping, ctypes.addressof(ctypes.c_char.from_buffer(mapping))
 
 
-def check_copies(which):
+def check_copies(which, library=library, rounds=ROUNDS):
     """Copies over the end of what is there, from many places."""
-    for round in range(ROUNDS):
+    for round in range(rounds):
         there = 1 + (which + round) % (PAGES - 1)
         mapping, address = truncated_mapping(there)
         before = (which * 977 + round * 131) % (there * PAGE)
@@ -83,5 +92,22 @@ if mode == "bus":
     fall_over_bus()
 library.longshore_unguard()
 if mode == "segv-unguarded":
+    fall_over_segv()
+if mode == "segv-between":
+    faulthandler.disable()
+    faulthandler.enable()
+    library.longshore_guard()
+    check_copies(0)
+if mode == "segv-two":
+    libraries = library, load(sys.argv[3])
+    for _ in range(10):
+        for guarding in libraries:
+            guarding.longshore_guard()
+            check_copies(0, guarding, rounds=3)
+        for guarding in libraries:
+            guarding.longshore_unguard()
+if failures:
+    sys.exit("\n".join(failures))
+if mode in ("segv-between", "segv-two"):
     fall_over_segv()
 print("the host holds")
