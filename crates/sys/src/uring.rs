@@ -2,7 +2,8 @@
 //!
 //! The kernel writes into memory after the call that asked for it has returned, so the memory must
 //! outlive the request. [`with_ring`] ties both together: a [`Ring`] exists only inside it, takes
-//! memory and files that outlive it, and is drained before `with_ring` returns, on every path.
+//! memory and files that outlive it, and is drained before `with_ring` returns, on every path. Reads
+//! that are still in flight then are cancelled first.
 #![expect(unsafe_code, reason = "hands pointers to the kernel that outlive the call")]
 
 use std::io;
@@ -10,7 +11,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode};
 use longshore_mem::{FileOffset, VolatileSliceMut};
 
@@ -24,19 +25,38 @@ pub struct Completion {
 }
 
 /// A submission and completion queue for reads into memory that lives for `'mem`.
+///
+/// The kernel takes submissions from the thread that made the ring only, so a ring stays with its
+/// thread. It cannot even be exchanged for one of another thread:
+///
+/// ```compile_fail
+/// use longshore_sys::uring::with_ring;
+///
+/// std::thread::scope(|scope| {
+///     with_ring(4, |ours| {
+///         scope.spawn(|| with_ring(4, |theirs| std::mem::swap(ours, theirs)));
+///     })
+/// });
+/// ```
 pub struct Ring<'mem> {
     ring: IoUring,
     in_flight: u32,
     entries: u32,
     /// Invariant: a ring for long-lived memory must not be taken for one of shorter-lived memory.
     memory: PhantomData<fn(&'mem ()) -> &'mem ()>,
+    /// Neither `Send` nor `Sync`.
+    of_this_thread: PhantomData<*const ()>,
 }
 
-/// Runs `body` with a ring of `entries` places, and waits for every read that `body` left behind
-/// before it returns, also where `body` panics.
+/// Runs `body` with a ring of `entries` places. Cancels every read that `body` left in flight, and
+/// waits until it has ended, before it returns or unwinds.
+///
+/// A cancelled read of a pipe, a socket or an eventfd ends at once. A read that the kernel cannot
+/// cancel ends when the file system or the disk answers, as with `read(2)`: the memory is borrowed,
+/// so it can neither be leaked nor given back before. Before Linux 6.0 nothing is cancelled.
 ///
 /// # Errors
-/// Where the kernel refuses a ring: `ENOSYS` or `EPERM` (a seccomp filter or
+/// The kernel refused a ring: `ENOSYS` or `EPERM` (a seccomp filter or
 /// `kernel.io_uring_disabled`), `ENOMEM` (the locked-memory limit, before Linux 5.12),
 /// `Unsupported` where it cannot read or cannot wait with a timeout (before Linux 5.11).
 pub fn with_ring<'mem, R>(entries: u32, body: impl FnOnce(&mut Ring<'mem>) -> R) -> io::Result<R> {
@@ -69,7 +89,8 @@ impl<'mem> Ring<'mem> {
         if !probe.is_supported(opcode::Read::CODE) || !ring.params().is_feature_ext_arg() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(Self { ring, in_flight: 0, entries, memory: PhantomData })
+        let of_this_thread = PhantomData;
+        Ok(Self { ring, in_flight: 0, entries, memory: PhantomData, of_this_thread })
     }
 
     /// How many reads are in flight.
@@ -103,8 +124,8 @@ impl<'mem> Ring<'mem> {
             .build()
             .user_data(token);
         // SAFETY: file and memory live for 'mem, which does not end before `with_ring` returns,
-        // and it drains the ring before that (`Drop` below). The caller's view was given away, so
-        // nobody writes there meanwhile through it.
+        // and it drains the ring before that (`Drop` below). The caller gave its view away, so it
+        // does not write there meanwhile.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::ErrorKind::WouldBlock)?;
         self.in_flight += 1;
         Ok(())
@@ -138,19 +159,29 @@ impl<'mem> Ring<'mem> {
 
 impl Drop for Ring<'_> {
     fn drop(&mut self) {
+        // Submits what is queued, so that all reads are where the kernel finds them to cancel.
+        let mut patience = Duration::ZERO;
         while self.in_flight > 0 {
-            if self.wait(Duration::from_secs(1), drop).is_err() {
-                // The kernel may still write to the memory, and nothing is left to wait with.
-                // Going on would be memory corruption.
+            if self.wait(patience, drop).is_err() {
+                // The kernel may still write to the memory, and there is no way left to wait for
+                // it. Returning would be memory corruption.
                 std::process::abort();
             }
+            // The reads are waited for in any case, so a failure changes nothing: `ENOENT` if none
+            // is left, `ETIME` if one goes on, `EINVAL` before Linux 6.0. A read that was not
+            // submitted for lack of memory is cancelled by the next round.
+            let _ = self
+                .ring
+                .submitter()
+                .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any());
+            patience = Duration::from_secs(1);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::ptr::NonNull;
 
@@ -164,6 +195,13 @@ mod tests {
                 true
             }
         }
+    }
+
+    /// Returns whether the kernel can cancel the reads of a ring (Linux 6.0).
+    fn kernel_cancels() -> bool {
+        let ring = IoUring::new(1).unwrap();
+        let nothing = ring.submitter().register_sync_cancel(None, CancelBuilder::any());
+        !matches!(nothing, Err(error) if error.raw_os_error() == Some(libc::EINVAL))
     }
 
     fn view(bytes: &mut [u8]) -> VolatileSliceMut<'_> {
@@ -214,6 +252,44 @@ mod tests {
         .unwrap();
         // `with_ring` submitted and reaped what was pushed.
         assert_eq!(first, [9; 100]);
+    }
+
+    #[test]
+    fn reads_that_never_end_are_cancelled() {
+        if skip_without_uring() {
+            return;
+        }
+        let (reader, mut writer) = io::pipe().unwrap();
+        let (mut submitted, mut queued) = ([0u8; 4], [0u8; 4]);
+        let (sender, ended) = std::sync::mpsc::channel();
+        // Bounds the test if the ring waits for the pipe.
+        let watchdog = std::thread::spawn({
+            let mut writer = writer.try_clone().unwrap();
+            move || {
+                let ended_first = ended.recv_timeout(Duration::from_secs(20)).is_ok();
+                if !ended_first {
+                    writer.write_all(b"wake up!").unwrap();
+                }
+                ended_first
+            }
+        });
+        with_ring(2, |ring| {
+            ring.push_read(reader.as_fd(), view(&mut submitted), FileOffset::new(0), 7).unwrap();
+            ring.wait(Duration::ZERO, drop).unwrap();
+            assert_eq!(ring.in_flight(), 1);
+            ring.push_read(reader.as_fd(), view(&mut queued), FileOffset::new(0), 7).unwrap();
+        })
+        .unwrap();
+        // The watchdog may have given up, and reports it.
+        let _ = sender.send(());
+        if kernel_cancels() {
+            assert!(watchdog.join().unwrap(), "the ring waited for the pipe");
+        }
+        // No read is left that could take these bytes.
+        writer.write_all(b"abcd").unwrap();
+        let mut read = [0u8; 4];
+        (&reader).read_exact(&mut read).unwrap();
+        assert_eq!((&read, submitted, queued), (b"abcd", [0; 4], [0; 4]));
     }
 
     #[test]
