@@ -1,6 +1,7 @@
 //! Memory that vanishes, peers that die, calls that are cancelled, and threads that would wait for
 //! themselves.
 #![cfg(not(any(loom, miri)))]
+#![expect(unsafe_code, reason = "writes to memory of another program")]
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -129,26 +130,82 @@ impl Drop for Killed {
     }
 }
 
-#[test]
-fn memory_of_another_process_faults_once_the_process_is_gone() {
+/// Starts a program that sleeps, and returns the end of its stack, and the beginning of its first
+/// mapping, which is read-only and begins with the magic number of ELF.
+fn sleeping() -> (Killed, u64, u64) {
     let mut command = Command::new("sleep");
     command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = Killed(command.spawn().unwrap());
-    // Its stack, which is there from the start.
-    let (mut stack, end) = (None, Instant::now() + Duration::from_secs(20));
-    while stack.is_none() {
+    let child = Killed(command.spawn().unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
         assert!(Instant::now() < end, "the process has no stack that is named so");
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.0.id())).unwrap();
-        // Before it has executed `sleep` it is this program.
+        // Before it has executed `sleep` it is this program, and before it sleeps it uses its stack.
         let is_new =
             maps.lines().any(|line| line.ends_with("sleep") || line.ends_with("coreutils"));
-        let line = maps.lines().find(|line| line.ends_with("[stack]"));
-        let range = line.and_then(|line| line.split_once(' ')?.0.split_once('-'));
-        let range = range.filter(|_| is_new);
-        stack = range.map(|(_, end)| u64::from_str_radix(end, 16).unwrap() - 2 * PAGE);
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", child.0.id())).unwrap();
+        let is_asleep = status.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
+        let range = |line: &str| {
+            let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((number(start)?, number(end)?))
+        };
+        // They are there from the start.
+        let stack = maps.lines().find(|line| line.ends_with("[stack]")).and_then(range);
+        let first = maps.lines().find(|line| line.contains(" r--p ")).and_then(range);
+        if let (true, true, Some(stack), Some(first)) = (is_new, is_asleep, stack, first) {
+            return (child, stack.1, first.0);
+        }
     }
+}
+
+/// Writes to memory that the other process itself may only read are refused, and change nothing.
+#[test]
+fn read_only_memory_of_another_process_is_read_and_never_written() {
+    let (child, _, first) = sleeping();
     let process = Process::open(child.0.id()).unwrap();
-    let memory = Arc::new(ProcessMemory::new(process, stack.unwrap()));
+    // SAFETY: the first mapping of another program, which shares no memory with this one.
+    let memory = Arc::new(unsafe { ProcessMemory::new(process, first).writable() });
+    for prot in [Prot::READ, Prot::READ_WRITE] {
+        let (space, _region) = mapped(Region::remote(memory.clone(), PAGE).unwrap(), prot);
+        let session = space.session();
+        let reason = match prot == Prot::READ {
+            true => Reason::Permission,
+            false => Reason::BackingLost,
+        };
+        let refused = Err(Fault { iova: at(0), done: 0, reason });
+        assert_eq!(session.write(at(0), b"none"), refused);
+        assert_eq!(session.fill(at(0), 1, 4), refused);
+        let mut four = [0; 4];
+        session.read(at(0), &mut four).unwrap();
+        assert_eq!(&four, b"\x7fELF");
+    }
+}
+
+/// A child can have memory of this process mapped, which safe code must not change.
+#[test]
+fn memory_of_another_process_is_written_only_by_a_promise() {
+    let (child, stack, _) = sleeping();
+    let process = Process::open(child.0.id()).unwrap();
+    let memory = Arc::new(ProcessMemory::new(process, stack - 2 * PAGE));
+    let (space, _region) = mapped(Region::remote(memory, 2 * PAGE).unwrap(), Prot::READ_WRITE);
+    let session = space.session();
+    let refused = Err(Fault { iova: at(16), done: 0, reason: Reason::Permission });
+    let mut before = [0; 4];
+    session.read(at(16), &mut before).unwrap();
+    assert_eq!(session.write(at(16), b"none"), refused);
+    assert_eq!(session.fill(at(16), 1, 4), refused);
+    let mut after = [0; 4];
+    session.read(at(16), &mut after).unwrap();
+    assert_eq!(after, before);
+}
+
+#[test]
+fn memory_of_another_process_faults_once_the_process_is_gone() {
+    let (mut child, stack, _) = sleeping();
+    let process = Process::open(child.0.id()).unwrap();
+    // SAFETY: the stack of another program, which shares no memory with this one.
+    let memory = Arc::new(unsafe { ProcessMemory::new(process, stack - 2 * PAGE).writable() });
     let (space, _region) = mapped(Region::remote(memory, 4 * PAGE).unwrap(), Prot::READ_WRITE);
     let session = space.session();
     let mut page = vec![0; PAGE as usize];

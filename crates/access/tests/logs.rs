@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "maps memory by its address")]
 
 use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -113,10 +114,14 @@ fn what_is_written_is_logged_in_every_way_and_nothing_else_is() {
 
 #[test]
 fn writes_to_remote_regions_are_logged() {
-    let there = vec![0u8; 5 * PAGE as usize].leak();
-    let address = there.as_mut_ptr().expose_provenance() as u64;
-    let process = Process::open(std::process::id()).unwrap();
-    let remote = Arc::new(ProcessMemory::new(process, address));
+    // The stack of a process that waits for its standard input.
+    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+    let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+    let end = u64::from_str_radix(stack.split([' ', '-']).nth(1).unwrap(), 16).unwrap();
+    let process = Process::open(child.id()).unwrap();
+    // SAFETY: the stack of another program, which shares no memory with this one.
+    let remote = Arc::new(unsafe { ProcessMemory::new(process, end - 4 * PAGE).writable() });
     let region = Region::remote(remote, 4 * PAGE).unwrap().at_guest_phys(GuestPhys::new(GUEST));
     let (region, space) = (Arc::new(region), Space::new().unwrap());
     space.attach(&region).unwrap();
@@ -129,6 +134,8 @@ fn writes_to_remote_regions_are_logged() {
     let slices = [std::io::IoSlice::new(b"some bytes")];
     session.write_iter(iova(3), &mut Cursor::<Source>::own_vec(&slices), 10).unwrap();
     assert_eq!(harvested(&space, &log, GUEST), [1, 3].into());
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A process whose memory is read and written.
@@ -30,10 +31,10 @@ enum Way {
 }
 
 impl Process {
-    /// The process that has the number `pid` now.
+    /// Returns the process that has the number `pid` now.
     ///
     /// # Errors
-    /// `ESRCH` where there is none, `EINVAL` for a number that is none.
+    /// `ESRCH` if there is none, `EINVAL` for a number that no process can have.
     pub fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -41,21 +42,32 @@ impl Process {
         Ok(Self { pidfd, pid: pid.as_raw_nonzero().get() })
     }
 
-    /// The process that `pidfd` means, as from `SO_PEERPIDFD`.
+    /// Returns the process that `pidfd` refers to, as from `SO_PEERPIDFD`.
     ///
     /// # Errors
-    /// `ESRCH` where it is gone, `EINVAL` where the descriptor is no pidfd.
+    /// `ESRCH` if it is gone, `EINVAL` if the descriptor is not a pidfd or is one of a thread;
+    /// `Unsupported` if `/proc` is of another namespace of process numbers than this process is in.
     pub fn from_pidfd(pidfd: OwnedFd) -> io::Result<Self> {
-        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
-        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
-        let pid: libc::pid_t = pid
-            .and_then(|pid| pid.trim().parse().ok())
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        // The kernel writes -1 for one that is gone, 0 for one of another namespace.
-        if pid <= 0 {
+        // The kernel writes -1 for a process that is gone, 0 for one of another namespace.
+        let number = number_in_proc(pidfd.as_fd())?;
+        if number <= 0 {
             return Err(gone());
         }
-        Ok(Self { pidfd, pid })
+        let pid = Pid::from_raw(number).ok_or_else(gone)?;
+        // The number is of the namespace that `/proc` is of, and the calls take one of this process's.
+        let other_namespace = || {
+            let reason = "/proc is of another namespace of process numbers than this process is in";
+            io::Error::new(io::ErrorKind::Unsupported, reason)
+        };
+        let same = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(same) => number_in_proc(same.as_fd())? == number,
+            Err(Errno::SRCH) => false,
+            Err(error) => return Err(error.into()),
+        };
+        let process = Self { pidfd, pid: number };
+        // If it is alive still, no other process had its number meanwhile.
+        process.check_alive()?;
+        if same { Ok(process) } else { Err(other_namespace()) }
     }
 
     /// The process's number, while it is alive.
@@ -88,7 +100,13 @@ impl Process {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn write(&self, address: u64, from: VolatileSlice<'_>) -> io::Result<usize> {
+    ///
+    /// # Safety
+    /// No byte that is written may be memory to which Rust code of this process has references. So the
+    /// memory must not be this process's own, which its threads and `CLONE_VM` children have, too. Nor
+    /// may it be shared with memory that this process uses through references: until it calls `exec`, a
+    /// forked child has every shared mapping of its parent, such as a buffer's memfd.
+    pub unsafe fn write(&self, address: u64, from: VolatileSlice<'_>) -> io::Result<usize> {
         self.call(Way::Write, address, from.as_ptr().cast_mut(), from.len_bytes())
     }
 
@@ -100,11 +118,11 @@ impl Process {
             libc::iovec { iov_base: std::ptr::without_provenance_mut(there), iov_len: len_bytes };
         let done = match way {
             // SAFETY: `local` is a view that may be written for its length; the other list holds
-            // addresses of another process, which the kernel checks.
+            // addresses that are only read, and the kernel checks them.
             Way::Read => unsafe {
                 libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
             },
-            // SAFETY: as above; `local` is only read.
+            // SAFETY: as above; `local` is only read, and the caller of `write` promises the rest.
             Way::Write => unsafe {
                 libc::process_vm_writev(self.pid, &raw const local, 1, &raw const remote, 1, 0)
             },
@@ -119,6 +137,14 @@ impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
+}
+
+/// Returns the number of the process that a pidfd refers to, in the namespace that `/proc` is of.
+fn number_in_proc(pidfd: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let number = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    let number = number.and_then(|number| number.trim().parse().ok());
+    number.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
 fn gone() -> io::Error {
@@ -139,18 +165,67 @@ mod tests {
     }
 
     #[test]
-    fn own_memory_is_read_and_written_by_the_same_calls() {
+    fn own_memory_is_read() {
         let process = Process::open(std::process::id()).unwrap();
-        let mut there = *b"what is there";
-        let address = (&raw mut there).expose_provenance() as u64;
-        let mut here = [0; 13];
-        assert_eq!(process.read(address, own_bytes(&mut here)).unwrap(), 13);
-        assert_eq!(&here, b"what is there");
-        let mut new = *b"is now";
-        process.write(address, own_bytes(&mut new).as_readable()).unwrap();
-        assert_eq!(&there, b"is nows there");
-        let error = process.read(8, own_bytes(&mut here)).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        let pidfd = process.as_fd().try_clone_to_owned().unwrap();
+        let there = *b"what is there";
+        let address = (&raw const there).expose_provenance() as u64;
+        for process in [process, Process::from_pidfd(pidfd).unwrap()] {
+            let mut here = [0; 13];
+            assert_eq!(process.read(address, own_bytes(&mut here)).unwrap(), 13);
+            assert_eq!(&here, b"what is there");
+            let error = process.read(8, own_bytes(&mut here)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        }
+    }
+
+    /// `/proc` stays mounted, as `unshare --pid` leaves it: a process has another number there.
+    #[test]
+    fn a_number_of_another_namespace_is_not_used() {
+        const INSIDE: &str = "LONGSHORE_TEST_IN_PID_NAMESPACE";
+        let name = "process_memory::tests::a_number_of_another_namespace_is_not_used";
+        if std::env::var_os(INSIDE).is_none() {
+            let mut unshare = Command::new("unshare");
+            let program = std::env::current_exe().unwrap();
+            unshare.args(["--pid", "--fork"]).arg(program).args(["--exact", name, "--nocapture"]);
+            let output = unshare.env(INSIDE, "1").output();
+            match output {
+                Ok(output) if output.status.success() => {}
+                Ok(output) => {
+                    let errors = String::from_utf8_lossy(&output.stderr);
+                    assert!(errors.contains("unshare failed"), "{errors}");
+                    println!("SKIPPED: {errors}");
+                }
+                Err(error) => println!("SKIPPED: no unshare: {error}"),
+            }
+            return;
+        }
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        let pidfd = process.as_fd().try_clone_to_owned().unwrap();
+        assert_ne!(number_in_proc(pidfd.as_fd()).unwrap().unsigned_abs(), child.id());
+        let refused = Process::from_pidfd(pidfd).map(|process| process.pid());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn memory_of_another_process_is_read_and_written() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        let maps = fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+        let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+        let end = stack.split([' ', '-']).nth(1).unwrap();
+        let address = u64::from_str_radix(end, 16).unwrap() - 64;
+        let (mut new, mut here) = (*b"is now", [0; 6]);
+        let new = own_bytes(&mut new);
+        // SAFETY: the stack of another program, which shares no memory with this one.
+        assert_eq!(unsafe { process.write(address, new.as_readable()) }.unwrap(), 6);
+        assert_eq!(process.read(address, own_bytes(&mut here)).unwrap(), 6);
+        assert_eq!(&here, b"is now");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
