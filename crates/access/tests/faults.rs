@@ -14,7 +14,7 @@ use longshore_access::{
     Error, Fault, MapAccess, OnUnmap, Partial, Process, ProcessMemory, Read, ReadWrite, Reason,
     Region, RemoteMemory, Space, Write,
 };
-use longshore_iov::{Cursor, Dest, SegmentSource};
+use longshore_iov::{Cursor, Dest, Segment, SegmentSource, Source};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{FileOffset, Iova};
 use longshore_pagetable::Prot;
@@ -409,4 +409,47 @@ fn a_lease_is_waited_for_and_told() {
     let mut bytes = [0; 10];
     rustix::io::pread(&file, &mut bytes, 8).unwrap();
     assert_eq!(&bytes, b"to the end");
+}
+
+/// A source of a user's own that says it has more, the more is read from it.
+struct Growing<'m> {
+    bytes: VolatileSlice<'m>,
+    says: usize,
+}
+
+impl SegmentSource<Source> for Growing<'_> {
+    fn remaining(&self) -> usize {
+        self.says
+    }
+
+    fn next_segment(&mut self, len_max: usize) -> Option<Segment<'_, Source>> {
+        let part = self.bytes.subslice(0, len_max.min(self.bytes.len_bytes()));
+        part.ok().map(Into::into)
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.says += len;
+    }
+
+    fn revert(&mut self, _: usize) -> Result<(), longshore_iov::Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_source_that_lies_about_its_length_moves_as_many_bytes_as_were_copied() {
+    let file = memfd::create("remains", Backing::Shmem).unwrap();
+    memfd::set_len(&file, 4 * PAGE).unwrap();
+    let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, MapAccess::ReadWrite);
+    let region = region.unwrap();
+    let (space, _region) = mapped(region, Prot::READ_WRITE);
+    let session = space.session();
+    let mut memory = [5; 100];
+    let view = VolatileSliceMut::from(&mut memory[..]);
+    let mut source = Growing { bytes: view.as_readable(), says: 1 << 20 };
+    assert_eq!(session.write_iter(START, &mut source, 2 * PAGE as usize), Ok(2 * PAGE as usize));
+    let mut into = vec![0; 3 * PAGE as usize];
+    session.read(START, &mut into).unwrap();
+    assert!(into[..2 * PAGE as usize].iter().all(|byte| *byte == 5));
+    assert!(into[2 * PAGE as usize..].iter().all(|byte| *byte == 0));
 }

@@ -42,10 +42,10 @@ impl Session {
                     let start = NonNull::new(host).unwrap_or(NonNull::dangling());
                     // SAFETY: translated while the slot is entered, which outlives the view.
                     let view = unsafe { VolatileSlice::from_raw_parts(start, part) };
-                    let before = dest.remaining();
-                    let moved =
-                        copy::transfer(&mut Cursor::<Source>::foreign_buf(view), dest, part);
-                    done += before - dest.remaining();
+                    let mut from = Cursor::<Source>::foreign_buf(view);
+                    let moved = copy::transfer(&mut from, dest, part);
+                    // `dest` may say anything of how far it came.
+                    done += from.walked();
                     let moved = moved.map_err(|error| stopped(iova, done, host, part, &error))?;
                     if moved < part {
                         break;
@@ -99,12 +99,11 @@ impl Session {
                     let start = NonNull::new(host).unwrap_or(NonNull::dangling());
                     // SAFETY: translated while the slot is entered, which outlives the view.
                     let view = unsafe { VolatileSliceMut::from_raw_parts(start, part) };
-                    let before = source.remaining();
-                    let moved =
-                        copy::transfer(source, &mut Cursor::<Dest>::foreign_buf(view), part);
-                    let moved_bytes = before - source.remaining();
-                    self.after_write(&entry, at, moved_bytes);
-                    done += moved_bytes;
+                    let mut to = Cursor::<Dest>::foreign_buf(view);
+                    let moved = copy::transfer(source, &mut to, part);
+                    // `source` may say anything of how far it came.
+                    self.after_write(&entry, at, to.walked());
+                    done += to.walked();
                     let moved = moved.map_err(|error| stopped(iova, done, host, part, &error))?;
                     if moved < part {
                         break;

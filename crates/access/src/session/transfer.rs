@@ -41,7 +41,7 @@ impl Session {
                 };
                 memory
                     .write(offset + done as u64, view)
-                    .map_err(|stop| Partial { done: done + stop.done, ..stop })?;
+                    .map_err(|stop| Partial { done: done + stop.done.min(part.len()), ..stop })?;
                 done += part.len();
             }
             Ok(())
