@@ -31,6 +31,11 @@ unsafe impl DmaMemory for Part {
         self.0.0
     }
 
+    #[inline(always)]
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

@@ -129,29 +129,37 @@ impl Region {
     /// # Errors
     /// [`Error::RegionAlignment`] where it is not made of whole pages of 4 KiB.
     pub fn of_memory(memory: impl DmaMemory + 'static) -> Result<Self, Error> {
-        let host = memory.host();
-        // SAFETY: `DmaMemory` promises that it stays mapped and writable while the value lives, and
-        // that nobody holds a reference to it.
-        let region = unsafe { Self::from_raw_parts(host.cast(), host.len() as u64) }?;
+        let (host, read_only) = (memory.host(), !memory.is_writable());
+        // SAFETY: by `DmaMemory` it stays mapped while the value lives, it is writable unless
+        // `read_only` is set, and no reference exists that an access would contradict.
+        let region = unsafe { Self::at(host.cast(), host.len() as u64, read_only) }?;
         let Memory::Host(start, _) = region.memory else { return Ok(region) };
         Ok(Self { memory: Memory::Host(start, Keep(Some(Box::new(memory)))), ..region })
     }
 
-    /// `len_bytes` of memory at `start`.
+    /// Makes a region of `len_bytes` of memory at `start`.
     ///
     /// # Errors
-    /// [`Error::RegionAlignment`] where it is not made of whole pages of 4 KiB.
+    /// [`Error::RegionAlignment`] if the memory does not consist of whole pages of 4 KiB.
     ///
     /// # Safety
     /// While the region lives the memory must stay mapped, readable and writable, and no reference
     /// to it may exist: devices read and write it.
     pub unsafe fn from_raw_parts(start: NonNull<u8>, len_bytes: u64) -> Result<Self, Error> {
+        // SAFETY: the caller makes the same promise.
+        unsafe { Self::at(start, len_bytes, false) }
+    }
+
+    /// # Safety
+    /// As [`from_raw_parts`](Self::from_raw_parts), but if `read_only` is set, the memory need not be
+    /// writable, and shared references to it may exist.
+    unsafe fn at(start: NonNull<u8>, len_bytes: u64, read_only: bool) -> Result<Self, Error> {
         check_pages(start.expose_provenance().get() as u64, len_bytes)?;
         Ok(Self {
             memory: Memory::Host(start, Keep(None)),
             len_bytes,
             guest_phys: None,
-            read_only: false,
+            read_only,
             guard: None,
         })
     }

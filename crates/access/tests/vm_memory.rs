@@ -78,6 +78,10 @@ unsafe impl DmaMemory for Own {
         NonNull::slice_from_raw_parts(self.0.cast(), (PAGES * PAGE) as usize)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

@@ -53,6 +53,10 @@ unsafe impl DmaMemory for Part {
         self.0
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

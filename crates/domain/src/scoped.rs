@@ -16,16 +16,24 @@ use crate::error::{Error, Failed};
 use crate::local::{Door, Local};
 use crate::mapping::Mapping;
 
-/// Bytes that somebody else owns.
-struct Borrowed(NonNull<[u8]>);
+/// Borrowed bytes.
+struct Borrowed {
+    bytes: NonNull<[u8]>,
+    /// `true` if the borrow is exclusive.
+    is_writable: bool,
+}
 
-// SAFETY: whoever makes one keeps the bytes borrowed for as long as it lives.
+// SAFETY: `map` keeps the bytes borrowed for as long as the value lives.
 unsafe impl Send for Borrowed {}
 
 // SAFETY: the bytes stay borrowed, mutably where the device writes, until the mapping has ended.
 unsafe impl DmaMemory for Borrowed {
     fn host(&self) -> NonNull<[u8]> {
-        self.0
+        self.bytes
+    }
+
+    fn is_writable(&self) -> bool {
+        self.is_writable
     }
 
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
@@ -80,7 +88,8 @@ unsafe fn map<D: Door, R>(
     direction: Direction,
     work: impl FnOnce(Iova) -> R,
 ) -> Result<R, Error> {
-    let mapping = Mapping::new(door, Borrowed(bytes), direction, false);
+    let is_writable = direction != Direction::ToDevice;
+    let mapping = Mapping::new(door, Borrowed { bytes, is_writable }, direction, false);
     let mapping = mapping.map_err(|failed| *failed.error)?;
     let iova = mapping.iova();
     let mut ending = Ending(Some(mapping));

@@ -55,6 +55,10 @@ unsafe impl DmaMemory for Bytes {
         NonNull::slice_from_raw_parts(start, bytes.len())
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }
@@ -447,6 +451,10 @@ fn many_owners_map_one_memory() {
     unsafe impl DmaMemory for Shared {
         fn host(&self) -> NonNull<[u8]> {
             self.0.host()
+        }
+
+        fn is_writable(&self) -> bool {
+            self.0.is_writable()
         }
 
         unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {

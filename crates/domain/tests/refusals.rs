@@ -336,6 +336,10 @@ unsafe impl DmaMemory for Cut {
         NonNull::slice_from_raw_parts(NonNull::with_exposed_provenance(start), self.len)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

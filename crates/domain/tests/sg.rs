@@ -38,6 +38,10 @@ unsafe impl DmaMemory for Part {
         NonNull::slice_from_raw_parts(start, self.len_bytes as usize)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

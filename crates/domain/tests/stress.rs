@@ -329,6 +329,10 @@ unsafe impl DmaMemory for Shared {
         self.0.host()
     }
 
+    fn is_writable(&self) -> bool {
+        self.0.is_writable()
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

@@ -143,6 +143,11 @@ unsafe impl DmaMemory for Buffer {
         self.held.memory.host()
     }
 
+    #[inline]
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         self.held.memory.memfd().map(|memfd| (memfd.as_fd(), FileOffset::new(0)))
     }

@@ -184,11 +184,15 @@ impl SharedView<'_> {
 }
 
 // SAFETY: the mapping is the buffer's own until it is dropped and stays where it is when the
-// buffer moves; the only slice lent out is of sealed content, which documents that it is memory to
-// be read; the memfd is the one mapped, from its start.
+// buffer moves. It is mapped writable unless the content is sealed, and a slice is lent out only if
+// it is. The memfd is the one mapped, from its start.
 unsafe impl DmaMemory for SharedBuffer {
     fn host(&self) -> NonNull<[u8]> {
         self.memory.host()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.sealing != Sealing::Content
     }
 
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {

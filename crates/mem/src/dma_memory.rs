@@ -1,4 +1,4 @@
-//! The one thing buffers, mappings and domains agree on.
+//! The interface between buffers, domains and regions.
 #![expect(unsafe_code, reason = "what an implementation promises cannot be checked")]
 
 use core::ptr::NonNull;
@@ -9,41 +9,58 @@ use crate::addr::FileOffset;
 
 /// Memory that may be handed to a device.
 ///
-/// `heap`'s buffers implement it, `domain` maps whatever does; neither crate names the other.
+/// The buffers of `heap` implement it, and `domain` and `access` map every type that does; none of
+/// these crates depends on another for that.
 ///
 /// # Safety
-/// For as long as the value lives, wherever it is moved to:
+/// For as long as the value lives, and if it is moved:
 /// * [`host`](Self::host) returns the same address and length, and every page of it stays mapped
-///   in this process, readable and, unless the type documents otherwise, writable;
-/// * no reference to that memory exists except those that the value itself lends out under its own
-///   borrow, so that whoever owns the value may let a device write to it;
-/// * [`file`](Self::file), where it returns a descriptor, names the file whose pages at that offset
-///   are the very pages of `host`.
+///   in this process and readable;
+/// * [`is_writable`](Self::is_writable) returns the same answer. If the answer is `true`, every page
+///   of [`host`](Self::host) is mapped writable. If it is `false`, callers do not write to the
+///   memory, let no device write to it, and the value may lend out shared references to it;
+/// * if the memory is writable, no reference to it exists except those that the value itself lends
+///   out under its own borrow, so that the owner of the value may let a device write to it;
+/// * if [`file`](Self::file) returns a descriptor, the pages of that file at that offset are the
+///   pages of `host`.
 pub unsafe trait DmaMemory: Send {
-    /// Where the memory is mapped in this process.
+    /// Returns the address range of the memory in this process.
     fn host(&self) -> NonNull<[u8]>;
 
-    /// The file whose pages these are, and where in it they begin, if there is one: a device of
-    /// another process can be given the descriptor.
+    /// Returns `true` if this process and devices may write to the memory.
+    ///
+    /// It is `false` for memory that is mapped read-only, such as a buffer whose content is sealed:
+    /// a write to it ends the process with SIGSEGV. Code that writes to [`host`](Self::host), or lets
+    /// a device write to it, asks this first. There is no default, because an answer of `true` for
+    /// read-only memory is undefined behavior.
+    fn is_writable(&self) -> bool;
+
+    /// Returns the file that holds these pages and the offset of the first one, or `None` if there is
+    /// no such file. With the descriptor, a device of another process can map the memory.
     ///
     /// # Safety
-    /// Who writes through the descriptor, or is given it, writes to the memory: the same holds for
-    /// them as for a device. No reference to the memory that the value lent out may live meanwhile.
+    /// A caller that writes through the descriptor, or passes it on, writes to the memory. So the
+    /// rules for a device apply: no reference to the memory that the value lent out may live
+    /// meanwhile.
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)>;
 }
 
 /// Memory that several owners may hand to devices at once: one model mapped into many domains.
 ///
 /// # Safety
-/// A shared borrow of the value lends out no reference to the memory, unless nobody at all, device
-/// or process, can write to it.
+/// A shared borrow of the value lends out no reference to the memory, unless the memory is
+/// [not writable](DmaMemory::is_writable) and no device or process can write to it.
 pub unsafe trait SharedDmaMemory: DmaMemory + Sync {}
 
-// SAFETY: the memory stays where it is until the last reference is gone, and what any of them
-// lends out is no reference that a device's write would contradict, by `SharedDmaMemory`.
+// SAFETY: the memory stays where it is until the last reference is dropped, and by
+// `SharedDmaMemory` no owner lends out a reference that the write of a device would contradict.
 unsafe impl<T: SharedDmaMemory> DmaMemory for Arc<T> {
     fn host(&self) -> NonNull<[u8]> {
         (**self).host()
+    }
+
+    fn is_writable(&self) -> bool {
+        (**self).is_writable()
     }
 
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {

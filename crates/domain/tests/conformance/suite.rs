@@ -319,6 +319,10 @@ unsafe impl DmaMemory for Odd {
         NonNull::slice_from_raw_parts(start, self.1)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(std::os::fd::BorrowedFd<'_>, FileOffset)> {
         None
     }

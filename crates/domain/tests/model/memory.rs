@@ -90,6 +90,10 @@ unsafe impl DmaMemory for Memory {
         NonNull::slice_from_raw_parts(start, self.len)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         None
     }

@@ -131,6 +131,10 @@ unsafe impl DmaMemory for Lent {
         NonNull::slice_from_raw_parts(start, TRANSFER_BYTES as usize)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
         Some((self.file.as_fd(), FileOffset::new(0)))
     }
