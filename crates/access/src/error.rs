@@ -107,6 +107,14 @@ pub enum Error {
         /// Its length.
         len_bytes: u64,
     },
+    /// A file ends before the range that a region is to have of it.
+    #[error("a region that ends at byte {end} of a file of {file_bytes} bytes")]
+    BeyondFile {
+        /// The end of the region's range in the file.
+        end: u64,
+        /// The length of the file.
+        file_bytes: u64,
+    },
     /// The system refused.
     #[error("{operation}: {source}")]
     Io {

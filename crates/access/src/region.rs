@@ -2,14 +2,16 @@
 #![expect(unsafe_code, reason = "keeps memory whose owner is moved in, and trusts raw addresses")]
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use longshore_mem::fault::FaultGuard;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, FileOffset, Granule, GuestPhys};
+use longshore_sys::file::FileSystem;
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::{file, memfd};
 
@@ -24,7 +26,11 @@ pub struct Region {
     len_bytes: u64,
     guest_phys: Option<GuestPhys>,
     read_only: bool,
-    /// While it lives, copies survive that the file behind the memory becomes shorter.
+    /// How many bytes of addresses were taken for it.
+    address_bytes: u64,
+    is_shrinkable: bool,
+    /// While it lives, copies survive that pages of the file behind the memory vanish.
+    #[expect(dead_code, reason = "held, not looked at")]
     guard: Option<FaultGuard>,
 }
 
@@ -84,16 +90,25 @@ pub struct Partial {
 }
 
 impl Region {
-    /// `len_bytes` of a file from `offset`, mapped shared into this process: a memfd, a hugetlb file,
-    /// a dma-buf, a client's memory.
+    /// Maps `len_bytes` of a file from `offset` on, shared, into this process: a memfd, a hugetlb
+    /// file, a dma-buf, a client's memory.
     ///
-    /// Unless the file is a memfd sealed against shrinking (`F_SEAL_SHRINK`), it may become shorter
-    /// at any moment. So copies are guarded then, by a handler of SIGBUS that lives as long as the
-    /// region ([`FaultGuard`]): what is missing faults as [`Reason::BackingLost`].
+    /// Unless the kernel makes sure that its pages stay, they may vanish at any moment. The region then
+    /// holds a [`FaultGuard`], whose handler of SIGBUS turns a missing page into a fault with
+    /// [`Reason::BackingLost`]. A program that has called
+    /// [`never_install_handler`](longshore_mem::fault::never_install_handler) must handle SIGBUS with
+    /// [`fault::handle`](longshore_mem::fault::handle) itself: otherwise a missing page ends the
+    /// process. Pages stay in a memfd that is sealed
+    /// against shrinking (`F_SEAL_SHRINK`), and either is not of the hugetlb pool or is sealed against
+    /// writing too (`F_SEAL_WRITE`): a hole can be punched otherwise (`FALLOC_FL_PUNCH_HOLE`), which
+    /// the pool may have no page to fill with.
+    ///
+    /// Takes as many addresses as the part has, in whole huge pages, wherever it lies in the file.
     ///
     /// # Errors
     /// [`Error::RegionAlignment`] for an offset or a length that is no multiple of 4 KiB, or no
-    /// length; [`Error::Io`] where the file cannot be mapped.
+    /// length; [`Error::BeyondFile`] where the file ends before; [`Error::Io`] where it cannot be
+    /// mapped.
     pub fn map_file(
         of: impl AsFd,
         offset: FileOffset,
@@ -101,40 +116,60 @@ impl Region {
         access: Access,
     ) -> Result<Self, Error> {
         check_pages(offset.raw(), len_bytes)?;
-        let end = offset.checked_add(len_bytes);
-        let end = end.ok_or(Error::RegionAlignment { start: offset.raw(), len_bytes })?.raw();
         let io = |operation| move |source| Error::Io { operation, source };
-        let is_sealed = memfd::seals(&of).is_ok_and(|seals| seals.shrink)
-            && file::status(&of).is_ok_and(|status| status.version.len_bytes() >= end);
-        let guard = if is_sealed {
+        let is_regular = check_file(&of, offset, len_bytes)?;
+        let end = offset.raw() + len_bytes;
+        let guard = if stays_whole(&of, end).map_err(io("looking at a region's file"))? {
             None
         } else {
             Some(FaultGuard::install().map_err(io("installing a handler of SIGBUS"))?)
         };
-        let mapping = Mapping::of_file(&of, end, Granule::SIZE_2M, access)
+        // A device or a dma-buf lets no more be mapped than it has.
+        let page = Granule::new(longshore_sys::page_size_bytes() as u64);
+        let alignment =
+            if is_regular { Granule::SIZE_2M } else { page.unwrap_or(Granule::SIZE_4K) };
+        let mapping = Mapping::of_file_part(&of, offset, len_bytes, alignment, access)
             .map_err(io("mapping a region's file"))?;
-        // SAFETY: below `end`, which is the mapping's length.
-        let start = unsafe { mapping.start().add(offset.raw() as usize) };
+        let start = mapping.start();
+        let address_bytes = mapping.reserved_bytes() as u64;
         Ok(Self {
             memory: Memory::Host(start, Keep(Some(Box::new(mapping)))),
             len_bytes,
+            address_bytes,
             guest_phys: None,
             read_only: access == Access::Read,
+            is_shrinkable: guard.is_some(),
             guard,
         })
     }
 
-    /// All of `memory`, which the region owns from here on.
+    /// Makes a region of all of `memory`, and keeps `memory` until the region is dropped.
+    ///
+    /// If the memory is not [writable](DmaMemory::is_writable), the region is
+    /// [read-only](Self::is_read_only). If another process could punch a hole into its file, which is of
+    /// the hugetlb pool then, copies are guarded as for [`map_file`](Self::map_file).
     ///
     /// # Errors
-    /// [`Error::RegionAlignment`] where it is not made of whole pages of 4 KiB.
+    /// [`Error::RegionAlignment`] if the memory does not consist of whole pages of 4 KiB;
+    /// [`Error::Io`] if the handler of SIGBUS cannot be installed.
     pub fn of_memory(memory: impl DmaMemory + 'static) -> Result<Self, Error> {
         let (host, read_only) = (memory.host(), !memory.is_writable());
         // SAFETY: by `DmaMemory` it stays mapped while the value lives, it is writable unless
         // `read_only` is set, and no reference exists that an access would contradict.
         let region = unsafe { Self::at(host.cast(), host.len() as u64, read_only) }?;
         let Memory::Host(start, _) = region.memory else { return Ok(region) };
-        Ok(Self { memory: Memory::Host(start, Keep(Some(Box::new(memory)))), ..region })
+        // SAFETY: looks at its seals, and does not keep it.
+        let file = unsafe { memory.file() };
+        let can_be_punched = file.is_some_and(|(file, _)| can_be_punched(file));
+        let guard = can_be_punched.then(FaultGuard::install).transpose();
+        let operation = "installing a handler of SIGBUS";
+        let guard = guard.map_err(|source| Error::Io { operation, source })?;
+        Ok(Self {
+            memory: Memory::Host(start, Keep(Some(Box::new(memory)))),
+            is_shrinkable: guard.is_some(),
+            guard,
+            ..region
+        })
     }
 
     /// Makes a region of `len_bytes` of memory at `start`.
@@ -160,6 +195,8 @@ impl Region {
             len_bytes,
             guest_phys: None,
             read_only,
+            address_bytes: 0,
+            is_shrinkable: false,
             guard: None,
         })
     }
@@ -175,6 +212,8 @@ impl Region {
             len_bytes,
             guest_phys: None,
             read_only: false,
+            address_bytes: 0,
+            is_shrinkable: false,
             guard: None,
         })
     }
@@ -211,9 +250,15 @@ impl Region {
         matches!(self.memory, Memory::Host(..))
     }
 
-    /// Whether the memory may vanish, so that copies are guarded.
+    /// Returns whether pages of the memory may vanish, so that copies are guarded.
     pub fn is_shrinkable(&self) -> bool {
-        self.guard.is_some()
+        self.is_shrinkable
+    }
+
+    /// Returns how many bytes of this process's addresses [`map_file`](Self::map_file) took: more than
+    /// the length, by the rest of the huge pages at the ends. Of another region it is zero.
+    pub fn address_bytes(&self) -> u64 {
+        self.address_bytes
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -235,6 +280,41 @@ impl fmt::Debug for Region {
             .field("shrinkable", &self.is_shrinkable())
             .finish()
     }
+}
+
+/// Checks that a regular file is as long as the range that is to be mapped of it, and returns whether
+/// it is regular. Other files refuse by themselves.
+pub(crate) fn check_file(of: impl AsFd, offset: FileOffset, len_bytes: u64) -> Result<bool, Error> {
+    let operation = "looking at a region's file";
+    let status = file::status(of).map_err(|source| Error::Io { operation, source })?;
+    let end = offset.checked_add(len_bytes).map(FileOffset::raw);
+    let end = end.ok_or(Error::RegionAlignment { start: offset.raw(), len_bytes })?;
+    let (is_regular, file_bytes) = (status.kind == file::Kind::Regular, status.version.len_bytes());
+    if is_regular && end > file_bytes {
+        return Err(Error::BeyondFile { end, file_bytes });
+    }
+    Ok(is_regular)
+}
+
+/// Returns whether the kernel makes sure that every page of a file below `end` is there when it is
+/// touched, whatever other processes do.
+///
+/// A punched hole counts: shared memory fills it when it is touched, and a file that is sealed against
+/// writing cannot have one. A file of the hugetlb pool can, and so can one on persistent memory, which
+/// has no seals at all.
+pub(crate) fn stays_whole(of: impl AsFd, end: u64) -> io::Result<bool> {
+    let Ok(seals) = memfd::seals(&of) else { return Ok(false) };
+    // Sealed first and measured then, it stays as long as it was found to be.
+    Ok(seals.shrink
+        && (seals.write || file::file_system(&of)? == FileSystem::Shmem)
+        && file::status(&of)?.version.len_bytes() >= end)
+}
+
+/// Returns whether a file is of the hugetlb pool, where a hole may have no page to be filled with, and
+/// not sealed against writing, which rules out holes.
+fn can_be_punched(of: BorrowedFd<'_>) -> bool {
+    matches!(file::file_system(of), Ok(FileSystem::Hugetlb { .. }))
+        && !memfd::seals(of).is_ok_and(|seals| seals.write)
 }
 
 fn check_pages(start: u64, len_bytes: u64) -> Result<(), Error> {

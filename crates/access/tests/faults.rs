@@ -91,7 +91,14 @@ fn a_file_that_cannot_shrink_needs_no_guard() {
     let map = |offset, len| Region::map_file(&file, FileOffset::new(offset), len, MapAccess::Read);
     let whole = map(PAGE, PAGE).unwrap();
     assert!(!whole.is_shrinkable() && whole.is_read_only() && whole.is_direct());
-    assert!(map(0, 4 * PAGE).unwrap().is_shrinkable(), "it is shorter already");
+    for (offset, len) in [(0, 4 * PAGE), (PAGE, 2 * PAGE), (1 << 40, PAGE)] {
+        let end = offset + len;
+        let refused = map(offset, len).unwrap_err();
+        assert!(
+            matches!(refused, Error::BeyondFile { end: at, file_bytes } if (at, file_bytes) == (end, 2 * PAGE)),
+            "{refused}"
+        );
+    }
     for (offset, len) in [(1, PAGE), (0, PAGE - 1), (0, 0), (u64::MAX - 0xfff, PAGE)] {
         assert!(matches!(map(offset, len), Err(Error::RegionAlignment { .. })));
     }

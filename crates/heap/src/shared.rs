@@ -4,8 +4,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use longshore_mem::fault::FaultGuard;
 use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, SharedDmaMemory, VolatileSlice};
 use longshore_sys::dma_buf::CpuAccess;
+use longshore_sys::file::FileSystem;
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::Seals;
 use longshore_sys::{file, memfd, udmabuf};
@@ -19,7 +21,13 @@ use crate::page_report::PageReport;
 /// What a shared buffer's file is sealed against, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sealing {
-    /// Shrinking and growing: nobody who maps it can be made to fault.
+    /// Shrinking and growing, so that no process that maps it faults behind a new end.
+    ///
+    /// A process that was given the descriptor can still punch a hole into memory of the hugetlb pool
+    /// ([`Heap::Hugetlb`], and [`Heap::Memfd`] if the pool was large enough). If the pool is empty
+    /// then, touching the hole is a SIGBUS. The buffer keeps a [`FaultGuard`] for such memory, so copies
+    /// of this project return an error; other code, such as a reader in another process, needs a
+    /// handler of its own. To rule that out, seal the content.
     #[default]
     Size,
     /// That, and writing: nobody can change the content. Not for udmabuf and dma-heaps
@@ -37,6 +45,8 @@ pub struct SharedBuffer {
     pages: PageReport,
     sealing: Sealing,
     udmabuf: Option<DmaBuf>,
+    /// For memory into which another process can punch a hole.
+    _guard: Option<FaultGuard>,
 }
 
 /// The descriptors of a [`SharedBuffer`].
@@ -85,10 +95,21 @@ impl SharedBuffer {
                 Err(source) => return Err(failed("UDMABUF_CREATE")(source)),
             }
         }
+        let guard = match memory.memfd() {
+            Some(memfd) if sealing == Sealing::Size => {
+                match file::file_system(memfd).map_err(failed("looking at the memfd"))? {
+                    FileSystem::Hugetlb { .. } => Some(
+                        FaultGuard::install().map_err(failed("installing a handler of SIGBUS"))?,
+                    ),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
         if sealing == Sealing::Content {
             memory = seal_content(memory)?;
         }
-        Ok(Self { memory, pages, sealing, udmabuf })
+        Ok(Self { memory, pages, sealing, udmabuf, _guard: guard })
     }
 
     /// The heap the memory comes from; never [`Heap::Auto`].

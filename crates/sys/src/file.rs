@@ -90,6 +90,22 @@ pub struct Status {
     pub direct: Option<DirectAlignment>,
 }
 
+/// The file system of a file, as far as it says how the file's pages behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileSystem {
+    /// Shared memory: tmpfs, or a memfd of base pages. A page that is missing below the file's end is
+    /// made when it is touched.
+    Shmem,
+    /// The hugetlb pool. A page that is missing is a SIGBUS when it is touched and the pool is empty.
+    Hugetlb {
+        /// The size of its pages.
+        page: Granule,
+    },
+    /// Any other.
+    Other,
+}
+
 /// How one read is to be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadFlags {
@@ -98,6 +114,10 @@ pub struct ReadFlags {
     /// Drop the pages from the page cache afterwards (`RWF_DONTCACHE`, Linux 6.14).
     pub uncached: bool,
 }
+
+/// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` of `linux/magic.h`.
+const TMPFS_MAGIC: u32 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
 /// `RWF_DONTCACHE` of `linux/fs.h`, which libc does not name yet.
 const RWF_DONTCACHE: i32 = 0x80;
@@ -175,6 +195,23 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
             modified: time(answer.stx_mtime),
         },
         direct,
+    })
+}
+
+/// Returns the file system of a file.
+///
+/// # Errors
+/// Those of `fstatfs(2)`.
+pub fn file_system(file: impl AsFd) -> io::Result<FileSystem> {
+    let answer = retry_interrupted(|| Ok(rustix::fs::fstatfs(&file)?))?;
+    // The type of `f_type` differs between architectures; magic numbers have 32 bits.
+    Ok(match answer.f_type as u32 {
+        TMPFS_MAGIC => FileSystem::Shmem,
+        HUGETLBFS_MAGIC => {
+            let page = Granule::new(answer.f_bsize as u64);
+            FileSystem::Hugetlb { page: page.map_err(|_| io::ErrorKind::InvalidData)? }
+        }
+        _ => FileSystem::Other,
     })
 }
 

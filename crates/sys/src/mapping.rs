@@ -7,7 +7,9 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
 use longshore_mem::{FileOffset, Granule};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+
+use crate::file::{self, FileSystem};
 
 /// Whether a mapping may be written through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,14 +22,17 @@ pub enum Access {
 
 /// A shared mapping of a file, or of a part of it, unmapped on drop.
 ///
-/// The addresses reserved are rounded up to `alignment`, so that the last, partial huge page fits
-/// too; memory past the file's last page must not be touched (SIGBUS). A mapping of no bytes holds
-/// no memory.
+/// The addresses reserved are rounded out to `alignment`, so that the first and the last, partial
+/// huge page fit too; memory past the file's last page must not be touched (SIGBUS). A mapping of no
+/// bytes holds no memory.
 #[derive(Debug)]
 pub struct Mapping {
-    start: NonNull<u8>,
-    len_bytes: usize,
+    /// The first address reserved.
+    base: NonNull<u8>,
     reserved_bytes: usize,
+    /// Where the bytes asked for begin, from the base.
+    skip_bytes: usize,
+    len_bytes: usize,
 }
 
 // SAFETY: the mapping is owned memory; which thread unmaps it does not matter.
@@ -51,11 +56,14 @@ impl Mapping {
         Self::of_file_part(file, FileOffset::new(0), len_bytes, alignment, access)
     }
 
-    /// Maps `len_bytes` of `file` from `offset` on, a multiple of the page size, at a multiple of
-    /// `alignment`.
+    /// Maps `len_bytes` of `file` from `offset` on. The bytes begin as far behind a multiple of
+    /// `alignment` as `offset` does, so that huge pages of the file can be huge pages of the mapping.
+    ///
+    /// A file of the hugetlb pool is mapped in whole pages of its own size, whatever `alignment` says:
+    /// the kernel rounds the length up to these.
     ///
     /// # Errors
-    /// As [`of_file`](Self::of_file); `EINVAL` also for an offset inside of a page.
+    /// As [`of_file`](Self::of_file).
     pub fn of_file_part(
         file: impl AsFd,
         offset: FileOffset,
@@ -64,17 +72,50 @@ impl Mapping {
         access: Access,
     ) -> io::Result<Self> {
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
+        let alignment = match file::file_system(&file)? {
+            FileSystem::Hugetlb { page } => alignment.max(page),
+            _ => alignment,
+        };
         let align_bytes = usize::try_from(alignment.bytes()).map_err(|_| too_long())?;
-        let reserved_bytes = alignment
-            .checked_round_up(len_bytes)
-            .and_then(|rounded| usize::try_from(rounded).ok())
+        let skip = offset.raw() % alignment.bytes();
+        let reserved_bytes = len_bytes
+            .checked_add(skip)
+            .and_then(|span| usize::try_from(alignment.checked_round_up(span)?).ok())
             .ok_or_else(too_long)?;
         let len_bytes = usize::try_from(len_bytes).map_err(|_| too_long())?;
         if len_bytes == 0 {
-            let start = NonNull::without_provenance(alignment_as_nonzero(align_bytes));
-            return Ok(Self { start, len_bytes, reserved_bytes: 0 });
+            let base = NonNull::without_provenance(alignment_as_nonzero(align_bytes));
+            return Ok(Self { base, reserved_bytes: 0, skip_bytes: 0, len_bytes });
         }
         let span_bytes = reserved_bytes.checked_add(align_bytes).ok_or_else(too_long)?;
+        let prot = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // First wherever the kernel likes: if it refuses the file, no addresses are taken yet.
+        // SAFETY: without MAP_FIXED the kernel places the mapping where nothing is.
+        let placed = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                reserved_bytes,
+                prot,
+                MapFlags::SHARED,
+                file,
+                offset.raw() - skip,
+            )
+        }?;
+        // Below the alignment, which fits.
+        let skip_bytes = skip as usize;
+        let mut mapping = Self { base: non_null(placed)?, reserved_bytes, skip_bytes, len_bytes };
+        if !placed.addr().is_multiple_of(align_bytes) {
+            mapping.move_to(Self::reserve(span_bytes, align_bytes, reserved_bytes)?)?;
+        }
+        Ok(mapping)
+    }
+
+    /// Reserves `reserved_bytes` of addresses at a multiple of `align_bytes`, out of a span that is
+    /// longer by as much.
+    fn reserve(span_bytes: usize, align_bytes: usize, reserved_bytes: usize) -> io::Result<Self> {
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
         let span = unsafe {
             rustix::mm::mmap_anonymous(
@@ -84,39 +125,46 @@ impl Mapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        // From here on the reservation is released by dropping `whole`, whatever fails.
-        let mut whole = Self { start: non_null(span)?, len_bytes: 0, reserved_bytes: span_bytes };
-        let skip_bytes = span.addr().wrapping_neg() & (align_bytes - 1);
-        whole.trim(skip_bytes, reserved_bytes)?;
-        let prot = match access {
-            Access::Read => ProtFlags::READ,
-            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-        };
-        // SAFETY: MAP_FIXED replaces exactly the reservation that `whole` owns.
-        let placed = unsafe {
-            rustix::mm::mmap(
-                whole.start.as_ptr().cast(),
-                reserved_bytes,
-                prot,
-                MapFlags::SHARED | MapFlags::FIXED,
-                file,
-                offset.raw(),
-            )
-        }
-        .inspect_err(|_| {
-            // The kernel may have removed the reservation before it failed, and another thread may
-            // have mapped something there since: better to lose addresses than to unmap that.
-            whole.reserved_bytes = 0;
-        })?;
-        whole.start = non_null(placed)?;
-        whole.len_bytes = len_bytes;
+        let base = non_null(span)?;
+        let mut whole = Self { base, reserved_bytes: span_bytes, skip_bytes: 0, len_bytes: 0 };
+        let head_bytes = span.addr().wrapping_neg() & (align_bytes - 1);
+        whole.trim(head_bytes, reserved_bytes)?;
         Ok(whole)
     }
 
-    /// Where the mapping begins. For an empty mapping, a dangling address that is aligned.
+    /// Moves the mapping to the addresses of `reservation`, which are as many.
+    fn move_to(&mut self, mut reservation: Self) -> io::Result<()> {
+        // From here on the kernel may remove the reservation, and if it then fails for a lack of
+        // memory, another thread may have mapped something there: better to lose the addresses than
+        // to unmap that.
+        let reserved_bytes = std::mem::take(&mut reservation.reserved_bytes);
+        let (from, to) = (self.base.as_ptr().cast(), reservation.base.as_ptr().cast());
+        // SAFETY: the mapping is this one's own and nothing refers to it yet. What it replaces is
+        // exactly the reservation, which nothing refers to either.
+        let moved = unsafe {
+            rustix::mm::mremap_fixed(
+                from,
+                self.reserved_bytes,
+                reserved_bytes,
+                MremapFlags::MAYMOVE,
+                to,
+            )
+        }?;
+        self.base = non_null(moved)?;
+        Ok(())
+    }
+
+    /// Returns where the bytes asked for begin. For an empty mapping, a dangling address that is
+    /// aligned.
     #[inline]
     pub fn start(&self) -> NonNull<u8> {
-        self.start
+        // SAFETY: the bytes asked for lie in the mapping. Of an empty one it is no more than zero.
+        unsafe { self.base.add(self.skip_bytes) }
+    }
+
+    /// Returns how many bytes of addresses the mapping takes.
+    pub fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes
     }
 
     /// The length asked for, in bytes.
@@ -129,14 +177,14 @@ impl Mapping {
         let tail_bytes = self.reserved_bytes - skip_bytes - keep_bytes;
         if skip_bytes > 0 {
             // SAFETY: the head belongs to this mapping, and nothing has been handed out of it.
-            unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), skip_bytes) }?;
+            unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), skip_bytes) }?;
             // SAFETY: the head is not longer than the mapping.
-            self.start = unsafe { self.start.add(skip_bytes) };
+            self.base = unsafe { self.base.add(skip_bytes) };
             self.reserved_bytes -= skip_bytes;
         }
         if tail_bytes > 0 {
             // SAFETY: `keep_bytes` is not above what is left of the mapping.
-            let tail = unsafe { self.start.add(keep_bytes) };
+            let tail = unsafe { self.base.add(keep_bytes) };
             // SAFETY: the tail belongs to this mapping, and nothing has been handed out of it.
             unsafe { rustix::mm::munmap(tail.as_ptr().cast(), tail_bytes) }?;
             self.reserved_bytes = keep_bytes;
@@ -150,7 +198,7 @@ impl Drop for Mapping {
         if self.reserved_bytes > 0 {
             // SAFETY: the range is this mapping's own, and every view of it borrowed from it.
             let unmapped =
-                unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.reserved_bytes) };
+                unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
             debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
         }
     }
@@ -193,14 +241,74 @@ mod tests {
         memfd::set_len(&memfd, 3 * page_bytes).unwrap();
         rustix::io::pwrite(&memfd, b"part", 2 * page_bytes).unwrap();
         let granule = Granule::new(page_bytes).unwrap();
-        let of = |offset| {
-            Mapping::of_file_part(&memfd, FileOffset::new(offset), 4, granule, Access::Read)
-        };
-        let mapping = of(2 * page_bytes).unwrap();
-        // SAFETY: the first of four bytes, inside the mapping and the file.
-        let first = unsafe { mapping.start().read_volatile() };
-        assert_eq!((first, mapping.len_bytes()), (b'p', 4));
-        assert_eq!(of(1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        for (alignment, reserved) in [(granule, page_bytes), (Granule::SIZE_2M, 2 << 20)] {
+            let of = |offset| {
+                let offset = FileOffset::new(offset);
+                Mapping::of_file_part(&memfd, offset, 3, alignment, Access::Read).unwrap()
+            };
+            for (at, expected) in [(0, b'p'), (1, b'a')] {
+                let mapping = of(2 * page_bytes + at);
+                // SAFETY: the first of three bytes, inside the mapping and the file.
+                let first = unsafe { mapping.start().read_volatile() };
+                assert_eq!((first, mapping.len_bytes()), (expected, 3));
+                assert_eq!(mapping.reserved_bytes() as u64, reserved);
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_far_into_a_file_takes_no_more_addresses_than_its_pages() {
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 1 << 46).unwrap();
+        let offset = FileOffset::new((1 << 46) - 4096);
+        let mapped: Vec<_> = (0..8)
+            .map(|_| {
+                Mapping::of_file_part(&memfd, offset, 4096, Granule::SIZE_2M, Access::ReadWrite)
+                    .unwrap()
+            })
+            .collect();
+        assert!(mapped.iter().all(|mapping| mapping.reserved_bytes() == 2 << 20));
+        // SAFETY: the last page of the file, mapped.
+        unsafe { mapped[0].start().write_volatile(9) };
+        // SAFETY: the same page.
+        assert_eq!(unsafe { mapped[7].start().read_volatile() }, 9);
+    }
+
+    #[test]
+    fn a_mapping_that_is_refused_takes_no_addresses() {
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 1 << 45).unwrap();
+        let read_only = file::reopen_read_only(&memfd).unwrap();
+        // The addresses of all of them together are more than a process has.
+        for _ in 0..8 {
+            let refused =
+                Mapping::of_file(&read_only, 1 << 45, Granule::SIZE_2M, Access::ReadWrite);
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        }
+        Mapping::of_file(&read_only, 1 << 45, Granule::SIZE_2M, Access::Read).unwrap();
+    }
+
+    #[test]
+    fn threads_that_map_at_once_get_places_of_their_own() {
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 1 << 20).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let map = || {
+                            let access = Access::ReadWrite;
+                            Mapping::of_file(&memfd, 1 << 20, Granule::SIZE_2M, access).unwrap()
+                        };
+                        let (one, other) = (map(), map());
+                        assert!(
+                            one.start().addr().get().abs_diff(other.start().addr().get())
+                                >= 2 << 20
+                        );
+                    }
+                });
+            }
+        });
     }
 
     #[test]

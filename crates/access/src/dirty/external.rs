@@ -13,8 +13,8 @@ use {
     crate::words,
     longshore_mem::FileOffset,
     longshore_mem::fault::FaultGuard,
+    longshore_sys::file,
     longshore_sys::mapping::{Access, Mapping},
-    longshore_sys::{file, memfd},
     std::io,
     std::os::fd::AsFd,
 };
@@ -100,9 +100,9 @@ impl<A: Address> ExternalLog<A> {
 
     /// A log in `len_bytes` bytes of a file from `offset` on, which another process shares.
     ///
-    /// Unless the file is a memfd sealed against shrinking (`F_SEAL_SHRINK`, as QEMU's is), it may
-    /// become shorter at any moment. Bits are set by instructions that survive that then, while the
-    /// log lives; from where memory is missing on it counts as ended ([`BeyondLog`]).
+    /// Unless the file is a memfd of base pages that is sealed against shrinking (`F_SEAL_SHRINK`, as
+    /// QEMU's is), its pages may vanish at any moment. Bits are set by instructions that survive that
+    /// then, while the log lives; a log ends where memory is missing ([`BeyondLog`]).
     ///
     /// # Errors
     /// `InvalidInput` for a log of no bytes; `UnexpectedEof` where the file is shorter; those of
@@ -114,18 +114,12 @@ impl<A: Address> ExternalLog<A> {
         if file::status(&of)?.version.len_bytes() < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // Sealed first and measured then, it stays as long as it was found to be.
-        let is_sealed = memfd::seals(&of).is_ok_and(|seals| seals.shrink)
-            && file::status(&of)?.version.len_bytes() >= end;
-        let guard = if is_sealed { None } else { Some(FaultGuard::install()?) };
+        let stays = crate::region::stays_whole(&of, end)?;
+        let guard = if stays { None } else { Some(FaultGuard::install()?) };
         let page = Granule::new(longshore_sys::page_size_bytes() as u64)
             .map_err(|_| io::ErrorKind::Unsupported)?;
-        let skip = offset.raw() % page.bytes();
-        let first = FileOffset::new(offset.raw() - skip);
-        let mapping = Mapping::of_file_part(&of, first, skip + len_bytes, page, Access::ReadWrite)?;
-        // SAFETY: the mapping has `skip` bytes and the log behind them.
-        let start = unsafe { mapping.start().add(skip as usize) };
-        let len_bytes = mapping.len_bytes() - skip as usize;
+        let mapping = Mapping::of_file_part(&of, offset, len_bytes, page, Access::ReadWrite)?;
+        let (start, len_bytes) = (mapping.start(), mapping.len_bytes());
         let is_shrinkable = guard.is_some();
         // SAFETY: the mapping stays while it is kept, and is accessed through the log alone; it does
         // not shrink, or else the guard is kept and bits are set by what survives it.
