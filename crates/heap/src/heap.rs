@@ -3,10 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::reservation::Reservation;
-
 /// Where a buffer comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -39,38 +35,17 @@ pub enum Heap {
 pub struct ParseHeapError(String);
 
 impl Heap {
-    /// Takes address space and a descriptor for a buffer of `len_bytes`, but no pages yet.
-    ///
-    /// # Errors
-    /// [`crate::Error::Unavailable`], [`crate::Error::NoSuchHeap`],
-    /// [`crate::Error::AboveUdmabufLimit`], [`crate::Error::TooLong`],
-    /// [`crate::Error::OutOfMemory`] where the heap takes its pages at once,
-    /// [`crate::Error::Kernel`] for anything else the kernel refuses.
-    pub fn reserve(&self, len_bytes: u64) -> Result<Reservation> {
-        Reservation::new(self, len_bytes)
-    }
-
     /// Whether the content of this heap's buffers can be sealed against writing. `auto` may choose
     /// one where it cannot.
     pub fn seals_content(&self) -> bool {
         matches!(self, Self::Memfd | Self::MemfdBasePages | Self::Hugetlb)
-    }
-
-    /// A buffer of `len_bytes` zero bytes.
-    ///
-    /// # Errors
-    /// Those of [`Heap::reserve`] and [`Reservation::populate`].
-    pub fn allocate(&self, len_bytes: u64) -> Result<Buffer> {
-        let reservation = self.reserve(len_bytes)?;
-        reservation.populate(0..len_bytes)?;
-        reservation.finish()
     }
 }
 
 impl FromStr for Heap {
     type Err = ParseHeapError;
 
-    fn from_str(word: &str) -> std::result::Result<Self, ParseHeapError> {
+    fn from_str(word: &str) -> Result<Self, ParseHeapError> {
         Ok(match word {
             "auto" => Self::Auto,
             "memfd" => Self::Memfd,

@@ -15,6 +15,29 @@ use crate::heap::Heap;
 use crate::memory::Memory;
 use crate::page_report::PageReport;
 
+impl Heap {
+    /// Takes address space and a descriptor for a buffer of `len_bytes`, but no pages yet.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`], [`crate::Error::NoSuchHeap`],
+    /// [`crate::Error::AboveUdmabufLimit`], [`crate::Error::TooLong`],
+    /// [`crate::Error::OutOfMemory`] where the heap takes its pages at once,
+    /// [`crate::Error::Kernel`] for anything else the kernel refuses.
+    pub fn reserve(&self, len_bytes: u64) -> Result<Reservation> {
+        Reservation::new(self, len_bytes)
+    }
+
+    /// A buffer of `len_bytes` zero bytes.
+    ///
+    /// # Errors
+    /// Those of [`Heap::reserve`] and [`Reservation::populate`].
+    pub fn allocate(&self, len_bytes: u64) -> Result<Buffer> {
+        let reservation = self.reserve(len_bytes)?;
+        reservation.populate(0..len_bytes)?;
+        reservation.finish()
+    }
+}
+
 /// A buffer in the making.
 ///
 /// Pages are made by [`populate`](Self::populate), from any thread, in any order; content is
