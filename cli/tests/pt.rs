@@ -246,6 +246,33 @@ fn a_table_that_is_not_in_the_image_is_named() {
 }
 
 #[test]
+fn an_image_may_end_at_the_top_of_the_address_space() {
+    let format = Stage1::new(Stage1Config::new(granule(12))).unwrap();
+    let built = build(&["arm-lpae-s1"], format);
+    let path = built.path();
+    let run = |command, base: u64, root: u64, more: &[&str]| {
+        let (base, root) = (format!("{base:#x}"), format!("{root:#x}"));
+        let mut words = vec!["pt", command, "--format", "arm-lpae-s1"];
+        words.extend(["--root", &root, "--base", &base, path.to_str().unwrap()]);
+        words.extend(more);
+        longshore(&words)
+    };
+    let len = std::fs::metadata(&path).unwrap().len();
+    let (top, last_page) = (u64::MAX - (len - 1), u64::MAX - 0xfff);
+    // The last table below 2^64, which is empty: its last entry is the image's last eight bytes.
+    for iova in ["0x0", "0xffffffffffff"] {
+        run("walk", top, last_page, &[iova]).expect(18, &["not mapped", "0xfffffffffffff000"]);
+    }
+    // The same table with an image that ends before it, and one that lies elsewhere.
+    for base in [top - 0x1000, BASE] {
+        let walked = run("walk", base, last_page, &["0x0"]);
+        walked.expect(15, &["is at 0xfffffffffffff000", "not in the image", "has 0x"]);
+        run("dump", base, last_page, &[]).expect(15, &["0xfffffffffffff000", "image"]);
+    }
+    run("walk", top + 0x1000, last_page, &["0x0"]).expect(2, &["--base", "end above 2^64"]);
+}
+
+#[test]
 fn an_image_larger_than_memory_is_read_in_pieces() {
     let built = build(&["riscv-sv39"], RiscV::new(RiscVConfig::new(RiscVMode::Sv39)).unwrap());
     let file = File::options().write(true).open(built.path()).unwrap();

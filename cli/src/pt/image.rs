@@ -101,7 +101,7 @@ impl FileImage {
 
 impl Image for FileImage {
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
-        let address = table.raw().checked_add(8 * index as u64)?;
+        let address = table.raw().checked_add((index as u64).checked_mul(8)?)?;
         let offset = address.checked_sub(self.base)?;
         (offset % 8 == 0 && offset < self.len_bytes && self.len_bytes - offset >= 8)
             .then(|| self.read(offset))

@@ -60,7 +60,8 @@ fn why_not<F: Format>(
         Some((_, Entry::Absent)) => "absent",
         Some(_) => "reserved",
         None => {
-            let at = table.wrapping_add(8 * last.index as u64);
+            // In 128 bits, so that an entry past 2^64 is not given the address of another.
+            let at = u128::from(table) + 8 * last.index as u128;
             let message = format!(
                 "entry {} of the table at {table:#x} ({level}) is at {at:#x}, which is not in the \
                  image: {}",

@@ -109,7 +109,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self
     }
 
-    /// Where the root is, for the hardware's registers.
+    /// Returns the address of the root. With tables in a [`Slab`](crate::table_memory::Slab), or in a
+    /// [`TableMemory`] of your own that has bus addresses, it is the address for the hardware's
+    /// registers. With tables in `HostPages` it means nothing to hardware, and is for a
+    /// [`Walker`](crate::Walker) of this process.
     pub fn root(&self) -> TableAddr {
         self.root
     }
@@ -311,6 +314,9 @@ pub(crate) fn alloc_table<F: Format>(
 impl<F: Format, M: TableMemory, S: CacheSync> Image for PageTable<F, M, S> {
     #[inline]
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
+        // Any address and number may be asked for, and none wraps around to another table.
+        let offset_bytes = (index as u64).checked_mul(8)?;
+        table.raw().checked_add(offset_bytes).filter(|address| address.is_multiple_of(8))?;
         Some(self.live().slot(table, index)?.load(Ordering::Acquire))
     }
 }

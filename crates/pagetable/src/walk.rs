@@ -11,9 +11,11 @@ use crate::geometry::Span;
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
-/// Somewhere that tables can be read from: live memory, a dump, the memory of a guest.
+/// Memory that tables can be read from: live memory, a dump, the memory of a guest.
 pub trait Image {
-    /// The entry with number `index` of the table at `table`; `None` where there is no memory.
+    /// Returns the entry with number `index` of the table at `table`, which lies 8 × `index` bytes
+    /// behind `table`. `None` where there is no memory at that address, or where it is not a
+    /// multiple of 8 or not below 2^64. Neither `table` nor `index` need be of a table.
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64>;
 }
 

@@ -1,9 +1,4 @@
-//! A memory whose walker sees only what was cleaned, for tests.
-//!
-//! The CPU's side are atomics as in every memory; the walker's side is a copy that a line reaches
-//! when it is cleaned and a fence follows. Between the two, hardware may write back any line at any
-//! moment, so an observer is shown several such states at each fence: none of the lines on their
-//! way, all of them, each one alone, and arbitrary sets of all lines that differ.
+//! A memory for tests of cache maintenance: see [`SimulatedDram`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::boxed::Box;
@@ -26,7 +21,13 @@ const SINGLE_LINES_MAX: usize = 16;
 
 type Observer = Box<dyn FnMut(&DramView<'_>) + Send>;
 
-/// A region of tables, and the copy of it that a walker sees.
+/// A region of tables, and the copy of it that a walker sees, for tests of cache maintenance.
+///
+/// The CPU reads and writes the region by atomics, as in every memory. The walker reads the copy, which
+/// a cache line reaches when it is cleaned and a fence follows. Between the two, hardware may write
+/// back any line at any moment. An observer is therefore shown several such states at each fence: none
+/// of the lines that were cleaned since the last fence, all of them, each one alone, and arbitrary sets
+/// of all lines that differ.
 ///
 /// It is both [`TableMemory`] and [`CacheSync`].
 pub struct SimulatedDram {
@@ -178,8 +179,10 @@ impl SimulatedDram {
 
 impl Image for DramView<'_> {
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
-        let at = (table.raw().wrapping_sub(BASE) >> 3) as usize;
-        self.dram.get(at.checked_add(index)?).copied()
+        let offset_bytes =
+            table.raw().checked_sub(BASE)?.checked_add((index as u64).checked_mul(8)?)?;
+        let at = offset_bytes.is_multiple_of(8).then_some(offset_bytes / 8)?;
+        self.dram.get(usize::try_from(at).ok()?).copied()
     }
 }
 

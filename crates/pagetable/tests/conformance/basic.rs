@@ -2,8 +2,8 @@
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Check, Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::table_memory::{HostPages, TableAddr};
+use longshore_pagetable::{Check, Error, Format, Image, PageTable, Prot, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;
@@ -19,6 +19,32 @@ pub(crate) fn empty<F: Format>(format: F) {
         assert_eq!(table.lookup(at(&format, va)), Ok(None));
     }
     assert_eq!(mappings(&table), []);
+}
+
+/// An image is asked for any address and number, as a corrupt table may say them.
+pub(crate) fn entries_of_no_table<F: Format>(format: F) {
+    let table = table(format);
+    let granule = 1u64 << format.geometry().granule_log2();
+    table.map(at(&format, 0), bus(granule), granule, read_write(&format)).unwrap();
+    let root = table.root();
+    assert!(table.entry(root, 0).is_some());
+    for (raw, index) in [
+        // Sums and products that pass 2^64 by as much as leads to the root's first entry.
+        (root.raw(), 1 << 61),
+        (root.raw(), 7 << 61),
+        (u64::MAX - 7, 1 + (root.raw() / 8) as usize),
+        (1 << 63, (1 << 60) + (root.raw() / 8) as usize),
+        (u64::MAX - 7, usize::MAX),
+        (u64::MAX - 7, 0),
+        (root.raw() + 1, 0),
+    ] {
+        assert_eq!(
+            table.entry(TableAddr::new(raw), index),
+            None,
+            "{} {raw:#x} {index:#x}",
+            F::NAME
+        );
+    }
 }
 
 pub(crate) fn every_page_size<F: Format>(format: F) {

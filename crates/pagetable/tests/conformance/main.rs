@@ -42,6 +42,8 @@ macro_rules! conformance {
                 #[test]
                 fn an_empty_table_maps_nothing() { crate::basic::empty(format()); }
                 #[test]
+                fn an_entry_of_no_table_is_none() { crate::basic::entries_of_no_table(format()); }
+                #[test]
                 fn every_page_size_maps_first_middle_and_last() { crate::basic::every_page_size(format()); }
                 #[test]
                 fn overlap_is_refused() { crate::basic::overlap(format()); }
