@@ -298,6 +298,7 @@ impl<F: Format> Run<'_, F> {
             5 => self.write(first, last),
             6 => self.read_dirty(first, last, op & 8 != 0),
             _ if op & 8 != 0 => self.finish(),
+            _ if op & 0x10 != 0 => self.table.reclaim_all(&mut self.gather),
             _ => {
                 self.table.reclaim(iova, len, &mut self.gather).expect("a range of the window");
             }
@@ -592,7 +593,6 @@ impl<F: Format> Run<'_, F> {
 
     /// Unmaps everything, leaf by leaf, and takes out what is empty.
     fn empty(&mut self) {
-        let geometry = *self.format.geometry();
         let mut leaves = Vec::new();
         let walked = self.table.walker().walk_all(|leaf| {
             leaves.push(leaf);
@@ -603,11 +603,7 @@ impl<F: Format> Run<'_, F> {
             let done = self.table.unmap(leaf.iova, 1 << leaf.page_log2, &mut self.gather);
             done.expect("it is mapped");
         }
-        let half = geometry.all().last / 2 + 1;
-        for first in [0, half] {
-            let done = self.table.reclaim(geometry.iova(first), half, &mut self.gather);
-            done.expect("a range of the window");
-        }
+        self.table.reclaim_all(&mut self.gather);
         self.finish();
         assert_eq!(self.table.memory().used(), 1, "{}: only the root is left", F::NAME);
     }

@@ -60,8 +60,9 @@
 //!   walker can use it. A reader in this process is a walker too: what it finds while tables are
 //!   freed under it is unspecified (though memory-safe), so [`Invalidate::flush`] must wait for it.
 //!
-//! Calls whose ranges overlap must not run at once: what is mapped afterwards is unspecified, and
-//! tables may be lost. The range of a [`split`](PageTable::split) counts as all of each block or
+//! Calls whose ranges overlap must not run at once: what is mapped afterwards is unspecified, tables
+//! may be lost or given out twice, so that the counts and the limit of tables no longer hold, and calls
+//! may take long. No memory but the tables is touched. The range of a [`split`](PageTable::split) counts as all of each block or
 //! contiguous run that it changes a part of.
 #![no_std]
 

@@ -71,9 +71,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         {
             return Err(Error::BreakBeforeMake { at });
         }
+        // Before anything changes: if `dirty` panics, the gather must still be flushed.
+        gather.touch(self.iova(span.first), self.iova(span.last));
         self.set_attributes(level, self.root, span, attributes, gather, &mut dirty);
         self.sync.fence();
-        gather.touch(self.iova(span.first), self.iova(span.last));
         Ok(())
     }
 
@@ -125,10 +126,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             let Ok(before) = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, update) else {
                 continue;
             };
+            gather.add_leaf_levels(1 << level);
             if tracking.is_some_and(|test| test.matches(before) && !test.matches(changed(before))) {
                 self.tell_dirty(level, leaf.run_log2, part.span.first, gather, dirty);
             }
-            gather.add_leaf_levels(1 << level);
             touched.extend(part.index..part.index + 1);
         }
         self.clean(entries, &mut touched);

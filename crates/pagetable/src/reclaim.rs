@@ -1,4 +1,4 @@
-//! Taking out tables that hold nothing any more.
+//! Taking out tables that map nothing any more.
 
 use longshore_mem::Iova;
 
@@ -15,25 +15,110 @@ use crate::table_memory::{TableAddr, TableMemory};
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     /// Takes out every table that lies whole in `len_bytes` from `iova` and maps nothing. Unmapping
     /// takes out only tables that its own range covers, so pages unmapped bit by bit leave empty
-    /// ones, and a block cannot take their place before.
+    /// tables, and a block cannot take their place before.
+    ///
+    /// The tables are freed by [`finish`](PageTable::finish).
     ///
     /// # Errors
     /// [`Error::Misaligned`], [`Error::OutOfRange`].
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn reclaim(&self, iova: Iova, len_bytes: u64, gather: &mut TlbGather) -> Result<(), Error> {
         let span = self.span(iova, len_bytes)?;
+        self.reclaim_span(span, gather);
+        Ok(())
+    }
+
+    /// Takes out every table that maps nothing, of the whole input range. Only the root stays if
+    /// nothing is mapped. The tables are freed by [`finish`](PageTable::finish).
+    ///
+    /// As with [`reclaim`](PageTable::reclaim), no other call that changes tables of the range, which
+    /// is all of them here, may run at once.
+    ///
+    /// # Cost
+    ///
+    /// The cost grows with the number of tables, not with the size of the range. An empty table of
+    /// pages is read whole, and one that maps something up to its first leaf; a table above is read
+    /// whole. Each is read at most once for each level above it. For each subtree that is taken out
+    /// one entry is cleared, and the cleared entries of a table are cleaned together where they are
+    /// adjacent. There is one fence if anything was taken out, and none if not. Nothing is allocated.
+    /// The gather covers the addresses from the first to the last subtree that was taken out, so
+    /// [`finish`](PageTable::finish) invalidates once.
+    ///
+    /// # Panics
+    /// If `gather` was used with another page table.
+    pub fn reclaim_all(&self, gather: &mut TlbGather) {
+        self.reclaim_span(self.format.geometry().all(), gather);
+    }
+
+    fn reclaim_span(&self, span: Span, gather: &mut TlbGather) {
         self.claim(gather);
         let level = self.format.geometry().root_level();
         if self.reclaim_in(level, self.root, span, gather) {
             self.sync.fence();
-            gather.touch(self.iova(span.first), self.iova(span.last));
+        }
+    }
+
+    /// Takes out the tables on the way to `iova` that map nothing, from the lowest upwards. After an
+    /// unmapping, called for the range's first and last address, it leaves no empty table behind.
+    /// The cost does not depend on how many tables there are.
+    ///
+    /// The range of this call is that of every table that it may take out: all addresses that share
+    /// the root's entry with `iova`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    ///
+    /// # Panics
+    /// If `gather` was used with another page table.
+    pub fn reclaim_at(&self, iova: Iova, gather: &mut TlbGather) -> Result<(), Error> {
+        let geometry = self.format.geometry();
+        let span = geometry.span(iova, 1).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;
+        self.claim(gather);
+        if self.reclaim_on_path(geometry.root_level(), self.root, span.first, gather) {
+            self.sync.fence();
         }
         Ok(())
     }
 
-    /// Whether anything was taken out.
+    /// Takes out empty tables below `table` on the way to `va`, and returns whether there were any.
+    fn reclaim_on_path(
+        &self,
+        level: u32,
+        table: TableAddr,
+        va: u64,
+        gather: &mut TlbGather,
+    ) -> bool {
+        if level == 0 {
+            return false;
+        }
+        let geometry = self.format.geometry();
+        let slot = &self.entries(level, table)[geometry.index(level, va)];
+        let Entry::Table(child) = self.decode(level, slot) else { return false };
+        let any = self.reclaim_on_path(level - 1, child, va, gather);
+        if !self.holds_nothing(level - 1, child) {
+            return any;
+        }
+        slot.swap(0, Ordering::AcqRel);
+        self.sync.clean(core::slice::from_ref(slot));
+        self.detach(gather, level - 1, child);
+        let below = (1 << geometry.shift(level)) - 1;
+        gather.touch(self.iova(va & !below), self.iova(va | below));
+        true
+    }
+
+    /// Returns whether every entry of a table is absent, also of those that may lead to tables.
+    fn holds_nothing(&self, level: u32, table: TableAddr) -> bool {
+        let entries = self.entries(level, table);
+        if level == 0 {
+            let present = self.format.present_mask();
+            return simd::find_different(self.path, entries, present, 0).is_none();
+        }
+        entries.iter().all(|slot| self.decode(level, slot) == Entry::Absent)
+    }
+
+    /// Returns whether anything was taken out.
     fn reclaim_in(&self, level: u32, table: TableAddr, span: Span, gather: &mut TlbGather) -> bool {
         if level == 0 {
             return false;
@@ -50,6 +135,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             if part.whole && self.maps_nothing(level - 1, child) {
                 slot.swap(0, Ordering::AcqRel);
                 self.detach(gather, level - 1, child);
+                gather.touch(self.iova(part.span.first), self.iova(part.span.last));
                 touched.extend(part.index..part.index + 1);
                 any = true;
             } else {
@@ -62,12 +148,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     }
 
     fn maps_nothing(&self, level: u32, table: TableAddr) -> bool {
-        let entries = self.entries(level, table);
         if level == 0 {
-            let present = self.format.present_mask();
-            return simd::find_different(self.path, entries, present, 0).is_none();
+            return self.holds_nothing(0, table);
         }
-        entries.iter().all(|slot| match self.decode(level, slot) {
+        self.entries(level, table).iter().all(|slot| match self.decode(level, slot) {
             Entry::Absent => true,
             Entry::Table(child) => self.maps_nothing(level - 1, child),
             Entry::Leaf(_) | Entry::Reserved => false,

@@ -56,15 +56,18 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.unmap(iova, self.pages_len(iova, page, count)?, gather)
     }
 
-    /// Unmaps, and tells `dirty` of each page or block that was written since it was mapped or its
+    /// Unmaps, and calls `dirty` with each page or block that was written since it was mapped or its
     /// dirty bit was cleared. Where dirty pages are tracked every leaf is taken by itself, so that no
     /// write is missed.
+    ///
+    /// If `dirty` panics, part of the range is unmapped, and `gather` has all of it: finish it before
+    /// the memory is used for something else.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn unmap_dirty(
         &self,
         iova: Iova,
@@ -76,22 +79,26 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.claim(gather);
         let (level, table) = self.descend_to_unmap(span)?;
         let every_leaf = self.check == Check::Checked;
+        // Before anything is cleared: if `dirty` panics, the gather must still be flushed.
+        let last = Iova::new(iova.raw() + (len_bytes - 1));
         if let Some(slot) = self.lone_page(level, table, span) {
             if every_leaf && slot.load(Ordering::Relaxed) & self.format.present_mask() == 0 {
                 return Err(Error::Hole { at: iova });
             }
+            gather.touch(iova, last);
             slot.store(0, Ordering::Relaxed);
             self.sync.clean(core::slice::from_ref(slot));
             gather.add_leaf_levels(1);
         } else if level == 0 {
             self.verify_pages(table, span, every_leaf)?;
+            gather.touch(iova, last);
             self.clear_pages(table, span, gather, &mut dirty);
         } else {
             self.verify(level, table, span, every_leaf)?;
+            gather.touch(iova, last);
             self.clear(level, table, span, gather, &mut dirty);
         }
         self.sync.fence();
-        gather.touch(iova, Iova::new(iova.raw() + (len_bytes - 1)));
         Ok(())
     }
 
@@ -300,10 +307,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             for slot in &entries[start..start + run] {
                 was_dirty |= test.matches(slot.swap(0, Ordering::AcqRel));
             }
+            gather.add_leaf_levels(1 << level);
             if was_dirty {
                 self.tell_dirty(level, leaf.run_log2, part.span.first, gather, dirty);
             }
-            gather.add_leaf_levels(1 << level);
             // The rest of the run.
             if run > 1 {
                 parts.nth(run - 2);

@@ -8,7 +8,7 @@ use core::arch::asm;
 
 use longshore_mem::isa::Neon;
 
-use super::Kernels;
+use super::kernels::Kernels;
 use super::scalar::Plain;
 use crate::sync::AtomicU64;
 

@@ -11,6 +11,7 @@
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, loom))))]
 mod aarch64;
+mod kernels;
 mod scalar;
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 mod x86_64;
@@ -21,28 +22,18 @@ mod tests;
 use longshore_mem::isa::Path;
 
 use crate::sync::AtomicU64;
+use kernels::Kernels;
+#[cfg(not(any(miri, loom)))]
+use kernels::LINE_ENTRIES;
 
 /// Shorter runs are not worth a choice.
 #[cfg(not(any(miri, loom)))]
 const RUN_MIN: usize = 8;
 
-/// Entries of a line.
-#[cfg(not(any(miri, loom)))]
-const LINE_ENTRIES: usize = 8;
 /// Lines of the next table that are asked for while one is searched: with 4 a search of 512 tables was
 /// 6 % faster than with none, with 16 12 %, with 32 5 %, and with all 64 a fifth slower.
 #[cfg(not(any(miri, loom)))]
 const LINES_AHEAD: usize = 16;
-
-/// What can be done to a run of entries. Implemented by the tokens of [`longshore_mem::isa`].
-trait Kernels: Copy {
-    /// Stores `first`, `first + step`, `first + 2 * step`, … (wrapping).
-    fn fill(self, entries: &[AtomicU64], first: u64, step: u64);
-
-    /// The first entry of which `entry & mask == value` is what `equal` says.
-    fn find<const EQUAL: bool>(self, entries: &[AtomicU64], mask: u64, value: u64)
-    -> Option<usize>;
-}
 
 /// Evaluates `$body` with `$token` bound to what `$path` holds, or to nothing for short runs.
 macro_rules! choose {

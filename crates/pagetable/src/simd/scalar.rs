@@ -2,7 +2,7 @@
 
 use longshore_mem::isa::Scalar;
 
-use super::Kernels;
+use super::kernels::Kernels;
 use crate::sync::{AtomicU64, Ordering};
 
 /// No set of instructions in particular.

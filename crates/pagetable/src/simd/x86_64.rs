@@ -7,8 +7,8 @@ use core::arch::asm;
 
 use longshore_mem::isa::{Avx2, Avx512};
 
+use super::kernels::{Kernels, LINE_ENTRIES};
 use super::scalar::Plain;
-use super::{Kernels, LINE_ENTRIES};
 use crate::sync::AtomicU64;
 
 /// Has the line that `entries` begins in brought into the caches.

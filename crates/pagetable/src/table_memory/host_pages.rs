@@ -5,7 +5,7 @@
 //! comparison, for as many tables as map 128 GiB in pages of 4 KiB. The next chunk is as large, and
 //! further ones double in size, so that a few of them make any amount, and a table's address says
 //! which chunk it is in: the first has the addresses from 0, the k-th behind it those from
-//! `FIRST << (k - 1)`. These addresses mean nothing to hardware; they are for walkers in this process.
+//! `FIRST << (k - 1)`.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -27,8 +27,12 @@ const ALIGN: usize = 1 << 21;
 /// Chunks: 4 TiB of tables in all.
 const CHUNKS: usize = (43 - FIRST_LOG2) as usize;
 
-/// Tables in memory that is taken from the global allocator as it is needed, and given back when
-/// this is dropped.
+/// Tables in memory of the global allocator, taken as it is needed and freed when this is dropped.
+///
+/// The addresses of these tables begin at 0 and mean nothing to hardware. They are for walkers in this
+/// process only, such as [`PageTable::lookup`](crate::PageTable::lookup) and
+/// [`Walker`](crate::Walker). Tables for hardware need a [`Slab`](super::Slab) or a [`TableMemory`] of
+/// your own.
 #[derive(Debug)]
 pub struct HostPages {
     first: Chunk,
@@ -36,7 +40,9 @@ pub struct HostPages {
     further: [AtomicPtr<Chunk>; CHUNKS - 1],
     units: Units,
     /// How much may be taken, in units.
-    limit_units: u64,
+    limit_units: AtomicU64,
+    /// How much could be taken without a limit of the caller's, in units.
+    room_units: u64,
 }
 
 #[derive(Debug)]
@@ -132,7 +138,8 @@ impl HostPages {
 
     /// Of at most `limit_bytes`.
     pub fn with_limit(limit_bytes: u64) -> Self {
-        let limit = (limit_bytes >> UNIT_LOG2).min((FIRST << (CHUNKS - 1)) >> UNIT_LOG2);
+        let room = (FIRST << (CHUNKS - 1)) >> UNIT_LOG2;
+        let limit = (limit_bytes >> UNIT_LOG2).min(room);
         let mut wanted = FIRST.min(limit << UNIT_LOG2);
         let mut first = Chunk::new(wanted);
         while first.is_none() && wanted > FIRST_MIN {
@@ -141,17 +148,23 @@ impl HostPages {
         }
         let first = first.unwrap_or_else(Chunk::empty);
         // Where the first chunk could not be had whole, no other could.
-        let limit_units = if first.size_bytes == FIRST {
-            limit
-        } else {
-            limit.min(first.size_bytes >> UNIT_LOG2)
-        };
+        let room_units =
+            if first.size_bytes == FIRST { room } else { first.size_bytes >> UNIT_LOG2 };
         Self {
             first,
             further: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS - 1],
             units: Units::new(),
-            limit_units,
+            limit_units: AtomicU64::new(limit.min(room_units)),
+            room_units,
         }
+    }
+
+    /// Sets the limit, in bytes, for tables that are taken from here on. Memory that was taken for
+    /// tables stays and is used again. If the limit so far was below the first chunk, it cannot be
+    /// raised.
+    pub fn set_limit(&self, limit_bytes: u64) {
+        let limit_units = (limit_bytes >> UNIT_LOG2).min(self.room_units);
+        self.limit_units.store(limit_units, Ordering::Relaxed);
     }
 
     /// Tables in use.
@@ -235,7 +248,8 @@ impl TableMemory for HostPages {
     fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
         let next = |unit| Some(Self::unit(self.meta(Self::address(unit)).next()?));
         let is_there = |unit| self.ensure_chunk(Self::address(unit)).is_some();
-        Some(Self::address(self.units.alloc(size_log2, self.limit_units, next, is_there)?))
+        let limit_units = self.limit_units.load(Ordering::Relaxed);
+        Some(Self::address(self.units.alloc(size_log2, limit_units, next, is_there)?))
     }
 
     fn free(&self, table: TableAddr, size_log2: u32) {

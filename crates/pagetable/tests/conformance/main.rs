@@ -19,6 +19,7 @@ mod model;
 mod narrowing;
 mod preempted;
 mod race;
+mod reclaimed;
 mod setup;
 mod sources;
 mod split;
@@ -93,6 +94,10 @@ macro_rules! conformance {
                 fn what_is_gone_stays_gone() { crate::preempted::gone_stays_gone(format()); }
                 #[test]
                 fn two_threads_map_neighbours() { crate::preempted::two_maps(format()); }
+                #[test]
+                fn every_empty_table_is_reclaimed() { crate::reclaimed::all(format()); }
+                #[test]
+                fn empty_tables_on_a_path_are_reclaimed() { crate::reclaimed::on_the_path(format()); }
             }
         )*
     };

@@ -127,6 +127,18 @@ fn a_table_that_cannot_be_had_is_not_in_use() {
     assert_eq!(memory.used(), 3);
     tables.iter().for_each(|table| memory.free(*table, 12));
     assert_eq!(memory.used(), 0);
+    // Those that there were may be had again, and more only with a higher limit.
+    memory.set_limit(4096);
+    let tables: Vec<_> = (0..3).map(|_| memory.alloc(12).unwrap()).collect();
+    assert_eq!(memory.alloc(12), None);
+    memory.set_limit(u64::MAX);
+    assert_eq!(memory.alloc(12), None, "no more than was made for the first limit");
+    tables.iter().for_each(|table| memory.free(*table, 12));
+    let memory = HostPages::new();
+    memory.set_limit(2 * 4096);
+    assert_eq!([(); 3].map(|()| memory.alloc(12).is_some()), [true, true, false]);
+    memory.set_limit(3 * 4096);
+    assert!(memory.alloc(12).is_some());
 
     let test = std::env::current_exe().unwrap();
     let child = std::process::Command::new("sh")
