@@ -362,6 +362,10 @@ fn what_cannot_be_is_refused_with_what_can() {
     decode(&["vtd-second", "--granule", "16K", "0"]).expect(2, &["vtd-second has 4 KiB"]);
     decode(&["amd-v1", "--levels", "7", "0"]).expect(2, &["between 1 and 6"]);
     decode(&["x86-64", "--levels", "3", "0"]).expect(2, &["4 or 5, not 3"]);
+    let small = ["arm-lpae-s2", "--input-bits", "34", "--levels"];
+    decode(&[&small[..], &["4", "0"]].concat())
+        .expect(2, &["4 levels are more than 34 input bits fill; use at most 3"]);
+    decode(&[&small[..], &["2", "0"]].concat()).expect(0, &[]);
     decode(&["x86-64", "--input-bits", "48", "0"]).expect(2, &["x86-64 has no --input-bits"]);
     decode(&["x86-64", "--level", "PTX", "0"]).expect(2, &["PML4E, PDPTE, PDE, PTE"]);
     decode(&["arm-lpae-s1", "--level", "-1", "0"]).expect(2, &["0, 1, 2, 3"]);

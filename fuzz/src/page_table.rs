@@ -68,7 +68,7 @@ pub fn page_table(data: &[u8]) {
     let riscv = |mode| {
         RiscV::new(RiscVConfig { dirty, ..RiscVConfig::new(mode) }).expect("there is such hardware")
     };
-    match format % 22 {
+    match format % 27 {
         0 => run(stage1(12, 48, false), check, input),
         1 => run(stage1(12, 39, true), check, input),
         2 => run(stage1(14, 48, false), check, input),
@@ -93,6 +93,12 @@ pub fn page_table(data: &[u8]) {
             let config = X86_64Config { dirty, ..X86_64Config::new() };
             run(X86_64::new(config).expect("there is such hardware"), check, input);
         }
+        // Small roots of blocks, and roots that are one contiguous run.
+        22 => run(stage2(12, 33), check, input),
+        23 => run(stage2(12, 34), check, input),
+        24 => run(stage2(14, 28), check, input),
+        25 => run(stage2(16, 33), check, input),
+        26 => run(stage1(14, 30, true), check, input),
         _ => {
             let config = VtdFirstConfig { dirty, five_levels: true, ..VtdFirstConfig::new() };
             run(VtdFirst::new(config).expect("there is such hardware"), check, input);

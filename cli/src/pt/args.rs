@@ -71,7 +71,8 @@ pub(crate) struct FormatArgs {
     #[arg(long, value_name = "BITS")]
     pub(crate) output_bits: Option<u32>,
 
-    /// Levels: 1 to 6 (AMD), 4 or 5 (x86-64, VT-d first stage) [default: 4].
+    /// Levels: 1 to 6 (AMD), 4 or 5 (x86-64, VT-d first stage) [default: 4]. Arm stage 2: 4 minus the
+    /// initial level (SL0) [default: one fewer if concatenated tables at the root lose no block size].
     #[arg(long)]
     pub(crate) levels: Option<u32>,
 

@@ -174,6 +174,7 @@ impl FormatArgs {
             FormatName::ArmLpaeS2 => Stage2::new(Stage2Config {
                 input_bits,
                 output_bits,
+                levels: self.levels,
                 contiguous,
                 dirty,
                 ..Stage2Config::new(granule)
@@ -246,12 +247,16 @@ impl FormatArgs {
 
     /// Options are not ignored: what a format has not was meant for another.
     fn refuse_what_it_has_not(&self) -> anyhow::Result<()> {
-        use FormatName::{AmdV1, ArmLpaeS1, VtdFirst, VtdSecond, X86_64};
+        use FormatName::{AmdV1, ArmLpaeS1, ArmLpaeS2, VtdFirst, VtdSecond, X86_64};
         let name = self.format;
         let has_runs = !matches!(name, VtdSecond | VtdFirst | X86_64);
         let refused = [
             ("--input-bits", self.input_bits.is_some(), name.is_arm() || name == VtdSecond),
-            ("--levels", self.levels.is_some(), matches!(name, AmdV1 | VtdFirst | X86_64)),
+            (
+                "--levels",
+                self.levels.is_some(),
+                matches!(name, ArmLpaeS2 | AmdV1 | VtdFirst | X86_64),
+            ),
             ("--upper", self.upper, name == ArmLpaeS1),
             ("--no-runs", self.no_runs, has_runs),
             ("--pages-512g", self.pages_512g, name == AmdV1),

@@ -26,7 +26,7 @@ fn the_corpus_of_page_tables_holds() {
 /// Inputs at random, the same in every run, for every format with every option.
 #[test]
 fn operations_at_random_hold() {
-    let (formats, rounds) = if cfg!(miri) { (1, 1) } else { (22, 1) };
+    let (formats, rounds) = if cfg!(miri) { (1, 1) } else { (27, 1) };
     let mut random = 0x243f_6a88_85a3_08d3_u64;
     for format in 0..formats {
         for options in 0..8 {

@@ -18,7 +18,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, bit, choice, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
@@ -105,7 +105,7 @@ impl AmdV1 {
     /// # Errors
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: AmdV1Config) -> Result<Self, Unsupported> {
-        let unsupported = |why| Unsupported { format: Self::NAME, why };
+        let unsupported = |rule| Unsupported { format: Self::NAME, why: Why::Rule(rule) };
         if !(1..=6).contains(&config.levels) {
             return Err(unsupported("levels are not between 1 and 6"));
         }

@@ -17,7 +17,7 @@ pub struct Field {
 impl Field {
     /// The bits of an entry that the field consists of.
     pub const fn mask(&self) -> u64 {
-        super::bits(self.high, self.low)
+        bits(self.high, self.low)
     }
 
     /// The field's value in `entry`.
@@ -58,4 +58,9 @@ pub(super) const fn choice(
     meanings: &'static [&'static str],
 ) -> Field {
     Field { name, high, low, meanings }
+}
+
+/// The bits `low..=high`.
+pub(super) const fn bits(high: u32, low: u32) -> u64 {
+    (u64::MAX >> (63 - high)) & (u64::MAX << low)
 }

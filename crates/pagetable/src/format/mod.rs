@@ -22,6 +22,7 @@ use crate::table_memory::TableAddr;
 
 pub use amd_v1::AmdV1;
 pub use arm_lpae::{Stage1, Stage2};
+use fields::bits;
 pub use fields::{Field, Fields};
 pub use riscv::RiscV;
 pub use vtd_first::VtdFirst;
@@ -151,10 +152,73 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
 /// A format cannot be set up as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsupported {
-    /// Which format.
+    /// The name of the format.
     pub format: &'static str,
-    /// What it cannot do.
-    pub why: &'static str,
+    /// The reason.
+    pub why: Why,
+}
+
+/// The reason that a format cannot be set up as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// A rule of the format, in words.
+    Rule(&'static str),
+    /// No level was asked for.
+    NoLevels {
+        /// The fewest levels that are possible.
+        fewest: u32,
+    },
+    /// The root would be more tables than can be concatenated.
+    TooFewLevels {
+        /// The levels asked for.
+        levels: u32,
+        /// The bits of an address that they were to translate.
+        input_bits: u32,
+        /// How many tables the root would be, as a logarithm.
+        root_tables_log2: u32,
+        /// How many it may be, as a logarithm.
+        root_tables_max_log2: u32,
+        /// The fewest levels that are possible.
+        fewest: u32,
+    },
+    /// The upper levels would have no address bits to translate.
+    TooManyLevels {
+        /// The levels asked for.
+        levels: u32,
+        /// The bits of an address that they were to translate.
+        input_bits: u32,
+        /// The most levels that are possible.
+        most: u32,
+    },
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Rule(rule) => f.write_str(rule),
+            Self::NoLevels { fewest } => {
+                write!(f, "0 levels translate no address; use at least {fewest}")
+            }
+            Self::TooFewLevels {
+                levels,
+                input_bits,
+                root_tables_log2,
+                root_tables_max_log2,
+                fewest,
+            } => write!(
+                f,
+                "{levels} levels for {input_bits} input bits would need {} root tables, and at most \
+                 {} are possible; use at least {fewest}",
+                1_u64 << root_tables_log2,
+                1_u64 << root_tables_max_log2,
+            ),
+            Self::TooManyLevels { levels, input_bits, most } => write!(
+                f,
+                "{levels} levels are more than {input_bits} input bits fill; use at most {most}"
+            ),
+        }
+    }
 }
 
 impl fmt::Display for Unsupported {
@@ -164,11 +228,6 @@ impl fmt::Display for Unsupported {
 }
 
 impl core::error::Error for Unsupported {}
-
-/// The bits `low..=high`.
-const fn bits(high: u32, low: u32) -> u64 {
-    (u64::MAX >> (63 - high)) & (u64::MAX << low)
-}
 
 /// `value` where `condition` holds, no bits where not.
 const fn when(condition: bool, value: u64) -> u64 {

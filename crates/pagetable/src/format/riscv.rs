@@ -16,7 +16,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, choice, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
@@ -105,7 +105,7 @@ impl RiscV {
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: RiscVConfig) -> Result<Self, Unsupported> {
         if !(32..=56).contains(&config.output_bits) {
-            let why = "output bits are not between 32 and 56";
+            let why = Why::Rule("output bits are not between 32 and 56");
             return Err(Unsupported { format: Self::NAME, why });
         }
         let levels = match config.mode {

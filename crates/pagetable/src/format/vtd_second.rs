@@ -15,7 +15,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, bit, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
@@ -99,7 +99,7 @@ impl VtdSecond {
     /// # Errors
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: VtdSecondConfig) -> Result<Self, Unsupported> {
-        let unsupported = |why| Unsupported { format: Self::NAME, why };
+        let unsupported = |rule| Unsupported { format: Self::NAME, why: Why::Rule(rule) };
         if !(31..=57).contains(&config.input_bits) {
             return Err(unsupported("input bits are not between 31 and 57"));
         }

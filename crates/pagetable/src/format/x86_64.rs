@@ -17,7 +17,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, bit, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
@@ -101,7 +101,7 @@ impl X86_64 {
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: X86_64Config) -> Result<Self, Unsupported> {
         if !(32..=52).contains(&config.output_bits) {
-            let why = "output bits are not between 32 and 52";
+            let why = Why::Rule("output bits are not between 32 and 52");
             return Err(Unsupported { format: Self::NAME, why });
         }
         let levels = if config.five_levels { 5 } else { 4 };

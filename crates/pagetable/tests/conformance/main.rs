@@ -6,6 +6,7 @@
 
 #![cfg(not(loom))]
 
+mod arm_walker;
 mod basic;
 mod counts;
 mod dirty;
@@ -128,13 +129,17 @@ conformance! {
     stage1_4k_48_upper: stage1_upper(12, 48);
     stage1_64k_42_upper: stage1_upper(16, 42);
     stage1_4k_plain: stage1_without_runs(12, 48);
+    stage1_4k_33_small_root: stage1(12, 33, 40);
+    stage1_16k_30_one_run: stage1(14, 30, 40);
     stage2_4k_32: stage2(12, 32, 40);
+    stage2_4k_34_one_run: stage2(12, 34, 40);
     stage2_4k_36: stage2(12, 36, 48);
     stage2_4k_40: stage2(12, 40, 48);
     stage2_4k_42: stage2(12, 42, 48);
     stage2_4k_44: stage2(12, 44, 48);
     stage2_4k_48: stage2(12, 48, 48);
     stage2_4k_52: stage2(12, 52, 52);
+    stage2_16k_28_small_root: stage2(14, 28, 40);
     stage2_16k_32: stage2(14, 32, 40);
     stage2_16k_36: stage2(14, 36, 48);
     stage2_16k_40: stage2(14, 40, 48);
@@ -142,6 +147,7 @@ conformance! {
     stage2_16k_44: stage2(14, 44, 48);
     stage2_16k_48: stage2(14, 48, 48);
     stage2_16k_52: stage2(14, 52, 52);
+    stage2_64k_33_small_root: stage2(16, 33, 40);
     stage2_64k_32: stage2(16, 32, 40);
     stage2_64k_36: stage2(16, 36, 48);
     stage2_64k_40: stage2(16, 40, 48);

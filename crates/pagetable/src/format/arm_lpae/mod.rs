@@ -3,7 +3,9 @@
 //! Source: Arm Architecture Reference Manual for A-profile (DDI 0487), section D8.3 "Translation
 //! table descriptor formats": table, block and page descriptors of both stages; D8.2 for granules,
 //! levels and concatenated tables; D8.6 for memory attributes and the Contiguous bit; D8.5 for
-//! hardware-managed dirty state. The manual counts levels from the root down: its level 3 is level
+//! hardware-managed dirty state; the pseudocode functions `AArch64.S2InvalidSL` and
+//! `AArch64.S2InconsistentSL` for initial levels of stage 2, and `AArch64.ContiguousBitFaults` for
+//! runs in a small root. The manual counts levels from the root down: its level 3 is level
 //! 0 here.
 //!
 //! ```text
@@ -23,7 +25,7 @@ pub use stage2::{Stage2, Stage2Config};
 use longshore_mem::{BusAddr, Granule};
 
 use super::fields::{Field, bit, choice, flag, range};
-use super::{Entry, LeafEntry, Unsupported, bits, when};
+use super::{Entry, LeafEntry, Unsupported, Why, bits, when};
 use crate::geometry::{Geometry, Shape, Window};
 use crate::table_memory::TableAddr;
 
@@ -92,14 +94,15 @@ struct LpaeConfig {
     contiguous: bool,
     /// By how many bits a root may be larger than a table: 4 for stage 2's concatenated tables.
     concatenation_log2: u32,
+    /// How many levels there are, if that was said.
+    levels: Option<u32>,
 }
 
 impl Lpae {
     fn new(config: LpaeConfig) -> Result<Self, Unsupported> {
         let LpaeConfig { format, granule, input_bits, output_bits, window, .. } = config;
-        let unsupported = |why| Unsupported { format, why };
+        let unsupported = |rule| Unsupported { format, why: Why::Rule(rule) };
         let granule_log2 = u32::from(granule.log2());
-        let index_log2 = granule_log2 - 3;
         if !(25..=52).contains(&input_bits) {
             return Err(unsupported("input bits are not between 25 and 52"));
         }
@@ -110,27 +113,46 @@ impl Lpae {
         // With 4 KiB and 16 KiB granules one feature, FEAT_LPA2, widens both sides.
         let lpa2 = granule_log2 < 16 && (input_bits > 48 || wide);
         // Blocks of the larger sizes came with the wider addresses. (DDI 0487, D8.3, table "Block
-        // descriptor OA bits".) Contiguous runs: D8.6.1, from the pages upwards.
+        // descriptor OA bits".) Contiguous runs: D8.6.1, from the pages upwards. `Geometry::new`
+        // removes the runs that are larger than the input size, because the Contiguous bit is
+        // misprogrammed there and the hardware may fault. (`AArch64.ContiguousBitFaults`.) A run of
+        // exactly the input size is valid.
         let (block_levels, contiguous_log2) = match granule_log2 {
             12 => (if lpa2 { 4 } else { 3 }, [4, 4, 4, 0, 0, 0]),
             14 => (if lpa2 { 3 } else { 2 }, [7, 5, 0, 0, 0, 0]),
             16 => (if wide { 3 } else { 2 }, [5, 5, 0, 0, 0, 0]),
             _ => return Err(unsupported("the granule is none of 4, 16 and 64 KiB")),
         };
+        let index_log2 = granule_log2 - 3;
         let contiguous_log2 = if config.contiguous { contiguous_log2 } else { [0; 6] };
         let mut runs = [0; 6];
         for (level, run) in runs.iter_mut().enumerate().take(block_levels) {
             *run = 1 | 1 << contiguous_log2[level];
         }
         let above_granule = input_bits - granule_log2;
-        // A walk of 4 KiB granules may not begin at level 3 where tables can be concatenated, but
-        // with FEAT_TTST, which is not asked for. (DDI 0487, D8.2, table "Stage 2 initial lookup
-        // level, 4KB granule".)
-        let fewest = if config.concatenation_log2 > 0 && granule_log2 == 12 { 2 } else { 1 };
-        let levels = above_granule
-            .saturating_sub(config.concatenation_log2)
-            .div_ceil(index_log2)
-            .max(fewest);
+        // Concatenated tables replace a root whose entries cannot be blocks: see `Stage2`.
+        let single = above_granule.div_ceil(index_log2);
+        let fewest = above_granule.saturating_sub(config.concatenation_log2).div_ceil(index_log2);
+        let levels = match config.levels {
+            Some(0) => return Err(Unsupported { format, why: Why::NoLevels { fewest } }),
+            Some(levels) if levels < fewest => {
+                let why = Why::TooFewLevels {
+                    levels,
+                    input_bits,
+                    root_tables_log2: above_granule - levels * index_log2,
+                    root_tables_max_log2: config.concatenation_log2,
+                    fewest,
+                };
+                return Err(Unsupported { format, why });
+            }
+            Some(levels) if levels > single => {
+                let why = Why::TooManyLevels { levels, input_bits, most: single };
+                return Err(Unsupported { format, why });
+            }
+            Some(levels) => levels,
+            None if single as usize > block_levels => fewest,
+            None => single,
+        };
         let (address, linear_log2) = match (lpa2, wide) {
             (true, _) => (AddressBits::High2In9To8, 50),
             (false, true) => (AddressBits::High4In15To12, 48),
@@ -226,7 +248,8 @@ impl Lpae {
         }
         let bus = self.decode_address(descriptor, self.geometry.shift(level));
         let run_log2 = self.contiguous_log2[level as usize];
-        // Without runs here the bit is a hint that means nothing.
+        // Where a run would be larger than the input, hardware ignores the bit or faults, and
+        // `Geometry` has no run. A level without runs ignores the bit.
         let is_run = descriptor & CONTIGUOUS != 0 && self.geometry.runs(level) >> run_log2 & 1 != 0;
         let run_log2 = if is_run { run_log2 } else { 0 };
         Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2 })

@@ -120,6 +120,7 @@ impl Stage1 {
             window: if config.upper { Window::High } else { Window::Low },
             contiguous: config.contiguous,
             concatenation_log2: 0,
+            levels: None,
         })?;
         Ok(Self { lpae, dirty: config.dirty, live_size_changes: config.live_size_changes })
     }

@@ -1,7 +1,4 @@
-//! Stage 2: what a hypervisor maps for a guest's device.
-//!
-//! The root may be up to 16 tables side by side (concatenated), which saves a level: the fewest
-//! levels possible are used, as the manual has them for each input size.
+//! Stage 2: see [`Stage2`].
 
 use longshore_mem::{BusAddr, Granule};
 
@@ -72,6 +69,10 @@ pub struct Stage2Config {
     pub input_bits: u32,
     /// Bits of an address after translation: 32 to 52.
     pub output_bits: u32,
+    /// The number of levels, for tables that another program built or for hardware that needs a
+    /// certain initial level (SL0). One level of a 4 KiB granule needs FEAT_TTST. `None` concatenates
+    /// tables at the root as [`Stage2`](Stage2#the-tables-at-the-root) documents.
+    pub levels: Option<u32>,
     /// Set the Contiguous bit where a run of entries allows it.
     pub contiguous: bool,
     /// Let the hardware track dirty pages (`S2HD` set).
@@ -87,6 +88,7 @@ impl Stage2Config {
             granule,
             input_bits: 48,
             output_bits: 48,
+            levels: None,
             contiguous: true,
             dirty: false,
             live_size_changes: false,
@@ -94,7 +96,45 @@ impl Stage2Config {
     }
 }
 
-/// Arm LPAE, stage 2.
+/// The Arm LPAE format of stage 2: the tables by which a hypervisor translates addresses of a guest's
+/// device.
+///
+/// # The registers
+///
+/// `T0SZ` is 64 minus [`input_bits`](Stage2Config::input_bits). `SL0` follows from the number of levels
+/// of the [geometry](Format::geometry): the initial level is 4 minus that number.
+///
+/// # The tables at the root
+///
+/// The root may be up to 16 adjacent (concatenated) tables of the level below, which saves a level
+/// (DDI 0487, D8.2). Unless [`levels`](Stage2Config::levels) says otherwise,
+/// `Stage2` does that only where no block size is lost:
+///
+/// | granule | input bits | tables at the root | why |
+/// | --- | --- | --- | --- |
+/// | 4K | 31 to 34 | 1, of level 1 | level 1 has 1 GiB blocks |
+/// | 4K | 40 to 43 | 2 to 16, of level 1 | level 0 has no blocks, and must not be the initial level if physical addresses have less than 44 bits |
+/// | 4K, 52 output bits | 40 to 43 | 1, of level 0 | level 0 has 512 GiB blocks |
+/// | 4K | 49 to 52 | 2 to 16, of level 0 | level -1 has no blocks |
+/// | 16K | 26 to 29 | 1, of level 2 | level 2 has 32 MiB blocks |
+/// | 16K | 37 to 40 | 2 to 16, of level 2 | level 1 has no blocks, and must not be the initial level if physical addresses have less than 42 bits |
+/// | 16K, 52 output bits | 37 to 40 | 1, of level 1 | level 1 has 64 GiB blocks |
+/// | 16K | 48 to 51 | 2 to 16, of level 1 | level 0 has no blocks, and may be the initial level only with FEAT_LPA2 |
+/// | 64K | 30 to 33 | 1, of level 2 | level 2 has 512 MiB blocks |
+/// | 64K | 43 to 46 | 2 to 16, of level 2 | level 1 has no blocks |
+/// | 64K, 52 output bits | 43 to 46 | 1, of level 1 | level 1 has 4 TiB blocks |
+/// | any | all others | 1 | more than 16 tables would be needed |
+///
+/// Levels are the manual's. Every case in which the architecture demands concatenated tables
+/// (`AArch64.S2InvalidSL` in DDI 0487) is among these, for any hardware whose physical addresses have
+/// at least [`input_bits`](Stage2Config::input_bits) and [`output_bits`](Stage2Config::output_bits).
+/// Linux concatenates for the DMA API only on demand, and KVM wherever it can without losing 2 MiB
+/// blocks (`drivers/iommu/io-pgtable-arm.c`, `kvm_get_vtcr`).
+///
+/// [`levels`](Stage2Config::levels) chooses otherwise, for tables that others built.
+///
+/// T0SZ is 64 minus the input bits. SL0 follows from the levels of the
+/// [geometry](crate::Format::geometry): the initial level is 4 minus their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage2 {
     lpae: Lpae,
@@ -116,11 +156,12 @@ impl Stage2 {
             window: Window::Low,
             contiguous: config.contiguous,
             concatenation_log2: 4,
+            levels: config.levels,
         })?;
         Ok(Self { lpae, dirty: config.dirty, live_size_changes: config.live_size_changes })
     }
 
-    /// How many tables lie side by side at the root, as a logarithm.
+    /// Returns how many tables are concatenated at the root, as a logarithm.
     pub fn concatenated_log2(&self) -> u32 {
         let geometry = &self.lpae.geometry;
         let full = geometry.granule_log2() - 3;
