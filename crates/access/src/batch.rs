@@ -85,6 +85,7 @@ impl<'s> Batch<'s> {
     /// # Errors
     /// As [`Space::unmap_dirty`]; what was unmapped before stays so.
     pub fn unmap_dirty(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        self.space.inner.check_door()?;
         self.watch(iova, len_bytes)?;
         let note = |pages| self.dirty.push(pages);
         let locked = self.space.inner.lock_windows();

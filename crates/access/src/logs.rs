@@ -1,9 +1,7 @@
-//! Which writes are noted, and where.
-//!
-//! A session asks for it when it fills its TLB: an entry through which nothing needs to be noted says
-//! so, and its writes cost nothing more. So a change empties all TLBs and waits for a grace period.
+//! Which writes are logged, and where: see [`Logs`].
 #![expect(unsafe_code, reason = "reads what is replaced only after a grace period")]
 
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +14,10 @@ use crate::region::Region;
 use crate::space::{Inner, Space};
 
 /// The logs of a space. Several spaces may have the same.
+///
+/// A session looks up which logs a page has when it fills its TLB, so that writes to pages with no log
+/// cost nothing more. A change of the logs therefore empties the TLBs of all sessions, and waits until
+/// the accesses that were going on are over.
 #[derive(Clone, Debug, Default)]
 pub struct Logs {
     /// By the address the device wrote to.
@@ -183,12 +185,13 @@ impl Space {
         let mut kept = current.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let active = if new.are_off() { ptr::null_mut() } else { Arc::as_ptr(&new).cast_mut() };
         current.active.store(active, Ordering::Release);
-        let old = std::mem::replace(&mut *kept, new);
+        // Sessions may use the old ones until the grace period is over. If a callback panics in it,
+        // they are leaked.
+        let old = ManuallyDrop::new(std::mem::replace(&mut *kept, new));
         drop(kept);
         drop(door);
-        // Sessions may use the old ones until it is over.
         self.inner.wait_for_sessions(&[]);
-        drop(old);
+        drop(ManuallyDrop::into_inner(old));
         Ok(())
     }
 

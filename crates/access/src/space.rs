@@ -214,12 +214,15 @@ impl Space {
     /// The same of several ranges, with one grace period.
     ///
     /// # Errors
-    /// As [`unmap_raw`](Self::unmap_raw), for the first range that is refused; those before it are
-    /// unmapped then.
+    /// [`Error::PinnedByCaller`] before anything is unmapped; [`Error::Table`] for the first range that
+    /// is refused, and those before it are unmapped then.
     ///
     /// # Safety
     /// As [`unmap_raw`](Self::unmap_raw), for each of them.
     pub unsafe fn unmap_raw_each(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Error> {
+        for range in ranges {
+            self.inner.check_pins(range.start(), range.len_bytes())?;
+        }
         let mut gather = TlbGather::new();
         let (mut done, mut refused) = (0, None);
         for range in ranges {
@@ -333,7 +336,16 @@ impl Space {
         self.inner.table.walker()
     }
 
-    /// How many bits of an IOVA are translated.
+    /// Returns an error if the calling thread cannot unmap `len_bytes` at `iova` now: it is in the
+    /// middle of an access, a pin for example, or it made a lease of some of these bytes.
+    ///
+    /// # Errors
+    /// [`Error::PinnedByCaller`], with `iova`.
+    pub fn check_unmap(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        self.inner.check_pins(iova, len_bytes)
+    }
+
+    /// Returns how many bits of an IOVA are translated.
     pub fn input_bits(&self) -> u32 {
         self.inner.table.format().geometry().input_bits()
     }
@@ -350,7 +362,20 @@ impl Space {
     }
 }
 
+/// The operation that errors name.
+const UNMAPPING: &str = "unmapping";
+
 impl Inner {
+    /// Refuses to unmap a range if the calling thread itself keeps it from being unmapped.
+    fn check_pins(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
+        let last = iova.raw().saturating_add(len_bytes.saturating_sub(1));
+        let me = thread_token();
+        if self.grace.is_busy_in(me) || self.leases.is_held_by(me, iova.raw(), last) {
+            return Err(Error::PinnedByCaller { operation: UNMAPPING, iova });
+        }
+        Ok(())
+    }
+
     /// Takes entries out, without waiting, and tells of those that were dirty.
     pub(crate) fn clear(
         &self,
@@ -359,13 +384,8 @@ impl Inner {
         gather: &mut TlbGather,
         dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
-        let operation = "unmapping";
-        let last = iova.raw().saturating_add(len_bytes.saturating_sub(1));
-        let me = thread_token();
-        if self.grace.is_busy_in(me) || self.leases.is_held_by(me, iova.raw(), last) {
-            return Err(Error::PinnedByCaller { operation, iova });
-        }
-        let failed = |source| Error::Table { operation, iova, len_bytes, source };
+        self.check_pins(iova, len_bytes)?;
+        let failed = |source| Error::Table { operation: UNMAPPING, iova, len_bytes, source };
         self.table.unmap_dirty(iova, len_bytes, gather, dirty).map_err(failed)
     }
 

@@ -47,6 +47,8 @@ struct State {
     cancelled: Vec<Range<u64>>,
     /// What a call has done when it is cancelled.
     done: usize,
+    /// Whether cancelling panics, once it is done.
+    panics: bool,
 }
 
 impl Client {
@@ -91,8 +93,12 @@ impl RemoteMemory for Client {
     }
 
     fn cancel(&self, range: Range<u64>) {
-        self.state.lock().unwrap().cancelled.push(range);
+        let mut state = self.state.lock().unwrap();
+        state.cancelled.push(range);
+        let panics = state.panics;
+        drop(state);
         self.changed.notify_all();
+        assert!(!panics, "it is cancelled");
     }
 }
 
@@ -437,6 +443,27 @@ fn what_a_callback_panics_about_counts_as_mapped() {
     assert!(matches!(detached, Err(Error::StillMapped { mapped_bytes: PAGE })), "{detached:?}");
     lease.view().write(0, b"it is there").unwrap_err();
     lease.view().write(0, b"there").unwrap();
+}
+
+/// Sessions that were not waited for may be in the middle of using the logs that were replaced.
+#[test]
+fn logs_outlive_a_callback_that_panics_while_they_are_replaced() {
+    let world = World::new();
+    let all = AddrRange::new(Iova::new(0), 1 << 30).unwrap();
+    let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, all).unwrap());
+    let by_iova = Log::Internal(Arc::clone(&log));
+    world.space.set_logs(Logs { by_iova, ..Logs::default() }).unwrap();
+    world.client.state.lock().unwrap().panics = true;
+    let device = |session: &Session| {
+        let mut cursor = Asking { session, bytes: vec![0; 100], asked: None };
+        session.read_iter(PINNED, &mut cursor, 100)
+    };
+    let replace = || {
+        let set = std::panic::AssertUnwindSafe(|| world.space.set_logs(Logs::default()));
+        assert!(std::panic::catch_unwind(set).is_err());
+    };
+    assert_eq!(world.during(device, replace), Ok(0));
+    assert_eq!(Arc::strong_count(&log), 2, "the logs were dropped with sessions in them");
 }
 
 /// Between two pins the slot is left for no time at all.

@@ -61,7 +61,7 @@ impl Session {
                         break;
                     }
                     let read = |m: &dyn RemoteMemory| m.read(offset, view);
-                    let asked = entered.ask(at, offset, part, &memory, Noted::Not, read);
+                    let asked = entered.ask(at, offset, part, memory, Noted::Not, read);
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     dest.advance(moved);
                     done += moved;
@@ -118,7 +118,7 @@ impl Session {
                     }
                     let write = |m: &dyn RemoteMemory| m.write(offset, view);
                     let noted = Noted::As(guest_phys);
-                    let asked = entered.ask(at, offset, part, &memory, noted, write);
+                    let asked = entered.ask(at, offset, part, memory, noted, write);
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     source.advance(moved);
                     done += moved;

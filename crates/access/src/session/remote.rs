@@ -27,20 +27,23 @@ pub(super) enum Noted {
 }
 
 impl Entered<'_> {
-    /// Calls a remote region with the slot left, as a lease of `len` bytes from `iova` that whoever
-    /// unmaps them cancels. What it wrote is noted when it is off the list.
+    /// Calls a remote region with the slot left, as a lease of `len` bytes from `iova` which an
+    /// unmapping thread cancels. The bytes written are noted before it is off the list.
+    ///
+    /// `memory` is dropped with the slot left too. It may be the last reference, and then its owner's
+    /// code runs, which may access memory by this very session and so leave the slot.
     pub(super) fn ask<R>(
         &mut self,
         iova: u64,
         offset: u64,
         len: usize,
-        memory: &Arc<dyn RemoteMemory>,
+        memory: Arc<dyn RemoteMemory>,
         noted: Noted,
         call: impl FnOnce(&dyn RemoteMemory) -> Result<R, Partial>,
     ) -> Result<R, Partial> {
         let inner = &self.session.space.inner;
         let last = iova + (len as u64 - 1);
-        let revoke = Revoke::Cancel(Arc::clone(memory), offset..offset + len as u64);
+        let revoke = Revoke::Cancel(Arc::clone(&memory), offset..offset + len as u64);
         let owner = thread_token();
         let written = Arc::default();
         let id = inner.leases.register(Leased { first: iova, last, owner, revoke, written });
@@ -55,10 +58,11 @@ impl Entered<'_> {
             if inner.grace.is_busy_in(owner) {
                 inner.leases.keeps_busy(id);
             }
-            let outcome = call(&**memory);
+            let outcome = call(&*memory);
             let done = outcome.as_ref().map_or_else(|stop| stop.done.min(len), |_| len);
             note(done);
             let was_revoked = listed.end();
+            drop(memory);
             outcome.map_err(|stop| {
                 let reason = if was_revoked { Reason::Revoked } else { stop.reason };
                 Partial { done, reason }

@@ -171,7 +171,7 @@ impl Session {
                 }
                 Place::Remote { memory, offset, guest_phys, len: part } => {
                     let noted = if want == WRITE { Noted::As(guest_phys) } else { Noted::Not };
-                    let asked = entered.ask(at, offset, part, &memory, noted, |memory| {
+                    let asked = entered.ask(at, offset, part, memory, noted, |memory| {
                         remote(memory, offset, done, part)
                     });
                     asked.map_err(|stop| Fault::at(iova, done + stop.done, stop.reason))?;
