@@ -1,11 +1,23 @@
 //! `eventfd(2)`: a counter that one side adds to and the other polls.
+//!
+//! An eventfd whose descriptor another process has, too, may block whichever mode it was given: that
+//! process can clear `O_NONBLOCK` and fill the counter at any moment, also between two system calls
+//! of this one, and a `write(2)` waits then until it reads. [`SharedEvent`] signals such an eventfd
+//! without ever waiting, and [`drain`] does not wait either.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
+
+use crate::aio;
 
 /// Makes one that counts nothing yet, is closed on exec and never blocks.
 ///
@@ -15,7 +27,8 @@ pub fn create() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Adds one. A counter that is at its end already says all that one more would, so that is no error.
+/// Adds one to an eventfd of this process alone. A counter that is at its end already says all that
+/// one more would, so that is no error.
 ///
 /// # Errors
 /// Those of `write(2)`.
@@ -26,37 +39,133 @@ pub fn signal(event: impl AsFd) -> io::Result<()> {
     })
 }
 
-/// Sets the counter to zero; what it was.
+/// Sets the counter to zero and returns what it was. This never waits, also where another process
+/// shares the eventfd and has made it block.
 ///
 /// # Errors
-/// Those of `read(2)`, other than that it counts nothing.
+/// Those of `preadv2(2)`, other than that it counts nothing.
 pub fn drain(event: impl AsFd) -> io::Result<u64> {
+    /// Reads from the current position, which an eventfd does not have.
+    const NO_OFFSET: u64 = u64::MAX;
     let mut count = [0; 8];
-    crate::retry_interrupted(|| match rustix::io::read(&event, &mut count) {
-        Ok(8) => Ok(u64::from_ne_bytes(count)),
-        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(Errno::AGAIN) => Ok(0),
-        Err(error) => Err(error.into()),
+    crate::retry_interrupted(|| {
+        let mut into = [IoSliceMut::new(&mut count)];
+        match rustix::io::preadv2(&event, &mut into, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+            Ok(8) => Ok(u64::from_ne_bytes(count)),
+            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Errno::AGAIN) => Ok(0),
+            // Not a Linux kernel, but something that stands in for one.
+            Err(Errno::NOSYS | Errno::OPNOTSUPP) => drain_by_mode(&event),
+            Err(error) => Err(error.into()),
+        }
     })
 }
 
-/// Whether a descriptor that another process sent is an eventfd, as `/proc/self/fd` names it.
+/// As [`drain`]; waits if the eventfd blocks.
+fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
+    let mut count = [0; 8];
+    match rustix::io::read(event, &mut count) {
+        Ok(_) => Ok(u64::from_ne_bytes(count)),
+        Err(Errno::AGAIN) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns whether a descriptor that another process sent is an eventfd that [`drain`] empties: it is
+/// one by its name in `/proc/self/fd`, can be read (`O_PATH` cannot), and is no semaphore.
+///
+/// Before Linux 6.5 the kernel does not report semaphores, and they pass for the others.
 ///
 /// # Errors
-/// Where `/proc` is not there.
+/// Those of reading `/proc/self/fd` and `/proc/self/fdinfo`, and of `fcntl(2)`.
 pub fn is_one(descriptor: impl AsFd) -> io::Result<bool> {
-    let link = format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd());
-    let name = rustix::fs::readlink(link, Vec::new())?;
+    let number = descriptor.as_fd().as_raw_fd();
+    if !is_any(&descriptor)? || rustix::fs::fcntl_getfl(&descriptor)?.contains(OFlags::PATH) {
+        return Ok(false);
+    }
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let semaphore = info.lines().find_map(|line| line.strip_prefix("eventfd-semaphore:"));
+    Ok(semaphore.is_none_or(|is_one| is_one.trim() == "0"))
+}
+
+/// Returns `true` for an eventfd of any kind, by its name in `/proc/self/fd`.
+///
+/// # Errors
+/// Those of reading `/proc/self/fd`.
+pub fn is_any(descriptor: impl AsFd) -> io::Result<bool> {
+    let number = descriptor.as_fd().as_raw_fd();
+    let name = rustix::fs::readlink(format!("/proc/self/fd/{number}"), Vec::new())?;
     Ok(name.to_bytes() == b"anon_inode:[eventfd]")
 }
 
-/// Lets it never block whoever signals it, at whichever end.
+/// An eventfd that an untrusted process shares, to be signalled without waiting. Clones are the same
+/// one.
 ///
-/// # Errors
-/// Those of `fcntl(2)`.
-pub fn never_block(event: impl AsFd) -> io::Result<()> {
-    let flags = rustix::fs::fcntl_getfl(&event)?;
-    Ok(rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?)
+/// The kernel signals it as the completion of an operation (`io_submit(2)`), which adds one whatever
+/// mode the eventfd is in and however full it is. Where a process has no AIO, a thread writes, which
+/// harms nothing but this eventfd's signals if it has to wait; dropping the last clone reads the
+/// counter down until that thread is through.
+#[derive(Clone, Debug)]
+pub struct SharedEvent(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    event: Arc<OwnedFd>,
+    /// How many signals a thread has still to write. It ends when there are none.
+    owed: Arc<AtomicU64>,
+}
+
+impl SharedEvent {
+    /// Takes `event`, for which [`is_one`] was true.
+    pub fn new(event: OwnedFd) -> Self {
+        Self(Arc::new(Shared { event: Arc::new(event), owed: Arc::default() }))
+    }
+
+    /// Adds one to the counter. If it is at its end, nothing is added.
+    ///
+    /// # Errors
+    /// Those of starting a thread, where this process has no AIO.
+    pub fn signal(&self) -> io::Result<()> {
+        let shared = &*self.0;
+        // A thread that writes keeps the order.
+        if shared.owed.load(Ordering::Acquire) == 0 && aio::signal(&shared.event).is_ok() {
+            return Ok(());
+        }
+        self.signal_by_thread()
+    }
+
+    fn signal_by_thread(&self) -> io::Result<()> {
+        let Shared { event, owed } = &*self.0;
+        if owed.fetch_add(1, Ordering::AcqRel) > 0 {
+            return Ok(());
+        }
+        let (event, owes) = (Arc::clone(event), Arc::clone(owed));
+        let thread = thread::Builder::new().name("eventfd".to_owned());
+        let started = thread.spawn(move || {
+            let mut count = owes.load(Ordering::Acquire);
+            while count > 0 {
+                // It may be full, and its other end may be gone.
+                let _ = crate::retry_interrupted(|| {
+                    Ok(rustix::io::write(&event, &count.to_ne_bytes())?)
+                });
+                count = owes.fetch_sub(count, Ordering::AcqRel) - count;
+            }
+        });
+        started.map(drop).inspect_err(|_| owed.store(0, Ordering::Release))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Another process may fill it again, but cannot win each time.
+        for _ in 0..1000 {
+            if self.owed.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            let _ = drain(&self.event);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -73,17 +182,92 @@ mod tests {
         assert_eq!(drain(&event).unwrap(), 0);
     }
 
-    #[test]
-    fn a_counter_at_its_end_blocks_nobody() {
+    /// An eventfd that blocks, and whose counter is at its end.
+    fn full() -> OwnedFd {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        never_block(&event).unwrap();
-        signal(&event).unwrap();
-        assert_eq!(drain(&event).unwrap(), u64::MAX - 1);
+        fill(&event);
+        event
+    }
+
+    fn fill(event: &OwnedFd) {
+        rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    }
+
+    /// Ends the test if `work` waits for ever.
+    fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = std::sync::mpsc::channel();
+        thread::spawn(move || tell.send(work()));
+        told.recv_timeout(Duration::from_secs(20)).expect("it waits for ever")
+    }
+
+    #[test]
+    fn a_full_counter_that_blocks_is_signalled_and_drained_without_waiting() {
+        in_time(|| {
+            let event = full();
+            let shared = SharedEvent::new(event.try_clone().unwrap());
+            // More than there is room for in the kernel's ring.
+            (0..10_000).for_each(|_| shared.signal().unwrap());
+            assert!(drain(&event).unwrap() >= u64::MAX - 1);
+            assert_eq!(drain(&event).unwrap(), 0);
+            shared.signal().unwrap();
+            shared.signal().unwrap();
+            assert_eq!(drain(&event).unwrap(), 2);
+        });
+    }
+
+    #[test]
+    fn threads_signal_one_event_and_no_signal_is_lost() {
+        in_time(|| {
+            let event = create().unwrap();
+            let shared = SharedEvent::new(event.try_clone().unwrap());
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| (0..5_000).for_each(|_| shared.signal().unwrap()));
+                }
+            });
+            drop(shared);
+            assert_eq!(drain(&event).unwrap(), 20_000);
+        });
+    }
+
+    #[test]
+    fn without_aio_a_thread_waits_and_ends_with_the_event() {
+        in_time(|| {
+            let event = full();
+            let shared = SharedEvent::new(event.try_clone().unwrap());
+            let owed = Arc::clone(&shared.0.owed);
+            for _ in 0..3 {
+                shared.signal_by_thread().unwrap();
+            }
+            assert!(owed.load(Ordering::Acquire) > 0, "it waits for room");
+            drop(shared);
+            assert_eq!(owed.load(Ordering::Acquire), 0);
+
+            let shared = SharedEvent::new(event.try_clone().unwrap());
+            drain(&event).unwrap();
+            shared.signal_by_thread().unwrap();
+            let mut count = 0;
+            while count == 0 {
+                count = drain(&event).unwrap();
+            }
+            assert_eq!(count, 1);
+        });
     }
 
     #[test]
     fn another_descriptor_is_none() {
+        let semaphore = EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC;
+        let semaphore = rustix::event::eventfd(0, semaphore).unwrap();
+        let info =
+            fs::read_to_string(format!("/proc/self/fdinfo/{}", semaphore.as_raw_fd())).unwrap();
+        if info.contains("eventfd-semaphore") {
+            assert!(!is_one(&semaphore).unwrap());
+        } else {
+            println!("SKIPPED: this kernel does not report semaphores");
+        }
+        let path = format!("/proc/self/fd/{}", semaphore.as_raw_fd());
+        let path = rustix::fs::open(path, OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        assert!(!is_one(path).unwrap());
         assert!(is_one(create().unwrap()).unwrap());
         let memfd = crate::memfd::create("event-test", crate::memfd::Backing::Shmem).unwrap();
         assert!(!is_one(memfd).unwrap());

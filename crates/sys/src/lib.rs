@@ -30,8 +30,9 @@
 //! | [`beneath`] | `openat2`: files that lie beneath a directory |
 //! | [`service_manager`] | sockets that a service manager hands over |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
-//! | [`event_fd`] | `eventfd` |
+//! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
+mod aio;
 
 pub mod beneath;
 pub mod descriptors;

@@ -13,7 +13,7 @@ use longshore_access::Space;
 use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
-use longshore_sys::event_fd;
+use longshore_sys::event_fd::{self, SharedEvent};
 
 use crate::block;
 use crate::disk::Disk;
@@ -86,8 +86,8 @@ struct RingState {
     addresses: Option<RingAddresses>,
     next: u16,
     kick: Option<Arc<OwnedFd>>,
-    call: Option<Arc<OwnedFd>>,
-    error: Option<Arc<OwnedFd>>,
+    call: Option<SharedEvent>,
+    error: Option<SharedEvent>,
     is_enabled: bool,
     /// Until the front-end sets it up anew.
     is_broken: bool,
@@ -192,17 +192,21 @@ impl Backend {
                 if !has_descriptor {
                     return Err(Refusal::NoKick);
                 }
-                let event = event(one(&mut descriptors)?)?;
+                let event = Arc::new(event(one(&mut descriptors)?)?);
                 self.change(index, |ring| ring.kick = Some(event))?;
             }
             Request::SetVringCall { index, has_descriptor } => {
-                let event =
-                    if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
+                let event = match has_descriptor {
+                    true => Some(SharedEvent::new(event(one(&mut descriptors)?)?)),
+                    false => None,
+                };
                 self.change(index, |ring| ring.call = event)?;
             }
             Request::SetVringErr { index, has_descriptor } => {
-                let event =
-                    if has_descriptor { Some(event(one(&mut descriptors)?)?) } else { None };
+                let event = match has_descriptor {
+                    true => Some(SharedEvent::new(event(one(&mut descriptors)?)?)),
+                    false => None,
+                };
                 self.change(index, |ring| ring.error = event)?;
             }
             Request::SetVringEnable { index, is_enabled } => {
@@ -397,7 +401,7 @@ impl Backend {
                     self.counts.ring_error(index, &refusal);
                     if let Some(event) = &ring.error {
                         // Nobody may listen.
-                        let _ = event_fd::signal(event);
+                        let _ = event.signal();
                     }
                 }
             }
@@ -466,12 +470,12 @@ fn one(descriptors: &mut Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
     descriptors.pop().ok_or(Refusal::Descriptors { descriptors: 0, wanted: 1 })
 }
 
-/// An eventfd of the front-end, at which nothing here waits for ever.
-fn event(descriptor: OwnedFd) -> Result<Arc<OwnedFd>, Refusal> {
+/// Checks that a descriptor of the front-end is an eventfd. The front-end may let it block at any
+/// time, so it is signalled by [`SharedEvent`] and drained by [`event_fd::drain`], which do not wait.
+fn event(descriptor: OwnedFd) -> Result<OwnedFd, Refusal> {
     let io = |what| move |source| Refusal::Io { what, source };
     if !event_fd::is_one(&descriptor).map_err(io("looking at a descriptor"))? {
         return Err(Refusal::NoEvent);
     }
-    event_fd::never_block(&descriptor).map_err(io("changing an eventfd's mode"))?;
-    Ok(Arc::new(descriptor))
+    Ok(descriptor)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use longshore_access::Space;
-use longshore_sys::event_fd;
+use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::block::{self, BOUNCE_BYTES};
@@ -28,9 +28,9 @@ pub(crate) struct Work {
     /// The driver has made something available.
     pub(crate) kick: Arc<OwnedFd>,
     /// The driver's interrupt; it may want none.
-    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) call: Option<SharedEvent>,
     /// The ring is broken.
-    pub(crate) error: Option<Arc<OwnedFd>>,
+    pub(crate) error: Option<SharedEvent>,
 }
 
 /// Where a thread has stopped.
@@ -86,7 +86,7 @@ impl Work {
                 self.counts.ring_error(self.index, &error);
                 if let Some(event) = &self.error {
                     // Nobody may listen.
-                    let _ = event_fd::signal(event);
+                    let _ = event.signal();
                 }
                 true
             }
@@ -116,7 +116,7 @@ impl Work {
             };
             if let Some(call) = self.call.as_ref().filter(|_| wants_call) {
                 // A driver that is gone needs none.
-                let _ = event_fd::signal(call);
+                let _ = call.signal();
             }
             served?;
             // So that unmapping meanwhile does not have to wait for this thread.

@@ -1,10 +1,13 @@
 //! Interrupts: eventfds of the client, signalled at once from any thread.
+//!
+//! The client shares them and may make them block, so they are signalled by
+//! [`SharedEvent`], which never waits.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use longshore_sys::event_fd;
+use longshore_sys::event_fd::{self, SharedEvent};
 
 use super::Refusal;
 use super::device::Irqs;
@@ -22,7 +25,7 @@ struct Kind {
 
 #[derive(Debug, Default)]
 struct Line {
-    event: Option<OwnedFd>,
+    event: Option<SharedEvent>,
     is_masked: bool,
     /// It was raised while it was masked.
     is_pending: bool,
@@ -41,7 +44,8 @@ impl Interrupts {
     /// Raises interrupt `line` of kind `index`; whether the client was told. It is not where it did
     /// not ask to be, or has masked it: a masked one is told when it is unmasked.
     ///
-    /// This takes a lock for as long as a `write(2)` to an eventfd takes, which does not wait.
+    /// This takes a lock for as long as the kernel takes to signal an eventfd, which does not wait,
+    /// also where the client has filled the eventfd and lets it block.
     ///
     /// # Errors
     /// `EINVAL` where the device has no such interrupt.
@@ -117,14 +121,13 @@ fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>) -> Result<(), R
         return Err(Refusal::INVALID);
     }
     for event in &events {
-        // A pipe or a file would let this process wait, or be written to.
+        // The kernel signals nothing else.
         if !event_fd::is_one(event)? {
             return Err(Refusal::INVALID);
         }
-        event_fd::never_block(event)?;
     }
     for (line, event) in lines.iter_mut().zip(events) {
-        line.event = Some(event);
+        line.event = Some(SharedEvent::new(event));
     }
     Ok(())
 }
@@ -136,7 +139,7 @@ impl Line {
             return Ok(false);
         }
         let Some(event) = &self.event else { return Ok(false) };
-        event_fd::signal(event)?;
+        event.signal()?;
         self.is_masked = automasked;
         Ok(true)
     }

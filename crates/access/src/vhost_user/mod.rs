@@ -70,6 +70,10 @@
 
 mod memory;
 
+/// Eventfds. A front-end shares those by which a back-end signals it, and may let them block:
+/// [`SharedEvent`](event_fd::SharedEvent) signals such an eventfd without waiting.
+#[doc(inline)]
+pub use longshore_sys::event_fd;
 pub use memory::{
     IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TableRegion, Translation, UserAddr,
 };

@@ -1,10 +1,14 @@
 //! Front-ends that say what makes no sense, or take away what they gave. Each ends with an error that
 //! says why, or a broken ring; and the next one is served.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use longshore_sys::{event_fd, memfd, unix_socket};
 use longshore_vhost_example::wire::number;
+use rustix::fs::OFlags;
 
 use crate::frontend::{
     ACCESS_PLATFORM, AVAILABLE, DATA, DESCRIPTORS, Descriptor, ENTRIES, Frontend, GUEST, HEADER,
@@ -338,6 +342,44 @@ fn memory_that_vanishes_is_a_fault() {
     drop(frontend);
     assert_eq!(served.ended(), "closed by the front-end");
     served.still_serves();
+}
+
+/// A front-end that keeps the interrupt's eventfd full and lets both eventfds block: it can do so at
+/// any moment, because it shares them.
+#[test]
+fn eventfds_that_block_let_no_ring_wait() {
+    let served = Served::new();
+    let mut frontend = Frontend::ready(&served);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (call, stopped) = (frontend.call.try_clone().unwrap(), Arc::clone(&stop));
+    let hostile = thread::spawn(move || {
+        while !stopped.load(Ordering::Acquire) {
+            set_blocking(&call, false);
+            let _ = rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes());
+            let _ = rustix::io::write(&call, &1_u64.to_ne_bytes());
+            set_blocking(&call, true);
+        }
+    });
+    for _ in 0..200 {
+        assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
+    }
+    // The ring is woken by a kick that is taken back before it looks.
+    set_blocking(&frontend.kick, true);
+    for _ in 0..20_000 {
+        event_fd::signal(&frontend.kick).unwrap();
+        event_fd::drain(&frontend.kick).unwrap();
+    }
+    drop(frontend);
+    assert_eq!(served.ended(), "closed by the front-end");
+    stop.store(true, Ordering::Release);
+    hostile.join().unwrap();
+    served.still_serves();
+}
+
+fn set_blocking(event: &OwnedFd, blocks: bool) {
+    let flags = rustix::fs::fcntl_getfl(event).unwrap() & !OFlags::NONBLOCK;
+    let flags = if blocks { flags } else { flags | OFlags::NONBLOCK };
+    rustix::fs::fcntl_setfl(event, flags).unwrap();
 }
 
 /// A front-end that changes its mind about the IOMMU, with a ring under way.
