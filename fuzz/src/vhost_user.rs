@@ -146,7 +146,7 @@ fn payload(request: u32, is_raw: bool, bytes: &[u8]) -> Vec<u8> {
 fn answers(socket: &UnixStream) -> usize {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
-    while let Ok(taken) = unix_socket::receive(socket, &mut chunk, &mut Vec::new()) {
+    while let Ok(taken) = unix_socket::receive(socket, &mut chunk, &mut Vec::new(), None) {
         if taken.len_bytes == 0 {
             break;
         }

@@ -30,6 +30,10 @@ impl Letter for Message {
     fn held_bytes(&self) -> usize {
         1
     }
+
+    fn held_descriptors(&self) -> usize {
+        0
+    }
 }
 
 /// What the other side has sent.

@@ -19,7 +19,7 @@ use longshore_access::vfio_user::wire::{
 };
 use longshore_access::vfio_user::{Ended, Listener, Refusal, Server};
 use longshore_sys::memfd::{self, Backing};
-use longshore_sys::{event_fd, unix_socket};
+use longshore_sys::{disposal, event_fd, unix_socket};
 
 #[expect(dead_code, reason = "the other tests use more of it")]
 #[path = "vfio_user/rig.rs"]
@@ -110,6 +110,7 @@ const EMSGSIZE: u32 = Refusal::TOO_LONG.errno();
 fn nonsense_is_refused_and_nothing_stays_open() {
     // The first of everything may keep something open.
     drop((memory(), event_fd::create().unwrap()));
+    disposal::prepare();
     let before = descriptors();
     run();
     assert_eq!(descriptors(), before);
@@ -309,14 +310,13 @@ fn descriptors_where_none_belong(hostile: &mut Hostile, file: &OwnedFd) {
 
 /// Descriptors that are no eventfds, or not as many as there are interrupts.
 fn interrupts(hostile: &mut Hostile, file: &OwnedFd) {
-    let (reader, writer) = std::io::pipe().unwrap();
-    let (socket, _other) = UnixStream::pair().unwrap();
+    let on_disk = tempfile::tempfile().unwrap();
     let event = event_fd::create().unwrap();
     let set = |start, count| {
         let (action, index, data) = (SetIrqs::TRIGGER, MSIX_IRQ, IrqData::EventFds);
         Request::DeviceSetIrqs(SetIrqs { action, index, start, count, data })
     };
-    for wrong in [reader.as_fd(), writer.as_fd(), socket.as_fd(), file.as_fd()] {
+    for wrong in [on_disk.as_fd(), file.as_fd()] {
         assert_eq!(hostile.ask_for(&set(0, 1), &[wrong]), EINVAL);
         // One wrong one spoils all.
         assert_eq!(hostile.ask_for(&set(0, 2), &[event.as_fd(), wrong]), EINVAL);

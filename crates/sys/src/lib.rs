@@ -27,15 +27,19 @@
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
 //! | [`packet_socket`] | `SOCK_SEQPACKET` with `SCM_RIGHTS` and `SO_PEERCRED` |
 //! | [`readiness`] | `poll` on any number of descriptors |
+//! | [`answering`] | `statx`, `/proc/self/mountinfo`: whether a file may wait for another process |
 //! | [`beneath`] | `openat2`: files that lie beneath a directory |
 //! | [`service_manager`] | sockets that a service manager hands over |
+//! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing sockets that linger |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 mod aio;
+pub mod answering;
 
 pub mod beneath;
 pub mod descriptors;
+pub mod disposal;
 pub mod dma_buf;
 pub mod dma_heap;
 pub mod event_fd;

@@ -191,6 +191,13 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
+/// Ends a connection in both directions: the peer can send nothing more. What it sent before stays
+/// in the queue. A listening socket refuses connections from then on.
+pub fn shut_down(socket: impl AsFd) {
+    // If it was never connected, nothing was sent either.
+    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+}
+
 /// Ends a connection in both directions and takes the descriptors of all messages that were not
 /// received, so that closing the socket closes nothing but itself.
 pub fn end(socket: impl AsFd) -> Vec<OwnedFd> {

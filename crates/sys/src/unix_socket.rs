@@ -4,16 +4,21 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
 };
 
-/// How many descriptors one call sends or, within a few, takes. The kernel closes what does not fit.
+use crate::answering::{self, may_be_passed_on};
+use crate::disposal::Disposable;
+use crate::{descriptors, packet_socket};
+
+/// How many descriptors one call sends or passes on. More than that are closed.
 pub const DESCRIPTORS_MAX: usize = 64;
 
 /// What one call took from a socket.
@@ -47,29 +52,118 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     })
 }
 
-/// Takes what is there, at most all of `into`. Descriptors that came with it are put behind those
-/// that are in `descriptors`; they are closed on exec.
+/// Takes the bytes that are there, at most as many as `into` has room for. Appends the descriptors that
+/// came with them to `descriptors`; they are closed on exec.
+///
+/// Only descriptors for which [`may_be_passed_on`] is true are passed on, and connected or unconnected
+/// Unix stream sockets if `sockets` is given, which they are appended to. Reading, mapping or closing
+/// others could wait for ever. They are closed by [`answering::close_without_waiting`], and the call
+/// fails.
 ///
 /// # Errors
-/// `WouldBlock` where nothing is there; those of `recvmsg(2)`.
+/// `WouldBlock` if nothing is there; `InvalidData` for a descriptor that is not passed on;
+/// `ResourceBusy` while too many such descriptors of this process are still being closed; `EMFILE` if
+/// descriptors came and this process has no room for as many as a message can have; those of
+/// `recvmsg(2)`.
 pub fn receive(
     socket: impl AsFd,
     into: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
+    sockets: Option<&mut Vec<Disposable<UnixStream>>>,
 ) -> io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    // Received descriptors have to be closed, so this check comes first.
+    if !answering::may_receive() {
+        return Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "descriptors that clients sent are still being closed, because the processes that serve \
+             their file systems do not answer; end those processes",
+        ));
+    }
+    // The kernel would close descriptors for which there is no room, on this thread.
+    let into = match descriptors::has_room_for_message() {
+        true => into,
+        false => without_descriptors(&socket, into)?,
+    };
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(packet_socket::DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = crate::retry_interrupted(|| {
         Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
     })?;
+    let mut arrived = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
+            arrived.extend(rights);
         }
     }
-    let descriptors_lost = received.flags.contains(ReturnFlags::CTRUNC);
+    let mut descriptors_lost = received.flags.contains(ReturnFlags::CTRUNC);
+    if !arrived.is_empty() {
+        descriptors_lost |= arrived.len() > DESCRIPTORS_MAX;
+        pass_on(arrived, descriptors, sockets)?;
+    }
     Ok(Received { len_bytes: received.bytes, descriptors_lost })
+}
+
+/// Appends the first [`DESCRIPTORS_MAX`] of the descriptors that came, or closes all if there is one
+/// among them that is not passed on.
+fn pass_on(
+    mut arrived: Vec<OwnedFd>,
+    descriptors: &mut Vec<OwnedFd>,
+    sockets: Option<&mut Vec<Disposable<UnixStream>>>,
+) -> io::Result<()> {
+    let is_allowed = |file: &OwnedFd| {
+        may_be_passed_on(file) || sockets.is_some() && is_stream(file).unwrap_or(false)
+    };
+    if !arrived.iter().all(is_allowed) {
+        answering::close_without_waiting(arrived);
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a descriptor was sent that is neither memory nor an eventfd (a socket, a pipe, a \
+             device), or of a file that another process or machine may answer for (FUSE, a network \
+             file system, /proc); send a memfd, or a file of tmpfs, hugetlbfs or a disk",
+        ));
+    }
+    if arrived.len() > DESCRIPTORS_MAX {
+        answering::close_without_waiting(arrived.split_off(DESCRIPTORS_MAX));
+    }
+    let Some(sockets) = sockets else {
+        descriptors.append(&mut arrived);
+        return Ok(());
+    };
+    for file in arrived {
+        match may_be_passed_on(&file) {
+            true => descriptors.push(file),
+            false => sockets.push(Disposable::new(file.into())),
+        }
+    }
+    Ok(())
+}
+
+fn is_stream(file: &OwnedFd) -> io::Result<bool> {
+    Ok(rustix::net::sockopt::socket_domain(file)? == AddressFamily::UNIX
+        && rustix::net::sockopt::socket_type(file)? == SocketType::STREAM)
+}
+
+/// Returns the beginning of `into` with as many bytes as can be received without a descriptor.
+fn without_descriptors(socket: impl AsFd, into: &mut [u8]) -> io::Result<&mut [u8]> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let peeked = crate::retry_interrupted(|| {
+        let mut control = RecvAncillaryBuffer::default();
+        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
+    })?;
+    // The kernel reports that there was no room for descriptors.
+    if peeked.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE.into());
+    }
+    Ok(&mut into[..peeked.bytes])
+}
+
+/// Returns whether an error says that descriptors or memory are short at this moment, so that the same
+/// call may succeed later.
+pub fn is_for_now(error: &io::Error) -> bool {
+    let short = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    short.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// What to wait for at a socket.
@@ -137,8 +231,6 @@ fn timespec(left: Duration) -> Timespec {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
     use super::*;
     use crate::event_fd;
 
@@ -150,17 +242,17 @@ mod tests {
         assert_eq!(send(&ours, b"second", &[event.as_fd()]).unwrap(), 6);
         let mut descriptors = Vec::new();
         let mut bytes = [0; 5];
-        let first = receive(&theirs, &mut bytes, &mut descriptors).unwrap();
+        let first = receive(&theirs, &mut bytes, &mut descriptors, None).unwrap();
         assert_eq!((first.len_bytes, &bytes, descriptors.len()), (5, b"first", 0));
-        let second = receive(&theirs, &mut bytes, &mut descriptors).unwrap();
+        let second = receive(&theirs, &mut bytes, &mut descriptors, None).unwrap();
         assert_eq!((second.len_bytes, &bytes, descriptors.len()), (5, b"secon", 1));
         event_fd::signal(&descriptors[0]).unwrap();
         assert_eq!(event_fd::drain(&event).unwrap(), 1);
-        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors).unwrap().len_bytes, 1);
-        let nothing = receive(&theirs, &mut bytes, &mut descriptors).unwrap_err();
+        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors, None).unwrap().len_bytes, 1);
+        let nothing = receive(&theirs, &mut bytes, &mut descriptors, None).unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
         drop(ours);
-        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors).unwrap().len_bytes, 0);
+        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors, None).unwrap().len_bytes, 0);
     }
 
     #[test]
@@ -176,7 +268,7 @@ mod tests {
         rustix::net::sendmsg(&ours, &[IoSlice::new(b"x")], &mut control, SendFlags::empty())
             .unwrap();
         let mut descriptors = Vec::new();
-        let received = receive(&theirs, &mut [0; 4], &mut descriptors).unwrap();
+        let received = receive(&theirs, &mut [0; 4], &mut descriptors, None).unwrap();
         assert!(received.descriptors_lost && received.len_bytes == 1);
         assert!(descriptors.len() < many.len());
     }

@@ -13,6 +13,7 @@ use longshore_access::Space;
 use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
+use longshore_sys::disposal::Disposable;
 use longshore_sys::event_fd::{self, SharedEvent};
 
 use crate::block;
@@ -39,6 +40,8 @@ pub(crate) enum Refusal {
     Memory(#[from] MemoryError),
     #[error("{descriptors} descriptors came, and {wanted} were wanted")]
     Descriptors { descriptors: usize, wanted: usize },
+    #[error("a descriptor of the wrong kind: a socket is for the back-end channel, which is one")]
+    Kind,
     #[error("ring {index} is none of {RINGS}")]
     NoRing { index: u32 },
     #[error("a ring of {num} entries; a power of two up to {ENTRIES_MAX} is wanted")]
@@ -135,8 +138,9 @@ impl Backend {
         &mut self,
         request: Request,
         descriptors: Vec<OwnedFd>,
+        sockets: Vec<Disposable<UnixStream>>,
     ) -> Result<Answer, Refusal> {
-        let answer = self.change_by(request, descriptors);
+        let answer = self.change_by(request, descriptors, sockets);
         self.start_all();
         answer
     }
@@ -145,10 +149,14 @@ impl Backend {
         &mut self,
         request: Request,
         mut descriptors: Vec<OwnedFd>,
+        mut sockets: Vec<Disposable<UnixStream>>,
     ) -> Result<Answer, Refusal> {
-        let wanted = wanted_descriptors(&request);
-        if descriptors.len() != wanted {
-            return Err(Refusal::Descriptors { descriptors: descriptors.len(), wanted });
+        let (wanted, count) = (wanted_descriptors(&request), descriptors.len() + sockets.len());
+        if count != wanted {
+            return Err(Refusal::Descriptors { descriptors: count, wanted });
+        }
+        if sockets.is_empty() == matches!(request, Request::SetBackendReqFd) {
+            return Err(Refusal::Kind);
         }
         let number = |value: u64| Ok(Answer::Payload(value.to_ne_bytes().to_vec()));
         match request {
@@ -214,8 +222,11 @@ impl Backend {
             }
             Request::SetBackendReqFd => {
                 self.stop_all();
-                let socket = UnixStream::from(one(&mut descriptors)?);
-                self.misses = Some(Arc::new(Misses::new(socket)));
+                let socket = sockets.pop().ok_or(Refusal::Kind)?;
+                // The thread of the former channel ends first.
+                self.misses = None;
+                let io = |source| Refusal::Io { what: "the back-end channel", source };
+                self.misses = Some(Arc::new(Misses::new(socket).map_err(io)?));
             }
             // Rings go on meanwhile: the one that waits for an update among them.
             Request::Iotlb(message) => self.iotlb(message)?,

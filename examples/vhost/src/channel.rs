@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use longshore_sys::disposal::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::stop::Stop;
@@ -19,6 +20,8 @@ pub(crate) struct Message {
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
+    /// Descriptors that are Unix sockets.
+    pub(crate) sockets: Vec<Disposable<UnixStream>>,
 }
 
 /// Why there is no message.
@@ -46,9 +49,19 @@ pub(crate) enum NoMessage {
 pub(crate) struct Receiver {
     bytes: Vec<u8>,
     descriptors: Vec<OwnedFd>,
+    sockets: Vec<Disposable<UnixStream>>,
+    takes_sockets: bool,
 }
 
+/// The most descriptors that a message has: those of a memory table.
+const DESCRIPTORS_MAX: usize = 8;
+
 impl Receiver {
+    /// Makes one that takes Unix sockets among the descriptors, too.
+    pub(crate) fn with_sockets() -> Self {
+        Self { takes_sockets: true, ..Self::default() }
+    }
+
     pub(crate) fn receive(
         &mut self,
         socket: &UnixStream,
@@ -66,7 +79,8 @@ impl Receiver {
                 let payload = self.bytes[HEADER_LEN_BYTES..].to_owned();
                 self.bytes.clear();
                 let descriptors = std::mem::take(&mut self.descriptors);
-                return Ok(Message { header, payload, descriptors });
+                let sockets = std::mem::take(&mut self.sockets);
+                return Ok(Message { header, payload, descriptors, sockets });
             }
             self.take(socket, wanted - self.bytes.len(), stop, deadline)?;
         }
@@ -83,11 +97,18 @@ impl Receiver {
         let have_bytes = self.bytes.len();
         self.bytes.resize(have_bytes + len_bytes, 0);
         let into = &mut self.bytes[have_bytes..];
-        let received = unix_socket::receive(socket, into, &mut self.descriptors);
+        let sockets = self.takes_sockets.then_some(&mut self.sockets);
+        let received = unix_socket::receive(socket, into, &mut self.descriptors, sockets);
         let taken = received.as_ref().map_or(0, |received| received.len_bytes);
         self.bytes.truncate(have_bytes + taken);
         match received {
-            Ok(received) if received.descriptors_lost => Err(NoMessage::DescriptorsLost),
+            // Each byte of a message may bring more.
+            Ok(received)
+                if received.descriptors_lost
+                    || self.descriptors.len() + self.sockets.len() > DESCRIPTORS_MAX =>
+            {
+                Err(NoMessage::DescriptorsLost)
+            }
             Ok(_) if taken > 0 => Ok(()),
             Ok(_) if have_bytes == 0 => Err(NoMessage::Closed),
             Ok(_) => Err(NoMessage::ClosedInMessage),

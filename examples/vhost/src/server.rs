@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longshore_access::Space;
+use longshore_sys::disposal::{self, Disposable};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::backend::{Answer, Backend, Refusal};
@@ -55,6 +57,8 @@ impl Server {
     /// # Errors
     /// Descriptors exhausted.
     pub fn new(disk: Disk, counts: Counts) -> io::Result<Self> {
+        // Before there is a descriptor of a front-end.
+        disposal::prepare();
         Ok(Self { disk: Arc::new(disk), counts, stop: Stop::new()?, is_log_left_out: false })
     }
 
@@ -79,7 +83,7 @@ impl Server {
         let space = Space::new().map_err(io::Error::other)?;
         let (disk, counts) = (Arc::clone(&self.disk), self.counts.clone());
         let mut backend = Backend::new(space, disk, counts, self.is_log_left_out);
-        let mut receiver = Receiver::default();
+        let mut receiver = Receiver::with_sockets();
         loop {
             let ended = receiver
                 .receive(socket, &self.stop, None)
@@ -104,7 +108,13 @@ impl Server {
     /// As [`serve`](Self::serve); those of `accept(2)`.
     pub fn serve_all(&self, listener: &Listener, mut served: impl FnMut(&Ended)) -> io::Result<()> {
         while let Some(socket) = listener.accept(&self.stop)? {
-            served(&self.serve(&socket)?);
+            // Closing it also closes what is queued on it, which can be sockets that linger.
+            let socket = Disposable::new(socket);
+            let ended = self.serve(&socket)?;
+            // It may be closed already.
+            let _ = socket.shutdown(Shutdown::Both);
+            drop(socket);
+            served(&ended);
         }
         Ok(())
     }
@@ -115,11 +125,11 @@ impl Server {
         socket: &UnixStream,
         message: Message,
     ) -> Result<(), Failure> {
-        let Message { header, payload, descriptors } = message;
+        let Message { header, payload, descriptors, sockets } = message;
         let request = Request::decode(header.request, &payload).map_err(NoMessage::from)?;
         self.counts.message(&request);
         let wants_done = header.needs_reply && backend.acknowledges();
-        let (reply, refused) = match backend.handle(request, descriptors) {
+        let (reply, refused) = match backend.handle(request, descriptors, sockets) {
             Ok(Answer::Payload(payload)) => (Some(payload), None),
             Ok(Answer::Done) => (wants_done.then(|| 0_u64.to_ne_bytes().to_vec()), None),
             // No configuration space is as long as nothing.
@@ -160,7 +170,8 @@ impl From<Malformed> for Failure {
 /// A Unix socket that front-ends connect to. Its name is removed when it is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    listener: UnixListener,
+    /// Its close also closes the connections that were not accepted, with what is queued on them.
+    listener: Disposable<UnixListener>,
     path: PathBuf,
 }
 
@@ -183,7 +194,7 @@ impl Listener {
             UnixListener::bind(path)
         })?;
         bound.set_nonblocking(true)?;
-        Ok(Self { listener: bound, path: path.to_owned() })
+        Ok(Self { listener: Disposable::new(bound), path: path.to_owned() })
     }
 
     /// The next front-end; `None` when `stop` is used.

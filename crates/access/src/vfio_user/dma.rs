@@ -19,6 +19,9 @@ pub trait DmaTarget {
         let _ = link;
     }
 
+    /// The client is gone, and its memory has been unmapped. The link leads nowhere any more.
+    fn disconnected(&mut self) {}
+
     /// Makes memory of the client reachable.
     ///
     /// # Errors

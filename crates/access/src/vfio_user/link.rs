@@ -22,6 +22,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use longshore_mem::Iova;
+use longshore_sys::disposal::Disposable;
 use longshore_sys::event_fd;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
@@ -44,7 +45,8 @@ pub const REPLY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 pub struct Link(Arc<Shared>);
 
 struct Shared {
-    stream: UnixStream,
+    /// Its last close also closes what is queued on it, which can be sockets that linger.
+    stream: Disposable<UnixStream>,
     /// Ends the wait of whoever reads the socket, so that it looks again.
     waker: OwnedFd,
     stop: Stop,
@@ -119,7 +121,7 @@ impl std::error::Error for AccessFailed {}
 
 impl Link {
     pub(super) fn new(
-        stream: UnixStream,
+        stream: Disposable<UnixStream>,
         receiver: Receiver,
         message_bytes_max: usize,
         reply_timeout: Duration,
@@ -313,7 +315,7 @@ impl Link {
         let shared = &*self.0;
         let deadline = Instant::now() + shared.reply_timeout;
         while !bytes.is_empty() {
-            match unix_socket::send(&shared.stream, bytes, files) {
+            match unix_socket::send(&*shared.stream, bytes, files) {
                 Ok(sent) => {
                     bytes = &bytes[sent..];
                     files = &[];
@@ -347,7 +349,10 @@ impl Link {
 
     /// Ends the connection, unless it has ended: nobody waits for the client any longer.
     pub(super) fn end(&self, why: Ended) {
-        self.0.mailbox.inbox().ended.get_or_insert(why);
+        let mut inbox = self.0.mailbox.inbox();
+        inbox.ended.get_or_insert(why);
+        inbox.forget_requests();
+        drop(inbox);
         // It may be closed already.
         let _ = self.0.stream.shutdown(Shutdown::Both);
         self.wake();
@@ -382,5 +387,9 @@ impl Letter for Message {
 
     fn held_bytes(&self) -> usize {
         Self::held_bytes(self)
+    }
+
+    fn held_descriptors(&self) -> usize {
+        self.files.arrived.len()
     }
 }

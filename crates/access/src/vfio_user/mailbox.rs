@@ -15,6 +15,8 @@ use longshore_sync::primitives::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Commands of the other side that wait while a reply is waited for.
 const QUEUED_REQUESTS_MAX: usize = 64;
+/// Descriptors of those commands.
+const QUEUED_DESCRIPTORS_MAX: usize = 64;
 /// What this end asked and has not been answered, also what nobody waits for any more.
 const PENDING_MAX: usize = 1024;
 
@@ -24,6 +26,8 @@ pub trait Letter {
     fn reply_to(&self) -> Option<u16>;
     /// How much memory it holds, roughly.
     fn held_bytes(&self) -> usize;
+    /// How many descriptors it holds.
+    fn held_descriptors(&self) -> usize;
 }
 
 /// What reading the socket ended with.
@@ -77,6 +81,7 @@ pub struct Inbox<M, E> {
     is_read: bool,
     requests: VecDeque<M>,
     requests_held_bytes: usize,
+    requests_held_descriptors: usize,
     requests_bytes_max: usize,
     pending: HashMap<u16, Pending<M>>,
     next_id: u16,
@@ -95,6 +100,7 @@ impl<M: Letter, E> Mailbox<M, E> {
             is_read: false,
             requests: VecDeque::new(),
             requests_held_bytes: 0,
+            requests_held_descriptors: 0,
             requests_bytes_max,
             pending: HashMap::new(),
             next_id: 0,
@@ -151,6 +157,7 @@ impl<M: Letter, E> Mailbox<M, E> {
         let request = self.pump(None, true, read, |inbox| {
             let request = inbox.requests.pop_front()?;
             inbox.requests_held_bytes -= request.held_bytes();
+            inbox.requests_held_descriptors -= request.held_descriptors();
             Some(request)
         })?;
         // There is room for another one now.
@@ -208,6 +215,14 @@ impl<M: Letter, E> Inbox<M, E> {
     fn is_full(&self) -> bool {
         self.requests.len() >= QUEUED_REQUESTS_MAX
             || self.requests_held_bytes >= self.requests_bytes_max
+            || self.requests_held_descriptors >= QUEUED_DESCRIPTORS_MAX
+    }
+
+    /// Drops the commands that wait, at the end of the connection.
+    pub fn forget_requests(&mut self) {
+        self.requests.clear();
+        self.requests_held_bytes = 0;
+        self.requests_held_descriptors = 0;
     }
 
     /// Enters that something is asked about `range`, under an id that nothing else has; `None` where
@@ -270,6 +285,7 @@ impl<M: Letter, E> Inbox<M, E> {
                 },
                 None => {
                     self.requests_held_bytes += message.held_bytes();
+                    self.requests_held_descriptors += message.held_descriptors();
                     self.requests.push_back(message);
                 }
             },
@@ -278,5 +294,46 @@ impl<M: Letter, E> Inbox<M, E> {
                 self.ended.get_or_insert(why);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// A command with 16 descriptors.
+    struct Command(#[expect(dead_code, reason = "counted, not looked at")] Rc<()>);
+
+    impl Letter for Command {
+        fn reply_to(&self) -> Option<u16> {
+            None
+        }
+
+        fn held_bytes(&self) -> usize {
+            1
+        }
+
+        fn held_descriptors(&self) -> usize {
+            16
+        }
+    }
+
+    #[test]
+    fn few_descriptors_wait_and_none_after_the_end() {
+        let mailbox: Mailbox<Command, ()> = Mailbox::new(usize::MAX);
+        let alive = Rc::new(());
+        let id = mailbox.inbox().enter(0..1).unwrap();
+        let flood = || Came::Message(Command(Rc::clone(&alive)));
+        let waited = mailbox.answer(id, None, true, flood);
+        assert_eq!(waited.err(), Some(NothingCame::Flooded));
+        assert_eq!(Rc::strong_count(&alive), 1 + QUEUED_DESCRIPTORS_MAX / 16);
+        // Each one that is taken makes room for another.
+        drop(mailbox.request(flood).unwrap());
+        assert_eq!(mailbox.inbox().requests_held_descriptors, QUEUED_DESCRIPTORS_MAX - 16);
+        mailbox.inbox().forget_requests();
+        assert_eq!(Rc::strong_count(&alive), 1);
+        assert!(!mailbox.inbox().is_full());
     }
 }

@@ -102,7 +102,7 @@ impl Receiver {
         } else {
             &mut self.payload[self.payload_have_bytes..]
         };
-        let got = unix_socket::receive(stream, into, &mut self.files.arrived)?;
+        let got = unix_socket::receive(stream, into, &mut self.files.arrived, None)?;
         self.files.are_lost |= got.descriptors_lost || self.files.arrived.len() > self.files_max;
         // Each byte of a message may bring more.
         self.files.arrived.truncate(self.files_max);

@@ -171,6 +171,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             left += usize::from(self.dma.dma_unmap(range).is_err());
             self.maps.remove(range);
         }
+        self.dma.disconnected();
         left
     }
 

@@ -6,8 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use longshore_sys::disposal::{self, Disposable};
 use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest, Ready};
 
 use super::Refusal;
@@ -68,6 +69,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         if limits.page_sizes == 0 || limits.page_bytes() < 4096 || !takes_all {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        // Before there is a descriptor of a client.
+        disposal::prepare();
         Ok(Self {
             responder: Responder::new(device, dma, limits),
             limits,
@@ -95,6 +98,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// # Errors
     /// Only where serving cannot begin: descriptors exhausted.
     pub fn serve(&mut self, stream: UnixStream) -> io::Result<Served> {
+        let stream = Disposable::new(stream);
         let Limits { transfer_bytes_max, message_fds_max, .. } = self.limits;
         let payload_bytes_max = transfer_bytes_max.saturating_add(PAYLOAD_OVERHEAD_BYTES);
         let link = Link::new(
@@ -145,8 +149,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         Ok(())
     }
 
-    /// Serves clients of `listener`, one after the other, until the server is stopped. `served` is
-    /// told of each.
+    /// Serves clients of `listener`, one after the other, until the server is stopped, and calls
+    /// `served` with how each ended. While the process has no descriptors left, clients wait.
     ///
     /// # Errors
     /// Those of `accept(2)`.
@@ -156,7 +160,13 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         mut served: impl FnMut(&Served),
     ) -> io::Result<()> {
         while let Some(stream) = listener.accept(&self.stop)? {
-            served(&self.serve(stream)?);
+            match self.serve(stream) {
+                Ok(ended) => served(&ended),
+                Err(error) if unix_socket::is_for_now(&error) => {
+                    unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later()))?;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -170,7 +180,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
 /// A Unix socket that clients connect to. Its name is removed when it is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    listener: UnixListener,
+    /// Its close also closes the connections that were not accepted, with what is queued on them.
+    listener: Disposable<UnixListener>,
     path: PathBuf,
     /// Device and inode of the name.
     identity: (u64, u64),
@@ -196,10 +207,12 @@ impl Listener {
         })?;
         bound.set_nonblocking(true)?;
         let name = fs::symlink_metadata(path)?;
-        Ok(Self { listener: bound, path: path.to_owned(), identity: (name.dev(), name.ino()) })
+        let listener = Disposable::new(bound);
+        Ok(Self { listener, path: path.to_owned(), identity: (name.dev(), name.ino()) })
     }
 
-    /// The next client; `None` when `stop` is used.
+    /// Returns the next client; `None` when `stop` is used. While the process has no descriptors left,
+    /// clients wait.
     ///
     /// # Errors
     /// Those of `accept(2)`.
@@ -213,6 +226,10 @@ impl Listener {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // It was gone before it was here.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if unix_socket::is_for_now(&error) => {
+                    unix_socket::wait(stop.as_fd(), Interest::Receive, &[], Some(later()))?;
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
             let listener = self.listener.as_fd();
@@ -228,6 +245,11 @@ impl Listener {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// When to try again what failed for a lack of descriptors or memory.
+fn later() -> Instant {
+    Instant::now() + Duration::from_millis(100)
 }
 
 impl Drop for Listener {

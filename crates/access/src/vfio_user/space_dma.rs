@@ -76,6 +76,10 @@ impl DmaTarget for SpaceDma {
         self.link = Some(link.clone());
     }
 
+    fn disconnected(&mut self) {
+        self.link = None;
+    }
+
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
         let prot = match (map.readable, map.writable) {
             (true, true) => Prot::READ_WRITE,

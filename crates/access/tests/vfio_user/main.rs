@@ -3,6 +3,7 @@
 #![cfg(not(loom))]
 
 mod commands;
+mod lingering;
 mod link;
 mod rig;
 mod space;

@@ -1,7 +1,7 @@
 //! The client's memory in a space, reached by sessions.
 
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
@@ -14,6 +14,7 @@ use longshore_access::vfio_user::wire::{
 use longshore_access::vfio_user::{Ended, Link, Served, Server, SpaceDma};
 use longshore_access::{ReadWrite, Reason, Space};
 use longshore_mem::Iova;
+use longshore_sys::event_fd;
 use longshore_sys::memfd::{self, Backing};
 
 use crate::rig::{self, Ram, Shared};
@@ -129,13 +130,9 @@ fn what_cannot_be_mapped_leaves_its_place_free() {
     let mut setup = Setup::new(NoMemory);
     let file = memory("vfio-user-wrong", 0x4000);
     let read_only = fs::File::open(format!("/proc/self/fd/{}", raw(&file))).unwrap();
-    let (pipe, _writer) = std::io::pipe().unwrap();
-    let (socket, _other) = UnixStream::pair().unwrap();
-    let folder = fs::File::open("/").unwrap();
-    let wrong: [BorrowedFd<'_>; 4] =
-        [read_only.as_fd(), pipe.as_fd(), socket.as_fd(), folder.as_fd()];
+    let event = event_fd::create().unwrap();
     let before = mappings_of("vfio-user-wrong");
-    for wrong in wrong {
+    for wrong in [read_only.as_fd(), event.as_fd()] {
         is_refused(&setup.client.dma_map(0x1000, 0x4000, Some((wrong, 0)), true));
     }
     // Past what a space translates, and a length that no process has.
@@ -147,7 +144,22 @@ fn what_cannot_be_mapped_leaves_its_place_free() {
     setup.client.dma_map(0x1000, 0x4000, fd, true).unwrap();
     setup.client.dma_map(0, 0x1000, Some((read_only.as_fd(), 0)), false).unwrap();
     let (served, _) = setup.hang_up();
-    assert_eq!((served.refused_count, served.maps_left_count), (7, 0));
+    assert_eq!((served.refused_count, served.maps_left_count), (5, 0));
+}
+
+#[test]
+fn a_descriptor_that_is_neither_memory_nor_an_event_ends_the_connection() {
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let (socket, _other) = UnixStream::pair().unwrap();
+    let files = [pipe.into(), socket.into(), fs::File::open("/").unwrap().into()];
+    for file in files.iter().chain([&fs::File::open("/dev/zero").unwrap().into()]) {
+        let mut setup = Setup::new(NoMemory);
+        let fd = Some((OwnedFd::as_fd(file), 0));
+        setup.client.dma_map(0x1000, 0x4000, fd, true).unwrap_err();
+        let (served, _) = setup.hang_up();
+        let ended = Ended::Failed(std::io::ErrorKind::InvalidData);
+        assert_eq!((served.ended, served.maps_left_count), (ended, 0));
+    }
 }
 
 fn raw(file: &OwnedFd) -> i32 {
@@ -157,10 +169,11 @@ fn raw(file: &OwnedFd) -> i32 {
 #[test]
 fn a_file_that_the_client_shortens_is_a_fault() {
     let mut setup = Setup::new(NoMemory);
-    let file = memory("vfio-user-short", 0x4000);
+    let file = memory("vfio-user-short", 0x8000);
     setup.client.dma_map(0, 0x4000, Some((file.as_fd(), 0)), true).unwrap();
-    // Longer than the file from the beginning.
     setup.client.dma_map(0x10_0000, 0x8000, Some((file.as_fd(), 0)), true).unwrap();
+    // Longer than the file from the beginning.
+    assert!(setup.client.dma_map(0x20_0000, 0x9000, Some((file.as_fd(), 0)), true).is_err());
     let session = setup.space.session();
     let mut bytes = [0; 0x4000];
     session.read(Iova::new(0), &mut bytes).unwrap();

@@ -113,6 +113,14 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop.stop();
+        let deadline = Instant::now() + PATIENCE;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if thread::panicking() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the server ends");
+            thread::sleep(Duration::from_millis(1));
+        }
         let joined = self.thread.take().map(JoinHandle::join);
         if !thread::panicking() {
             joined.unwrap().expect("the server did not panic");
@@ -428,7 +436,8 @@ pub(crate) fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
             let deadline = Some(Instant::now() + PATIENCE);
             let ready = unix_socket::wait(socket.as_fd(), Interest::Receive, &[], deadline);
             assert_eq!(ready.unwrap(), Ready::Socket, "an answer comes");
-            let taken = unix_socket::receive(socket, &mut bytes[have..], &mut Vec::new()).unwrap();
+            let into = &mut bytes[have..];
+            let taken = unix_socket::receive(socket, into, &mut Vec::new(), None).unwrap();
             assert_ne!(taken.len_bytes, 0, "the connection ended instead of an answer");
             have += taken.len_bytes;
         }

@@ -1,0 +1,199 @@
+//! Files whose accesses end without the help of another process or machine.
+//!
+//! A read, a page fault or even a `close(2)` of a file in a FUSE file system waits for the process
+//! that serves it, for ever if that process likes. The last close of a socket may wait for its peer. So
+//! a server must not touch such a file of a client, and must not close it on a thread that has other
+//! work.
+
+use std::fs;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use rustix::fs::{AtFlags, FileType, StatxFlags};
+
+use crate::disposal::{self, Disposal};
+use crate::{event_fd, memfd};
+
+/// File systems without a block device that only the kernel answers for.
+const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs"];
+
+/// Returns `true` if the kernel alone answers for a regular file, so that no access to it and no
+/// closing of it waits for another process or machine. Asking does not wait either. Of other kinds of
+/// files it says nothing, and returns `false`.
+///
+/// It returns `true` for shared memory and the hugetlb pool; for files on
+/// a block device; and for files of bcachefs, Btrfs, overlayfs, ramfs, tmpfs and ZFS that are mounted
+/// in this process's mount namespace. It does not hold for FUSE, network file systems and `/proc`,
+/// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`).
+///
+/// # Errors
+/// Those of `statx(2)`, and of reading `/proc/self/fdinfo` and `/proc/self/mountinfo`.
+pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
+    // Only shared memory and the hugetlb pool have seals.
+    if memfd::seals(&file).is_ok() {
+        return Ok(true);
+    }
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE)?;
+    let is_regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
+    // File systems without a block device have device numbers with the major number 0.
+    if !is_regular {
+        return Ok(false);
+    }
+    if status.stx_dev_major != 0 {
+        return Ok(true);
+    }
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let kind = mount.and_then(|mount| file_system_of(mount, &mounts));
+    Ok(kind.is_some_and(|kind| LOCAL.contains(&kind)))
+}
+
+/// Returns the type of the file system with the mount id `mount`, as `proc_pid_mountinfo(5)` lists it.
+fn file_system_of<'m>(mount: &str, mounts: &'m str) -> Option<&'m str> {
+    let of_mount = |line: &&str| line.split(' ').next() == Some(mount);
+    mounts.lines().find(of_mount)?.split_once(" - ")?.1.split(' ').next()
+}
+
+/// Returns `true` if a file is known to be of a kind that [`crate::disposal`] closes without waiting:
+/// every kind but regular files. Asking does not wait.
+pub fn is_disposable(file: impl AsFd) -> bool {
+    file_type(file).is_ok_and(|kind| kind != FileType::RegularFile)
+}
+
+/// Returns `true` if a descriptor that an untrusted process sent can be used and closed like the
+/// server's own, so that none of that waits for another process or machine: memory, regular files for
+/// which [`is_answered_by_kernel`] is true, eventfds, and DMA-bufs. It is `false` if the kernel does
+/// not tell.
+///
+/// All other kinds are left out, since some of them block: sockets, terminals, devices, FIFOs.
+pub fn may_be_passed_on(file: impl AsFd) -> bool {
+    let file = file.as_fd();
+    match file_type(file) {
+        Ok(FileType::RegularFile) if is_answered_by_kernel(file).unwrap_or(false) => true,
+        // Anonymous inodes have no type, and in some versions of Linux that of a regular file.
+        Ok(FileType::RegularFile | FileType::Unknown) => {
+            event_fd::is_any(file).unwrap_or(false) || is_dma_buf(file)
+        }
+        _ => false,
+    }
+}
+
+/// Returns the type of a file; [`FileType::Unknown`] for anonymous inodes.
+fn file_type(file: impl AsFd) -> io::Result<FileType> {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE)?;
+    Ok(FileType::from_raw_mode(status.stx_mode.into()))
+}
+
+/// Returns `true` for a DMA-buf. Only its driver adds this field to `fdinfo`; the name of a file could
+/// be chosen by anyone.
+fn is_dma_buf(file: BorrowedFd<'_>) -> bool {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+    info.is_ok_and(|info| info.lines().any(|line| line.starts_with("exp_name:")))
+}
+
+/// The number of threads that close files and may wait for that.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+/// The threads that [`disposal`] has closing files, but for those that have ended.
+static DISPOSALS: Mutex<Vec<Disposal>> = Mutex::new(Vec::new());
+
+/// How many threads may wait in a close before no more descriptors are received.
+const CLOSING_MAX: usize = 4;
+/// How many threads may be closing sockets. Only a file in the queue of a socket delays one of them.
+const DISPOSALS_MAX: usize = 256;
+
+/// Returns `true` if few enough files wait to be closed that more descriptors can be received, all of
+/// which may have to be closed by [`close_without_waiting`].
+pub fn may_receive() -> bool {
+    let mut disposals = DISPOSALS.lock().unwrap_or_else(PoisonError::into_inner);
+    disposals.retain(|disposal| !disposal.has_ended());
+    disposals.len() < DISPOSALS_MAX && CLOSING.load(Ordering::Relaxed) < CLOSING_MAX
+}
+
+/// Closes files without having the caller wait: sockets by [`disposal`], and regular files for which
+/// [`is_answered_by_kernel`] is false on a thread of their own, which ends when their servers have
+/// answered, or are gone.
+///
+/// If no thread can be started, the files stay open.
+pub fn close_without_waiting(files: Vec<OwnedFd>) {
+    let (mut disposable, regular): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| is_disposable(file));
+    let disposed = disposal::dispose(&mut disposable);
+    DISPOSALS.lock().unwrap_or_else(PoisonError::into_inner).extend(disposed);
+    let (local, mut others): (Vec<_>, Vec<_>) =
+        regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
+    drop(local);
+    others.append(&mut disposable);
+    if !others.is_empty() {
+        close_by_thread(others);
+    }
+}
+
+fn close_by_thread(files: Vec<OwnedFd>) {
+    let files = ManuallyDrop::new(files);
+    CLOSING.fetch_add(1, Ordering::Relaxed);
+    let close = move || {
+        drop(ManuallyDrop::into_inner(files));
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    };
+    // A failure leaks the files, and the count of them with it.
+    let _ = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_answers_for_memory_events_and_files_on_disks() {
+        let memory = memfd::create("answering", memfd::Backing::Shmem).unwrap();
+        assert!(is_answered_by_kernel(&memory).unwrap() && may_be_passed_on(&memory));
+        let file = tempfile::tempfile().unwrap();
+        assert!(is_answered_by_kernel(&file).unwrap() && may_be_passed_on(&file));
+        assert!(!is_disposable(&file) && !is_disposable(&memory));
+        assert!(may_be_passed_on(event_fd::create().unwrap()));
+    }
+
+    #[test]
+    fn other_kinds_of_files_are_not_passed_on() {
+        let (stream, _peer) = UnixStream::pair().unwrap();
+        let (reader, _writer) = io::pipe().unwrap();
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC);
+        let others: [OwnedFd; 6] = [
+            stream.into(),
+            reader.into(),
+            socket.into(),
+            epoll.unwrap(),
+            File::open("/").unwrap().into(),
+            File::open("/dev/null").unwrap().into(),
+        ];
+        for other in &others {
+            assert!(!may_be_passed_on(other) && is_disposable(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_a_process_may_wait_for_that_process() {
+        assert!(!is_answered_by_kernel(File::open("/proc/self/mem").unwrap()).unwrap());
+    }
+
+    #[test]
+    fn the_type_of_a_file_system_stands_behind_the_options_of_its_mount() {
+        let mounts = "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+                      30 27 0:40 / /a\\040b rw shared:1 - fuse.sshfs me@there: rw,user_id=1\n\
+                      31 27 0:41 /@home /home rw - btrfs /dev/vdb rw,subvol=/@home\n";
+        assert_eq!(file_system_of("30", mounts), Some("fuse.sshfs"));
+        assert_eq!(file_system_of("31", mounts), Some("btrfs"));
+        assert_eq!(file_system_of("3", mounts), None);
+    }
+}

@@ -1,0 +1,371 @@
+//! Closing descriptors of untrusted processes without waiting for those processes.
+//!
+//! The last close of a socket can block for as long as its owner likes: a TCP socket with `SO_LINGER`
+//! waits for its peer, and a Unix socket closes the descriptors that are queued on it. The kernel does
+//! not wait if the thread that closes the socket is exiting. So descriptors are sent, as `SCM_RIGHTS`,
+//! to a thread that has a descriptor table of its own, and that exits when it has received them:
+//!
+//! ```text
+//!   main table                    table of the receiver          table of the exiting thread
+//!   dispose ── SCM_RIGHTS ──────► (never receives anything) ──►  receive, exit: the kernel closes all
+//!   then close the own copies
+//! ```
+//!
+//! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
+//! time. These threads use no descriptor of the standard library and run no signal handler, because
+//! a descriptor number means another file there, or none.
+#![expect(unsafe_code, reason = "gives threads descriptor tables of their own")]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::packet_socket::{self, DESCRIPTORS_MAX};
+use crate::{answering, descriptors, retry_interrupted};
+
+/// The name of the threads.
+const NAME: &str = "longshore-drop";
+/// The stack of each thread, in bytes.
+const STACK_BYTES: usize = 64 << 10;
+/// The time after which the receiver tries again if there is no thread or memory for now.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+
+/// The byte of a message whose descriptors are closed.
+const CLOSE: u8 = 0;
+/// The byte of a message with a socket whose queue is received before.
+const RECEIVE_FIRST: u8 = 1;
+/// More empty messages than can wait in a socket, each of which looks like its end.
+const EMPTY_MESSAGES_MAX: usize = 1024;
+
+/// `None` if the kernel refuses: a sandbox, Linux before 5.9, or no descriptors.
+static RECEIVER: OnceLock<Option<Receiver>> = OnceLock::new();
+
+/// The sending side of the thread that has no descriptors of this process.
+#[derive(Debug)]
+struct Receiver {
+    socket: OwnedFd,
+    /// The process that started the thread. A forked child has the socket, but not the thread.
+    pid: u32,
+    /// The messages that are sent and not received, in that order.
+    sent: Arc<Mutex<VecDeque<Arc<AtomicU32>>>>,
+}
+
+/// Descriptors that a thread of their own closes.
+#[derive(Debug)]
+pub struct Disposal {
+    /// The id of the thread; 0 until it has received the descriptors.
+    thread: Arc<AtomicU32>,
+}
+
+impl Disposal {
+    /// Returns one that never ends, for tests.
+    #[doc(hidden)]
+    pub fn endless() -> Self {
+        Self { thread: Arc::default() }
+    }
+
+    /// Returns `true` if all of the descriptors are closed. A file whose release waits for another
+    /// process (FUSE, in the queue of a socket) can delay that for ever.
+    pub fn has_ended(&self) -> bool {
+        // The thread disappears after its descriptors were released. Another thread that reuses the
+        // id only delays the answer.
+        match self.thread.load(Ordering::Acquire) {
+            0 => false,
+            id => !Path::new(&format!("/proc/self/task/{id}")).exists(),
+        }
+    }
+}
+
+/// Starts the receiver, if it was not started before. A server calls this before it has any
+/// descriptor of a client. Returns `false` if the kernel refuses.
+pub fn prepare() -> bool {
+    RECEIVER.get_or_init(|| start().ok()).is_some()
+}
+
+/// Closes descriptors without waiting for other processes: takes as many as possible out of
+/// `descriptors`, and has threads that exit close them. A caller has to close those that remain by
+/// other means; that is all of them if the kernel refuses `close_range(2)`, or if an unprivileged user has
+/// more descriptors in flight than `RLIMIT_NOFILE`.
+///
+/// This is for sockets, and does not help with files: closing a file of FUSE blocks even if it is not
+/// the last close.
+pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
+    dispose_as(descriptors, CLOSE)
+}
+
+fn dispose_as(descriptors: &mut Vec<OwnedFd>, how: u8) -> Vec<Disposal> {
+    let mut disposals = Vec::new();
+    if descriptors.is_empty() || !prepare() {
+        return disposals;
+    }
+    let Some(Some(receiver)) = RECEIVER.get() else { return disposals };
+    if receiver.pid != std::process::id() {
+        return disposals;
+    }
+    let most = room().clamp(1, DESCRIPTORS_MAX);
+    while !descriptors.is_empty() {
+        let first = descriptors.len().saturating_sub(most);
+        // Held until the copies here are closed, so that the last close is never one of these.
+        let mut sent = lock(&receiver.sent);
+        if receiver.send(&descriptors[first..], how).is_err() {
+            break;
+        }
+        let thread = Arc::new(AtomicU32::new(0));
+        sent.push_back(Arc::clone(&thread));
+        descriptors.truncate(first);
+        drop(sent);
+        disposals.push(Disposal { thread });
+    }
+    disposals
+}
+
+/// Closes connections of `SOCK_SEQPACKET` sockets that were shut down, as [`dispose`] does, and
+/// receives their queues before. Closing one with messages in its queue would reset the connection, and
+/// the peer could not read what was sent to it last.
+pub fn dispose_received(connections: &mut Vec<OwnedFd>) -> Vec<Disposal> {
+    dispose_as(connections, RECEIVE_FIRST)
+}
+
+impl Receiver {
+    fn send(&self, descriptors: &[OwnedFd], how: u8) -> io::Result<()> {
+        let rights: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&rights)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        retry_interrupted(|| {
+            rustix::net::sendmsg(&self.socket, &[IoSlice::new(&[how])], &mut control, flags)?;
+            Ok(())
+        })
+    }
+}
+
+fn start() -> io::Result<Receiver> {
+    if cfg!(miri) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let (socket, theirs) = packet_socket::pair()?;
+    let sent = Arc::new(Mutex::new(VecDeque::new()));
+    let (number, for_thread) = (theirs.as_raw_fd(), Arc::clone(&sent));
+    let (started, has_started) = mpsc::sync_channel(1);
+    thread().spawn(move || receive_all(number, &for_thread, &started))?;
+    // From here on the thread has its own copy of the descriptor, or has failed.
+    has_started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+    drop(theirs);
+    Ok(Receiver { socket, pid: std::process::id(), sent })
+}
+
+fn thread() -> thread::Builder {
+    thread::Builder::new().name(NAME.to_owned()).stack_size(STACK_BYTES)
+}
+
+/// Leaves the descriptor table of the process and then starts a thread for each message, which
+/// receives it.
+fn receive_all(
+    number: RawFd,
+    sent: &Arc<Mutex<VecDeque<Arc<AtomicU32>>>>,
+    started: &SyncSender<io::Result<()>>,
+) {
+    let result = block_signals().and_then(|()| leave_table(number));
+    let is_started = result.is_ok();
+    if started.send(result).is_err() || !is_started {
+        return;
+    }
+    close_below(number);
+    // SAFETY: this thread has a descriptor table of its own, in which the number is the socket and is
+    // never closed.
+    let socket = unsafe { BorrowedFd::borrow_raw(number) };
+    loop {
+        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        let waited = retry_interrupted(|| Ok(rustix::event::poll(&mut polled, None)?));
+        let is_gone = polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+        if waited.is_ok() && is_gone && !polled[0].revents().contains(PollFlags::IN) {
+            return;
+        }
+        let (received, has_received) = mpsc::sync_channel(1);
+        let sent = Arc::clone(sent);
+        let started = thread().spawn(move || receive_one(number, &sent, &received));
+        // The next thread must not find the same message.
+        if waited.is_err() || started.is_err() || !has_received.recv().is_ok_and(|done| done) {
+            thread::sleep(RETRY_AFTER);
+        }
+    }
+}
+
+/// Receives one message into a descriptor table that ends with this thread.
+fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: &SyncSender<bool>) {
+    if leave_table(number).is_err() {
+        let _ = received.send(false);
+        return;
+    }
+    // SAFETY: the table has the socket under this number until the thread exits.
+    let socket = unsafe { BorrowedFd::borrow_raw(number) };
+    let mut how = [CLOSE];
+    let message = receive_kept(socket, &mut how);
+    let _ = received.send(message.is_ok());
+    if let Ok((_, descriptors)) = message {
+        // The sender holds the lock until its copies of the descriptors are closed.
+        let disposal = lock(sent).pop_front();
+        if let Some(disposal) = disposal {
+            let id = rustix::thread::gettid().as_raw_nonzero().get();
+            disposal.store(id.unsigned_abs(), Ordering::Release);
+        }
+        if how == [RECEIVE_FIRST] {
+            let mut room = room().saturating_sub(descriptors.len());
+            let needed = DESCRIPTORS_MAX.min(room / 2);
+            for number in descriptors {
+                // SAFETY: it was received into this thread's table and remains open.
+                let connection = unsafe { BorrowedFd::borrow_raw(number) };
+                receive_queue(connection, &mut room, needed);
+            }
+        }
+    }
+}
+
+/// Receives one message. The descriptors that come with it remain open until the thread exits.
+fn receive_kept(socket: impl AsFd, into: &mut [u8]) -> io::Result<(usize, Vec<RawFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    // Dropping this would close descriptors.
+    let mut control = ManuallyDrop::new(RecvAncillaryBuffer::new(&mut space));
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = retry_interrupted(|| {
+        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
+    })?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights.map(IntoRawFd::into_raw_fd));
+        }
+    }
+    Ok((received.bytes, descriptors))
+}
+
+/// Returns how many descriptors a thread has room for. Others would be closed before the thread exits.
+fn room() -> usize {
+    // The socket is one of them.
+    usize::try_from(descriptors::limit()).unwrap_or(usize::MAX).saturating_sub(1)
+}
+
+/// Receives all messages of a socket that was shut down, or as many as this thread has room for their
+/// descriptors: more than `needed`. A process that may have only a few descriptors needs less than a
+/// message can have, and this thread lingers if a message has more than that.
+fn receive_queue(socket: BorrowedFd<'_>, room: &mut usize, needed: usize) {
+    let mut empty = 0;
+    while *room > needed && empty < EMPTY_MESSAGES_MAX {
+        let Ok((len_bytes, descriptors)) = receive_kept(socket, &mut [0]) else { return };
+        *room = room.saturating_sub(descriptors.len());
+        empty = if len_bytes == 0 { empty + 1 } else { 0 };
+    }
+}
+
+/// Blocks all signals: a handler may use descriptors, whose numbers mean other files here. Threads that
+/// this one starts inherit the mask.
+fn block_signals() -> io::Result<()> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: there is room for a signal set.
+    let filled = unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    if filled != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the set is initialized, and the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Gives this thread a descriptor table of its own, with the descriptors of the old one up to `last`.
+/// Those after it are not even copied, so that nothing has to be closed.
+fn leave_table(last: RawFd) -> io::Result<()> {
+    close_range(last.unsigned_abs() + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
+}
+
+/// Closes this thread's copies of the descriptors below `number`.
+fn close_below(number: RawFd) {
+    if let Some(last) = number.unsigned_abs().checked_sub(1) {
+        // Descriptors that remain open here are never used.
+        let _ = close_range(0, last, 0);
+    }
+}
+
+fn close_range(first: u32, last: u32, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: the first call of a thread gives it a table of its own and closes in that one only, like
+    // the second, which follows it. The descriptors of other threads stay open, and this thread uses
+    // none of those that are closed, nor has it any object that owns one of them.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A descriptor that an untrusted process has sent or is connected to. When this is dropped, the
+/// descriptor is closed without waiting, as [`answering::close_without_waiting`] does.
+pub struct Disposable<T: Into<OwnedFd>>(ManuallyDrop<T>);
+
+impl<T: Into<OwnedFd>> Disposable<T> {
+    /// Takes a descriptor.
+    pub fn new(descriptor: T) -> Self {
+        Self(ManuallyDrop::new(descriptor))
+    }
+
+    /// Returns the descriptor, which is closed like any other from then on.
+    pub fn into_inner(self) -> T {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: neither `this` nor its field is used or dropped after that.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+}
+
+impl<T: Into<OwnedFd>> Deref for Disposable<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Into<OwnedFd> + AsFd> AsFd for Disposable<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl<T: Into<OwnedFd> + fmt::Debug> fmt::Debug for Disposable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T: Into<OwnedFd>> Drop for Disposable<T> {
+    fn drop(&mut self) {
+        // SAFETY: the field is not used after that.
+        let descriptor = unsafe { ManuallyDrop::take(&mut self.0) };
+        answering::close_without_waiting(vec![descriptor.into()]);
+    }
+}
+
+fn lock<T>(sent: &Mutex<T>) -> MutexGuard<'_, T> {
+    sent.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(all(test, not(miri)))]
+mod lingering;
+#[cfg(all(test, not(miri)))]
+mod tests;

@@ -1,0 +1,132 @@
+use std::fs::{self, File};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Instant;
+
+use super::lingering::{lingering, many, nested, send};
+use super::*;
+
+/// Waits until all are closed, which takes an hour if the closing thread lingers.
+fn wait(disposals: &[Disposal]) {
+    let begin = Instant::now();
+    while !disposals.iter().all(Disposal::has_ended) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the closing thread waits");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Has threads close `socket`, which must all end.
+fn close(socket: impl Into<OwnedFd>) {
+    let mut sockets = vec![socket.into()];
+    let disposals = dispose(&mut sockets);
+    assert!(sockets.is_empty() && disposals.len() == 1);
+    wait(&disposals);
+}
+
+/// Reads until the end, which is reached only if the other end is closed.
+fn expect_closed(peer: OwnedFd) {
+    let peer = std::net::TcpStream::from(peer);
+    peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    io::copy(&mut &peer, &mut io::sink()).unwrap();
+}
+
+#[test]
+fn sockets_that_linger_are_closed_at_once() {
+    assert!(prepare(), "the kernel refuses close_range(2)");
+    let (socket, peer) = lingering();
+    close(socket);
+    expect_closed(peer);
+    let (socket, peer) = nested();
+    close(socket);
+    expect_closed(peer);
+}
+
+#[test]
+fn what_is_queued_on_a_socket_is_closed_with_it() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (sockets, _peers) = many();
+    let mut sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
+    let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    send(&theirs, b"message", &all);
+    drop((all, theirs));
+    // The descriptors in the queue are the last ones.
+    wait(&dispose(&mut sockets));
+    close(ours);
+}
+
+#[test]
+fn a_peer_reads_what_was_sent_to_it_last() {
+    let (ours, theirs) = packet_socket::pair().unwrap();
+    let (socket, peer) = nested();
+    send(&theirs, b"first", &[socket.as_fd()]);
+    send(&theirs, b"", &[]);
+    send(&theirs, b"last", &[socket.as_fd()]);
+    drop(socket);
+    send(&ours, b"goodbye", &[]);
+    packet_socket::shut_down(&ours);
+    wait(&dispose_received(&mut vec![ours]));
+    expect_closed(peer);
+    let mut bytes = [0; 8];
+    assert_eq!(packet_socket::receive(&theirs, &mut bytes).unwrap().len_bytes, 7, "no reset");
+    assert_eq!(packet_socket::receive(&theirs, &mut bytes).unwrap().len_bytes, 0);
+}
+
+#[test]
+fn connections_that_were_not_accepted_are_closed_with_the_listener() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = UnixStream::connect(&path).unwrap();
+    let (socket, peer) = nested();
+    send(&client, b"message", &[socket.as_fd()]);
+    close(socket);
+    close(listener);
+    expect_closed(peer);
+}
+
+#[test]
+fn more_sockets_than_a_message_has_are_closed_in_several_messages() {
+    let (sockets, mut others) = many();
+    let mut sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
+    sockets.append(&mut others);
+    let disposals = dispose(&mut sockets);
+    assert!(sockets.is_empty() && disposals.len() == 2);
+    wait(&disposals);
+}
+
+#[test]
+fn the_threads_keep_no_descriptor_of_the_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap().join("marker");
+    let _marker = File::create(&path).unwrap();
+    // A receiver that starts when the file is open, unlike the one that all tests use.
+    let receiver = start().unwrap();
+    let is_ours = |task: &fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == NAME)
+    };
+    let has_marker = |task: fs::DirEntry| {
+        let files = fs::read_dir(task.path().join("fd")).into_iter().flatten().flatten();
+        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|link| link == path)
+    };
+    let tasks = || fs::read_dir("/proc/self/task").unwrap().flatten().filter(is_ours);
+    assert!(tasks().count() > 0);
+    let begin = Instant::now();
+    while tasks().any(has_marker) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "a thread keeps the file open");
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(receiver);
+}
+
+#[test]
+fn a_disposable_is_closed_when_it_is_dropped_and_not_when_it_is_taken() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let taken = Disposable::new(ours).into_inner();
+    theirs.set_nonblocking(true).unwrap();
+    assert_eq!(
+        io::Read::read(&mut theirs, &mut [0]).unwrap_err().kind(),
+        io::ErrorKind::WouldBlock
+    );
+    theirs.set_nonblocking(false).unwrap();
+    drop(Disposable::new(taken));
+    assert_eq!(io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
+}

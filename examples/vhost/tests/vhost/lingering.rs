@@ -1,0 +1,87 @@
+//! Front-ends that have the server close sockets whose last close takes an hour. It serves the next
+//! front-end nevertheless.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use longshore_vhost_example::wire::number;
+
+use crate::frontend::{Frontend, Served};
+use sockets::{lingering, many, nested, send};
+
+#[path = "../../../../crates/sys/src/disposal/lingering.rs"]
+mod sockets;
+
+/// A header with flags that mean nothing.
+const NONSENSE: [u8; 12] = [0xff; 12];
+
+#[test]
+fn a_socket_that_lingers_is_refused_and_the_next_front_end_is_served() {
+    let served = Served::new();
+    for request in [number::SET_VRING_KICK, number::SET_BACKEND_REQ_FD] {
+        let (socket, _peer) = lingering();
+        let mut frontend = Frontend::negotiated(&served);
+        let payload: &[u8] = if request == number::SET_VRING_KICK { &[0; 8] } else { &[] };
+        frontend.send(request, payload, &[socket.as_fd()], true);
+        drop(socket);
+        served.ends_with("a descriptor was sent that is neither memory nor an eventfd");
+    }
+}
+
+#[test]
+fn a_unix_socket_that_holds_one_that_lingers_holds_nothing_up() {
+    let served = Served::new();
+    // As the back-end channel, which may be such a socket, and where none may be.
+    let (socket, _peer) = nested();
+    let mut frontend = Frontend::negotiated(&served);
+    frontend.done(number::SET_BACKEND_REQ_FD, &[], &[socket.as_fd()]);
+    drop(socket);
+    let (socket, _peer) = nested();
+    frontend.done(number::SET_BACKEND_REQ_FD, &[], &[socket.as_fd()]);
+    drop(socket);
+    let (socket, _peer) = nested();
+    frontend.refused(number::SET_VRING_KICK, &[0; 8], &[socket.as_fd()]);
+    drop((socket, frontend));
+    assert_eq!(served.ended(), "closed by the front-end");
+    served.still_serves();
+}
+
+#[test]
+fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
+    let served = Served::new();
+    let (sockets, _peers) = many();
+    let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    let socket = served.connect();
+    send(&socket, &NONSENSE, &all);
+    drop(all);
+    drop((sockets, socket));
+    served.ends_with("a descriptor was sent that is neither memory nor an eventfd");
+}
+
+/// Connects while another front-end is served, and leaves sockets in the queue of the connection.
+fn queue(served: &Served) -> (Frontend, UnixStream, [OwnedFd; 2]) {
+    let first = Frontend::negotiated(served);
+    let socket = served.connect();
+    send(&socket, &NONSENSE, &[]);
+    let (direct, within) = (lingering(), nested());
+    send(&socket, b"not received", &[direct.0.as_fd()]);
+    send(&socket, b"not received", &[within.0.as_fd()]);
+    (first, socket, [direct.1, within.1])
+}
+
+#[test]
+fn sockets_in_the_queue_of_a_connection_that_ends_hold_nothing_up() {
+    let served = Served::new();
+    let (first, _socket, _peers) = queue(&served);
+    drop(first);
+    assert_eq!(served.ended(), "closed by the front-end");
+    served.ends_with("flags");
+}
+
+#[test]
+fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_hold_nothing_up() {
+    let served = Served::new();
+    let (_first, _socket, _peers) = queue(&served);
+    // This waits for the end of the server.
+    drop(served);
+}
