@@ -474,6 +474,12 @@ impl<'p, A: Access> Slice<'p, A> {
         self.extent.host
     }
 
+    /// `true` if this process can write it, whatever the mapping permits.
+    #[cfg(feature = "vm-memory")]
+    pub(crate) fn is_writable(&self) -> bool {
+        self.extent.entry.permits(tlb::WRITABLE)
+    }
+
     /// Whether it follows `before` in its region as well as in the address space. Not under Miri, as
     /// with what the walk merges.
     #[cfg(feature = "vm-memory")]

@@ -31,6 +31,8 @@ pub(crate) const WRITE_FAST: u64 = 4;
 pub(crate) const BOTH_FAST: u64 = 8;
 /// Before it is written, its page's dirty bit must be set or seen.
 pub(crate) const CLEAN: u64 = 16;
+/// The memory can be written in this process, whatever the mapping permits.
+pub(crate) const WRITABLE: u64 = 32;
 const FLAGS: u64 = 0xfff;
 
 /// What the first table is indexed by: also the most that leaves of 4 KiB are merged to.

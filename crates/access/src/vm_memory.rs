@@ -1,14 +1,21 @@
 //! Memory for code written for rust-vmm: vm-memory's `GuestMemory` and `Bytes` by IOVA. Feature
 //! `vm-memory`, for vm-memory 0.18.
 //!
-//! Two types, both addressed by IOVA as vm-memory's [`GuestAddress`]:
+//! No other version will do: until 0.17 `GuestMemory` is a collection of regions at fixed addresses,
+//! without permissions and without memory that is translated. That trait is called
+//! `GuestMemoryBackend` in 0.18.
+//!
+//! Three types, all addressed by IOVA as vm-memory's [`GuestAddress`]:
 //!
 //! | type | made by | what it reaches | lasts |
 //! | --- | --- | --- | --- |
 //! | [`SessionMemory`] | [`Session::guest_memory`] | the whole space, translated as it is accessed; holes may be in it | for a scope |
+//! | [`SpaceMemory`] | `memory()` of a [`Space`], which is a `GuestAddressSpace` | the same | until it is dropped, on its thread |
 //! | [`PinnedMemory`] | `from` a [`View`] or a [`Lease`] | one range, translated once | as the pin or the lease |
 //!
-//! A virtqueue is best served from the first: its descriptors lie anywhere.
+//! A virtqueue is best served from one of the first two: its descriptors lie anywhere. A device that
+//! owns its memory owns a clone of the [`Space`], on any thread, and asks it for memory whenever it
+//! serves the queue; the session's scope costs less.
 //!
 //! ```
 //! # #[cfg(not(miri))] {
@@ -20,7 +27,7 @@
 //! use longshore_mem::{FileOffset, Iova};
 //! use longshore_pagetable::Prot;
 //! use longshore_sys::memfd;
-//! use vm_memory::{Bytes, GuestAddress, GuestMemory};
+//! use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemory};
 //!
 //! /// Written for rust-vmm: it knows nothing of Longshore.
 //! fn next_available<M: GuestMemory>(memory: &M, ring: GuestAddress) -> u16 {
@@ -44,6 +51,9 @@
 //!     Ok::<_, vm_memory::GuestMemoryError>(())
 //! })?;
 //!
+//! // The space, for as long as the value; `space.clone()` can be given to a device to own.
+//! assert_eq!(next_available(&*space.memory(), ring), 7);
+//!
 //! // One range: pinned for a scope, or leased to keep and to send to other threads.
 //! let seen = session.pin(Iova::new(ring.0), 4096, Read, |view| {
 //!     next_available(&PinnedMemory::from(view), ring)
@@ -59,11 +69,11 @@
 //!
 //! # Which writes are logged, and when
 //!
-//! Of a [`SessionMemory`], what was written and no more: each of vm-memory's methods that writes
-//! marks the bytes in the [`Logs`](crate::Logs) right after. What is written through a raw pointer
+//! Of a [`SessionMemory`] or [`SpaceMemory`], exactly the bytes that were written: each of vm-memory's
+//! methods that writes marks the bytes in the [`Logs`](crate::Logs) right after. What is written through a raw pointer
 //! or an atomic reference (`ptr_guard_mut`, `get_atomic_ref`) is not seen, as with any memory of
-//! rust-vmm: call `bitmap().mark_dirty()` then, within the scope. Harvests wait for the scope's end,
-//! so no write is lost between it and its mark. `dirty_at` looks into a log by IOVA of this process,
+//! rust-vmm: call `bitmap().mark_dirty()` then, while the slice lives. Harvests wait for the scope's
+//! end, or until the memory is dropped, so no write is lost between it and its mark. `dirty_at` looks into a log by IOVA of this process,
 //! and says no where there is none.
 //!
 //! Of a [`PinnedMemory`], all of the range when the pin or the lease ends, if that permits writes,
@@ -79,6 +89,7 @@
 //! | --- | --- |
 //! | `InvalidGuestAddress` | nothing is mapped there, or it lies outside the pin |
 //! | `IOError` with `PermissionDenied` | the mapping, or the pin, does not permit it; its source is the [`Fault`] |
+//! | `IOError` with `OutOfMemory` | too much read-only memory was read, see below |
 //! | `HostAddressNotAvailable` | it is mapped to a remote region |
 //! | `GuestAddressOverflow` | the range passes the end of the address space |
 //! | `PartialBuffer` | one of these after so many bytes; they are done |
@@ -91,11 +102,18 @@
 //! * Guarded copies: vm-memory copies by itself, so where a client truncates its file during a copy
 //!   this process gets SIGBUS. Clients that are not trusted must seal theirs
 //!   ([`Region::is_shrinkable`](crate::Region::is_shrinkable)).
-//! * Permissions of a slice: vm-memory has one type to read and to write. What is permitted is
-//!   checked when slices are handed out, by the permissions that are asked for; all its `Bytes`
-//!   methods ask for the right ones.
+//! * Permissions of a slice: vm-memory has one type to read and to write. Permissions are checked
+//!   when slices are handed out, against those that are asked for; all its `Bytes` methods ask for
+//!   the right ones. Safe code can write to a slice that it asked for to read, so there is no slice
+//!   of memory that cannot be written in this process: a [read-only region](crate::Region::is_read_only), and
+//!   memory of [`Space::map_raw`] that is mapped for reading only. Slices of the first two types are
+//!   of a private copy then, which is freed with the scope or the memory; after 16 MiB of copies
+//!   they end with [`io::ErrorKind::OutOfMemory`]. A [`PinnedMemory`] refuses access to such
+//!   memory; read it by [`View::read`].
 #![expect(unsafe_code, reason = "hands out pinned memory as vm-memory's slices")]
 
+mod copies;
+mod owned;
 mod pinned;
 mod session;
 
@@ -107,11 +125,12 @@ use vm_memory::{GuestAddress, GuestMemoryError, Permissions};
 use crate::fault::{Fault, Reason};
 use crate::tlb;
 
+pub use owned::{SpaceBitmap, SpaceMemory};
 pub use pinned::{PinnedMemory, PinnedRegion, PinnedRegions};
 pub use session::{DirtySlice, SessionMemory};
 
 #[cfg(doc)]
-use crate::{Lease, Session, View};
+use crate::{Lease, Session, Space, View};
 
 /// What an access of rust-vmm wants of an entry.
 fn wanted(access: Permissions) -> u64 {

@@ -432,6 +432,31 @@ fn each_range_ends_where_it_ends_for_the_session() {
 }
 
 #[test]
+fn slices_of_a_read_only_region_are_of_copies() {
+    let world = World::new();
+    let pages = Vec::leak(vec![Page([7; PAGE as usize]); PAGES as usize]);
+    let rom = Region::of_memory(Own(NonNull::from(pages))).unwrap().read_only();
+    let rom = Arc::new(rom);
+    world.space.attach(&rom).unwrap();
+    world.space.map(iova(4), &rom, 0, PAGE, Prot::READ).unwrap();
+    world.session.guest_memory(|memory| {
+        let slices = memory.get_slices(at(4, 3), 9, Permissions::Read).unwrap();
+        slices.for_each(|slice| slice.unwrap().write_slice(&[8; 9], 0).unwrap());
+        assert_eq!(
+            memory.load::<u64>(at(4, 8), Ordering::Acquire).unwrap(),
+            u64::from_ne_bytes([7; 8])
+        );
+    });
+    let memory = world.space.memory();
+    let slices = memory.get_slices(at(4, 3), 9, Permissions::Read).unwrap();
+    slices.for_each(|slice| slice.unwrap().write_slice(&[8; 9], 0).unwrap());
+    assert_eq!(memory.read_obj::<[u8; 9]>(at(4, 3)).unwrap(), [7; 9]);
+    memory.write_obj(1u8, at(4, 3)).unwrap_err();
+    drop(memory);
+    world.space.unmap(iova(4), PAGE).unwrap();
+}
+
+#[test]
 fn of_a_scope_exactly_what_is_written_is_logged() {
     let world = World::new();
     // Warm, so that the TLB has what need not be logged.

@@ -356,6 +356,19 @@ impl<'s> Entered<'s> {
         self
     }
 
+    /// Keeps the slot entered until [`nested`](Self::nested) of the session is dropped.
+    #[cfg(feature = "vm-memory")]
+    pub(crate) fn forget(self) {
+        std::mem::forget(self);
+    }
+
+    /// The same again of a session that a [`forget`](Self::forget) after [`nest`](Self::nest) has left
+    /// entered.
+    #[cfg(feature = "vm-memory")]
+    pub(crate) fn nested(session: &'s Session) -> Self {
+        Self { session, scope: Some(Scope::Untold) }
+    }
+
     fn open(&self, scope: Scope) {
         let private = self.session.private();
         private.seen.open();

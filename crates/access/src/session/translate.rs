@@ -13,7 +13,7 @@ use super::Session;
 use crate::fault::Reason;
 use crate::region::{Memory, RemoteMemory};
 use crate::space::Table;
-use crate::tlb::{self, BOTH_FAST, CLEAN, READ, WINDOW_LOG2, WRITE, WRITE_FAST};
+use crate::tlb::{self, BOTH_FAST, CLEAN, READ, WINDOW_LOG2, WRITABLE, WRITE, WRITE_FAST};
 use crate::windows::WINDOWS_START;
 
 /// The shape of the tables: 4 KiB pages, 512 entries.
@@ -105,12 +105,19 @@ impl Session {
         }
         let mut run = leaf.run();
         let mut host = std::ptr::with_exposed_provenance_mut(run.bus as usize);
+        // Of raw memory no more is known than what the mapping permits.
+        if flags & WRITE != 0 {
+            flags |= WRITABLE;
+        }
         if run.bus >= WINDOWS_START {
             // SAFETY: its leaf is there and the slot is entered, so it is attached, and stays so
             // until the slot is left.
             let attached = unsafe { inner.windows.get(run.bus) }.ok_or(Reason::Unmapped)?;
             match attached.region.memory() {
                 Memory::Host(start, _) => {
+                    if !attached.region.is_read_only() {
+                        flags |= WRITABLE;
+                    }
                     host = start.as_ptr().wrapping_add((run.bus - attached.bus) as usize);
                 }
                 Memory::Remote(memory) => {

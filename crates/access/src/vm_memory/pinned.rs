@@ -72,6 +72,8 @@ pub struct PinnedRegion {
     iova: u64,
     /// Not zero.
     len: usize,
+    /// `true` if this process can write the memory. There are no slices of other memory.
+    is_writable: bool,
 }
 
 // SAFETY: the memory stays for as long as what the region is part of, on any thread, and is accessed
@@ -166,6 +168,10 @@ impl<'a> Iterator for Slices<'a> {
             self.left = 0;
             return Some(Err(refused(at, 0, Reason::Unmapped)));
         };
+        if !region.is_writable {
+            self.left = 0;
+            return Some(Err(refused(at, 0, Reason::Permission)));
+        }
         let offset = (at - region.iova) as usize;
         let len = (region.len - offset).min(self.left);
         self.regions = rest;
@@ -188,13 +194,17 @@ impl PinnedRegions {
             match regions.last_mut() {
                 // Adjacent in their region too: Miri wants to know of which allocation an address
                 // is, and so does the language.
-                Some(last) if before.is_some_and(|before| slice.continues(&before)) => {
+                Some(last)
+                    if before.is_some_and(|before| slice.continues(&before))
+                        && last.is_writable == slice.is_writable() =>
+                {
                     last.len += slice.len_bytes();
                 }
                 _ => regions.push(PinnedRegion {
                     host: slice.start().as_ptr(),
                     iova: slice.iova().raw(),
                     len: slice.len_bytes(),
+                    is_writable: slice.is_writable(),
                 }),
             }
             before = Some(slice);

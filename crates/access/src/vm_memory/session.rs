@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::iter::FusedIterator;
-use std::marker::PhantomData;
 
 use longshore_mem::Iova;
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryError, Permissions, VolatileSlice};
 
+use super::copies::Copies;
 use super::{PinnedRegions, check_end, refused, wanted};
 use crate::dirty::Log;
 use crate::fault::Reason;
@@ -56,6 +56,7 @@ use crate::tlb;
 pub struct SessionMemory<'p> {
     /// In its slot for longer than this lives.
     session: &'p Session,
+    copies: Copies,
 }
 
 impl Session {
@@ -70,20 +71,7 @@ impl Session {
     /// [`Reason::Revoked`].
     pub fn guest_memory<R>(&self, work: impl for<'p> FnOnce(&SessionMemory<'p>) -> R) -> R {
         let _entered = self.enter().nest();
-        work(&SessionMemory { session: self })
-    }
-}
-
-impl<'p> SessionMemory<'p> {
-    fn pieces(
-        &self,
-        address: GuestAddress,
-        count: usize,
-        access: Permissions,
-    ) -> Result<Pieces<'p>, GuestMemoryError> {
-        check_end(address, count)?;
-        let want = wanted(access);
-        Ok(Pieces { session: self.session, at: address.0, left: count, done: 0, want })
+        work(&SessionMemory { session: self, copies: Copies::new() })
     }
 }
 
@@ -92,8 +80,7 @@ impl<'p> GuestMemory for SessionMemory<'p> {
     type Bitmap = DirtySlice<'p>;
 
     fn check_range(&self, address: GuestAddress, count: usize, access: Permissions) -> bool {
-        self.pieces(address, count, access)
-            .is_ok_and(|mut pieces| pieces.all(|piece| piece.is_ok()))
+        Pieces::is_whole(self.session, address, count, access)
     }
 
     fn get_slices<'a>(
@@ -102,7 +89,8 @@ impl<'p> GuestMemory for SessionMemory<'p> {
         count: usize,
         access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'a, DirtySlice<'p>>, GuestMemoryError> {
-        Ok(Slices::<'a, 'p> { pieces: self.pieces(address, count, access)?, memory: PhantomData })
+        // SAFETY: the slot stays entered for longer than the memory is borrowed.
+        unsafe { Slices::of(self.session, &self.copies, address, count, access) }
     }
 }
 
@@ -113,12 +101,35 @@ impl fmt::Debug for SessionMemory<'_> {
 }
 
 /// Translates a range, piece by piece. It ends with the first error.
-struct Pieces<'p> {
+pub(super) struct Pieces<'p> {
     session: &'p Session,
     at: u64,
     left: usize,
     done: usize,
     want: u64,
+}
+
+impl<'p> Pieces<'p> {
+    fn of(
+        session: &'p Session,
+        address: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> Result<Self, GuestMemoryError> {
+        check_end(address, count)?;
+        Ok(Self { session, at: address.0, left: count, done: 0, want: wanted(access) })
+    }
+
+    /// Whether each byte of the range can be accessed.
+    pub(super) fn is_whole(
+        session: &'p Session,
+        address: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> bool {
+        Self::of(session, address, count, access)
+            .is_ok_and(|mut pieces| pieces.all(|piece| piece.is_ok()))
+    }
 }
 
 impl<'p> Iterator for Pieces<'p> {
@@ -154,9 +165,24 @@ impl<'p> Iterator for Pieces<'p> {
     }
 }
 
-struct Slices<'a, 'p> {
+/// The slices of a range: of the memory itself, or of a copy if it cannot be written.
+pub(super) struct Slices<'a, 'p> {
     pieces: Pieces<'p>,
-    memory: PhantomData<&'a SessionMemory<'p>>,
+    copies: &'a Copies,
+}
+
+impl<'a, 'p> Slices<'a, 'p> {
+    /// # Safety
+    /// The session's slot must be entered, and stay so for `'a`.
+    pub(super) unsafe fn of(
+        session: &'p Session,
+        copies: &'a Copies,
+        address: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> Result<Self, GuestMemoryError> {
+        Ok(Self { pieces: Pieces::of(session, address, count, access)?, copies })
+    }
 }
 
 impl<'a, 'p> Iterator for Slices<'a, 'p> {
@@ -164,11 +190,24 @@ impl<'a, 'p> Iterator for Slices<'a, 'p> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let piece = self.pieces.next()?;
-        Some(piece.map(|(host, dirty)| {
+        Some(piece.and_then(|(host, dirty)| {
             let len = dirty.len;
-            // SAFETY: `len` bytes from `host` were translated while the slot is entered, which it
-            // stays for longer than the memory is borrowed here; all access is as to foreign memory.
-            unsafe { VolatileSlice::with_bitmap(host, len, dirty, None) }
+            let place = if dirty.entry.permits(tlb::WRITABLE) {
+                host
+            } else {
+                // SAFETY: `len` bytes from `host` were translated while the slot is entered.
+                let copy = unsafe { self.copies.copy(dirty.session.path(), host, len) };
+                match copy {
+                    Ok(copy) => copy,
+                    Err(error) => {
+                        self.pieces.left = 0;
+                        return Err(error.at(dirty.iova));
+                    }
+                }
+            };
+            // SAFETY: `len` bytes of a copy that is kept for `'a`, or translated while the slot is
+            // entered, which it stays for `'a`; all access is as to foreign memory.
+            Ok(unsafe { VolatileSlice::with_bitmap(place, len, dirty, None) })
         }))
     }
 }
