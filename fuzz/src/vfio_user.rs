@@ -9,7 +9,8 @@
 //! ```
 //!
 //! They go to the protocol without a socket first, where every answer is held against a model of
-//! what is mapped; then the payloads, as they are, through a socket.
+//! what is mapped; to one that maps into a space, whose page tables are counted; then the payloads, as
+//! they are, through a socket.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,15 +20,16 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use longshore_access::Space;
 use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
 use longshore_access::vfio_user::responder::{Files, Reply};
 use longshore_access::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Kind};
 use longshore_access::vfio_user::{
-    Description, Device, DirtyLog, DmaMap, DmaTarget, Limits, Migration, MigrationFailed,
-    MigrationState, Refusal, Responder, Server,
+    Description, Device, DirtyLog, DmaMap, DmaTarget, Limits, MAPPED_BYTES_MAX, Migration,
+    MigrationFailed, MigrationState, Refusal, Responder, Server, SpaceDma,
 };
 use longshore_mem::{AddrRange, Iova};
-use longshore_sys::event_fd;
+use longshore_sys::{event_fd, memfd};
 
 const LIMITS: Limits =
     Limits { transfer_bytes_max: 4096, dma_maps_max: 6, message_fds_max: 4, ..Limits::DEFAULT };
@@ -35,7 +37,7 @@ const BAR_BYTES: u64 = 0x2000;
 
 /// Takes `data` as what a client sends.
 pub fn vfio_user(data: &[u8]) {
-    let mut checked = Checked::new();
+    let (mut checked, mut mapped) = (Checked::new(), Mapped::new());
     let mut stream = Vec::new();
     let mut rest = data;
     while let [command, files, len, template, tail @ ..] = rest {
@@ -43,12 +45,14 @@ pub fn vfio_user(data: &[u8]) {
         let (payload, tail) = tail.split_at(len);
         let payload = [&beginning(*command, *template)[..], payload].concat();
         checked.message(u16::from(*command), &payload, *files);
+        mapped.message(u16::from(*command), &payload, *files);
         let mut header = Header::command(0, Command::Version, payload.len()).encode();
         header[2..4].copy_from_slice(&u16::from(*command).to_ne_bytes());
         stream.extend([&header[..], &payload].concat());
         rest = tail;
     }
     checked.end();
+    mapped.end();
     stream.extend(data);
     serve(&stream);
 }
@@ -73,6 +77,51 @@ fn beginning(command: u8, template: u8) -> Vec<u8> {
         (_, 16) => words(&[4096, small | 1 << (16 + (template >> 2 & 3))]),
         (_, 17) => words(&[4096, small]),
         _ => Vec::new(),
+    }
+}
+
+/// The protocol with a space in which the client's memory is mapped.
+struct Mapped {
+    responder: Responder<Toy, SpaceDma>,
+    space: Space,
+    /// Long, and without pages.
+    memory: OwnedFd,
+}
+
+impl Mapped {
+    /// Bytes of a table.
+    const TABLE: u64 = 4096;
+    /// What a map may take at most: three tables at each end, those that lead to them, and one for
+    /// each 512 GiB of the longest.
+    const TABLES_OF_MAP: u64 = 12 + MAPPED_BYTES_MAX / (512 << 30);
+
+    fn new() -> Self {
+        let space = Space::new().expect("a space");
+        let memory = memfd::create("client", memfd::Backing::Shmem).expect("a memfd");
+        memfd::set_len(&memory, 2 * MAPPED_BYTES_MAX).expect("a sparse file");
+        let responder = Responder::new(Toy::new(), SpaceDma::new(space.clone()), LIMITS);
+        let mut mapped = Self { responder, space, memory };
+        mapped.message(Command::Version.number(), &[0; 4], 0);
+        mapped
+    }
+
+    fn message(&mut self, command: u16, payload: &[u8], files: u8) {
+        let file = |_| self.memory.try_clone().expect("a descriptor");
+        let arrived = (0..files & 0xf).map(file).collect();
+        let mut header = Header::command(1, Command::Version, payload.len());
+        header.command = command;
+        self.responder.respond(&header, payload, Files { arrived, are_lost: false });
+        let maps = self.responder.maps().count() as u64;
+        let tables = self.space.table_bytes() / Self::TABLE;
+        assert!(tables <= 1 + maps * Self::TABLES_OF_MAP, "{tables} tables of {maps} maps");
+        for range in self.responder.maps() {
+            assert!(self.space.walker().lookup(range.start()).is_ok_and(|leaf| leaf.is_some()));
+        }
+    }
+
+    fn end(mut self) {
+        assert_eq!(self.responder.disconnect(), 0);
+        assert_eq!(self.space.table_bytes(), Self::TABLE);
     }
 }
 

@@ -11,24 +11,31 @@
 //! and 3.
 //!
 //! What must hold: the server comes to an end by itself when the front-end goes, it answers at most
-//! once for each message and with whole messages, and it serves the next front-end.
+//! once for each message and with whole messages, it takes few page tables for each message, and it
+//! serves the next front-end.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
+use longshore_access::vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
 use longshore_sys::{event_fd, memfd, unix_socket};
 use longshore_vhost_example::wire::{HEADER_LEN_BYTES, Header, number};
 use longshore_vhost_example::{Counts, Disk, Server};
 
 const MEMORY_BYTES: u64 = 1 << 20;
+/// The file behind it is longer and has no pages there, so that regions may be long.
+const FILE_BYTES: u64 = 1 << 45;
 const GUEST: u64 = 0x10_0000;
 const USER: u64 = 0x7000_0000_0000;
 const LOG_BYTES: u64 = (GUEST + MEMORY_BYTES) / 4096 / 8;
 const PROTOCOL_FEATURES: u64 = 0x22b;
 /// So many that all answers to them fit into a socket.
 const MESSAGES_MAX: usize = 64;
+/// What one range may take at most, in bytes of page tables: three tables at each end, those that lead
+/// to them, and one for each 512 GiB of the longest.
+const TABLE_BYTES_OF_RANGE: u64 = 4096 * (12 + TABLE_BYTES_MAX / (512 << 30));
 
 /// What a front-end can send as descriptors.
 struct Files {
@@ -45,7 +52,7 @@ impl Files {
             memfd::set_len(&file, len).unwrap();
             file
         };
-        let memory = File::from(file(MEMORY_BYTES));
+        let memory = File::from(file(FILE_BYTES));
         fill(&memory);
         let socket = UnixStream::pair().unwrap().0;
         let event = event_fd::create().unwrap();
@@ -109,6 +116,9 @@ pub fn vhost_user(data: &[u8]) {
     server.serve(&theirs).unwrap();
     drop(theirs);
     assert!(answers(&ours) <= sent + 1);
+    let table_bytes = counts.snapshot().page_table_bytes_max;
+    let ranges_max = (REGIONS_MAX + MESSAGES_MAX) as u64;
+    assert!(table_bytes <= ranges_max * TABLE_BYTES_OF_RANGE, "{table_bytes}");
 
     let (ours, theirs) = UnixStream::pair().unwrap();
     let header = Header::new(number::GET_FEATURES, false, false, 0).encode();

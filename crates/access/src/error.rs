@@ -22,6 +22,19 @@ pub enum Error {
         #[source]
         source: longshore_pagetable::Error,
     },
+    /// The mapping needs more page tables than the space may have.
+    #[error(
+        "mapping {len_bytes:#x} bytes at IOVA {iova:#x} needs more page tables than the {limit_bytes} \
+         bytes that this space may have; raise SpaceConfig::table_bytes_max"
+    )]
+    TableLimit {
+        /// The first address of the mapping.
+        iova: Iova,
+        /// Its length.
+        len_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
     /// Page tables cannot be set up so.
     #[error("a space with {input_bits} bits of IOVA: {source}")]
     Config {

@@ -75,6 +75,8 @@
 
 #[cfg(not(loom))]
 mod batch;
+#[cfg(not(loom))]
+mod config;
 pub mod dirty;
 #[cfg(not(loom))]
 mod dirty_bits;
@@ -120,6 +122,7 @@ pub mod mailbox;
 #[cfg(not(loom))]
 pub use {
     batch::Batch,
+    config::{CLIENT_TABLE_BYTES_MAX, SpaceConfig},
     error::Error,
     fault::{Fault, Reason},
     lease::OnUnmap,
@@ -132,5 +135,5 @@ pub use {
     process::ProcessMemory,
     region::{Partial, Region, RemoteMemory},
     session::{Session, Word},
-    space::{Counters, Space, SpaceConfig},
+    space::{Counters, Space},
 };

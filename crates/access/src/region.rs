@@ -143,6 +143,28 @@ impl Region {
         })
     }
 
+    /// Returns `len_bytes` of `whole` from `offset` on as a region of its own, which keeps `whole`;
+    /// `None` where it is remote or the part is not inside of it.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn part(whole: &Arc<Self>, offset: u64, len_bytes: u64) -> Option<Self> {
+        let Memory::Host(start, _) = &whole.memory else { return None };
+        if offset.checked_add(len_bytes)? > whole.len_bytes {
+            return None;
+        }
+        // SAFETY: inside of the memory, as just checked.
+        let start = unsafe { start.add(usize::try_from(offset).ok()?) };
+        let guest_phys = whole.guest_phys.and_then(|address| address.checked_add(offset));
+        Some(Self {
+            memory: Memory::Host(start, Keep(Some(Box::new(Arc::clone(whole))))),
+            len_bytes,
+            address_bytes: 0,
+            guest_phys,
+            read_only: whole.read_only,
+            is_shrinkable: whole.is_shrinkable,
+            guard: None,
+        })
+    }
+
     /// Makes a region of all of `memory`, and keeps `memory` until the region is dropped.
     ///
     /// If the memory is not [writable](DmaMemory::is_writable), the region is

@@ -1,16 +1,11 @@
-//! The translations of one address space, and the two doors to them.
-//!
-//! * [`Space::map_raw`] and [`Space::unmap_raw`] take no lock and allocate nothing; the caller keeps
-//!   the memory, and keeps calls whose ranges overlap apart.
-//! * [`Space::map`] and [`Space::unmap`] are safe: regions are kept alive while they are attached, and
-//!   stay attached while anything of them is mapped.
+//! The translations of one address space: see [`Space`].
 #![expect(unsafe_code, reason = "maps addresses that the caller vouches for")]
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_mem::{AddrRange, BusAddr, Iova};
@@ -18,9 +13,14 @@ use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::format::VtdSecond;
 use longshore_pagetable::format::vtd_second::VtdSecondConfig;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Format, Image, Invalidate, PageTable, Prot, TlbGather, Walker};
+use longshore_pagetable::{
+    Error as TableError, Format, Image, Invalidate, PageTable, Prot, TlbGather, Walker,
+};
 
 use crate::batch::Batch;
+#[cfg(any(feature = "vfio-user", feature = "vhost-user"))]
+use crate::config::CLIENT_TABLE_BYTES_MAX;
+use crate::config::SpaceConfig;
 use crate::error::Error;
 use crate::lease::{Leases, Ranges};
 use crate::logs::{Current, Logs};
@@ -33,29 +33,8 @@ use longshore_sync::grace::Grace;
 /// Page tables of a space: VT-d's second stage, walked by the sessions of this process.
 pub(crate) type Table = PageTable<VtdSecond, HostPages, Coherent>;
 
-/// How a space is set up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceConfig {
-    /// Bits of an IOVA that are translated: 31 to 57. More than 48 cost a fifth level.
-    pub input_bits: u32,
-    /// How unmapping makes sure that sessions see it; `None` for `membarrier` where the kernel has
-    /// it, and else fences.
-    pub barrier: Option<Barrier>,
-    /// Whether the page tables have dirty bits, which sessions set as hardware does
-    /// ([`Space::read_dirty`]). A write that finds its page clean costs a walk; unmapping takes each
-    /// entry by an exchange.
-    pub dirty_bits: bool,
-    /// Whether only the raw door maps and unmaps: for whoever lends out sessions of a space whose
-    /// mappings are his alone.
-    pub raw_only: bool,
-}
-
-impl SpaceConfig {
-    /// Of 48 bits, with the best barrier there is, without dirty bits, with both doors.
-    pub const fn new() -> Self {
-        Self { input_bits: 48, barrier: None, dirty_bits: false, raw_only: false }
-    }
-}
+/// The size of a page table of a space.
+const TABLE_BYTES: u64 = 4096;
 
 impl Default for SpaceConfig {
     fn default() -> Self {
@@ -77,6 +56,13 @@ pub struct Counters {
 }
 
 /// The translations of one address space. Clones are the same space.
+///
+/// There are two ways to change them:
+///
+/// * [`map`](Self::map) and [`unmap`](Self::unmap) are safe. Regions are kept alive while they are
+///   attached, and stay attached while anything of them is mapped.
+/// * [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) take no lock and allocate nothing
+///   but page tables. The caller keeps the memory alive, and calls whose ranges overlap apart.
 #[derive(Clone)]
 pub struct Space {
     pub(crate) inner: Arc<Inner>,
@@ -91,6 +77,9 @@ pub(crate) struct Inner {
     state: Mutex<State>,
     locks: AtomicU64,
     raw_only: bool,
+    /// The limit of bytes of page tables; `u64::MAX` for none.
+    table_bytes_max: AtomicU64,
+    frees_tables: AtomicBool,
 }
 
 /// What the safe door keeps.
@@ -146,7 +135,8 @@ impl Space {
             ..VtdSecondConfig::new()
         });
         let format = format.map_err(|source| Error::Config { input_bits, source })?;
-        let table = PageTable::new(format, HostPages::new(), Coherent);
+        let table_bytes_max = config.table_bytes_max.unwrap_or(u64::MAX);
+        let table = PageTable::new(format, HostPages::with_limit(table_bytes_max), Coherent);
         let inner = Inner {
             table: table.map_err(|_| Error::OutOfMemory)?,
             grace: Grace::new(choose_barrier(config.barrier)?, waits),
@@ -156,6 +146,8 @@ impl Space {
             state: Mutex::default(),
             locks: AtomicU64::new(0),
             raw_only: config.raw_only,
+            table_bytes_max: AtomicU64::new(table_bytes_max),
+            frees_tables: AtomicBool::new(config.frees_tables),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -173,12 +165,14 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::Table`], where something is mapped already, nothing fits or memory is short;
-    /// [`Error::HostAddress`].
+    /// [`Error::TableLimit`]; [`Error::HostAddress`].
     ///
     /// # Safety
     /// * Until the range was unmapped, the memory must stay mapped, readable where `prot` says so and
     ///   writable where it says so; and no reference to it may exist that an access would contradict.
-    /// * No other call that maps or unmaps any of the range may run at the same time.
+    /// * No other call that maps or unmaps any of the range may run at the same time. In a space that
+    ///   frees its tables ([`SpaceConfig::frees_tables`], which a server of clients turns on), no
+    ///   [`unmap`](Self::unmap) of any range may.
     pub unsafe fn map_raw(
         &self,
         iova: Iova,
@@ -202,8 +196,8 @@ impl Space {
     /// [`Error::PinnedByCaller`]. Nothing has changed then.
     ///
     /// # Safety
-    /// All that is mapped in the range must have been mapped by [`map_raw`](Self::map_raw); and no
-    /// other call that maps or unmaps any of it may run at the same time.
+    /// All that is mapped in the range must have been mapped by [`map_raw`](Self::map_raw); and other
+    /// calls that may not run at the same time are as for [`map_raw`](Self::map_raw).
     pub unsafe fn unmap_raw(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut gather = TlbGather::new();
         self.inner.clear(iova, len_bytes, &mut gather, |_| {})?;
@@ -239,6 +233,50 @@ impl Space {
         refused.map_or(Ok(()), Err)
     }
 
+    /// Frees page tables that map nothing, and returns how many. Unmapping frees only tables that its own
+    /// range covers, so pages that were unmapped bit by bit leave empty ones.
+    ///
+    /// `each_unused` calls its argument with ranges, multiples of 4 KiB. Each table that maps nothing
+    /// and translates addresses of one such range alone is freed, after a grace period that begins when
+    /// `each_unused` has returned. The count is exact if nothing else is mapped or unmapped meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::PinnedByCaller`]: nothing has changed then. [`Error::Table`] for a range that is not
+    /// translated; the tables of the ranges before it are freed.
+    ///
+    /// # Safety
+    /// No other call may map or unmap any of these ranges, from the moment that `each_unused` passes
+    /// the range on until it returns. In a space that frees its tables, no [`unmap`](Self::unmap) of
+    /// any range may, as for [`map_raw`](Self::map_raw).
+    pub unsafe fn reclaim_raw(
+        &self,
+        each_unused: impl FnOnce(&mut dyn FnMut(AddrRange<Iova>)),
+    ) -> Result<u64, Error> {
+        let operation = "reclaiming tables";
+        if self.inner.grace.is_busy_in(thread_token()) {
+            return Err(Error::PinnedByCaller { operation, iova: Iova::new(0) });
+        }
+        let before = self.tables();
+        let (mut gather, mut refused) = (TlbGather::new(), None);
+        each_unused(&mut |range| {
+            let (iova, len_bytes) = (range.start(), range.len_bytes());
+            if refused.is_none()
+                && let Err(source) = self.inner.table.reclaim(iova, len_bytes, &mut gather)
+            {
+                refused = Some(Error::Table { operation, iova, len_bytes, source });
+            }
+        });
+        // No translation has changed, so no lease needs to end.
+        const NONE: [(u64, u64); 0] = [];
+        self.inner.finish(gather, &NONE);
+        refused.map_or(Ok(before.saturating_sub(self.tables())), Err)
+    }
+
+    /// Returns how many page tables there are, the root included.
+    pub fn tables(&self) -> u64 {
+        self.inner.table.memory().used()
+    }
+
     /// Many unmappings with one grace period.
     pub fn batch(&self) -> Batch<'_> {
         Batch::new(self)
@@ -249,6 +287,15 @@ impl Space {
     /// # Errors
     /// [`Error::AlreadyAttached`], [`Error::NoWindow`], [`Error::BeyondLog`], [`Error::RawOnly`].
     pub fn attach(&self, region: &Arc<Region>) -> Result<(), Error> {
+        self.attach_for(region, Iova::new(0))
+    }
+
+    /// Attaches `region` so that mapping its first byte at `iova` takes the largest leaves: the mapping
+    /// needs a few page tables for its two ends, and one for each 512 GiB.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub(crate) fn attach_for(&self, region: &Arc<Region>, iova: Iova) -> Result<(), Error> {
         self.inner.check_door()?;
         let mut state = self.inner.lock();
         let key = key_of(region);
@@ -256,7 +303,7 @@ impl Space {
             return Err(Error::AlreadyAttached);
         }
         check_log(&self.inner.logs.get(), region)?;
-        let attached = self.inner.windows.attach(region);
+        let attached = self.inner.windows.attach(region, iova);
         let attached = attached.ok_or(Error::NoWindow { region_bytes: region.len_bytes() })?;
         state.attached.insert(key, Kept { attached, mapped_bytes: 0 });
         Ok(())
@@ -282,7 +329,8 @@ impl Space {
     /// Maps `len_bytes` from `iova` to `region`, from `offset` on. All three are multiples of 4 KiB.
     ///
     /// # Errors
-    /// [`Error::NotAttached`], [`Error::OutsideRegion`], [`Error::ReadOnlyRegion`], [`Error::Table`].
+    /// [`Error::NotAttached`], [`Error::OutsideRegion`], [`Error::ReadOnlyRegion`], [`Error::Table`],
+    /// [`Error::TableLimit`].
     pub fn map(
         &self,
         iova: Iova,
@@ -304,6 +352,26 @@ impl Space {
         self.map_leaves(iova, bus, len_bytes, prot)?;
         kept.mapped_bytes += len_bytes;
         Ok(())
+    }
+
+    /// Returns how many bytes the page tables take, which
+    /// [`table_bytes_max`](SpaceConfig::table_bytes_max) limits: 4 KiB for each of
+    /// [`tables`](Self::tables).
+    pub fn table_bytes(&self) -> u64 {
+        self.tables() * TABLE_BYTES
+    }
+
+    /// Limits the page tables to [`CLIENT_TABLE_BYTES_MAX`] unless they have a limit, and has unmapping
+    /// free empty ones: from here on a client maps in this space.
+    #[cfg(any(feature = "vfio-user", feature = "vhost-user"))]
+    pub(crate) fn serve_client(&self) {
+        let inner = &*self.inner;
+        let (none, limit_bytes) = (u64::MAX, CLIENT_TABLE_BYTES_MAX);
+        let relaxed = Ordering::Relaxed;
+        if inner.table_bytes_max.compare_exchange(none, limit_bytes, relaxed, relaxed).is_ok() {
+            inner.table.memory().set_limit(limit_bytes);
+        }
+        inner.frees_tables.store(true, Ordering::Relaxed);
     }
 
     /// Unmaps `len_bytes` from `iova`, whatever is mapped there, and returns when no session can reach
@@ -357,7 +425,12 @@ impl Space {
         len_bytes: u64,
         prot: Prot,
     ) -> Result<(), Error> {
-        let failed = |source| Error::Table { operation: "mapping", iova, len_bytes, source };
+        let failed = |source| match self.inner.table_bytes_max.load(Ordering::Relaxed) {
+            limit_bytes if source == TableError::OutOfMemory && limit_bytes != u64::MAX => {
+                Error::TableLimit { iova, len_bytes, limit_bytes }
+            }
+            _ => Error::Table { operation: "mapping", iova, len_bytes, source },
+        };
         self.inner.table.map(iova, bus, len_bytes, prot).map_err(failed)
     }
 }
@@ -479,6 +552,12 @@ impl Locked<'_> {
         let cleared = self.inner.clear(iova, len_bytes, gather, dirty);
         if cleared.is_err() {
             taken.truncate(before);
+        } else if self.inner.frees_tables.load(Ordering::Relaxed) {
+            // Nothing else maps or unmaps while the lock is held. Tables inside of the range are out.
+            for at in [iova, Iova::new(iova.raw() + (len_bytes - 1))] {
+                // The range is translated, or it could not have been unmapped.
+                let _ = self.inner.table.reclaim_at(at, gather);
+            }
         }
         cleared
     }

@@ -9,19 +9,29 @@
 //!                                                     another region
 //! ```
 //!
+//! A region begins in its first window where it is congruent, modulo the largest leaf, to the IOVA
+//! that it will be mapped at. So a mapping has large leaves wherever it begins: page tables of small
+//! ones at its two ends, and one table for each 512 GiB. Otherwise a client could cause a table for
+//! each 2 MiB by an address that is odd.
+//!
 //! Readers look a window up by two loads, without a lock; a region's entries go only when nothing of
 //! it is mapped any more, which a grace period has made sure of.
 #![expect(unsafe_code, reason = "lends entries that are freed when nobody can reach them")]
 
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use longshore_mem::Iova;
 
 use crate::region::Region;
 
 /// Bus addresses from here on are windows.
 pub(crate) const WINDOWS_START: u64 = 1 << 48;
 const WINDOW_LOG2: u32 = 36;
+/// The largest leaf, 1 GiB.
+const LEAF_LOG2: u32 = 30;
 const CHUNK_LOG2: u32 = 8;
 const CHUNK: usize = 1 << CHUNK_LOG2;
 /// Windows between 2^48 and 2^52.
@@ -43,11 +53,16 @@ type Chunk = [AtomicPtr<Attached>; CHUNK];
 #[derive(Debug)]
 pub(crate) struct Windows {
     chunks: [AtomicPtr<Chunk>; WINDOWS / CHUNK],
+    /// Where the search for free windows begins: behind those given last.
+    next: AtomicUsize,
 }
 
 impl Windows {
     pub(crate) const fn new() -> Self {
-        Self { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; WINDOWS / CHUNK] }
+        Self {
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; WINDOWS / CHUNK],
+            next: AtomicUsize::new(0),
+        }
     }
 
     /// Whose window `bus` lies in.
@@ -64,16 +79,19 @@ impl Windows {
         unsafe { attached.as_ref() }
     }
 
-    /// Gives `region` windows; `None` where there are not enough. Whoever gets this keeps it until it
-    /// is detached. One caller at a time.
-    pub(crate) fn attach(&self, region: &Arc<Region>) -> Option<Arc<Attached>> {
-        let count = ((region.len_bytes() - 1) >> WINDOW_LOG2) as usize + 2;
+    /// Gives `region` windows, in which it begins congruent to `iova`, a multiple of 4 KiB. Returns
+    /// `None` where there are not enough. The caller keeps what it gets until that is detached. One
+    /// caller at a time.
+    pub(crate) fn attach(&self, region: &Arc<Region>, iova: Iova) -> Option<Arc<Attached>> {
+        let skip = iova.raw() & ((1 << LEAF_LOG2) - 1);
+        let count = ((skip + (region.len_bytes() - 1)) >> WINDOW_LOG2) as usize + 2;
         let first = self.find_free(count)?;
-        let bus = WINDOWS_START + ((first as u64) << WINDOW_LOG2);
+        let bus = WINDOWS_START + ((first as u64) << WINDOW_LOG2) + skip;
         let attached = Arc::new(Attached { region: Arc::clone(region), bus, first, count });
         for window in first..first + count {
             self.slot(window).store(Arc::as_ptr(&attached).cast_mut(), Ordering::Release);
         }
+        self.next.store(first + count, Ordering::Relaxed);
         Some(attached)
     }
 
@@ -85,8 +103,13 @@ impl Windows {
     }
 
     fn find_free(&self, count: usize) -> Option<usize> {
+        let next = self.next.load(Ordering::Relaxed);
+        self.find_free_in(next..WINDOWS, count).or_else(|| self.find_free_in(0..WINDOWS, count))
+    }
+
+    fn find_free_in(&self, windows: Range<usize>, count: usize) -> Option<usize> {
         let mut run = 0;
-        for window in 0..WINDOWS {
+        for window in windows {
             run = if self.is_free(window) { run + 1 } else { 0 };
             if run == count {
                 return Some(window + 1 - count);

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use longshore_access::vhost_user::{
-    IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TableRegion, Translation, UserAddr,
+    IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
+    Translation, UserAddr,
 };
-use longshore_access::{Read, Reason, Session, Space};
+use longshore_access::{Error, Read, Reason, Session, Space, SpaceConfig};
 use longshore_mem::{FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::memfd::{self, Backing};
@@ -219,4 +220,126 @@ fn writes_are_logged_by_guest_physical_address_and_where_the_log_vanishes_counte
     log.write_all_at(&[0; LOG_BYTES as usize], 0).unwrap();
     session.write_obj(iova, 6_u8).unwrap();
     assert!(marked(&log).is_empty());
+}
+
+/// The bytes of one table: of a space in which nothing is mapped.
+const TABLE: u64 = 4096;
+
+/// One region of a sparse file, from `guest` on.
+fn long_region(file: &File, guest: u64, len_bytes: u64) -> TableRegion<'_> {
+    let (guest_phys, user) = (GuestPhys::new(guest), UserAddr::new(USER));
+    TableRegion { guest_phys, len_bytes, user, file: file.as_fd(), offset: FileOffset::new(0) }
+}
+
+#[test]
+fn long_translations_take_a_few_tables_and_lead_to_the_right_bytes() {
+    const LONG: u64 = 1 << 38;
+    let file = file(LONG);
+    let mut memory = SpaceMemory::new(Space::new().unwrap());
+    let space = memory.space().clone();
+    // One to one.
+    memory.set_table(&[long_region(&file, 0x1000, LONG)]).unwrap();
+    assert!(space.table_bytes() <= 12 * TABLE, "{}", space.table_bytes());
+    memory.set_translation(Translation::Iotlb).unwrap();
+    assert_eq!(space.table_bytes(), TABLE);
+    // By translations whose addresses have nothing to do with the region's.
+    for (iova, offset, len) in [
+        (0x1000, 0, LONG),
+        (0x7000, 0x3000, LONG - 0x3000),
+        (0x5432_1000, 0x1234_5000, 1 << 36),
+        (0x5432_1000, 0x1234_5000, (2 << 20) + PAGE),
+    ] {
+        memory
+            .iotlb_update(Iova::new(iova), len, UserAddr::new(USER + offset), Prot::READ_WRITE)
+            .unwrap();
+        assert!(space.table_bytes() <= 12 * TABLE, "{}", space.table_bytes());
+        let session = space.session();
+        for at in [0, 0x12_3456, len / 2 + 8, len - 8] {
+            session.write_obj(Iova::new(iova + at), iova ^ at).unwrap();
+            let mut word = [0; 8];
+            file.read_exact_at(&mut word, offset + at).unwrap();
+            assert_eq!(u64::from_le_bytes(word), iova ^ at);
+        }
+        assert_eq!(
+            session.read_obj::<u8>(Iova::new(iova + len)).unwrap_err().reason,
+            Reason::Unmapped
+        );
+    }
+    memory.iotlb_invalidate(Iova::new(0), u64::MAX).unwrap();
+    assert_eq!((memory.mapped_count(), space.table_bytes()), (0, TABLE));
+    // The region that is attached for one goes with it.
+    for round in 0..5_000 {
+        let iova = Iova::new(0x1000 * (1 + round % 3));
+        memory.iotlb_update(iova, LONG, UserAddr::new(USER), Prot::READ).unwrap();
+    }
+    assert_eq!(memory.mapped_count(), 1);
+    memory.reset().unwrap();
+    assert_eq!(space.table_bytes(), TABLE);
+}
+
+#[test]
+fn writes_by_long_translations_are_logged_where_they_are() {
+    const LONG: u64 = 8 << 20;
+    let (memory_file, log_file) = (file(LONG), file((GUEST + LONG) / PAGE / 8));
+    let mut memory = SpaceMemory::new(Space::new().unwrap());
+    memory.set_translation(Translation::Iotlb).unwrap();
+    memory.set_table(&[long_region(&memory_file, GUEST, LONG)]).unwrap();
+    memory.set_log(&log_file, FileOffset::new(0), (GUEST + LONG) / PAGE / 8).unwrap();
+    memory.log_writes(true).unwrap();
+    let (iova, offset) = (0x9000, 0x5000);
+    let user = UserAddr::new(USER + offset);
+    memory.iotlb_update(Iova::new(iova), LONG - offset, user, Prot::READ_WRITE).unwrap();
+    memory.space().session().write(Iova::new(iova + 3 * PAGE), b"here").unwrap();
+    let page = (GUEST + offset) / PAGE + 3;
+    let mut bits = vec![0; (page / 8 + 2) as usize];
+    log_file.read_exact_at(&mut bits, 0).unwrap();
+    let marked = |at: u64| bits[(at / 8) as usize] >> (at % 8) & 1 == 1;
+    assert!((0..8 * bits.len() as u64).all(|at| marked(at) == (at == page)));
+    assert_eq!(memory.unlogged_count(), 0);
+}
+
+#[test]
+fn translations_beyond_the_limit_of_tables_replace_all_others() {
+    let config = SpaceConfig { table_bytes_max: Some(32 * TABLE), ..SpaceConfig::new() };
+    let file = file(2 * LEN);
+    let mut memory = SpaceMemory::new(Space::with_config(config).unwrap());
+    memory.set_translation(Translation::Iotlb).unwrap();
+    memory.set_table(&[region(&file, 0), region(&file, 1)]).unwrap();
+    let mut forgotten = 0;
+    for nth in 0..100_u64 {
+        let before = memory.mapped_count();
+        // Two tables each.
+        let iova = Iova::new(nth << 30);
+        memory.iotlb_update(iova, PAGE, UserAddr::new(USER), Prot::READ).unwrap();
+        assert!(memory.space().table_bytes() <= 32 * TABLE);
+        assert_eq!(memory.space().session().read_obj::<u8>(iova), Ok(0));
+        forgotten += usize::from(memory.mapped_count() <= before);
+    }
+    assert_eq!(forgotten, 6, "15 at a time");
+}
+
+#[test]
+fn tables_that_are_too_long_or_not_in_their_files_are_refused() {
+    let file = file(2 * TABLE_BYTES_MAX);
+    let mut memory = SpaceMemory::new(Space::new().unwrap());
+    let refused = memory.set_table(&[long_region(&file, 0, TABLE_BYTES_MAX + PAGE)]).unwrap_err();
+    assert!(matches!(refused, MemoryError::TooLong { .. }), "{refused}");
+    let short = File::from(memfd::create("short", Backing::Shmem).unwrap());
+    short.set_len(LEN).unwrap();
+    for claim in [long_region(&short, 0, LEN + PAGE), region(&short, 1)] {
+        let refused = memory.set_table(&[claim]).unwrap_err();
+        assert!(matches!(refused, MemoryError::Space(Error::BeyondFile { .. })), "{refused}");
+    }
+    let log = memory.set_log(&file, FileOffset::new(0), (1 << 33) + 1).unwrap_err();
+    assert!(matches!(log, MemoryError::Log { .. }), "{log}");
+    memory.set_table(&[long_region(&file, 0, TABLE_BYTES_MAX)]).unwrap();
+    // Far into the file, a few pages take the addresses of a few pages.
+    let at_end = TableRegion {
+        offset: FileOffset::new(2 * TABLE_BYTES_MAX - LEN),
+        ..long_region(&file, GUEST, LEN)
+    };
+    for _ in 0..20 {
+        memory.set_table(&[at_end]).unwrap();
+    }
+    assert_eq!(memory.space().session().read_obj::<u64>(Iova::new(GUEST)), Ok(0));
 }

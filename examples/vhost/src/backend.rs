@@ -141,6 +141,7 @@ impl Backend {
         sockets: Vec<Disposable<UnixStream>>,
     ) -> Result<Answer, Refusal> {
         let answer = self.change_by(request, descriptors, sockets);
+        self.counts.page_tables(self.memory.space().table_bytes());
         self.start_all();
         answer
     }

@@ -81,6 +81,8 @@ counts! {
     logs
     /// Requests to read that were done while writes were logged.
     logged_reads
+    /// The most bytes that page tables took after a message.
+    page_table_bytes_max
 }
 
 /// What has happened so far. Clones are the same counts.
@@ -107,6 +109,10 @@ impl Counts {
 
     pub(crate) fn table(&self) {
         self.add(&self.0.tables, 1);
+    }
+
+    pub(crate) fn page_tables(&self, bytes: u64) {
+        self.0.page_table_bytes_max.fetch_max(bytes, Ordering::Release);
     }
 
     pub(crate) fn update(&self) {

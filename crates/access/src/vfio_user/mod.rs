@@ -98,9 +98,16 @@
 //!
 //! A client that does not answer, or does not take what it is sent, is waited for as long as
 //! [`Server::reply_timeout`] says. One that dies leaves nothing mapped. It can shorten a file that
-//! it gave for memory: what maps the file must be prepared for that. An eventfd whose other end
-//! takes away its mode of not blocking at the very moment it is signalled, and has filled it, lets
-//! the thread that signals it wait.
+//! it gave for memory: what maps the file must be prepared for that.
+//!
+//! [`SpaceDma`] limits what a client makes this process hold: 64 MiB of page tables
+//! ([`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX)), freed as it unmaps, and so many files
+//! and addresses ([`MAPPED_FILES_MAX`], [`MAPPED_BYTES_MAX`], [`OPEN_FILES_MAX`]). A map takes a few
+//! tables for its two ends and one for each 512 GiB, wherever it begins, and the time to fill these.
+//! Memory must lie inside of the file that it is mapped from.
+//!
+//! A client may fill its eventfds and let them block. Signalling them does not wait
+//! ([`SharedEvent`](longshore_sys::event_fd::SharedEvent)).
 //!
 //! # Which versions
 //!
@@ -135,5 +142,5 @@ pub use negotiation::Limits;
 pub use refusal::Refusal;
 pub use responder::Responder;
 pub use server::{Listener, Served, Server};
-pub use space_dma::SpaceDma;
+pub use space_dma::{MAPPED_BYTES_MAX, MAPPED_FILES_MAX, OPEN_FILES_MAX, SpaceDma};
 pub use stop::Stop;

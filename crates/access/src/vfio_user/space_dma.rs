@@ -14,14 +14,29 @@ use super::Refusal;
 use super::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
 use super::link::{AccessFailed, AccessFailure, Link};
 use super::space_log::SpaceLog;
+use crate::region::check_file;
 use crate::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
+
+/// How many files of a client are mapped at a time. A mapping is an area of the process's address
+/// space, of which the kernel allows 65,530 by default (`vm.max_map_count`), for everything else too.
+pub const MAPPED_FILES_MAX: usize = 16_384;
+
+/// How many bytes of addresses the mapped files of a client take in all: 16 TiB of the 128 TiB that a
+/// process has, unless [`SpaceDma::with_mapped_bytes_max`] sets another limit.
+///
+/// The kernel's own page tables take up to 1/512 of the addresses that are touched, and it charges
+/// them to this process: set the limit to what the machine has if clients are not trusted.
+pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
+
+/// How many files of a client are read and written at a time. Each keeps a descriptor open.
+pub const OPEN_FILES_MAX: usize = 256;
 
 /// Keeps the client's memory in a space, for the device's sessions.
 ///
-/// * What has a descriptor is mapped, only for reading where the device may only read, and guarded
-///   against becoming shorter.
-/// * What has none, and what the client wants read and written as a file, is remote: it can be copied
-///   and not pinned. Accesses fail with [`Reason::Permission`] where the client refuses,
+/// * Memory with a descriptor is mapped, only for reading where the device may only read, and guarded
+///   against becoming shorter. It must lie inside of its file.
+/// * Memory without one, and a regular file that the client wants read and written, is remote: it can
+///   be copied and not pinned. Accesses fail with [`Reason::Permission`] where the client refuses,
 ///   [`Reason::Revoked`] where it takes the memory back meanwhile, and [`Reason::BackingLost`] where
 ///   it does not answer or is gone.
 /// * Unmapping returns when no session can reach the memory any more. A session of the server's own
@@ -29,20 +44,76 @@ use crate::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
 /// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
 ///   log has a bit for each page from the lowest address to the highest that the client names, at
 ///   most 2^31; pages are larger than it asks for where they would be more.
+/// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`], [`OPEN_FILES_MAX`]) and
+///   their addresses ([`MAPPED_BYTES_MAX`]) are limited: a map beyond a limit is refused with
+///   [`Refusal::NO_SPACE`].
 #[derive(Debug)]
 pub struct SpaceDma {
     space: Space,
     link: Option<Link>,
     /// By the IOVA they are mapped at.
-    regions: BTreeMap<u64, Arc<Region>>,
+    regions: BTreeMap<u64, Held>,
+    used: Cost,
+    mapped_bytes_max: u64,
     log: SpaceLog,
 }
 
+/// A region that is mapped.
+#[derive(Debug)]
+struct Held {
+    region: Arc<Region>,
+    cost: Cost,
+}
+
+/// The resources of this process that the memory of a client takes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    mapped_files: usize,
+    mapped_bytes: u64,
+    open_files: usize,
+}
+
+impl Cost {
+    /// Of a region that has no descriptor.
+    const NONE: Self = Self { mapped_files: 0, mapped_bytes: 0, open_files: 0 };
+
+    /// Both together; `None` where that is beyond a limit.
+    fn checked_add(self, more: Self, mapped_bytes_max: u64) -> Option<Self> {
+        let both = Self {
+            mapped_files: self.mapped_files + more.mapped_files,
+            mapped_bytes: self.mapped_bytes.saturating_add(more.mapped_bytes),
+            open_files: self.open_files + more.open_files,
+        };
+        let fits = both.mapped_files <= MAPPED_FILES_MAX
+            && both.mapped_bytes <= mapped_bytes_max
+            && both.open_files <= OPEN_FILES_MAX;
+        fits.then_some(both)
+    }
+
+    fn remove(&mut self, less: Self) {
+        self.mapped_files -= less.mapped_files;
+        self.mapped_bytes -= less.mapped_bytes;
+        self.open_files -= less.open_files;
+    }
+}
+
 impl SpaceDma {
-    /// Keeps it in `space`, of which nothing may be mapped where the client maps.
+    /// Keeps the client's memory in `space`, of which nothing may be mapped where the client maps.
+    ///
+    /// From here on the space frees page tables when they are empty, and they take at most
+    /// [`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX) unless the space has a limit
+    /// ([`SpaceConfig::table_bytes_max`](crate::SpaceConfig::table_bytes_max)).
     pub fn new(space: Space) -> Self {
+        space.serve_client();
         let log = SpaceLog::new(space.clone());
-        Self { space, link: None, regions: BTreeMap::new(), log }
+        let (regions, mapped_bytes_max) = (BTreeMap::new(), MAPPED_BYTES_MAX);
+        Self { space, link: None, regions, used: Cost::NONE, mapped_bytes_max, log }
+    }
+
+    /// Sets how many bytes of addresses the mapped files of a client take in all.
+    #[must_use]
+    pub fn with_mapped_bytes_max(self, bytes: u64) -> Self {
+        Self { mapped_bytes_max: bytes, ..self }
     }
 
     /// The space; clones of it are the same one.
@@ -50,24 +121,32 @@ impl SpaceDma {
         &self.space
     }
 
-    fn region(&self, map: DmaMap) -> Result<Region, Refusal> {
+    fn region(&self, map: DmaMap) -> Result<(Region, Cost), Refusal> {
         let len_bytes = map.range.len_bytes();
-        let region = match map.backing {
+        match map.backing {
             Backing::Mmap { file, offset } => {
+                let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes, ..Cost::NONE };
+                self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
                 let access = if map.writable { MapAccess::ReadWrite } else { MapAccess::Read };
-                Region::map_file(file, offset, len_bytes, access)
+                let region = Region::map_file(file, offset, len_bytes, access)?;
+                let mapped_bytes = region.address_bytes();
+                Ok((region, Cost { mapped_bytes, ..cost }))
             }
             Backing::FileIo { file, offset } => {
+                // A terminal or another device could let the reader wait for ever.
+                if !check_file(&file, offset, len_bytes)? {
+                    return Err(Refusal::INVALID);
+                }
                 let memory = FileMemory { file: file.into(), offset };
-                Region::remote(Arc::new(memory), len_bytes)
+                let region = Region::remote(Arc::new(memory), len_bytes)?;
+                Ok((region, Cost { open_files: 1, ..Cost::NONE }))
             }
             Backing::Messages => {
                 let link = self.link.clone().ok_or(Refusal::IO)?;
                 let memory = LinkMemory { link, start: map.range.start() };
-                Region::remote(Arc::new(memory), len_bytes)
+                Ok((Region::remote(Arc::new(memory), len_bytes)?, Cost::NONE))
             }
-        };
-        Ok(region?)
+        }
     }
 }
 
@@ -87,22 +166,26 @@ impl DmaTarget for SpaceDma {
             _ => Prot::READ,
         };
         let range = map.range;
-        let region = Arc::new(self.region(map)?);
-        self.space.attach(&region)?;
+        let (region, cost) = self.region(map)?;
+        let used = self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
+        let region = Arc::new(region);
+        self.space.attach_for(&region, range.start())?;
         let mapped = self.space.map(range.start(), &region, 0, range.len_bytes(), prot);
         if let Err(error) = mapped {
             self.space.detach(&region)?;
             return Err(error.into());
         }
-        self.regions.insert(range.start().raw(), region);
+        self.regions.insert(range.start().raw(), Held { region, cost });
+        self.used = used;
         Ok(())
     }
 
     fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
         let start = range.start().raw();
-        let region = self.regions.get(&start).ok_or(Refusal::NOT_FOUND)?;
+        let held = self.regions.get(&start).ok_or(Refusal::NOT_FOUND)?;
         self.space.unmap(range.start(), range.len_bytes())?;
-        self.space.detach(region)?;
+        self.space.detach(&held.region)?;
+        self.used.remove(held.cost);
         self.regions.remove(&start);
         Ok(())
     }
@@ -118,6 +201,7 @@ impl From<Error> for Refusal {
             Error::Io { source, .. } => source.into(),
             Error::PinnedByCaller { .. } => Self::BUSY,
             Error::OutOfMemory | Error::NoWindow { .. } => Self::NO_MEMORY,
+            Error::TableLimit { .. } => Self::NO_SPACE,
             // An IOVA that the space does not translate, above all.
             _ => Self::INVALID,
         }

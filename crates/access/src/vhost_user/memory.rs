@@ -19,6 +19,17 @@ pub const REGIONS_MAX: usize = 8;
 /// time. As many pages of 4 KiB are 256 MiB.
 pub const IOTLB_ENTRIES_MAX: usize = 1 << 16;
 
+/// How many bytes the regions of a memory table may have in all: 16 TiB of the 128 TiB of addresses
+/// that a process has.
+pub const TABLE_BYTES_MAX: u64 = 1 << 44;
+
+/// A translation of more than this is attached as a region of its own, so that large leaves map it
+/// ([`Space::attach_for`]). One below needs at most two tables of the lowest level.
+const SMALL_BYTES: u64 = 2 << 20;
+
+/// A log of this length has a bit for every page of 4 KiB below [`ADDRESS_END`].
+const LOG_BYTES_MAX: u64 = ADDRESS_END / PAGE_BYTES / 8;
+
 const PAGE_BYTES: u64 = 4096;
 /// Where the addresses of a space end, and those of a machine that is mapped one to one.
 const ADDRESS_END: u64 = 1 << 48;
@@ -79,6 +90,15 @@ pub enum MemoryError {
     TooManyRegions {
         /// How many.
         regions: usize,
+    },
+    /// More memory than a table may have.
+    #[error(
+        "a memory table with regions of {len_bytes:#x} bytes in all; at most {TABLE_BYTES_MAX:#x} are \
+         taken"
+    )]
+    TooLong {
+        /// How much.
+        len_bytes: u64,
     },
     /// A range that is empty, not made of whole pages of 4 KiB, or passes the end of its address
     /// space.
@@ -154,8 +174,8 @@ pub struct SpaceMemory {
     space: Space,
     table: Vec<Placed>,
     translation: Translation,
-    /// How long what is mapped at each IOVA is. Nothing else is mapped in the space.
-    mapped: BTreeMap<u64, u64>,
+    /// Each range that is mapped, by its IOVA. Nothing else is mapped in the space.
+    mapped: BTreeMap<u64, Mapped>,
     log: Option<Arc<ExternalLog>>,
     is_logging: bool,
 }
@@ -169,10 +189,24 @@ struct Placed {
     len_bytes: u64,
 }
 
+/// A range that is mapped.
+#[derive(Debug)]
+struct Mapped {
+    len_bytes: u64,
+    /// The region that is attached for this range alone.
+    part: Option<Arc<Region>>,
+}
+
 impl SpaceMemory {
-    /// Keeps it in `space`, in which nothing else is mapped. There is no memory yet, and the device
-    /// uses guest-physical addresses.
+    /// Keeps a front-end's memory in `space`, in which nothing else is mapped. There is no memory yet,
+    /// and the device uses guest-physical addresses.
+    ///
+    /// From here on the space frees page tables when they are empty, and they take at most
+    /// [`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX) unless the space has a limit
+    /// ([`SpaceConfig::table_bytes_max`](crate::SpaceConfig::table_bytes_max)). Where translations
+    /// would need more, all are forgotten, as where there are too many.
     pub fn new(space: Space) -> Self {
+        space.serve_client();
         Self {
             space,
             table: Vec::new(),
@@ -207,16 +241,17 @@ impl SpaceMemory {
         check_table(regions)?;
         let new: Vec<_> = regions.iter().map(place).collect::<Result<_, _>>()?;
         for (at, placed) in new.iter().enumerate() {
-            if let Err(error) = self.space.attach(&placed.region) {
-                detach(&self.space, &new[..at]);
+            let iova = Iova::new(placed.guest_phys.raw());
+            if let Err(error) = self.space.attach_for(&placed.region, iova) {
+                detach(&self.space, regions_of(&new[..at]));
                 return Err(error.into());
             }
         }
         if let Err(error) = self.clear() {
-            detach(&self.space, &new);
+            detach(&self.space, regions_of(&new));
             return Err(error);
         }
-        detach(&self.space, &self.table);
+        detach(&self.space, regions_of(&self.table));
         self.table = new;
         self.map_table()
     }
@@ -258,9 +293,40 @@ impl SpaceMemory {
         if self.mapped.len() >= IOTLB_ENTRIES_MAX {
             self.clear()?;
         }
-        self.space.map(iova, &region, offset, len_bytes, prot)?;
-        self.mapped.insert(iova.raw(), len_bytes);
+        let mapped = match self.map_part(iova, &region, offset, len_bytes, prot) {
+            Err(Error::TableLimit { .. } | Error::NoWindow { .. }) if !self.mapped.is_empty() => {
+                self.clear()?;
+                self.map_part(iova, &region, offset, len_bytes, prot)
+            }
+            mapped => mapped,
+        }?;
+        self.mapped.insert(iova.raw(), mapped);
         Ok(())
+    }
+
+    /// Maps a part of a region of the table, by few page tables however long it is.
+    fn map_part(
+        &self,
+        iova: Iova,
+        region: &Arc<Region>,
+        offset: u64,
+        len_bytes: u64,
+        prot: Prot,
+    ) -> Result<Mapped, Error> {
+        let part = match len_bytes > SMALL_BYTES {
+            true => Region::part(region, offset, len_bytes).map(Arc::new),
+            false => None,
+        };
+        let Some(part) = part else {
+            self.space.map(iova, region, offset, len_bytes, prot)?;
+            return Ok(Mapped { len_bytes, part: None });
+        };
+        self.space.attach_for(&part, iova)?;
+        if let Err(error) = self.space.map(iova, &part, 0, len_bytes, prot) {
+            detach(&self.space, [&part]);
+            return Err(error);
+        }
+        Ok(Mapped { len_bytes, part: Some(part) })
     }
 
     /// Forgets what is translated in `len_bytes` from `iova`: `VHOST_IOTLB_INVALIDATE`. When this
@@ -299,7 +365,12 @@ impl SpaceMemory {
         offset: FileOffset,
         len_bytes: u64,
     ) -> Result<(), MemoryError> {
-        let log = ExternalLog::map_file(file, offset, len_bytes);
+        let log = match len_bytes <= LOG_BYTES_MAX {
+            true => ExternalLog::map_file(file, offset, len_bytes),
+            false => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "it is longer than any needs"))
+            }
+        };
         let log = log.map_err(|source| MemoryError::Log { offset, len_bytes, source })?;
         for placed in &self.table {
             if let Ok(range) = AddrRange::new(placed.guest_phys, placed.len_bytes) {
@@ -377,19 +448,22 @@ impl SpaceMemory {
     fn forget(&mut self, first: u64, last: u64) -> Result<(), MemoryError> {
         // What begins before may reach into it.
         let before = self.mapped.range(..first).next_back();
-        let before = before.filter(|(start, len)| **start + (**len - 1) >= first);
+        let before = before.filter(|(start, mapped)| **start + (mapped.len_bytes - 1) >= first);
         let inside = self.mapped.range(first..=last);
-        let ranges: Vec<_> =
-            before.into_iter().chain(inside).map(|(at, len)| (*at, *len)).collect();
-        if ranges.is_empty() {
+        let starts: Vec<_> = before.into_iter().chain(inside).map(|(start, _)| *start).collect();
+        if starts.is_empty() {
             return Ok(());
         }
         let mut batch = self.space.batch();
-        for &(start, len_bytes) in &ranges {
-            batch.unmap(Iova::new(start), len_bytes)?;
-            self.mapped.remove(&start);
+        let mut parts = Vec::new();
+        for start in starts {
+            let Some(mapped) = self.mapped.get(&start) else { continue };
+            batch.unmap(Iova::new(start), mapped.len_bytes)?;
+            parts.extend(self.mapped.remove(&start).and_then(|mapped| mapped.part));
         }
-        Ok(batch.finish()?)
+        batch.finish()?;
+        detach(&self.space, &parts);
+        Ok(())
     }
 
     fn clear(&mut self) -> Result<(), MemoryError> {
@@ -404,7 +478,8 @@ impl SpaceMemory {
         for placed in &self.table {
             let iova = Iova::new(placed.guest_phys.raw());
             self.space.map(iova, &placed.region, 0, placed.len_bytes, Prot::READ_WRITE)?;
-            self.mapped.insert(iova.raw(), placed.len_bytes);
+            let mapped = Mapped { len_bytes: placed.len_bytes, part: None };
+            self.mapped.insert(iova.raw(), mapped);
         }
         Ok(())
     }
@@ -428,10 +503,14 @@ fn place(claim: &TableRegion<'_>) -> Result<Placed, MemoryError> {
     Ok(Placed { region, guest_phys, user: user.raw(), len_bytes })
 }
 
+fn regions_of(placed: &[Placed]) -> impl Iterator<Item = &Arc<Region>> {
+    placed.iter().map(|placed| &placed.region)
+}
+
 /// Takes regions out of which nothing is mapped.
-fn detach(space: &Space, placed: &[Placed]) {
-    for placed in placed {
-        let detached = space.detach(&placed.region);
+fn detach<'r>(space: &Space, regions: impl IntoIterator<Item = &'r Arc<Region>>) {
+    for region in regions {
+        let detached = space.detach(region);
         debug_assert!(detached.is_ok(), "nothing of it is mapped: {detached:?}");
     }
 }
@@ -439,6 +518,10 @@ fn detach(space: &Space, placed: &[Placed]) {
 fn check_table(regions: &[TableRegion<'_>]) -> Result<(), MemoryError> {
     if regions.len() > REGIONS_MAX {
         return Err(MemoryError::TooManyRegions { regions: regions.len() });
+    }
+    let len_bytes = regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len_bytes));
+    if len_bytes > TABLE_BYTES_MAX {
+        return Err(MemoryError::TooLong { len_bytes });
     }
     for (at, region) in regions.iter().enumerate() {
         let len_bytes = region.len_bytes;

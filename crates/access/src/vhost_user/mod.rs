@@ -64,8 +64,11 @@
 //!
 //! What it says is checked before anything changes, and refused as a whole where any of it is wrong:
 //! [`MemoryError`] says what. It can have at most [`REGIONS_MAX`] regions and [`IOTLB_ENTRIES_MAX`]
-//! translations at a time. It can shorten the files behind its memory and its log: accesses fault
-//! then ([`Reason::BackingLost`](crate::Reason::BackingLost)), and writes count as not logged
+//! translations at a time, regions of [`TABLE_BYTES_MAX`] in all, each inside of its file, and page
+//! tables of 64 MiB ([`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX)). A region or a
+//! translation takes a few tables for its two ends and one for each 512 GiB, wherever it begins, and
+//! the time to fill these. The front-end can shorten the files behind its memory and its log: accesses fault then
+//! ([`Reason::BackingLost`](crate::Reason::BackingLost)), and writes count as not logged
 //! ([`SpaceMemory::unlogged_count`]).
 
 mod memory;
@@ -75,5 +78,6 @@ mod memory;
 #[doc(inline)]
 pub use longshore_sys::event_fd;
 pub use memory::{
-    IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TableRegion, Translation, UserAddr,
+    IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
+    Translation, UserAddr,
 };

@@ -1,0 +1,136 @@
+//! Callers that do what the safe interface lets them: end another's mappings, panic in callbacks, and
+//! drop memory in the middle of an access.
+#![cfg(not(any(loom, miri)))]
+#![expect(unsafe_code, reason = "maps memory by its address")]
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+
+use longshore_access::{Error, MapAccess, Partial, Region, RemoteMemory, Space, SpaceConfig};
+use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{BusAddr, FileOffset, Granule, Iova};
+use longshore_pagetable::Prot;
+use longshore_sys::mapping::{Access, Mapping};
+use longshore_sys::memfd::{self, Backing};
+
+const PAGE: u64 = 4096;
+
+/// The owner of a space lends out sessions, and a session has the space: what it mapped is unmapped by
+/// nobody else, whichever method is called.
+#[test]
+fn the_safe_methods_leave_a_raw_space_alone() {
+    for dirty_bits in [false, true] {
+        let config = SpaceConfig { raw_only: true, dirty_bits, ..SpaceConfig::new() };
+        let space = Space::with_config(config).unwrap();
+        let file = memfd::create("raw", Backing::Shmem).unwrap();
+        memfd::set_len(&file, PAGE).unwrap();
+        let memory = Mapping::of_file(&file, PAGE, Granule::SIZE_4K, Access::ReadWrite).unwrap();
+        let bus = BusAddr::new(memory.start().expose_provenance().get() as u64);
+        let iova = Iova::new(0x1000);
+        // SAFETY: it stays mapped until the end, and has no references.
+        unsafe { space.map_raw(iova, bus, PAGE, Prot::READ_WRITE) }.unwrap();
+        let session = space.session();
+        session.write(iova, b"mine").unwrap();
+        session.park();
+
+        let lent = session.space();
+        let refused = |tried: Result<(), Error>| {
+            assert!(matches!(tried, Err(Error::RawOnly)), "dirty bits {dirty_bits}: {tried:?}");
+        };
+        refused(lent.unmap(iova, PAGE));
+        refused(lent.unmap_dirty(iova, PAGE, |_| {}));
+        let mut batch = lent.batch();
+        refused(batch.unmap(iova, PAGE));
+        refused(batch.unmap_dirty(iova, PAGE));
+        batch.finish().unwrap();
+        drop(batch);
+        let region =
+            Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+        refused(lent.attach(&Arc::new(region)));
+
+        let mut bytes = [0; 4];
+        session.read(iova, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"mine");
+        // SAFETY: mapped above, and no other thread maps or unmaps.
+        unsafe { space.unmap_raw(iova, PAGE) }.unwrap();
+    }
+}
+
+/// Memory that answers as soon as it is being unmapped, and whose last reference is then dropped by the
+/// thread that accessed it, or by the one that unmaps.
+struct Fleeting {
+    space: Space,
+    called: Arc<Barrier>,
+    is_cancelled: Arc<AtomicBool>,
+    dropped_within: Arc<AtomicUsize>,
+}
+
+impl RemoteMemory for Fleeting {
+    fn read(&self, _offset: u64, _into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+        self.called.wait();
+        while !self.is_cancelled.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+        Ok(())
+    }
+
+    fn cancel(&self, _range: Range<u64>) {
+        self.is_cancelled.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Fleeting {
+    fn drop(&mut self) {
+        // An access here would leave the slot under the one that is going on.
+        if self.space.grace_period().is_err() {
+            self.dropped_within.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The owner's code runs when its memory is dropped. It must not run in the middle of an access.
+#[test]
+fn remote_memory_is_never_dropped_within_an_access() {
+    const ROUNDS: usize = 3000;
+    let dropped_within = Arc::new(AtomicUsize::new(0));
+    let space = Space::new().unwrap();
+    let file = memfd::create("own", Backing::Shmem).unwrap();
+    memfd::set_len(&file, PAGE).unwrap();
+    let own = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let own = Arc::new(own);
+    space.attach(&own).unwrap();
+    space.map(Iova::new(PAGE), &own, 0, PAGE, Prot::READ_WRITE).unwrap();
+    let (mapped, called) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let session = space.session();
+            let mut bytes = [0; 2 * PAGE as usize];
+            for _ in 0..ROUNDS {
+                mapped.wait();
+                // First the remote page, then the other.
+                session.read(Iova::new(0), &mut bytes).unwrap();
+            }
+        });
+        for _ in 0..ROUNDS {
+            let memory = Arc::new(Fleeting {
+                space: space.clone(),
+                called: Arc::clone(&called),
+                is_cancelled: Arc::default(),
+                dropped_within: Arc::clone(&dropped_within),
+            });
+            let remote = Arc::new(Region::remote(memory, PAGE).unwrap());
+            space.attach(&remote).unwrap();
+            space.map(Iova::new(0), &remote, 0, PAGE, Prot::READ).unwrap();
+            mapped.wait();
+            called.wait();
+            space.unmap(Iova::new(0), PAGE).unwrap();
+            space.detach(&remote).unwrap();
+        }
+    });
+    assert_eq!(dropped_within.load(Ordering::Relaxed), 0, "of {ROUNDS} rounds");
+}
