@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use longshore_heap as heap;
 
+use crate::digest_kind::DigestKind;
 use crate::mode::ReadMode;
-use crate::verify::DigestKind;
 
 /// The result of a load.
 pub type Result<T> = std::result::Result<T, Error>;

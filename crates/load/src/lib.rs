@@ -28,10 +28,13 @@ pub mod report;
 pub mod source;
 pub mod verify;
 
-mod beside;
+mod atomic_file;
 mod budget;
+mod digest_kind;
 mod fill;
 
+pub use atomic_file::AtomicFile;
+pub use digest_kind::{DigestKind, ParseDigestKindError};
 pub use error::{Error, Result};
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseModeError, ReadMode};
@@ -40,4 +43,4 @@ pub use progress::{CancelToken, Progress};
 pub use repack::repack;
 pub use report::{BytesByRoute, Engine, Report};
 pub use source::SourceFile;
-pub use verify::{DigestKind, Manifest, ParseDigestKindError};
+pub use verify::Manifest;

@@ -6,13 +6,14 @@ use std::time::Instant;
 use longshore_heap::{Buffer, Heap};
 
 use crate::budget;
+use crate::digest_kind::DigestKind;
 use crate::error::Result;
 use crate::fill::{self, KernelReads, Reads, Tuning};
 use crate::mode::ReadMode;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::report::Report;
-use crate::verify::{DigestKind, Manifest};
+use crate::verify::Manifest;
 
 /// Bytes a read asks for at once.
 ///

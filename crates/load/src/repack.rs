@@ -10,7 +10,7 @@ use longshore_mem::FileOffset;
 use longshore_sys::file::{self, ReadFlags};
 use longshore_sys::page_cache;
 
-use crate::beside::Beside;
+use crate::atomic_file::AtomicFile;
 use crate::error::{Error, Result};
 use crate::plan::PlannedFile;
 use crate::progress::{CancelToken, Progress};
@@ -40,7 +40,7 @@ pub fn repack(
     let began = Instant::now();
     let buffer_range = file.buffer_range();
     let total_bytes = buffer_range.end - buffer_range.start;
-    let mut beside = Beside::create(target).map_err(failed)?;
+    let mut beside = AtomicFile::create(target).map_err(failed)?;
     beside.check_room(total_bytes).map_err(failed)?;
     let owned = file.source().buffered().try_clone_to_owned();
     let owned =
@@ -74,7 +74,7 @@ pub fn repack(
     file.source().check_unchanged()?;
     // Advice: where it is not taken, only the page cache is fuller. Writes out what was written.
     let _ = page_cache::evict(&*beside.file());
-    beside.rename().map_err(failed)
+    beside.commit().map_err(failed)
 }
 
 /// Copies a file that says something about others, such as the index of shards, to `target`. As
@@ -92,11 +92,11 @@ pub fn copy(source: &Path, target: &Path) -> Result<()> {
     if std::fs::metadata(target).is_ok_and(|there| same(&there)) {
         return Ok(());
     }
-    let mut beside = Beside::create(target).map_err(failed)?;
+    let mut beside = AtomicFile::create(target).map_err(failed)?;
     beside.check_room(found.len()).map_err(failed)?;
     beside.permit_as(&from).map_err(failed)?;
     io::copy(&mut from, beside.file()).map_err(failed)?;
-    beside.rename().map_err(failed)
+    beside.commit().map_err(failed)
 }
 
 fn write_zeros(file: &mut File, len_bytes: u64) -> io::Result<()> {

@@ -5,9 +5,10 @@ use std::ops::Range;
 use longshore_heap::Reservation;
 
 use super::ledger::Ledger;
+use crate::digest_kind::DigestKind;
 use crate::format;
 use crate::plan::{Plan, PlannedFile};
-use crate::verify::{DigestKind, Hasher};
+use crate::verify::Hasher;
 
 /// Bytes hashed between two looks at what else is complete: they are in the cache from the read
 /// if the hash keeps up with it.

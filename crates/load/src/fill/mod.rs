@@ -26,6 +26,7 @@ mod piece;
 mod ring;
 mod route;
 mod staged;
+mod tuning;
 mod workers;
 
 #[cfg(test)]
@@ -38,12 +39,11 @@ use longshore_heap::Reservation;
 use longshore_iov::{Cursor, Dest, copy};
 use longshore_sys::uring;
 
+use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
-use crate::mode::ReadMode;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::report::{BytesByRoute, Engine};
-use crate::verify::DigestKind;
 
 use ahead::Frontier;
 use ledger::Ledger;
@@ -51,22 +51,12 @@ use piece::{Piece, Route};
 use route::Routed;
 pub(crate) use staged::STAGING_MAX_BYTES;
 use staged::{Places, SPANS_IN_FLIGHT_MAX, Span, Spans};
+pub(crate) use tuning::Tuning;
 use workers::Queue;
 pub(crate) use workers::{KernelReads, Reads};
 
 /// How often the caller hears of progress, and the longest a cancellation goes unnoticed.
 const TICK: Duration = Duration::from_millis(50);
-
-/// What decides how fast a fill is and how much memory it takes ahead.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tuning {
-    pub(crate) mode: ReadMode,
-    pub(crate) populate_ahead_bytes: u64,
-    pub(crate) piece_bytes: u64,
-    pub(crate) depth: u32,
-    pub(crate) use_uring: bool,
-    pub(crate) workers: usize,
-}
 
 /// What a fill did.
 #[derive(Debug)]

@@ -12,9 +12,9 @@ use longshore_sys::{page_cache, page_size_bytes};
 
 use std::ops::Range;
 
-use super::Tuning;
 use super::piece::{Piece, Route, Stretch};
 use super::staged::{SPAN_BYTES, Span};
+use super::tuning::Tuning;
 use crate::error::{Error, Result};
 use crate::mode::ReadMode;
 use crate::plan::{FILE_ALIGNMENT, Part, Plan, PlannedFile};

@@ -12,13 +12,13 @@ use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use proptest::prelude::*;
 
 use super::{KernelReads, Reads, Route, Tuning};
+use crate::digest_kind::DigestKind;
 use crate::error::Error;
 use crate::loader::{Loaded, Loader};
 use crate::mode::ReadMode;
 use crate::plan::{Image, Part, Plan};
 use crate::progress::{CancelToken, Progress};
 use crate::source::SourceFile;
-use crate::verify::DigestKind;
 
 /// `/var/tmp` is on a disk where `/tmp` may not be.
 fn file_of(len_bytes: usize) -> (tempfile::NamedTempFile, Vec<u8>) {

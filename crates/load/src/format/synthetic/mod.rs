@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::beside::Beside;
+use crate::atomic_file::AtomicFile;
 use crate::progress::{CancelToken, Progress};
 
 /// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.
@@ -195,9 +195,9 @@ impl<H> Synthetic<H> {
         let path = path.as_ref();
         let mut done_bytes = 0;
         let total_bytes = self.len_bytes();
-        let written = Beside::create(path).and_then(|mut beside| {
+        let written = AtomicFile::create(path).and_then(|mut beside| {
             let complete = self.write_to(beside.file(), cancel, &mut done_bytes, &mut observe)?;
-            if complete { beside.rename().map(|()| true) } else { Ok(false) }
+            if complete { beside.commit().map(|()| true) } else { Ok(false) }
         });
         match written {
             Ok(true) => Ok(()),

@@ -1,4 +1,4 @@
-//! A file that comes to be under its name only when it is complete.
+//! Files that have their name only when they are complete.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -10,8 +10,23 @@ use longshore_sys::file::free_bytes;
 /// What of a mode says who may do what; set-user-ID and the like say something else.
 const PERMISSION_BITS: u32 = 0o777;
 
-/// A file beside the one to be. Dropping it removes it.
-pub(crate) struct Beside {
+/// A new file that gets its name when it is complete and on the disk. Until then it has a hidden name
+/// in the same directory that ends in `.partial`; dropping it removes it.
+///
+/// ```
+/// use std::io::Write;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.bin");
+/// let mut file = longshore_load::AtomicFile::create(&path)?;
+/// file.file().write_all(b"weights")?;
+/// assert!(!path.exists());
+/// file.commit()?;
+/// assert_eq!(std::fs::read(&path)?, b"weights");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AtomicFile {
     file: File,
     partial: Option<PathBuf>,
     target: PathBuf,
@@ -19,13 +34,14 @@ pub(crate) struct Beside {
     folder: Option<File>,
 }
 
-impl Beside {
-    /// Creates it in the folder of `target`.
+impl AtomicFile {
+    /// Creates the file in the directory of `target`, the name that it is to have. If that is a link to
+    /// a file, the link stays and the file is replaced.
     ///
     /// # Errors
     /// Those of `open(2)`; `InvalidInput` where `target` is there and no regular file, so that
     /// neither a device nor a folder is replaced.
-    pub(crate) fn create(target: &Path) -> io::Result<Self> {
+    pub fn create(target: &Path) -> io::Result<Self> {
         let target = match fs::metadata(target) {
             // A link stays, and what it leads to is replaced.
             Ok(found) if found.is_file() => fs::canonicalize(target)?,
@@ -60,17 +76,17 @@ impl Beside {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// The file to write.
-    pub(crate) fn file(&mut self) -> &mut File {
+    /// Returns the file, to be written to.
+    pub fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives it the permission bits of `source`. Before anything is written, or what may not be
-    /// read by others could be meanwhile.
+    /// Gives the file the permission bits of `source`. Call it before anything is written: others could
+    /// read that meanwhile.
     ///
     /// # Errors
     /// Those of `fstat(2)` and `fchmod(2)`.
-    pub(crate) fn permit_as(&self, source: &File) -> io::Result<()> {
+    pub fn permit_as(&self, source: &File) -> io::Result<()> {
         let mode = source.metadata()?.permissions().mode() & PERMISSION_BITS;
         self.file.set_permissions(Permissions::from_mode(mode))
     }
@@ -79,7 +95,7 @@ impl Beside {
     ///
     /// # Errors
     /// `StorageFull` with both numbers, or those of `fstatvfs(3)`.
-    pub(crate) fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
+    pub fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
         // Some file systems do not count.
         let Some(free_bytes) = free_bytes(&self.file)?.filter(|free| needed_bytes > *free) else {
             return Ok(());
@@ -93,13 +109,13 @@ impl Beside {
         Err(io::Error::new(io::ErrorKind::StorageFull, reason))
     }
 
-    /// Waits until the disk has it and gives it its name, also on the disk. A disk that fills up or
-    /// fails only now is an error here.
+    /// Waits until the disk has the content, and then gives the file its name, also on the disk. Errors
+    /// of a disk that is found full only now are returned here.
     ///
     /// # Errors
-    /// Those of `fsync(2)` and `rename(2)`. Where only the folder could not be written out, it has
+    /// Those of `fsync(2)` and `rename(2)`. If only the directory could not be written out, the file has
     /// its name.
-    pub(crate) fn rename(mut self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         if let Some(partial) = &self.partial {
             fs::rename(partial, &self.target)?;
@@ -114,7 +130,7 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
             // Whoever removed it already has done what is wanted.
@@ -138,16 +154,16 @@ mod tests {
     fn it_has_its_name_only_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("model");
-        let mut dropped = Beside::create(&target).unwrap();
+        let mut dropped = AtomicFile::create(&target).unwrap();
         dropped.file().write_all(b"half").unwrap();
         assert!(!target.exists());
         drop(dropped);
         assert!(names(folder.path()).is_empty());
 
-        let mut two = [Beside::create(&target).unwrap(), Beside::create(&target).unwrap()];
+        let mut two = [AtomicFile::create(&target).unwrap(), AtomicFile::create(&target).unwrap()];
         two[0].file().write_all(b"whole").unwrap();
         let [first, second] = two;
-        first.rename().unwrap();
+        first.commit().unwrap();
         drop(second);
         assert_eq!(fs::read(&target).unwrap(), b"whole");
         assert_eq!(names(folder.path()), ["model"]);
@@ -156,9 +172,9 @@ mod tests {
     #[test]
     fn what_has_no_room_is_told_with_both_numbers() {
         let folder = tempfile::tempdir().unwrap();
-        let beside = Beside::create(&folder.path().join("model")).unwrap();
-        beside.check_room(1).unwrap();
-        let refused = beside.check_room(u64::MAX).unwrap_err();
+        let file = AtomicFile::create(&folder.path().join("model")).unwrap();
+        file.check_room(1).unwrap();
+        let refused = file.check_room(u64::MAX).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
         let message = refused.to_string();
         let folder = folder.path().display().to_string();
@@ -172,11 +188,11 @@ mod tests {
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "old").unwrap();
         std::os::unix::fs::symlink("file", &link).unwrap();
-        Beside::create(&link).unwrap().rename().unwrap();
+        AtomicFile::create(&link).unwrap().commit().unwrap();
         assert!(link.is_symlink());
         assert_eq!(fs::read(&file).unwrap(), b"");
         for refused in [folder.path(), Path::new("/dev/null"), Path::new("/")] {
-            let error = Beside::create(refused).err().unwrap();
+            let error = AtomicFile::create(refused).err().unwrap();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{}", refused.display());
         }
     }
