@@ -8,6 +8,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
+use crate::format::read_exact;
+use crate::source::SourceFile;
+
+/// The longest manifest that is read, in bytes: 200,000 lines with paths of 256 bytes.
+const MANIFEST_LEN_MAX_BYTES: u64 = 64 << 20;
 
 /// A checksum in the making.
 pub(crate) enum Hasher {
@@ -55,18 +60,25 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Reads a manifest.
+    /// Reads a manifest, a regular file of at most 64 MiB.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::Manifest`] with the line that cannot be understood.
+    /// [`Error::Open`], [`Error::NotRegular`], [`Error::Read`], [`Error::Truncated`];
+    /// [`Error::Manifest`] with the line that cannot be understood, or for a file that is too long.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        let path = path.into();
-        match std::fs::read_to_string(&path) {
+        let source = SourceFile::open(path)?;
+        let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+        if len_bytes > MANIFEST_LEN_MAX_BYTES {
+            let reason = format!(
+                "it has {len_bytes} bytes, more than the {MANIFEST_LEN_MAX_BYTES} that are read"
+            );
+            return Err(Error::Manifest { path, reason });
+        }
+        let mut bytes = vec![0; len_bytes as usize];
+        read_exact(&source, &mut bytes, 0)?;
+        match String::from_utf8(bytes) {
             Ok(text) => Self::parse(path, &text),
-            Err(source) if source.kind() == std::io::ErrorKind::InvalidData => {
-                Err(Error::Manifest { path, reason: "it is not text".to_owned() })
-            }
-            Err(source) => Err(Error::Open { path, source }),
+            Err(_) => Err(Error::Manifest { path, reason: "it is not text".to_owned() }),
         }
     }
 
@@ -182,6 +194,22 @@ mod tests {
         assert!(matches!(wrong, Error::Mismatch { ref expected, .. } if expected == "8a9136aa"));
         let absent = manifest.check(Path::new("/data/z.bin"), &crc("e3069283")).unwrap_err();
         assert!(absent.to_string().contains("does not name /data/z.bin"), "{absent}");
+    }
+
+    #[test]
+    fn only_a_regular_file_of_bounded_length_is_a_manifest() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MANIFEST_LEN_MAX_BYTES + 1).unwrap();
+        let error = Manifest::open(file.path()).unwrap_err().to_string();
+        assert!(error.ends_with("it has 67108865 bytes, more than the 67108864 that are read"));
+        std::fs::write(file.path(), b"e3069283  x\n").unwrap();
+        assert_eq!(Manifest::open(file.path()).unwrap().kinds(), [DigestKind::Crc32c]);
+        std::fs::write(file.path(), [0xff]).unwrap();
+        let error = Manifest::open(file.path()).unwrap_err().to_string();
+        assert!(error.ends_with("it is not text"), "{error}");
+        // It would be read for ever.
+        let refused = Manifest::open("/dev/zero");
+        assert!(matches!(refused, Err(Error::NotRegular { .. })), "{refused:?}");
     }
 
     #[test]
