@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use longshore::load::DigestKind;
-use longshore::load::format::FormatChoice;
+use longshore::load::FormatChoice;
 use longshore::{Heap, ReadMode};
 
 use crate::attach::AttachArgs;

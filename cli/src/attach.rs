@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use longshore::load::format::{FormatChoice, printable};
+use longshore::formats::printable;
+use longshore::load::FormatChoice;
 use longshore::serve::{Attachment, Client, Wanted};
 use serde_json::json;
 

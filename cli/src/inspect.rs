@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::Context;
 use longshore::SourceFile;
-use longshore::load::format::gguf::{Array, Value as GgufValue};
-use longshore::load::format::{self, FileTensors, FormatChoice, Header, Opened, printable};
+use longshore::formats::gguf::{Array, Value as GgufValue};
+use longshore::formats::{Header, printable};
+use longshore::load::{FileTensors, FormatChoice, Opened};
 use longshore::mem::Granule;
 use serde_json::{Value, json};
 
@@ -20,7 +21,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
     } else {
         FormatChoice::of_content(&SourceFile::open(&args.file)?)?
     };
-    let opened = format::open(std::slice::from_ref(&args.file), choice)?;
+    let opened = longshore::load::open(std::slice::from_ref(&args.file), choice)?;
     let text = if args.json {
         format!("{}\n", as_json(&opened))
     } else {

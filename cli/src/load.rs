@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use anyhow::Context;
-use longshore::load::format::{self, Opened};
+use longshore::load::Opened;
 use longshore::load::{Engine, Manifest, Report};
 use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
 use serde_json::{Map, Value, json};
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let refused = longshore::heap::Error::CannotSealContent { heap };
         return Err(longshore::load::Error::from(refused).into());
     }
-    let mut opened = format::open(&args.files, args.format)?;
+    let mut opened = longshore::load::open(&args.files, args.format)?;
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
             let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use longshore::CancelToken;
-use longshore::load::format::printable;
+use longshore::formats::printable;
 use longshore::serve::{Client, Held, HeldState, Listing};
 use serde_json::{Value, json};
 

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use longshore::Progress;
-use longshore::load::format::{self, FormatChoice, Opened, TensorView};
+use longshore::formats::TensorView;
 use longshore::load::repack;
+use longshore::load::{FormatChoice, Opened};
 use serde_json::json;
 
 use crate::exit::failure;
@@ -59,7 +60,7 @@ pub(crate) struct RepackArgs {
 
 pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
-    let opened = format::open(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
+    let opened = longshore::load::open(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
     if opened.tensors.is_empty() {
         let name = args.file.display();
         return Err(failure(15, format!("no tensors are known in {name}: nothing to align")));

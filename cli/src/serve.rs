@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use longshore::Heap;
-use longshore::load::format::FormatChoice;
+use longshore::load::FormatChoice;
 use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop};
 use serde_json::{Value, json};
 

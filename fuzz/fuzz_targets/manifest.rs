@@ -1,4 +1,4 @@
 //! Fuzzes a manifest of checksums.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| longshore_fuzz::checks::manifest(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| longshore_fuzz::manifest::manifest(data));

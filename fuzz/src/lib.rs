@@ -3,6 +3,7 @@
 pub mod checks;
 pub mod cursor;
 pub mod gguf;
+pub mod manifest;
 /// The memory that the cursors' own tests walk.
 #[path = "../../crates/iov/tests/memory/mod.rs"]
 mod memory;

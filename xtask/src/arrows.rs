@@ -7,12 +7,13 @@
 //!              ╱       ╲
 //!          serve        ╲
 //!            │           ╲
-//!           load      domain ──► access ──► pagetable
-//!            │ ╲      ╱ │ ╲       │   │         │
-//!            │  heap ◄┘ │  └─► iov ◄──┘         │
-//!            │  │  ╲────│──────►│               │
-//!            ▼  ▼       ▼       ▼               │
-//!            sys ─────────────► mem ◄───────────┘
+//! formats ◄─ load      domain ──► access ──► pagetable
+//!    │       │ ╲      ╱ │ ╲       │   │         │
+//!    │       │  heap ◄┘ │  └─► iov ◄──┘         │
+//!    │       │  │  ╲────│──────►│               │
+//!    │       ▼  ▼       ▼       ▼               │
+//!    │       sys ─────────────► mem ◄───────────┘
+//!    └───────────────────────────┘
 //! ```
 //!
 //! Whoever may depend on a crate may also depend on what that crate may depend on.
@@ -31,7 +32,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-sys", &["longshore-mem"]),
     ("longshore-sync", &["longshore-sys"]),
     ("longshore-heap", &["longshore-iov", "longshore-sys"]),
-    ("longshore-load", &["longshore-heap", "longshore-sys"]),
+    ("longshore-formats", &["longshore-mem"]),
+    ("longshore-load", &["longshore-formats", "longshore-heap", "longshore-sys"]),
     ("longshore-serve", &["longshore-load"]),
     ("longshore-pagetable", &["longshore-mem"]),
     (

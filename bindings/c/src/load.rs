@@ -8,7 +8,7 @@ use std::path::Path;
 use std::{cell::Cell, ptr};
 
 use longshore_heap::Sealing;
-use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest, format};
+use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest};
 
 use crate::buffer::longshore_buffer;
 use crate::door::{self, ErrorOut, Out};
@@ -66,7 +66,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         return Err(longshore_heap::Error::CannotSealContent { heap }.into());
     }
     let paths: Vec<&Path> = paths.iter().map(|path| path_of(path)).collect();
-    let mut opened = format::open(&paths, options.format)?;
+    let mut opened = longshore_load::open(&paths, options.format)?;
     if let Some(alignment) = options.alignment {
         if opened.tensors.is_empty() {
             let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
@@ -89,7 +89,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
 
 /// Loads what was opened; a load that its callback stops in the last moment is cancelled, too.
 fn run(
-    opened: &format::Opened,
+    opened: &longshore_load::Opened,
     options: &Options<'_>,
     manifest: Option<&Manifest>,
 ) -> Result<Loaded, Failure> {

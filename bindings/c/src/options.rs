@@ -7,7 +7,7 @@ use std::ptr;
 use std::str::FromStr;
 
 use longshore_heap::Heap;
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_load::{DigestKind, ReadMode};
 use longshore_mem::Granule;
 

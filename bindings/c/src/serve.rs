@@ -9,9 +9,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
 
+use longshore_formats::Header;
 use longshore_load::CancelToken;
-use longshore_load::format::{FormatChoice, Header, gguf, safetensors};
-use longshore_serve::{AttachedFile, Attachment, Client, Held, HeldState, Wanted};
+use longshore_load::FormatChoice;
+use longshore_serve::{Attachment, Client, Held, HeldState, Wanted};
 use longshore_sys::file;
 
 use crate::buffer::longshore_buffer;
@@ -226,20 +227,10 @@ fn format_of_all(name: &Path, choice: FormatChoice) -> FormatChoice {
 fn headers(attachment: &Attachment, choice: FormatChoice) -> Result<Vec<(usize, Header)>, Failure> {
     let mut headers = Vec::new();
     for (index, file) in attachment.files().iter().enumerate() {
-        let AttachedFile { path, len_bytes, .. } = file;
         let bytes = attachment.file_bytes(file).unwrap_or_default();
-        let named = |ending: &str| choice == FormatChoice::Auto && ends_with(path, ending);
-        if choice == FormatChoice::Safetensors || named(".safetensors") {
-            let header = safetensors::Header::parse(path, bytes, *len_bytes)?;
-            headers.push((index, Header::Safetensors(header)));
-        } else if choice == FormatChoice::Gguf || named(".gguf") {
-            let header = gguf::Header::parse(path, bytes, *len_bytes)?;
-            headers.push((index, Header::Gguf(header)));
+        if let Some(header) = longshore_load::parse_header(&file.path, bytes, choice)? {
+            headers.push((index, header));
         }
     }
     Ok(headers)
-}
-
-fn ends_with(path: &Path, ending: &str) -> bool {
-    path.as_os_str().as_bytes().ends_with(ending.as_bytes())
 }

@@ -6,7 +6,8 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
 use std::ptr;
 
-use longshore_load::format::{Opened, TensorView};
+use longshore_formats::TensorView;
+use longshore_load::Opened;
 
 use crate::buffer::longshore_buffer;
 use crate::door;

@@ -6,8 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use longshore_formats::Header;
+use longshore_load::FormatChoice;
 use longshore_load::Progress;
-use longshore_load::format::{FormatChoice, Header, gguf, safetensors};
 use longshore_load::{self as load, CancelToken};
 use longshore_serve::{self as serve, Attachment, Client, Wanted};
 use pyo3::prelude::*;
@@ -119,26 +120,9 @@ fn headers(attachment: &Attachment, format: FormatChoice) -> load::Result<Vec<Op
         .map(|file| {
             // Checked when the server said it.
             let content = attachment.file_bytes(file).unwrap_or_default();
-            header(&file.path, content, format)
+            load::parse_header(&file.path, content, format)
         })
         .collect()
-}
-
-fn header(path: &Path, content: &[u8], format: FormatChoice) -> load::Result<Option<Header>> {
-    let named = |ending: &str| path.as_os_str().as_encoded_bytes().ends_with(ending.as_bytes());
-    let len_bytes = content.len() as u64;
-    match format {
-        FormatChoice::Raw => Ok(None),
-        FormatChoice::Gguf => {
-            gguf::Header::parse(path, content, len_bytes).map(Header::Gguf).map(Some)
-        }
-        FormatChoice::Auto if named(".gguf") => header(path, content, FormatChoice::Gguf),
-        FormatChoice::Auto if !named(".safetensors") => Ok(None),
-        // An index stands for files of this format.
-        _ => {
-            safetensors::Header::parse(path, content, len_bytes).map(Header::Safetensors).map(Some)
-        }
-    }
 }
 
 fn into_buffer(

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use longshore_formats::Header;
+use longshore_formats::gguf::Value;
 use longshore_load::DigestKind;
-use longshore_load::format::Header;
-use longshore_load::format::gguf::Value;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMappingProxy, PyString, PyTuple};

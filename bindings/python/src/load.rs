@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::{Dtype, Header, TensorView, safetensors};
 use longshore_heap::{Heap, Sealing, SharedBuffer};
-use longshore_load::format::{
-    self, Dtype, FileTensors, FormatChoice, Header, Opened, TensorView, safetensors,
-};
 use longshore_load::{self as library, CancelToken, DigestKind, Manifest, Progress};
+use longshore_load::{FileTensors, FormatChoice, Opened};
 use longshore_load::{Loaded, Loader, Plan, ReadMode};
 use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
@@ -93,7 +92,7 @@ pub(crate) struct OpenedFiles(Opened);
 /// Opens a safetensors file, or all shards of an index.
 #[pyfunction]
 pub(crate) fn open_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<OpenedFiles> {
-    let opened = py.detach(|| format::open(&[path], FormatChoice::Safetensors));
+    let opened = py.detach(|| longshore_load::open(&[path], FormatChoice::Safetensors));
     opened.map(OpenedFiles).map_err(|error| error::raised(py, &error))
 }
 
@@ -134,12 +133,13 @@ impl OpenedFiles {
 /// The tensors of a whole safetensors file that is in memory.
 #[pyfunction]
 pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<Described>> {
-    let parsed = safetensors::Header::parse(Path::new("<bytes>"), content, content.len() as u64);
-    let header = parsed.map_err(|error| error::raised(py, &error))?;
-    let tensors = header.tensors.into_iter().filter(|tensor| !tensor.is_padding());
+    let choice = FormatChoice::Safetensors;
+    let header = library::parse_header(Path::new("<bytes>"), content, choice);
+    let header = header.map_err(|error| error::raised(py, &error))?;
+    let tensors = header.iter().flat_map(Header::tensors).filter(|tensor| !tensor.is_padding());
     let described = tensors.map(|tensor| {
-        let safetensors::Tensor { name, dtype, shape, data } = tensor;
-        (name, dtype.name(), shape, data.start, data.end)
+        let TensorView { name, dtype, shape, data } = tensor;
+        (name.to_owned(), dtype.name(), shape.to_vec(), data.start, data.end)
     });
     Ok(described.collect())
 }
@@ -219,9 +219,13 @@ impl Request {
         let opened = match (&self.files, &self.tensor) {
             // It begins a page, so it is aligned.
             (Which::Opened(files), Some(name)) => only(&files.get().0, name)?,
-            (Which::Paths(paths), Some(name)) => only(&format::open(paths, self.format)?, name)?,
+            (Which::Paths(paths), Some(name)) => {
+                only(&longshore_load::open(paths, self.format)?, name)?
+            }
             (Which::Opened(files), None) => self.aligned(files.get().again()?)?,
-            (Which::Paths(paths), None) => self.aligned(format::open(paths, self.format)?)?,
+            (Which::Paths(paths), None) => {
+                self.aligned(longshore_load::open(paths, self.format)?)?
+            }
         };
         let manifest = self.manifest.as_ref().map(Manifest::open).transpose()?;
         let heap = self.memory();

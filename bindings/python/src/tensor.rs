@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use longshore_load::format::{Dtype, TensorView};
+use longshore_formats::{Dtype, TensorView};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use longshore_heap as heap;
 
@@ -167,4 +167,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+impl Error {
+    /// Makes the error of a file that is not of its format.
+    pub(crate) fn format(path: &Path, error: &longshore_formats::Error) -> Self {
+        let (format, reason) = (error.format(), error.reason().to_owned());
+        Self::Format { path: path.to_owned(), format, reason }
+    }
 }

@@ -14,11 +14,10 @@
 //! range, what failed and how many bytes were done; then nothing is left behind. How the reads
 //! overlap with making pages is drawn in the source of the `fill` module.
 //!
-//! Formats are looked at by [`mod@format`]: the header of a safetensors file is checked before
-//! anything is allocated.
+//! Files are opened by [`open`](open()): what their headers say is checked before anything is
+//! allocated.
 
 pub mod error;
-pub mod format;
 pub mod loader;
 pub mod mode;
 pub mod plan;
@@ -32,15 +31,21 @@ mod atomic_file;
 mod budget;
 mod digest_kind;
 mod fill;
+mod open;
 
 pub use atomic_file::AtomicFile;
 pub use digest_kind::{DigestKind, ParseDigestKindError};
 pub use error::{Error, Result};
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseModeError, ReadMode};
+pub use open::{
+    FileTensors, FormatChoice, Opened, ParseFormatChoiceError, PlacedTensor, buffer_range,
+    is_index, names_others, open, open_by, others_of, parse_header, read_gguf_header,
+    read_safetensors_header,
+};
 pub use plan::{Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
 pub use repack::repack;
 pub use report::{BytesByRoute, Engine, Report};
-pub use source::SourceFile;
+pub use source::{Opener, SourceFile};
 pub use verify::Manifest;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use longshore_formats::{Image, Part};
 use longshore_mem::{AddrRange, FileOffset, Granule};
 
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ pub const FILE_ALIGNMENT: Granule = Granule::SIZE_4K;
 ///
 /// One queue reads them all. A single whole file is the buffer's exact content; of several, each
 /// begins at a multiple of [`FILE_ALIGNMENT`], and the bytes between them are zero. Where tensors
-/// are aligned, the image of a file takes its place ([`crate::format::Opened::align`]).
+/// are aligned, the image of a file takes its place ([`crate::Opened::align`]).
 #[derive(Debug, Default)]
 pub struct Plan {
     files: Vec<PlannedFile>,
@@ -31,56 +32,6 @@ pub struct PlannedFile {
     buffer_range: Range<u64>,
     head: Vec<u8>,
     parts: Vec<Part>,
-}
-
-/// Consecutive bytes of a file that stay together on their way into the buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) file_offset: u64,
-    pub(crate) buffer_offset: u64,
-    pub(crate) len_bytes: u64,
-}
-
-/// What takes the place of a file in the buffer: bytes of our own at its beginning, and parts of
-/// the file behind them.
-#[derive(Debug)]
-pub(crate) struct Image {
-    pub(crate) head: Vec<u8>,
-    /// In the order of the file, their places counted from the beginning of the image. No two
-    /// share a byte, of the file or of the image, nor one with the head.
-    pub(crate) parts: Vec<Part>,
-    pub(crate) len_bytes: u64,
-    /// What its beginning has to be a multiple of.
-    alignment: Granule,
-}
-
-impl Image {
-    /// The image of `len_bytes` with these parts, in any order.
-    pub(crate) fn new(
-        head: Vec<u8>,
-        mut parts: Vec<Part>,
-        len_bytes: u64,
-        alignment: Granule,
-    ) -> Self {
-        parts.retain(|part| part.len_bytes > 0);
-        parts.sort_unstable_by_key(|part| part.file_offset);
-        // What stays side by side is one part.
-        parts.dedup_by(|next, last| {
-            let follows = last.file_offset + last.len_bytes == next.file_offset
-                && last.buffer_offset + last.len_bytes == next.buffer_offset;
-            if follows {
-                last.len_bytes += next.len_bytes;
-            }
-            follows
-        });
-        Self { head, parts, len_bytes, alignment }
-    }
-
-    /// A file as it is.
-    pub(crate) fn of_whole(len_bytes: u64, alignment: Granule) -> Self {
-        let whole = Part { file_offset: 0, buffer_offset: 0, len_bytes };
-        Self::new(Vec::new(), vec![whole], len_bytes, alignment)
-    }
 }
 
 impl Plan {
@@ -124,7 +75,7 @@ impl Plan {
         };
         let (start, len_bytes) = (validated.start().raw(), validated.len_bytes());
         let buffer_range = self.take(len_bytes, FILE_ALIGNMENT)?;
-        let part = Part { file_offset: start, buffer_offset: buffer_range.start, len_bytes };
+        let part = Part::new(start, buffer_range.start, len_bytes);
         let parts = if len_bytes == 0 { Vec::new() } else { vec![part] };
         self.files.push(PlannedFile {
             source,
@@ -138,9 +89,9 @@ impl Plan {
 
     /// Adds the image of a file behind those that are there.
     pub(crate) fn push_image(&mut self, source: SourceFile, image: Image) -> Result<()> {
-        let alignment = image.alignment.max(FILE_ALIGNMENT);
-        let buffer_range = self.take(image.len_bytes, alignment)?;
-        let Image { head, mut parts, .. } = image;
+        let alignment = image.alignment().max(FILE_ALIGNMENT);
+        let buffer_range = self.take(image.len_bytes(), alignment)?;
+        let (head, mut parts) = image.into_parts();
         debug_assert!(parts.is_sorted_by(|a, b| a.file_offset + a.len_bytes <= b.file_offset));
         for part in &mut parts {
             part.buffer_offset += buffer_range.start;

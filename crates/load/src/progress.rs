@@ -15,8 +15,8 @@ pub struct Progress {
     pub elapsed: Duration,
 }
 
-/// Stops a load from any thread, or from a signal handler: what is in flight is waited for, the
-/// rest is not begun.
+/// Stops a load from any thread, or from a signal handler: the reads in flight are waited for, the
+/// rest is not begun. The load goes on if a disk or a file system does not answer a read.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 

@@ -19,7 +19,7 @@ use crate::progress::{CancelToken, Progress};
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// Writes what takes the place of `file` in a buffer into a file of its own: of a plan that was
-/// aligned ([`crate::format::Opened::align`]) one whose tensors are.
+/// aligned ([`crate::Opened::align`]) one whose tensors are.
 ///
 /// It has its name only when it is complete and on the disk, and no more than 8 MiB of memory are
 /// taken. Neither file stays in the page cache on account of it. It has the permission bits of

@@ -21,6 +21,33 @@ pub struct SourceFile {
     version: Version,
 }
 
+/// Opens the files of a model, and decides how much of their headers is read.
+///
+/// Every function from a path to a file is one.
+pub trait Opener {
+    /// Opens the file at `path`, which was named or belongs to one that was.
+    ///
+    /// # Errors
+    /// Those that [`open_by`](crate::open_by) is to return.
+    fn open(&self, path: &Path) -> Result<SourceFile>;
+
+    /// Permits reading `len_bytes` more of the header of this file, or of the index that it is. Memory
+    /// for them is allocated afterwards.
+    ///
+    /// # Errors
+    /// Those that [`open_by`](crate::open_by) is to return in place of the header.
+    fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> Result<()> {
+        let _ = (source, len_bytes);
+        Ok(())
+    }
+}
+
+impl<F: Fn(&Path) -> Result<SourceFile>> Opener for F {
+    fn open(&self, path: &Path) -> Result<SourceFile> {
+        self(path)
+    }
+}
+
 impl SourceFile {
     /// Opens the file at `path`. A FIFO does not block: it is refused.
     ///

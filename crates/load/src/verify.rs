@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
-use crate::format::read_exact;
+use crate::open::read_exact;
 use crate::source::SourceFile;
 
 /// The longest manifest that is read, in bytes: 200,000 lines with paths of 256 bytes.

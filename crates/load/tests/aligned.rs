@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::safetensors::Header;
+use longshore_formats::{self as formats, gguf, safetensors};
 use longshore_heap::Heap;
-use longshore_load::format::safetensors::Header;
-use longshore_load::format::{self, FormatChoice, Opened, gguf, safetensors};
-use longshore_load::{CancelToken, DigestKind, Error, Loader, ReadMode};
+use longshore_load::{CancelToken, DigestKind, Error, FormatChoice, Loader, Opened, ReadMode};
 use longshore_mem::Granule;
 use serde_json::{Map, json};
 
@@ -74,7 +74,7 @@ fn settle(path: &Path, cold: bool) {
 }
 
 fn open(path: &Path, alignment: u64) -> Opened {
-    let opened = format::open(&[path], FormatChoice::Auto).unwrap();
+    let opened = longshore_load::open(&[path], FormatChoice::Auto).unwrap();
     opened.align(Granule::new(alignment).unwrap()).unwrap()
 }
 
@@ -97,8 +97,8 @@ fn check(model: &Model, alignment: u64, loader: Loader<'_>, case: &str) -> u64 {
     }
     assert_eq!(seen, model.tensors.len(), "{case}");
     // The buffer is a file by itself, and so read by whoever reads such files.
-    let header = Header::parse(Path::new("buffer"), &bytes, bytes.len() as u64).unwrap();
-    let header = format::Header::Safetensors(header);
+    let header = Header::parse(&bytes, bytes.len() as u64).unwrap();
+    let header = formats::Header::Safetensors(header);
     assert!(header.is_aligned(Granule::new(alignment).unwrap()), "{case}");
     ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
     // The checksum is that of the file on the disk.
@@ -142,6 +142,36 @@ fn every_alignment_in_every_mode() {
     }
 }
 
+type Change<'a> = &'a dyn Fn(&mut [safetensors::Tensor]);
+
+#[test]
+fn a_header_that_was_changed_is_not_laid_out() {
+    let model = model(&[100, 200, 300], 8);
+    let file_len = model.bytes.len() as u64;
+    let aligned = |change: Change<'_>| {
+        let mut opened = longshore_load::open(&[&model.path], FormatChoice::Auto).unwrap();
+        let formats::Header::Safetensors(header) = &mut opened.tensors[0].header else {
+            panic!("a safetensors file")
+        };
+        change(&mut header.tensors);
+        opened.align(Granule::SIZE_4K)
+    };
+    aligned(&|_| {}).unwrap();
+    let changes: [Change<'_>; 5] = [
+        // Two tensors with the same bytes would be read by two threads at once.
+        &|tensors| tensors[1].data = tensors[0].data.clone(),
+        &|tensors| tensors[1].data.start -= 1,
+        &|tensors| tensors[2].data.end = file_len + 1,
+        &|tensors| tensors[2].data = u64::MAX - 1..u64::MAX,
+        &|tensors| tensors[1].data = tensors[1].data.end..tensors[1].data.start,
+    ];
+    for (which, change) in changes.into_iter().enumerate() {
+        let error = aligned(change).map(drop).unwrap_err();
+        let Error::Format { reason, .. } = error else { panic!("{which}: {error}") };
+        assert!(reason.contains("not in the file of"), "{which}: {reason}");
+    }
+}
+
 #[test]
 fn what_is_aligned_already_is_loaded_as_it_is() {
     // The header ends at a multiple of 64, and so does every tensor but the last.
@@ -149,7 +179,7 @@ fn what_is_aligned_already_is_loaded_as_it_is() {
     let base = model(&sizes, 64);
     let header_len = base.bytes.len() - sizes.iter().sum::<usize>();
     let model = model(&sizes, 64 - 8 + header_len.next_multiple_of(64));
-    let opened = format::open(&[&model.path], FormatChoice::Auto).unwrap();
+    let opened = longshore_load::open(&[&model.path], FormatChoice::Auto).unwrap();
     let aligned = opened.tensors[0].header.is_aligned(Granule::new(8).unwrap());
     assert!(aligned);
     evict(&model.path);
@@ -163,7 +193,8 @@ fn several_files_are_each_an_image_and_raw_ones_stay() {
     let (first, second) = (model(&[100, 200], 8), model(&[3 * MIB + 1, 7], 8));
     let raw = first.path.with_file_name("notes.bin");
     std::fs::write(&raw, content(5000)).unwrap();
-    let opened = format::open(&[&first.path, &raw, &second.path], FormatChoice::Auto).unwrap();
+    let opened =
+        longshore_load::open(&[&first.path, &raw, &second.path], FormatChoice::Auto).unwrap();
     let alignment = Granule::new(64 << 10).unwrap();
     let opened = opened.align(alignment).unwrap();
     let loaded = Loader::new().heap(Heap::Memfd).load(&opened.plan).unwrap();
@@ -224,10 +255,9 @@ fn gguf_says_its_alignment() {
             let loader = Loader::new().heap(Heap::Memfd).digest(DigestKind::Crc32c);
             let loaded = loader.load(&opened.plan).unwrap();
             let bytes = loaded.buffer.read().unwrap();
-            let header =
-                gguf::Header::parse(Path::new("buffer"), &bytes, bytes.len() as u64).unwrap();
+            let header = gguf::Header::parse(&bytes, bytes.len() as u64).unwrap();
             assert_eq!(header.alignment.bytes(), alignment.max(32));
-            assert_eq!(format::Header::Gguf(header), opened.tensors[0].header, "{alignment}");
+            assert_eq!(formats::Header::Gguf(header), opened.tensors[0].header, "{alignment}");
             for (placed, (name, expected)) in opened.placed_tensors().zip(&model.tensors) {
                 assert_eq!(placed.tensor.name, name);
                 let range = placed.buffer_range.start as usize..placed.buffer_range.end as usize;
@@ -325,8 +355,9 @@ fn file_of_bytes(count: usize, name_len: usize) -> tempfile::NamedTempFile {
 
 #[test]
 fn aligning_takes_no_more_than_reading_what_it_makes() {
-    let open =
-        |file: &tempfile::NamedTempFile| format::open(&[file.path()], FormatChoice::Auto).unwrap();
+    let open = |file: &tempfile::NamedTempFile| {
+        longshore_load::open(&[file.path()], FormatChoice::Auto).unwrap()
+    };
     let opened = open(&file_of_bytes(100_000, 5));
     let (aligned, peak) = peak_bytes(|| opened.align(Granule::new(64).unwrap()).unwrap());
     let header = &aligned.tensors[0].header;

@@ -8,20 +8,21 @@ use std::path::{Path, PathBuf};
 
 use ::safetensors::Dtype as TheirDtype;
 use ::safetensors::tensor::{TensorView, serialize};
-use longshore_heap::Heap;
-use longshore_load::format::index::{self, ShardIndex};
-use longshore_load::format::safetensors::{
-    self, Dtype, HEADER_LEN_MAX_BYTES, Header, METADATA_ENTRIES_MAX, Synthetic, SyntheticError,
-    TENSORS_MAX,
+use longshore_formats::index::{self, ShardIndex};
+use longshore_formats::safetensors::{
+    self, Dtype, HEADER_LEN_MAX_BYTES, Header, METADATA_ENTRIES_MAX, TENSORS_MAX,
 };
-use longshore_load::format::{self, FormatChoice};
-use longshore_load::{CancelToken, Error, Loader, SourceFile};
+use longshore_heap::Heap;
+use longshore_load::{Error, FormatChoice, Loader, SourceFile, open, read_safetensors_header};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 #[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
 #[path = "../../../fuzz/src/checks.rs"]
 mod checks;
+#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[path = "../../../fuzz/src/manifest.rs"]
+mod manifest;
 
 mod allocator;
 
@@ -40,6 +41,10 @@ fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
         Error::Format { reason, .. } => reason,
         other => panic!("{other:?}"),
     }
+}
+
+fn refused<T: std::fmt::Debug>(result: longshore_formats::Result<T>) -> String {
+    result.unwrap_err().reason().to_owned()
 }
 
 // Against the reference implementation.
@@ -209,7 +214,7 @@ proptest! {
         metadata in metadata(),
     ) {
         let file = serialized(&tensors, metadata);
-        let header = Header::parse(Path::new("file"), &file, file.len() as u64).unwrap();
+        let header = Header::parse(&file, file.len() as u64).unwrap();
         prop_assert_eq!(header.tensors.len(), tensors.len());
         for tensor in &header.tensors {
             let Described { dtype, shape } = &tensors[&tensor.name];
@@ -220,7 +225,7 @@ proptest! {
 
         let mut on_disk = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut on_disk, &file).unwrap();
-        let read = Header::read(&SourceFile::open(on_disk.path()).unwrap()).unwrap();
+        let read = read_safetensors_header(&SourceFile::open(on_disk.path()).unwrap()).unwrap();
         prop_assert_eq!(read, header);
     }
 
@@ -238,7 +243,7 @@ proptest! {
         }
         checks::safetensors_header(&file);
         let len_bytes = file.len() as u64;
-        let (_, peak) = peak_bytes(|| Header::parse(Path::new("file"), &file, len_bytes));
+        let (_, peak) = peak_bytes(|| Header::parse(&file, len_bytes));
         prop_assert!(peak <= safetensors::parse_memory_max_bytes(len_bytes));
     }
 
@@ -289,7 +294,7 @@ fn the_corpus_of_indexes_holds() {
 
 #[test]
 fn the_corpus_of_manifests_holds() {
-    replay("manifest", checks::manifest);
+    replay("manifest", manifest::manifest);
 }
 
 // Memory.
@@ -299,11 +304,11 @@ fn the_corpus_of_manifests_holds() {
 fn within_bound(header: &str, data_len: u64) -> Option<String> {
     let file = with_prefix(header);
     let (header_len, file_len) = (header.len() as u64, file.len() as u64 + data_len);
-    let (read, peak) = peak_bytes(|| Header::parse(Path::new("file"), &file, file_len));
+    let (read, peak) = peak_bytes(|| Header::parse(&file, file_len));
     // The text is a part of the bound and was there before.
     let bound = safetensors::parse_memory_max_bytes(header_len) - header_len;
     assert!(peak <= bound, "{peak} bytes for a header of {header_len}, above {bound}");
-    read.is_err().then(|| reason(read))
+    read.is_err().then(|| refused(read))
 }
 
 /// So many tensors of no data, each with these dimensions.
@@ -334,9 +339,8 @@ fn ten_million_tensors_are_refused_within_the_bound() {
     // Ten million have no room, so the header is too long.
     let len = 10_000_000u64 * 50;
     let file_len = len + 8;
-    let (refused, peak) =
-        peak_bytes(|| Header::parse(Path::new("file"), &len.to_le_bytes(), file_len));
-    assert!(reason(refused).contains("more than the 100000000 there may be"));
+    let (refused, peak) = peak_bytes(|| Header::parse(&len.to_le_bytes(), file_len));
+    assert!(self::refused(refused).contains("more than the 100000000 there may be"));
     assert!(peak < 4096, "{peak}");
     // Ten million names have, but are no tensors.
     let names = format!("{{{}\"a\":0}}", "\"a\":0,".repeat(10_000_000 - 1));
@@ -411,7 +415,7 @@ fn a_file_without_a_header_costs_nothing() {
         fs::write(file.path(), prefix.to_le_bytes()).unwrap();
         file.as_file().set_len(1 << 30).unwrap();
         let source = SourceFile::open(file.path()).unwrap();
-        let (refused, peak) = peak_bytes(|| Header::read(&source));
+        let (refused, peak) = peak_bytes(|| read_safetensors_header(&source));
         let reason = reason(refused);
         assert!(reason.contains(expected), "{reason}");
         assert!(peak < 64 << 10, "{peak} bytes");
@@ -431,12 +435,12 @@ fn an_index_is_read_within_its_bound() {
         (format!(r#""{escaped}":["{escaped}"]"#), Some("found a list")),
     ] {
         let text = format!(r#"{{"weight_map":{{{map}}}}}"#);
-        let (read, peak) = peak_bytes(|| ShardIndex::parse(Path::new("i"), text.as_bytes()));
+        let (read, peak) = peak_bytes(|| ShardIndex::parse(text.as_bytes()));
         let bound = index::parse_memory_max_bytes(text.len() as u64) - text.len() as u64;
         assert!(peak <= bound, "{peak} bytes for an index of {}, above {bound}", text.len());
         match expected {
             Some(expected) => {
-                let reason = reason(read);
+                let reason = refused(read);
                 assert!(reason.contains(expected), "{reason}");
             }
             None => drop(read.unwrap()),
@@ -449,98 +453,6 @@ fn an_index_is_read_within_its_bound() {
 /// Where test files are.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
-}
-
-fn write(model: &Synthetic, path: &Path) {
-    model.write(path, &CancelToken::new(), |_| {}).unwrap();
-}
-
-/// The names in a folder, sorted.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
-
-#[test]
-fn a_synthetic_model_is_one_for_the_reference_too() {
-    let folder = folder();
-    let path = folder.path().join("model.safetensors");
-    for len_bytes in [32 << 10, 100_003, 512 << 10, 8 * MIB, 33 * MIB + 9] {
-        let model = Synthetic::new(len_bytes).unwrap().seed(len_bytes);
-        let mut seen = Vec::new();
-        model
-            .write(&path, &CancelToken::new(), |progress| {
-                assert_eq!(progress.total_bytes, len_bytes & !7);
-                seen.push(progress.done_bytes);
-            })
-            .unwrap();
-        assert!(seen.is_sorted() && seen.last() == Some(&(len_bytes & !7)), "{seen:?}");
-        let file = fs::read(&path).unwrap();
-        assert_eq!((file.len() as u64, model.len_bytes()), (len_bytes & !7, len_bytes & !7));
-        let mut expected = vec![0; file.len()];
-        model.fill(0, &mut expected);
-        assert!(file == expected);
-        checks::safetensors_header(&file);
-        let read = Header::read(&SourceFile::open(&path).unwrap()).unwrap();
-        assert_eq!(read, *model.header());
-        assert_eq!(read.metadata["format"], "pt");
-        assert!(read.tensor("model.layers.0.self_attn.q_proj.weight").is_some());
-        assert_eq!(names(folder.path()), ["model.safetensors"]);
-    }
-}
-
-#[test]
-fn synthetic_content_neither_repeats_nor_compresses() {
-    let model = Synthetic::new(MIB).unwrap();
-    let mut bytes = vec![0; MIB as usize];
-    model.fill(0, &mut bytes);
-    let content = &bytes[model.header().data_offset as usize..];
-    let mut words: Vec<&[u8]> = content.chunks_exact(8).collect();
-    let count = words.len();
-    words.sort_unstable();
-    words.dedup();
-    assert_eq!(words.len(), count, "a word occurs twice");
-    // Each of the 256 bytes about as often as every other: 4,000 times, give or take 5 deviations.
-    let mut histogram = [0u32; 256];
-    content.iter().for_each(|byte| histogram[usize::from(*byte)] += 1);
-    let mean = content.len() as f64 / 256.0;
-    for count in histogram {
-        assert!((f64::from(count) - mean).abs() < 5.0 * mean.sqrt(), "{count} of {mean}");
-    }
-    let mut other = vec![0; MIB as usize];
-    Synthetic::new(MIB).unwrap().seed(1).fill(0, &mut other);
-    assert_ne!(bytes, other);
-}
-
-#[test]
-fn a_synthetic_model_that_cannot_be_leaves_what_was_there() {
-    let folder = folder();
-    let path = folder.path().join("model.safetensors");
-    for len_bytes in [0, (32 << 10) - 1, u64::MAX] {
-        let refused = Synthetic::new(len_bytes).unwrap_err();
-        assert!(refused.to_string().contains("32768 to 17592186044416 bytes"), "{refused}");
-    }
-    fs::write(&path, "before").unwrap();
-    let model = Synthetic::new(30 * MIB).unwrap();
-    let cancel = CancelToken::new();
-    let cancelled = model.write(&path, &cancel, |_| cancel.cancel()).unwrap_err();
-    let (done, total) = (8 * MIB, 30 * MIB);
-    assert!(
-        matches!(cancelled, SyntheticError::Cancelled { done_bytes, total_bytes }
-            if (done_bytes, total_bytes) == (done, total)),
-        "{cancelled:?}"
-    );
-    assert_eq!(fs::read(&path).unwrap(), b"before");
-    for nowhere in ["missing/model", "model.safetensors/model", "."] {
-        let nowhere = folder.path().join(nowhere);
-        let error = model.write(&nowhere, &CancelToken::new(), |_| {}).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("failed after 0 of 31457280 bytes"), "{text}");
-    }
-    assert_eq!(names(folder.path()), ["model.safetensors"]);
 }
 
 /// Writes the index of these shards.
@@ -565,25 +477,32 @@ fn write_shard(path: &Path, name: &str, byte: u8, len: usize) -> Header {
     let data = vec![byte; len];
     let view = TensorView::new(TheirDtype::U8, vec![len], &data).unwrap();
     fs::write(path, serialize([(name, view)], None).unwrap()).unwrap();
-    Header::read(&SourceFile::open(path).unwrap()).unwrap()
+    read_safetensors_header(&SourceFile::open(path).unwrap()).unwrap()
 }
 
 #[test]
 fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
-    let model = Synthetic::new(3 * MIB + 16).unwrap();
-    write(&model, &at("synthetic.safetensors"));
+    // Each byte is another than those around it.
+    let data: Vec<u8> = (0..3 * MIB).map(|at| (at % 251 + at / 4096) as u8).collect();
+    let parts = (0..40).map(|number| (number * number * 50, (number + 1) * (number + 1) * 50));
+    let views = parts.map(|(start, end)| {
+        let part = &data[start..end];
+        (format!("t{start}"), TensorView::new(TheirDtype::U8, vec![part.len()], part).unwrap())
+    });
+    fs::write(at("many.safetensors"), serialize(views, None).unwrap()).unwrap();
+    let many = fs::read(at("many.safetensors")).unwrap();
     fs::write(at("raw.bin"), [7; 5000]).unwrap();
     let (second, first) = ("model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors");
     let headers = [write_shard(&at(second), "y", 2, 5001), write_shard(&at(first), "x", 1, 4097)];
     let index_path = at("model.safetensors.index.json");
     write_index(&index_path, &[(second, &headers[0]), (first, &headers[1])]);
 
-    let paths = [at("raw.bin"), index_path, at("synthetic.safetensors")];
-    let opened = format::open(&paths, FormatChoice::Auto).unwrap();
+    let paths = [at("raw.bin"), index_path, at("many.safetensors")];
+    let opened = open(&paths, FormatChoice::Auto).unwrap();
     let planned: Vec<&Path> = opened.plan.files().iter().map(|file| file.source().path()).collect();
-    assert_eq!(planned, [at("raw.bin"), at(first), at(second), at("synthetic.safetensors")]);
+    assert_eq!(planned, [at("raw.bin"), at(first), at(second), at("many.safetensors")]);
     let with_tensors: Vec<usize> = opened.tensors.iter().map(|file| file.file_index).collect();
     assert_eq!(with_tensors, [1, 2, 3]);
 
@@ -603,19 +522,19 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
             "x" => assert!(found == [1; 4097]),
             "y" => assert!(found == [2; 5001]),
             _ => {
-                assert_eq!(placed.file.source().path(), at("synthetic.safetensors"));
-                let mut expected = vec![0; found.len()];
-                model.fill(placed.tensor.data.start, &mut expected);
+                assert_eq!(placed.file.source().path(), at("many.safetensors"));
+                let of_file = placed.tensor.data;
+                let expected = &many[of_file.start as usize..of_file.end as usize];
                 assert!(found == expected, "{}", placed.tensor.name);
             }
         }
     }
-    assert_eq!(opened.placed_tensors().count(), 2 + model.header().tensors.len());
+    assert_eq!(opened.placed_tensors().count(), 2 + 40);
     assert_eq!(end, opened.plan.len_bytes());
 
-    let raw = format::open(&paths, FormatChoice::Raw).unwrap();
+    let raw = open(&paths, FormatChoice::Raw).unwrap();
     assert_eq!((raw.plan.files().len(), raw.tensors.len()), (3, 0));
-    let refused = reason(format::open(&paths[..1], FormatChoice::Safetensors));
+    let refused = reason(open(&paths[..1], FormatChoice::Safetensors));
     assert!(refused.contains("its first 8 bytes say"), "{refused}");
 }
 
@@ -626,13 +545,13 @@ fn a_model_with_something_missing_is_not_opened() {
     let [x, y] = [("a.safetensors", "x"), ("b.safetensors", "y")]
         .map(|(shard, name)| (shard, write_shard(&at(shard), name, 0, 100)));
     let index_path = at("model.safetensors.index.json");
-    let open = || format::open(&[&index_path], FormatChoice::Auto);
+    let open_it = || open(&[&index_path], FormatChoice::Auto);
     let shards = [(x.0, &x.1), (y.0, &y.1)];
     write_index(&index_path, &shards);
-    assert_eq!(open().unwrap().tensors.len(), 2);
+    assert_eq!(open_it().unwrap().tensors.len(), 2);
 
     write_index(&index_path, &[shards[0], ("c.safetensors", &y.1)]);
-    let text = open().unwrap_err().to_string();
+    let text = open_it().unwrap_err().to_string();
     let folder_name = folder.path().display();
     assert_eq!(
         text,
@@ -643,21 +562,18 @@ fn a_model_with_something_missing_is_not_opened() {
         )
     );
     fs::write(&index_path, r#"{"weight_map":{"x":"../a.safetensors"}}"#).unwrap();
-    assert!(reason(open()).contains("has '..' in it"));
+    assert!(reason(open_it()).contains("has '..' in it"));
     write_index(&index_path, &[("a.safetensors", &y.1)]);
-    assert!(reason(open()).contains("tensor \"y\" is not in the shard \"a.safetensors\""));
+    assert!(reason(open_it()).contains("tensor \"y\" is not in the shard \"a.safetensors\""));
 
     // A shard that was cut short is named itself.
     write_index(&index_path, &shards);
     let shard = fs::OpenOptions::new().write(true).open(at("b.safetensors")).unwrap();
     shard.set_len(x.1.file_len_bytes() - 1).unwrap();
-    let text = open().unwrap_err().to_string();
+    let text = open_it().unwrap_err().to_string();
     assert!(text.contains("b.safetensors is not a valid") && text.contains("cut short"), "{text}");
-    assert!(matches!(
-        format::open(&[at("none.safetensors")], FormatChoice::Auto),
-        Err(Error::Open { .. })
-    ));
-    let directory = format::open(&[folder.path()], FormatChoice::Safetensors).unwrap_err();
+    assert!(matches!(open(&[at("none.safetensors")], FormatChoice::Auto), Err(Error::Open { .. })));
+    let directory = open(&[folder.path()], FormatChoice::Safetensors).unwrap_err();
     assert!(directory.to_string().contains("index.json"), "{directory}");
 }
 
@@ -666,9 +582,31 @@ fn an_index_that_is_too_long_is_not_read() {
     let folder = folder();
     let path = folder.path().join("model.safetensors.index.json");
     fs::File::create(&path).unwrap().set_len(index::INDEX_LEN_MAX_BYTES + 1).unwrap();
-    let (refused, peak) = peak_bytes(|| ShardIndex::read(&path));
+    let (refused, peak) = peak_bytes(|| open(&[&path], FormatChoice::Auto));
     assert_eq!(reason(refused), "it has 100000001 bytes, more than the 100000000 of any");
     assert!(peak < 64 << 10, "{peak}");
+}
+
+#[test]
+fn the_headers_of_all_shards_together_are_bounded() {
+    let folder = folder();
+    let shard = folder.path().join("0.safetensors");
+    // Metadata and nothing else, which fits twice but not three times. The shards are one file.
+    let header = format!(r#"{{"__metadata__":{{"a":"{}"}}}}"#, "a".repeat(50_000_000));
+    fs::write(&shard, with_prefix(&header)).unwrap();
+    for name in ["1.safetensors", "2.safetensors"] {
+        fs::hard_link(&shard, folder.path().join(name)).unwrap();
+    }
+    let path = folder.path().join("model.safetensors.index.json");
+    let map = serde_json::json!({"a": "0.safetensors", "b": "1.safetensors", "c": "2.safetensors"});
+    fs::write(&path, serde_json::json!({"weight_map": map}).to_string()).unwrap();
+    let refused = reason(open(&[&path], FormatChoice::Auto));
+    let expected = "the headers of this model's files have 150000099 bytes or more, and 134217728 \
+                    are read of one model; name the shards one by one, or load the files \
+                    as raw ones";
+    assert!(refused.ends_with(expected), "{refused}");
+    // Named one by one, they are read.
+    assert_eq!(open(&[&shard, &shard, &shard], FormatChoice::Auto).unwrap().tensors.len(), 3);
 }
 
 #[test]
@@ -679,12 +617,15 @@ fn a_header_longer_than_the_first_read_is_read_in_full() {
         let header = many_tensors(count, 3);
         fs::write(&path, with_prefix(&header)).unwrap();
         let source = SourceFile::open(&path).unwrap();
-        let (read, peak) = peak_bytes(|| Header::read(&source));
+        let (read, peak) = peak_bytes(|| read_safetensors_header(&source));
         assert_eq!(read.unwrap().tensors.len(), count);
         assert!(peak <= safetensors::parse_memory_max_bytes(header.len() as u64));
     }
     // It became shorter since it was opened.
     let source = SourceFile::open(&path).unwrap();
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(20_000).unwrap();
-    assert!(matches!(Header::read(&source), Err(Error::Truncated { ended_at: 20_000, .. })));
+    assert!(matches!(
+        read_safetensors_header(&source),
+        Err(Error::Truncated { ended_at: 20_000, .. })
+    ));
 }

@@ -4,13 +4,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use longshore_heap::Heap;
-use longshore_load::format::gguf::{
+use longshore_formats::Dtype as AnyDtype;
+use longshore_formats::gguf::{
     self, Array, Dtype, HEADER_LEN_MAX_BYTES, Header, METADATA_ENTRIES_MAX, TENSORS_MAX, Value,
     ValueType,
 };
-use longshore_load::format::{self, FormatChoice, Opened};
-use longshore_load::{Error, Loader, SourceFile};
+use longshore_heap::Heap;
+use longshore_load::{Error, FormatChoice, Loader, Opened, SourceFile, open, read_gguf_header};
 use longshore_mem::Granule;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -33,8 +33,8 @@ fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Header, Error> {
-    Header::parse(Path::new("file"), bytes, bytes.len() as u64)
+fn parse(bytes: &[u8]) -> longshore_formats::Result<Header> {
+    Header::parse(bytes, bytes.len() as u64)
 }
 
 // Against what the Python package gguf writes and reads: see tests/gguf/make.py.
@@ -80,7 +80,7 @@ fn what_the_reference_writes_is_read_as_it_reads_it() {
     assert_eq!(files.len(), 8);
     for (name, expected) in files {
         let bytes = fs::read(reference(name)).unwrap();
-        let header = Header::read(&SourceFile::open(reference(name)).unwrap()).unwrap();
+        let header = read_gguf_header(&SourceFile::open(reference(name)).unwrap()).unwrap();
         assert_eq!(parse(&bytes).unwrap(), header);
         assert_eq!(header.version, expected["version"].as_u64().unwrap() as u32, "{name}");
         assert_eq!(header.alignment.bytes(), expected["alignment"].as_u64().unwrap(), "{name}");
@@ -317,14 +317,14 @@ proptest! {
     #[test]
     fn what_is_sound_is_read_and_written_again(file in file()) {
         let head = file.head();
-        let header = Header::parse(Path::new("file"), &head, 1 << 40).unwrap();
+        let header = Header::parse(&head, 1 << 40).unwrap();
         prop_assert_eq!(header.tensors.len(), file.tensors.len());
         checks::gguf_header(&head);
 
         let mut on_disk = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut on_disk, &head).unwrap();
         on_disk.as_file().set_len(1 << 30).unwrap();
-        let read = Header::read(&SourceFile::open(on_disk.path()).unwrap()).unwrap();
+        let read = read_gguf_header(&SourceFile::open(on_disk.path()).unwrap()).unwrap();
         prop_assert_eq!(read, header);
     }
 
@@ -340,7 +340,7 @@ proptest! {
             }
         }
         checks::gguf_header(&head);
-        let (_, peak) = peak_bytes(|| Header::parse(Path::new("file"), &head, 1 << 40));
+        let (_, peak) = peak_bytes(|| Header::parse(&head, 1 << 40));
         prop_assert!(peak <= gguf::parse_memory_max_bytes(head.len() as u64));
     }
 }
@@ -368,7 +368,7 @@ fn within_bound(head: &[u8]) -> Option<String> {
     std::io::Write::write_all(&mut on_disk, head).unwrap();
     on_disk.as_file().set_len(1 << 40).unwrap();
     let source = SourceFile::open(on_disk.path()).unwrap();
-    let (read, peak) = peak_bytes(|| Header::read(&source));
+    let (read, peak) = peak_bytes(|| read_gguf_header(&source));
     let bound = gguf::parse_memory_max_bytes(head.len() as u64);
     assert!(peak <= bound, "{peak} bytes for a header of {}, above {bound}", head.len());
     read.is_err().then(|| reason(read))
@@ -403,8 +403,8 @@ fn ten_million_tensors_are_refused_within_the_bound() {
         let mut head = many_tensors(0, 0);
         head[at..at + 8].copy_from_slice(&30_000u64.to_le_bytes());
         let file_len = head.len() as u64;
-        let (refused, peak) = peak_bytes(|| Header::parse(Path::new("file"), &head, file_len));
-        assert!(reason(refused).contains("for which it is too short"));
+        let (refused, peak) = peak_bytes(|| Header::parse(&head, file_len));
+        assert!(refused.unwrap_err().reason().contains("for which it is too short"));
         assert!(peak < 4096, "{peak}");
     }
 }
@@ -478,12 +478,12 @@ fn a_header_without_end_is_read_to_the_limit_and_no_further() {
     fs::write(file.path(), &head).unwrap();
     file.as_file().set_len(1 << 30).unwrap();
     let source = SourceFile::open(file.path()).unwrap();
-    let (read, peak) = peak_bytes(|| Header::read(&source));
+    let (read, peak) = peak_bytes(|| read_gguf_header(&source));
     assert_eq!(read.unwrap().data_offset, HEADER_LEN_MAX_BYTES);
     assert!(peak <= gguf::parse_memory_max_bytes(HEADER_LEN_MAX_BYTES), "{peak}");
     // It became shorter since it was opened.
     file.as_file().set_len(1 << 20).unwrap();
-    assert!(matches!(Header::read(&source), Err(Error::Truncated { ended_at: 1_048_576, .. })));
+    assert!(matches!(read_gguf_header(&source), Err(Error::Truncated { ended_at: 1_048_576, .. })));
 }
 
 // From the disk into the buffer.
@@ -516,7 +516,7 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
     fs::copy(reference("every_dtype.gguf"), &other).unwrap();
     // The first split brings in the others, which a pattern of the shell names too.
     let named = [&paths[0], &paths[1], &paths[2], &other];
-    let opened = format::open(&named, FormatChoice::Auto).unwrap();
+    let opened = open(&named, FormatChoice::Auto).unwrap();
     assert_eq!(planned(&opened), named);
     let loaded = Loader::new().heap(Heap::Memfd).load(&opened.plan).unwrap();
     let bytes = loaded.buffer.read().unwrap();
@@ -532,20 +532,20 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
     let placed: Vec<_> = opened.placed_tensors().collect();
     assert_eq!(placed.len(), 5 + DTYPES_IN_FILE);
     assert_eq!(placed[0].tensor.name, "blk.0.w");
-    assert_eq!(placed[5].tensor.dtype, format::Dtype::Ggml(Dtype::F32));
+    assert_eq!(placed[5].tensor.dtype, AnyDtype::Ggml(Dtype::F32));
     assert_eq!(placed[5].tensor.dtype.to_string(), "F32");
     let header = &opened.tensors[3].header;
     assert_eq!((header.format(), header.tensors().len()), ("GGUF", DTYPES_IN_FILE));
     assert_eq!(header.tensor("of.Q6_K").unwrap().shape, [2, 3, 256]);
     assert_eq!(header.data_offset(), 1952);
 
-    let raw = format::open(&named, FormatChoice::Raw).unwrap();
+    let raw = open(&named, FormatChoice::Raw).unwrap();
     assert_eq!((raw.plan.files().len(), raw.tensors.len()), (4, 0));
-    let refused = reason(format::open(&[reference("make.py")], FormatChoice::Gguf));
+    let refused = reason(open(&[reference("make.py")], FormatChoice::Gguf));
     assert!(refused.starts_with("it begins with '#!/u' and not with GGUF"), "{refused}");
     let named_otherwise = folder.path().join("blob");
     fs::copy(&other, &named_otherwise).unwrap();
-    let opened = format::open(&[named_otherwise], FormatChoice::Gguf).unwrap();
+    let opened = open(&[named_otherwise], FormatChoice::Gguf).unwrap();
     assert_eq!(opened.tensors.len(), 1);
 }
 
@@ -553,7 +553,7 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
 fn splits_belong_together() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
-    let open = |path: &Path| format::open(&[path], FormatChoice::Auto);
+    let open = |path: &Path| open(&[path], FormatChoice::Auto);
     let [first, second, third] = splits(folder.path());
     assert_eq!(planned(&open(&first).unwrap()), [&first, &second, &third]);
     // One that is not the first stands for itself.
@@ -622,7 +622,7 @@ fn splits_with_the_same_or_too_few_tensors_are_refused() {
         path
     };
     let first = write(1, &["a", "b"], 3);
-    let open = || format::open(&[&first], FormatChoice::Auto);
+    let open = || open(&[&first], FormatChoice::Auto);
     write(2, &["c"], 3);
     assert_eq!(open().unwrap().placed_tensors().count(), 3);
     write(2, &["b"], 3);
@@ -631,4 +631,25 @@ fn splits_with_the_same_or_too_few_tensors_are_refused() {
     let expected = "split 1 says that all have 3 tensors together, but they have 4; are they of the \
                     same version?";
     assert_eq!(reason(open()), expected);
+}
+
+#[test]
+fn the_headers_of_all_splits_together_are_bounded() {
+    let folder = folder();
+    let split = |number: u16| {
+        let entry = |key: &str, value: u16| {
+            (key.to_owned(), ValueType::U16.number(), value.to_le_bytes().to_vec())
+        };
+        let long = ("long".to_owned(), ValueType::String.number(), text(&[b'a'; 70_000_000]));
+        let entries = vec![entry("split.no", number - 1), entry("split.count", 2), long];
+        let path = folder.path().join(format!("m-{number:05}-of-00002.gguf"));
+        fs::write(&path, File { version: 3, entries, tensors: Vec::new() }.head()).unwrap();
+        path
+    };
+    let (first, second) = (split(1), split(2));
+    let refused = reason(open(&[&first], FormatChoice::Auto));
+    let expected = "bytes or more, and 134217728 are read of one model; name the shards one by one, or \
+                    load the files as raw ones";
+    assert!(refused.ends_with(expected), "{refused}");
+    assert_eq!(open(&[&second], FormatChoice::Auto).unwrap().tensors.len(), 1);
 }

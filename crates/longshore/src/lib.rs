@@ -21,7 +21,8 @@
 //!
 //! | part | what it is for |
 //! | --- | --- |
-//! | [`load`](mod@load) | plans, the overlapped reader, formats, verification |
+//! | [`load`](mod@load) | plans, the overlapped reader, verification |
+//! | [`formats`] | safetensors, GGUF and index files: bytes in, ranges out |
 //! | [`serve`] | sharing on a node: a server that loads each model once, and attaching to it |
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
@@ -39,6 +40,7 @@ pub mod manual;
 
 pub use longshore_access as access;
 pub use longshore_domain as domain;
+pub use longshore_formats as formats;
 pub use longshore_heap as heap;
 pub use longshore_iov as iov;
 pub use longshore_load as load;

@@ -29,7 +29,7 @@ macro_rules! page {
 page!(
     loading_models,
     "loading-models.md",
-    "[`Loader`](crate::Loader), [`Plan`](crate::Plan), [`format::open`](crate::load::format::open), \
+    "[`Loader`](crate::Loader), [`Plan`](crate::Plan), [`load::open`](crate::load::open()), \
      [`Heap`](crate::Heap), [`ReadMode`](crate::ReadMode), [`Buffer`](crate::Buffer), \
      [`SharedBuffer`](crate::SharedBuffer)"
 );

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use longshore_load::format::{self, FormatChoice};
+use longshore_load::FormatChoice;
 use longshore_load::plan::PlannedFile;
 use longshore_load::{Plan, SourceFile};
 use longshore_mem::Granule;
@@ -148,7 +148,7 @@ impl Served {
             return Err(longshore_load::Error::NotRegular { path, kind, hint });
         }
         let path = path.to_owned();
-        if layout.align.is_none() && !format::names_others(&path, layout.format) {
+        if layout.align.is_none() && !longshore_load::names_others(&path, layout.format) {
             let (files, len_bytes) =
                 (vec![(path.clone(), status.version)], status.version.len_bytes());
             return Ok(Found { path, layout, files, len_bytes });
@@ -204,7 +204,7 @@ impl Served {
             }
             Ok(source)
         };
-        let mut opened = format::open_by(&[named], layout.format, &open)?;
+        let mut opened = longshore_load::open_by(&[named], layout.format, &open)?;
         if let Some(alignment) = layout.align {
             if opened.tensors.is_empty() {
                 return Err(longshore_load::Error::Format {

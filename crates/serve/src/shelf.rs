@@ -201,7 +201,7 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    use longshore_load::format::FormatChoice;
+    use longshore_load::FormatChoice;
 
     use super::*;
     use crate::served::{Layout, Looked, Served};

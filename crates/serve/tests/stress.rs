@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_load::CancelToken;
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_serve::protocol::{Request, Target, VERSION};
 use longshore_serve::{Client, Error, Event, Listener, Options, Reason, Server, Stop, Wanted};
 use longshore_sys::packet_socket;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use longshore_heap::{Heap, Sealing};
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_load::{CancelToken, Loader, Plan};
 use longshore_mem::Granule;
 use longshore_serve::{Client, Event, Listener, Options, Server, Stop, Wanted};

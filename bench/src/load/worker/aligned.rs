@@ -2,8 +2,8 @@
 
 use anyhow::ensure;
 use longshore_heap::{Heap, Sealing};
+use longshore_load::FormatChoice;
 use longshore_load::Loader;
-use longshore_load::format::{self, FormatChoice};
 use longshore_mem::Granule;
 
 use super::longshore::describe;
@@ -15,7 +15,7 @@ pub(super) fn prepare(file: &DataFile, alignment_bytes: u64) -> Result<Prepared,
     let alignment = Granule::new(alignment_bytes).map_err(anyhow::Error::from)?;
     let file = file.clone();
     Ok(Box::new(move || {
-        let as_it_is = format::open(&[&file.path], FormatChoice::Safetensors)?;
+        let as_it_is = longshore_load::open(&[&file.path], FormatChoice::Safetensors)?;
         let before: Vec<_> = as_it_is
             .placed_tensors()
             .map(|placed| (placed.tensor.name.to_owned(), placed.tensor.data.start))

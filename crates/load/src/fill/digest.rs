@@ -6,7 +6,7 @@ use longshore_heap::Reservation;
 
 use super::ledger::Ledger;
 use crate::digest_kind::DigestKind;
-use crate::format;
+use crate::open::read_exact;
 use crate::plan::{Plan, PlannedFile};
 use crate::verify::Hasher;
 
@@ -70,7 +70,7 @@ fn hash_aside(
         if ledger.should_stop() {
             return false;
         }
-        if let Err(error) = format::read_exact(file.source(), &mut bytes[..wanted], at) {
+        if let Err(error) = read_exact(file.source(), &mut bytes[..wanted], at) {
             ledger.fail(error);
             return false;
         }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::plan::{Part, PlannedFile};
+use longshore_formats::Part;
+
+use crate::plan::PlannedFile;
 
 /// Which way a piece takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,7 +35,7 @@ fn drive<'mem>(
     let mut finished: Vec<Completion> = Vec::new();
     loop {
         if ledger.should_stop() {
-            // Leaving `with_ring` waits for what is in flight.
+            // Leaving `with_ring` cancels the reads in flight, and waits until they have ended.
             return Ok(());
         }
         while ring.room() > 0 {

@@ -5,6 +5,7 @@
 //! only the ends are odd, the head goes through the page cache and the tail reads its whole last
 //! block into the slack behind it, which is zeroed afterwards.
 
+use longshore_formats::Part;
 use longshore_heap::Reservation;
 use longshore_mem::{FileOffset, Granule};
 use longshore_sys::file::{self, DirectAlignment, ReadFlags};
@@ -17,7 +18,7 @@ use super::staged::{SPAN_BYTES, Span};
 use super::tuning::Tuning;
 use crate::error::{Error, Result};
 use crate::mode::ReadMode;
-use crate::plan::{FILE_ALIGNMENT, Part, Plan, PlannedFile};
+use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 
 /// A piece that is partly resident is looked at in units of this: less is not worth a read of its
 /// own beside the disk's.

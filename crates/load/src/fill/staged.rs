@@ -2,7 +2,7 @@
 //! and they are copied while they are in the cache.
 //!
 //! A disk wants the memory it writes to aligned like the file. The tensors of a model that is not
-//! aligned are nowhere near that, so those of an image ([`crate::plan::Image`]) come this way: a
+//! aligned are nowhere near that, so those of an image ([`longshore_formats::Image`]) come this way: a
 //! few threads each read a span of the file, all of it that lies side by side, and put what is in
 //! it where it goes. While one copies, the others read. One more thread makes the pages that are
 //! copied to, ahead of them: where each makes its own, all wait for the lock on the process's

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use longshore_formats::{Image, Part};
 use longshore_heap::Heap;
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ use crate::digest_kind::DigestKind;
 use crate::error::Error;
 use crate::loader::{Loaded, Loader};
 use crate::mode::ReadMode;
-use crate::plan::{Image, Part, Plan};
+use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::source::SourceFile;
 
@@ -118,7 +119,7 @@ proptest! {
         // In the file: a gap before each part. In the image: the other way round, aligned.
         let (mut end, mut parts) = (0, Vec::new());
         for (len, gap) in sizes {
-            parts.push(Part { file_offset: end + gap as u64, buffer_offset: 0, len_bytes: len as u64 });
+            parts.push(Part::new(end + gap as u64, 0, len as u64));
             end += (gap + len) as u64;
         }
         let head = b"of our own making".to_vec();
@@ -138,7 +139,7 @@ proptest! {
             expected[part.buffer_offset as usize..][..from.len()].copy_from_slice(from);
         }
         let mut plan = Plan::new();
-        let image = Image::new(head, parts, len_bytes, alignment);
+        let image = Image::new(head, parts, len_bytes, alignment).unwrap();
         plan.push_image(SourceFile::open(file.path()).unwrap(), image).unwrap();
         let reads = Mocked::new(|number, route, _, len_bytes| {
             let random = (seed ^ number).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
@@ -267,12 +268,9 @@ fn sparse_image(folder: &str, gap_bytes: u64) -> Option<(tempfile::NamedTempFile
         assert_eq!(rustix::io::pwrite(file.as_file(), &bytes, offset).unwrap(), 4096);
     }
     let parts = [(0, 4096), (second, 8192)];
-    let parts = parts.map(|(file_offset, buffer_offset)| Part {
-        file_offset,
-        buffer_offset,
-        len_bytes: 4096,
-    });
-    let image = Image::new(vec![3; 4096], parts.to_vec(), 3 * 4096, Granule::SIZE_4K);
+    let parts =
+        parts.map(|(file_offset, buffer_offset)| Part::new(file_offset, buffer_offset, 4096));
+    let image = Image::new(vec![3; 4096], parts.to_vec(), 3 * 4096, Granule::SIZE_4K).unwrap();
     let mut plan = Plan::new();
     plan.push_image(SourceFile::open(file.path()).unwrap(), image).unwrap();
     Some((file, plan))

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use longshore_formats::printable;
 use longshore_load::CancelToken;
-use longshore_load::format::printable;
 use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
 

@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longshore_load::format::{self, FormatChoice, printable};
+use longshore_formats::printable;
+use longshore_load::FormatChoice;
 use longshore_load::{CancelToken, Progress};
 use longshore_mem::Granule;
 use longshore_sys::{file, packet_socket};
@@ -55,7 +56,7 @@ pub struct Listing {
 ///
 /// ```no_run
 /// use longshore_load::CancelToken;
-/// use longshore_load::format::FormatChoice;
+/// use longshore_load::FormatChoice;
 /// use longshore_serve::{Client, Wanted};
 ///
 /// let wanted = Wanted::Path("model.safetensors".into());
@@ -96,7 +97,7 @@ impl Client {
     /// Has the server place every tensor at a multiple of this, as [`Opened::align`] does: it is
     /// another memory than the same model's as it is. What is attached by its number is as it is held.
     ///
-    /// [`Opened::align`]: longshore_load::format::Opened::align
+    /// [`Opened::align`]: longshore_load::Opened::align
     pub fn align(self, alignment: Granule) -> Self {
         Self { align: Some(alignment), ..self }
     }
@@ -287,7 +288,7 @@ fn resolved(path: &Path) -> Result<PathBuf> {
 
 /// The files that one stands for: a server that asks for others asks for too much.
 fn files_of(path: &Path, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
-    let opened = format::open(&[path], format)?;
+    let opened = longshore_load::open(&[path], format)?;
     Ok(opened.plan.files().iter().map(|file| file.source().path().to_owned()).collect())
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_mem::Granule;
 use longshore_sys::beneath;
 use longshore_sys::file::Version;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use longshore_load::format::printable;
+use longshore_formats::printable;
 use longshore_sys::packet_socket::Peer;
 
 /// Something that happened. Shown as one line without control characters.

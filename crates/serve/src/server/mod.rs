@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longshore_heap::Heap;
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_mem::Granule;
 use longshore_sys::descriptors;
 

@@ -6,9 +6,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
+use longshore_formats::safetensors::Header;
 use longshore_load::CancelToken;
-use longshore_load::format::FormatChoice;
-use longshore_load::format::safetensors::Header;
+use longshore_load::FormatChoice;
 use longshore_mem::Granule;
 use longshore_serve::{Client, Error, Event, HeldState, Keep, Options, Reason, Wanted};
 
@@ -286,7 +286,7 @@ fn all_shards_of_a_model_are_one_memory() {
     assert_eq!(attachment.files().len(), 2);
     for (file, (name, value)) in attachment.files().iter().zip([("first", 1), ("second", 2)]) {
         let bytes = attachment.file_bytes(file).unwrap();
-        let header = Header::parse(&file.path, bytes, bytes.len() as u64).unwrap();
+        let header = Header::parse(bytes, bytes.len() as u64).unwrap();
         let tensor = &header.tensors[0];
         assert_eq!(tensor.name, name);
         let data = tensor.data.start as usize..tensor.data.end as usize;
@@ -319,7 +319,7 @@ fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
     assert_ne!(first.id(), as_it_is.id());
     let file = &first.files()[0];
     let bytes = first.file_bytes(file).unwrap();
-    let header = Header::parse(&file.path, bytes, bytes.len() as u64).unwrap();
+    let header = Header::parse(bytes, bytes.len() as u64).unwrap();
     let data = header.tensor("odd").unwrap().data.clone();
     assert_eq!((data.start % 4096, &bytes[data.start as usize..]), (0, &[7; 4][..]));
     let by_number = rig.attach(&Wanted::Id(first.id())).unwrap();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_heap::{Heap, Sealing};
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_load::{CancelToken, Progress};
 use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, VERSION};
 use longshore_serve::{Attachment, Client, Error, Result, Wanted};

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore_load::CancelToken;
-use longshore_load::format::FormatChoice;
+use longshore_load::FormatChoice;
 use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
 use longshore_serve::{
     Attachment, Client, Error, Event, Listener, Listing, Options, Reason, Result, Server, Stop,

@@ -1,8 +1,8 @@
 use std::fs;
 
 use longshore_heap::{Heap, Sealing};
+use longshore_load::FormatChoice;
 use longshore_load::Loader;
-use longshore_load::format::FormatChoice;
 use longshore_load::plan::PlannedFile;
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, path::PathBuf};
 
 use longshore_heap::{Heap, Sealing};
-use longshore_load::format::{self, FormatChoice};
+use longshore_load::FormatChoice;
 use longshore_load::{Loader, ReadMode, Report};
 use longshore_mem::Granule;
 use longshore_vm_tests::pattern;
@@ -88,7 +88,7 @@ impl Model {
     ) -> Result<Report, Box<dyn std::error::Error>> {
         let before = Holdings::now()?;
         let alignment = Granule::new(alignment_bytes)?;
-        let as_it_is = format::open(&[&self.path], FormatChoice::Auto)?;
+        let as_it_is = longshore_load::open(&[&self.path], FormatChoice::Auto)?;
         longshore_sys::page_cache::evict(fs::File::open(&self.path)?)?;
         let opened = as_it_is.align(alignment)?;
         let loader = Loader::new().heap(heap.clone()).mode(ReadMode::Auto);

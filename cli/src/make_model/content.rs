@@ -1,0 +1,264 @@
+//! Files like those of a language model, without the model.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Context;
+use longshore::load::AtomicFile;
+use longshore::{CancelToken, Progress};
+
+/// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.
+pub(super) const SYNTHETIC_LEN_MIN_BYTES: u64 = 32 << 10;
+
+/// The largest file [`Synthetic`] makes, in bytes: ten times the largest published models.
+pub(super) const SYNTHETIC_LEN_MAX_BYTES: u64 = 16 << 40;
+
+/// Widths of models to choose from, each at most twice the one before. Those from 512 on are in
+/// use.
+pub(super) const HIDDEN_SIZES: [u64; 18] = [
+    16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288,
+    16384,
+];
+
+/// Bytes written at once. Large enough that neither the calls nor the disk's latency count.
+const BLOCK_BYTES: usize = 8 << 20;
+
+/// What every word of content is spread by: 2^64 over the golden ratio, of SplitMix64.
+const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A file with the tensors of a language model, of a wanted length and with content that neither
+/// compresses nor repeats: for demonstrations, tests and measurements where no model is at hand.
+/// `H` is the header of its format.
+///
+/// It is a decoder of the common kind: embedding, layers of grouped-query attention and a gated
+/// feed-forward part, output head. Width and depth follow from the length. The bits are
+/// pseudo-random, so some elements are not numbers. Two of the same length and seed are equal,
+/// byte for byte.
+#[derive(Clone, Debug)]
+pub(super) struct Synthetic<H> {
+    layout: Layout<H>,
+    seed: u64,
+}
+
+/// A file as it is written and as it is read.
+#[derive(Clone, Debug)]
+pub(super) struct Layout<H> {
+    /// All before the data.
+    pub(super) opening: Vec<u8>,
+    pub(super) header: H,
+    /// Bytes behind the opening that are zero, from front to back.
+    pub(super) padding: Vec<Range<u64>>,
+    pub(super) len_bytes: u64,
+}
+
+/// Checks that a file of this length can be made.
+pub(super) fn check_len(len_bytes: u64) -> anyhow::Result<()> {
+    let possible = SYNTHETIC_LEN_MIN_BYTES..=SYNTHETIC_LEN_MAX_BYTES;
+    anyhow::ensure!(
+        possible.contains(&len_bytes),
+        "a synthetic model has {SYNTHETIC_LEN_MIN_BYTES} to {SYNTHETIC_LEN_MAX_BYTES} bytes, not \
+         {len_bytes}"
+    );
+    Ok(())
+}
+
+impl<H> Synthetic<H> {
+    pub(super) fn of(layout: Layout<H>) -> Self {
+        Self { layout, seed: 0 }
+    }
+
+    /// Other content. The default is 0.
+    #[cfg(test)]
+    pub(super) fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The length of the file in bytes.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.layout.len_bytes
+    }
+
+    /// What reading the header of the file will find.
+    pub(super) fn header(&self) -> &H {
+        &self.layout.header
+    }
+
+    /// Fills `bytes` with what the file has from `offset` on; with zeros past its end. Any part
+    /// can be had without the rest, so what was loaded can be held against it.
+    pub(super) fn fill(&self, offset: u64, bytes: &mut [u8]) {
+        let left = self.len_bytes().saturating_sub(offset);
+        let inside_len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+        let (inside, past) = bytes.split_at_mut(inside_len);
+        past.fill(0);
+
+        let opening = usize::try_from(offset).ok().and_then(|at| self.layout.opening.get(at..));
+        let opening = opening.unwrap_or(&[]);
+        let (from_opening, content) = inside.split_at_mut(opening.len().min(inside_len));
+        from_opening.copy_from_slice(&opening[..from_opening.len()]);
+        self.fill_content(offset + from_opening.len() as u64, content);
+        let end = offset.saturating_add(inside_len as u64);
+        let padding = &self.layout.padding;
+        let first = padding.partition_point(|gap| gap.end <= offset);
+        for gap in padding[first..].iter().take_while(|gap| gap.start < end) {
+            let (from, to) = (gap.start.max(offset) - offset, gap.end.min(end) - offset);
+            inside[from as usize..to as usize].fill(0);
+        }
+    }
+
+    fn fill_content(&self, offset: u64, bytes: &mut [u8]) {
+        let into_word = (offset % 8) as usize;
+        let head_len = if into_word == 0 { 0 } else { (8 - into_word).min(bytes.len()) };
+        let (head, rest) = bytes.split_at_mut(head_len);
+        let mut index = offset / 8;
+        if head_len > 0 {
+            head.copy_from_slice(&self.word(index)[into_word..into_word + head_len]);
+            index += 1;
+        }
+        let mut words = rest.chunks_exact_mut(8);
+        for word in words.by_ref() {
+            word.copy_from_slice(&self.word(index));
+            index += 1;
+        }
+        let tail = words.into_remainder();
+        tail.copy_from_slice(&self.word(index)[..tail.len()]);
+    }
+
+    /// The eight bytes at `index * 8` of the file: output number `index` of SplitMix64 (Steele,
+    /// Lea and Flood, 2014), so that no word depends on another.
+    fn word(&self, index: u64) -> [u8; 8] {
+        let mut z = self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(WEYL));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)).to_le_bytes()
+    }
+
+    /// Writes the file under `path`, replacing one that is there. It gets that name when it is complete
+    /// and on the disk. Calls `observe` after every 8 MiB. Returns how many bytes were written: all of
+    /// them, unless it was cancelled, and then nothing is left.
+    pub(super) fn write(
+        &self,
+        path: &Path,
+        cancel: &CancelToken,
+        mut observe: impl FnMut(Progress),
+    ) -> anyhow::Result<u64> {
+        let mut done_bytes = 0;
+        let written = AtomicFile::create(path).and_then(|mut file| {
+            let complete = self.write_to(file.file(), cancel, &mut done_bytes, &mut observe)?;
+            if complete { file.commit() } else { Ok(()) }
+        });
+        let total_bytes = self.len_bytes();
+        written.with_context(|| {
+            let path = path.display();
+            format!("writing {path} failed after {done_bytes} of {total_bytes} bytes")
+        })?;
+        Ok(done_bytes)
+    }
+
+    /// Writes all of it, and returns whether it was not cancelled.
+    fn write_to(
+        &self,
+        mut out: impl Write,
+        cancel: &CancelToken,
+        done_bytes: &mut u64,
+        mut observe: impl FnMut(Progress),
+    ) -> io::Result<bool> {
+        let began = Instant::now();
+        let total_bytes = self.len_bytes();
+        let mut block = vec![0; BLOCK_BYTES.min(total_bytes as usize)];
+        while *done_bytes < total_bytes {
+            if cancel.is_cancelled() {
+                return Ok(false);
+            }
+            let len = (total_bytes - *done_bytes).min(block.len() as u64);
+            let block = &mut block[..len as usize];
+            self.fill(*done_bytes, block);
+            out.write_all(block)?;
+            *done_bytes += len;
+            observe(Progress { done_bytes: *done_bytes, total_bytes, elapsed: began.elapsed() });
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::make_model::{gguf, safetensors};
+
+    /// Takes so many bytes and then is full.
+    struct Full(usize);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.0 == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let taken = bytes.len().min(self.0);
+            self.0 -= taken;
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn parts_are_those_of_the_whole<H>(model: &Synthetic<H>) {
+        let len = model.len_bytes() as usize;
+        let mut whole = vec![0; len];
+        model.fill(0, &mut whole);
+        let opening_len = model.layout.opening.len();
+        let gap = model.layout.padding.first().map_or(0, |gap| gap.start as usize);
+        for (offset, len) in [
+            (0, 1),
+            (3, 5),
+            (opening_len - 3, 20),
+            (opening_len + 1, 6),
+            (gap.saturating_sub(1), 2),
+            (gap + 1, 40),
+            (9_001, 77),
+            (len - 1, 1),
+        ] {
+            let mut part = vec![0xff; len];
+            model.fill(offset as u64, &mut part);
+            assert_eq!(part, whole[offset..offset + len], "{len} at {offset}");
+        }
+        let mut past = [0xff; 4];
+        model.fill(len as u64 - 2, &mut past);
+        assert_eq!(past, [whole[len - 2], whole[len - 1], 0, 0]);
+        model.fill(u64::MAX, &mut past);
+        assert_eq!(past, [0; 4]);
+    }
+
+    #[test]
+    fn any_part_is_that_part_of_the_whole() {
+        parts_are_those_of_the_whole(&safetensors::Synthetic::new(40_000).unwrap());
+        let gguf = gguf::Synthetic::new(40_000).unwrap();
+        assert!(!gguf.layout.padding.is_empty());
+        parts_are_those_of_the_whole(&gguf);
+    }
+
+    #[test]
+    fn content_is_that_of_its_seed() {
+        // The first outputs of SplitMix64 for the seed 1234567, as its authors' C code gives them.
+        let model = safetensors::Synthetic::new(SYNTHETIC_LEN_MIN_BYTES).unwrap().seed(1_234_567);
+        let words = [0, 1, 2].map(|index| u64::from_le_bytes(model.word(index)));
+        assert_eq!(
+            words,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
+    }
+
+    #[test]
+    fn a_full_disk_is_reported_with_how_far_it_came() {
+        let model = safetensors::Synthetic::new(20 << 20).unwrap();
+        let mut done_bytes = 0;
+        let error = model
+            .write_to(Full(9 << 20), &CancelToken::new(), &mut done_bytes, |_| {})
+            .unwrap_err();
+        assert_eq!((error.kind(), done_bytes), (io::ErrorKind::StorageFull, 8 << 20));
+    }
+}

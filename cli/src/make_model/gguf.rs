@@ -1,0 +1,319 @@
+//! Which tensors and metadata a synthetic model of a given size has.
+
+use longshore::formats::gguf::{Dtype, Header, MAGIC, ValueType};
+
+use super::content::{self, HIDDEN_SIZES, Layout};
+
+/// A synthetic GGUF file. Its types are mixed as llama.cpp's `Q4_K_M` mixes them, norms are F32,
+/// and its metadata have a vocabulary with a name for each row of the embedding.
+pub(super) type Synthetic = content::Synthetic<Header>;
+
+impl Synthetic {
+    /// Lays out a file of `len_bytes` bytes or up to one percent less: rows are whole blocks.
+    pub(super) fn new(len_bytes: u64) -> anyhow::Result<Self> {
+        content::check_len(len_bytes)?;
+        Ok(Self::of(Model::fill(len_bytes).lay_out()?))
+    }
+}
+
+/// What a description of a tensor takes, with padding of its data.
+const DESCRIPTION_BYTES: u64 = 128;
+/// At least what the metadata outside the vocabulary take.
+const METADATA_BYTES: u64 = 1500;
+/// At least what the vocabulary takes for a word: a length, text, score and type.
+const WORD_BYTES: u64 = 8 + 12 + 4 + 4;
+/// What llama.cpp calls ordinary words and control words.
+const WORD_NORMAL: i32 = 1;
+const WORD_CONTROL: i32 = 3;
+/// The version of the format that is written.
+const VERSION: u32 = 3;
+/// What the offsets of tensors are multiples of where no metadata say otherwise.
+const ALIGNMENT: u64 = 32;
+/// `MOSTLY_Q4_K_M` of the specification.
+const FILE_TYPE: u32 = 15;
+
+/// The measures of a decoder.
+#[derive(Clone, Copy, Debug)]
+struct Model {
+    hidden: u64,
+    layers: u64,
+    vocabulary: u64,
+}
+
+impl Model {
+    /// The widest model that fits at a usual depth, made deeper and then given as many words as
+    /// there is room for.
+    fn fill(file_len_bytes: u64) -> Self {
+        let least = |hidden: u64| Self {
+            hidden,
+            // Models in use have 16 at 2048, 32 at 4096, 64 to 80 at 8192.
+            layers: (hidden / 128).max(1),
+            // Models in use have 32,000 and more.
+            vocabulary: (8 * hidden).min(32_000),
+        };
+        // The first is no whole block.
+        let mut model = least(HIDDEN_SIZES[1]);
+        for wider in HIDDEN_SIZES[1..].iter().copied().map(least) {
+            if wider.len_estimate_bytes() <= file_len_bytes {
+                model = wider;
+            }
+        }
+        let room = file_len_bytes.saturating_sub(model.len_estimate_bytes());
+        let described = 2 * model.layer(0).len() as u64 * DESCRIPTION_BYTES;
+        let two = model.layer_bytes(true) + model.layer_bytes(false) + described;
+        model.layers += 2 * (room / two);
+        // The estimates are a little high, so there is room again.
+        loop {
+            let room = file_len_bytes.saturating_sub(model.opened().1);
+            let words = room / (model.row_bytes() + WORD_BYTES);
+            if words == 0 {
+                return model;
+            }
+            model.vocabulary += words;
+        }
+    }
+
+    /// A little more than the length of the file, without making the header.
+    fn len_estimate_bytes(&self) -> u64 {
+        let described = (3 + self.layers * self.layer(0).len() as u64) * DESCRIPTION_BYTES;
+        let words = self.vocabulary * (self.row_bytes() + WORD_BYTES);
+        let layers: u64 = (0..self.layers).map(|layer| self.layer_bytes(self.is_fine(layer))).sum();
+        METADATA_BYTES + described + words + layers + self.hidden * 4
+    }
+
+    /// What a word takes in the embedding and the head.
+    fn row_bytes(&self) -> u64 {
+        let row = |dtype| bytes(dtype, &[self.hidden]);
+        row(self.coarse()) + row(self.fine())
+    }
+
+    fn layer_bytes(&self, fine: bool) -> u64 {
+        self.tensors_of_layer(fine).iter().map(|(_, dtype, shape)| bytes(*dtype, shape)).sum()
+    }
+
+    /// The type of most matrices.
+    fn coarse(&self) -> Dtype {
+        if self.hidden.is_multiple_of(256) { Dtype::Q4K } else { Dtype::Q4_0 }
+    }
+
+    /// The type of those where errors matter more.
+    fn fine(&self) -> Dtype {
+        if self.hidden.is_multiple_of(256) { Dtype::Q6K } else { Dtype::Q8_0 }
+    }
+
+    /// Whether a layer is one of those where errors matter more: every other one.
+    fn is_fine(&self, layer: u64) -> bool {
+        layer.is_multiple_of(2)
+    }
+
+    /// The width between the feed-forward matrices, whole blocks.
+    fn inner(&self) -> u64 {
+        let block = self.coarse().block_elements();
+        self.hidden * 7 / 2 / block * block
+    }
+
+    fn heads(&self) -> u64 {
+        (self.hidden / 128).max(4)
+    }
+
+    fn layer(&self, layer: u64) -> [(&'static str, Dtype, Vec<u64>); 9] {
+        self.tensors_of_layer(self.is_fine(layer))
+    }
+
+    /// One layer. A quarter of the heads have keys and values of their own.
+    fn tensors_of_layer(&self, is_fine: bool) -> [(&'static str, Dtype, Vec<u64>); 9] {
+        let (hidden, grouped, inner) = (self.hidden, self.hidden / 4, self.inner());
+        let coarse = self.coarse();
+        let fine = if is_fine { self.fine() } else { coarse };
+        [
+            ("attn_norm", Dtype::F32, vec![hidden]),
+            ("attn_q", coarse, vec![hidden, hidden]),
+            ("attn_k", coarse, vec![grouped, hidden]),
+            ("attn_v", fine, vec![grouped, hidden]),
+            ("attn_output", coarse, vec![hidden, hidden]),
+            ("ffn_norm", Dtype::F32, vec![hidden]),
+            ("ffn_gate", coarse, vec![inner, hidden]),
+            ("ffn_up", coarse, vec![inner, hidden]),
+            ("ffn_down", fine, vec![hidden, inner]),
+        ]
+    }
+
+    /// The tensors in the order of the file.
+    fn tensors(&self) -> Vec<(String, Dtype, Vec<u64>)> {
+        let words = vec![self.vocabulary, self.hidden];
+        let mut described = vec![("token_embd.weight".to_owned(), self.coarse(), words.clone())];
+        for layer in 0..self.layers {
+            described.extend(
+                self.layer(layer).map(|(part, dtype, shape)| {
+                    (format!("blk.{layer}.{part}.weight"), dtype, shape)
+                }),
+            );
+        }
+        described.push(("output_norm.weight".to_owned(), Dtype::F32, vec![self.hidden]));
+        described.push(("output.weight".to_owned(), self.fine(), words));
+        described
+    }
+
+    /// The entries of the metadata, and how many they are.
+    fn metadata(&self) -> (Vec<u8>, u64) {
+        let heads = self.heads();
+        let string = |text: &str| (ValueType::String, pushed_string(text));
+        let number = |number: u64| (ValueType::U32, (number as u32).to_le_bytes().to_vec());
+        let float = |number: f32| (ValueType::F32, number.to_le_bytes().to_vec());
+        let (mut words, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());
+        let control = ["<unk>", "<s>", "</s>"];
+        for word in 0..self.vocabulary {
+            let known = control.get(word as usize);
+            let text = known.map_or_else(|| format!("▁w{word}"), |text| (*text).to_owned());
+            push_string(&text, &mut words);
+            scores.extend((-(word as f32)).to_le_bytes());
+            let kind = if known.is_some() { WORD_CONTROL } else { WORD_NORMAL };
+            types.extend(kind.to_le_bytes());
+        }
+        let array = |element: ValueType, bytes: Vec<u8>| {
+            let mut value = element.number().to_le_bytes().to_vec();
+            value.extend(self.vocabulary.to_le_bytes());
+            value.extend(bytes);
+            (ValueType::Array, value)
+        };
+        let entries = [
+            ("general.architecture", string("llama")),
+            ("general.name", string("longshore synthetic")),
+            ("general.file_type", number(FILE_TYPE.into())),
+            ("general.quantization_version", number(2)),
+            ("llama.context_length", number(8192)),
+            ("llama.embedding_length", number(self.hidden)),
+            ("llama.block_count", number(self.layers)),
+            ("llama.feed_forward_length", number(self.inner())),
+            ("llama.vocab_size", number(self.vocabulary)),
+            ("llama.rope.dimension_count", number(self.hidden / heads)),
+            ("llama.rope.freq_base", float(500_000.0)),
+            ("llama.attention.head_count", number(heads)),
+            ("llama.attention.head_count_kv", number(heads / 4)),
+            ("llama.attention.layer_norm_rms_epsilon", float(1e-5)),
+            ("tokenizer.ggml.model", string("llama")),
+            ("tokenizer.ggml.bos_token_id", number(1)),
+            ("tokenizer.ggml.eos_token_id", number(2)),
+            ("tokenizer.ggml.tokens", array(ValueType::String, words)),
+            ("tokenizer.ggml.scores", array(ValueType::F32, scores)),
+            ("tokenizer.ggml.token_type", array(ValueType::I32, types)),
+        ];
+        let count = entries.len() as u64;
+        let mut bytes = Vec::new();
+        for (key, (kind, value)) in entries {
+            push_string(key, &mut bytes);
+            bytes.extend(kind.number().to_le_bytes());
+            bytes.extend(value);
+        }
+        (bytes, count)
+    }
+
+    /// All of the file before its data, and the length of the file: the last tensor is padded, too.
+    fn opened(&self) -> (Vec<u8>, u64) {
+        let (metadata, entries) = self.metadata();
+        let tensors = self.tensors();
+        let mut opening = MAGIC.to_vec();
+        opening.extend(VERSION.to_le_bytes());
+        opening.extend((tensors.len() as u64).to_le_bytes());
+        opening.extend(entries.to_le_bytes());
+        opening.extend(metadata);
+        let mut offset = 0;
+        for (name, dtype, shape) in tensors {
+            push_string(&name, &mut opening);
+            opening.extend((shape.len() as u32).to_le_bytes());
+            // Innermost first.
+            opening.extend(shape.iter().rev().flat_map(|size| size.to_le_bytes()));
+            opening.extend(dtype.number().to_le_bytes());
+            opening.extend(u64::to_le_bytes(offset));
+            offset = (offset + bytes(dtype, &shape)).next_multiple_of(ALIGNMENT);
+        }
+        opening.resize(opening.len().next_multiple_of(ALIGNMENT as usize), 0);
+        let len_bytes = opening.len() as u64 + offset;
+        (opening, len_bytes)
+    }
+
+    fn lay_out(&self) -> anyhow::Result<Layout<Header>> {
+        let (opening, len_bytes) = self.opened();
+        let header = Header::parse(&opening, len_bytes)?;
+        let mut padding = Vec::new();
+        let mut end = header.data_offset;
+        for next in
+            header.tensors.iter().map(|tensor| &tensor.data).chain([&(len_bytes..len_bytes)])
+        {
+            if end < next.start {
+                padding.push(end..next.start);
+            }
+            end = next.end;
+        }
+        Ok(Layout { opening, header, padding, len_bytes })
+    }
+}
+
+fn pushed_string(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_string(text, &mut bytes);
+    bytes
+}
+
+/// Appends a string behind its length.
+fn push_string(text: &str, into: &mut Vec<u8>) {
+    into.extend((text.len() as u64).to_le_bytes());
+    into.extend(text.as_bytes());
+}
+
+/// The length of the data of a tensor in bytes. Rows are whole blocks.
+fn bytes(dtype: Dtype, shape: &[u64]) -> u64 {
+    shape.iter().product::<u64>() / dtype.block_elements() * dtype.block_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use longshore::formats::gguf::Value;
+
+    use super::*;
+    use crate::make_model::content::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES};
+
+    #[test]
+    fn every_length_is_met_and_the_header_reads_back() {
+        let mut lengths = vec![SYNTHETIC_LEN_MIN_BYTES, SYNTHETIC_LEN_MAX_BYTES];
+        let mut len = SYNTHETIC_LEN_MIN_BYTES;
+        while len < 1 << 40 {
+            lengths.extend([len, len / 5 * 7 + 7]);
+            len = len / 16 * 33;
+        }
+        for len in lengths {
+            let model = Model::fill(len);
+            let Layout { opening, header, len_bytes, .. } = model.lay_out().unwrap();
+            assert!(len_bytes <= len && len - len_bytes <= len / 100, "{len_bytes} of {len}");
+            assert_eq!(opening.len() as u64, header.data_offset);
+            for (read, (name, dtype, shape)) in header.tensors.iter().zip(model.tensors()) {
+                assert_eq!((&read.name, read.dtype, &read.shape), (&name, dtype, &shape));
+            }
+            assert_eq!(header.tensors.len(), model.tensors().len());
+            assert_eq!(header.metadata.len() as u64, model.metadata().1);
+        }
+    }
+
+    #[test]
+    fn measures_are_those_of_models_in_use() {
+        for (gib, hidden, layers) in [(1, 2048, 16..32), (5, 4096, 32..44), (40, 8192, 64..96)] {
+            let model = Model::fill(gib << 30);
+            assert_eq!(model.hidden, hidden, "{gib} GiB: {model:?}");
+            assert!(layers.contains(&model.layers), "{gib} GiB: {model:?}");
+        }
+    }
+
+    #[test]
+    fn the_types_are_mixed_and_every_row_has_a_word() {
+        let model = Synthetic::new(64 << 20).unwrap();
+        let header = model.header();
+        let count = |dtype| header.tensors.iter().filter(|tensor| tensor.dtype == dtype).count();
+        assert!([Dtype::F32, Dtype::Q4K, Dtype::Q6K].iter().all(|dtype| count(*dtype) >= 3));
+        let Some(Value::Array(words)) = header.metadata.get("tokenizer.ggml.tokens") else {
+            panic!("no words");
+        };
+        assert_eq!(words.len(), header.tensor("token_embd.weight").unwrap().shape[0]);
+        assert_eq!(words.values().nth(1).unwrap().as_str(), Some("<s>"));
+        assert_eq!(words.values().nth(7).unwrap().as_str(), Some("▁w7"));
+    }
+}

@@ -1,0 +1,147 @@
+//! Models in several files, as llama.cpp's `gguf-split` makes them.
+//!
+//! Each is a GGUF file with some of the tensors. Their names end in `-00001-of-00003.gguf`, and
+//! their metadata say the same: `split.no` counts from zero, `split.count` is how many there are,
+//! `split.tensors.count` how many tensors all have together. The metadata of the model are in the
+//! first.
+
+use super::header::Header;
+use super::limits::FORMAT;
+use crate::error::{Error, Result};
+use crate::json::quoted;
+
+const NUMBER_KEY: &str = "split.no";
+const COUNT_KEY: &str = "split.count";
+const TENSORS_KEY: &str = "split.tensors.count";
+
+/// The name of one of several splits, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitName {
+    /// All before the numbers, as it is: names need not be UTF-8.
+    prefix: Vec<u8>,
+    number: u64,
+    count: u64,
+}
+
+impl SplitName {
+    /// Takes apart the name of a file that ends in `-NNNNN-of-NNNNN.gguf`; `None` for another name.
+    pub fn of(file_name: &[u8]) -> Option<Self> {
+        let (prefix, end) = file_name.split_at_checked(file_name.len().checked_sub(20)?)?;
+        let end = std::str::from_utf8(end).ok()?;
+        let (number, count) = end.strip_prefix('-')?.strip_suffix(".gguf")?.split_once("-of-")?;
+        let parsed = |digits: &str| {
+            let all = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
+            digits.parse().ok().filter(|_| all)
+        };
+        let (number, count) = (parsed(number)?, parsed(count)?);
+        Some(Self { prefix: prefix.to_owned(), number, count })
+    }
+
+    /// Returns which of the splits it is, counted from 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns how many splits there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns whether it is the first of more than one.
+    pub fn is_first_of_several(&self) -> bool {
+        self.count > 1 && self.number == 1
+    }
+
+    /// Returns the name of the split with this number, counted from 1.
+    pub fn with_number(&self, number: u64) -> Vec<u8> {
+        let mut name = self.prefix.clone();
+        name.extend(format!("-{number:05}-of-{:05}.gguf", self.count).bytes());
+        name
+    }
+}
+
+impl Header {
+    /// Compares the name of a file with what its metadata say of splits. Returns the name taken apart
+    /// if the file is the first of several; `None` if it stands for itself alone.
+    ///
+    /// # Errors
+    /// [`Error`] if the name and the metadata contradict each other.
+    pub fn as_first_of_several(&self, file_name: &[u8]) -> Result<Option<SplitName>> {
+        let number = self.number_of(NUMBER_KEY).unwrap_or(0);
+        let count = self.number_of(COUNT_KEY).unwrap_or(1);
+        match SplitName::of(file_name).filter(|name| name.count > 1) {
+            Some(name) if name.number == 1 || number == 0 => {
+                let claimed = (number.saturating_add(1), count);
+                if claimed == (name.number, name.count) {
+                    return Ok(Some(name));
+                }
+                Err(refused(format!(
+                    "by its name it is split {} of {}, but by its metadata {} of {count}; give it \
+                     its own name back",
+                    name.number, name.count, claimed.0
+                )))
+            }
+            None if number == 0 && count > 1 => Err(refused(format!(
+                "it is the first of {count} splits, and the others are found only if its name ends \
+                 in -00001-of-{count:05}.gguf"
+            ))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Checks that the metadata say that this is the split `number`, counted from 1, of `count`.
+    ///
+    /// # Errors
+    /// [`Error`] if they do not.
+    pub fn check_split(&self, number: u64, count: u64) -> Result<()> {
+        let claimed = (self.number_of(NUMBER_KEY), self.number_of(COUNT_KEY));
+        if claimed == (number.checked_sub(1), Some(count)) {
+            return Ok(());
+        }
+        let shown = |number: Option<u64>| number.map_or("?".to_owned(), |it| it.to_string());
+        Err(refused(format!(
+            "it should be split {number} of {count}, but its metadata has {NUMBER_KEY} {} and \
+             {COUNT_KEY} {}",
+            shown(claimed.0),
+            shown(claimed.1)
+        )))
+    }
+
+    /// Returns a whole number of the metadata.
+    fn number_of(&self, key: &str) -> Option<u64> {
+        self.metadata.get(key)?.as_u64()
+    }
+}
+
+/// Checks that splits, given in their order, belong together: no tensor is in two, and together they
+/// have as many as each says.
+///
+/// # Errors
+/// [`Error`] of the first split if they do not.
+pub fn check_splits<'a>(headers: impl IntoIterator<Item = &'a Header>) -> Result<()> {
+    let headers: Vec<&Header> = headers.into_iter().collect();
+    let mut names: Vec<(&str, usize)> = Vec::new();
+    for (number, header) in (1..).zip(&headers) {
+        names.extend(header.tensors.iter().map(|tensor| (tensor.name.as_str(), number)));
+    }
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let [(name, a), (_, b)] = [pair[0], pair[1]];
+        return Err(refused(format!("tensor {} is in two splits, {a} and {b}", quoted(name))));
+    }
+    let there = names.len() as u64;
+    for (number, header) in (1..).zip(&headers) {
+        let claimed = header.number_of(TENSORS_KEY).filter(|claimed| *claimed != there);
+        if let Some(claimed) = claimed {
+            return Err(refused(format!(
+                "split {number} says that all have {claimed} tensors together, but they have \
+                 {there}; are they of the same version?"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn refused(reason: String) -> Error {
+    Error::new(FORMAT, reason)
+}

@@ -1,0 +1,522 @@
+//! Models in several files, and the index that says which tensor is in which.
+//!
+//! `model.safetensors.index.json` holds `{"metadata": {"total_size": n}, "weight_map": {tensor:
+//! file}}`; the files, called shards, are beside it. An index is as little to be trusted as the
+//! shards are: a name in it must not lead out of its folder.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use serde::de::{Error as _, MapAccess};
+
+use crate::error::{Error, Result};
+use crate::json::{At, Expect, Refusal, Skip, Text, quoted};
+use crate::safetensors::{Dtype, HEADER_LEN_MAX_BYTES, Header, TENSORS_MAX};
+
+/// The name of the format in messages.
+const FORMAT: &str = "safetensors index";
+
+/// The longest index that is read, in bytes: as a header, since it says less of each tensor.
+pub const INDEX_LEN_MAX_BYTES: u64 = HEADER_LEN_MAX_BYTES;
+
+/// The most shards a model may have: they are numbered with five digits.
+pub const SHARDS_MAX: usize = 99_999;
+
+/// The shortest entry of a weight map there is.
+const ENTRY_LEN_MIN: usize = r#""":"a""#.len();
+
+/// The most heap memory, in bytes, that reading an index of `len_bytes` takes at any moment,
+/// without the headers of the shards: its text, the names of the tensors, what it takes to undo the
+/// escapes of the longest string, and 48 MiB for the lists of [`TENSORS_MAX`] tensors and
+/// [`SHARDS_MAX`] shards.
+pub const fn parse_memory_max_bytes(len_bytes: u64) -> u64 {
+    len_bytes.saturating_mul(5).saturating_add(48 << 20)
+}
+
+/// Which tensor is in which shard of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardIndex {
+    /// In the order of their names.
+    shards: Vec<String>,
+    /// Names of tensors and positions in `shards`, in the order of the names.
+    tensors: Vec<(String, u32)>,
+    total_size_bytes: Option<u64>,
+}
+
+impl ShardIndex {
+    /// Reads an index out of the whole content of a file, of at most [`INDEX_LEN_MAX_BYTES`].
+    ///
+    /// # Errors
+    /// [`Error`] with what is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        check_len(bytes.len() as u64)?;
+        let claims = Claims::parse(bytes).map_err(refused)?;
+        let mut tensors = claims.tensors;
+        tensors.sort_unstable();
+        if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let name = quoted(&pair[0].0);
+            return Err(refused(format!("its weight_map has the tensor {name} twice")));
+        }
+        // Numbered as they came; from here on as they are sorted.
+        let mut place_by_number = vec![0; claims.shards.len()];
+        for (place, number) in (0..).zip(claims.shards.values()) {
+            place_by_number[*number as usize] = place;
+        }
+        for (_, shard) in &mut tensors {
+            *shard = place_by_number[*shard as usize];
+        }
+        Ok(Self {
+            shards: claims.shards.into_keys().collect(),
+            tensors,
+            total_size_bytes: claims.total_size_bytes,
+        })
+    }
+
+    /// The names of the shards, each once and sorted. None leads out of the folder by itself.
+    pub fn shards(&self) -> &[String] {
+        &self.shards
+    }
+
+    /// The names of the tensors, sorted, and of the shards they are in.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.tensors.iter().map(|(name, shard)| (name.as_str(), self.shard_name(*shard)))
+    }
+
+    /// How many bytes of tensors there are in all shards, as far as the index says. Tools count
+    /// it in different ways.
+    pub fn total_size_bytes(&self) -> Option<u64> {
+        self.total_size_bytes
+    }
+
+    /// Checks the headers of the shards, in the order of [`Self::shards`]: every tensor of the
+    /// index is in its shard, and none is in two. Tensors that the index does not name may be
+    /// there.
+    ///
+    /// A total size is only refused where no way of counting gives it. Known ways are the bytes of
+    /// the tensors, with truth values counted as bits, and the length of the files.
+    ///
+    /// # Errors
+    /// [`Error`] of the index, with what does not fit together.
+    pub fn check(&self, headers: &[Header]) -> Result<()> {
+        self.contradiction(headers).map_or(Ok(()), |reason| Err(refused(reason)))
+    }
+
+    fn contradiction(&self, headers: &[Header]) -> Option<String> {
+        if headers.len() != self.shards.len() {
+            let (shards, given) = (self.shards.len(), headers.len());
+            return Some(format!("it has {shards} shards, and {given} headers were given"));
+        }
+        let mut there: Vec<(&str, u32)> = Vec::new();
+        for (shard, header) in (0..).zip(headers) {
+            there.extend(header.tensors.iter().map(|tensor| (tensor.name.as_str(), shard)));
+        }
+        there.sort_unstable();
+        if let Some(pair) = there.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Some(format!(
+                "tensor {} is in two shards, {} and {}",
+                quoted(pair[0].0),
+                quoted(self.shard_name(pair[0].1)),
+                quoted(self.shard_name(pair[1].1))
+            ));
+        }
+        for (name, shard) in &self.tensors {
+            let found = there.binary_search_by_key(&name.as_str(), |(name, _)| name);
+            let found = found.ok().map(|at| there[at].1);
+            if found == Some(*shard) {
+                continue;
+            }
+            let instead = match found {
+                Some(other) => format!("but in {}", quoted(self.shard_name(other))),
+                None => "nor in any other".to_owned(),
+            };
+            return Some(format!(
+                "tensor {} is not in the shard {} that it names, {instead}; are the shards and \
+                 the index of the same version?",
+                quoted(name),
+                quoted(self.shard_name(*shard))
+            ));
+        }
+        self.impossible_total_size(headers)
+    }
+
+    fn impossible_total_size(&self, headers: &[Header]) -> Option<String> {
+        let total_size = self.total_size_bytes?;
+        let (mut least, mut most) = (0u128, 0u128);
+        for header in headers {
+            most += u128::from(header.file_len_bytes());
+            for tensor in &header.tensors {
+                let counted_as_bits = if tensor.dtype == Dtype::Bool { 8 } else { 1 };
+                least += u128::from(tensor.len_bytes() / counted_as_bits);
+            }
+        }
+        (!(least..=most).contains(&u128::from(total_size))).then(|| {
+            format!(
+                "it says that the tensors have {total_size} bytes, but in the shards they have \
+                 {least}; name the shards one by one to load them as they are"
+            )
+        })
+    }
+
+    fn shard_name(&self, shard: u32) -> &str {
+        &self.shards[shard as usize]
+    }
+
+    /// Returns the error of an index whose shard `name` is missing, as `missing` of all are.
+    pub fn shard_missing(&self, name: &str, folder: &Path, missing: usize) -> Error {
+        refused(format!(
+            "its shard {} is not in {} ({missing} of {} shards are missing); fetch it",
+            quoted(name),
+            folder.display(),
+            self.shards.len()
+        ))
+    }
+}
+
+/// Checks that an index of `len_bytes` is not too long to be read.
+///
+/// # Errors
+/// [`Error`] if it has more than [`INDEX_LEN_MAX_BYTES`].
+pub fn check_len(len_bytes: u64) -> Result<()> {
+    if len_bytes > INDEX_LEN_MAX_BYTES {
+        let reason =
+            format!("it has {len_bytes} bytes, more than the {INDEX_LEN_MAX_BYTES} of any");
+        return Err(refused(reason));
+    }
+    Ok(())
+}
+
+fn refused(reason: String) -> Error {
+    Error::new(FORMAT, reason)
+}
+
+/// Why a shard may not have this name: it must be of a file in the folder of the index or below,
+/// written in the one way there is to write it.
+fn unusable(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        return Some("is empty");
+    }
+    if name.contains('\0') {
+        return Some("has a NUL in it");
+    }
+    let path = Path::new(name);
+    if path.is_absolute() {
+        return Some("is absolute");
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Some("has '..' in it");
+    }
+    // Components leave out what does not matter: './', '//' and a '/' at the end.
+    let plain: PathBuf =
+        path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    (plain.as_os_str() != path.as_os_str()).then_some("is not a plain relative name")
+}
+
+/// What an index says, not yet sorted.
+#[derive(Default)]
+struct Claims {
+    /// Names and the number of their shard.
+    tensors: Vec<(String, u32)>,
+    /// Numbers by name.
+    shards: BTreeMap<String, u32>,
+    total_size_bytes: Option<u64>,
+}
+
+impl Claims {
+    fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| format!("it is not UTF-8 from byte {} on", error.valid_up_to()))?;
+        let refusal = Refusal::default();
+        let claims = refusal
+            .read(text, IndexObject { refusal: &refusal, len_bytes: text.len() })
+            .map_err(|reason| format!("it cannot be read: {reason}"))?;
+        if claims.tensors.is_empty() {
+            return Err("its weight_map is missing or names no tensor".to_owned());
+        }
+        Ok(claims)
+    }
+}
+
+struct IndexObject<'a> {
+    refusal: &'a Refusal,
+    len_bytes: usize,
+}
+
+impl<'de> Expect<'de> for IndexObject<'_> {
+    type Value = Claims;
+    const WHAT: &'static str = "an object with a weight_map";
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> std::result::Result<Claims, A::Error> {
+        let mut claims = Claims::default();
+        let (mut map_seen, mut metadata_seen) = (false, false);
+        let twice = |seen: &mut bool, key: &str| {
+            if std::mem::replace(seen, true) {
+                return Err(self.refusal.refuse::<A::Error>(|| format!("{key} occurs twice")));
+            }
+            Ok(())
+        };
+        while let Some(key) = object.next_key_seed(At(Key))? {
+            match key {
+                "weight_map" => {
+                    twice(&mut map_seen, key)?;
+                    let fitting = self.len_bytes / ENTRY_LEN_MIN + 1;
+                    claims.tensors.reserve_exact(fitting.min(TENSORS_MAX));
+                    let seed = WeightMap { into: &mut claims, refusal: self.refusal };
+                    object.next_value_seed(At(seed))?;
+                    claims.tensors.shrink_to_fit();
+                }
+                "metadata" => {
+                    twice(&mut metadata_seen, key)?;
+                    claims.total_size_bytes = object.next_value_seed(At(MetadataObject))?;
+                }
+                _ => object.next_value_seed(At(Skip))?,
+            }
+        }
+        Ok(claims)
+    }
+}
+
+/// A key that matters, or an empty string for any other.
+struct Key;
+
+impl Expect<'_> for Key {
+    type Value = &'static str;
+    const WHAT: &'static str = "a name";
+
+    fn text<E: serde::de::Error>(self, text: &str) -> std::result::Result<&'static str, E> {
+        let known = ["weight_map", "metadata", "total_size"];
+        Ok(known.into_iter().find(|known| *known == text).unwrap_or(""))
+    }
+}
+
+struct WeightMap<'a> {
+    into: &'a mut Claims,
+    refusal: &'a Refusal,
+}
+
+impl<'de> Expect<'de> for WeightMap<'_> {
+    type Value = ();
+    const WHAT: &'static str = "a weight_map of tensors and their files";
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> std::result::Result<(), A::Error> {
+        let Self { into: Claims { tensors, shards, .. }, refusal } = self;
+        while let Some(tensor) = object.next_key_seed(At(Text))? {
+            if tensors.len() == TENSORS_MAX {
+                return Err(refusal.refuse(|| {
+                    format!("it names more than {TENSORS_MAX} tensors, the most that are read")
+                }));
+            }
+            let shard = object.next_value_seed(At(Text)).map_err(|error| {
+                refusal.refuse::<A::Error>(|| format!("tensor {}: {error}", quoted(&tensor)))
+            })?;
+            let number =
+                match shards.get(&shard) {
+                    Some(number) => *number,
+                    None => {
+                        if let Some(fault) = unusable(&shard) {
+                            return Err(refusal
+                                .refuse(|| format!("the shard name {} {fault}", quoted(&shard))));
+                        }
+                        if shards.len() == SHARDS_MAX {
+                            return Err(refusal
+                                .refuse(|| format!("it names more than {SHARDS_MAX} shards")));
+                        }
+                        // Fits: there are at most SHARDS_MAX.
+                        let number = shards.len() as u32;
+                        shards.insert(shard, number);
+                        number
+                    }
+                };
+            tensors.push((tensor, number));
+        }
+        Ok(())
+    }
+}
+
+/// The metadata, of which only the total size is of use.
+struct MetadataObject;
+
+impl<'de> Expect<'de> for MetadataObject {
+    type Value = Option<u64>;
+    const WHAT: &'static str = "an object";
+
+    fn null<E: serde::de::Error>(self) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn object<A: MapAccess<'de>>(
+        self,
+        mut object: A,
+    ) -> std::result::Result<Option<u64>, A::Error> {
+        let mut total_size = None;
+        while let Some(key) = object.next_key_seed(At(Key))? {
+            if key != "total_size" {
+                object.next_value_seed(At(Skip))?;
+            } else if total_size.replace(object.next_value_seed(At(TotalSize))?).is_some() {
+                return Err(A::Error::custom("total_size occurs twice"));
+            }
+        }
+        Ok(total_size.flatten())
+    }
+}
+
+/// A number of bytes. Some tools write it as a float; what is no whole number says nothing.
+struct TotalSize;
+
+impl Expect<'_> for TotalSize {
+    type Value = Option<u64>;
+    const WHAT: &'static str = "a number of bytes";
+
+    fn null<E: serde::de::Error>(self) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn unsigned<E: serde::de::Error>(self, number: u64) -> std::result::Result<Option<u64>, E> {
+        Ok(Some(number))
+    }
+
+    fn negative<E: serde::de::Error>(self, _: i64) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn text<E: serde::de::Error>(self, _: &str) -> std::result::Result<Option<u64>, E> {
+        Ok(None)
+    }
+
+    fn float<E: serde::de::Error>(self, number: f64) -> std::result::Result<Option<u64>, E> {
+        // Below 2^53 whole numbers are exact.
+        let exact = (0.0..9e15).contains(&number) && number.fract() == 0.0;
+        Ok(exact.then_some(number as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::safetensors::Tensor;
+
+    fn parse(text: &str) -> std::result::Result<ShardIndex, String> {
+        ShardIndex::parse(text.as_bytes()).map_err(|error| reason(&error))
+    }
+
+    fn reason(error: &Error) -> String {
+        assert_eq!(error.format(), FORMAT);
+        error.reason().to_owned()
+    }
+
+    fn header(tensors: &[(&str, Dtype, u64)]) -> Header {
+        let mut end = 100;
+        let tensors = tensors.iter().map(|(name, dtype, len)| {
+            let start = end;
+            end += len;
+            Tensor { name: (*name).to_owned(), dtype: *dtype, shape: vec![], data: start..end }
+        });
+        Header { tensors: tensors.collect(), metadata: BTreeMap::new(), data_offset: 100 }
+    }
+
+    const THREE: &str = r#"{"weight_map":{"b":"m-2","a":"m-1","c":"m-2"},"metadata":{"total_size":24.0,"format":[1]},"more":{}}"#;
+
+    #[test]
+    fn shards_are_told_once_and_in_order() {
+        let index = parse(THREE).unwrap();
+        assert_eq!(index.shards(), ["m-1", "m-2"]);
+        let tensors: Vec<_> = index.tensors().collect();
+        assert_eq!(tensors, [("a", "m-1"), ("b", "m-2"), ("c", "m-2")]);
+        assert_eq!(index.total_size_bytes(), Some(24));
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        for (name, fault) in [
+            ("../m", "has '..' in it"),
+            ("a/../../m", "has '..' in it"),
+            ("a/..", "has '..' in it"),
+            ("/etc/passwd", "is absolute"),
+            ("", "is empty"),
+            (r"m\u0000.safetensors", "has a NUL in it"),
+            (".", "is not a plain relative name"),
+            ("./m", "is not a plain relative name"),
+            ("a//m", "is not a plain relative name"),
+            ("a/./m", "is not a plain relative name"),
+            ("m/", "is not a plain relative name"),
+        ] {
+            let reason = parse(&format!(r#"{{"weight_map":{{"t":"{name}"}}}}"#)).unwrap_err();
+            assert!(reason.starts_with("it cannot be read: the shard name"), "{name}: {reason}");
+            assert!(reason.ends_with(fault), "{name}: {reason}");
+        }
+        for name in ["m", "a/m", "..m", "a/...", ".hidden", r"a\\..\\m"] {
+            parse(&format!(r#"{{"weight_map":{{"t":"{name}"}}}}"#)).unwrap();
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_index() {
+        for (text, expected) in [
+            ("", "it cannot be read: EOF while parsing a value at line 1 column 0"),
+            ("{}", "its weight_map is missing or names no tensor"),
+            (r#"{"weight_map":{}}"#, "its weight_map is missing or names no tensor"),
+            (r#"{"weight_map":{"a":"x","a":"y"}}"#, r#"its weight_map has the tensor "a" twice"#),
+            (
+                r#"{"weight_map":{"a":"x"},"weight_map":{"b":"x"}}"#,
+                "it cannot be read: weight_map occurs twice",
+            ),
+            (
+                r#"{"weight_map":{"a":1}}"#,
+                r#"it cannot be read: tensor "a": expected a string, found 1 at line 1 column 20"#,
+            ),
+            (
+                "[]",
+                "it cannot be read: expected an object with a weight_map, found a list at line 1 \
+                 column 2",
+            ),
+        ] {
+            assert_eq!(parse(text).unwrap_err(), expected);
+        }
+        let latin = ShardIndex::parse(b"{\"\xe4").unwrap_err();
+        assert_eq!(reason(&latin), "it is not UTF-8 from byte 2 on");
+        for passed_over in ["null", "\"24\"", "-1", "0.5", "1e300"] {
+            let text = format!(
+                r#"{{"weight_map":{{"a":"x"}},"metadata":{{"total_size":{passed_over}}}}}"#
+            );
+            assert_eq!(parse(&text).unwrap().total_size_bytes(), None, "{passed_over}");
+        }
+    }
+
+    #[test]
+    fn shards_must_have_what_the_index_names_and_no_more_than_once() {
+        let index = parse(THREE).unwrap();
+        let check = |first: &[(&str, Dtype, u64)], second: &[(&str, Dtype, u64)]| {
+            index.check(&[header(first), header(second)]).map_err(|error| reason(&error))
+        };
+        let (u8, bool) = (Dtype::U8, Dtype::Bool);
+        // Counted as tensors, as files, and with truth values as bits.
+        check(&[("a", u8, 8)], &[("b", u8, 8), ("c", u8, 8)]).unwrap();
+        check(&[("a", u8, 1)], &[("unnamed", u8, 1), ("b", u8, 1), ("c", u8, 1)]).unwrap();
+        check(&[("a", u8, 16)], &[("b", bool, 64), ("c", bool, 0)]).unwrap();
+        for (first, second, expected) in [
+            (
+                &[("a", u8, 8), ("b", u8, 8)][..],
+                &[("b", u8, 8), ("c", u8, 8)][..],
+                r#"tensor "b" is in two shards, "m-1" and "m-2""#,
+            ),
+            (
+                &[("a", u8, 8)],
+                &[("b", u8, 8)],
+                r#"tensor "c" is not in the shard "m-2" that it names, nor in any other; are the shards and the index of the same version?"#,
+            ),
+            (
+                &[("a", u8, 8), ("c", u8, 8)],
+                &[("b", u8, 8)],
+                r#"tensor "c" is not in the shard "m-2" that it names, but in "m-1"; are the shards and the index of the same version?"#,
+            ),
+            (
+                &[("a", u8, 9)],
+                &[("b", u8, 8), ("c", u8, 8)],
+                "it says that the tensors have 24 bytes, but in the shards they have 25; name the shards one by one to load them as they are",
+            ),
+        ] {
+            assert_eq!(check(first, second).unwrap_err(), expected);
+        }
+        let one = reason(&index.check(&[header(&[])]).unwrap_err());
+        assert_eq!(one, "it has 2 shards, and 1 headers were given");
+    }
+}

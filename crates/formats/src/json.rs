@@ -1,0 +1,287 @@
+//! Reading JSON that nobody vouches for.
+//!
+//! Two things are kept from a hostile text: memory beyond what its reader means to spend (what is
+//! not wanted is skipped, never stored, and what is in the wrong place is refused without being
+//! copied into the message), and the stack (nesting ends at serde_json's limit of 128).
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+/// What is expected at one place of the text. Every kind of value is refused but those whose
+/// method is overridden.
+pub(super) trait Expect<'de>: Sized {
+    /// What is made of it.
+    type Value;
+    /// Its name, with an article, for messages.
+    const WHAT: &'static str;
+
+    fn null<E: Error>(self) -> Result<Self::Value, E> {
+        Err(other::<Self, E>("null"))
+    }
+
+    fn boolean<E: Error>(self) -> Result<Self::Value, E> {
+        Err(other::<Self, E>("true or false"))
+    }
+
+    fn unsigned<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+        Err(other::<Self, E>(&number.to_string()))
+    }
+
+    fn negative<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+        Err(other::<Self, E>(&number.to_string()))
+    }
+
+    fn float<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+        Err(other::<Self, E>(&number.to_string()))
+    }
+
+    fn text<E: Error>(self, _text: &str) -> Result<Self::Value, E> {
+        Err(other::<Self, E>("a string"))
+    }
+
+    fn list<A: SeqAccess<'de>>(self, _list: A) -> Result<Self::Value, A::Error> {
+        Err(other::<Self, A::Error>("a list"))
+    }
+
+    fn object<A: MapAccess<'de>>(self, _object: A) -> Result<Self::Value, A::Error> {
+        Err(other::<Self, A::Error>("an object"))
+    }
+}
+
+fn other<'de, T: Expect<'de>, E: Error>(found: &str) -> E {
+    E::custom(format_args!("expected {}, found {found}", T::WHAT))
+}
+
+/// Holds the text against an [`Expect`].
+pub(super) struct At<T>(pub(super) T);
+
+impl<'de, T: Expect<'de>> DeserializeSeed<'de> for At<T> {
+    type Value = T::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T: Expect<'de>> Visitor<'de> for At<T> {
+    type Value = T::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::WHAT)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<T::Value, E> {
+        self.0.null()
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<T::Value, E> {
+        self.0.boolean()
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T::Value, E> {
+        self.0.unsigned(number)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T::Value, E> {
+        self.0.negative(number)
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<T::Value, E> {
+        self.0.float(number)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T::Value, E> {
+        self.0.text(text)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<T::Value, A::Error> {
+        self.0.list(list)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<T::Value, A::Error> {
+        self.0.object(object)
+    }
+}
+
+/// A string, copied out.
+pub(super) struct Text;
+
+impl Expect<'_> for Text {
+    type Value = String;
+    const WHAT: &'static str = "a string";
+
+    fn text<E: Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+}
+
+/// A whole number that is not negative.
+pub(super) struct Unsigned;
+
+impl Expect<'_> for Unsigned {
+    type Value = u64;
+    const WHAT: &'static str = "a whole number below 2^64";
+
+    fn unsigned<E: Error>(self, number: u64) -> Result<u64, E> {
+        Ok(number)
+    }
+}
+
+/// Anything, read and dropped. Unlike serde's `IgnoredAny` it counts as nesting.
+pub(super) struct Skip;
+
+impl<'de> Expect<'de> for Skip {
+    type Value = ();
+    const WHAT: &'static str = "anything";
+
+    fn null<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn boolean<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn unsigned<E: Error>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn negative<E: Error>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn float<E: Error>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn text<E: Error>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while list.next_element_seed(At(Skip))?.is_some() {}
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
+        while object.next_key_seed(At(Skip))?.is_some() {
+            object.next_value_seed(At(Skip))?;
+        }
+        Ok(())
+    }
+}
+
+/// The reason a text is refused, in our own words and not in those of the JSON reader.
+#[derive(Default)]
+pub(super) struct Refusal(RefCell<Option<String>>);
+
+impl Refusal {
+    /// Notes the reason and makes the error that ends the reading. The first reason stays: it is
+    /// the innermost.
+    pub(super) fn refuse<E: Error>(&self, reason: impl FnOnce() -> String) -> E {
+        self.0.borrow_mut().get_or_insert_with(reason);
+        E::custom("refused")
+    }
+
+    /// Reads all of `text` as `expected`.
+    ///
+    /// # Errors
+    /// The reason noted, else what the JSON reader says.
+    pub(super) fn read<'de, T: Expect<'de>>(
+        &self,
+        text: &'de str,
+        expected: T,
+    ) -> Result<T::Value, String> {
+        let mut reader = serde_json::Deserializer::from_str(text);
+        let read = At(expected).deserialize(&mut reader).and_then(|value| {
+            reader.end()?;
+            Ok(value)
+        });
+        read.map_err(|error| self.0.take().unwrap_or_else(|| error.to_string()))
+    }
+}
+
+/// Characters of a name that go into a message.
+const QUOTED_CHARS_MAX: usize = 100;
+
+/// Returns a name out of a file for a message: in quotes, [`printable`], and not longer than a line.
+pub fn quoted(name: &str) -> String {
+    let cut = name.char_indices().nth(QUOTED_CHARS_MAX).map(|(at, _)| at);
+    let shown = printable(&name[..cut.unwrap_or(name.len())]);
+    match cut {
+        Some(_) => format!("\"{shown}…\" ({} bytes)", name.len()),
+        None => format!("\"{shown}\""),
+    }
+}
+
+/// Returns text out of a file, fit for a terminal: control characters, and others that are not seen or
+/// change how what follows is seen, are written as Rust writes them in a string.
+///
+/// ```
+/// let name = longshore_formats::printable("weight\u{1b}[2J");
+/// assert_eq!(name, "weight\\u{1b}[2J");
+/// ```
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_plain = |char: char| {
+        // These are escaped in a string for another reason.
+        matches!(char, '"' | '\'' | '\\') || char.escape_debug().len() == 1
+    };
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::new();
+    for char in text.chars() {
+        if is_plain(char) {
+            shown.push(char);
+        } else {
+            shown.extend(char.escape_debug());
+        }
+    }
+    Cow::Owned(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_expected_is_named_and_what_is_there_is_not_copied() {
+        let long = format!("\"{}\"", "x".repeat(10_000));
+        for (text, found) in [
+            (long.as_str(), "a string"),
+            ("[1]", "a list"),
+            ("{}", "an object"),
+            ("-3", "-3"),
+            ("1.5", "1.5"),
+            ("null", "null"),
+            ("true", "true or false"),
+        ] {
+            let reason = Refusal::default().read(text, Unsigned).unwrap_err();
+            let expected = format!("expected a whole number below 2^64, found {found} at line 1");
+            assert!(reason.starts_with(&expected), "{reason}");
+        }
+        assert_eq!(Refusal::default().read("18446744073709551615", Unsigned), Ok(u64::MAX));
+        assert!(Refusal::default().read("18446744073709551616", Unsigned).is_err());
+    }
+
+    #[test]
+    fn nesting_ends_at_the_limit() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        Refusal::default().read(&nested(100), Skip).unwrap();
+        let reason = Refusal::default().read(&nested(100_000), Skip).unwrap_err();
+        assert!(reason.contains("recursion limit"), "{reason}");
+    }
+
+    #[test]
+    fn names_are_shown_without_harm() {
+        assert_eq!(quoted("a\"b\u{1b}[0m\n"), r#""a"b\u{1b}[0m\n""#);
+        assert_eq!(quoted(&"é".repeat(100)), format!("\"{}\"", "é".repeat(100)));
+        assert_eq!(quoted(&"é".repeat(101)), format!("\"{}…\" (202 bytes)", "é".repeat(100)));
+        // An override of the direction of writing.
+        assert_eq!(printable("a\u{202e}b\\c"), "a\\u{202e}b\\c");
+        assert!(matches!(printable("model.layers.0 'ä'"), Cow::Borrowed(_)));
+    }
+}

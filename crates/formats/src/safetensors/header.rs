@@ -1,0 +1,50 @@
+//! What a file says of itself.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::dtype::Dtype;
+
+/// What a safetensors file holds, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The tensors, in the order of their data. Together they are the file from `data_offset` to
+    /// its end, without gap or overlap.
+    pub tensors: Vec<Tensor>,
+    /// Free-form strings by name.
+    pub metadata: BTreeMap<String, String>,
+    /// Where the data begins: the length of all before it, in bytes.
+    pub data_offset: u64,
+}
+
+/// One tensor of a [`Header`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name, unlike every other's in the file. It may hold any character.
+    pub name: String,
+    /// What its elements are.
+    pub dtype: Dtype,
+    /// Its dimensions, outermost first; none for a scalar. If one is zero there is no data.
+    pub shape: Vec<u64>,
+    /// Its bytes in the file.
+    pub data: Range<u64>,
+}
+
+impl Tensor {
+    /// The length of its data in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.data.end - self.data.start
+    }
+}
+
+impl Header {
+    /// The length in bytes of the file that this is the header of.
+    pub fn file_len_bytes(&self) -> u64 {
+        self.tensors.last().map_or(self.data_offset, |last| last.data.end)
+    }
+
+    /// The tensor of that name, found by looking at one after the other.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+}

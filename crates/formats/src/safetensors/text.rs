@@ -1,0 +1,257 @@
+//! The text of a header, read in one pass into tensors and metadata.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use serde::de::{Error, MapAccess, SeqAccess};
+
+use super::dtype::Dtype;
+use super::header::Tensor;
+use super::limits::{DIMENSIONS_MAX, METADATA_ENTRIES_MAX, TENSORS_MAX};
+use crate::json::{At, Expect, Refusal, Skip, Text, Unsigned, quoted};
+
+const METADATA_KEY: &str = "__metadata__";
+
+/// The shortest description of a tensor there is. It bounds how many fit into a header, so that
+/// the list of them is made once and never grown: growing would hold it twice.
+const DESCRIPTION_LEN_MIN: usize = r#""":{"dtype":"U8","shape":[],"data_offsets":[0,0]}"#.len();
+
+/// What a header says, not yet checked for making sense.
+pub(super) struct Claims {
+    /// The tensors in the order of the text, their data relative to where the data begins.
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// Reads the text of a header.
+///
+/// # Errors
+/// Why it is refused.
+pub(super) fn parse(text: &str) -> Result<Claims, String> {
+    let fitting = text.len() / DESCRIPTION_LEN_MIN + 1;
+    let mut claims =
+        Claims { tensors: Vec::with_capacity(fitting.min(TENSORS_MAX)), metadata: BTreeMap::new() };
+    let refusal = Refusal::default();
+    refusal
+        .read(text, HeaderObject { into: &mut claims, refusal: &refusal })
+        .map_err(|reason| format!("its header cannot be read: {reason}"))?;
+    claims.tensors.shrink_to_fit();
+    Ok(claims)
+}
+
+struct HeaderObject<'a> {
+    into: &'a mut Claims,
+    refusal: &'a Refusal,
+}
+
+impl<'de> Expect<'de> for HeaderObject<'_> {
+    type Value = ();
+    const WHAT: &'static str = "an object of tensors";
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
+        let Self { into, refusal } = self;
+        let mut metadata_seen = false;
+        while let Some(name) = object.next_key_seed(At(Text))? {
+            if name == METADATA_KEY {
+                if std::mem::replace(&mut metadata_seen, true) {
+                    return Err(refusal.refuse(|| format!("{METADATA_KEY} occurs twice")));
+                }
+                let seed = MetadataObject { into: &mut into.metadata, refusal };
+                object.next_value_seed(At(seed)).map_err(|error| {
+                    refusal.refuse::<A::Error>(|| format!("{METADATA_KEY}: {error}"))
+                })?;
+                continue;
+            }
+            if into.tensors.len() == TENSORS_MAX {
+                return Err(refusal.refuse(|| {
+                    format!("it describes more than {TENSORS_MAX} tensors, the most that are read")
+                }));
+            }
+            let about = About { tensor: &name, refusal };
+            let (dtype, shape, [start, end]) =
+                object.next_value_seed(At(Description(&about))).map_err(|error| {
+                    refusal.refuse::<A::Error>(|| format!("tensor {}: {error}", quoted(&name)))
+                })?;
+            into.tensors.push(Tensor { name, dtype, shape, data: start..end });
+        }
+        Ok(())
+    }
+}
+
+/// The free-form metadata: strings by name.
+struct MetadataObject<'a> {
+    into: &'a mut BTreeMap<String, String>,
+    refusal: &'a Refusal,
+}
+
+impl<'de> Expect<'de> for MetadataObject<'_> {
+    type Value = ();
+    const WHAT: &'static str = "an object of strings";
+
+    fn null<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
+        let Self { into, refusal } = self;
+        while let Some(key) = object.next_key_seed(At(Text))? {
+            if into.len() == METADATA_ENTRIES_MAX {
+                return Err(refusal.refuse(|| {
+                    format!("{METADATA_KEY} has more than {METADATA_ENTRIES_MAX} entries")
+                }));
+            }
+            let value = object.next_value_seed(At(Text)).map_err(|error| {
+                refusal.refuse::<A::Error>(|| format!("{METADATA_KEY} {}: {error}", quoted(&key)))
+            })?;
+            match into.entry(key) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(value);
+                }
+                Entry::Occupied(occupied) => {
+                    return Err(refusal.refuse(|| {
+                        format!("{METADATA_KEY} has the key {} twice", quoted(occupied.key()))
+                    }));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which tensor is being read.
+struct About<'a> {
+    tensor: &'a str,
+    refusal: &'a Refusal,
+}
+
+impl About<'_> {
+    fn refuse<E: Error>(&self, reason: impl FnOnce() -> String) -> E {
+        self.refusal.refuse(|| format!("tensor {} {}", quoted(self.tensor), reason()))
+    }
+}
+
+/// The object that describes one tensor.
+struct Description<'a>(&'a About<'a>);
+
+impl<'de> Expect<'de> for Description<'_> {
+    type Value = (Dtype, Vec<u64>, [u64; 2]);
+    const WHAT: &'static str = "an object with dtype, shape and data_offsets";
+
+    fn object<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let about = self.0;
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        while let Some(field) = object.next_key_seed(At(FieldName))? {
+            let twice = match field {
+                Field::Dtype => {
+                    dtype.replace(object.next_value_seed(At(DtypeName(about)))?).is_some()
+                }
+                Field::Shape => shape.replace(object.next_value_seed(At(Shape(about)))?).is_some(),
+                Field::DataOffsets => {
+                    offsets.replace(object.next_value_seed(At(Offsets))?).is_some()
+                }
+                Field::Unknown => {
+                    object.next_value_seed(At(Skip))?;
+                    false
+                }
+            };
+            if twice {
+                return Err(about.refuse(|| format!("has its {} twice", field.name())));
+            }
+        }
+        let missing = |field: Field| move || about.refuse(|| format!("has no {}", field.name()));
+        Ok((
+            dtype.ok_or_else(missing(Field::Dtype))?,
+            shape.ok_or_else(missing(Field::Shape))?,
+            offsets.ok_or_else(missing(Field::DataOffsets))?,
+        ))
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Field {
+    Dtype,
+    Shape,
+    DataOffsets,
+    Unknown,
+}
+
+impl Field {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dtype => "dtype",
+            Self::Shape => "shape",
+            Self::DataOffsets => "data_offsets",
+            Self::Unknown => "",
+        }
+    }
+}
+
+struct FieldName;
+
+impl Expect<'_> for FieldName {
+    type Value = Field;
+    const WHAT: &'static str = "a name";
+
+    fn text<E: Error>(self, text: &str) -> Result<Field, E> {
+        Ok(match text {
+            "dtype" => Field::Dtype,
+            "shape" => Field::Shape,
+            "data_offsets" => Field::DataOffsets,
+            _ => Field::Unknown,
+        })
+    }
+}
+
+struct DtypeName<'a>(&'a About<'a>);
+
+impl Expect<'_> for DtypeName<'_> {
+    type Value = Dtype;
+    const WHAT: &'static str = "the name of a dtype";
+
+    fn text<E: Error>(self, text: &str) -> Result<Dtype, E> {
+        Dtype::from_name(text).ok_or_else(|| {
+            self.0.refuse(|| {
+                let known: Vec<&str> = Dtype::ALL.iter().map(|dtype| dtype.name()).collect();
+                format!("has the unknown dtype {}; there are {}", quoted(text), known.join(", "))
+            })
+        })
+    }
+}
+
+struct Shape<'a>(&'a About<'a>);
+
+impl<'de> Expect<'de> for Shape<'_> {
+    type Value = Vec<u64>;
+    const WHAT: &'static str = "a list of dimensions";
+
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<u64>, A::Error> {
+        // Collected here first so that the list kept is not larger than it must be.
+        let mut dimensions = [0; DIMENSIONS_MAX];
+        let mut count = 0;
+        while let Some(dimension) = list.next_element_seed(At(Unsigned))? {
+            let Some(place) = dimensions.get_mut(count) else {
+                return Err(self.0.refuse(|| format!("has more than {DIMENSIONS_MAX} dimensions")));
+            };
+            *place = dimension;
+            count += 1;
+        }
+        Ok(dimensions[..count].to_vec())
+    }
+}
+
+struct Offsets;
+
+impl<'de> Expect<'de> for Offsets {
+    type Value = [u64; 2];
+    const WHAT: &'static str = "data_offsets of a begin and an end";
+
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<[u64; 2], A::Error> {
+        let begin = list.next_element_seed(At(Unsigned))?;
+        let end = list.next_element_seed(At(Unsigned))?;
+        let more = list.next_element_seed(At(Skip))?;
+        match (begin, end, more) {
+            (Some(begin), Some(end), None) => Ok([begin, end]),
+            _ => Err(A::Error::custom("data_offsets must be two numbers, the begin and the end")),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Reading the headers of files.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use longshore_formats::gguf::{self, Parsed};
+use longshore_formats::safetensors;
+use longshore_mem::FileOffset;
+use longshore_sys::file::{self, ReadFlags};
+
+use crate::error::{Error, Result};
+use crate::source::{Opener, SourceFile};
+
+/// What is read of a safetensors file to see whether the rest of its header is worth reading: one
+/// page, which is what the kernel reads anyway.
+const SAFETENSORS_FIRST_BYTES: usize = 4096;
+/// What is read of a GGUF file first, in bytes; then as much again until the header is complete.
+const GGUF_FIRST_BYTES: usize = 64 << 10;
+
+/// Reads the header of a safetensors file, through the page cache, and nothing of its data.
+///
+/// # Errors
+/// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`] where the file became
+/// shorter since it was opened, [`Error::NotEnoughMemory`].
+pub fn read_safetensors_header(source: &SourceFile) -> Result<safetensors::Header> {
+    safetensors_header(source, &|path: &Path| SourceFile::open(path))
+}
+
+/// Reads the header of a safetensors file as far as `by` permits it.
+pub(super) fn safetensors_header(
+    source: &SourceFile,
+    by: &dyn Opener,
+) -> Result<safetensors::Header> {
+    let file_len_bytes = source.len_bytes();
+    let mut first = [0; SAFETENSORS_FIRST_BYTES];
+    let first = &mut first[..file_len_bytes.min(SAFETENSORS_FIRST_BYTES as u64) as usize];
+    read_exact(source, first, 0)?;
+    let refused = |error| Error::format(source.path(), &error);
+    let end = safetensors::header_end(first, file_len_bytes).map_err(refused)?;
+
+    by.permit_header(source, end as u64)?;
+    let mut bytes = Vec::new();
+    reserve(&mut bytes, end)?;
+    bytes.extend_from_slice(&first[..first.len().min(end)]);
+    let read_bytes = bytes.len();
+    bytes.resize(end, 0);
+    read_exact(source, &mut bytes[read_bytes..], read_bytes as u64)?;
+    safetensors::Header::parse(&bytes, file_len_bytes).map_err(refused)
+}
+
+/// Reads the header of a GGUF file, through the page cache, and of its data no more than is read
+/// along with the header's end.
+///
+/// # Errors
+/// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`] where the file became
+/// shorter since it was opened, [`Error::NotEnoughMemory`].
+pub fn read_gguf_header(source: &SourceFile) -> Result<gguf::Header> {
+    gguf_header(source, &|path: &Path| SourceFile::open(path))
+}
+
+/// Reads the header of a GGUF file as far as `by` permits it.
+pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::Header> {
+    let file_len_bytes = source.len_bytes();
+    let len_max = file_len_bytes.min(gguf::HEADER_LEN_MAX_BYTES) as usize;
+    let mut bytes = Vec::new();
+    let mut end = GGUF_FIRST_BYTES;
+    loop {
+        let wanted = end.max(bytes.len() * 2).min(len_max);
+        let read_bytes = bytes.len();
+        by.permit_header(source, (wanted - read_bytes) as u64)?;
+        reserve(&mut bytes, wanted)?;
+        bytes.resize(wanted, 0);
+        read_exact(source, &mut bytes[read_bytes..], read_bytes as u64)?;
+        match gguf::Header::parse_beginning(bytes, file_len_bytes) {
+            Ok(Parsed::Complete(header)) => return Ok(header),
+            Ok(Parsed::Short { bytes: so_far, end: needed }) => (bytes, end) = (so_far, needed),
+            Err(error) => return Err(Error::format(source.path(), &error)),
+        }
+    }
+}
+
+/// The most bytes of headers that are read of all shards or splits of one model: as many as of one
+/// GGUF file alone. A file can be a shard many times under several names. The headers of all 163
+/// shards of the largest published models have some 11 MB.
+const HEADERS_LEN_MAX_BYTES: u64 = gguf::HEADER_LEN_MAX_BYTES;
+
+/// Opens the files of one model and bounds the sum of their headers.
+pub(super) struct OfOneModel<'a> {
+    by: &'a dyn Opener,
+    format: &'static str,
+    permitted_bytes: Cell<u64>,
+}
+
+impl<'a> OfOneModel<'a> {
+    pub(super) fn new(by: &'a dyn Opener, format: &'static str) -> Self {
+        Self { by, format, permitted_bytes: Cell::new(0) }
+    }
+}
+
+impl Opener for OfOneModel<'_> {
+    fn open(&self, path: &Path) -> Result<SourceFile> {
+        self.by.open(path)
+    }
+
+    fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> Result<()> {
+        let sum_bytes = self.permitted_bytes.get().saturating_add(len_bytes);
+        if sum_bytes > HEADERS_LEN_MAX_BYTES {
+            let reason = format!(
+                "with its header, the headers of this model's files have {sum_bytes} bytes or more, \
+                 and {HEADERS_LEN_MAX_BYTES} are read of one model; name the \
+                 shards one by one, or load the files as raw ones"
+            );
+            let (path, format) = (source.path().to_owned(), self.format);
+            return Err(Error::Format { path, format, reason });
+        }
+        self.permitted_bytes.set(sum_bytes);
+        self.by.permit_header(source, len_bytes)
+    }
+}
+
+/// Makes room for `len` bytes.
+fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<()> {
+    bytes.try_reserve_exact(len - bytes.len()).map_err(|_| Error::NotEnoughMemory {
+        needed_bytes: len as u64,
+        limit_bytes: 0,
+        limit_name: "the memory of this process".to_owned(),
+        hint: "it is the file's header that needs them",
+    })
+}
+
+/// Reads all of `bytes` from `offset`, through the page cache.
+pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = offset + done as u64;
+        let rest = &mut bytes[done..];
+        let range = at..at + rest.len() as u64;
+        let read =
+            file::read_into(source.buffered(), rest, FileOffset::new(at), ReadFlags::default());
+        let path = || source.path().to_owned();
+        match read {
+            Ok(0) => {
+                let len_bytes = source.len_bytes();
+                return Err(Error::Truncated { path: path(), ended_at: at, len_bytes });
+            }
+            Ok(read) => done += read,
+            Err(source) => {
+                return Err(Error::Read { path: path(), range, done_bytes: 0, source });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Models in several safetensors files that an index names.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use longshore_formats::index::{self, ShardIndex};
+use longshore_formats::safetensors::Header;
+
+use super::header::{OfOneModel, read_exact, safetensors_header};
+use crate::error::{Error, Result};
+use crate::source::{Opener, SourceFile};
+
+/// Reads an index, and nothing of the shards.
+///
+/// # Errors
+/// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`]; those of `by`.
+pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIndex> {
+    let refused = |error| Error::format(source.path(), &error);
+    index::check_len(source.len_bytes()).map_err(refused)?;
+    by.permit_header(source, source.len_bytes())?;
+    let mut bytes = vec![0; source.len_bytes() as usize];
+    read_exact(source, &mut bytes, 0)?;
+    ShardIndex::parse(&bytes).map_err(refused)
+}
+
+/// Returns the paths of the shards of the index at `path`: in its folder.
+pub(super) fn paths(path: &Path, index: &ShardIndex) -> Vec<PathBuf> {
+    index.shards().iter().map(|shard| path.with_file_name(shard)).collect()
+}
+
+/// Opens the shards that an index names, in the order of their names, reads their headers, and checks
+/// them against the index.
+///
+/// # Errors
+/// Those of [`read_index`], `by` and [`safetensors_header`]; [`Error::Format`] of the index if a shard
+/// is missing or the shards contradict it, and of a shard if all headers together are too long.
+pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
+    let index = read_index(source, by)?;
+    let paths = paths(source.path(), &index);
+    let refused = |error| Error::format(source.path(), &error);
+    let mut shards = Vec::new();
+    for (path, name) in paths.iter().zip(index.shards()) {
+        shards.push(by.open(path).map_err(|error| match error {
+            Error::Open { source: cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+                let missing = paths.iter().filter(|path| !path.exists()).count();
+                let folder = source.path().parent().filter(|it| !it.as_os_str().is_empty());
+                let folder = folder.unwrap_or(Path::new("."));
+                refused(index.shard_missing(name, folder, missing))
+            }
+            error => error,
+        })?);
+    }
+    let by = OfOneModel::new(by, "safetensors");
+    let headers = shards.iter().map(|shard| safetensors_header(shard, &by));
+    let headers = headers.collect::<Result<Vec<_>>>()?;
+    index.check(&headers).map_err(refused)?;
+    Ok(shards.into_iter().zip(headers).collect())
+}

@@ -1,0 +1,89 @@
+//! Models in several GGUF files, of which the first is named.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use longshore_formats::gguf::{Header, SplitName, check_splits};
+use longshore_formats::quoted;
+
+use super::header::{OfOneModel, gguf_header};
+use crate::error::{Error, Result};
+use crate::source::{Opener, SourceFile};
+
+/// Returns whether a path is by its name the first of several splits.
+pub(super) fn is_first_of_several(path: &Path) -> bool {
+    SplitName::of(file_name(path)).is_some_and(|name| name.is_first_of_several())
+}
+
+/// Returns the paths of the other splits of a model whose first is at `path`, in their order, and
+/// opens only that one; none if it stands for itself alone.
+pub(super) fn others(path: &Path, by: &dyn Opener) -> Result<Vec<PathBuf>> {
+    let source = by.open(path)?;
+    let named = as_first_of_several(&source, &gguf_header(&source, by)?)?;
+    Ok(named.map_or_else(Vec::new, |name| {
+        (2..=name.count()).map(|number| split_path(source.path(), &name, number)).collect()
+    }))
+}
+
+/// Opens a file and reads its header. If it is the first of several splits, so for all of them, in
+/// their order; they are beside it. Any other split is opened alone.
+///
+/// # Errors
+/// [`Error::Format`] if a split is missing, they do not belong together, or all headers together are
+/// too long; those of `by` and [`gguf_header`].
+pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
+    let by = OfOneModel::new(by, "GGUF");
+    let source = by.open(path)?;
+    let header = gguf_header(&source, &by)?;
+    let first = source.path().to_owned();
+    let Some(name) = as_first_of_several(&source, &header)? else {
+        return Ok(vec![(source, header)]);
+    };
+    let mut splits = vec![(source, header)];
+    for number in 2..=name.count() {
+        let path = split_path(&first, &name, number);
+        let source = by.open(&path).map_err(|error| match error {
+            Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                missing(&first, &name, number)
+            }
+            error => error,
+        })?;
+        let header = gguf_header(&source, &by)?;
+        let checked = header.check_split(number, name.count());
+        checked.map_err(|error| Error::format(&path, &error))?;
+        splits.push((source, header));
+    }
+    let checked = check_splits(splits.iter().map(|(_, header)| header));
+    checked.map_err(|error| Error::format(&first, &error))?;
+    Ok(splits)
+}
+
+fn as_first_of_several(source: &SourceFile, header: &Header) -> Result<Option<SplitName>> {
+    let named = header.as_first_of_several(file_name(source.path()));
+    named.map_err(|error| Error::format(source.path(), &error))
+}
+
+fn file_name(path: &Path) -> &[u8] {
+    path.file_name().unwrap_or_default().as_bytes()
+}
+
+/// The path of the split `number` of the model whose first is at `first`.
+fn split_path(first: &Path, name: &SplitName, number: u64) -> PathBuf {
+    first.with_file_name(OsStr::from_bytes(&name.with_number(number)))
+}
+
+fn missing(first: &Path, name: &SplitName, number: u64) -> Error {
+    let is_missing = |number: &u64| !split_path(first, name, *number).exists();
+    let missing = (2..=name.count()).filter(is_missing).count();
+    let folder = first.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let reason = format!(
+        "its split {} is not in {} ({missing} of {} are missing); fetch it",
+        quoted(&String::from_utf8_lossy(&name.with_number(number))),
+        folder.display(),
+        name.count()
+    );
+    Error::Format { path: first.to_owned(), format: "GGUF", reason }
+}

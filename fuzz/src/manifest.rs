@@ -1,0 +1,26 @@
+//! What must hold of a manifest whatever it is given.
+
+use std::io::{Seek, Write};
+
+use longshore_load::Manifest;
+
+/// Takes `data` as a manifest of checksums.
+pub fn manifest(data: &[u8]) {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(data).and_then(|()| file.rewind()).expect("room for a temporary file");
+    match Manifest::open(file.path()) {
+        Ok(manifest) => {
+            let kinds = manifest.kinds();
+            let names: std::collections::BTreeSet<_> =
+                kinds.iter().map(ToString::to_string).collect();
+            assert_eq!(names.len(), kinds.len(), "a kind occurs twice");
+            assert!(std::str::from_utf8(data).is_ok());
+        }
+        Err(refused) => {
+            // It goes to a terminal.
+            let text = refused.to_string();
+            assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
+            assert!(text.len() < 4096, "{} bytes of message", text.len());
+        }
+    }
+}
