@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use longshore::formats::printable;
 use longshore::load::FormatChoice;
-use longshore::serve::{Attachment, Client, Wanted};
+use longshore::serve::{Attachment, Client, Trust, Wanted};
 use serde_json::json;
 
 use crate::exit::failure;
@@ -19,50 +19,64 @@ use crate::progress::Display;
 use crate::signals;
 use crate::units::{Alignment, Decimal};
 
-/// Attach a model that `longshore serve` holds, or loads for it.
+/// Attach a model that `longshore serve` has loaded, or loads now.
 ///
-/// The memory is the server's: it takes none here, and nobody can change it. This process opens the
-/// file, too, to show that it may read it. The attachment counts for as long as this process, or the
-/// program it becomes, has its connection.
+/// All processes share the server's memory, and none can change it. This process opens the file, too,
+/// to prove that it can read it. The attachment lasts as long as this process, or the program that it
+/// executes, has the connection open.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  Run a program with a model that is shared; it finds the memory at descriptor $LONGSHORE_FD:
+  Run a program with a shared model, whose memory is the file descriptor $LONGSHORE_FD:
     longshore attach /srv/models/llama.safetensors --exec python3 infer.py
-  By its name beneath what is served, or by its number in 'longshore ls':
+  Name a file below a --root of the server, or a number of 'longshore ls':
     longshore attach llama.safetensors --exec python3 infer.py
     longshore attach 3 --hold
-  See what is held:
+  List the models of the server:
     longshore ls
 
-A program that --exec starts gets the memory as $LONGSHORE_FD, its length in $LONGSHORE_BYTES, and
-the connection as $LONGSHORE_ATTACHMENT_FD. It need not do anything with the last: while it is open,
-the attachment counts, and closing it releases the attachment. Where the server ends, the memory
-stays with those who have it.
+A program that --exec executes gets the memory as the file descriptor $LONGSHORE_FD, its length as
+$LONGSHORE_BYTES, and the connection as the file descriptor $LONGSHORE_ATTACHMENT_FD. The program
+need not use the connection: the attachment lasts until it is closed. If the server ends, clients
+keep the memory.
+
+Read or map the descriptor itself. Its name, /proc/self/fd/$LONGSHORE_FD, opens only for the user of
+the server, unless the server was started with --memory-mode 0444.
+
+The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct AttachArgs {
-    /// A path, a name beneath what is served, or a number of `longshore ls`.
+    /// A path, a name below a --root of the server, a number of `longshore ls`, or the end of the
+    /// path of a model that is held. The first of these that exists is taken, in this order: a file
+    /// `shared.safetensors` in the current directory comes before the server's. A name that is the
+    /// end of several paths is refused.
     #[arg(value_name = "NAME")]
     name: OsString,
 
-    /// The server's socket [default: that of this user, else the system's].
+    /// The server's socket [default: $LONGSHORE_SOCKET; else $XDG_RUNTIME_DIR/longshore/serve.sock,
+    /// if it exists; else /run/longshore/serve.sock].
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// What the file is: auto (by name), raw, safetensors, gguf.
+    /// Trust the server of this user id with the files that are attached. May be repeated. Always
+    /// trusted: root, your own user, the user `longshore`, and the ids in $LONGSHORE_TRUST_UID.
+    #[arg(long, value_name = "UID")]
+    trust_uid: Vec<u32>,
+
+    /// The format of the file: auto (by name), raw, safetensors, gguf.
     #[arg(long, default_value = "auto")]
     format: FormatChoice,
 
-    /// Have every tensor placed at a multiple of this: 64, 256, 4096, 2M. That is another memory than
-    /// the same model's as it is in its file.
+    /// Place every tensor at a multiple of this many bytes: 64, 256, 4096, 2M. The server holds each
+    /// layout of a model in memory of its own.
     #[arg(long, value_name = "N")]
     align: Option<Alignment>,
 
-    /// Print what was attached as one JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(long, short)]
     quiet: bool,
 
@@ -70,8 +84,9 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "exec")]
     hold: bool,
 
-    /// Become this program. It finds the memory at descriptor $LONGSHORE_FD, the length of the
-    /// content in $LONGSHORE_BYTES, and the connection at $LONGSHORE_ATTACHMENT_FD. Must come last.
+    /// Execute this program in place of this one, with the memory as descriptor $LONGSHORE_FD, the
+    /// length of the content as $LONGSHORE_BYTES, and the connection as descriptor
+    /// $LONGSHORE_ATTACHMENT_FD. Must come last.
     #[arg(long, value_name = "CMD", num_args = 1.., allow_hyphen_values = true)]
     exec: Vec<OsString>,
 }
@@ -79,7 +94,8 @@ pub(crate) struct AttachArgs {
 pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
     let began = Instant::now();
-    let mut client = Client::connect(args.socket.as_deref(), &cancel)?;
+    let trust = Trust::from_env()?.and(args.trust_uid.iter().copied());
+    let mut client = Client::connect_with(args.socket.as_deref(), &trust, &cancel)?;
     if let Some(Alignment(alignment)) = args.align {
         client = client.align(alignment);
     }

@@ -28,7 +28,8 @@ Exit codes:
    30  no server is there, or it is gone
    31  what was asked for is not served or held
    32  a limit of the server is reached
-   33  the socket is in use, or something else is there";
+   33  the socket is in use, or something else is there
+   34  the user that runs the server is not trusted";
 
 /// A failure of the command itself that has an exit code of its own.
 #[derive(Debug)]
@@ -105,7 +106,12 @@ fn code_of_serving(error: &serve::Error) -> u8 {
     use serve::{Error, Reason};
     match error {
         Error::Load(error) => code_of_loading(error),
-        Error::NoServer { .. } | Error::ServerGone | Error::TimedOut { .. } => 30,
+        Error::NoServer { .. }
+        | Error::NoDefaultServer { .. }
+        | Error::ServerGone
+        | Error::TimedOut { .. } => 30,
+        Error::NotAUserId { .. } => 2,
+        Error::NoSocketDirectory { .. } => 10,
         Error::SocketDenied { .. } => 12,
         Error::Open { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
@@ -121,9 +127,10 @@ fn code_of_serving(error: &serve::Error) -> u8 {
             Reason::Stopping => 30,
             _ => 1,
         },
-        Error::NotFound { .. } | Error::CannotServe { .. } => 31,
+        Error::NotFound { .. } | Error::Ambiguous { .. } | Error::CannotServe { .. } => 31,
         Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
         Error::AlreadyServed { .. } | Error::NotASocket { .. } => 33,
+        Error::UntrustedServer { .. } => 34,
         _ => 1,
     }
 }
@@ -169,6 +176,6 @@ mod tests {
         let told = codes.len();
         codes.sort_unstable();
         codes.dedup();
-        assert_eq!((codes.len(), told), (22, 22));
+        assert_eq!((codes.len(), told), (23, 23));
     }
 }

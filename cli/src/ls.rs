@@ -5,18 +5,42 @@ use std::path::PathBuf;
 use clap::Args;
 use longshore::CancelToken;
 use longshore::formats::printable;
-use longshore::serve::{Client, Held, HeldState, Listing};
+use longshore::serve::{Client, Held, HeldState, Listing, Trust};
 use serde_json::{Value, json};
 
 use crate::output::print;
 use crate::units::Decimal;
 
-/// Show what `longshore serve` holds.
+/// List the models that `longshore serve` holds.
 #[derive(Args, Debug)]
+#[command(after_long_help = "\
+Columns:
+  number    the model's number, which 'longshore attach' accepts
+  bytes     the length of its memory
+  attached  the number of attachments
+  age       the time since it was loaded, or since its load was requested
+  state     see below
+  file      its path, as the server sees it
+
+States:
+  loading N%     N percent are loaded
+  ready          it can be attached
+  aligned to N   its tensors are at multiples of N bytes
+  stale          its file was changed or deleted: clients keep it, but it is not attached again
+  kept           the server loaded it at its start, and keeps it for as long as it runs
+
+The exit codes are listed by 'longshore --help'.
+")]
 pub(crate) struct LsArgs {
-    /// The server's socket [default: that of this user, else the system's].
+    /// The server's socket [default: $LONGSHORE_SOCKET; else $XDG_RUNTIME_DIR/longshore/serve.sock,
+    /// if it exists; else /run/longshore/serve.sock].
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// Trust the server of this user id. May be repeated. Always trusted: root, your own user, the
+    /// user `longshore`, and the ids in $LONGSHORE_TRUST_UID.
+    #[arg(long, value_name = "UID")]
+    trust_uid: Vec<u32>,
 
     /// Print one JSON object.
     #[arg(long)]
@@ -24,7 +48,9 @@ pub(crate) struct LsArgs {
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<()> {
-    let mut client = Client::connect(args.socket.as_deref(), &CancelToken::new())?;
+    let trust = Trust::from_env()?.and(args.trust_uid.iter().copied());
+    let socket = args.socket.as_deref();
+    let mut client = Client::connect_with(socket, &trust, &CancelToken::new())?;
     let server_pid = client.server_pid();
     let listing = client.list()?;
     if args.json {

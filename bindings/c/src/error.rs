@@ -178,9 +178,11 @@ impl From<serve::Error> for Failure {
         let (code, nearest) = match error {
             E::Load(error) => return error.into(),
             E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
-            E::NotFound { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
+            E::NotFound { .. } | E::Ambiguous { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
             E::Cancelled { .. } => (C::LONGSHORE_CANCELLED, libc::ECANCELED),
-            E::NoServer { .. } => (C::LONGSHORE_SERVER, libc::ECONNREFUSED),
+            E::NoServer { .. } | E::NoDefaultServer { .. } => {
+                (C::LONGSHORE_SERVER, libc::ECONNREFUSED)
+            }
             E::ServerGone => (C::LONGSHORE_SERVER, libc::ECONNRESET),
             E::TimedOut { .. } => (C::LONGSHORE_SERVER, libc::ETIMEDOUT),
             E::Untrustworthy { .. } => (C::LONGSHORE_SERVER, libc::EBADMSG),
@@ -190,7 +192,10 @@ impl From<serve::Error> for Failure {
             E::Refused { reason: R::TooMany, .. } => (C::LONGSHORE_SERVER, libc::EDQUOT),
             E::Refused { reason: R::Unreadable, .. } => (C::LONGSHORE_SERVER, libc::EIO),
             E::Refused { reason: R::Version, .. } => (C::LONGSHORE_SERVER, libc::EPROTO),
-            E::Refused { .. } | E::SocketDenied { .. } => (C::LONGSHORE_SERVER, libc::EACCES),
+            E::Refused { .. } | E::SocketDenied { .. } | E::UntrustedServer { .. } => {
+                (C::LONGSHORE_SERVER, libc::EACCES)
+            }
+            E::NotAUserId { .. } => (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL),
             _ => (C::LONGSHORE_SYSTEM, libc::EIO),
         };
         Self::of(code, nearest, &error)

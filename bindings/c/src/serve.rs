@@ -77,6 +77,9 @@ pub type longshore_visit =
 /// attachment counts until the buffer is freed or the process ends; the memory stays valid until then
 /// also when the server is gone.
 ///
+/// Nothing is sent to a server unless root, the own user, the system user `longshore` or a user of
+/// the variable LONGSHORE_TRUST_UID (numbers, separated by commas) runs it.
+///
 /// @param socket The server's socket, or NULL for that of this user, else the system's.
 /// @param name A path, a name beneath what is served, or a number of `longshore_ls`.
 /// @param options NULL, or options of which only `format`, `progress` and `progress_data` are set.
@@ -109,7 +112,7 @@ pub unsafe extern "C" fn longshore_attach(
     })
 }
 
-/// Shows what a server holds.
+/// Shows the models that a server holds. `longshore_attach` documents which servers are trusted.
 ///
 /// @param socket The server's socket, or NULL for that of this user, else the system's.
 /// @param visit Called for each model, on this thread, when all of them are known.

@@ -10,7 +10,7 @@ use longshore_formats::Header;
 use longshore_load::FormatChoice;
 use longshore_load::Progress;
 use longshore_load::{self as load, CancelToken};
-use longshore_serve::{self as serve, Attachment, Client, Wanted};
+use longshore_serve::{self as serve, Attachment, Client, Trust, Wanted};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
@@ -37,7 +37,7 @@ enum Said {
 
 /// Attaches a model; `longshore.attach` explains the rest. `observe` as of `load`.
 #[pyfunction]
-#[pyo3(signature = (wanted, *, socket, format, observe))]
+#[pyo3(signature = (wanted, *, socket, format, observe, trust_uid))]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted to them")]
 pub(crate) fn attach(
     py: Python<'_>,
@@ -45,6 +45,7 @@ pub(crate) fn attach(
     socket: Option<PathBuf>,
     format: &str,
     observe: Option<Py<PyAny>>,
+    trust_uid: Vec<u32>,
 ) -> PyResult<Buffer> {
     let format: FormatChoice = word(format)?;
     let wanted = match wanted {
@@ -54,7 +55,7 @@ pub(crate) fn attach(
     let cancel = CancelToken::new();
     let mut raised = None;
     let attached = py.detach(|| {
-        waited_for(socket.as_deref(), &wanted, format, &cancel, |progress| {
+        waited_for((socket.as_deref(), trust_uid), &wanted, format, &cancel, |progress| {
             if raised.is_some() {
                 return;
             }
@@ -86,7 +87,7 @@ pub(crate) fn attach(
 /// Attaches on a thread of its own, and calls `look` here: with what the server says, and else from
 /// time to time.
 fn waited_for(
-    socket: Option<&Path>,
+    (socket, trust_uid): (Option<&Path>, Vec<u32>),
     wanted: &Wanted,
     format: FormatChoice,
     cancel: &CancelToken,
@@ -97,7 +98,8 @@ fn waited_for(
         scope.spawn(move || {
             // Whoever hears it waits for the end.
             let mut progress = |progress| drop(says.send(Said::Progress(progress)));
-            let client = Client::connect(socket, cancel);
+            let trust = Trust::from_env().map(|trust| trust.and(trust_uid));
+            let client = trust.and_then(|trust| Client::connect_with(socket, &trust, cancel));
             let done = client.and_then(|client| client.attach(wanted, format, &mut progress));
             let _ = says.send(Said::Done(done));
         });

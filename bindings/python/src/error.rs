@@ -22,9 +22,16 @@ pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
         serve::Error::Open { path, source } => {
             ((opening(source), libc::ENOENT), Some(path.as_path()))
         }
-        serve::Error::NoServer { .. } => (("UnavailableError", libc::ECONNREFUSED), None),
-        serve::Error::SocketDenied { .. } => (("PermissionDeniedError", libc::EACCES), None),
-        serve::Error::NotFound { .. } => (("NotFoundError", libc::ENOENT), None),
+        serve::Error::NoServer { .. } | serve::Error::NoDefaultServer { .. } => {
+            (("UnavailableError", libc::ECONNREFUSED), None)
+        }
+        serve::Error::SocketDenied { .. } | serve::Error::UntrustedServer { .. } => {
+            (("PermissionDeniedError", libc::EACCES), None)
+        }
+        serve::Error::NotAUserId { .. } => (("LongshoreError", libc::EINVAL), None),
+        serve::Error::NotFound { .. } | serve::Error::Ambiguous { .. } => {
+            (("NotFoundError", libc::ENOENT), None)
+        }
         serve::Error::Cancelled { .. } => (("CancelledError", libc::ECANCELED), None),
         serve::Error::Refused { reason, .. } => (refused(*reason), None),
         serve::Error::ServerGone => (("ServerError", libc::ECONNRESET), None),

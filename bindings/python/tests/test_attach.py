@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,3 +235,32 @@ def test_progress_that_raised_is_not_told_more(server: Server) -> None:
     with pytest.raises(StopError):
         longshore.attach("sparse", socket=server.socket, progress=stop)
     assert calls == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_nothing_is_sent_to_the_server_of_a_user_that_is_not_trusted() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        path = f"{folder}/socket"
+        received, sends = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.setuid(4242)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(path)
+                listener.listen()
+                os.write(sends, b"listening\n")
+                for _ in range(2):
+                    message = listener.accept()[0].recv(100)
+                    os.write(sends, b"%d bytes\n" % len(message))
+            os._exit(0)
+        os.close(sends)
+        with open(received, "rb", buffering=0) as lines:
+            assert lines.readline() == b"listening\n"
+            with pytest.raises(longshore.errors.PermissionDeniedError, match="user 4242 runs"):
+                longshore.attach(__file__, socket=path)
+            assert lines.readline() == b"0 bytes\n"
+            with pytest.raises(longshore.errors.ServerError):
+                longshore.attach(__file__, socket=path, trust_uid=[4242])
+            assert lines.readline() == b"12 bytes\n"
+        os.waitpid(child, 0)

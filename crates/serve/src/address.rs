@@ -24,7 +24,7 @@ const BACKLOG: u16 = 128;
 /// `/run/longshore/serve.sock` for root; `$XDG_RUNTIME_DIR/longshore/serve.sock` for anybody else.
 ///
 /// # Errors
-/// [`Error::Kernel`] where none of these is there.
+/// [`Error::NoDefaultSocket`] if neither variable is set and the user is not root.
 pub fn default_socket() -> Result<PathBuf> {
     if let Some(socket) = variable(SOCKET_VARIABLE) {
         return Ok(socket);
@@ -32,30 +32,25 @@ pub fn default_socket() -> Result<PathBuf> {
     if longshore_sys::effective_uid() == 0 {
         return Ok(SYSTEM_SOCKET.into());
     }
-    match variable("XDG_RUNTIME_DIR") {
-        Some(directory) => Ok(directory.join("longshore/serve.sock")),
-        None => Err(Error::Kernel {
-            operation: "choosing a socket: $XDG_RUNTIME_DIR is not set; name one with --socket or \
-                        $LONGSHORE_SOCKET, which"
-                .to_owned(),
-            source: ErrorKind::NotFound.into(),
-        }),
-    }
+    let directory = variable("XDG_RUNTIME_DIR").ok_or(Error::NoDefaultSocket)?;
+    Ok(directory.join("longshore/serve.sock"))
 }
 
-/// Where a client looks for a server unless it is said: as [`default_socket`], and where this user
-/// has none, for the system's.
+/// Returns the socket of the server that a client uses by default: `$LONGSHORE_SOCKET`; else
+/// [`default_socket`] if it exists; else the system's socket if that exists; else
+/// [`default_socket`].
 ///
 /// # Errors
-/// As [`default_socket`].
+/// [`Error::NoDefaultServer`] if there is neither a socket of this user nor of the system, and
+/// [`default_socket`] fails.
 pub fn default_server() -> Result<PathBuf> {
     let system = Path::new(SYSTEM_SOCKET);
-    if variable(SOCKET_VARIABLE).is_some() {
-        return default_socket();
+    if let Some(socket) = variable(SOCKET_VARIABLE) {
+        return Ok(socket);
     }
     match default_socket() {
         Ok(own) if own.exists() || !system.exists() => Ok(own),
-        Err(error) if !system.exists() => Err(error),
+        Err(_) if !system.exists() => Err(Error::NoDefaultServer { system: system.to_owned() }),
         _ => Ok(system.to_owned()),
     }
 }
@@ -91,7 +86,8 @@ impl Listener {
     /// replaced; anything else that is there is left alone.
     ///
     /// # Errors
-    /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::Kernel`].
+    /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::NoSocketDirectory`],
+    /// [`Error::Kernel`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self> {
         let path = std::path::absolute(path).map_err(Error::kernel("finding the socket's path"))?;
         // Two that begin at once: one has the lock, and what the other finds is alive.
@@ -205,7 +201,13 @@ impl Lock {
         let path = PathBuf::from(path);
         let failed = || Error::kernel(format!("locking {}", path.display()));
         loop {
-            let file = File::from(file::open_lock(&path).map_err(failed())?);
+            let file = file::open_lock(&path).map_err(|source| match path.parent() {
+                Some(directory) if source.kind() == ErrorKind::NotFound && !directory.exists() => {
+                    Error::NoSocketDirectory { directory: directory.to_owned() }
+                }
+                _ => failed()(source),
+            });
+            let file = File::from(file?);
             let locked = file.metadata().map_err(failed())?;
             if !locked.is_file() {
                 let kind = described(locked.file_type());
@@ -243,7 +245,7 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((there.dev(), there.ino()))
 }
 
-fn described(kind: fs::FileType) -> &'static str {
+pub(crate) fn described(kind: fs::FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"
     } else if kind.is_symlink() {

@@ -14,7 +14,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody serves there.
+    /// No server listens at this socket.
     #[error(
         "no server listens at {}: {hint}; start one with 'longshore serve', or name its socket with \
          --socket or $LONGSHORE_SOCKET", socket.display()
@@ -23,10 +23,34 @@ pub enum Error {
         /// The socket.
         socket: PathBuf,
         /// What is there instead.
-        hint: &'static str,
+        hint: String,
         /// What the kernel said.
         #[source]
         source: io::Error,
+    },
+    /// No server was named, and there is no socket at the default paths.
+    #[error(
+        "no server was named and there is no socket at {}; $XDG_RUNTIME_DIR is not set, so this user \
+         has no default socket; name one with --socket or $LONGSHORE_SOCKET", system.display()
+    )]
+    NoDefaultServer {
+        /// The system's socket.
+        system: PathBuf,
+    },
+    /// No socket was named, and this user has no default one.
+    #[error(
+        "no socket was named, and $XDG_RUNTIME_DIR is not set, so this user has no default socket; \
+         name one with --socket or $LONGSHORE_SOCKET"
+    )]
+    NoDefaultSocket,
+    /// The directory of the socket does not exist.
+    #[error(
+        "there is no directory {} for the socket; create it, or name another --socket",
+        directory.display()
+    )]
+    NoSocketDirectory {
+        /// The directory.
+        directory: PathBuf,
     },
     /// The server's socket may not be used by this user.
     #[error(
@@ -39,6 +63,29 @@ pub enum Error {
         /// What the kernel said.
         #[source]
         source: io::Error,
+    },
+    /// The user that runs the server is not trusted. Nothing was sent.
+    #[error(
+        "user {uid} runs the server at {}, and this client does not trust that user; nothing was \
+         sent; to let that server have the files that you attach, give --trust-uid {uid} or set \
+         LONGSHORE_TRUST_UID={uid}", socket.display()
+    )]
+    UntrustedServer {
+        /// The socket.
+        socket: PathBuf,
+        /// The user that listens.
+        uid: u32,
+    },
+    /// A variable names a user that is not a number.
+    #[error(
+        "'{word}' in {variable} is not a user id (expected numbers separated by commas, such as \
+         991,1000)"
+    )]
+    NotAUserId {
+        /// The word.
+        word: String,
+        /// The variable.
+        variable: &'static str,
     },
     /// A file that is to be attached cannot be opened by this process itself, so that it cannot show
     /// that it may read it.
@@ -82,6 +129,17 @@ pub enum Error {
         name: String,
         /// What there is.
         hint: String,
+    },
+    /// Several served files have a path that ends like this.
+    #[error(
+        "'{name}' is the end of several served paths: {paths}; give the whole path, or a number of \
+         'longshore ls'"
+    )]
+    Ambiguous {
+        /// The name that was asked for.
+        name: String,
+        /// The paths, or the first of them, separated by commas.
+        paths: String,
     },
     /// The caller cancelled.
     #[error("cancelled after {done_bytes} of {total_bytes} bytes")]

@@ -19,8 +19,15 @@
 //! attaches by the path that the server sees, if it has the same file of the same file system there.
 //!
 //! What a server holds, and which directories it serves, is told to everybody who can connect: the
-//! socket's permissions decide about that. Of a path outside it tells nothing, not even whether it
-//! exists.
+//! socket's permissions decide about that. It reveals nothing about a path outside, not even whether
+//! it exists.
+//!
+//! # Which servers a client trusts
+//!
+//! A client sends open files to the server, so it first checks the user of the process that listens:
+//! root, the client's own user, the system user `longshore`, or a user that the caller named
+//! ([`Trust`]). Nothing is sent to another user's server. The check matters because the path of the
+//! socket can come from the environment, or can be in a directory that others can write to.
 //!
 //! # What is handed out
 //!
@@ -42,12 +49,13 @@ pub mod client;
 pub mod error;
 pub mod protocol;
 pub mod server;
+mod passwd;
 
 mod served;
 mod shelf;
 
 pub use address::{Listener, default_server, default_socket};
-pub use client::{AttachedFile, Attachment, Client, Listing, Wanted};
+pub use client::{AttachedFile, Attachment, Client, Listing, Trust, Wanted};
 pub use error::{Error, Result};
 pub use longshore_sys::packet_socket::Peer;
 pub use protocol::{Held, HeldState, Reason};

@@ -166,6 +166,7 @@ def attach(
     socket: str | os.PathLike[str] | None,
     format: str,
     observe: Callable[[int, int], object] | None,
+    trust_uid: Sequence[int],
 ) -> Buffer: ...
 def load(
     files: Sequence[str | os.PathLike[str]] | OpenedFiles,

@@ -2,21 +2,24 @@
 
 mod attachment;
 mod line;
+mod trust;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longshore_formats::printable;
 use longshore_load::FormatChoice;
-use longshore_load::{CancelToken, Progress};
+use longshore_load::{CancelToken, Progress, SourceFile};
 use longshore_mem::Granule;
 use longshore_sys::{file, packet_socket};
 
-use crate::address::default_server;
+use crate::address::{default_server, described};
 use crate::error::{Error, Result};
 use crate::protocol::{Held, Reply, Request, Target, VERSION};
 use crate::served::parent;
@@ -24,11 +27,15 @@ use crate::served::parent;
 use line::Line;
 
 pub use attachment::{AttachedFile, Attachment};
+pub use trust::{TRUST_VARIABLE, Trust};
 
 /// More files than any model has; a server that says more is not believed.
 const FILES_MAX: u32 = 100_000;
 /// More lines than any server's list has.
 const LINES_MAX: usize = 100_000;
+
+/// How many paths an error lists.
+const AMBIGUOUS_SHOWN: usize = 8;
 
 /// What is to be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +45,8 @@ pub enum Wanted {
     Path(PathBuf),
     /// What the server holds under this number.
     Id(u64),
-    /// As people write it: a path; else a name beneath what is served; else a number; else the end
-    /// of the path of what is held.
+    /// As people write it: a path; else a name beneath a served directory; else a number; else the
+    /// end of the path of a held model, which must not be the end of another one's path.
     Word(OsString),
 }
 
@@ -72,23 +79,48 @@ pub struct Listing {
 pub struct Client {
     line: Line,
     server_pid: u32,
+    /// The user that runs the server, if it may not choose which file it is sent.
+    untrusted_chooser: Option<u32>,
     align: Option<Granule>,
 }
 
 impl Client {
     /// Connects to the server that listens at `socket`; without one, to that of this user or of the
-    /// system ([`default_server`]). When `cancel` is cancelled, whatever waits for the server ends.
+    /// system ([`default_server`]). When `cancel` is cancelled, every wait for the server ends.
+    ///
+    /// The user that runs the server has to be trusted ([`Trust::from_env`]).
     ///
     /// # Errors
-    /// [`Error::NoServer`], [`Error::SocketDenied`], [`Error::Refused`] where it speaks another
-    /// version or has too many clients, [`Error::Cancelled`]; those of [`default_server`].
+    /// Those of [`Self::connect_with`] and [`Trust::from_env`].
     pub fn connect(socket: Option<&Path>, cancel: &CancelToken) -> Result<Self> {
+        Self::connect_with(socket, &Trust::from_env()?, cancel)
+    }
+
+    /// Connects as [`Self::connect`], and trusts the servers of these users.
+    ///
+    /// The kernel reports the user whose process listened on the socket. If a service manager made
+    /// the socket, that is the service manager's user.
+    ///
+    /// # Errors
+    /// [`Error::NoServer`]; [`Error::SocketDenied`]; [`Error::UntrustedServer`], and nothing was
+    /// sent; [`Error::Refused`] if the server speaks another version or has too many clients;
+    /// [`Error::Cancelled`]; those of [`default_server`].
+    pub fn connect_with(
+        socket: Option<&Path>,
+        trust: &Trust,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
         let socket = socket.map_or_else(default_server, |socket| Ok(socket.to_owned()))?;
         let mut line = Line::connect(&socket, cancel)?;
+        let server = packet_socket::peer(&line).map_err(Error::kernel("asking who listens"))?;
+        if !trust.contains(server.uid) {
+            return Err(Error::UntrustedServer { socket, uid: server.uid });
+        }
         line.send(&Request::Hello { version: VERSION }, None)?;
         match line.receive()? {
             (Reply::Welcome { version: VERSION, pid }, None) => {
-                Ok(Self { line, server_pid: pid, align: None })
+                let untrusted_chooser = (!trust.may_choose_files(server.uid)).then_some(server.uid);
+                Ok(Self { line, server_pid: pid, untrusted_chooser, align: None })
             }
             _ => Err(out_of_turn()),
         }
@@ -130,8 +162,8 @@ impl Client {
     /// file is opened by this process, too: that is how it shows that it may read it.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotFound`], [`Error::Refused`], [`Error::Cancelled`],
-    /// [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`]. Nothing is left then.
+    /// [`Error::Open`], [`Error::NotFound`], [`Error::Ambiguous`], [`Error::Refused`],
+    /// [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`]. Nothing is left then.
     pub fn attach(
         mut self,
         wanted: &Wanted,
@@ -150,7 +182,7 @@ impl Client {
                 (Reply::Prove { path: shard }, None) => {
                     let shards = match &mut shards {
                         Some(shards) => shards,
-                        None => shards.insert(files_of(&path, format)?),
+                        None => shards.insert(others_of(&path, format)?),
                     };
                     // Each is asked for once.
                     if !shards.remove(&shard) {
@@ -203,7 +235,7 @@ impl Client {
         match wanted {
             Wanted::Path(path) => of_path(path),
             Wanted::Id(id) => {
-                let listing = self.list_of_names()?;
+                let listing = self.list_to_choose_from()?;
                 by_id(&listing, *id).ok_or_else(|| not_found(&id.to_string(), &listing))
             }
             Wanted::Word(word) => {
@@ -211,7 +243,7 @@ impl Client {
                 if path.is_absolute() || path.exists() {
                     return of_path(path);
                 }
-                let listing = self.list_of_names()?;
+                let listing = self.list_to_choose_from()?;
                 let beneath = listing.roots.iter().map(|root| root.join(path));
                 if let Some(beneath) = beneath.into_iter().find(|path| path.exists()) {
                     return of_path(&beneath);
@@ -220,26 +252,27 @@ impl Client {
                 if let Some(found) = id.and_then(|id| by_id(&listing, id)) {
                     return Ok(found);
                 }
-                let mut named = listing.held.iter().map(|held| &held.path).chain(&listing.roots);
-                match named.rfind(|named| named.ends_with(path)) {
-                    Some(named) => of_path(named),
+                let named = listing.held.iter().map(|held| &held.path).chain(&listing.roots);
+                let named: BTreeSet<&PathBuf> = named.filter(|it| it.ends_with(path)).collect();
+                match named.first() {
+                    Some(named_once) if named.len() == 1 => of_path(named_once),
+                    // Another user can have a file of the same name attached.
+                    Some(_) => Err(ambiguous(&word.to_string_lossy(), &named)),
                     None => Err(not_found(&word.to_string_lossy(), &listing)),
                 }
             }
         }
     }
 
-    /// The list, where the server may say which file is meant: it is sent that file, opened with our
-    /// rights. So only a server that has those rights may.
-    fn list_of_names(&mut self) -> Result<Listing> {
-        let peer = packet_socket::peer(&self.line).map_err(Error::kernel("asking who serves"))?;
-        if peer.uid != 0 && peer.uid != longshore_sys::effective_uid() {
-            return Err(untrustworthy(format!(
-                "it is run by user {}, who is to be told files by their paths only",
-                peer.uid
-            )));
+    /// Returns the list, if the server may choose by it which file it is sent.
+    fn list_to_choose_from(&mut self) -> Result<Listing> {
+        match self.untrusted_chooser {
+            None => self.list(),
+            Some(uid) => Err(untrustworthy(format!(
+                "user {uid} runs it, whose server may not choose the files that it is sent; give the \
+                 path of the file, or name user {uid} by --trust-uid or LONGSHORE_TRUST_UID"
+            ))),
         }
-        self.list()
     }
 }
 
@@ -253,13 +286,19 @@ fn unreachable_by(socket: &Path, source: io::Error) -> Error {
     let socket = socket.to_owned();
     let hint = match source.kind() {
         ErrorKind::PermissionDenied => return Error::SocketDenied { socket, source },
-        ErrorKind::NotFound | ErrorKind::NotADirectory => "there is no such socket",
-        ErrorKind::ConnectionRefused => {
-            "the socket is there, but its server is not: it was killed, and the next one replaces it"
-        }
-        ErrorKind::WouldBlock => "there is a server, but it accepts nobody",
-        ErrorKind::InvalidFilename => "the path is too long for a socket",
-        _ => "what is there is no server's socket",
+        ErrorKind::NotFound | ErrorKind::NotADirectory => "there is no such socket".to_owned(),
+        // The kernel says the same of other files.
+        ErrorKind::ConnectionRefused => match fs::metadata(&socket) {
+            Ok(there) if !there.file_type().is_socket() => {
+                format!("it exists and is no socket ({})", described(there.file_type()))
+            }
+            _ => "the socket is there, but its server is not: it was killed, and the next one \
+                  replaces it"
+                .to_owned(),
+        },
+        ErrorKind::WouldBlock => "there is a server, but it accepts no clients".to_owned(),
+        ErrorKind::InvalidFilename => "the path is too long for a socket".to_owned(),
+        _ => "it is not the socket of a server".to_owned(),
     };
     Error::NoServer { socket, hint, source }
 }
@@ -286,10 +325,10 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The files that one stands for: a server that asks for others asks for too much.
-fn files_of(path: &Path, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
-    let opened = longshore_load::open(&[path], format)?;
-    Ok(opened.plan.files().iter().map(|file| file.source().path().to_owned()).collect())
+/// The other files that one stands for: a server that asks for any more asks for too much.
+fn others_of(path: &Path, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
+    let others = longshore_load::others_of(path, format, &|path: &Path| SourceFile::open(path))?;
+    Ok(others.into_iter().collect())
 }
 
 fn by_id(listing: &Listing, id: u64) -> Option<(PathBuf, Target)> {
@@ -307,6 +346,15 @@ fn not_found(name: &str, listing: &Listing) -> Error {
         listing.held.len()
     );
     Error::NotFound { name: printable(name).into_owned(), hint }
+}
+
+fn ambiguous(name: &str, paths: &BTreeSet<&PathBuf>) -> Error {
+    let shown = paths.iter().take(AMBIGUOUS_SHOWN);
+    let shown = shown.map(|path| printable(&path.to_string_lossy()).into_owned());
+    let more = paths.len().checked_sub(AMBIGUOUS_SHOWN).filter(|more| *more > 0);
+    let more = more.map(|more| format!("{more} more"));
+    let shown: Vec<String> = shown.chain(more).collect();
+    Error::Ambiguous { name: printable(name).into_owned(), paths: shown.join(", ") }
 }
 
 /// The words of the command line.

@@ -87,6 +87,25 @@ fn a_model_is_found_by_path_name_and_number() {
 }
 
 #[test]
+fn the_end_of_several_paths_is_refused() {
+    let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
+    for folder in ["a", "b"] {
+        fs::create_dir(rig.path(folder)).unwrap();
+        rig.attach_path(&rig.file(&format!("{folder}/model.bin"), folder.as_bytes())).unwrap();
+    }
+    let refused = rig.attach(&Wanted::Word("model.bin".into())).unwrap_err();
+    let Error::Ambiguous { name, paths } = &refused else { panic!("{refused}") };
+    assert_eq!(name, "model.bin");
+    assert!(paths.contains("/a/model.bin") && paths.contains("/b/model.bin"), "{paths}");
+    let attachment = rig.attach(&Wanted::Word("a/model.bin".into())).unwrap();
+    assert_eq!(attachment.as_slice(), b"a");
+    // A file that is held in two versions has one path.
+    rig.file("a/model.bin", b"anew");
+    rig.attach(&Wanted::Word("a/model.bin".into())).unwrap();
+    assert_eq!(rig.attach(&Wanted::Word("a/model.bin".into())).unwrap().as_slice(), b"anew");
+}
+
+#[test]
 fn a_file_that_changed_is_loaded_anew_and_the_old_stays_with_those_who_have_it() {
     let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
     let path = rig.file("model.bin", b"old content");

@@ -10,7 +10,7 @@ use longshore_heap::{Heap, Sealing};
 use longshore_load::FormatChoice;
 use longshore_load::{CancelToken, Progress};
 use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, VERSION};
-use longshore_serve::{Attachment, Client, Error, Result, Wanted};
+use longshore_serve::{Attachment, Client, Error, Result, Trust, Wanted};
 use longshore_sys::memfd::{self, Backing, Seals};
 use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
@@ -197,4 +197,23 @@ fn a_server_that_does_not_answer_does_not_keep_who_has_given_up() {
     let connected = Client::connect(Some(&socket), &cancel);
     assert!(matches!(connected, Err(Error::Cancelled { .. })), "{connected:?}");
     giving_up.join().unwrap();
+}
+
+#[test]
+fn nothing_is_sent_to_a_server_of_a_user_that_is_not_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let listener = packet_socket::listen(&socket, 0o600, 4).unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    let trust = Trust::only([own + 1]);
+    let refused = Client::connect_with(Some(&socket), &trust, &CancelToken::new()).unwrap_err();
+    let Error::UntrustedServer { uid, .. } = refused else { panic!("{refused}") };
+    assert_eq!(uid, own);
+    let words = refused.to_string();
+    for word in [&format!("user {own} runs"), "--trust-uid", &*socket.to_string_lossy()] {
+        assert!(words.contains(word), "'{word}' in: {words}");
+    }
+    let accepted = packet_socket::accept(&listener).unwrap();
+    let packet = packet_socket::receive(&accepted, &mut [0; MESSAGE_BYTES_MAX]).unwrap();
+    assert_eq!((packet.len_bytes, packet.descriptors.len()), (0, 0), "it has only closed its end");
 }
