@@ -122,21 +122,16 @@ impl Listener {
     /// only, unless `mode` lets others use the socket.
     ///
     /// # Errors
-    /// Those of [`Self::bind`] and [`default_socket`].
+    /// Those of [`Self::bind`] and [`default_socket`]; [`Error::Kernel`] if the directory cannot be
+    /// made, or is a symbolic link.
     pub fn bind_default(mode: u32) -> Result<Self> {
         let path = default_socket()?;
         if variable(SOCKET_VARIABLE).is_none()
             && let Some(directory) = path.parent()
         {
-            let failed = || Error::kernel(format!("making the directory {}", directory.display()));
             let permissions = if mode & 0o077 == 0 { 0o700 } else { 0o711 };
-            match DirBuilder::new().mode(permissions).create(directory) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                    return Err(failed()(error));
-                }
-                _ => {}
-            }
-            fs::set_permissions(directory, Permissions::from_mode(permissions)).map_err(failed())?;
+            make_directory(directory, permissions)
+                .map_err(Error::kernel(format!("making the directory {}", directory.display())))?;
         }
         Self::bind(&path, mode)
     }
@@ -240,6 +235,17 @@ fn remove_if_dead(path: &Path) -> Result<()> {
     }
 }
 
+/// Makes a directory with these permissions, which it gets also if it exists. Its name may lead to
+/// another directory meanwhile, so the permissions are those of the one that was opened.
+fn make_directory(path: &Path, permissions: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(permissions).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let directory = File::from(file::open_directory_itself(path)?);
+    directory.set_permissions(Permissions::from_mode(permissions))
+}
+
 fn inode(path: &Path) -> io::Result<(u64, u64)> {
     let there = fs::symlink_metadata(path)?;
     Ok((there.dev(), there.ino()))
@@ -271,6 +277,24 @@ mod tests {
         assert!(matches!(second, Error::AlreadyServed { .. }), "{second}");
         drop(listener);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "neither socket nor lock");
+    }
+
+    #[test]
+    fn only_a_directory_itself_gets_the_permissions() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        let (own, other) = (dir.path().join("longshore"), dir.path().join("other"));
+        make_directory(&own, 0o711).unwrap();
+        assert_eq!(mode(&own), 0o711);
+        make_directory(&own, 0o700).unwrap();
+        assert_eq!(mode(&own), 0o700, "it was there");
+
+        // Its name leads elsewhere by now.
+        fs::remove_dir(&own).unwrap();
+        DirBuilder::new().mode(0o755).create(&other).unwrap();
+        std::os::unix::fs::symlink(&other, &own).unwrap();
+        make_directory(&own, 0o700).unwrap_err();
+        assert_eq!(mode(&other), 0o755);
     }
 
     #[test]

@@ -131,6 +131,15 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
+/// Opens a directory, to look at it or to change its mode, but not through a symbolic link.
+///
+/// # Errors
+/// Those of `open(2)`; `ENOTDIR` or `ELOOP` for a symbolic link.
+pub fn open_directory_itself(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
 /// Opens a file of this user alone that is there to be locked, and makes it where there is none. It
 /// follows no symbolic link in the last place and waits for nothing.
 ///

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -52,8 +52,9 @@ pub struct Packet {
 /// Makes a socket at `path`, which must not exist, with the permissions `mode`, and listens.
 ///
 /// # Errors
-/// `EADDRINUSE` where something is there, `ENAMETOOLONG` past [`PATH_BYTES_MAX`], those of
-/// `bind(2)` and `chmod(2)`; the path is removed again then.
+/// `EADDRINUSE` if something is there, `ENAMETOOLONG` past [`PATH_BYTES_MAX`], `PermissionDenied` if
+/// another process replaces the socket meanwhile, those of `bind(2)`, `listen(2)` and `chmod(2)`. The
+/// path is removed again after an error.
 pub fn listen(path: &Path, mode: u32, backlog: u16) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = new_socket()?;
@@ -61,14 +62,44 @@ pub fn listen(path: &Path, mode: u32, backlog: u16) -> io::Result<OwnedFd> {
     // The file is made with these permissions less the umask's, so it is never open to more.
     rustix::fs::fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
-    let listening = rustix::fs::chmodat(rustix::fs::CWD, path, mode, AtFlags::empty())
-        .and_then(|()| rustix::net::listen(&socket, i32::from(backlog)));
+    let listening = rustix::net::listen(&socket, i32::from(backlog))
+        .map_err(io::Error::from)
+        .and_then(|()| set_mode(path, mode));
     if let Err(error) = listening {
         // What matters is the first error.
         let _ = rustix::fs::unlink(path);
-        return Err(error.into());
+        return Err(error);
     }
     Ok(socket)
+}
+
+/// Gives the socket at `path`, on which this process listens, the permissions that the umask took
+/// from it.
+///
+/// Another user who can write to the directory can replace the socket at any moment. So the file is
+/// opened once, without following a symbolic link, and its mode is changed only after a connection
+/// has shown that this process listens on it.
+fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::open(path, flags, Mode::empty())?;
+    let replaced = || {
+        let reason = "another process has replaced the socket at its path";
+        io::Error::new(io::ErrorKind::PermissionDenied, reason)
+    };
+    let status = rustix::fs::fstat(&found)?;
+    if rustix::fs::FileType::from_raw_mode(status.st_mode) != rustix::fs::FileType::Socket {
+        return Err(replaced());
+    }
+    if Mode::from_raw_mode(status.st_mode) == mode {
+        return Ok(());
+    }
+    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+    // The server accepts this connection later, and finds it closed.
+    let listener = connect(Path::new(&link)).and_then(peer)?;
+    if listener.pid != std::process::id() {
+        return Err(replaced());
+    }
+    Ok(rustix::fs::chmodat(rustix::fs::CWD, link.as_str(), mode, AtFlags::empty())?)
 }
 
 /// Whether a descriptor is a listening socket of this kind.
@@ -283,5 +314,29 @@ mod tests {
         assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         let long = dir.path().join("x".repeat(PATH_BYTES_MAX));
         assert_eq!(listen(&long, 0o600, 4).unwrap_err().kind(), io::ErrorKind::InvalidFilename);
+    }
+
+    #[test]
+    fn only_the_own_socket_is_given_permissions() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode_of = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (victim, path) = (dir.path().join("victim"), dir.path().join("socket"));
+        let wanted = Mode::from_raw_mode(0o666);
+        std::fs::write(&victim, b"secret").unwrap();
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&victim, private).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        assert!(set_mode(&path, wanted).is_err(), "a symbolic link");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::hard_link(&victim, &path).unwrap();
+        assert!(set_mode(&path, wanted).is_err(), "another file");
+        assert_eq!(mode_of(&victim), 0o600);
+        std::fs::remove_file(&path).unwrap();
+        let listener = listen(&path, 0o600, 4).unwrap();
+        set_mode(&path, wanted).unwrap();
+        assert_eq!(mode_of(&path), 0o666);
+        drop(listener);
+        set_mode(&path, Mode::from_raw_mode(0o600)).unwrap_err();
+        assert_eq!(mode_of(&path), 0o666, "a socket on which this process does not listen");
     }
 }
