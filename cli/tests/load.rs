@@ -157,7 +157,7 @@ fn a_file_one_may_not_read_is_told() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     // Another user may not get as far as where it was built.
     let program = fixture.path("longshore");
-    fs::copy(LONGSHORE, &program).unwrap();
+    command::copy_longshore(&program);
     let mut command = Command::new(program);
     command.arg("load").arg(&path);
     command::as_nobody(&mut command);
@@ -191,7 +191,7 @@ fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
         return;
     }
     let program = fixture.path("longshore");
-    fs::copy(LONGSHORE, &program).unwrap();
+    command::copy_longshore(&program);
     let mut command = Command::new(program);
     command.args(["load", "--json", "--heap", "memfd", "--verify", "crc32c"]).arg(&path);
     command::as_nobody(&mut command);
@@ -278,22 +278,29 @@ fn hostile_and_truncated_safetensors_are_refused() {
 fn ctrl_c_cancels_and_says_how_far_it_came() {
     let fixture = Fixture::new();
     let path = fixture.path("file");
-    File::create(&path).unwrap().set_len(1 << 30).unwrap();
-    // A second of hashing.
-    let mut child = Command::new(LONGSHORE)
-        .args(["load", "--verify", "sha256", "--heap", "memfd:4k"])
-        .arg(&path)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    thread::sleep(Duration::from_millis(250));
+    // Seconds of hashing.
+    File::create(&path).unwrap().set_len(4 << 30).unwrap();
+    let mut command = Command::new(LONGSHORE);
+    command.args(["load", "--verify", "sha256", "--heap", "memfd:4k"]).arg(&path);
+    command::heed_interrupts(&mut command);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The memory is made after the signals are caught, and before the first byte is read.
+    let has_memory = || {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+        descriptors.filter_map(Result::ok).any(|descriptor| {
+            let link = fs::read_link(descriptor.path()).unwrap_or_default();
+            link.as_os_str().as_encoded_bytes().starts_with(b"/memfd:")
+        })
+    };
+    while !has_memory() {
+        thread::sleep(Duration::from_millis(1));
+    }
     command::signal(&child, "INT");
     let status = child.wait().unwrap();
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     let outcome = Outcome { code: status.code().unwrap_or(-1), stdout: String::new(), stderr };
-    outcome.expect(130, &["cancelled after", "of 1073741824 bytes"]);
+    outcome.expect(130, &["cancelled after", "of 4294967296 bytes"]);
 }
 
 #[test]

@@ -210,7 +210,7 @@ fn another_user_attaches_what_it_may_read_and_can_never_write() {
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o600)).unwrap();
     // A program that nobody can run: the command of this test may be in root's folder.
     let program = fixture.path("longshore");
-    fs::copy(LONGSHORE, &program).unwrap();
+    command::copy_longshore(&program);
     let as_other = |arguments: &[&str]| {
         let mut command = Command::new(&program);
         command.args(arguments).env("LONGSHORE_SOCKET", fixture.socket()).current_dir("/");
@@ -414,7 +414,7 @@ fn the_socket_is_where_the_user_s_own_directory_is() {
     let fixture = Fixture::new();
     fixture.model("model.bin", 1000);
     let program = fixture.path("longshore");
-    fs::copy(LONGSHORE, &program).unwrap();
+    command::copy_longshore(&program);
     let runtime = fixture.path("runtime");
     fs::create_dir(&runtime).unwrap();
     std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).unwrap();

@@ -1,8 +1,9 @@
 //! Running the `longshore` command.
-#![expect(unsafe_code, reason = "installs a seccomp filter between fork and exec")]
+#![expect(unsafe_code, reason = "prepares processes between fork and exec")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command};
 
 pub(crate) const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
@@ -42,6 +43,27 @@ pub(crate) fn run(command: &mut Command) -> Outcome {
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
     }
+}
+
+/// Copies the `longshore` command to a place where any user can run it. Another process writes it: if
+/// this one did, a child that another test starts meanwhile could keep the copy open for writing, and
+/// running it would fail with `ETXTBSY`.
+pub(crate) fn copy_longshore(to: &Path) {
+    assert!(Command::new("cp").arg(LONGSHORE).arg(to).status().unwrap().success());
+}
+
+/// Lets SIGINT end the program that is run, also if the tests run in the background of a shell, which
+/// ignores it there.
+pub(crate) fn heed_interrupts(command: &mut Command) {
+    let install = || {
+        // SAFETY: the default action runs no code of this program.
+        match unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) } {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: between fork and exec only a system call is made.
+    unsafe { command.pre_exec(install) };
 }
 
 /// Sends a signal by name to a process of ours.
