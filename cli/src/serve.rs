@@ -6,60 +6,76 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use longshore::Heap;
 use longshore::load::FormatChoice;
 use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop};
 use serde_json::{Value, json};
 
-use crate::serve_log::{Line, Log};
-use crate::signals;
+use crate::exit::failure;
+use crate::serve_log::{Line, Log, LogHandle};
+use crate::signals::{self, ServerSignal};
 use crate::units::{Alignment, Size};
 
-/// Hold models in memory, once for all processes of this machine.
+/// Load models into memory once, and share them with all processes of this machine.
 ///
-/// Each file is loaded once, when the first process attaches it, into memory that nobody can change;
-/// every process that may read the file is given it. The memory goes with the last attachment, unless
-/// it is kept. Files that are named here are loaded at once and kept for as long as the server runs.
+/// The server loads a file when the first process attaches it, into sealed memory that no process can
+/// change. Every process that can open the file itself and connect to the socket can attach the
+/// memory. The server frees the memory after the last process releases it, unless --keep or
+/// --idle-free says otherwise.
+///
+/// Give at least one --root DIR (files that clients may attach) or one FILE (loaded at the start and
+/// kept for as long as the server runs), or both.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
   Share the models of a directory between your own processes:
     longshore serve --root ~/models
-  Load one at once, and keep others for ten minutes after they were used:
+  Load one model at the start, and keep others for ten minutes after their last use:
     longshore serve --root /srv/models --idle-free 10m /srv/models/llama.safetensors
-  Let all users attach what they may read, in at most 64 GiB:
-    longshore serve --root /srv/models --socket-mode 0666 --memory-max 64GiB --keep
+  Let all users attach the models that they can read, in at most 64 GiB:
+    longshore serve --root /srv/models --socket-mode 0666 --memory-mode 0444 \\
+        --memory-max 64GiB --keep
   In another shell:
     longshore attach llama.safetensors --exec python3 infer.py
     longshore ls
 
-Under systemd, a .socket unit with ListenSequentialPacket= hands over its socket, and the .service
-unit may be of Type=notify. $LONGSHORE_SOCKET is the socket where --socket is not given.
+Signals:
+  SIGINT and SIGTERM end the server; clients keep the memory that they have attached. SIGHUP is
+  logged and ignored.
+
+Under systemd, a .socket unit with ListenSequentialPacket= passes its socket to the server, and the
+.service unit may have Type=notify.
+
+The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct ServeArgs {
-    /// Files to load at once and to keep; an index stands for its shards.
-    #[arg(value_name = "FILE", required_unless_present = "root")]
+    /// A file to load at the start and to keep; the index of a model loads all its shards.
+    #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// A directory beneath which any file may be attached. May be repeated.
+    /// Let clients attach files in this directory and below. May be repeated. A file system that is
+    /// mounted below it is not entered: name its mount point, too.
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
 
-    /// Where to listen [default: $XDG_RUNTIME_DIR/longshore/serve.sock, for root
-    /// /run/longshore/serve.sock].
+    /// The path of the socket [default: $LONGSHORE_SOCKET; else /run/longshore/serve.sock for root
+    /// and $XDG_RUNTIME_DIR/longshore/serve.sock for other users].
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Who may connect, as the permissions of a file: 0660 is the group too, 0666 everybody.
+    /// The permissions of the socket: 0600 lets only this user connect, 0660 also the group, 0666 all
+    /// users.
     #[arg(long, value_name = "MODE", default_value = "0600")]
     socket_mode: Mode,
 
-    /// Who may open the memory by its name in /proc/PID/fd; nobody can write to it. 0444 lets clients
-    /// of other users use such names.
+    /// The permissions of the memory when a client opens it by its name in /proc/PID/fd: 0444 lets
+    /// clients of other users do that. The memory can never be written.
     #[arg(long, value_name = "MODE", default_value = "0400")]
     memory_mode: Mode,
 
-    /// Hold no more than this: what nobody has attached goes first, least recently used.
+    /// The most bytes of models at once. To make room, the server frees unused models, those that
+    /// were not used for longest first.
     #[arg(long, value_name = "SIZE")]
     memory_max: Option<Size>,
 
@@ -67,40 +83,41 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_attachments: usize,
 
-    /// The most clients at once; no more than half the descriptors that the server may have.
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    /// The most clients at once. The server lowers it to half of its limit of open files.
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = at_least_one())]
     max_clients: usize,
 
     /// Keep what nobody has attached for so long: 30s, 10m, 2h.
     #[arg(long, value_name = "DURATION", conflicts_with = "keep")]
     idle_free: Option<Period>,
 
-    /// Keep what nobody has attached until its room is needed.
+    /// Keep unused models until the memory is needed.
     #[arg(long)]
     keep: bool,
 
-    /// Where memory comes from: memfd, memfd:4k, hugetlb.
+    /// The kind of memory: memfd, memfd:4k, hugetlb.
     #[arg(long, default_value = "memfd")]
     heap: Heap,
 
-    /// What the files named here are: auto (by name), raw, safetensors, gguf.
+    /// The format of each FILE: auto (by name), raw, safetensors, gguf.
     #[arg(long, default_value = "auto")]
     format: FormatChoice,
 
-    /// Place every tensor of the files named here at a multiple of this: 64, 256, 4096, 2M.
-    #[arg(long, value_name = "N")]
+    /// Place every tensor of each FILE at a multiple of this many bytes: 64, 256, 4096, 2M. A client
+    /// that attaches another file chooses its alignment itself.
+    #[arg(long, value_name = "N", requires = "files")]
     align: Option<Alignment>,
 
     /// Print each event as a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(long, short)]
     quiet: bool,
 }
 
-/// Permissions, in octal digits.
+/// The permissions of a file, in octal digits.
 #[derive(Clone, Copy, Debug)]
 struct Mode(u32);
 
@@ -109,11 +126,13 @@ impl FromStr for Mode {
 
     fn from_str(word: &str) -> Result<Self, String> {
         let mode = u32::from_str_radix(word, 8).ok().filter(|mode| *mode <= 0o777);
-        mode.map(Self).ok_or_else(|| format!("'{word}' is no permissions such as 0660"))
+        mode.map(Self).ok_or_else(|| {
+            format!("'{word}' is not a file mode (expected octal digits such as 0660)")
+        })
     }
 }
 
-/// A time, as 500ms, 30s, 10m, 2h.
+/// A duration, written as 500ms, 30s, 10m or 2h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Period(Duration);
 
@@ -121,7 +140,7 @@ impl FromStr for Period {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Self, String> {
-        let refused = || format!("'{word}' is no time such as 500ms, 30s, 10m or 2h");
+        let refused = || format!("'{word}' is not a duration (expected 500ms, 30s, 10m or 2h)");
         let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
         let (number, unit) = word.split_at(digits);
         let number: u64 = number.parse().map_err(|_| refused())?;
@@ -136,16 +155,32 @@ impl FromStr for Period {
     }
 }
 
+/// A parser of numbers from 1.
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+impl ServeArgs {
+    /// Returns why these options make no sense together, if they do not.
+    fn contradiction(&self) -> Option<String> {
+        if self.root.is_empty() && self.files.is_empty() {
+            let what = "--root DIR (files that clients may attach) or FILE (to load now)";
+            Some(format!("nothing to serve: give at least one {what}"))
+        } else {
+            None
+        }
+    }
+}
+
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
-    // First of all: its descriptors have fixed numbers.
+    if let Some(contradiction) = args.contradiction() {
+        return Err(failure(2, format!("{contradiction}; see 'longshore serve --help'")));
+    }
+    // Before anything else opens descriptors: these have fixed numbers.
     let inherited = Listener::inherited()?;
     let stop = Stop::new()?;
-    let stopper = stop.clone();
-    let signals = signals::ends()?;
-    thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        signals.wait();
-        stopper.stop();
-    })?;
+    let log = Log::start()?;
+    handle_signals(&args, stop.clone(), log.handle())?;
     let listener = match (inherited, &args.socket) {
         (Some(inherited), _) => inherited,
         (None, Some(socket)) => Listener::bind(socket, args.socket_mode.0)?,
@@ -169,7 +204,6 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         memory_mode: args.memory_mode.0,
     };
     let server = Server::new(listener, options, stop)?;
-    let log = Log::start()?;
     let served = server.run(|event| match event {
         Event::Trouble { message } if !args.json => log.say(Line::Error(message.clone())),
         _ if args.json => log.say(Line::Out(as_json(event).to_string())),
@@ -178,6 +212,35 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     });
     log.end();
     Ok(served?)
+}
+
+/// Ends the server on SIGINT and SIGTERM, and logs every signal.
+fn handle_signals(args: &ServeArgs, stop: Stop, log: LogHandle) -> anyhow::Result<()> {
+    let (json, quiet) = (args.json, args.quiet);
+    let say = move |signal: &str, message: &str| {
+        if json {
+            let event = json!({ "event": "signal", "signal": signal, "message": message });
+            log.say(Line::Out(event.to_string()));
+        } else if !quiet {
+            log.say(Line::Out(format!("{signal}: {message}")));
+        }
+    };
+    let mut signals = signals::of_server()?;
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        loop {
+            match signals.wait() {
+                Some(ServerSignal::HangUp) => {
+                    say("SIGHUP", "ignored, there is nothing to reload; SIGTERM ends the server");
+                }
+                Some(ServerSignal::End(signal)) => {
+                    say(signal, "the server ends");
+                    return stop.stop();
+                }
+                None => return stop.stop(),
+            }
+        }
+    })?;
+    Ok(())
 }
 
 fn as_json(event: &Event) -> Value {
@@ -223,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_permissions_are_read_as_people_write_them() {
+    fn durations_and_modes_are_parsed() {
         for (word, ms) in [("500ms", 500), ("30s", 30_000), ("7", 7000), ("10m", 600_000)] {
             assert_eq!(word.parse(), Ok(Period(Duration::from_millis(ms))), "{word}");
         }

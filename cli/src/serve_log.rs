@@ -1,18 +1,18 @@
-//! What `longshore serve` prints, by a thread of its own: whoever reads it may be slow, or read
-//! nothing, and the server goes on.
+//! The log of `longshore serve`, printed by a thread of its own: the server never waits for a slow
+//! reader.
 
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
 use crate::output::print;
 
-/// How many lines may wait to be printed.
+/// The most lines that wait to be printed.
 const LINES_MAX: usize = 1024;
-/// How long the last lines are waited for in the end.
+/// How long the end of the server waits for the last lines.
 const END_TIME: Duration = Duration::from_secs(1);
 
 /// Where a line goes.
@@ -24,19 +24,25 @@ pub(crate) enum Line {
 
 /// The lines that are to be printed.
 pub(crate) struct Log {
-    lines: SyncSender<Line>,
+    lines: Arc<SyncSender<Line>>,
     lost: Arc<AtomicU64>,
     ended: mpsc::Receiver<()>,
+}
+
+/// Lets another thread add lines to a log, for as long as that has not ended.
+pub(crate) struct LogHandle {
+    lines: Weak<SyncSender<Line>>,
+    lost: Arc<AtomicU64>,
 }
 
 impl Log {
     /// Prints lines to standard output and standard error.
     ///
     /// # Errors
-    /// Where there is no thread to be had.
+    /// Fails if no thread can be started.
     pub(crate) fn start() -> std::io::Result<Self> {
         Self::to(|line| {
-            // Whether or not anybody reads it.
+            // It does not matter whether anybody reads it.
             match line {
                 Line::Out(line) => drop(print(&format!("{line}\n"))),
                 Line::Error(line) => drop(writeln!(std::io::stderr(), "longshore: {line}")),
@@ -54,25 +60,45 @@ impl Log {
                 put(line);
                 let lost = lost_too.swap(0, Ordering::Relaxed);
                 if lost > 0 {
-                    put(Line::Error(format!("{lost} lines were not printed: nobody read them")));
+                    put(Line::Error(format!(
+                        "{lost} lines were not printed, because the reader was too slow"
+                    )));
                 }
             }
             let _ = end.send(());
         })?;
-        Ok(Self { lines, lost, ended })
+        Ok(Self { lines: Arc::new(lines), lost, ended })
     }
 
-    /// Prints a line when there is time; never waits.
+    /// Queues a line to be printed. Never blocks.
     pub(crate) fn say(&self, line: Line) {
-        if self.lines.try_send(line).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
+        say(&self.lines, &self.lost, line);
     }
 
-    /// Waits for what is left to be printed, but not for ever.
+    /// Returns a handle for another thread.
+    pub(crate) fn handle(&self) -> LogHandle {
+        LogHandle { lines: Arc::downgrade(&self.lines), lost: Arc::clone(&self.lost) }
+    }
+
+    /// Waits a while until the remaining lines are printed.
     pub(crate) fn end(self) {
         drop(self.lines);
         let _ = self.ended.recv_timeout(END_TIME);
+    }
+}
+
+impl LogHandle {
+    /// Queues a line to be printed. Never blocks.
+    pub(crate) fn say(&self, line: Line) {
+        if let Some(lines) = self.lines.upgrade() {
+            say(&lines, &self.lost, line);
+        }
+    }
+}
+
+fn say(lines: &SyncSender<Line>, lost: &AtomicU64, line: Line) {
+    if lines.try_send(line).is_err() {
+        lost.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -83,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_nobody_reads_hold_nobody_up_and_are_counted() {
+    fn lines_that_are_not_read_do_not_block_and_are_counted() {
         let said = Arc::new(Mutex::new(Vec::new()));
         let (gate, opened) = mpsc::channel::<()>();
         let said_too = Arc::clone(&said);

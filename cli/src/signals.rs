@@ -44,28 +44,43 @@ pub(crate) fn received() -> Option<u8> {
     u8::try_from(RECEIVED.load(Ordering::Relaxed)).ok().filter(|signal| *signal > 0)
 }
 
-/// Signals that are caught from here on, to be waited for elsewhere.
-pub(crate) struct Ends(Signals);
+/// The signals of a server, caught from here on.
+pub(crate) struct ServerSignals(Signals);
 
-impl Ends {
-    /// Blocks until SIGINT, SIGTERM or SIGHUP. The next one ends the process at once.
-    pub(crate) fn wait(mut self) {
-        if let Some(signal) = self.0.forever().next() {
-            RECEIVED.store(signal.unsigned_abs() as usize, Ordering::Relaxed);
+/// A signal that a server received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerSignal {
+    /// SIGINT or SIGTERM, by name. The next one ends the process at once.
+    End(&'static str),
+    /// SIGHUP.
+    HangUp,
+}
+
+impl ServerSignals {
+    /// Blocks until the next signal.
+    pub(crate) fn wait(&mut self) -> Option<ServerSignal> {
+        let signal = self.0.forever().next()?;
+        if signal == SIGHUP {
+            return Some(ServerSignal::HangUp);
         }
+        RECEIVED.store(signal.unsigned_abs() as usize, Ordering::Relaxed);
+        Some(ServerSignal::End(if signal == SIGINT { "SIGINT" } else { "SIGTERM" }))
     }
 }
 
-/// Catches SIGINT, SIGTERM and SIGHUP for [`Ends::wait`].
-pub(crate) fn ends() -> anyhow::Result<Ends> {
+/// Catches the signals of a server. SIGHUP does not end it: a server outlives the terminal that it
+/// was started in.
+pub(crate) fn of_server() -> anyhow::Result<ServerSignals> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in ending() {
+    let ending: Vec<i32> = ending().filter(|signal| *signal != SIGHUP).collect();
+    for signal in ending.iter().copied() {
         // The second signal finds the flag set.
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
             .context("catching signals")?;
     }
-    Ok(Ends(Signals::new(ending()).context("catching signals")?))
+    let all = ending.iter().chain([&SIGHUP]);
+    Ok(ServerSignals(Signals::new(all).context("catching signals")?))
 }
 
 /// Blocks until SIGINT, SIGTERM or SIGHUP.
