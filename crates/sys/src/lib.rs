@@ -34,9 +34,9 @@
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
+
 mod aio;
 pub mod answering;
-
 pub mod beneath;
 pub mod descriptors;
 pub mod disposal;
@@ -48,6 +48,7 @@ pub mod file;
 pub mod huge_pages;
 pub mod iommu;
 pub mod iommufd;
+pub mod last_reference;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;
