@@ -15,7 +15,7 @@ Exit codes:
     0  done
     1  something else failed
     2  the command line cannot be understood
-   10  no such file                    20  not enough memory
+   10  no such file or directory       20  not enough memory
    11  not a regular file              21  the heap is not available
    12  no permission                   22  the read mode is not available
    13  the disk failed                126  the program of --exec cannot be run
@@ -127,7 +127,15 @@ fn code_of_serving(error: &serve::Error) -> u8 {
             Reason::Stopping => 30,
             _ => 1,
         },
-        Error::NotFound { .. } | Error::Ambiguous { .. } | Error::CannotServe { .. } => 31,
+        Error::NotFound { .. } | Error::Ambiguous { .. } => 31,
+        Error::CannotServe { kind, .. } => match kind {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
+            ErrorKind::PermissionDenied => 12,
+            ErrorKind::InvalidData => 15,
+            ErrorKind::OutOfMemory => 20,
+            ErrorKind::InvalidInput => 2,
+            _ => 1,
+        },
         Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
         Error::AlreadyServed { .. } | Error::NotASocket { .. } => 33,
         Error::UntrustedServer { .. } => 34,

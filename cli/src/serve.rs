@@ -40,6 +40,11 @@ Examples:
     longshore attach llama.safetensors --exec python3 infer.py
     longshore ls
 
+Several users:
+  The --...-per-user limits and their defaults do not apply to root and to the user that runs the
+  server. A user's ids of /etc/subuid count as that user. Clients of other users attach only if they
+  trust the server's user: root, 'longshore', or one that they name with --trust-uid.
+
 Signals:
   SIGINT and SIGTERM end the server; clients keep the memory that they have attached. SIGHUP is
   logged and ignored.
@@ -79,15 +84,30 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     memory_max: Option<Size>,
 
-    /// The most attachments of one user, those that wait for a model included.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    /// The most bytes of models that one user may have at once [default: half of --memory-max, or of
+    /// the memory that is available at the start]. Not for root and the server's own user.
+    #[arg(long, value_name = "SIZE")]
+    memory_max_per_user: Option<Size>,
+
+    /// The most attachments of one user, including clients that wait for a model.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one())]
     max_attachments: usize,
 
     /// The most clients at once. The server lowers it to half of its limit of open files.
     #[arg(long, value_name = "N", default_value = "1024", value_parser = at_least_one())]
     max_clients: usize,
 
-    /// Keep what nobody has attached for so long: 30s, 10m, 2h.
+    /// The most clients of one user at once [default: half of --max-clients]. Not for root and the
+    /// server's own user.
+    #[arg(long, value_name = "N")]
+    max_clients_per_user: Option<usize>,
+
+    /// The most models that are loaded at once for one user, 1 or 2 [default: 1]. Two are loaded at
+    /// once in all. Not for root and the server's own user.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    max_loads_per_user: Option<u8>,
+
+    /// Keep an unused model for this long: 500ms, 30s, 10m, 2h. A number without a unit is in seconds.
     #[arg(long, value_name = "DURATION", conflicts_with = "keep")]
     idle_free: Option<Period>,
 
@@ -163,9 +183,17 @@ fn at_least_one() -> RangedU64ValueParser<usize> {
 impl ServeArgs {
     /// Returns why these options make no sense together, if they do not.
     fn contradiction(&self) -> Option<String> {
+        let exceeds =
+            |user: Option<u64>, all: Option<u64>| user.zip(all).is_some_and(|(u, a)| u > a);
+        let size = |size: &Option<Size>| size.as_ref().map(|size| size.0);
         if self.root.is_empty() && self.files.is_empty() {
             let what = "--root DIR (files that clients may attach) or FILE (to load now)";
             Some(format!("nothing to serve: give at least one {what}"))
+        } else if exceeds(size(&self.memory_max_per_user), size(&self.memory_max)) {
+            Some("--memory-max-per-user is larger than --memory-max".to_owned())
+        } else if self.max_clients_per_user.is_some_and(|clients| clients > self.max_clients) {
+            let all = self.max_clients;
+            Some(format!("--max-clients-per-user is larger than --max-clients ({all})"))
         } else {
             None
         }
@@ -197,8 +225,11 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         format: args.format,
         align: args.align.map(|align| align.0),
         memory_max: args.memory_max.map(|size| size.0),
+        memory_per_user: args.memory_max_per_user.map(|size| size.0),
         attachments_max: args.max_attachments,
         clients_max: args.max_clients,
+        clients_per_user: args.max_clients_per_user,
+        loads_per_user: args.max_loads_per_user.map(usize::from),
         keep,
         heap: args.heap,
         memory_mode: args.memory_mode.0,
@@ -265,6 +296,10 @@ fn as_json(event: &Event) -> Value {
         }),
         Event::Released { id, peer, attachments } => json!({
             "event": "released", "id": id, "client": of_peer(peer), "attachments": attachments,
+        }),
+        Event::KeptByClients { id, path, len_bytes } => json!({
+            "event": "kept_by_clients", "id": id, "path": path.to_string_lossy(),
+            "bytes": len_bytes,
         }),
         Event::Freed { id, path, len_bytes } => json!({
             "event": "freed", "id": id, "path": path.to_string_lossy(), "bytes": len_bytes,

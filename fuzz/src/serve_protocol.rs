@@ -1,35 +1,51 @@
 //! What must hold whatever a client of shared models sends to its server, or a server to a client.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore_load::CancelToken;
 use longshore_serve::protocol::{MESSAGE_BYTES_MAX, Reply, Request, Target, VERSION};
-use longshore_serve::{Client, Listener, Options, Server, Stop};
+use longshore_serve::{Client, Event, Listener, Options, Server, Stop, Trust};
 use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
 use tempfile::TempDir;
 
+/// After how many inputs another client asks for a list.
+const LIST_EVERY: u64 = 16;
+
+thread_local! {
+    /// A server for all inputs: to start one takes longer than to answer an input. What one client
+    /// did must not matter to the next anyway.
+    static RIG: Rig = Rig::new();
+}
+
 /// The input is messages: two bytes of length, whose uppermost bits say what comes with it, and as
 /// many bytes. Each is decoded by both sides; then all are sent to a server by one client.
 pub fn serve_protocol(input: &[u8]) {
-    let rig = Rig::new();
-    let messages = messages(&rig, input);
-    for (bytes, _) in &messages {
-        decoded(bytes);
-    }
-    answered(&rig, &messages);
+    RIG.with(|rig| {
+        let messages = messages(rig, input);
+        for (bytes, _) in &messages {
+            decoded(bytes);
+        }
+        answered(rig, &messages);
+    });
 }
 
 /// What comes with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum With {
     Nothing,
+    /// The file that the server holds from the start, as number 1.
+    Held,
+    /// The file that it loads.
     Shown,
+    /// A file that it does not serve.
     Other,
 }
 
@@ -61,7 +77,8 @@ fn messages(rig: &Rig, mut input: &[u8]) -> Vec<(Vec<u8>, With)> {
         && messages.len() < MESSAGES_MAX
     {
         let with = match high >> 6 {
-            0 | 1 => With::Nothing,
+            0 => With::Nothing,
+            1 => With::Held,
             2 => With::Shown,
             _ => With::Other,
         };
@@ -99,8 +116,12 @@ fn decoded(bytes: &[u8]) {
 /// A server, which goes with this.
 struct Rig {
     socket: PathBuf,
+    held: File,
+    shown: File,
+    other: File,
     model: PathBuf,
-    other: PathBuf,
+    /// How many inputs there were.
+    inputs: Cell<u64>,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
     _dir: TempDir,
@@ -112,16 +133,30 @@ impl Rig {
         let root = dir.path().join("root");
         fs::create_dir(&root).expect("a directory can be made");
         let root = root.canonicalize().expect("it is there");
-        let (model, other) = (root.join("model"), dir.path().join("other"));
-        fs::write(&model, [7; 5000]).expect("a file can be written");
-        fs::write(&other, b"other").expect("a file can be written");
+        let (model, held) = (root.join("model"), root.join("held"));
+        let other = dir.path().join("other");
+        for (path, len_bytes) in [(&model, 5000), (&held, 300), (&other, 5)] {
+            fs::write(path, vec![7; len_bytes]).expect("a file can be written");
+        }
+        let open = |path| File::open(path).expect("it was written");
+        let files = [open(&held), open(&model), open(&other)];
         let socket = dir.path().join("socket");
         let listener = Listener::bind(&socket, 0o600).expect("a socket can be made");
         let stop = Stop::new().expect("descriptors can be had");
-        let options = Options { roots: vec![root], ..Options::default() };
+        let options = Options { roots: vec![root], files: vec![held], ..Options::default() };
         let server = Server::new(listener, options, stop.clone()).expect("the root is there");
-        let run = move || server.run(|_| {}).expect("no client ends the server");
-        Self { socket, model, other, stop, thread: Some(thread::spawn(run)), _dir: dir }
+        let (ready, is_ready) = mpsc::channel();
+        let observe = move |event: &Event| {
+            if matches!(event, Event::Ready { .. }) {
+                let _ = ready.send(());
+            }
+        };
+        let run = move || server.run(observe).expect("no client ends the server");
+        let thread = Some(thread::spawn(run));
+        is_ready.recv().expect("the server begins");
+        let [held, shown, other] = files;
+        let inputs = Cell::new(0);
+        Self { socket, held, shown, other, model, inputs, stop, thread, _dir: dir }
     }
 }
 
@@ -141,16 +176,15 @@ fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
             connected => break connected.expect("the server listens"),
         }
     };
-    let shown = File::open(&rig.model).expect("the model is there");
-    let other = File::open(&rig.other).expect("the other is there");
     let mut has_shown = false;
     for (bytes, with) in messages {
         let file = match with {
             With::Nothing => None,
-            With::Shown => Some(shown.as_fd()),
-            With::Other => Some(other.as_fd()),
+            With::Held => Some(rig.held.as_fd()),
+            With::Shown => Some(rig.shown.as_fd()),
+            With::Other => Some(rig.other.as_fd()),
         };
-        has_shown |= *with == With::Shown;
+        has_shown |= matches!(with, With::Held | With::Shown);
         // It may have been disconnected by now.
         let sent = packet_socket::send(&raw, bytes, file);
         if sent.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
@@ -162,10 +196,19 @@ fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
     let _ = packet_socket::send(&raw, b"\xff\xffend", None);
     hear(&raw, true, has_shown);
     drop(raw);
-    let listing = Client::connect(Some(&rig.socket), &CancelToken::new())
-        .expect("the next one is served")
-        .list();
-    assert!(listing.expect("the next one is answered").roots.len() == 1);
+    // Read no file of the machine for each input.
+    let trust = Trust::only([longshore_sys::effective_uid()]);
+    let mut next = Client::connect_with(Some(&rig.socket), &trust, &CancelToken::new())
+        .expect("the next one is served");
+    // A list takes another thread of the server.
+    let inputs = rig.inputs.get();
+    rig.inputs.set(inputs.wrapping_add(1));
+    if !inputs.is_multiple_of(LIST_EVERY) {
+        return;
+    }
+    let listing = next.list().expect("the next one is answered");
+    assert!(listing.roots.len() == 2);
+    assert!(listing.held.iter().any(|held| held.id == 1 && held.is_pinned));
 }
 
 /// Takes what the server says, to the end if it must. What it hands out is for who showed the file.

@@ -161,6 +161,15 @@ impl Listener {
         Ok(Some(Self { socket, made: None }))
     }
 
+    /// Ends it: the socket's name goes, and clients that connect find no server. Returns the socket,
+    /// with the connections that were not accepted. To close it can take long.
+    pub(crate) fn end(self) -> OwnedFd {
+        if self.made.is_some() {
+            packet_socket::shut_down(&self.socket);
+        }
+        self.socket
+    }
+
     /// The path it listens at; `None` where a service manager made the socket.
     pub fn path(&self) -> Option<&Path> {
         self.made.as_ref().map(|made| made.path.as_path())

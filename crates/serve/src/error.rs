@@ -1,7 +1,7 @@
 //! What can go wrong between a client and its server.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use longshore_load as load;
 
@@ -174,7 +174,9 @@ pub enum Error {
     CannotServe {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The kind of failure, for programs.
+        kind: io::ErrorKind,
+        /// The reason.
         reason: String,
     },
     /// A file could not be loaded.
@@ -192,6 +194,10 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn cannot_serve(path: &Path, source: &io::Error) -> Self {
+        Self::CannotServe { path: path.to_owned(), kind: source.kind(), reason: source.to_string() }
+    }
+
     pub(crate) fn kernel(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.into();
         move |source| Self::Kernel { operation, source }

@@ -11,12 +11,47 @@
 //! # Who may attach what
 //!
 //! A client shows that it may read a file by opening it itself and sending the descriptor. The server
-//! opens the same path beneath what it serves (`openat2`, no way out by `..` or by a symbolic link)
-//! and compares device and inode. Nothing else would do: to judge by the client's user (`SO_PEERCRED`)
-//! means to compute what the kernel computes, access control lists, supplementary groups and security
-//! modules included, and to be wrong when the file changes meanwhile. The credentials of the peer
-//! serve to count what each user has, and to say who did what. A client in another mount namespace
-//! attaches by the path that the server sees, if it has the same file of the same file system there.
+//! finds the same path beneath what it serves (`openat2`, not into another mount) and compares device,
+//! inode and time of birth. To judge by the client's user instead (`SO_PEERCRED`), the server would
+//! have to compute the kernel's decision, with access control lists, supplementary groups and security
+//! modules, and would be wrong when the file changes meanwhile. The credentials of the peer serve to
+//! count what each user has, and to log the user. A client in another mount namespace attaches by the
+//! path that the server sees, if it has the same file of the same file system there.
+//!
+//! The server finds a path with its own rights. If it resolved `..` and the links of clients, the path
+//! `private/sub/../../own` would show that `private/sub` exists to a client that cannot search
+//! `private`. So no directory in a path may be `..` or a symbolic link ([`Client`] sends real paths).
+//! Only the last component may be a link, whose relative target stays beneath the root and has `..` at
+//! the beginning alone. One case remains: a client that guesses a name in such a directory learns that
+//! it exists if it leads to a file that the client can open by another path. Files that the operator
+//! named one by one are found through all links.
+//!
+//! The server finds a file without opening it (`O_PATH`), and opens it only after it was shown and only
+//! if it is a regular file. So the owner of a FIFO sees no reader, and a device does nothing. If an
+//! index or the first of several splits names other files, the client is asked to show all of them, and
+//! none of them is looked for before it has: neither its errors nor its questions tell anything about a
+//! file that the client cannot open.
+//!
+//! File systems use the inode number of a deleted file again, and its next owner can set the length
+//! and the time of modification. So the server keeps the inode of each file in use by that descriptor
+//! for as long as it compares its number, and reads the file through the same descriptor: a request
+//! matches a model that is held only if both have the same inodes, in use at the same time, with the
+//! same lengths and times of birth and of modification. The server looks at the files that it holds
+//! every ten seconds, and before it answers a list. When one was deleted, its model matches no request
+//! any more, and the descriptors are closed, since they keep the blocks of the disk.
+//!
+//! This does not make the content authentic. A user who can write to a file, or could when it was
+//! loaded, decides which bytes others attach as its content: its owner can set the time of
+//! modification back after a change, and a store through a shared mapping moves that time only when
+//! the kernel has written the page back, and on tmpfs never. The server does not have files written
+//! back to notice such stores: it would help on some file systems alone, and a client could cause that
+//! input and output. Clients attach files whose writers they trust, or compare
+//! [`Attachment::as_slice`] with checksums that they trust. The memory is sealed, so that the outcome
+//! stays valid.
+//!
+//! A mount beneath a root is not entered unless it is a root of its own, and a file system that does
+//! not answer within 20 seconds costs a client a refusal and the server one of a bounded number of
+//! threads.
 //!
 //! What a server holds, and which directories it serves, is told to everybody who can connect: the
 //! socket's permissions decide about that. It reveals nothing about a path outside, not even whether
@@ -39,9 +74,15 @@
 //! # Counting
 //!
 //! An attachment lives as long as its connection. A client that dies releases; so does one that asks
-//! to. The memory goes with the last attachment, or as [`Keep`] says. The server counts what it holds:
-//! a client that releases and keeps the descriptor keeps the memory too, uncounted; a limit on the
-//! control group of the server counts that as well.
+//! to. The memory goes with the last attachment, or as [`Keep`] says. A client that releases and
+//! keeps the descriptor keeps the memory, too: the server counts each model for every user that had it
+//! until the kernel reports that the last reference to it is gone ([`Event::Freed`]).
+//!
+//! # Several users
+//!
+//! The connections, the bytes and the loads of one user are limited, and requests of several users
+//! take turns. Ids that a user owns in `/etc/subuid` count as that user. The limits do not apply to
+//! root and to the server's own user ([`Options::memory_per_user`]).
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 pub mod address;
@@ -49,8 +90,9 @@ pub mod client;
 pub mod error;
 pub mod protocol;
 pub mod server;
-mod passwd;
 
+mod inodes;
+mod passwd;
 mod served;
 mod shelf;
 

@@ -6,18 +6,27 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use longshore_load::FormatChoice;
 use longshore_load::plan::PlannedFile;
-use longshore_load::{Plan, SourceFile};
+use longshore_load::{Opener, Plan, SourceFile};
 use longshore_mem::Granule;
 use longshore_sys::beneath::{self, Reach};
-use longshore_sys::file::{self, Kind as FileKind, Version};
+use longshore_sys::descriptors;
+use longshore_sys::file::{self, Identity, Version};
 
 use crate::error::{Error, Result};
+use crate::inodes::{HeldInode, Inodes, changed};
 
-/// The most files that a served model may have: each is open twice while it is loaded.
+/// The most files that a served model may have: each is open while the model is held, and twice more
+/// while it is loaded.
 const FILES_MAX: usize = 257;
+
+/// How much is read of the index and of all headers of a model together, in bytes. Parsing takes
+/// several times as much memory, which is charged to no user. The longest indexes of published models
+/// have about 20 MB, and the headers of their shards 11 MB.
+const HEADERS_BYTES_MAX: u64 = 32 << 20;
 
 /// Directories beneath which everything may be asked for, and files that may.
 #[derive(Debug)]
@@ -43,8 +52,8 @@ pub(crate) struct Layout {
     pub(crate) align: Option<Granule>,
 }
 
-/// A file that was asked for, and what belongs to it, as they were when they were looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A file that was asked for and the files that it stands for, as they were when they were found.
+#[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// The file that was named.
     pub(crate) path: PathBuf,
@@ -53,14 +62,44 @@ pub(crate) struct Found {
     pub(crate) files: Vec<(PathBuf, Version)>,
     /// How long a buffer they take.
     pub(crate) len_bytes: u64,
+    /// Keeps the inodes of all of them in use, and that of the named file; `None` once one of them is
+    /// deleted. Without it nothing can be compared with them any more.
+    pub(crate) inodes: Option<Arc<Inodes>>,
 }
 
 impl Found {
-    /// Whether both are the same files, laid out alike, though perhaps at other times.
+    /// Returns whether both are the same paths in the same layout, though perhaps at other times.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         self.path == other.path
             && self.layout.align == other.layout.align
             && self.paths().eq(other.paths())
+    }
+
+    /// Returns whether both are the same files, unchanged, in the same layout. That the numbers of
+    /// their inodes are equal means something only because both keep theirs in use.
+    ///
+    /// What files are taken for changes nothing of the bytes that are loaded.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let (own, others) = (self.files.iter(), other.files.iter());
+        self.inodes.is_some()
+            && other.inodes.is_some()
+            && self.layout.align == other.layout.align
+            && own.map(|(_, version)| version).eq(others.map(|(_, version)| version))
+    }
+
+    /// Returns the same paths without the descriptors.
+    pub(crate) fn without_inodes(&self) -> Self {
+        Self { inodes: None, ..self.clone() }
+    }
+
+    /// Uses other paths that lead to the same inodes.
+    pub(crate) fn rename(&mut self, name: &Self) {
+        *self = Self { inodes: self.inodes.take(), ..name.clone() };
+    }
+
+    /// Returns how many descriptors keep its inodes in use.
+    pub(crate) fn open_files(&self) -> usize {
+        self.inodes.as_ref().map_or(0, |inodes| inodes.len())
     }
 
     fn paths(&self) -> impl Iterator<Item = &Path> {
@@ -68,18 +107,48 @@ impl Found {
     }
 }
 
-/// Device and inode of a file.
-pub(crate) type Inode = ((u32, u32), u64);
+/// A file that a client has shown: the path that it named, and the file's identity. The client's
+/// descriptor stays open for as long as the identity is compared with others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    pub(crate) path: PathBuf,
+    pub(crate) identity: Identity,
+}
 
-/// What became of looking for a file.
+/// The outcome of looking for a file.
 #[derive(Debug)]
 pub(crate) enum Looked {
-    /// It is not there, not served, or not the file that was shown. Nobody is told which.
-    Refused,
-    /// It was not even looked for.
+    /// One of the files is not there, not served, or not the file that was shown. The client is not
+    /// told which of these it is.
+    Refused {
+        /// The path of that file.
+        path: PathBuf,
+        /// The reason, for the log alone.
+        why: io::Error,
+    },
+    /// It was not looked for, or not to the end.
     Failed(longshore_load::Error),
-    /// It is there, and whoever asked has shown it: what it is, or what is wrong with it.
+    /// The client has shown the file that it named, and has yet to show these.
+    Unshown(Vec<PathBuf>),
+    /// The client has shown all files: what was found, or what is wrong with them.
     Found(longshore_load::Result<Found>),
+}
+
+/// Whether files that were found are still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// Their paths lead to them, and they are unchanged.
+    Fresh,
+    /// They were changed, or their paths lead elsewhere.
+    Stale,
+    /// One of them is deleted, and only the server keeps its inode in use.
+    Unlinked,
+}
+
+/// Returns the error for the path of a file that has no last component, such as `/` or `..`.
+pub(crate) fn not_a_file_name(path: &Path) -> Error {
+    let reason = "it is not the name of a file".to_owned();
+    Error::CannotServe { path: path.to_owned(), kind: io::ErrorKind::InvalidInput, reason }
 }
 
 impl Served {
@@ -87,20 +156,24 @@ impl Served {
         let mut places = Vec::new();
         // Files that were named come first: links may lead out of where they are.
         for path in files {
-            let refused = |reason: String| Error::CannotServe { path: path.clone(), reason };
             let (Some(directory), Some(name)) = (parent(path), path.file_name()) else {
-                return Err(refused("it is not the name of a file".to_owned()));
+                return Err(not_a_file_name(path));
             };
             let only = Some(name.to_owned());
-            places.push(Place::open(directory, only).map_err(|e| refused(e.to_string()))?);
+            places.push(Place::open(directory, only).map_err(|e| Error::cannot_serve(path, &e))?);
         }
         for path in roots {
-            let refused = |reason: String| Error::CannotServe { path: path.clone(), reason };
-            places.push(Place::open(path, None).map_err(|error| match error.kind() {
-                io::ErrorKind::Unsupported => refused(
-                    "this kernel, or a filter on system calls, has no openat2 (Linux 5.6)".into(),
-                ),
-                _ => refused(error.to_string()),
+            places.push(Place::open(path, None).map_err(|error| {
+                match error.kind() {
+                    kind @ io::ErrorKind::Unsupported => Error::CannotServe {
+                        path: path.clone(),
+                        kind,
+                        reason:
+                            "this kernel, or a filter on system calls, has no openat2 (Linux 5.6)"
+                                .to_owned(),
+                    },
+                    _ => Error::cannot_serve(path, &error),
+                }
             })?);
         }
         Ok(Self { places })
@@ -114,121 +187,145 @@ impl Served {
         })
     }
 
-    /// Looks for the file at `path`, which is absolute. For somebody who has shown that a file is
-    /// open to them, nothing is asked of any other file: not what it is, nor what is in it.
-    pub(crate) fn look(&self, path: &Path, layout: Layout, shown: Option<Inode>) -> Looked {
-        let opened = self.places.iter().find_map(|place| {
-            let name = path.strip_prefix(&place.path).ok()?;
-            if name.as_os_str().is_empty() || place.only.as_deref().is_some_and(|only| only != name)
-            {
-                return None;
+    /// Looks for the file at `path`, which is absolute, and for those that it stands for.
+    ///
+    /// For a client, `shown` is what it has shown. No other file is opened for it, and none is read
+    /// before all are shown, but for the named one, once that is shown: what an index or the first of
+    /// several splits says about the others is what the client can read itself. The server asks itself
+    /// without anything to show.
+    pub(crate) fn look(&self, path: &Path, layout: Layout, shown: Option<&[Shown]>) -> Looked {
+        let mut inodes = Inodes::default();
+        let named = match self.find(path, path, shown) {
+            Ok(named) => named,
+            Err(refused) => return refused,
+        };
+        if let Err(error) = named.check_regular() {
+            return Looked::Found(Err(error));
+        }
+        // One that the server cannot read is refused as if it were not there.
+        if let Err(why) = beneath::open_located(&named) {
+            return refused(path, why);
+        }
+        let (version, len_bytes) = (named.version, named.version.len_bytes());
+        inodes.push(named);
+        let others = match self.others(&inodes, path, layout) {
+            Ok(others) => others,
+            Err(error) => return Looked::Found(Err(error)),
+        };
+        let is_shown = |other: &PathBuf| match shown {
+            Some(shown) => shown.iter().any(|shown| shown.path == *other),
+            None => true,
+        };
+        if !others.iter().all(is_shown) {
+            return match shown {
+                Some([_]) => Looked::Unshown(others),
+                _ => Looked::Found(Err(changed(path))),
+            };
+        }
+        // All of them are compared before one of them is opened.
+        for other in &others {
+            match self.find(path, other, shown) {
+                Ok(found) => inodes.push(found),
+                Err(refused) => return refused,
             }
-            place.open_file(name).ok()
-        });
-        let Some(status) = opened.and_then(|file| file::status(&file).ok()) else {
-            return Looked::Refused;
-        };
-        if shown.is_some_and(|shown| shown != status.version.inode()) {
-            return Looked::Refused;
         }
-        Looked::Found(self.examine(path, status, layout))
+        let plain = layout.align.is_none() && !longshore_load::names_others(path, layout.format);
+        let planned = if plain {
+            Ok((vec![(path.to_owned(), version)], len_bytes))
+        } else {
+            open(&inodes, path, layout).map(|plan| (versions(&plan), plan.len_bytes()))
+        };
+        Looked::Found(planned.map(|(files, len_bytes)| Found {
+            path: path.to_owned(),
+            layout,
+            files,
+            len_bytes,
+            inodes: Some(Arc::new(inodes)),
+        }))
     }
 
-    /// What a file is that is there. Only one that stands for others, or is to be laid out anew, is
-    /// read for that.
-    fn examine(
+    /// Finds a file of the model that is `named`, without opening it, and compares it with what was
+    /// shown.
+    fn find(
         &self,
+        named: &Path,
         path: &Path,
-        status: file::Status,
-        layout: Layout,
-    ) -> longshore_load::Result<Found> {
-        if status.kind != FileKind::Regular {
-            let kind = status.kind.described();
-            let (path, hint) = (path.to_owned(), "");
-            return Err(longshore_load::Error::NotRegular { path, kind, hint });
+        shown: Option<&[Shown]>,
+    ) -> std::result::Result<HeldInode, Looked> {
+        let refused = |why: io::Error| refused(path, why);
+        let located = self.locate(named, path).and_then(|file| HeldInode::new(path, file));
+        let file = located.map_err(|error| {
+            let why = match error.kind() {
+                io::ErrorKind::CrossesDevices => {
+                    "it is outside of the directory that is served, or on another file system that \
+                     is mounted beneath it: to serve that one, name its mount point with --root"
+                }
+                _ if beneath::is_loop(&error) => {
+                    "a directory in its path is a symbolic link or '..': only the file itself may be \
+                     a link, whose target may have '..' only at the beginning"
+                }
+                _ => return refused(error),
+            };
+            refused(io::Error::new(error.kind(), why))
+        })?;
+        let identity = file.version.identity();
+        let is_shown = |shown: &Shown| shown.path == path && shown.identity.matches(&identity);
+        if shown.is_some_and(|shown| !shown.iter().any(is_shown)) {
+            return Err(refused(io::Error::other("the client has shown another file")));
         }
-        let path = path.to_owned();
-        if layout.align.is_none() && !longshore_load::names_others(&path, layout.format) {
-            let (files, len_bytes) =
-                (vec![(path.clone(), status.version)], status.version.len_bytes());
-            return Ok(Found { path, layout, files, len_bytes });
-        }
-        let plan = self.open(&path, layout, Some(status.version))?;
-        let of_file = |file: &PlannedFile| {
-            let source = file.source();
-            (source.path().to_owned(), source.version())
-        };
-        let files = plan.files().iter().map(of_file).collect();
-        Ok(Found { path, layout, files, len_bytes: plan.len_bytes() })
+        Ok(file)
     }
 
-    /// Opens once more what was found, checks what can be checked of it, and plans to load it.
+    /// The other files that the named one stands for.
+    fn others(
+        &self,
+        inodes: &Inodes,
+        named: &Path,
+        layout: Layout,
+    ) -> longshore_load::Result<Vec<PathBuf>> {
+        let mut others =
+            longshore_load::others_of(named, layout.format, &HeaderBound::new(inodes))?;
+        others.retain(|other| other != named);
+        if others.len() >= FILES_MAX {
+            return Err(longshore_load::Error::Format {
+                path: named.to_owned(),
+                format: "served",
+                reason: format!("it stands for more than {FILES_MAX} files"),
+            });
+        }
+        Ok(others)
+    }
+
+    /// Opens what was found, the very inodes, checks what can be checked of it, and plans to load it.
     ///
     /// # Errors
     /// [`longshore_load::Error::Changed`] where it is not what it was.
-    pub(crate) fn plan(&self, found: &Found) -> longshore_load::Result<Plan> {
-        let named = found.files.iter().find(|(path, _)| *path == found.path);
-        let plan = self.open(&found.path, found.layout, named.map(|(_, version)| *version))?;
-        let sources = plan.files().iter().map(PlannedFile::source);
-        let now = sources.map(|source| (source.path(), source.version()));
-        let then = found.files.iter().map(|(path, version)| (path.as_path(), *version));
-        if !now.eq(then) || plan.len_bytes() != found.len_bytes {
-            let what = "it is not what it was a moment ago".to_owned();
-            return Err(longshore_load::Error::Changed { path: found.path.clone(), what });
+    pub(crate) fn plan(found: &Found) -> longshore_load::Result<Plan> {
+        let inodes = found.inodes.as_ref().ok_or_else(|| changed(&found.path))?;
+        let plan = open(inodes, &found.path, found.layout)?;
+        if versions(&plan) != found.files || plan.len_bytes() != found.len_bytes {
+            return Err(changed(&found.path));
         }
         Ok(plan)
     }
 
-    /// Opens a file and those that it stands for, all of them where they are served. The one that is
-    /// named has to be of this version: between two looks its name may have come to lead elsewhere.
-    fn open(
-        &self,
-        named: &Path,
-        layout: Layout,
-        version: Option<Version>,
-    ) -> longshore_load::Result<Plan> {
-        let opened_files = Cell::new(0);
-        let open = |path: &Path| {
-            opened_files.set(opened_files.get() + 1);
-            if opened_files.get() > FILES_MAX {
-                return Err(longshore_load::Error::Format {
-                    path: named.to_owned(),
-                    format: "served",
-                    reason: format!("it stands for more than {FILES_MAX} files"),
-                });
-            }
-            let source = SourceFile::from_fd(self.open_anew(named, path)?)?.named(path);
-            if path == named && version.is_some_and(|version| version != source.version()) {
-                let what = "it is not what it was a moment ago".to_owned();
-                return Err(longshore_load::Error::Changed { path: named.to_owned(), what });
-            }
-            Ok(source)
-        };
-        let mut opened = longshore_load::open_by(&[named], layout.format, &open)?;
-        if let Some(alignment) = layout.align {
-            if opened.tensors.is_empty() {
-                return Err(longshore_load::Error::Format {
-                    path: named.to_owned(),
-                    format: "tensor",
-                    reason: "no tensors are known in it, and so none can be aligned".to_owned(),
-                });
-            }
-            opened = opened.align(alignment)?;
+    /// Returns whether what was found is still there, unchanged.
+    pub(crate) fn freshness(&self, found: &Found) -> Freshness {
+        if found.inodes.as_ref().is_some_and(|inodes| inodes.is_any_unlinked()) {
+            return Freshness::Unlinked;
         }
-        Ok(opened.plan)
+        let is_fresh = |(path, version): &(PathBuf, Version)| {
+            let now = self.locate(&found.path, path).and_then(file::status);
+            now.is_ok_and(|now| now.version == *version)
+        };
+        match found.inodes.is_some() && found.files.iter().all(is_fresh) {
+            true => Freshness::Fresh,
+            false => Freshness::Stale,
+        }
     }
 
-    /// Whether any of the files is no longer what it was.
-    pub(crate) fn is_stale(&self, found: &Found) -> bool {
-        found.files.iter().any(|(path, version)| {
-            let now =
-                self.open_anew(&found.path, path).ok().and_then(|file| file::status(file).ok());
-            now.is_none_or(|status| status.version != *version)
-        })
-    }
-
-    /// Opens a file that belongs to the one that is `named`.
-    fn open_anew(&self, named: &Path, path: &Path) -> longshore_load::Result<OwnedFd> {
+    /// Finds a file that belongs to the one that is `named`, without opening it.
+    fn locate(&self, named: &Path, path: &Path) -> io::Result<OwnedFd> {
         let mut refused = io::Error::from(io::ErrorKind::NotFound);
         for place in &self.places {
             let is_right = match &place.only {
@@ -238,13 +335,78 @@ impl Served {
             let Some(name) = path.strip_prefix(&place.path).ok().filter(|_| is_right) else {
                 continue;
             };
-            match place.open_file(name) {
+            match place.locate(name) {
                 Ok(file) => return Ok(file),
                 Err(error) => refused = error,
             }
         }
-        Err(longshore_load::Error::Open { path: path.to_owned(), source: refused })
+        Err(refused)
     }
+}
+
+/// Returns the outcome for a file that cannot be found or opened. That no descriptor is left says
+/// nothing about the file, so the client may know it.
+fn refused(path: &Path, why: io::Error) -> Looked {
+    let path = path.to_owned();
+    match descriptors::is_exhausted(&why) {
+        true => Looked::Failed(longshore_load::Error::Open { path, source: why }),
+        false => Looked::Refused { path, why },
+    }
+}
+
+/// Opens a file and those that it stands for, each the inode that is in use.
+fn open(inodes: &Inodes, named: &Path, layout: Layout) -> longshore_load::Result<Plan> {
+    let mut opened = longshore_load::open_by(&[named], layout.format, &HeaderBound::new(inodes))?;
+    if let Some(alignment) = layout.align {
+        if opened.tensors.is_empty() {
+            return Err(longshore_load::Error::Format {
+                path: named.to_owned(),
+                format: "tensor",
+                reason: "no tensors are known in it, and so none can be aligned".to_owned(),
+            });
+        }
+        opened = opened.align(alignment)?;
+    }
+    Ok(opened.plan)
+}
+
+/// Opens the files of a model, and bounds what is read of their headers.
+struct HeaderBound<'a> {
+    inodes: &'a Inodes,
+    read_bytes: Cell<u64>,
+}
+
+impl<'a> HeaderBound<'a> {
+    fn new(inodes: &'a Inodes) -> Self {
+        Self { inodes, read_bytes: Cell::new(0) }
+    }
+}
+
+impl Opener for HeaderBound<'_> {
+    fn open(&self, path: &Path) -> longshore_load::Result<SourceFile> {
+        self.inodes.open(path)
+    }
+
+    fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> longshore_load::Result<()> {
+        let sum_bytes = self.read_bytes.get().saturating_add(len_bytes);
+        if sum_bytes <= HEADERS_BYTES_MAX {
+            self.read_bytes.set(sum_bytes);
+            return Ok(());
+        }
+        Err(longshore_load::Error::Format {
+            path: source.path().to_owned(),
+            format: "served",
+            reason: format!(
+                "the index and the headers of the model have {sum_bytes} bytes or more, and a server \
+                 reads at most {HEADERS_BYTES_MAX}"
+            ),
+        })
+    }
+}
+
+fn versions(plan: &Plan) -> Vec<(PathBuf, Version)> {
+    let sources = plan.files().iter().map(PlannedFile::source);
+    sources.map(|source| (source.path().to_owned(), source.version())).collect()
 }
 
 impl Place {
@@ -252,13 +414,17 @@ impl Place {
         let path = fs::canonicalize(directory)?;
         let place = Self { directory: beneath::open_directory(&path)?, path, only };
         // Whether the kernel can do what is asked of it later.
-        beneath::open(&place.directory, Path::new("."), Reach::Beneath)?;
+        beneath::locate(&place.directory, Path::new("."), Reach::Beneath)?;
+        if !beneath::can_open_located(&place.directory) {
+            return Err(io::Error::other("/proc is not mounted, by which files are opened"));
+        }
         Ok(place)
     }
 
-    fn open_file(&self, name: &Path) -> io::Result<OwnedFd> {
+    /// Finds a file without opening it.
+    fn locate(&self, name: &Path) -> io::Result<OwnedFd> {
         let reach = if self.only.is_some() { Reach::Anywhere } else { Reach::Beneath };
-        beneath::open(&self.directory, name, reach)
+        beneath::locate(&self.directory, name, reach)
     }
 }
 
@@ -295,10 +461,15 @@ mod tests {
         Tree { dir, served }
     }
 
+    const AUTO: Layout = Layout { format: FormatChoice::Auto, align: None };
+
     impl Tree {
-        fn look(&self, name: &str, shown: Option<Inode>) -> Looked {
-            let path = fs::canonicalize(self.dir.path()).unwrap().join(name);
-            self.served.look(&path, Layout { format: FormatChoice::Auto, align: None }, shown)
+        fn path(&self, name: &str) -> PathBuf {
+            fs::canonicalize(self.dir.path()).unwrap().join(name)
+        }
+
+        fn look(&self, name: &str, shown: Option<&[Shown]>) -> Looked {
+            self.served.look(&self.path(name), AUTO, shown)
         }
 
         fn found(&self, name: &str) -> Found {
@@ -307,12 +478,18 @@ mod tests {
                 other => panic!("{name}: {other:?}"),
             }
         }
+
+        /// The file called `name` shown as if it were the one called `as_name`.
+        fn shown(&self, name: &str, as_name: &str) -> Shown {
+            let status = file::status(File::open(self.path(name)).unwrap()).unwrap();
+            Shown { path: self.path(as_name), identity: status.version.identity() }
+        }
     }
 
     #[test]
     fn only_what_is_served_is_found_and_the_rest_is_all_the_same() {
         let tree = tree();
-        for name in ["root/model", "root/link/deep", "root/sub/../model", "single"] {
+        for name in ["root/model", "root/sub/deep", "root/./model", "single"] {
             assert_eq!(tree.found(name).files.len(), 1, "{name}");
         }
         for name in [
@@ -322,44 +499,161 @@ mod tests {
             "root/../secret",
             "nothing",
             "root/sub/../../secret",
+            "root/sub/../model",
+            "root/link/deep",
             "root",
         ] {
-            assert!(matches!(tree.look(name, None), Looked::Refused), "{name}");
+            assert!(matches!(tree.look(name, None), Looked::Refused { .. }), "{name}");
         }
         assert!(matches!(tree.look("root/sub", None), Looked::Found(Err(_))));
         // Another file than the one that was shown is as if it were not there.
-        let shown = |name: &str| Some(tree.found(name).files[0].1.inode());
-        assert!(matches!(tree.look("root/model", shown("single")), Looked::Refused));
-        assert!(matches!(tree.look("root/model", shown("root/model")), Looked::Found(Ok(_))));
-        assert!(matches!(tree.look("root/sub", shown("root/model")), Looked::Refused));
+        let look = |name, shown_name| tree.look(name, Some(&[tree.shown(shown_name, name)]));
+        assert!(matches!(look("root/model", "single"), Looked::Refused { .. }));
+        assert!(matches!(look("root/model", "root/model"), Looked::Found(Ok(_))));
+        assert!(matches!(look("root/sub", "root/model"), Looked::Refused { .. }));
+        assert!(matches!(look("root/sub", "root/sub"), Looked::Found(Err(_))));
     }
 
     #[test]
-    fn a_name_that_comes_to_lead_elsewhere_is_noticed() {
+    fn a_file_with_the_number_of_the_one_that_was_shown_and_another_birth_is_refused() {
         let tree = tree();
-        let root = fs::canonicalize(tree.dir.path()).unwrap().join("root");
-        let name = root.join("drop");
+        let mut shown = tree.shown("root/model", "root/model");
+        if shown.identity.born.is_none() {
+            println!("SKIPPED: the file system records no time of birth");
+            return;
+        }
+        shown.identity.born = Some((0, 0));
+        let refused = tree.look("root/model", Some(&[shown]));
+        assert!(matches!(refused, Looked::Refused { .. }), "{refused:?}");
+    }
+
+    #[test]
+    fn the_files_of_an_index_are_looked_for_when_all_are_shown() {
+        let tree = tree();
+        let index = "root/m.safetensors.index.json";
+        fs::write(tree.path(index), br#"{"weight_map":{"x":"model","y":"absent"}}"#).unwrap();
+        let shown = [
+            tree.shown(index, index),
+            tree.shown("root/model", "root/model"),
+            tree.shown("secret", "root/absent"),
+        ];
+        let others = match tree.look(index, Some(&shown[..1])) {
+            Looked::Unshown(others) => others,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(others, [tree.path("root/absent"), tree.path("root/model")]);
+        let refused = tree.look(index, Some(&shown));
+        let absent = tree.path("root/absent");
+        assert!(matches!(&refused, Looked::Refused { path, .. } if *path == absent), "{refused:?}");
+        // Of one that is there, nothing more is learned while another file is shown for it.
+        fs::write(tree.path("root/absent"), b"no model").unwrap();
+        let refused = tree.look(index, Some(&shown));
+        assert!(matches!(&refused, Looked::Refused { path, .. } if *path == absent), "{refused:?}");
+        let shown = [shown[0].clone(), shown[1].clone(), tree.shown("root/absent", "root/absent")];
+        let read = tree.look(index, Some(&shown));
+        assert!(matches!(read, Looked::Found(Err(longshore_load::Error::Format { .. }))));
+        // An index that names other files by the time they are shown is not believed again.
+        fs::write(tree.path(index), br#"{"weight_map":{"x":"model","y":"other"}}"#).unwrap();
+        let changed = tree.look(index, Some(&shown));
+        assert!(matches!(changed, Looked::Found(Err(longshore_load::Error::Changed { .. }))));
+        let names: Vec<String> = (0..FILES_MAX).map(|n| format!(r#""{n}":"s{n}""#)).collect();
+        fs::write(tree.path(index), format!(r#"{{"weight_map":{{{}}}}}"#, names.join(",")))
+            .unwrap();
+        let many = tree.look(index, Some(&shown[..1]));
+        assert!(matches!(many, Looked::Found(Err(longshore_load::Error::Format { .. }))));
+    }
+
+    #[test]
+    fn headers_that_are_too_long_together_are_not_read() {
+        let tree = tree();
+        let layout = Layout { format: FormatChoice::Safetensors, align: Granule::new(64).ok() };
+        let refused = |name: &str| match tree.served.look(&tree.path(name), layout, None) {
+            Looked::Found(Err(longshore_load::Error::Format { reason, .. })) => reason,
+            other => panic!("{other:?}"),
+        };
+        let write_header = |name: &str, len_bytes: u64| {
+            let mut header = len_bytes.to_le_bytes().to_vec();
+            header.extend(b"{}");
+            header.resize(8 + len_bytes.min(1 << 20) as usize, b' ');
+            fs::write(tree.path(name), header).unwrap();
+            File::options()
+                .write(true)
+                .open(tree.path(name))
+                .unwrap()
+                .set_len(8 + len_bytes)
+                .unwrap();
+        };
+        write_header("root/long", HEADERS_BYTES_MAX);
+        assert!(refused("root/long").contains("a server reads at most 33554432"));
+        // Forty short ones are too long together, though they are one file under several names.
+        write_header("root/short", 1 << 20);
+        let names: Vec<String> = (0..40).map(|n| format!(r#""{n}":"s{n}""#)).collect();
+        (0..40).for_each(|n| {
+            fs::hard_link(tree.path("root/short"), tree.path(&format!("root/s{n}"))).unwrap();
+        });
+        let index = format!(r#"{{"weight_map":{{{}}}}}"#, names.join(","));
+        fs::write(tree.path("root/model.safetensors.index.json"), index).unwrap();
+        let reason = refused("root/model.safetensors.index.json");
+        assert!(reason.contains("a server reads at most 33554432"), "{reason}");
+    }
+
+    #[test]
+    fn a_name_that_comes_to_lead_elsewhere_changes_nothing_of_what_was_found() {
+        let tree = tree();
+        let name = tree.path("root/drop");
         symlink("model", &name).unwrap();
-        let version = |path: &Path| file::status(File::open(path).unwrap()).unwrap().version;
-        let shown = version(&name);
+        let found = tree.found("root/drop");
         fs::remove_file(&name).unwrap();
         symlink("sub/deep", &name).unwrap();
-        let layout = Layout { format: FormatChoice::Auto, align: None };
-        let refused = tree.served.open(&name, layout, Some(shown)).unwrap_err();
-        assert!(matches!(refused, longshore_load::Error::Changed { .. }), "{refused}");
-        tree.served.open(&name, layout, Some(version(&name))).unwrap();
+        fs::write(tree.path("root/sub/deep"), b"deeper").unwrap();
+        let plan = Served::plan(&found).unwrap();
+        assert_eq!(plan.len_bytes(), 5, "the inode that was found is the one that is read");
+        assert_eq!(tree.served.freshness(&found), Freshness::Stale);
+        assert!(!found.is_same(&tree.found("root/drop")));
+        assert!(found.is_same(&tree.found("root/model")), "the names do not matter");
     }
 
     #[test]
     fn what_was_found_is_planned_unless_it_changed() {
         let tree = tree();
         let found = tree.found("root/model");
-        assert_eq!(tree.served.plan(&found).unwrap().len_bytes(), 5);
-        assert!(!tree.served.is_stale(&found));
-        fs::write(tree.dir.path().join("root/model"), b"another").unwrap();
-        let changed = tree.served.plan(&found).unwrap_err();
+        assert_eq!(Served::plan(&found).unwrap().len_bytes(), 5);
+        assert_eq!(tree.served.freshness(&found), Freshness::Fresh);
+        fs::write(tree.path("root/model"), b"another").unwrap();
+        let changed = Served::plan(&found).unwrap_err();
         assert!(matches!(changed, longshore_load::Error::Changed { .. }), "{changed}");
-        assert!(tree.served.is_stale(&found));
+        assert_eq!(tree.served.freshness(&found), Freshness::Stale);
+    }
+
+    #[test]
+    fn a_file_that_is_deleted_is_the_same_as_no_other() {
+        let tree = tree();
+        let index = "root/m.safetensors.index.json";
+        let header = br#"{"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#;
+        let shard = [&(header.len() as u64).to_le_bytes()[..], header].concat();
+        let names = ["root/a", "root/b", index];
+        let write = || {
+            fs::write(tree.path("root/a"), &shard).unwrap();
+            fs::write(
+                tree.path("root/b"),
+                [&shard[..8], &header.map(|b| if b == b'x' { b'y' } else { b })].concat(),
+            )
+            .unwrap();
+            fs::write(tree.path(index), br#"{"weight_map":{"x":"a","y":"b"}}"#).unwrap();
+        };
+        for deleted in names {
+            write();
+            let mut found = tree.found(index);
+            assert_eq!((found.files.len(), found.open_files()), (2, 3));
+            assert!(found.is_same(&tree.found(index)));
+            assert_eq!(tree.served.freshness(&found), Freshness::Fresh);
+            fs::remove_file(tree.path(deleted)).unwrap();
+            assert_eq!(tree.served.freshness(&found), Freshness::Unlinked, "{deleted}");
+            found.inodes = None;
+            let again = found.clone();
+            assert!(!found.is_same(&again), "{deleted}");
+            assert!(Served::plan(&found).is_err());
+        }
     }
 
     #[test]

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use longshore_sys::file::Version;
-
 use crate::served::Found;
 
 /// How long a model is kept that nobody has attached.
@@ -65,6 +63,11 @@ impl<M> Shelf<M> {
         self.models.get_mut(&id)
     }
 
+    /// Returns the memory of each model that is loaded.
+    pub(crate) fn memories_mut(&mut self) -> impl Iterator<Item = &mut M> {
+        self.models.values_mut().filter_map(|model| model.memory.as_mut())
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Model<M>)> {
         self.models.iter().map(|(id, model)| (*id, model))
     }
@@ -78,18 +81,15 @@ impl<M> Shelf<M> {
         self.models.values().map(|model| model.found.len_bytes).sum()
     }
 
-    /// The model of these very files in this layout, loaded or being loaded. What files are taken for
-    /// changes nothing of the bytes that are loaded.
+    /// Returns the model of these very files in this layout, loaded or being loaded.
     pub(crate) fn find(&self, wanted: &Found) -> Option<u64> {
-        let versions = |found: &Found| -> Vec<Version> {
-            found.files.iter().map(|(_, version)| *version).collect()
-        };
-        let same = |model: &&Model<M>| {
-            !model.is_abandoned
-                && model.found.layout.align == wanted.layout.align
-                && versions(&model.found) == versions(wanted)
-        };
+        let same = |model: &&Model<M>| !model.is_abandoned && model.found.is_same(wanted);
         self.iter().find(|(_, model)| same(model)).map(|(id, _)| id)
+    }
+
+    /// Returns how many descriptors keep the inodes of all models in use.
+    pub(crate) fn open_files(&self) -> usize {
+        self.models.values().map(|model| model.found.open_files()).sum()
     }
 
     /// Makes room for `len_bytes`: who has to go for it, the least recently used first. Nobody goes
@@ -124,6 +124,16 @@ impl<M> Shelf<M> {
             gone.extend(self.remove(id).map(|model| (id, model)));
         }
         Ok(gone)
+    }
+
+    /// Takes the least recently used of the unused models for which `is_it` holds.
+    pub(crate) fn take_least_used(
+        &mut self,
+        is_it: impl Fn(&Model<M>) -> bool,
+    ) -> Option<(u64, Model<M>)> {
+        let unused = self.iter().filter(|(_, model)| model.may_go() && is_it(model));
+        let (_, id) = unused.map(|(id, model)| (model.used, id)).min()?;
+        Some((id, self.remove(id)?))
     }
 
     /// Takes away what has not been used for as long as it is kept, and what nobody has and is stale.
@@ -190,8 +200,8 @@ impl<M> Shelf<M> {
 }
 
 impl<M> Model<M> {
-    /// Whether nobody needs it.
-    fn may_go(&self) -> bool {
+    /// Returns whether no client has it and the server may free it.
+    pub(crate) fn may_go(&self) -> bool {
         self.memory.is_some() && self.attachments == 0 && !self.is_pinned
     }
 }

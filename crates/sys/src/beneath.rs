@@ -1,34 +1,44 @@
-//! Opening files beneath a directory (`openat2(2)`), and telling whether a descriptor that came from
-//! somebody else is of the same file.
+//! Files beneath a directory (`openat2(2)`), and checks that a descriptor of another process is of the
+//! same file.
 
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::file::Kind;
+use crate::file::{self, Identity, Kind};
 use crate::retry_interrupted;
 
-/// Where a name may lead.
+/// The most symbolic links that are followed from one name, as in the kernel.
+const LINKS_MAX: u32 = 40;
+
+/// The files that a name may lead to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Only beneath the directory, whatever `..` and symbolic links there are on the way.
+    /// Files beneath the directory and on the same mount: a mount beneath it may be one that does not
+    /// answer.
+    ///
+    /// Only the last component may be a symbolic link, whose target may begin with `..`. Nothing else
+    /// is resolved through `..` or a link. Otherwise a name such as `private/sub/../../model` would
+    /// show that `private/sub` exists to a user who may not search `private`.
     Beneath,
-    /// Wherever symbolic links lead.
+    /// All files, through every `..` and symbolic link.
     Anywhere,
 }
 
-/// What a descriptor says of itself, asked without the file system's help: that may be a process
-/// which answers late, or never.
+/// The state of a descriptor as far as the kernel knows it without asking the file system, which may
+/// be a process that answers late or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
-    /// What it is.
+    /// The kind of the file.
     pub kind: Kind,
-    /// Its device number and inode number, as [`crate::file::Version::inode`].
-    pub inode: ((u32, u32), u64),
-    /// Whether it can be read through this descriptor, so that whoever opened it was allowed to.
+    /// The file's device, inode number and time of birth, as [`crate::file::Version::identity`].
+    pub identity: Identity,
+    /// True if the file can be read through this descriptor, which the kernel allowed its opener.
     pub is_readable: bool,
 }
 
@@ -41,31 +51,116 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Opens the file that is called `name` in `directory` for reading. A FIFO does not block.
+/// Finds the file that is called `name` in `directory`, and does not open it (`O_PATH`): the owner of
+/// a FIFO sees no reader, and a device does nothing. While the descriptor is open the inode stays
+/// this file's, and its number is given to no other.
 ///
 /// # Errors
-/// `EXDEV` where the name leads out of the directory, `ENOSYS` where the kernel (before Linux 5.6)
-/// or a filter does not know `openat2`, else those of `open(2)`.
-pub fn open(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let resolve = match reach {
-        Reach::Beneath => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
-        Reach::Anywhere => ResolveFlags::NO_MAGICLINKS,
-    };
-    // A rename somewhere else while `..` is walked has it say "again".
-    const ATTEMPTS_MAX: u32 = 16;
-    let mut attempts = 0;
-    loop {
-        let opened = rustix::fs::openat2(&directory, name, flags, Mode::empty(), resolve);
-        match opened {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if attempts < ATTEMPTS_MAX => attempts += 1,
-            opened => return Ok(opened?),
-        }
+/// `EXDEV` if the name leads out of the directory or into another mount; `ELOOP` if it has a `..` or
+/// a symbolic link where [`Reach::Beneath`] allows none; `ENOSYS` if the kernel (before Linux 5.6) or
+/// a filter on system calls does not know `openat2`; else those of `open(2)` and `readlink(2)`.
+pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<OwnedFd> {
+    let directory = directory.as_fd();
+    if reach == Reach::Anywhere {
+        return find(directory, name, OFlags::empty(), ResolveFlags::NO_MAGICLINKS);
     }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let mut name = joined(Path::new(""), name)?;
+    for _ in 0..=LINKS_MAX {
+        let located = find(directory, &name, OFlags::NOFOLLOW, resolve)?;
+        if !is_link(located.as_fd())? {
+            return Ok(located);
+        }
+        // The very link that was found, since its name may lead elsewhere by now.
+        let target = rustix::fs::readlinkat(&located, "", Vec::new())?;
+        let target = Path::new(OsStr::from_bytes(target.as_bytes()));
+        name = joined(name.parent().unwrap_or(Path::new("")), target)?;
+    }
+    Err(Errno::LOOP.into())
 }
 
-/// Looks at a descriptor that came from somebody else. It does not block.
+/// Returns true if [`locate`] failed with `ELOOP`.
+pub fn is_loop(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::LOOP)
+}
+
+/// Finds a file without opening it.
+fn find(
+    directory: BorrowedFd<'_>,
+    name: &Path,
+    extra: OFlags,
+    resolve: ResolveFlags,
+) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | extra;
+    retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?))
+}
+
+fn is_link(located: BorrowedFd<'_>) -> io::Result<bool> {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let answer = rustix::fs::statx(located, "", how, StatxFlags::TYPE)?;
+    Ok(FileType::from_raw_mode(answer.stx_mode.into()) == FileType::Symlink)
+}
+
+/// Returns the relative path of `name` in `base`, which is `.` for the directory itself. No component
+/// is a symbolic link, except perhaps the last one of `name`.
+///
+/// Each `..` at the beginning of `name` takes a component off `base`. The kernel does the same because
+/// `base` has no links. After another component, the kernel's answer would depend on that directory.
+///
+/// # Errors
+/// `ENOENT` if `name` is empty, `EXDEV` if it leads out or is absolute, `ELOOP` if it has a `..` after
+/// another component.
+fn joined(base: &Path, name: &Path) -> io::Result<PathBuf> {
+    if name.as_os_str().is_empty() {
+        return Err(Errno::NOENT.into());
+    }
+    let mut path = base.to_owned();
+    let mut is_beginning = true;
+    for component in name.components() {
+        match component {
+            Component::CurDir => {}
+            Component::Normal(component) => {
+                is_beginning = false;
+                path.push(component);
+            }
+            Component::ParentDir if !is_beginning => return Err(Errno::LOOP.into()),
+            Component::ParentDir if path.pop() => {}
+            _ => return Err(Errno::XDEV.into()),
+        }
+    }
+    Ok(if path.as_os_str().is_empty() { ".".into() } else { path })
+}
+
+/// Opens a regular file that [`locate`] found for reading: that inode, wherever its name leads by
+/// now. It does not wait for a lease (`F_SETLEASE`) of another process.
+///
+/// The descriptor is opened by its name in `/proc/self/fd`, which needs `/proc`. Without it only
+/// the file's own name would be left, and that may lead to a FIFO by now, which opening changes. So
+/// there is no second way.
+///
+/// # Errors
+/// `InvalidInput` where it is not a regular file, `ENOENT` where `/proc` is not mounted, else those
+/// of `open(2)`.
+pub fn open_located(located: impl AsFd) -> io::Result<OwnedFd> {
+    let located = located.as_fd();
+    if file::status(located)?.kind != Kind::Regular {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let link = link_of(located);
+    retry_interrupted(|| Ok(rustix::fs::open(link.as_str(), flags, Mode::empty())?))
+}
+
+/// Returns whether [`open_located`] can work in this process: whether `/proc` is mounted.
+pub fn can_open_located(located: impl AsFd) -> bool {
+    rustix::fs::lstat(link_of(located.as_fd()).as_str()).is_ok()
+}
+
+fn link_of(descriptor: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", descriptor.as_raw_fd())
+}
+
+/// Examines a descriptor that came from another process. It does not block.
 ///
 /// # Errors
 /// Those of `statx(2)` and `fcntl(2)`.
@@ -74,18 +169,11 @@ pub fn examine(handed: impl AsFd) -> io::Result<Handed> {
     let flags = rustix::fs::fcntl_getfl(handed)?;
     let access = flags & OFlags::RWMODE;
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let answer = rustix::fs::statx(handed, "", how, StatxFlags::TYPE | StatxFlags::INO)?;
-    let kind = match FileType::from_raw_mode(answer.stx_mode.into()) {
-        FileType::RegularFile => Kind::Regular,
-        FileType::Directory => Kind::Directory,
-        FileType::Fifo => Kind::Fifo,
-        FileType::Socket => Kind::Socket,
-        FileType::CharacterDevice | FileType::BlockDevice => Kind::Device,
-        _ => Kind::Other,
-    };
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    let answer = rustix::fs::statx(handed, "", how, wanted)?;
     Ok(Handed {
-        kind,
-        inode: ((answer.stx_dev_major, answer.stx_dev_minor), answer.stx_ino),
+        kind: file::kind_of(FileType::from_raw_mode(answer.stx_mode.into())),
+        identity: Identity::of(&answer),
         is_readable: !flags.contains(OFlags::PATH)
             && (access == OFlags::RDONLY || access == OFlags::RDWR),
     })
@@ -97,7 +185,6 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::file;
 
     #[test]
     fn no_name_leads_out() {
@@ -109,18 +196,112 @@ mod tests {
         symlink("../secret", root.join("out")).unwrap();
         symlink("../model", root.join("sub/in")).unwrap();
         symlink(root.join("model"), root.join("absolute")).unwrap();
+        symlink("sub/../../secret", root.join("down and out")).unwrap();
         let from = open_directory(&root).unwrap();
-        let beneath = |name: &str| open(&from, Path::new(name), Reach::Beneath);
-        for name in ["model", "sub/in", "sub/../model", "./model"] {
+        let beneath = |name: &str| locate(&from, Path::new(name), Reach::Beneath);
+        for name in ["model", "sub/in", "./model", ".", "sub/"] {
             assert!(beneath(name).is_ok(), "{name}");
         }
-        for name in ["../secret", "sub/../../secret", "out", "absolute", "/etc/passwd"] {
+        for name in ["..", "../secret", "out", "absolute", "/etc/passwd"] {
             let refused = beneath(name).unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::EXDEV), "{name}");
         }
+        for name in ["sub/../../secret", "down and out"] {
+            assert!(is_loop(&beneath(name).unwrap_err()), "{name}");
+        }
         assert_eq!(beneath("absent").unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert!(open(&from, Path::new("out"), Reach::Anywhere).is_ok());
-        assert!(open(&from, Path::new("/proc/self/fd/0"), Reach::Anywhere).is_err());
+        assert!(locate(&from, Path::new("out"), Reach::Anywhere).is_ok());
+        assert!(locate(&from, Path::new("/proc/self/fd/0"), Reach::Anywhere).is_err());
+    }
+
+    #[test]
+    fn only_the_last_component_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["blobs", "snapshots/1", "private/sub"] {
+            fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        fs::write(dir.path().join("blobs/hash"), b"model").unwrap();
+        for (target, name) in [
+            ("../../blobs/hash", "snapshots/1/model"),
+            ("./1/model", "snapshots/twice"),
+            ("snapshots", "folder"),
+            ("folder/1/model", "through"),
+            ("private/sub/../../blobs/hash", "probe"),
+            ("private/absent/../../blobs/hash", "absent"),
+            ("loop", "loop"),
+        ] {
+            symlink(target, dir.path().join(name)).unwrap();
+        }
+        let from = open_directory(dir.path()).unwrap();
+        let found = |name: &str| {
+            let located = locate(&from, Path::new(name), Reach::Beneath)?;
+            file::status(located).map(|found| found.version)
+        };
+        let model = found("blobs/hash").unwrap();
+        for name in ["snapshots/1/model", "snapshots/twice"] {
+            assert_eq!(found(name).unwrap(), model, "{name}");
+        }
+        for name in [
+            "folder/1/model",
+            "through",
+            "probe",
+            "absent",
+            "private/sub/../../blobs/hash",
+            "private/absent/../../blobs/hash",
+            "loop",
+        ] {
+            assert!(is_loop(&found(name).unwrap_err()), "{name}");
+        }
+        let last = format!("link{LINKS_MAX}");
+        symlink("blobs/hash", dir.path().join("link1")).unwrap();
+        for number in 1..=LINKS_MAX {
+            let name = dir.path().join(format!("link{}", number + 1));
+            symlink(format!("link{number}"), name).unwrap();
+        }
+        assert_eq!(found(&last).unwrap(), model);
+        let more = found(&format!("link{}", LINKS_MAX + 1)).unwrap_err();
+        assert!(is_loop(&more));
+    }
+
+    #[test]
+    fn no_name_leads_into_another_mount() {
+        let from = open_directory(Path::new("/")).unwrap();
+        let root = file::status(&from).unwrap().version.identity().device;
+        let proc = file::status(open_directory(Path::new("/proc")).unwrap()).unwrap();
+        if proc.version.identity().device == root {
+            println!("SKIPPED: /proc is not a mount of its own");
+            return;
+        }
+        for name in ["proc", "proc/self/status", "proc/absent"] {
+            let refused = locate(&from, Path::new(name), Reach::Beneath).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::EXDEV), "{name}");
+        }
+        assert!(locate(&from, Path::new("proc"), Reach::Anywhere).is_ok());
+    }
+
+    #[test]
+    fn the_inode_that_was_located_is_opened_and_only_if_it_is_regular() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = open_directory(dir.path()).unwrap();
+        assert!(can_open_located(&from));
+        let located = |name: &str| locate(&from, Path::new(name), Reach::Beneath).unwrap();
+        fs::write(dir.path().join("model"), b"model").unwrap();
+        let first = located("model");
+        fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
+        fs::write(dir.path().join("model"), b"another").unwrap();
+        let opened = open_located(&first).unwrap();
+        assert_eq!(
+            file::status(&opened).unwrap().version,
+            file::status(&first).unwrap().version,
+            "the name leads to another file by now"
+        );
+        assert_eq!(file::status(&opened).unwrap().version.len_bytes(), 5);
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::from(0o600), 0).unwrap();
+        for name in ["fifo", "."] {
+            let refused = open_located(located(name)).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{name}");
+        }
     }
 
     #[test]
@@ -132,7 +313,7 @@ mod tests {
         assert!(readable.is_readable);
         assert_eq!(readable.kind, Kind::Regular);
         let status = file::status(file::open(&path).unwrap()).unwrap();
-        assert_eq!(readable.inode, status.version.inode());
+        assert_eq!(readable.identity, status.version.identity());
         let open = |flags| rustix::fs::open(&path, flags, Mode::empty()).unwrap();
         assert!(!examine(open(OFlags::PATH)).unwrap().is_readable);
         assert!(!examine(open(OFlags::WRONLY)).unwrap().is_readable);

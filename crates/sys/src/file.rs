@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, StatxTimestamp};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 
 use crate::retry_interrupted;
 
@@ -42,13 +42,47 @@ impl Kind {
     }
 }
 
-/// What tells one state of a file from another: identity, size and time of modification.
+/// The numbers by which a file is recognised.
+///
+/// A file system gives the inode number of a deleted file to a new one, and some file systems give
+/// one number to several files. The time of birth tells most of them apart if the file system records
+/// it. Otherwise two equal identities are of one file only while a descriptor keeps its inode in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The major and minor number of the device.
+    pub device: (u32, u32),
+    /// The inode number.
+    pub inode: u64,
+    /// The time of birth: seconds and nanoseconds since 1970. `None` if it is not known.
+    pub born: Option<(i64, u32)>,
+}
+
+impl Identity {
+    pub(crate) fn of(answer: &Statx) -> Self {
+        let answered = StatxFlags::from_bits_retain(answer.stx_mask);
+        let born = (answer.stx_btime.tv_sec, answer.stx_btime.tv_nsec);
+        Self {
+            device: (answer.stx_dev_major, answer.stx_dev_minor),
+            inode: answer.stx_ino,
+            born: answered.contains(StatxFlags::BTIME).then_some(born),
+        }
+    }
+
+    /// Returns true if both may be of one file. A time of birth that only one of them has is not
+    /// compared: a network file system may not have it at hand for both.
+    pub fn matches(&self, other: &Self) -> bool {
+        let births = self.born.zip(other.born);
+        (self.device, self.inode) == (other.device, other.inode)
+            && births.is_none_or(|(own, others)| own == others)
+    }
+}
+
+/// One state of a file: its identity, its size and the time of its last modification.
 ///
 /// The time of status change is left out: renaming a file or linking it changes that too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    device: (u32, u32),
-    inode: u64,
+    identity: Identity,
     len_bytes: u64,
     modified: (i64, u32),
 }
@@ -64,9 +98,9 @@ impl Version {
         self.modified
     }
 
-    /// The device number and inode number: the same for two names of one file.
-    pub fn inode(&self) -> ((u32, u32), u64) {
-        (self.device, self.inode)
+    /// Returns the file's identity: the same for two names of one file.
+    pub fn identity(&self) -> Identity {
+        self.identity
     }
 }
 
@@ -79,13 +113,15 @@ pub struct DirectAlignment {
     pub offset: Granule,
 }
 
-/// What `statx(2)` says of a file.
+/// The answer of `statx(2)` for a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Status {
     /// What it is.
     pub kind: Kind,
     /// Its size, identity and times.
     pub version: Version,
+    /// How many names it has: none once it is deleted.
+    pub links: u32,
     /// How to align direct I/O; `None` where the file system offers none or does not say.
     pub direct: Option<DirectAlignment>,
 }
@@ -182,14 +218,13 @@ pub fn is_direct(file: impl AsFd) -> io::Result<bool> {
     Ok(rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT))
 }
 
-/// Asks for a file's kind, version and direct I/O alignment.
+/// Returns a file's kind, version, number of names and direct I/O alignment.
 ///
 /// # Errors
 /// Those of `statx(2)`.
 pub fn status(file: impl AsFd) -> io::Result<Status> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::DIOALIGN;
     let answer = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?;
-    let time = |at: StatxTimestamp| (at.tv_sec, at.tv_nsec);
     // The file system says nothing, or says zero: it offers no direct I/O on this file.
     let granule = |bytes: u32| Granule::new(u64::from(bytes)).ok();
     let direct = granule(answer.stx_dio_mem_align)
@@ -198,11 +233,11 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
     Ok(Status {
         kind: kind_of(FileType::from_raw_mode(answer.stx_mode.into())),
         version: Version {
-            device: (answer.stx_dev_major, answer.stx_dev_minor),
-            inode: answer.stx_ino,
+            identity: Identity::of(&answer),
             len_bytes: answer.stx_size,
-            modified: time(answer.stx_mtime),
+            modified: (answer.stx_mtime.tv_sec, answer.stx_mtime.tv_nsec),
         },
+        links: answer.stx_nlink,
         direct,
     })
 }
@@ -285,7 +320,7 @@ pub fn read_into(
     read_at(file, &mut VolatileSliceMut::from(bytes), offset, flags)
 }
 
-fn kind_of(file_type: FileType) -> Kind {
+pub(crate) fn kind_of(file_type: FileType) -> Kind {
     match file_type {
         FileType::RegularFile => Kind::Regular,
         FileType::Directory => Kind::Directory,
@@ -321,7 +356,32 @@ mod tests {
         let after = status(file.as_file()).unwrap().version;
         assert_ne!(before, after);
         assert_eq!(after.len_bytes(), 4);
-        assert_eq!(before.inode(), after.inode());
+        assert_eq!(before.identity(), after.identity());
+    }
+
+    #[test]
+    fn a_file_with_the_number_of_another_is_told_apart_by_its_birth() {
+        let file = Identity { device: (8, 1), inode: 12, born: Some((1_700_000_000, 1)) };
+        assert!(file.matches(&file));
+        assert!(file.matches(&Identity { born: None, ..file }));
+        assert!(Identity { born: None, ..file }.matches(&file));
+        assert!(!file.matches(&Identity { born: Some((1_700_000_000, 2)), ..file }));
+        assert!(!file.matches(&Identity { inode: 13, ..file }));
+        assert!(!file.matches(&Identity { device: (8, 2), ..file }));
+    }
+
+    #[test]
+    fn names_are_counted_until_there_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+        std::fs::write(&first, b"model").unwrap();
+        let file = open(&first).unwrap();
+        let links = || status(&file).unwrap().links;
+        std::fs::hard_link(&first, &second).unwrap();
+        assert_eq!(links(), 2);
+        std::fs::remove_file(&first).unwrap();
+        std::fs::remove_file(&second).unwrap();
+        assert_eq!(links(), 0);
     }
 
     #[test]

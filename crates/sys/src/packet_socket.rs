@@ -222,6 +222,17 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
+/// Returns whether the next message has descriptors. It stays where it is.
+pub fn has_descriptors(socket: impl AsFd) -> bool {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    // The kernel reports that there was no room for them.
+    let peeked = retry_interrupted(|| {
+        let mut control = RecvAncillaryBuffer::default();
+        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(&mut [0])], &mut control, flags)?)
+    });
+    peeked.is_ok_and(|peeked| peeked.flags.contains(ReturnFlags::CTRUNC))
+}
+
 /// Ends a connection in both directions: the peer can send nothing more. What it sent before stays
 /// in the queue. A listening socket refuses connections from then on.
 pub fn shut_down(socket: impl AsFd) {
@@ -229,22 +240,19 @@ pub fn shut_down(socket: impl AsFd) {
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
 }
 
-/// Ends a connection in both directions and takes the descriptors of all messages that were not
-/// received, so that closing the socket closes nothing but itself.
-pub fn end(socket: impl AsFd) -> Vec<OwnedFd> {
-    let mut descriptors = Vec::new();
-    // Where it was never connected, nothing was sent either.
-    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-    // The peer cannot send any more: this ends. An empty message looks like the end of all, but there
-    // is room for so many only.
+/// Throws away what was not received on a connection that was shut down. The descriptors in it are
+/// closed by the kernel, which may block for as long as the peer likes.
+pub fn discard(socket: impl AsFd) {
+    // An empty message looks like the end, but there is room for so many only.
     let mut empty = 0;
     while empty < EMPTY_MESSAGES_MAX
-        && let Ok(packet) = receive(&socket, &mut [0])
+        && let Ok(received) =
+            retry_interrupted(
+                || Ok(rustix::net::recv(&socket, &mut [0; 1], RecvFlags::DONTWAIT)?.0),
+            )
     {
-        empty = if packet.len_bytes == 0 { empty + 1 } else { 0 };
-        descriptors.extend(packet.descriptors);
+        empty = if received == 0 { empty + 1 } else { 0 };
     }
-    descriptors
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -281,39 +289,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_received_is_taken_at_the_end() {
+    fn descriptors_in_the_queue_are_seen_and_closed_without_being_received() {
         let (ours, theirs) = pair().unwrap();
-        let events: Vec<_> = (0..3).map(|_| event_fd::create().unwrap()).collect();
-        send(&theirs, b"", None).unwrap();
-        for event in &events {
-            send(&theirs, b"message", Some(event.as_fd())).unwrap();
-            send(&theirs, b"", None).unwrap();
-        }
-        assert_eq!(end(&ours).len(), 3);
+        let (sent, other) = pair().unwrap();
+        let is_open = || receive(&other, &mut [0]).is_err();
+        send(&theirs, b"none", None).unwrap();
+        send(&theirs, b"", Some(sent.as_fd())).unwrap();
+        send(&theirs, b"message", Some(sent.as_fd())).unwrap();
+        drop(sent);
+        assert!(!has_descriptors(&ours), "the first message has none");
+        assert_eq!(receive(&ours, &mut [0; 8]).unwrap().len_bytes, 4);
+        assert!(has_descriptors(&ours) && has_descriptors(&ours) && is_open());
+        shut_down(&ours);
         assert!(send(&theirs, b"more", None).is_err());
-        assert!(end(&ours).is_empty());
-    }
-
-    #[test]
-    fn a_listener_has_its_permissions_and_knows_who_connects() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("socket");
-        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
-        let listener = listen(&path, 0o640, 4).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
-        assert!(is_listening(&listener).unwrap());
-        assert_eq!(listen(&path, 0o600, 4).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        let client = connect(&path).unwrap();
-        assert!(!is_listening(&client).unwrap());
-        let served = accept(&listener).unwrap();
-        let peer = peer(&served).unwrap();
-        assert_eq!(peer.pid, std::process::id());
-        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
-        drop(listener);
-        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-        let long = dir.path().join("x".repeat(PATH_BYTES_MAX));
-        assert_eq!(listen(&long, 0o600, 4).unwrap_err().kind(), io::ErrorKind::InvalidFilename);
+        assert!(is_open(), "nothing was closed by that");
+        discard(&ours);
+        assert!(!is_open());
+        drop(ours);
+        assert_eq!(receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
     }
 
     #[test]
@@ -338,5 +331,27 @@ mod tests {
         drop(listener);
         set_mode(&path, Mode::from_raw_mode(0o600)).unwrap_err();
         assert_eq!(mode_of(&path), 0o666, "a socket on which this process does not listen");
+    }
+
+    #[test]
+    fn a_listener_has_its_permissions_and_knows_who_connects() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let listener = listen(&path, 0o640, 4).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert!(is_listening(&listener).unwrap());
+        assert_eq!(listen(&path, 0o600, 4).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let client = connect(&path).unwrap();
+        assert!(!is_listening(&client).unwrap());
+        let served = accept(&listener).unwrap();
+        let peer = peer(&served).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        drop(listener);
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let long = dir.path().join("x".repeat(PATH_BYTES_MAX));
+        assert_eq!(listen(&long, 0o600, 4).unwrap_err().kind(), io::ErrorKind::InvalidFilename);
     }
 }

@@ -7,27 +7,34 @@ use std::time::Instant;
 use longshore_load::FormatChoice;
 use longshore_mem::Granule;
 use longshore_sys::beneath;
-use longshore_sys::file::Version;
+use longshore_sys::descriptors;
 
-use super::connection::{Connection, Phase};
+use super::connection::{Asked, Connection, Phase, ShownFile};
 use super::core::Core;
 use super::events::Event;
 use super::jobs::{Asker, Job};
+use super::users::User;
 use crate::protocol::{Held, HeldState, Reason, Reply, Request, Target, VERSION};
-use crate::served::{Found, Layout, Looked};
+use crate::served::{Found, Layout, Looked, Shown};
 
 /// No device asks for more.
 const ALIGN_BYTES_MAX: u64 = 1 << 30;
 
 /// Why a client is disconnected; without a reason where it is gone itself.
-pub(super) type Asked = Result<(), Option<String>>;
+pub(super) type Told = Result<(), Option<String>>;
 
-/// A client that is to be told no, and may ask for something else.
-#[derive(Debug)]
+/// The refusal of a request. The client may ask for something else.
+#[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) reason: Reason,
     pub(super) message: String,
+    /// More words for the log, which the client is not to see.
+    pub(super) for_log: Option<String>,
 }
+
+/// With how many unread bytes a user is sent no more lists. A list of the most models that are held has
+/// up to 4 MiB.
+const UNSENT_BYTES_MAX: usize = 4 << 20;
 
 impl Core {
     pub(super) fn on_request(
@@ -36,9 +43,9 @@ impl Core {
         request: Request,
         mut descriptors: Vec<OwnedFd>,
         now: Instant,
-    ) -> Asked {
+    ) -> Told {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-        let peer = connection.peer;
+        let (peer, user) = (connection.peer, connection.user);
         match (request, &mut connection.phase) {
             (Request::Hello { version }, Phase::Greeting) => {
                 if version != VERSION {
@@ -59,25 +66,16 @@ impl Core {
                 match self.begin_to_attach(id, target, (&format, align_bytes), file, now) {
                     Ok(()) => Ok(()),
                     Err((refusal, file)) => {
-                        self.closers.close(peer.uid, vec![file]);
+                        self.closers.close(user, vec![file]);
                         self.refuse(id, refusal, now)
                     }
                 }
             }
-            (Request::Proof, Phase::Proving { found, to_show }) => {
-                let (Some(file), Some((path, version))) = (descriptors.pop(), to_show.pop()) else {
+            (Request::Proof, Phase::Proving { to_show, .. }) => {
+                let (Some(file), Some(path)) = (descriptors.pop(), to_show.pop()) else {
                     return Ok(());
                 };
-                if !shows(&file, version.inode()) {
-                    self.closers.close(peer.uid, vec![file]);
-                    return self.refuse(id, not_served(&path), now);
-                }
-                if to_show.is_empty() {
-                    let found = found.clone();
-                    connection.enter(Phase::Idle, now);
-                    return self.give(id, found, now);
-                }
-                Ok(())
+                self.on_proof(id, path, file, now)
             }
             (Request::Release, Phase::Attached(model)) => {
                 let model = *model;
@@ -89,13 +87,11 @@ impl Core {
             (Request::List, Phase::Idle | Phase::Attached(_)) => {
                 let attached = connection.attached();
                 connection.enter(Phase::Listing { attached }, now);
-                let models =
-                    self.shelf.iter().map(|(id, model)| (id, model.found.clone())).collect();
-                self.jobs.begin(Job::Stale { client: id, models });
+                self.list_after_sweep(id, now);
                 Ok(())
             }
             (request, _) => {
-                self.closers.close(peer.uid, descriptors);
+                self.closers.close(user, descriptors);
                 Err(Some(format!("it asks for {} out of turn", name(&request))))
             }
         }
@@ -109,11 +105,11 @@ impl Core {
         file: OwnedFd,
         now: Instant,
     ) -> Result<(), (Refusal, OwnedFd)> {
-        let refusal = |reason, message: String| Refusal { reason, message };
-        let Some(peer) = self.connections.get(&id).map(|connection| connection.peer) else {
+        let refusal = Refusal::new;
+        let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
             return Ok(());
         };
-        if let Err(too_many) = self.may_attach(peer.uid) {
+        if let Err(too_many) = self.may_attach(user) {
             return Err((too_many, file));
         }
         let Ok(format) = format.parse::<FormatChoice>() else {
@@ -144,31 +140,67 @@ impl Core {
         if !handed.is_readable {
             return Err((not_served(&path), file));
         }
-        let inode = handed.inode;
-        if let Some(connection) = self.connections.get_mut(&id) {
-            let path = path.clone();
-            connection.enter(Phase::Opening { shown: file, path, wanted_id }, now);
-        }
-        let shown = Some(inode);
-        self.jobs.begin(Job::Look { asker: Asker::Client(id), path, layout, shown });
+        let shown = Shown { path: path.clone(), identity: handed.identity };
+        let asked = Asked { path, layout, wanted_id };
+        self.begin_to_look(id, asked, vec![ShownFile { shown, file }], now);
         Ok(())
     }
 
-    /// Whether a user may have another attachment. Those that are on their way count.
-    fn may_attach(&self, uid: u32) -> Result<(), Refusal> {
-        let has = |connection: &&Connection| {
-            connection.peer.uid == uid && connection.has_or_awaits_model()
+    /// Looks for the files that a client wants, with what it has shown so far.
+    fn begin_to_look(&mut self, id: u64, asked: Asked, shown: Vec<ShownFile>, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let user = connection.user;
+        let (path, layout) = (asked.path.clone(), asked.layout);
+        let inodes = shown.iter().map(|file| file.shown.clone()).collect();
+        // Their descriptors stay open here for as long as the look is waited for.
+        connection.enter(Phase::Opening { asked, shown }, now);
+        let asker = Asker::Client(id);
+        self.jobs.begin(user, Job::Look { asker, path, layout, shown: Some(inodes) }, now);
+    }
+
+    /// Takes the next file that a client shows. When it has shown all of them, they are looked for.
+    fn on_proof(&mut self, id: u64, path: PathBuf, file: OwnedFd, now: Instant) -> Told {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let user = connection.user;
+        let phase = std::mem::replace(&mut connection.phase, Phase::Idle);
+        let Phase::Proving { asked, mut shown, to_show } = phase else {
+            connection.phase = phase;
+            return Ok(());
         };
+        let Some(handed) = beneath::examine(&file).ok().filter(|handed| handed.is_readable) else {
+            self.closers.close(user, vec![file]);
+            self.close_shown(user, shown);
+            return self.refuse(id, not_served(&path), now);
+        };
+        shown.push(ShownFile { shown: Shown { path, identity: handed.identity }, file });
+        if to_show.is_empty() {
+            self.begin_to_look(id, asked, shown, now);
+        } else {
+            // It has no more time for all of them than for the first.
+            connection.phase = Phase::Proving { asked, shown, to_show };
+        }
+        Ok(())
+    }
+
+    /// Closes files that a client has shown.
+    pub(super) fn close_shown(&mut self, user: User, shown: Vec<ShownFile>) {
+        self.closers.close(user, shown.into_iter().map(|shown| shown.file).collect());
+    }
+
+    /// Whether a user may have another attachment. Those that are on their way count.
+    fn may_attach(&self, user: User) -> Result<(), Refusal> {
+        let has =
+            |connection: &&Connection| connection.user == user && connection.has_or_awaits_model();
         let (count, max) =
             (self.connections.values().filter(has).count(), self.options.attachments_max);
         if count < max {
             return Ok(());
         }
         let message = format!(
-            "user {uid} has, or waits for, {count} attachments, and can have no more \
+            "{user} has, or waits for, {count} attachments, and can have no more \
              (--max-attachments)"
         );
-        Err(Refusal { reason: Reason::TooMany, message })
+        Err(Refusal::new(Reason::TooMany, message))
     }
 
     pub(super) fn on_looked(&mut self, asker: Asker, looked: Looked, now: Instant) {
@@ -177,37 +209,65 @@ impl Core {
             Asker::Start(number) => return self.on_start_looked(number, looked, now),
         };
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let peer = connection.peer;
+        let user = connection.user;
         let phase = std::mem::replace(&mut connection.phase, Phase::Idle);
-        let Phase::Opening { shown, path, wanted_id } = phase else {
+        let Phase::Opening { asked, shown } = phase else {
             connection.phase = phase;
             return;
         };
         connection.enter(Phase::Idle, now);
-        let asked = match looked {
-            Looked::Found(found) => {
-                // It is a file of a file system that is served, and so closing it does not wait.
-                drop(shown);
-                match found {
-                    Ok(found) => self.on_found(id, found, wanted_id, now),
-                    Err(error) => self.refuse(id, Refusal::of(&error), now),
+        let told = match looked {
+            Looked::Unshown(others) => self.ask_to_show(id, asked, shown, others, now),
+            looked => {
+                self.close_shown(user, shown);
+                match looked {
+                    Looked::Found(Ok(found)) => self.on_found(id, found, asked.wanted_id, now),
+                    Looked::Found(Err(error)) => self.refuse(id, Refusal::of(&error), now),
+                    Looked::Refused { path, why } => {
+                        let for_log = Some(format!("{} was asked for: {why}", path.display()));
+                        self.refuse(id, Refusal { for_log, ..not_served(&path) }, now)
+                    }
+                    Looked::Failed(error) => {
+                        let refusal = Refusal::of(&error);
+                        let for_log =
+                            Some(format!("{}: {}", asked.path.display(), refusal.message));
+                        self.refuse(id, Refusal { for_log, ..refusal }, now)
+                    }
+                    Looked::Unshown(_) => Ok(()),
                 }
             }
-            Looked::Refused => {
-                self.closers.close(peer.uid, vec![shown]);
-                self.refuse(id, not_served(&path), now)
-            }
-            Looked::Failed(error) => {
-                self.closers.close(peer.uid, vec![shown]);
-                self.refuse(id, Refusal::of(&error), now)
-            }
         };
-        if let Err(why) = asked {
+        if let Err(why) = told {
             self.disconnect(id, why, now);
         }
     }
 
-    fn on_found(&mut self, id: u64, found: Found, wanted_id: Option<u64>, now: Instant) -> Asked {
+    /// Asks a client for the other files that the one it named stands for. All of them, whether they
+    /// are there or not: nothing is looked for before they are shown.
+    fn ask_to_show(
+        &mut self,
+        id: u64,
+        asked: Asked,
+        shown: Vec<ShownFile>,
+        others: Vec<PathBuf>,
+        now: Instant,
+    ) -> Told {
+        let Some(connection) = self.connections.get(&id) else { return Ok(()) };
+        let user = connection.user;
+        if let Err(too_many) = self.may_keep_open(user, shown.len() + others.len()) {
+            self.close_shown(user, shown);
+            return self.refuse(id, too_many, now);
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let sent_all = others
+            .iter()
+            .try_for_each(|path| connection.send(&Reply::Prove { path: path.clone() }, now));
+        let to_show = others.into_iter().rev().collect();
+        connection.enter(Phase::Proving { asked, shown, to_show }, now);
+        sent(sent_all)
+    }
+
+    fn on_found(&mut self, id: u64, found: Found, wanted_id: Option<u64>, now: Instant) -> Told {
         if let Some(wanted) = wanted_id
             && self.shelf.find(&found) != Some(wanted)
         {
@@ -215,39 +275,47 @@ impl Core {
                 "{wanted} is no longer what is on disk; attach {} to have it loaded anew",
                 found.path.display()
             );
-            return self.refuse(id, Refusal { reason: Reason::NotHeld, message }, now);
+            return self.refuse(id, Refusal::new(Reason::NotHeld, message), now);
         }
-        // The named file was shown.
-        let others = found.files.iter().filter(|(path, _)| *path != found.path).cloned();
-        let to_show: Vec<(PathBuf, Version)> = others.rev().collect();
-        if to_show.is_empty() {
-            return self.give(id, found, now);
-        }
-        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-        for (path, _) in to_show.iter().rev() {
-            sent(connection.send(&Reply::Prove { path: path.clone() }, now))?;
-        }
-        connection.enter(Phase::Proving { found, to_show }, now);
-        Ok(())
+        self.give(id, found, now)
     }
 
     /// Tells a client no. It may ask for something else.
-    pub(super) fn refuse(&mut self, id: u64, refusal: Refusal, now: Instant) -> Asked {
+    pub(super) fn refuse(&mut self, id: u64, refusal: Refusal, now: Instant) -> Told {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-        let Refusal { reason, message } = refusal;
-        self.events.push(Event::Refused { peer: connection.peer, message: message.clone() });
+        let Refusal { reason, message, for_log } = refusal;
+        let logged = for_log.unwrap_or_else(|| message.clone());
+        self.events.push(Event::Refused { peer: connection.peer, message: logged });
         connection.enter(Phase::Idle, now);
         sent(connection.send(&Reply::Refused { reason, message }, now))
     }
 
-    pub(super) fn on_stale(&mut self, client: u64, stale: &[u64], now: Instant) {
-        for id in stale {
-            if let Some(model) = self.shelf.get_mut(*id) {
-                model.is_stale = true;
-            }
+    /// Sends a client the list of what is served and held, unless its user leaves other lists unread.
+    pub(super) fn list(&mut self, client: u64, now: Instant) {
+        let Some(connection) = self.connections.get(&client) else { return };
+        let user = connection.user;
+        let of_user = self.connections.values().filter(|connection| connection.user == user);
+        let unsent_bytes: usize = of_user.map(Connection::unsent_bytes).sum();
+        let replies = if unsent_bytes > UNSENT_BYTES_MAX {
+            let message = format!(
+                "programs of {user} have not read {unsent_bytes} bytes that were sent to them; try again \
+                 when they have"
+            );
+            vec![Reply::Refused { reason: Reason::TooMany, message }]
+        } else {
+            self.listed(now)
+        };
+        let Some(connection) = self.connections.get_mut(&client) else { return };
+        let Phase::Listing { attached } = connection.phase else { return };
+        connection.enter(attached.map_or(Phase::Idle, Phase::Attached), now);
+        if replies.iter().any(|reply| connection.send(reply, now).is_err()) {
+            self.disconnect(client, None, now);
         }
-        let replies: Vec<Reply> = self
-            .served
+    }
+
+    /// Returns the list of what is served and held.
+    fn listed(&self, now: Instant) -> Vec<Reply> {
+        self.served
             .roots()
             .map(|path| Reply::Root { path })
             .chain(self.shelf.iter().filter(|(_, model)| !model.is_abandoned).map(|(id, model)| {
@@ -268,21 +336,20 @@ impl Core {
                 })
             }))
             .chain([Reply::End])
-            .collect();
-        let Some(connection) = self.connections.get_mut(&client) else { return };
-        let Phase::Listing { attached } = connection.phase else { return };
-        connection.enter(attached.map_or(Phase::Idle, Phase::Attached), now);
-        if replies.iter().any(|reply| connection.send(reply, now).is_err()) {
-            self.disconnect(client, None, now);
-        }
+            .collect()
     }
 }
 
 impl Refusal {
-    /// What a client is told of a load that failed. It may read the file.
+    pub(super) fn new(reason: Reason, message: String) -> Self {
+        Self { reason, message, for_log: None }
+    }
+
+    /// The refusal after a load that failed. The client may read the files.
     pub(super) fn of(error: &longshore_load::Error) -> Self {
         use longshore_load::Error;
         let reason = match error {
+            Error::Open { source, .. } if descriptors::is_exhausted(source) => Reason::TooMany,
             Error::Truncated { .. } | Error::Changed { .. } => Reason::Changed,
             Error::NotEnoughMemory { .. } | Error::Heap(_) => Reason::NoMemory,
             Error::Open { .. }
@@ -300,7 +367,7 @@ impl Refusal {
             }
             cause = next.source();
         }
-        Self { reason, message }
+        Self::new(reason, message)
     }
 }
 
@@ -313,16 +380,11 @@ fn not_served(path: &Path) -> Refusal {
          'longshore ls' shows what is served",
         path.display()
     );
-    Refusal { reason: Reason::NotServed, message }
-}
-
-/// Whether a descriptor shows that its sender may read the file with this inode.
-fn shows(file: &OwnedFd, inode: ((u32, u32), u64)) -> bool {
-    beneath::examine(file).is_ok_and(|handed| handed.is_readable && handed.inode == inode)
+    Refusal::new(Reason::NotServed, message)
 }
 
 /// A client whose socket fails is gone.
-pub(super) fn sent(outcome: std::io::Result<()>) -> Asked {
+pub(super) fn sent(outcome: std::io::Result<()>) -> Told {
     outcome.map_err(|_| None)
 }
 

@@ -1,74 +1,271 @@
-//! Closing descriptors that clients sent.
+//! Closing connections, and descriptors that clients sent.
 //!
-//! To close a file may mean to wait for its file system, and that may be a process of the client's
-//! (FUSE) which never answers. So what is not known to be a served file is closed by a thread of its
-//! own, and a user who has had too many closed that way at once is not listened to.
+//! Closing a descriptor can block for as long as the client likes: in its file system (FUSE), or in a
+//! TCP socket of its own with `SO_LINGER` and a peer that does not read. Closing a connection closes
+//! the descriptors that are queued on it as well. So the serving thread closes nothing that came from
+//! a client.
+//!
+//! Sockets, connections among them, go to threads that exit, in which sockets do not linger
+//! ([`longshore_sys::disposal`]). Only a file in the queue of a socket can delay such a thread: a
+//! user with many of those has later connections closed in batches, by one thread each.
+//!
+//! Regular files are closed by a few threads for each user, which may wait. So may the closing of
+//! sockets where the kernel refuses [`longshore_sys::disposal`]. A user with too many files that wait
+//! is not listened to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// How many descriptors of one user may be waiting to be closed: those of one message, and some.
+use longshore_sys::disposal::{self, Disposal};
+use longshore_sys::{answering, packet_socket};
+
+use super::users::User;
+
+/// How many descriptors of one user may wait to be closed at most. A user with more is not listened
+/// to.
 const WAITING_MAX: usize = 300;
+/// How many threads close descriptors of one user at once.
+const THREADS_PER_USER_MAX: usize = 16;
+/// How many threads close descriptors of all users at once, before each user has one at most.
+const THREADS_MAX: usize = 512;
+/// How many disposals of one user may go on before its sockets are disposed of in batches.
+const DISPOSALS_MAX: usize = 16;
+/// How many sockets of such a user are disposed of at once.
+const BATCH: usize = 32;
+/// The stack of a thread that closes, in bytes: it calls little more than `close(2)`.
+const STACK_BYTES: usize = 64 << 10;
 
 /// What is being closed, by user.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Closers {
-    waiting: BTreeMap<u32, Arc<AtomicUsize>>,
+    waiting: Arc<Mutex<Waiting>>,
+    /// How many connections of all users may wait to be closed.
+    max: usize,
+    /// How many descriptors of one user may wait.
+    max_per_user: usize,
+    /// How many threads one user may have.
+    threads_per_user: usize,
+    /// `false` if the kernel refuses to dispose of sockets, so that threads may wait for them.
+    disposes: bool,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    users: BTreeMap<User, OfUser>,
+    threads: usize,
+}
+
+/// The sockets and descriptors that are to be closed for one user.
+#[derive(Debug, Default)]
+struct OfUser {
+    /// For the threads that may wait.
+    queue: VecDeque<Item>,
+    /// How many descriptors the queue and the threads have.
+    descriptors: usize,
+    /// How many connections the queue and the threads have.
+    connections: usize,
+    threads: usize,
+    /// Sockets that were sent and are to be disposed of later: in a batch, or when the kernel has room
+    /// for them.
+    sockets: Vec<OwnedFd>,
+    /// Connections that are to be disposed of later.
+    ended: Vec<OwnedFd>,
+    /// Disposals that have not ended.
+    disposals: Vec<Disposal>,
+}
+
+#[derive(Debug)]
+enum Item {
+    Descriptor(OwnedFd),
+    /// A connection that is shut down, with the messages that were not received.
+    Connection(OwnedFd),
 }
 
 impl Closers {
-    /// Whether this user may send descriptors. Asked before anything is received, since what was
-    /// received must be closed.
-    pub(super) fn may_send(&self, uid: u32) -> bool {
-        self.waiting.get(&uid).is_none_or(|count| count.load(Ordering::Relaxed) < WAITING_MAX)
+    /// Makes closers that hold at most `max` connections before [`Self::may_accept`] is false.
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            waiting: Arc::default(),
+            max,
+            max_per_user: max.min(WAITING_MAX),
+            threads_per_user: THREADS_PER_USER_MAX,
+            disposes: disposal::prepare(),
+        }
+    }
+
+    /// Returns whether this user may send descriptors. The server asks before it receives a message,
+    /// since what is received must be closed.
+    pub(super) fn may_send(&self, user: User) -> bool {
+        let waiting = lock(&self.waiting);
+        let of_user = waiting.users.get(&user);
+        of_user.is_none_or(|of_user| {
+            of_user.descriptors + of_user.connections() + of_user.sockets.len() < self.max_per_user
+        })
+    }
+
+    /// Returns whether connections may be accepted: each of them may have to be closed here. Files that
+    /// wait do not matter, since each user has few of them.
+    pub(super) fn may_accept(&self) -> bool {
+        let waiting = lock(&self.waiting);
+        let of_users = waiting.users.values();
+        of_users.map(|of_user| of_user.connections() + of_user.sockets.len()).sum::<usize>()
+            < self.max
     }
 
     /// Closes descriptors that this user sent, without waiting for it.
-    pub(super) fn close(&mut self, uid: u32, descriptors: Vec<OwnedFd>) {
-        self.waiting.retain(|_, count| count.load(Ordering::Relaxed) > 0);
+    pub(super) fn close(&self, user: User, descriptors: Vec<OwnedFd>) {
         if descriptors.is_empty() {
             return;
         }
-        let count = Arc::clone(self.waiting.entry(uid).or_default());
-        let closing = descriptors.len();
-        count.fetch_add(closing, Ordering::Relaxed);
-        let waiting = Arc::clone(&count);
-        let close = move || {
-            drop(descriptors);
-            waiting.fetch_sub(closing, Ordering::Relaxed);
+        let is_socket = |file: &OwnedFd| self.disposes && answering::is_disposable(file);
+        let (mut sockets, files): (Vec<_>, Vec<_>) = descriptors.into_iter().partition(is_socket);
+        let mut waiting = lock(&self.waiting);
+        let of_user = waiting.users.entry(user).or_default();
+        of_user.sockets.append(&mut sockets);
+        of_user.dispose();
+        of_user.descriptors += files.len();
+        of_user.queue.extend(files.into_iter().map(Item::Descriptor));
+        self.start(&mut waiting, user);
+    }
+
+    /// Shuts a connection of this user down and closes it with everything that is queued on it,
+    /// without waiting for it.
+    pub(super) fn end(&self, user: User, connection: OwnedFd) {
+        packet_socket::shut_down(&connection);
+        let mut waiting = lock(&self.waiting);
+        let of_user = waiting.users.entry(user).or_default();
+        if !self.disposes {
+            of_user.connections += 1;
+            of_user.queue.push_back(Item::Connection(connection));
+            return self.start(&mut waiting, user);
+        }
+        of_user.ended.push(connection);
+        of_user.dispose();
+    }
+
+    /// Goes on with what could not be closed before. Returns whether there is nothing to be tried
+    /// again.
+    pub(super) fn retry(&self) -> bool {
+        let mut waiting = lock(&self.waiting);
+        for of_user in waiting.users.values_mut() {
+            of_user.forget_ended();
+            of_user.dispose();
+        }
+        waiting.users.retain(|_, of_user| !of_user.is_empty());
+        let users: Vec<User> = waiting.users.keys().copied().collect();
+        users.into_iter().for_each(|user| self.start(&mut waiting, user));
+        let has_all = |of_user: &OfUser| {
+            let is_disposed = of_user.sockets.is_empty() && of_user.ended.is_empty();
+            is_disposed && (of_user.queue.is_empty() || of_user.threads > 0)
         };
-        let thread = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
-        if thread.is_err() {
-            // No thread is to be had: what it was given was dropped here and now.
-            count.fetch_sub(closing, Ordering::Relaxed);
+        waiting.users.values().all(has_all)
+    }
+
+    /// Starts a thread for this user, if it may have another.
+    fn start(&self, waiting: &mut Waiting, user: User) {
+        let Some(of_user) = waiting.users.get_mut(&user) else { return };
+        let max = if waiting.threads < THREADS_MAX { self.threads_per_user } else { 1 };
+        if of_user.queue.is_empty() || of_user.threads >= max.min(self.threads_per_user) {
+            return;
+        }
+        let shared = Arc::clone(&self.waiting);
+        let thread = thread::Builder::new().name("longshore-close".to_owned());
+        // Without a thread everything stays in the queue, and is counted, until there is one.
+        if thread.stack_size(STACK_BYTES).spawn(move || close_all(&shared, user)).is_ok() {
+            of_user.threads += 1;
+            waiting.threads += 1;
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsRawFd;
-    use std::time::{Duration, Instant};
-
-    use longshore_sys::event_fd;
-
-    use super::*;
-
-    #[test]
-    fn what_was_sent_is_closed_and_users_are_counted_apart() {
-        let mut closers = Closers::default();
-        let event = event_fd::create().unwrap();
-        let link = format!("/proc/self/fd/{}", event.as_raw_fd());
-        closers.close(7, vec![event]);
-        let begin = Instant::now();
-        while std::path::Path::new(&link).exists() && begin.elapsed() < Duration::from_secs(10) {
-            thread::yield_now();
+impl OfUser {
+    /// Disposes of the sockets that are left, unless they wait for a batch.
+    fn dispose(&mut self) {
+        if self.disposals.len() >= DISPOSALS_MAX {
+            self.forget_ended();
         }
-        let stuck = Arc::new(AtomicUsize::new(WAITING_MAX));
-        closers.waiting.insert(8, stuck);
-        assert!(!closers.may_send(8) && closers.may_send(9));
+        let count = self.sockets.len() + self.ended.len();
+        if self.disposals.len() < DISPOSALS_MAX || count >= BATCH {
+            self.disposals.extend(disposal::dispose(&mut self.sockets));
+            self.disposals.extend(disposal::dispose_received(&mut self.ended));
+        }
+    }
+
+    /// How many connections are not closed, except by disposals.
+    fn connections(&self) -> usize {
+        self.connections + self.ended.len()
+    }
+
+    fn forget_ended(&mut self) {
+        self.disposals.retain(|disposal| !disposal.has_ended());
+    }
+
+    fn is_empty(&self) -> bool {
+        let count = self.descriptors + self.connections() + self.sockets.len();
+        count + self.threads + self.disposals.len() == 0
     }
 }
+
+/// Closes what waits for this user, until nothing does.
+fn close_all(shared: &Mutex<Waiting>, user: User) {
+    loop {
+        let mut waiting = lock(shared);
+        let Some(of_user) = waiting.users.get_mut(&user) else { return };
+        let Some(item) = of_user.queue.pop_front() else {
+            of_user.threads -= 1;
+            // Another thread of this user may not have looked at its queue again.
+            if of_user.is_empty() {
+                waiting.users.remove(&user);
+            }
+            waiting.threads -= 1;
+            return;
+        };
+        drop(waiting);
+        let is_connection = matches!(item, Item::Connection(_));
+        item.close();
+        if let Some(of_user) = lock(shared).users.get_mut(&user) {
+            match is_connection {
+                true => of_user.connections -= 1,
+                false => of_user.descriptors -= 1,
+            }
+        }
+    }
+}
+
+impl Item {
+    fn close(self) {
+        match self {
+            Self::Descriptor(descriptor) => drop(descriptor),
+            Self::Connection(socket) => {
+                // If messages were left, the peer would find the connection reset, and not what was
+                // sent to it last.
+                packet_socket::discard(&socket);
+                drop(socket);
+            }
+        }
+    }
+}
+
+/// What no thread could be had for is leaked: it must not be closed on this thread. The others are
+/// not waited for; they close what is left unless the process ends first.
+impl Drop for Closers {
+    fn drop(&mut self) {
+        for of_user in lock(&self.waiting).users.values_mut() {
+            mem::forget(mem::take(&mut of_user.sockets));
+            mem::forget(mem::take(&mut of_user.ended));
+            if of_user.threads == 0 {
+                mem::forget(mem::take(&mut of_user.queue));
+            }
+        }
+    }
+}
+
+fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests;

@@ -7,14 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use longshore_heap::SharedBuffer;
-use longshore_sys::file;
-use longshore_sys::file::Version;
+use longshore_sys::descriptors;
 use longshore_sys::packet_socket::{self, Packet, Peer};
 use longshore_sys::readiness::Watch;
 
+use super::users::User;
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
-use crate::served::Found;
+use crate::served::{Found, Layout, Shown};
 
 /// How long a client may take to say hello.
 pub(super) const HELLO_TIME: Duration = Duration::from_secs(5);
@@ -26,10 +25,16 @@ pub(super) const UNREAD_TIME: Duration = Duration::from_secs(10);
 /// A client.
 #[derive(Debug)]
 pub(super) struct Connection {
-    socket: OwnedFd,
+    pub(super) socket: OwnedFd,
     pub(super) peer: Peer,
+    /// The user that it counts as.
+    pub(super) user: User,
     pub(super) phase: Phase,
+    /// The files that it asked for last, by the paths that it used. They keep no inodes in use.
+    pub(super) asked_for: Option<Arc<Found>>,
     outgoing: VecDeque<Outgoing>,
+    /// The length of all of them.
+    outgoing_bytes: usize,
     /// When it has been silent, or has left something unread, for too long.
     deadline: Option<Instant>,
 }
@@ -41,10 +46,11 @@ pub(super) enum Phase {
     Greeting,
     /// It has nothing and wants nothing.
     Idle,
-    /// What it wants is being looked for. It showed one file.
-    Opening { shown: OwnedFd, path: PathBuf, wanted_id: Option<u64> },
-    /// It is to show the other files, the next of which is the last of `to_show`.
-    Proving { found: Found, to_show: Vec<(PathBuf, Version)> },
+    /// The files that it wants are being looked for, and compared with those that it has shown.
+    Opening { asked: Asked, shown: Vec<ShownFile> },
+    /// It is to show the other files, the next of which is the last of `to_show`. None of them was
+    /// looked for yet.
+    Proving { asked: Asked, shown: Vec<ShownFile>, to_show: Vec<PathBuf> },
     /// It waits for a model.
     Waiting(u64),
     /// It wants a list. `attached` is what it has meanwhile.
@@ -53,16 +59,35 @@ pub(super) enum Phase {
     Attached(u64),
 }
 
+/// What a client has asked to attach.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) path: PathBuf,
+    pub(super) layout: Layout,
+    /// The number of the model, if it was asked for by that.
+    pub(super) wanted_id: Option<u64>,
+}
+
+/// A file that a client has shown. While its descriptor is open, the number of its inode is given to
+/// no other file.
+#[derive(Debug)]
+pub(super) struct ShownFile {
+    pub(super) shown: Shown,
+    pub(super) file: OwnedFd,
+}
+
 #[derive(Debug)]
 struct Outgoing {
     bytes: Vec<u8>,
-    memory: Option<Arc<SharedBuffer>>,
+    memory: Option<OwnedFd>,
 }
 
 /// What came from a client.
 #[derive(Debug)]
 pub(super) enum Came {
     Nothing,
+    /// A message has descriptors, and this process cannot take as many as it may have.
+    TooMany,
     /// It closed its end.
     End,
     Request(Request, Vec<OwnedFd>),
@@ -71,9 +96,10 @@ pub(super) enum Came {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, peer: Peer, now: Instant) -> Self {
+    pub(super) fn new(socket: OwnedFd, peer: Peer, user: User, now: Instant) -> Self {
         let deadline = Some(now + HELLO_TIME);
-        Self { socket, peer, phase: Phase::Greeting, outgoing: VecDeque::new(), deadline }
+        let (phase, outgoing) = (Phase::Greeting, VecDeque::new());
+        Self { socket, peer, user, phase, asked_for: None, outgoing, outgoing_bytes: 0, deadline }
     }
 
     /// A client that has not taken its answer is not asked what it wants next. What nobody waits for
@@ -92,12 +118,29 @@ impl Connection {
         }
     }
 
+    /// The model that it has or waits for.
+    pub(super) fn model(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Waiting(id) => Some(id),
+            _ => self.attached(),
+        }
+    }
+
     /// Whether it has a model, or has asked for one and was not yet told no.
     pub(super) fn has_or_awaits_model(&self) -> bool {
         match self.phase {
             Phase::Greeting | Phase::Idle | Phase::Listing { attached: None } => false,
             Phase::Opening { .. } | Phase::Proving { .. } | Phase::Waiting(_) => true,
             Phase::Attached(_) | Phase::Listing { attached: Some(_) } => true,
+        }
+    }
+
+    /// How many files it has shown that are still open, with those that it was asked to show.
+    pub(super) fn open_files(&self) -> usize {
+        match &self.phase {
+            Phase::Opening { shown, .. } => shown.len(),
+            Phase::Proving { shown, to_show, .. } => shown.len() + to_show.len(),
+            _ => 0,
         }
     }
 
@@ -132,13 +175,13 @@ impl Connection {
         }
     }
 
-    /// Ends it, and takes the descriptors of what was not received: to close them may take long.
-    pub(super) fn end(&self) -> Vec<OwnedFd> {
-        packet_socket::end(&self.socket)
-    }
-
     /// Takes one message.
     pub(super) fn receive(&self) -> Came {
+        // The kernel would close descriptors for which there is no room on this thread. So the message is
+        // left in the queue.
+        if packet_socket::has_descriptors(&self.socket) && !descriptors::has_room_for_message() {
+            return Came::TooMany;
+        }
         let mut bytes = [0; MESSAGE_BYTES_MAX];
         match packet_socket::receive(&self.socket, &mut bytes) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Came::Nothing,
@@ -175,14 +218,16 @@ impl Connection {
         self.send_with(reply, None, now)
     }
 
-    /// As [`Self::send`], with memory.
+    /// Sends `reply` as [`Self::send`] does, with a descriptor of memory.
     pub(super) fn send_with(
         &mut self,
         reply: &Reply,
-        memory: Option<Arc<SharedBuffer>>,
+        memory: Option<OwnedFd>,
         now: Instant,
     ) -> io::Result<()> {
-        self.outgoing.push_back(Outgoing { bytes: reply.encode(), memory });
+        let bytes = reply.encode();
+        self.outgoing_bytes += bytes.len();
+        self.outgoing.push_back(Outgoing { bytes, memory });
         if self.outgoing.len() > 1 {
             return Ok(());
         }
@@ -191,6 +236,11 @@ impl Connection {
             self.set_deadline(now);
         }
         flushed
+    }
+
+    /// Returns the length of all that the client has not taken yet.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.outgoing_bytes
     }
 
     /// Sends a reply that nobody misses.
@@ -204,13 +254,10 @@ impl Connection {
     /// As [`Self::send`].
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         while let Some(next) = self.outgoing.front() {
-            let memory = next.memory.as_ref().and_then(|memory| memory.memfd());
-            // Opened once more, so that clients have a file position of their own: with one between
-            // them, what one reads moves the others. Where that cannot be had they share one.
-            let own = memory.and_then(|memory| file::reopen_read_only(memory).ok());
-            let memory = own.as_ref().map(AsFd::as_fd).or(memory);
+            let memory = next.memory.as_ref().map(AsFd::as_fd);
             match packet_socket::send(&self.socket, &next.bytes, memory) {
                 Ok(()) => {
+                    self.outgoing_bytes -= next.bytes.len();
                     self.outgoing.pop_front();
                     self.set_deadline(now);
                 }

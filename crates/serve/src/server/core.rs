@@ -1,7 +1,7 @@
 //! The thread that serves: it waits, accepts, and keeps the books.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use longshore_heap::SharedBuffer;
 use longshore_load::CancelToken;
+use longshore_sys::descriptors;
 use longshore_sys::packet_socket::{self, Peer};
 use longshore_sys::readiness::{self, Ready, Watch};
 
@@ -19,8 +20,13 @@ use super::connection::{Came, Connection};
 use super::events::Event;
 use super::giving::BEAT_EVERY;
 use super::jobs::{Asker, Done, How, Job, Jobs};
+use super::limits::Limits;
+use super::lingering::{Gone, Lingering};
+use super::names::Names;
 use super::notify::notify;
 use super::stop::Stop;
+use super::sweep::Sweeps;
+use super::users::{User, Users};
 use crate::address::Listener;
 use crate::error::{Error, Result};
 use crate::protocol::{Reason, Reply};
@@ -31,6 +37,8 @@ use crate::shelf::{Model, Shelf};
 const MORE_CONNECTIONS: usize = 16;
 /// Connections that are accepted before anybody else has a turn.
 const ACCEPTED_AT_ONCE: usize = 32;
+/// How many descriptors may at least wait to be closed before no client is accepted.
+const CLOSING_MIN: usize = 64;
 /// How long loads that are no longer wanted are waited for in the end.
 const END_TIME: Duration = Duration::from_secs(10);
 
@@ -39,11 +47,16 @@ const END_TIME: Duration = Duration::from_secs(10);
 pub(super) struct Memory {
     pub(super) buffer: Arc<SharedBuffer>,
     pub(super) ranges: Vec<Range<u64>>,
+    /// The users that were given it.
+    pub(super) users: BTreeSet<User>,
+    pub(super) names: Names,
 }
 
 /// A load that goes on.
 #[derive(Debug)]
 pub(super) struct Load {
+    /// The user that it is loaded for.
+    pub(super) user: User,
     pub(super) cancel: CancelToken,
     pub(super) done_bytes: u64,
 }
@@ -57,10 +70,19 @@ pub(super) struct Core {
     stop: Stop,
     pub(super) jobs: Jobs,
     pub(super) shelf: Shelf<Memory>,
+    pub(super) sweeps: Sweeps,
+    /// How many descriptors may keep inodes in use: of models that are held, and of files that clients
+    /// have shown.
+    pub(super) open_files_max: usize,
     pub(super) loads: BTreeMap<u64, Load>,
     pub(super) connections: BTreeMap<u64, Connection>,
     last_connection: u64,
     pub(super) closers: Closers,
+    pub(super) users: Users,
+    pub(super) limits: Limits,
+    pub(super) lingering: Lingering,
+    /// `true` if the closers left room for connections when the last turn began.
+    may_accept: bool,
     /// Descriptors may be exhausted, and still clients must be told.
     spare: Option<OwnedFd>,
     /// When those who wait for a load that has not begun are told so.
@@ -79,10 +101,12 @@ impl Core {
         listener: Listener,
         served: Arc<Served>,
         options: Options,
+        open_files_max: usize,
         stop: Stop,
     ) -> Result<Self> {
         let how = How { heap: options.heap.clone(), memory_mode: options.memory_mode };
-        let jobs = Jobs::new(Arc::clone(&served), how)?;
+        let limits = Limits::of(&options);
+        let jobs = Jobs::new(Arc::clone(&served), how, limits.loads)?;
         let shelf = Shelf::new(options.keep, options.memory_max.unwrap_or(u64::MAX));
         Ok(Self {
             listener: Some(listener),
@@ -91,10 +115,17 @@ impl Core {
             stop,
             jobs,
             shelf,
+            sweeps: Sweeps::new(Instant::now()),
+            open_files_max,
             loads: BTreeMap::new(),
             connections: BTreeMap::new(),
             last_connection: 0,
-            closers: Closers::default(),
+            // The clients and the inodes in use have three quarters of all descriptors.
+            closers: Closers::new((open_files_max / 2).max(CLOSING_MIN)),
+            users: Users::of_system(),
+            limits,
+            lingering: Lingering::new(),
+            may_accept: true,
             spare: Some(spare()?),
             starting: BTreeMap::new(),
             start_models: BTreeSet::new(),
@@ -109,14 +140,18 @@ impl Core {
         for (number, path) in self.options.files.clone().into_iter().enumerate() {
             self.starting.insert(number, path.clone());
             let layout = Layout { format: self.options.format, align: self.options.align };
-            self.jobs.begin(Job::Look { asker: Asker::Start(number), path, layout, shown: None });
+            let job = Job::Look { asker: Asker::Start(number), path, layout, shown: None };
+            self.jobs.begin(self.users.own(), job, Instant::now());
         }
         while !self.stop.is_stopped() && self.failed.is_none() {
             self.tell_ready();
             self.events.drain(..).for_each(|event| observe(&event));
             self.turn()?;
         }
-        self.events.push(Event::Stopping);
+        // A server that cannot start was never there, so it does not stop.
+        if self.is_ready || self.failed.is_none() {
+            self.events.push(Event::Stopping);
+        }
         notify("STOPPING=1");
         self.events.drain(..).for_each(|event| observe(&event));
         self.end();
@@ -140,23 +175,39 @@ impl Core {
             Watch { fd: self.stop.as_fd(), read: true, write: false },
             Watch { fd: self.jobs.as_fd(), read: true, write: false },
         ];
-        // Without a spare descriptor nobody can be told that there is none.
-        let accepting = self.spare.is_some();
+        let has_closers = self.closers.retry();
+        // Without a spare descriptor no client can be told that there is none. Connections that cannot
+        // be closed would take all descriptors: then clients wait to be accepted.
+        let may_accept = self.closers.may_accept();
+        if !may_accept && self.may_accept {
+            let message = "too many connections wait to be closed, and until some of them are, no \
+                           client is accepted";
+            self.events.push(Event::Trouble { message: message.to_owned() });
+        }
+        self.may_accept = may_accept;
+        let accepting = self.spare.is_some() && may_accept;
         if let Some(listener) = &self.listener {
             watches.push(Watch { fd: listener.as_fd(), read: accepting, write: false });
         }
         let own = watches.len();
         watches.extend(self.connections.values().map(Connection::watch));
+        if let Some(references) = self.lingering.references() {
+            watches.push(Watch { fd: references.as_fd(), read: true, write: false });
+        }
         let deadlines = self.connections.values().filter_map(Connection::deadline);
-        let retry = (!accepting).then(|| Instant::now() + Duration::from_millis(100));
+        let retry =
+            (!accepting || !has_closers).then(|| Instant::now() + Duration::from_millis(100));
         let beat = (!self.loads.is_empty()).then_some(self.next_beat);
-        let deadline = deadlines.chain(self.shelf.next_expiry()).chain(retry).chain(beat).min();
+        let jobs = self.jobs.next_deadline().into_iter().chain(self.next_sweep());
+        let jobs = jobs.chain(self.lingering.next_time());
+        let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
+        let deadline = deadlines.chain(retry).chain(beat).min();
         let ready =
             readiness::wait(&watches, deadline).map_err(Error::kernel("waiting for clients"))?;
 
         let now = Instant::now();
-        if ready[1].read {
-            for done in self.jobs.done() {
+        if ready[1].read || self.jobs.next_deadline().is_some_and(|deadline| deadline <= now) {
+            for done in self.jobs.done(now) {
                 self.on_done(done, now);
             }
         }
@@ -173,7 +224,11 @@ impl Core {
             self.spare = spare().ok();
         }
         self.beat(now);
+        self.sweep(now);
         self.free_expired(now);
+        self.lingering.watch_again(now);
+        self.say_freed();
+        self.say_kept(Some(now));
         Ok(())
     }
 
@@ -182,7 +237,7 @@ impl Core {
             Done::Looked { asker, looked } => self.on_looked(asker, looked, now),
             Done::Progress { id, progress } => self.on_progress(id, progress, now),
             Done::Loaded { id, outcome } => self.on_loaded(id, outcome, now),
-            Done::Stale { client, stale } => self.on_stale(client, &stale, now),
+            Done::Swept { found } => self.on_swept(found, now),
         }
     }
 
@@ -200,16 +255,17 @@ impl Core {
             }
             return;
         }
-        let peer = connection.peer;
-        if !self.closers.may_send(peer.uid) {
+        let user = connection.user;
+        if !self.closers.may_send(user) {
             let why = "this user has sent descriptors that cannot be closed".to_owned();
             return self.disconnect(id, Some(why), now);
         }
         match connection.receive() {
             Came::Nothing => {}
+            Came::TooMany => self.disconnect_without_descriptors(id, now),
             Came::End => self.disconnect(id, None, now),
             Came::Nonsense(why, descriptors) => {
-                self.closers.close(peer.uid, descriptors);
+                self.closers.close(user, descriptors);
                 self.disconnect(id, Some(why), now);
             }
             Came::Request(request, descriptors) => {
@@ -235,17 +291,20 @@ impl Core {
 
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTED_AT_ONCE {
-            let Some(listener) = &self.listener else { return };
+            let Some(listener) = self.listener.as_ref().filter(|_| self.closers.may_accept())
+            else {
+                return;
+            };
             match packet_socket::accept(listener) {
                 Ok(socket) => self.welcome(socket, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if is_exhausted(&error) => {
+                Err(error) if descriptors::is_exhausted(&error) => {
                     // With the spare one the client can be accepted, and told.
                     self.spare = None;
                     let Some(listener) = &self.listener else { return };
                     if let Ok(socket) = packet_socket::accept(listener) {
                         let message = "the server has no descriptors left; try again later";
-                        self.turn_away(&socket, message.to_owned());
+                        self.turn_away(socket, message.to_owned());
                     }
                     self.spare = spare().ok();
                     if self.spare.is_none() {
@@ -261,31 +320,61 @@ impl Core {
     }
 
     fn welcome(&mut self, socket: OwnedFd, now: Instant) {
-        let Ok(peer) = packet_socket::peer(&socket) else { return };
-        let same = self.connections.values().filter(|other| other.peer.uid == peer.uid).count();
-        let refusal = if self.connections.len() >= self.options.clients_max {
-            let max = self.options.clients_max;
+        match packet_socket::peer(&socket) {
+            Ok(peer) => self.admit(socket, peer, now),
+            Err(_) => self.closers.end(self.users.own(), socket),
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd, peer: Peer, now: Instant) {
+        let user = self.users.of(peer.uid);
+        let same = self.connections.values().filter(|other| other.user == user).count();
+        let max = self.options.clients_max;
+        let free = max.saturating_sub(self.connections.len());
+        let refusal = if free == 0 {
             Some(format!("{max} clients are connected, and no more can be (--max-clients)"))
+        } else if user.is_limited() && same >= self.limits.clients {
+            let option = "--max-clients-per-user";
+            Some(format!("{user} has {same} connections, and can have no more ({option})"))
+        } else if user.is_limited() && same >= free {
+            // However many ids a client can take, some connections are left for another user.
+            Some(format!(
+                "{user} has {same} connections, and the last {free} of {max} (--max-clients) are \
+                 for other users"
+            ))
         } else if same >= self.options.attachments_max.saturating_add(MORE_CONNECTIONS) {
-            Some(format!("user {} has {same} connections, and can have no more", peer.uid))
-        } else if !self.closers.may_send(peer.uid) {
+            let option = "--max-attachments";
+            Some(format!("{user} has {same} connections, and can have no more ({option})"))
+        } else if !self.closers.may_send(user) {
             Some("this user has sent descriptors that cannot be closed".to_owned())
         } else {
             None
         };
         if let Some(message) = refusal {
-            return self.turn_away(&socket, message);
+            return self.turn_away(socket, message);
         }
         self.last_connection += 1;
-        self.connections.insert(self.last_connection, Connection::new(socket, peer, now));
+        self.connections.insert(self.last_connection, Connection::new(socket, peer, user, now));
     }
 
-    fn turn_away(&mut self, socket: &OwnedFd, message: String) {
+    fn turn_away(&mut self, socket: OwnedFd, message: String) {
         let reply = Reply::Refused { reason: Reason::TooMany, message: message.clone() };
         // Nothing was sent on it before: there is room, or the client is gone.
-        let _ = packet_socket::send(socket, &reply.encode(), None);
-        let peer = packet_socket::peer(socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
+        let _ = packet_socket::send(&socket, &reply.encode(), None);
+        let peer = packet_socket::peer(&socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
         self.events.push(Event::Refused { peer, message });
+        self.closers.end(self.users.of(peer.uid), socket);
+    }
+
+    /// Ends a connection whose message has more descriptors than this process can take.
+    fn disconnect_without_descriptors(&mut self, id: u64, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let message = "the server has no descriptors left; try again later".to_owned();
+        let reply = Reply::Refused { reason: Reason::TooMany, message: message.clone() };
+        // If it can be sent.
+        let _ = connection.send(&reply, now);
+        self.events.push(Event::Refused { peer: connection.peer, message });
+        self.disconnect(id, None, now);
     }
 
     /// Ends a connection; with a reason where it was not the client that ended it.
@@ -300,6 +389,7 @@ impl Core {
             self.events.push(Event::Disconnected { peer, why });
         }
         self.jobs.forget_client(id);
+        self.sweeps.forget_client(id);
         self.let_go(connection, now);
     }
 
@@ -311,18 +401,51 @@ impl Core {
 
     /// Gives memory back. That takes some 30 ms for each GiB in base pages, less in larger ones.
     pub(super) fn freed(&mut self, gone: Vec<(u64, Model<Memory>)>) {
-        for (id, model) in gone {
-            let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
-            drop(model);
-            self.events.push(Event::Freed { id, path, len_bytes });
+        let now = Instant::now();
+        for (id, Model { found, memory, .. }) in gone {
+            let (path, len_bytes) = (found.path, found.len_bytes);
+            let Some(Memory { buffer, users, .. }) = memory else { continue };
+            let message = format!(
+                "{} stays in memory, because the kernel does not report when clients release it \
+                 (the limits are in /proc/sys/fs/inotify)",
+                path.display()
+            );
+            let gone = Gone { id, path, len_bytes, users };
+            if let Err(error) = self.lingering.give_up(buffer, gone, now) {
+                self.events.push(Event::Trouble { message: format!("{message}: {error}") });
+            }
         }
+        self.say_freed();
+    }
+
+    /// Reports memory that no client keeps any longer.
+    fn say_freed(&mut self) {
+        let free = self.lingering.take_free().into_iter();
+        self.events.extend(free.map(|Gone { id, path, len_bytes, .. }| Event::Freed {
+            id,
+            path,
+            len_bytes,
+        }));
+    }
+
+    /// Reports memory that clients keep: what is due, or all of it without `now`.
+    fn say_kept(&mut self, now: Option<Instant>) {
+        let kept = self.lingering.take_unreported(now).into_iter();
+        self.events.extend(kept.map(|Gone { id, path, len_bytes, .. }| Event::KeptByClients {
+            id,
+            path,
+            len_bytes,
+        }));
     }
 
     /// Ends everything, in the order in which nobody is left in the dark.
     fn end(&mut self) {
         let now = Instant::now();
         // From here on a client finds no server, rather than one that ends.
-        self.listener = None;
+        if let Some(listener) = self.listener.take() {
+            // Closing it closes the connections that were not accepted, with all that is queued.
+            self.closers.close(self.users.own(), vec![listener.end()]);
+        }
         for load in self.loads.values() {
             load.cancel.cancel();
         }
@@ -330,7 +453,7 @@ impl Core {
             let _ = connection.send_if_idle(&Reply::Closing, now);
         }
         for connection in std::mem::take(&mut self.connections).into_values() {
-            self.closers.close(connection.peer.uid, connection.end());
+            self.close_connection(connection);
         }
         let waiting: Vec<u64> = self.loads.keys().copied().collect();
         waiting.into_iter().for_each(|id| _ = self.jobs.forget_load(id));
@@ -341,11 +464,12 @@ impl Core {
                 break;
             }
             // What was loaded nevertheless is dropped.
-            drop(self.jobs.done());
+            drop(self.jobs.done(Instant::now()));
         }
         let ids: Vec<u64> = self.shelf.iter().map(|(id, _)| id).collect();
         let gone = ids.into_iter().filter_map(|id| Some((id, self.shelf.remove(id)?))).collect();
         self.freed(gone);
+        self.say_kept(None);
     }
 }
 
@@ -354,9 +478,4 @@ mod tests;
 
 fn spare() -> Result<OwnedFd> {
     longshore_sys::event_fd::create().map_err(Error::kernel("keeping a descriptor in reserve"))
-}
-
-fn is_exhausted(error: &io::Error) -> bool {
-    // EMFILE and ENFILE.
-    matches!(error.raw_os_error(), Some(24 | 23))
 }

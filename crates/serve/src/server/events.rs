@@ -65,7 +65,17 @@ pub enum Event {
         /// How many attachments it has now.
         attachments: u32,
     },
-    /// A model's memory is given back, as far as no client has kept it.
+    /// The server gave a model's memory up a second ago, but clients keep it by a descriptor. Its bytes
+    /// count until it is freed.
+    KeptByClients {
+        /// The model's number.
+        id: u64,
+        /// The file it was asked for by.
+        path: PathBuf,
+        /// How long it is.
+        len_bytes: u64,
+    },
+    /// A model's memory is free: neither the server nor a client has it.
     Freed {
         /// The model's number.
         id: u64,
@@ -118,6 +128,9 @@ impl fmt::Display for Event {
             }
             Self::Released { id, peer, attachments } => {
                 format!("{id}: released by {}, {attachments} attachments", Shown(*peer))
+            }
+            Self::KeptByClients { id, path, len_bytes } => {
+                format!("{id}: clients keep {} ({len_bytes} bytes)", path.display())
             }
             Self::Freed { id, path, len_bytes } => {
                 format!("{id}: freed {} ({len_bytes} bytes)", path.display())

@@ -1,19 +1,25 @@
 //! Loading what is wanted, handing it out, and taking it back.
 
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_load::{CancelToken, Progress};
+use longshore_sys::descriptors;
+use longshore_sys::file;
 use longshore_sys::packet_socket::Peer;
 
-use super::asking::{Asked, Refusal, sent};
+use super::asking::{Refusal, Told, sent};
 use super::connection::{Connection, Phase};
 use super::core::{Core, Load, Memory};
 use super::events::Event;
 use super::jobs::{Job, LoadedModel};
+use super::names::Names;
+use super::users::User;
 use crate::protocol::{Reason, Reply};
 use crate::served::{Found, Looked};
-use crate::shelf::NoRoom;
+use crate::shelf::{Model, NoRoom};
 
 /// How often clients hear of a load that has not begun. They give a server up after a minute.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(10);
@@ -22,10 +28,22 @@ const MODELS_MAX: usize = 1024;
 
 impl Core {
     /// Gives a client what it has shown that it may read: at once, or when it is loaded.
-    pub(super) fn give(&mut self, id: u64, found: Found, now: Instant) -> Asked {
+    pub(super) fn give(&mut self, id: u64, found: Found, now: Instant) -> Told {
+        let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
+            return Ok(());
+        };
+        if let Err(refusal) = self.may_hold(user, &found) {
+            return self.refuse(id, refusal, now);
+        }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.asked_for = Some(Arc::new(found.without_inodes()));
+        }
         let model = match self.shelf.find(&found) {
-            Some(model) => model,
-            None => match self.load(found, now) {
+            Some(model) => {
+                self.name_as_pinned(model, &found);
+                model
+            }
+            None => match self.load(user, found, now) {
                 Ok(model) => model,
                 Err(refusal) => return self.refuse(id, refusal, now),
             },
@@ -36,15 +54,16 @@ impl Core {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.enter(Phase::Waiting(model), now);
         }
+        self.set_users(model);
         Ok(())
     }
 
-    /// Begins to load a model that is not held.
-    fn load(&mut self, found: Found, now: Instant) -> Result<u64, Refusal> {
+    /// Begins to load a model that is not held, in the turn of this user.
+    fn load(&mut self, user: User, found: Found, now: Instant) -> Result<u64, Refusal> {
         let wanted_bytes = found.len_bytes;
         if wanted_bytes == 0 {
             let message = format!("{} is empty: there is nothing to share", found.path.display());
-            return Err(Refusal { reason: Reason::Unreadable, message });
+            return Err(Refusal::new(Reason::Unreadable, message));
         }
         // Another version of it that is held serves those who have it, and nobody else.
         let older: Vec<u64> = self
@@ -55,8 +74,11 @@ impl Core {
             .collect();
         for id in older {
             if let Some(model) = self.shelf.get_mut(id) {
-                model.is_stale = true;
+                lose_name(model);
             }
+        }
+        for memory in self.shelf.memories_mut() {
+            memory.names.forget(&found);
         }
         if self.shelf.len() >= MODELS_MAX {
             let longest_unused = self.shelf.take_idle(1).unwrap_or_default();
@@ -64,26 +86,63 @@ impl Core {
         }
         if self.shelf.len() >= MODELS_MAX {
             let message = format!("{MODELS_MAX} models are held, and no more can be");
-            return Err(Refusal { reason: Reason::TooMany, message });
+            return Err(Refusal::new(Reason::TooMany, message));
         }
-        let gone = self.shelf.make_room(wanted_bytes).map_err(|no_room| {
-            let NoRoom { limit_bytes, in_use_bytes } = no_room;
-            let message = format!(
-                "{wanted_bytes} bytes are needed for {}, but of the {limit_bytes} that the server \
-                 may hold (--memory-max) {in_use_bytes} are in use",
-                found.path.display()
-            );
-            Refusal { reason: Reason::NoMemory, message }
-        })?;
-        self.freed(gone);
+        while self.open_files() + found.open_files() > self.open_files_max {
+            match self.shelf.take_idle(1) {
+                Ok(gone) if !gone.is_empty() => self.freed(gone),
+                _ => break,
+            }
+        }
+        self.may_keep_open(user, found.open_files())?;
+        self.make_room(&found)?;
         let path = found.path.clone();
         let id = self.shelf.insert(found.clone(), now);
         let cancel = CancelToken::new();
-        let load = Load { cancel: cancel.clone(), done_bytes: 0 };
+        let load = Load { user, cancel: cancel.clone(), done_bytes: 0 };
         self.loads.insert(id, load);
         self.events.push(Event::Loading { id, path, len_bytes: wanted_bytes });
-        self.jobs.begin(Job::Load { id, found, cancel });
+        self.jobs.begin(user, Job::Load { id, found, cancel }, now);
         Ok(id)
+    }
+
+    /// Uses this path for a model if a pinned model has the same path and is an older version, so that
+    /// the pin moves to the newer one, even if that was first asked for by another path.
+    fn name_as_pinned(&mut self, id: u64, found: &Found) {
+        let is_older = |(older, model): (u64, &Model<Memory>)| {
+            older < id && model.is_pinned && model.found.is_as(found)
+        };
+        if self.shelf.iter().any(is_older)
+            && let Some(model) = self.shelf.get_mut(id)
+        {
+            let is_loaded = model.memory.is_some();
+            model.found = found.clone();
+            if is_loaded {
+                self.move_pin(id);
+            }
+        }
+    }
+
+    /// Gives up unused models until there is room. Memory that clients keep takes room, too.
+    fn make_room(&mut self, found: &Found) -> Result<(), Refusal> {
+        loop {
+            let kept_bytes = self.kept_bytes();
+            match self.shelf.make_room(found.len_bytes.saturating_add(kept_bytes)) {
+                Ok(gone) if gone.is_empty() => return Ok(()),
+                // If clients keep it, that made no room.
+                Ok(gone) => self.freed(gone),
+                Err(NoRoom { limit_bytes, in_use_bytes }) => {
+                    let message = format!(
+                        "{} bytes are needed for {}, but of the {limit_bytes} that the server may \
+                         hold (--memory-max) {} are in use",
+                        found.len_bytes,
+                        found.path.display(),
+                        in_use_bytes.saturating_add(kept_bytes)
+                    );
+                    return Err(Refusal::new(Reason::NoMemory, message));
+                }
+            }
+        }
     }
 
     pub(super) fn on_progress(&mut self, id: u64, progress: Progress, now: Instant) {
@@ -106,9 +165,7 @@ impl Core {
         outcome: longshore_load::Result<LoadedModel>,
         now: Instant,
     ) {
-        if self.loads.remove(&id).is_none() {
-            return;
-        }
+        let Some(load) = self.loads.remove(&id) else { return };
         let Some(model) = self.shelf.get_mut(id) else { return };
         let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
         if model.is_abandoned {
@@ -119,10 +176,15 @@ impl Core {
         }
         let loaded = match outcome {
             Ok(loaded) => loaded,
-            Err(error) => return self.on_load_failed(id, error, now),
+            Err(error) => return self.on_load_failed(id, load.user, error, now),
         };
         let LoadedModel { memory, ranges, elapsed, pages } = loaded;
-        model.memory = Some(Memory { buffer: Arc::new(memory), ranges });
+        model.memory = Some(Memory {
+            buffer: Arc::new(memory),
+            ranges,
+            users: BTreeSet::new(),
+            names: Names::default(),
+        });
         model.since = now;
         self.events.push(Event::Loaded { id, path, len_bytes, elapsed, pages });
         if self.start_models.remove(&id) {
@@ -133,12 +195,20 @@ impl Core {
         let waiting = self.waiting_for(id);
         let attach = |client| Some((client, self.attach(client, id, now).err()?));
         let gone: Vec<_> = waiting.into_iter().filter_map(attach).collect();
+        // Its own path may have changed during the load, but not those of the other clients.
+        if let Some(model) = self.shelf.get_mut(id)
+            && model.is_stale
+            && model.found.inodes.is_some()
+        {
+            model.is_stale = false;
+            lose_name(model);
+        }
         for (client, why) in gone {
             self.disconnect(client, why, now);
         }
     }
 
-    fn on_load_failed(&mut self, id: u64, error: longshore_load::Error, now: Instant) {
+    fn on_load_failed(&mut self, id: u64, user: User, error: longshore_load::Error, now: Instant) {
         // Once more, where others can go for it: fewer each time.
         if let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, .. } = error
             && let Ok(gone) = self.shelf.take_idle(needed_bytes.saturating_sub(limit_bytes).max(1))
@@ -146,8 +216,9 @@ impl Core {
         {
             self.freed(gone);
             let cancel = CancelToken::new();
-            self.loads.insert(id, Load { cancel: cancel.clone(), done_bytes: 0 });
-            return self.jobs.begin(Job::Load { id, found, cancel });
+            self.loads.insert(id, Load { user, cancel: cancel.clone(), done_bytes: 0 });
+            self.jobs.begin(user, Job::Load { id, found, cancel }, now);
+            return self.set_users(id);
         }
         let refusal = Refusal::of(&error);
         if let Some(model) = self.shelf.remove(id) {
@@ -155,8 +226,7 @@ impl Core {
             self.events.push(Event::LoadFailed { id, path, message });
         }
         for client in self.waiting_for(id) {
-            let Refusal { reason, ref message } = refusal;
-            let told = self.refuse(client, Refusal { reason, message: message.clone() }, now);
+            let told = self.refuse(client, refusal.clone(), now);
             if let Err(why) = told {
                 self.disconnect(client, why, now);
             }
@@ -204,14 +274,31 @@ impl Core {
     }
 
     /// Hands a model out.
-    fn attach(&mut self, client: u64, id: u64, now: Instant) -> Asked {
-        let Some(model) = self.shelf.get(id) else {
+    fn attach(&mut self, client: u64, id: u64, now: Instant) -> Told {
+        let Some(model) = self.shelf.get_mut(id) else {
             let message = "the memory went meanwhile; attach it again".to_owned();
-            return self.refuse(client, Refusal { reason: Reason::Other, message }, now);
+            return self.refuse(client, Refusal::new(Reason::Other, message), now);
         };
         let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
-        let Some(memory) = &model.memory else { return Ok(()) };
-        let files = &model.found.files;
+        let Some(memory) = &mut model.memory else { return Ok(()) };
+        // Opened once more, so that each client has a file position of its own: a position that
+        // clients share is moved by each of them.
+        let own = match memory.buffer.memfd().map(file::reopen_read_only).transpose() {
+            Ok(own) => own,
+            Err(error) => {
+                let reason = match descriptors::is_exhausted(&error) {
+                    true => Reason::TooMany,
+                    false => Reason::Other,
+                };
+                let message = format!("the memory cannot be opened for another client: {error}");
+                return self.refuse(client, Refusal::new(reason, message), now);
+            }
+        };
+        memory.users.insert(connection.user);
+        // A client is answered with the paths that it used.
+        let asked_for = connection.asked_for.take();
+        let found = asked_for.unwrap_or_else(|| Arc::new(model.found.without_inodes()));
+        let files = &found.files;
         let attached =
             Reply::Attached { id, len_bytes: memory.buffer.len_bytes(), files: files.len() as u32 };
         let parts: Vec<Reply> = files
@@ -223,12 +310,12 @@ impl Core {
                 path: path.clone(),
             })
             .collect();
-        let buffer = Arc::clone(&memory.buffer);
+        memory.names.remember(connection.user, found);
         // Booked before it is sent, so that a client that is gone by then gives it back.
         let attachments = self.shelf.attach(id, now).unwrap_or(0);
         self.events.push(Event::Attached { id, peer: connection.peer, attachments });
         connection.enter(Phase::Attached(id), now);
-        sent(connection.send_with(&attached, Some(buffer), now))?;
+        sent(connection.send_with(&attached, own, now))?;
         for part in parts {
             sent(connection.send(&part, now))?;
         }
@@ -245,21 +332,37 @@ impl Core {
     /// Takes back what a client that is gone had or waited for.
     pub(super) fn let_go(&mut self, connection: Connection, now: Instant) {
         let peer = connection.peer;
-        self.closers.close(peer.uid, connection.end());
-        if let Some(id) = connection.attached() {
-            drop(connection);
-            return self.release(id, peer, now);
+        let (attached, waits_for) = (connection.attached(), connection.model());
+        self.close_connection(connection);
+        match (attached, waits_for) {
+            (Some(id), _) => self.release(id, peer, now),
+            (None, Some(id)) => self.abandon_if_unwanted(id),
+            (None, None) => {}
         }
-        match connection.phase {
-            Phase::Opening { shown, .. } => self.closers.close(peer.uid, vec![shown]),
-            Phase::Waiting(id) => self.abandon_if_unwanted(id),
-            _ => {}
+    }
+
+    /// Closes a connection, and the files that the client has shown on it.
+    pub(super) fn close_connection(&mut self, connection: Connection) {
+        let Connection { socket, user, phase, .. } = connection;
+        self.closers.end(user, socket);
+        if let Phase::Opening { shown, .. } | Phase::Proving { shown, .. } = phase {
+            self.close_shown(user, shown);
         }
+    }
+
+    /// Lets the users that want a load have it in their turns.
+    fn set_users(&mut self, id: u64) {
+        let waiting = self.waiting_for(id).into_iter().filter_map(|it| self.connections.get(&it));
+        let mut users: BTreeSet<User> = waiting.map(|connection| connection.user).collect();
+        if self.start_models.contains(&id) {
+            users.insert(self.users.own());
+        }
+        self.jobs.set_users(id, &users);
     }
 
     fn abandon_if_unwanted(&mut self, id: u64) {
         if !self.waiting_for(id).is_empty() || self.start_models.contains(&id) {
-            return;
+            return self.set_users(id);
         }
         let Some(load) = self.loads.get(&id) else { return };
         load.cancel.cancel();
@@ -281,27 +384,41 @@ impl Core {
 
     /// A file that is to be held from the start.
     pub(super) fn on_start_looked(&mut self, number: usize, looked: Looked, now: Instant) {
-        let Some(path) = self.starting.remove(&number) else { return };
+        if self.starting.remove(&number).is_none() {
+            return;
+        }
         let found = match looked {
             Looked::Found(Ok(found)) => found,
             Looked::Found(Err(error)) | Looked::Failed(error) => {
                 self.failed.get_or_insert(error.into());
                 return;
             }
-            Looked::Refused => {
-                let source = std::io::ErrorKind::NotFound.into();
+            Looked::Refused { path, why: source } => {
                 let error = longshore_load::Error::Open { path, source };
                 self.failed.get_or_insert(error.into());
                 return;
             }
+            // It has to show nothing.
+            Looked::Unshown(_) => return,
         };
         let id = match self.shelf.find(&found) {
-            Some(id) => id,
-            None => match self.load(found.clone(), now) {
+            Some(id) => {
+                // A client may have asked for it by a path of its own.
+                if let Some(model) = self.shelf.get_mut(id) {
+                    model.found = found;
+                }
+                id
+            }
+            None => match self.load(self.users.own(), found.clone(), now) {
                 Ok(id) => id,
-                Err(Refusal { message, .. }) => {
+                Err(Refusal { reason, message, .. }) => {
+                    let kind = match reason {
+                        Reason::NoMemory => ErrorKind::OutOfMemory,
+                        Reason::Unreadable => ErrorKind::InvalidData,
+                        _ => ErrorKind::Other,
+                    };
                     let path = found.path;
-                    let failed = crate::Error::CannotServe { path, reason: message };
+                    let failed = crate::Error::CannotServe { path, kind, reason: message };
                     self.failed.get_or_insert(failed);
                     return;
                 }
@@ -309,7 +426,25 @@ impl Core {
         };
         match self.shelf.get_mut(id) {
             Some(model) if model.memory.is_some() => model.is_pinned = true,
-            _ => _ = self.start_models.insert(id),
+            _ => {
+                self.start_models.insert(id);
+                self.set_users(id);
+            }
         }
+    }
+}
+
+/// Gives a model the next path by which it was asked for, since its own leads to another version of
+/// the file. If there is none, or the model is kept for its path, it is stale.
+fn lose_name(model: &mut Model<Memory>) {
+    let names = model.memory.as_mut().map(|memory| &mut memory.names);
+    let own = &model.found;
+    let next = names.filter(|_| !model.is_pinned).and_then(|names| {
+        names.forget(own);
+        names.take_first()
+    });
+    match next {
+        Some(next) => model.found.rename(&next),
+        None => model.is_stale = true,
     }
 }

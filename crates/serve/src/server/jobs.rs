@@ -1,7 +1,12 @@
-//! What may wait for a disk is done by threads beside the one that serves: looking for files, loading
-//! them, and asking whether they changed.
+//! Threads for all that may wait for a disk, beside the one that serves: they look for files, load
+//! them, and sweep through those that are held to see whether they are still there.
+//!
+//! A look that does not come back in time is given up, and so is a load that makes no progress: its
+//! clients are refused. Its thread cannot be ended and is not waited for, but it is counted until it
+//! comes back, so that the number of such threads is bounded. What a load has of memory until then is
+//! charged to its user.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,20 +14,32 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore_heap::{Heap, Sealing, SharedBuffer};
 use longshore_load::plan::PlannedFile;
 use longshore_load::{CancelToken, Loader, Progress};
 use longshore_sys::{event_fd, memfd};
 
+use super::queue::{Bounds, Queue};
+use super::users::User;
 use crate::error::{Error, Result};
-use crate::served::{Found, Inode, Layout, Looked, Served};
+use crate::served::{Found, Freshness, Layout, Looked, Served, Shown};
 
-/// How many files are looked for at once.
-const LOOKING_MAX: usize = 8;
+/// How many files are looked up at once: of all users, and of one.
+const LOOKING: Bounds = Bounds { max: 16, limited_max: 4, unlimited_max: 4 };
+/// How long a look for a client may take, the time that it waits for a thread included. Clients give
+/// a server up after a minute.
+const LOOK_TIME: Duration = Duration::from_secs(20);
+/// How long a load may go on without a byte of progress. Users can make it wait for that long: on a
+/// local file system, too, by a lock of the file that a page fault of theirs keeps.
+const SILENT_TIME: Duration = Duration::from_secs(60);
+/// How many looks and loads that were given up may keep their threads: of all users, and of one. With
+/// that many no other is begun, since it would hang as well.
+const HUNG_MAX: usize = 32;
+const HUNG_PER_USER_MAX: usize = 8;
 /// How many models are loaded at once: a disk has enough with one, and two may be on two.
-const LOADING_MAX: usize = 2;
+pub(super) const LOADING_MAX: usize = 2;
 
 /// For whom something is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,31 +52,39 @@ pub(super) enum Asker {
 /// Something to be done.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// `shown` is the file that the asker has shown; the server itself shows none.
+    /// `shown` is what the client has shown; the server itself shows nothing.
     Look {
         asker: Asker,
         path: PathBuf,
         layout: Layout,
-        shown: Option<Inode>,
+        shown: Option<Vec<Shown>>,
     },
     Load {
         id: u64,
         found: Found,
         cancel: CancelToken,
     },
-    Stale {
-        client: u64,
-        models: Vec<(u64, Found)>,
-    },
 }
 
-/// What became of it.
+/// The outcome of a job.
 #[derive(Debug)]
 pub(super) enum Done {
-    Looked { asker: Asker, looked: Looked },
-    Progress { id: u64, progress: Progress },
-    Loaded { id: u64, outcome: longshore_load::Result<LoadedModel> },
-    Stale { client: u64, stale: Vec<u64> },
+    Looked {
+        asker: Asker,
+        looked: Looked,
+    },
+    Progress {
+        id: u64,
+        progress: Progress,
+    },
+    Loaded {
+        id: u64,
+        outcome: longshore_load::Result<LoadedModel>,
+    },
+    /// For each model its freshness, and the paths to use from now on if its own lead elsewhere.
+    Swept {
+        found: Vec<(u64, Freshness, Option<Arc<Found>>)>,
+    },
 }
 
 /// A model in memory, sealed.
@@ -85,16 +110,71 @@ pub(super) struct Jobs {
     served: Arc<Served>,
     how: How,
     event: Arc<OwnedFd>,
-    sender: Sender<Done>,
-    receiver: Receiver<Done>,
-    looking: usize,
-    loading: usize,
-    to_look: VecDeque<Job>,
-    to_load: VecDeque<Job>,
+    sender: Sender<Said>,
+    receiver: Receiver<Said>,
+    last_ticket: u64,
+    /// Looks that go on, by their ticket.
+    looking: BTreeMap<u64, Look>,
+    /// Looks and loads that were given up and have not come back, by their ticket.
+    hung: BTreeMap<u64, Hung>,
+    /// Loads that go on, by the model.
+    loading: BTreeMap<u64, Loading>,
+    to_look: Queue<(Look, Job)>,
+    to_load: Queue<Job>,
+    /// Loads of these models begin without a thread, as if it hung.
+    #[cfg(test)]
+    pub(super) hanging: BTreeSet<u64>,
+}
+
+/// A look that was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    user: User,
+    asker: Asker,
+    begun: Instant,
+}
+
+/// A load that goes on.
+#[derive(Debug)]
+struct Loading {
+    /// The user that it counts for: one that wants it, if there is one.
+    user: User,
+    ticket: u64,
+    len_bytes: u64,
+    done_bytes: u64,
+    /// When it last had more bytes than before.
+    moved: Instant,
+}
+
+impl Loading {
+    /// When it is given up. Those of the server itself, and of users whom it trusts, have all the time
+    /// there is.
+    fn deadline(&self) -> Option<Instant> {
+        self.user.is_limited().then(|| self.moved + SILENT_TIME)
+    }
+}
+
+/// A look or a load that was given up.
+#[derive(Debug)]
+struct Hung {
+    user: User,
+    /// The memory that it may have.
+    len_bytes: u64,
+}
+
+impl Look {
+    /// When it is given up. What the server is to hold from the start has all the time there is.
+    fn deadline(&self) -> Option<Instant> {
+        matches!(self.asker, Asker::Client(_)).then(|| self.begun + LOOK_TIME)
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        self.deadline().is_some_and(|deadline| deadline <= now)
+    }
 }
 
 impl Jobs {
-    pub(super) fn new(served: Arc<Served>, how: How) -> Result<Self> {
+    pub(super) fn new(served: Arc<Served>, how: How, loads_per_user: usize) -> Result<Self> {
         let event = event_fd::create().map_err(Error::kernel("making an event"))?;
         let (sender, receiver) = mpsc::channel();
         Ok(Self {
@@ -103,79 +183,227 @@ impl Jobs {
             event: Arc::new(event),
             sender,
             receiver,
-            looking: 0,
-            loading: 0,
-            to_look: VecDeque::new(),
-            to_load: VecDeque::new(),
+            last_ticket: 0,
+            looking: BTreeMap::new(),
+            hung: BTreeMap::new(),
+            loading: BTreeMap::new(),
+            to_look: Queue::new(LOOKING),
+            to_load: Queue::new(Bounds {
+                max: LOADING_MAX,
+                limited_max: loads_per_user,
+                unlimited_max: LOADING_MAX,
+            }),
+            #[cfg(test)]
+            hanging: BTreeSet::new(),
         })
     }
 
-    /// Does it, now or when a thread is free.
-    pub(super) fn begin(&mut self, job: Job) {
+    /// Does it for this user, now or when a thread is free and it is the user's turn.
+    pub(super) fn begin(&mut self, user: User, job: Job, now: Instant) {
         match job {
-            Job::Load { .. } => self.to_load.push_back(job),
-            Job::Look { .. } | Job::Stale { .. } => self.to_look.push_back(job),
+            Job::Load { .. } => self.to_load.push(user, job),
+            Job::Look { asker, .. } => {
+                self.to_look.push(user, (Look { user, asker, begun: now }, job));
+            }
+        }
+        self.spawn();
+    }
+
+    /// Begins to sweep through models that are held, with a thread that no look waits for. The caller
+    /// begins one at a time.
+    pub(super) fn sweep(&mut self, user: User, models: Vec<(u64, Found, Vec<Arc<Found>>)>) {
+        let served = Arc::clone(&self.served);
+        let without: WithoutResult = Arc::new(|_| Done::Swept { found: Vec::new() });
+        self.run(user, &without, move |_| {
+            let seen = |(id, found, others): &(u64, Found, Vec<Arc<Found>>)| {
+                let freshness = served.freshness(found);
+                let is_fresh = |other: &&Arc<Found>| {
+                    let mut found = found.clone();
+                    found.rename(other);
+                    served.freshness(&found) == Freshness::Fresh
+                };
+                let mut others = others.iter().filter(|_| freshness == Freshness::Stale);
+                match others.find(is_fresh) {
+                    Some(other) => (*id, Freshness::Fresh, Some(Arc::clone(other))),
+                    None => (*id, freshness, None),
+                }
+            };
+            Done::Swept { found: models.iter().map(seen).collect() }
+        });
+    }
+
+    /// Sets the users that want a load that has not ended. It begins in the turn of one of them, and
+    /// counts for one of them.
+    pub(super) fn set_users(&mut self, model: u64, users: &BTreeSet<User>) {
+        self.to_load.set_users(users, |job| matches!(job, Job::Load { id, .. } if *id == model));
+        if let Some(loading) = self.loading.get_mut(&model)
+            && !users.contains(&loading.user)
+            && let Some(user) = users.first()
+        {
+            self.to_load.hand_over(loading.user, *user);
+            loading.user = *user;
         }
         self.spawn();
     }
 
     /// Forgets a load that has not begun; whether it had not.
     pub(super) fn forget_load(&mut self, model: u64) -> bool {
-        let before = self.to_load.len();
-        self.to_load.retain(|job| !matches!(job, Job::Load { id, .. } if *id == model));
-        self.to_load.len() < before
+        self.to_load.retain(|job| !matches!(job, Job::Load { id, .. } if *id == model)) > 0
     }
 
     /// Forgets what is to be looked for for a client that is gone.
     pub(super) fn forget_client(&mut self, gone: u64) {
-        self.to_look.retain(|job| match job {
-            Job::Look { asker, .. } => *asker != Asker::Client(gone),
-            Job::Stale { client, .. } => *client != gone,
-            Job::Load { .. } => true,
-        });
+        self.to_look.retain(|(look, _)| look.asker != Asker::Client(gone));
     }
 
     /// How many models are being loaded.
     pub(super) fn loading(&self) -> usize {
-        self.loading
+        self.to_load.running()
     }
 
-    /// Everything that was done since.
-    pub(super) fn done(&mut self) -> Vec<Done> {
+    /// Returns the memory that loads which were given up may still have: of this user, or of all.
+    pub(super) fn hung_bytes(&self, of: Option<User>) -> u64 {
+        let hung = self.hung.values().filter(|hung| of.is_none_or(|user| user == hung.user));
+        hung.map(|hung| hung.len_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Everything that was done since, and looks and loads that are given up now.
+    pub(super) fn done(&mut self, now: Instant) -> Vec<Done> {
         // It is only a matter of being woken once more.
         let _ = event_fd::drain(&self.event);
-        let done: Vec<Done> = self.receiver.try_iter().collect();
-        for one in &done {
-            match one {
-                Done::Looked { .. } | Done::Stale { .. } => self.looking -= 1,
-                Done::Loaded { .. } => self.loading -= 1,
-                Done::Progress { .. } => {}
+        let mut done = Vec::new();
+        while let Ok(Said { ticket, user, done: one }) = self.receiver.try_recv() {
+            if self.hung.contains_key(&ticket) {
+                // Its clients were refused already, and may have asked for something else.
+                if !matches!(one, Done::Progress { .. }) {
+                    self.hung.remove(&ticket);
+                }
+                continue;
             }
+            match &one {
+                Done::Looked { .. } if self.looking.remove(&ticket).is_some() => {
+                    self.to_look.end(user);
+                }
+                Done::Loaded { id, .. } => {
+                    if let Some(loading) = self.loading.remove(id) {
+                        self.to_load.end(loading.user);
+                    }
+                }
+                Done::Progress { id, progress } => {
+                    if let Some(loading) = self.loading.get_mut(id)
+                        && loading.done_bytes < progress.done_bytes
+                    {
+                        (loading.done_bytes, loading.moved) = (progress.done_bytes, now);
+                    }
+                }
+                Done::Looked { .. } | Done::Swept { .. } => {}
+            }
+            done.push(one);
         }
+        done.extend(self.give_up(now));
         self.spawn();
         done
     }
 
-    fn spawn(&mut self) {
-        while self.looking < LOOKING_MAX {
-            let Some(job) = self.to_look.pop_front() else { break };
-            self.looking += 1;
-            self.run(job);
+    /// When the next look or load is given up.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let waiting = self.to_look.waiting().map(|(look, _)| look);
+        let looks = self.looking.values().chain(waiting).filter_map(Look::deadline);
+        looks.chain(self.loading.values().filter_map(Loading::deadline)).min()
+    }
+
+    /// Gives up looks and loads that are late, and those that wait for threads which do not come back.
+    fn give_up(&mut self, now: Instant) -> Vec<Done> {
+        let late: Vec<u64> =
+            self.looking.iter().filter(|(_, look)| look.is_late(now)).map(|(id, _)| *id).collect();
+        let mut askers = Vec::new();
+        for ticket in late {
+            let Some(look) = self.looking.remove(&ticket) else { continue };
+            self.hung.insert(ticket, Hung { user: look.user, len_bytes: 0 });
+            self.to_look.end(look.user);
+            askers.push(look.asker);
         }
-        while self.loading < LOADING_MAX {
-            let Some(job) = self.to_load.pop_front() else { break };
-            self.loading += 1;
-            self.run(job);
+        let hung = &self.hung;
+        self.to_look.retain(|(look, _)| {
+            let is_late =
+                look.is_late(now) || look.deadline().is_some() && !may_begin(hung, look.user);
+            if is_late {
+                askers.push(look.asker);
+            }
+            !is_late
+        });
+        let failed = |asker| Done::Looked { asker, looked: Looked::Failed(no_answer()) };
+        let looks: Vec<Done> = askers.into_iter().map(failed).collect();
+        looks.into_iter().chain(self.give_up_loads(now)).collect()
+    }
+
+    fn give_up_loads(&mut self, now: Instant) -> Vec<Done> {
+        let is_late =
+            |loading: &Loading| loading.deadline().is_some_and(|deadline| deadline <= now);
+        let late = self.loading.iter().filter(|(_, loading)| is_late(loading));
+        let late: Vec<u64> = late.map(|(id, _)| *id).collect();
+        let mut done = Vec::new();
+        for id in late {
+            let Some(loading) = self.loading.remove(&id) else { continue };
+            let Loading { user, ticket, len_bytes, .. } = loading;
+            self.hung.insert(ticket, Hung { user, len_bytes });
+            self.to_load.end(user);
+            done.push(Done::Loaded { id, outcome: Err(no_progress()) });
+        }
+        done
+    }
+
+    fn spawn(&mut self) {
+        while let Some((user, (look, job))) = self.to_look.begin() {
+            if look.deadline().is_none() || may_begin(&self.hung, user) {
+                let ticket = self.run_job(user, job);
+                self.looking.insert(ticket, look);
+            } else {
+                self.last_ticket += 1;
+                let ticket = self.last_ticket;
+                self.looking.insert(ticket, look);
+                self.teller(ticket, user).tell(job.without_result()(no_answer()));
+            }
+        }
+        while let Some((user, job)) = self.to_load.begin() {
+            let Job::Load { id, ref found, .. } = job else { continue };
+            let len_bytes = found.len_bytes;
+            let without = job.without_result();
+            let ticket = self.last_ticket + 1;
+            let moved = Instant::now();
+            self.loading.insert(id, Loading { user, ticket, len_bytes, done_bytes: 0, moved });
+            if user.is_limited() && !may_begin(&self.hung, user) {
+                self.last_ticket = ticket;
+                self.teller(ticket, user).tell(without(no_progress()));
+            } else {
+                self.run_job(user, job);
+            }
         }
     }
 
-    fn run(&self, job: Job) {
+    fn run_job(&mut self, user: User, job: Job) -> u64 {
+        #[cfg(test)]
+        if job.model().is_some_and(|model| self.hanging.contains(&model)) {
+            self.last_ticket += 1;
+            return self.last_ticket;
+        }
         let (served, how) = (Arc::clone(&self.served), self.how.clone());
-        let teller = Teller { sender: self.sender.clone(), event: Arc::clone(&self.event) };
-        let without = job.without_result();
-        let promise = Promise { teller: teller.clone(), without: Some(job.without_result()) };
+        self.run(user, &job.without_result(), move |teller| job.run(&served, &how, teller))
+    }
+
+    /// Starts a thread. Returns the ticket that its outcome comes with.
+    fn run(
+        &mut self,
+        user: User,
+        without: &WithoutResult,
+        job: impl FnOnce(&Teller) -> Done + Send + 'static,
+    ) -> u64 {
+        self.last_ticket += 1;
+        let ticket = self.last_ticket;
+        let teller = self.teller(ticket, user);
+        let promise = Promise { teller: teller.clone(), without: Some(Arc::clone(without)) };
         let work = move || {
-            let done = job.run(&served, &how, &promise.teller);
+            let done = job(&promise.teller);
             promise.keep(done);
         };
         let named = thread::Builder::new().name("longshore-job".to_owned());
@@ -183,7 +411,31 @@ impl Jobs {
             let operation = "starting a thread";
             teller.tell(without(longshore_load::Error::Process { operation, source }));
         }
+        ticket
     }
+
+    fn teller(&self, ticket: u64, user: User) -> Teller {
+        let (sender, event) = (self.sender.clone(), Arc::clone(&self.event));
+        Teller { ticket, user, sender, event }
+    }
+}
+
+/// Whether a look or a load of this user may begin beside those that hang.
+fn may_begin(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
+    let of_user = hung.values().filter(|hung| hung.user == user).count();
+    hung.len() < HUNG_MAX && of_user < HUNG_PER_USER_MAX
+}
+
+fn no_progress() -> longshore_load::Error {
+    let reason = format!("the file system gave no byte in {} s", SILENT_TIME.as_secs());
+    let source = io::Error::new(io::ErrorKind::TimedOut, reason);
+    longshore_load::Error::Process { operation: "loading the model", source }
+}
+
+fn no_answer() -> longshore_load::Error {
+    let reason = format!("the file system did not answer in {} s", LOOK_TIME.as_secs());
+    let source = io::Error::new(io::ErrorKind::TimedOut, reason);
+    longshore_load::Error::Process { operation: "looking for the file", source }
 }
 
 impl AsFd for Jobs {
@@ -192,9 +444,19 @@ impl AsFd for Jobs {
     }
 }
 
+/// What a job reports, and whose job it is.
+#[derive(Debug)]
+struct Said {
+    ticket: u64,
+    user: User,
+    done: Done,
+}
+
 #[derive(Clone)]
 struct Teller {
-    sender: Sender<Done>,
+    ticket: u64,
+    user: User,
+    sender: Sender<Said>,
     event: Arc<OwnedFd>,
 }
 
@@ -205,12 +467,12 @@ struct Promise {
 }
 
 /// What became of a job that had no result.
-type WithoutResult = Box<dyn FnOnce(longshore_load::Error) -> Done + Send>;
+type WithoutResult = Arc<dyn Fn(longshore_load::Error) -> Done + Send + Sync>;
 
 impl Teller {
     fn tell(&self, done: Done) {
         // A server that has ended does not listen.
-        if self.sender.send(done).is_ok() {
+        if self.sender.send(Said { ticket: self.ticket, user: self.user, done }).is_ok() {
             let _ = event_fd::signal(&self.event);
         }
     }
@@ -235,20 +497,25 @@ impl Drop for Promise {
 }
 
 impl Job {
+    /// Returns the model that it loads.
+    #[cfg(test)]
+    fn model(&self) -> Option<u64> {
+        match self {
+            Self::Load { id, .. } => Some(*id),
+            Self::Look { .. } => None,
+        }
+    }
+
     /// What becomes of it where there is no thread to do it, or that thread does not end as it should.
     fn without_result(&self) -> WithoutResult {
         match self {
             Self::Look { asker, .. } => {
                 let asker = *asker;
-                Box::new(move |error| Done::Looked { asker, looked: Looked::Failed(error) })
+                Arc::new(move |error| Done::Looked { asker, looked: Looked::Failed(error) })
             }
             Self::Load { id, .. } => {
                 let id = *id;
-                Box::new(move |error| Done::Loaded { id, outcome: Err(error) })
-            }
-            Self::Stale { client, .. } => {
-                let client = *client;
-                Box::new(move |_| Done::Stale { client, stale: Vec::new() })
+                Arc::new(move |error| Done::Loaded { id, outcome: Err(error) })
             }
         }
     }
@@ -256,32 +523,23 @@ impl Job {
     fn run(self, served: &Served, how: &How, teller: &Teller) -> Done {
         match self {
             Self::Look { asker, path, layout, shown } => {
-                Done::Looked { asker, looked: served.look(&path, layout, shown) }
+                Done::Looked { asker, looked: served.look(&path, layout, shown.as_deref()) }
             }
             Self::Load { id, found, cancel } => {
                 let tell = |progress| teller.tell(Done::Progress { id, progress });
-                Done::Loaded { id, outcome: load(served, how, &found, &cancel, tell) }
-            }
-            Self::Stale { client, models } => {
-                let stale = models
-                    .iter()
-                    .filter(|(_, found)| served.is_stale(found))
-                    .map(|(id, _)| *id)
-                    .collect();
-                Done::Stale { client, stale }
+                Done::Loaded { id, outcome: load(how, &found, &cancel, tell) }
             }
         }
     }
 }
 
 fn load(
-    served: &Served,
     how: &How,
     found: &Found,
     cancel: &CancelToken,
     tell: impl FnMut(Progress),
 ) -> longshore_load::Result<LoadedModel> {
-    let plan = served.plan(found)?;
+    let plan = Served::plan(found)?;
     let loader = Loader::new().heap(how.heap.clone()).cancel(cancel).observe(tell);
     let loaded = loader.load(&plan)?;
     let memory = loaded.buffer.share(Sealing::Content)?;
@@ -300,25 +558,131 @@ fn load(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use longshore_load::FormatChoice;
+    use longshore_sys::readiness::{self, Watch};
+
     use super::*;
+
+    fn jobs(root: &Path) -> Jobs {
+        let served = Arc::new(Served::new(&[root.to_owned()], &[]).unwrap());
+        Jobs::new(served, How { heap: Heap::Memfd, memory_mode: 0o400 }, 1).unwrap()
+    }
+
+    fn look(asker: Asker) -> Job {
+        let layout = Layout { format: FormatChoice::Raw, align: None };
+        Job::Look { asker, path: "/absent".into(), layout, shown: Some(Vec::new()) }
+    }
 
     #[test]
     fn a_job_whose_thread_panics_is_over() {
-        let (sender, receiver) = mpsc::channel();
-        let teller = Teller { sender, event: Arc::new(event_fd::create().unwrap()) };
-        let job = Job::Stale { client: 7, models: Vec::new() };
-        let promise = Promise { teller: teller.clone(), without: Some(job.without_result()) };
-        let work = move || {
-            let _promise = promise;
-            panic!("as a job of a test does");
+        let dir = tempfile::tempdir().unwrap();
+        let mut jobs = jobs(dir.path());
+        let without: WithoutResult =
+            Arc::new(|_| Done::Swept { found: vec![(2, Freshness::Fresh, None)] });
+        let panics = |_: &Teller| panic!("as a job of a test does");
+        let ticket = jobs.run(User::limited(5), &without, panics);
+        let told = jobs.receiver.recv().unwrap();
+        assert_eq!(told.ticket, ticket);
+        let found = match told.done {
+            Done::Swept { found } => found,
+            other => panic!("{other:?}"),
         };
-        assert!(thread::spawn(work).join().is_err());
-        let told = receiver.try_recv().unwrap();
-        assert!(matches!(told, Done::Stale { client: 7, .. }), "{told:?}");
-        assert!(event_fd::drain(&teller.event).is_ok(), "the server is woken for it");
-        let kept = Promise { teller, without: Some(job.without_result()) };
-        kept.keep(Done::Stale { client: 8, stale: Vec::new() });
-        assert!(matches!(receiver.try_recv(), Ok(Done::Stale { client: 8, .. })));
-        assert!(receiver.try_recv().is_err(), "nothing is told twice");
+        assert!(matches!(found[..], [(2, Freshness::Fresh, None)]), "{found:?}");
+        assert!(event_fd::drain(&jobs.event).is_ok(), "the server is woken for it");
+        jobs.sweep(User::limited(5), Vec::new());
+        assert!(matches!(jobs.receiver.recv().unwrap().done, Done::Swept { .. }));
+        assert!(jobs.receiver.try_recv().is_err(), "nothing is reported twice");
+    }
+
+    /// A look whose thread hangs, as far as can be seen from here.
+    fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
+        jobs.last_ticket += 1;
+        let (ticket, asker) = (jobs.last_ticket, Asker::Client(1000 + jobs.last_ticket));
+        let look_for = Look { user, asker, begun };
+        jobs.to_look.push(user, (look_for, look(asker)));
+        assert!(jobs.to_look.begin().is_some());
+        jobs.looking.insert(ticket, look_for);
+        ticket
+    }
+
+    /// What comes until a look is over for that client.
+    fn looked_for(jobs: &mut Jobs, wanted: u64, now: Instant) -> Looked {
+        loop {
+            for one in jobs.done(now) {
+                match one {
+                    Done::Looked { asker, looked } if asker == Asker::Client(wanted) => {
+                        return looked;
+                    }
+                    _ => {}
+                }
+            }
+            let watch = Watch { fd: jobs.as_fd(), read: true, write: false };
+            readiness::wait(&[watch], None).unwrap();
+        }
+    }
+
+    fn is_no_answer(looked: &Looked) -> bool {
+        let Looked::Failed(error) = looked else { return false };
+        let source = std::error::Error::source(error).unwrap().to_string();
+        source.contains("did not answer in 20 s")
+    }
+
+    #[test]
+    fn looks_that_do_not_come_back_are_given_up_and_do_not_keep_others_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut jobs = jobs(dir.path());
+        let (begun, alice) = (Instant::now(), User::limited(1));
+        let late = begun + LOOK_TIME;
+        let hung = [(); 4].map(|()| hang(&mut jobs, alice, begun));
+        jobs.begin(alice, look(Asker::Client(7)), begun + Duration::from_secs(1));
+        assert_eq!(jobs.to_look.waiting().count(), 1, "a user has no more threads");
+        assert_eq!(jobs.next_deadline(), Some(late));
+        assert!(jobs.done(late - Duration::from_secs(1)).is_empty());
+        let given_up = jobs.done(late);
+        assert_eq!(given_up.len(), hung.len());
+        for one in &given_up {
+            let Done::Looked { looked, .. } = one else { panic!("{one:?}") };
+            assert!(is_no_answer(looked), "{looked:?}");
+        }
+        // With them out of the way it is looked for.
+        assert!(matches!(looked_for(&mut jobs, 7, late), Looked::Refused { .. }));
+        // One that comes back after all says nothing, and its thread is no longer counted.
+        let asker = Asker::Client(1000 + hung[0]);
+        jobs.teller(hung[0], alice)
+            .tell(Done::Looked { asker, looked: Looked::Unshown(Vec::new()) });
+        assert!(jobs.done(late).is_empty());
+        assert_eq!(jobs.hung.len(), hung.len() - 1);
+        assert_eq!((jobs.looking.len(), jobs.to_look.running()), (0, 0));
+    }
+
+    #[test]
+    fn threads_that_do_not_come_back_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut jobs = jobs(dir.path());
+        let begun = Instant::now();
+        let late = begun + LOOK_TIME;
+        let (alice, bob) = (User::limited(1), User::limited(2));
+        for _ in 0..2 {
+            (0..4).for_each(|_| _ = hang(&mut jobs, alice, begun));
+            assert_eq!(jobs.done(late).len(), 4);
+        }
+        assert_eq!(jobs.hung.len(), HUNG_PER_USER_MAX);
+        jobs.begin(alice, look(Asker::Client(7)), late);
+        assert!(is_no_answer(&looked_for(&mut jobs, 7, late)), "it would hang as well");
+        jobs.begin(bob, look(Asker::Client(8)), late);
+        assert!(matches!(looked_for(&mut jobs, 8, late), Looked::Refused { .. }));
+        for user in 10..16 {
+            (0..4).for_each(|_| _ = hang(&mut jobs, User::limited(user), begun));
+            jobs.done(late);
+        }
+        assert_eq!(jobs.hung.len(), HUNG_MAX);
+        jobs.begin(bob, look(Asker::Client(9)), late);
+        assert!(is_no_answer(&looked_for(&mut jobs, 9, late)));
+        // Files of the server's start are looked for all the same.
+        jobs.begin(bob, look(Asker::Start(0)), late);
+        assert_eq!(jobs.looking.len(), 1);
+        assert_eq!(jobs.next_deadline(), None);
     }
 }

@@ -2,13 +2,14 @@
 //! wait for disks.
 //!
 //! ```text
-//!   listener ──┐                        ┌── look: where is it, is it served? ─┐
-//!   clients ───┼──► poll ──► core ──────┼── load: into a sealed memfd ────────┼──► done ──► core
-//!   stop ──────┘      (books: shelf)    └── stale: has it changed on disk? ───┘
+//!   listener ──┐                        ┌── look: where is it, is it served? ─────┐
+//!   clients ───┼──► poll ──► core ──────┼── load: into a sealed memfd ────────────┼──► done ──► core
+//!   stop ──────┘      (books: shelf)    └── sweep: is it changed, or deleted? ────┘
 //! ```
 //!
 //! The thread that keeps the books never waits for a client or for a disk: sockets do not block, what
-//! a client leaves unread is bounded, and after a time it is disconnected.
+//! a client leaves unread is bounded, and after a time it is disconnected. Other threads close
+//! connections and the descriptors that clients sent, since closing those can block: `closers`.
 
 mod asking;
 mod closers;
@@ -17,20 +18,27 @@ mod core;
 mod events;
 mod giving;
 mod jobs;
+mod limits;
+mod lingering;
+mod names;
 mod notify;
+mod queue;
 mod stop;
+mod sweep;
+mod users;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longshore_heap::Heap;
 use longshore_load::FormatChoice;
 use longshore_mem::Granule;
-use longshore_sys::descriptors;
+use longshore_sys::{descriptors, disposal};
 
 use crate::address::Listener;
 use crate::error::{Error, Result};
-use crate::served::{Served, parent};
+use crate::served::{Served, not_a_file_name, parent};
 use crate::shelf::Keep;
 
 pub use events::Event;
@@ -39,7 +47,8 @@ pub use stop::Stop;
 /// What is served, and within which bounds.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Directories beneath which any file may be asked for. No symbolic link leads out of them.
+    /// Directories beneath which any file may be asked for. No symbolic link leads out of them, nor
+    /// into another mount: a mount beneath a root is served only if it is a root of its own.
     pub roots: Vec<PathBuf>,
     /// Files to be loaded at the start and kept for as long as the server runs. They and what is
     /// beneath a root are all that is served.
@@ -50,10 +59,23 @@ pub struct Options {
     pub align: Option<Granule>,
     /// The most bytes that are held at once, loads included; `None` for what the machine has.
     pub memory_max: Option<u64>,
+    /// The most bytes of models that one user may have or wait for at once; `None` for half of
+    /// [`Self::memory_max`] or, without that, of the memory that is available at the start. Models
+    /// that the user released count until their memory is free.
+    ///
+    /// This limit, [`Self::clients_per_user`] and [`Self::loads_per_user`] do not apply to root and
+    /// to the server's own user. The ids that a user owns in `/etc/subuid` count as that user.
+    pub memory_per_user: Option<u64>,
     /// The most attachments of one user, those that wait for a model included.
     pub attachments_max: usize,
     /// The most connections at once, of everyone.
     pub clients_max: usize,
+    /// The most connections of one user; `None` for half of [`Self::clients_max`]. A user never has
+    /// more than are still free for others.
+    pub clients_per_user: Option<usize>,
+    /// The most models that are being loaded at once for one user, at least 1; `None` for half of
+    /// those that are loaded at once at all, which is 1 of 2.
+    pub loads_per_user: Option<usize>,
     /// How long what nobody has attached is kept.
     pub keep: Keep,
     /// Where memory comes from. Its content must be sealable ([`Heap::seals_content`]).
@@ -71,8 +93,11 @@ impl Default for Options {
             format: FormatChoice::Auto,
             align: None,
             memory_max: None,
+            memory_per_user: None,
             attachments_max: 256,
             clients_max: 1024,
+            clients_per_user: None,
+            loads_per_user: None,
             keep: Keep::Attached,
             heap: Heap::Memfd,
             memory_mode: 0o400,
@@ -95,7 +120,8 @@ impl Server {
     pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
         if options.roots.is_empty() && options.files.is_empty() {
             let reason = "nothing is named: give a --root or a file".to_owned();
-            return Err(Error::CannotServe { path: PathBuf::new(), reason });
+            let kind = io::ErrorKind::InvalidInput;
+            return Err(Error::CannotServe { path: PathBuf::new(), kind, reason });
         }
         if !options.heap.seals_content() {
             let heap = options.heap;
@@ -104,11 +130,15 @@ impl Server {
         }
         let files = options.files.iter().map(|path| resolved(path)).collect::<Result<Vec<_>>>()?;
         let served = Arc::new(Served::new(&options.roots, &files)?);
+        // Before there is a descriptor of a client.
+        disposal::prepare();
         // A descriptor for each client, as many again for everything else.
         let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());
         let clients_max = options.clients_max.min(usize::try_from(limit / 2).unwrap_or(usize::MAX));
         let options = Options { files, clients_max, ..options };
-        Ok(Self { core: core::Core::new(listener, served, options, stop)? })
+        // Of that, half for the inodes of files that are shown and of models that are held.
+        let open_files_max = usize::try_from(limit / 4).unwrap_or(usize::MAX);
+        Ok(Self { core: core::Core::new(listener, served, options, open_files_max, stop)? })
     }
 
     /// Serves until it is stopped, and tells what happens to `observe`, on this thread. Then the
@@ -124,10 +154,9 @@ impl Server {
 
 /// The absolute path of a file, without symbolic links but for its own name.
 fn resolved(path: &Path) -> Result<PathBuf> {
-    let refused = |reason: String| Error::CannotServe { path: path.to_owned(), reason };
     let (Some(directory), Some(name)) = (parent(path), path.file_name()) else {
-        return Err(refused("it is not the name of a file".to_owned()));
+        return Err(not_a_file_name(path));
     };
-    let directory = directory.canonicalize().map_err(|error| refused(error.to_string()))?;
+    let directory = directory.canonicalize().map_err(|error| Error::cannot_serve(path, &error))?;
     Ok(directory.join(name))
 }

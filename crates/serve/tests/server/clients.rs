@@ -1,7 +1,9 @@
 //! Clients that mean well.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use longshore_formats::safetensors::Header;
 use longshore_load::CancelToken;
 use longshore_load::FormatChoice;
 use longshore_mem::Granule;
-use longshore_serve::{Client, Error, Event, HeldState, Keep, Options, Reason, Wanted};
+use longshore_serve::{Attachment, Client, Error, Event, HeldState, Keep, Options, Reason, Wanted};
 
 use crate::rig::{Rig, content, refused};
 
@@ -243,7 +245,8 @@ fn memory_stays_valid_when_the_server_ends() {
     let Error::NoServer { hint, .. } = &gone else { panic!("{gone}") };
     assert_eq!(*hint, "there is no such socket");
     let told: Vec<String> = rig.events().iter().map(ToString::to_string).collect();
-    assert!(told.iter().any(|line| line.starts_with("1: freed")), "{told:?}");
+    assert!(told.iter().any(|line| line.starts_with("1: clients keep")), "{told:?}");
+    assert!(!told.iter().any(|line| line.starts_with("1: freed")), "{told:?}");
 }
 
 #[test]
@@ -318,7 +321,9 @@ fn all_shards_of_a_model_are_one_memory() {
     rig.file("broken.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}");
     assert_eq!(refused(rig.attach_path(&rig.path("broken.safetensors"))), Reason::Unreadable);
     let lost = rig.file("lost.safetensors.index.json", br#"{"weight_map":{"x":"none"}}"#);
-    assert_eq!(refused(rig.attach_path(&lost)), Reason::Unreadable);
+    // The client is asked to show the shard before the server looks for it.
+    let missing = rig.attach_path(&lost).unwrap_err();
+    assert!(matches!(&missing, Error::Open { path, .. } if path.ends_with("none")), "{missing}");
     assert_eq!(refused(rig.attach_path(&rig.file("empty.bin", b""))), Reason::Unreadable);
 }
 
@@ -351,6 +356,53 @@ fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
     assert_eq!(refused(none), Reason::Unreadable);
 }
 
+/// A model that is held in one layout is not given in another, whatever path leads to it; and in each
+/// layout it is given only while its file is the one that was loaded.
+#[test]
+fn a_held_model_is_not_taken_for_one_with_another_alignment() {
+    let rig = Rig::new(Options { keep: Keep::Always, ..Options::default() });
+    let path = rig.file("odd.safetensors", &safetensors("odd", 7));
+    let link = rig.path("link.safetensors");
+    std::os::unix::fs::symlink("odd.safetensors", &link).unwrap();
+    let attach = |path: &Path, alignment| {
+        let client = rig.client().unwrap().align(Granule::new(alignment).unwrap());
+        let wanted = Wanted::Path(path.to_owned());
+        client.attach(&wanted, FormatChoice::Auto, &mut |_| {}).unwrap()
+    };
+    let check = |attachment: &Attachment, alignment: u64, value: u8| {
+        let file = &attachment.files()[0];
+        let bytes = attachment.file_bytes(file).unwrap();
+        let header = Header::parse(bytes, bytes.len() as u64).unwrap();
+        let data = header.tensor("odd").unwrap().data.clone();
+        assert_eq!(data.start % alignment, 0);
+        assert_eq!(bytes[data.start as usize..data.end as usize], [value; 4]);
+    };
+    let alignments = [64, 4096, 1 << 16];
+    let ids = |value| {
+        alignments.map(|alignment| {
+            let held = attach(&path, alignment);
+            check(&held, alignment, value);
+            let again = attach(&link, alignment);
+            check(&again, alignment, value);
+            assert_eq!(held.id(), again.id(), "one memory for each layout");
+            held.id()
+        })
+    };
+    let first = ids(7);
+    assert_eq!(first, ids(7));
+    let listed = |ids: &[u64]| {
+        let held = rig.list().held;
+        let aligns = held.iter().filter(|held| ids.contains(&held.id));
+        aligns.map(|held| held.align_bytes).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&first), alignments);
+    fs::remove_file(&path).unwrap();
+    rig.file("odd.safetensors", &safetensors("odd", 8));
+    let second = ids(8);
+    let different: BTreeSet<u64> = first.into_iter().chain(second).collect();
+    assert_eq!(different.len(), 6);
+}
+
 /// A split of a GGUF model without tensors.
 fn split(number: u16, count: u16) -> Vec<u8> {
     const U16: u32 = 2;
@@ -378,7 +430,9 @@ fn all_splits_of_a_gguf_model_are_one_memory() {
     assert_eq!(contents, [split(0, 2), split(1, 2)]);
     assert_eq!(rig.attach_path(&second).unwrap().as_slice(), split(1, 2));
     fs::remove_file(second).unwrap();
-    assert_eq!(refused(rig.attach_path(&first)), Reason::Unreadable);
+    let missing = rig.attach_path(&first).unwrap_err();
+    let name = "m-00002-of-00002.gguf";
+    assert!(matches!(&missing, Error::Open { path, .. } if path.ends_with(name)), "{missing}");
     let broken = rig.file("broken.gguf", b"GGUF and no more");
     assert_eq!(refused(rig.attach_path(&broken)), Reason::Unreadable);
 }

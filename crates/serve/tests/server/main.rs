@@ -1,6 +1,9 @@
 //! The server and its clients in one process.
 
 mod clients;
+mod closing;
 mod hostile;
 mod lying;
+mod others;
 mod rig;
+mod users;

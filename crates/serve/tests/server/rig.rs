@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
@@ -39,11 +40,21 @@ impl Rig {
     /// As [`Self::new`]; `observe` sees each event, and the root, on the server's thread.
     pub(crate) fn observed(
         options: Options,
+        observe: impl FnMut(&Event, &Path) + Send + 'static,
+    ) -> Self {
+        Self::prepared(options, observe, |_| {})
+    }
+
+    /// As [`Self::observed`]; `prepare` is given the root before it is served.
+    pub(crate) fn prepared(
+        options: Options,
         mut observe: impl FnMut(&Event, &Path) + Send + 'static,
+        prepare: impl FnOnce(&Path),
     ) -> Self {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
+        prepare(&root);
         let socket = dir.path().join("socket");
         let options = Options { roots: vec![root.clone()], ..options };
         let stop = Stop::new().unwrap();
@@ -135,10 +146,41 @@ impl Rig {
         }
     }
 
+    /// Lets every user connect.
+    pub(crate) fn open_to_all(self) -> Self {
+        for (path, mode) in [(self.dir.path(), 0o755), (&self.socket, 0o666)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        self
+    }
+
+    /// A client of another user. Only root can be one.
+    pub(crate) fn raw_of(&self, uid: u32) -> Raw {
+        thread::scope(|scope| {
+            let connect = || {
+                // Of this thread only.
+                let uid = rustix::process::Uid::from_raw(uid);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                self.raw()
+            };
+            scope.spawn(connect).join().unwrap()
+        })
+    }
+
+    /// Asks the server to end, and does not wait for it.
+    pub(crate) fn ask_to_stop(&self) {
+        self.stop.stop();
+    }
+
     /// Ends the server, as SIGTERM does.
     pub(crate) fn stop(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {
+            let deadline = Instant::now() + PATIENCE;
+            while !thread.is_finished() {
+                assert!(Instant::now() < deadline, "the server ends");
+                thread::sleep(Duration::from_millis(1));
+            }
             thread.join().unwrap().unwrap();
         }
     }

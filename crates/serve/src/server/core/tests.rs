@@ -7,9 +7,9 @@ use longshore_load::plan::PlannedFile;
 use tempfile::TempDir;
 
 use super::super::connection::Phase;
-use super::super::jobs::LoadedModel;
+use super::super::jobs::{LOADING_MAX, LoadedModel};
 use super::*;
-use crate::protocol::MESSAGE_BYTES_MAX;
+use crate::protocol::{MESSAGE_BYTES_MAX, Reason};
 use crate::served::{Found, Looked};
 use crate::shelf::Keep;
 
@@ -27,7 +27,7 @@ impl Still {
         let listener = Listener::bind(&root.join("socket"), 0o600).unwrap();
         let served = Arc::new(Served::new(&[root], &[]).unwrap());
         let options = Options { keep: Keep::Always, ..Options::default() };
-        let core = Core::new(listener, served, options, Stop::new().unwrap()).unwrap();
+        let core = Core::new(listener, served, options, 1000, Stop::new().unwrap()).unwrap();
         Self { core, dir, now: Instant::now() }
     }
 
@@ -44,12 +44,15 @@ impl Still {
     /// A model that is said to be loaded, by nobody.
     fn load(&mut self, name: &str, len_bytes: usize, done_bytes: u64) -> u64 {
         let id = self.core.shelf.insert(self.found(name, len_bytes), self.now);
-        self.core.loads.insert(id, Load { cancel: CancelToken::new(), done_bytes });
+        self.core.loads.insert(
+            id,
+            Load { user: self.core.users.own(), cancel: CancelToken::new(), done_bytes },
+        );
         id
     }
 
     fn loaded(&self, id: u64) -> LoadedModel {
-        let plan = self.core.served.plan(&self.core.shelf.get(id).unwrap().found).unwrap();
+        let plan = Served::plan(&self.core.shelf.get(id).unwrap().found).unwrap();
         let loaded = Loader::new().heap(Heap::Memfd).load(&plan).unwrap();
         LoadedModel {
             memory: loaded.buffer.share(Sealing::Content).unwrap(),
@@ -66,6 +69,42 @@ impl Still {
         let connection = self.core.connections.values_mut().next_back().unwrap();
         connection.enter(Phase::Waiting(model), self.now);
         client
+    }
+}
+
+impl Still {
+    /// A client of this user that asks for a file.
+    fn ask(&mut self, uid: u32, name: &str) -> OwnedFd {
+        let found = self.found(name, 1000);
+        self.ask_for(uid, found)
+    }
+
+    fn ask_for(&mut self, uid: u32, found: Found) -> OwnedFd {
+        let (here, there) = packet_socket::pair().unwrap();
+        self.core.admit(here, Peer { pid: 1, uid, gid: uid }, self.now);
+        let id = *self.core.connections.keys().next_back().unwrap();
+        self.core.give(id, found, self.now).unwrap();
+        there
+    }
+
+    /// Has the server look at its jobs at this time.
+    fn end_jobs(&mut self, now: Instant) {
+        for done in self.core.jobs.done(now) {
+            self.core.on_done(done, now);
+        }
+    }
+
+    /// Lets the server go on until a client hears something. Returns all that it hears.
+    fn answer(&mut self, client: &OwnedFd) -> Vec<Reply> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let told = heard(client);
+            assert!(Instant::now() < deadline, "it hears something");
+            if told.iter().any(|reply| !matches!(reply, Reply::Progress { .. })) {
+                return told;
+            }
+            self.core.turn().unwrap();
+        }
     }
 }
 
@@ -116,6 +155,82 @@ fn a_waiter_that_is_gone_when_its_load_ends_has_nothing() {
 }
 
 #[test]
+fn a_sweep_closes_the_inodes_of_what_is_deleted_and_marks_what_changed() {
+    let mut still = Still::new();
+    let ids = ["fresh", "written", "deleted"].map(|name| {
+        let id = still.load(name, 1000, 0);
+        let loaded = still.loaded(id);
+        still.core.on_loaded(id, Ok(loaded), still.now);
+        still.core.shelf.attach(id, still.now);
+        id
+    });
+    let path = |name: &str| still.dir.path().join(name);
+    fs::write(path("written"), b"anew").unwrap();
+    fs::remove_file(path("deleted")).unwrap();
+    let due = still.core.next_sweep().unwrap();
+    still.core.sweep(due - Duration::from_secs(1));
+    assert_eq!(still.core.next_sweep(), Some(due), "it is not time yet");
+    still.core.sweep(due);
+    assert_eq!(still.core.next_sweep(), None, "there is one thread for it, which is at it");
+    while still.core.next_sweep().is_none() {
+        still.core.turn().unwrap();
+    }
+    let state = ids.map(|id| {
+        let model = still.core.shelf.get(id).unwrap();
+        (model.is_stale, model.found.inodes.is_some())
+    });
+    assert_eq!(state, [(false, true), (true, true), (true, false)]);
+    assert_eq!(still.core.shelf.open_files(), 2);
+}
+
+#[test]
+fn a_list_waits_for_a_disk_that_hangs_only_for_a_time() {
+    let mut still = Still::new();
+    let id = still.load("model", 1000, 0);
+    let clients = [still.waiter(id), still.waiter(id), still.waiter(id)];
+    let connected: Vec<u64> = still.core.connections.keys().copied().collect();
+    let list = |still: &mut Still, number: usize, now| {
+        let connection = still.core.connections.get_mut(&connected[number]).unwrap();
+        connection.enter(Phase::Listing { attached: None }, now);
+        still.core.list_after_sweep(connected[number], now);
+    };
+    let begin = still.now;
+    list(&mut still, 0, begin);
+    list(&mut still, 1, begin + Duration::from_secs(1));
+    // Nothing comes back: this server takes no turn.
+    still.core.sweep(begin + Duration::from_secs(9));
+    assert!(clients.iter().all(|client| heard(client).is_empty()));
+    still.core.sweep(begin + Duration::from_secs(10));
+    let is_list = |told: &[Reply]| matches!(told, [.., Reply::Held(_), Reply::End]);
+    assert!(is_list(&heard(&clients[0])) && heard(&clients[1]).is_empty());
+    list(&mut still, 2, begin + Duration::from_secs(10));
+    assert!(is_list(&heard(&clients[2])), "it is known by now that the disk hangs");
+    still.core.sweep(begin + Duration::from_secs(11));
+    assert!(is_list(&heard(&clients[1])));
+}
+
+#[test]
+fn inodes_are_kept_in_use_by_no_more_descriptors_than_there_may_be() {
+    let mut still = Still::new();
+    still.core.open_files_max = 2;
+    for name in ["a", "b", "c"] {
+        let found = still.found(name, 1000);
+        let client = still.waiter(0);
+        let id = *still.core.connections.keys().next_back().unwrap();
+        let told = still.core.give(id, found, still.now);
+        assert!(told.is_ok());
+        if name == "c" {
+            let told = heard(&client);
+            let [Reply::Refused { reason: Reason::TooMany, message }] = &told[..] else {
+                panic!("{told:?}")
+            };
+            assert!(message.contains("no more than 2 files"), "{message}");
+        }
+    }
+    assert_eq!(still.core.open_files(), 2);
+}
+
+#[test]
 fn for_memory_that_is_missing_go_as_many_as_it_takes_and_none_for_nothing() {
     let mut still = Still::new();
     let held: Vec<u64> = ["a", "b", "c"]
@@ -145,4 +260,218 @@ fn for_memory_that_is_missing_go_as_many_as_it_takes_and_none_for_nothing() {
     assert_eq!(holds(&still), [held[2]], "that would not have been enough");
     let told = heard(&client);
     assert!(matches!(told[..], [Reply::Refused { reason: Reason::NoMemory, .. }]), "{told:?}");
+}
+
+#[test]
+fn subordinate_ids_share_the_connections_of_their_owner() {
+    let mut still = Still::new();
+    still.core.users = Users::parse(900, "1000:100000:65536\n", "");
+    still.core.limits.clients = 4;
+    let mut clients = Vec::new();
+    let mut admit = |uid: u32| {
+        let before = still.core.connections.len();
+        let (here, there) = packet_socket::pair().unwrap();
+        clients.push(there);
+        still.core.admit(here, Peer { pid: 1, uid, gid: uid }, still.now);
+        still.core.connections.len() > before
+    };
+    assert!((100_000..100_004).all(&mut admit));
+    assert!(!admit(100_004) && !admit(1000), "these are the same user");
+    assert!((2000..2004).all(&mut admit));
+    assert!([0; 8].into_iter().all(&mut admit), "root has no such limit");
+}
+
+#[test]
+fn users_of_many_ids_leave_room_for_another_user() {
+    let mut still = Still::new();
+    still.core.options.clients_max = 64;
+    still.core.limits.clients = 64;
+    let mut clients = Vec::new();
+    let mut admit = |uid: u32| {
+        let before = still.core.connections.len();
+        let (here, there) = packet_socket::pair().unwrap();
+        clients.push(there);
+        still.core.admit(here, Peer { pid: 1, uid, gid: uid }, still.now);
+        still.core.connections.len() > before
+    };
+    let admitted = [5001, 5002, 5003, 5004].map(|uid| (0..64).filter(|_| admit(uid)).count());
+    assert_eq!(admitted, [32, 16, 8, 4]);
+    assert!(admit(6000));
+}
+
+#[test]
+fn without_descriptors_no_client_is_given_a_file_position_of_another() {
+    const IS_CHILD: &str = "LONGSHORE_TEST_WITHOUT_DESCRIPTORS";
+    if std::env::var_os(IS_CHILD).is_none() {
+        // Other tests need descriptors, so this one runs in a process of its own.
+        let name = "server::core::tests::\
+                    without_descriptors_no_client_is_given_a_file_position_of_another";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(IS_CHILD, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        let failed = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}{failed}");
+        return;
+    }
+    let mut still = Still::new();
+    let id = still.load("model", 1000, 0);
+    let loaded = still.loaded(id);
+    let client = still.waiter(id);
+    let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let none = rustix::process::Rlimit { current: Some(0), ..before };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, none).unwrap();
+    still.core.on_loaded(id, Ok(loaded), still.now);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
+    let told = heard(&client);
+    assert!(matches!(told[..], [Reply::Refused { reason: Reason::TooMany, .. }]), "{told:?}");
+    assert_eq!(still.core.shelf.get(id).unwrap().attachments, 0);
+}
+
+#[test]
+fn a_file_of_the_start_is_pinned_by_its_own_path() {
+    let mut still = Still::new();
+    let started = still.found("started", 1000);
+    let link = started.path.with_file_name("link");
+    std::os::unix::fs::symlink("started", &link).unwrap();
+    let look = |still: &Still, path: &std::path::Path| match still.core.served.look(
+        path,
+        started.layout,
+        None,
+    ) {
+        Looked::Found(found) => found.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    // A client asked for it first, by another path.
+    let id = still.core.shelf.insert(look(&still, &link), still.now);
+    let load = Load { user: still.core.users.own(), cancel: CancelToken::new(), done_bytes: 0 };
+    still.core.loads.insert(id, load);
+    let loaded = still.loaded(id);
+    still.core.starting.insert(0, started.path.clone());
+    still.core.on_start_looked(0, Looked::Found(Ok(started.clone())), still.now);
+    still.core.on_loaded(id, Ok(loaded), still.now);
+    let pinned = still.core.shelf.get(id).unwrap();
+    assert!(pinned.is_pinned);
+    assert_eq!(pinned.found.path, started.path);
+    // The path of that client leads to another file, and the file has a new version.
+    fs::remove_file(&link).unwrap();
+    let other = still.load("link", 500, 0);
+    let loaded = still.loaded(other);
+    still.core.on_loaded(other, Ok(loaded), still.now);
+    assert!(!still.core.shelf.get(other).unwrap().is_pinned);
+    let newer = still.load("started", 600, 0);
+    let loaded = still.loaded(newer);
+    still.core.on_loaded(newer, Ok(loaded), still.now);
+    assert!(still.core.shelf.get(newer).unwrap().is_pinned);
+    assert!(!still.core.shelf.get(id).unwrap().is_pinned);
+}
+
+#[test]
+fn a_path_that_changes_during_a_load_makes_it_stale_for_no_other_path() {
+    for has_other_path in [true, false] {
+        let mut still = Still::new();
+        let id = still.load("model", 1000, 0);
+        let loaded = still.loaded(id);
+        let _client = still.waiter(id);
+        let found = still.core.shelf.get(id).unwrap().found.clone();
+        let other = found.path.with_file_name("other");
+        if has_other_path {
+            let files = vec![(other.clone(), found.files[0].1)];
+            let other = Found { path: other.clone(), files, ..found.without_inodes() };
+            let connection = still.core.connections.values_mut().next_back().unwrap();
+            connection.asked_for = Some(Arc::new(other));
+        }
+        still.core.shelf.get_mut(id).unwrap().is_stale = true;
+        still.core.on_loaded(id, Ok(loaded), still.now);
+        let model = still.core.shelf.get(id).unwrap();
+        assert_eq!(model.is_stale, !has_other_path);
+        assert_eq!(model.found.path == other, has_other_path);
+        assert!(model.found.inodes.is_some());
+    }
+}
+
+#[test]
+fn models_that_a_user_wants_do_not_wait_for_another_user_whose_load_hangs() {
+    const ALICE: u32 = 2001;
+    const MALLORY: u32 = 2002;
+    let mut still = Still::new();
+    still.core.jobs.hanging.insert(1);
+    let _hanging = still.ask(MALLORY, "own");
+    let models = ["a", "b", "c"].map(|name| still.found(name, 1000));
+    let _queued = models.clone().map(|found| still.ask_for(MALLORY, found));
+    assert_eq!(still.core.jobs.loading(), 1);
+    let clients = models.map(|found| still.ask_for(ALICE, found));
+    for client in &clients {
+        let told = still.answer(client);
+        assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    }
+}
+
+#[test]
+fn a_load_counts_for_a_user_that_still_wants_it() {
+    const ALICE: u32 = 2001;
+    const MALLORY: u32 = 2002;
+    let mut still = Still::new();
+    still.core.jobs.hanging.insert(1);
+    let found = still.found("shared", 1000);
+    let first = still.ask_for(ALICE, found.clone());
+    let _second = still.ask_for(MALLORY, found);
+    let wanted = still.ask(ALICE, "other");
+    assert_eq!(still.core.jobs.loading(), 1, "Alice loads one already");
+    drop(first);
+    let told = still.answer(&wanted);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+}
+
+#[test]
+fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
+    const ALICE: u32 = 2001;
+    let mut still = Still::new();
+    still.core.jobs.hanging.extend([1, 2]);
+    let hanging = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
+    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
+    // The clients go, and nobody wants the models; the threads do not come back.
+    drop(hanging);
+    let wanted = still.ask(ALICE, "wanted");
+    still.core.turn().unwrap();
+    let later = Instant::now() + Duration::from_secs(20);
+    still.end_jobs(later);
+    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
+    assert_eq!(still.core.jobs.hung_bytes(None), 0);
+    still.end_jobs(later + Duration::from_secs(60));
+    let told = still.answer(&wanted);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    assert_eq!(still.core.jobs.hung_bytes(None), 2000);
+    let mallory = still.core.users.of(2002);
+    assert_eq!(still.core.jobs.hung_bytes(Some(mallory)), 1000);
+    assert_eq!(still.core.kept_bytes(), 2000);
+}
+
+#[test]
+fn lists_that_a_user_does_not_read_are_bounded() {
+    let mut still = Still::new();
+    let mut found = still.found("model", 10);
+    found.path = PathBuf::from("/".to_owned() + &"x".repeat(4000));
+    for _ in 0..1000 {
+        still.core.shelf.insert(found.clone(), still.now);
+    }
+    let mut list = |uid| {
+        let (here, there) = packet_socket::pair().unwrap();
+        still.core.admit(here, Peer { pid: 1, uid, gid: uid }, still.now);
+        let id = *still.core.connections.keys().next_back().unwrap();
+        let connection = still.core.connections.get_mut(&id).unwrap();
+        connection.enter(Phase::Listing { attached: None }, still.now);
+        still.core.list(id, still.now);
+        there
+    };
+    let clients = [2001, 2001, 2001, 2001, 2002].map(&mut list);
+    let is_list = |client| matches!(heard(client)[..], [Reply::Root { .. }, Reply::Held(_), ..]);
+    assert!(is_list(&clients[0]) && is_list(&clients[1]));
+    for refused in &clients[2..4] {
+        let told = heard(refused);
+        assert!(matches!(&told[..], [Reply::Refused { reason: Reason::TooMany, .. }]), "{told:?}");
+    }
+    assert!(is_list(&clients[4]), "it is another user");
 }

@@ -1,0 +1,116 @@
+//! The inodes of files that are served, kept in use.
+//!
+//! A file system gives the number of a deleted inode to a new file, which may be another user's, and
+//! that user can set its length and its time of modification. So numbers are compared only while both
+//! inodes are in use: that of the server by a descriptor here (`O_PATH`), that of the client by the
+//! descriptor that it sent.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use longshore_load::SourceFile;
+use longshore_sys::beneath;
+use longshore_sys::file::{self, Kind, Version};
+
+/// Files that are neither read nor opened, but whose inodes stay in use.
+#[derive(Debug, Default)]
+pub(crate) struct Inodes {
+    files: Vec<HeldInode>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct HeldInode {
+    path: PathBuf,
+    kind: Kind,
+    pub(crate) version: Version,
+    descriptor: OwnedFd,
+}
+
+impl HeldInode {
+    /// Takes a file that was found at `path` ([`beneath::locate`]).
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    pub(crate) fn new(path: &Path, descriptor: OwnedFd) -> std::io::Result<Self> {
+        let file::Status { kind, version, .. } = file::status(&descriptor)?;
+        Ok(Self { path: path.to_owned(), kind, version, descriptor })
+    }
+
+    /// # Errors
+    /// [`longshore_load::Error::NotRegular`].
+    pub(crate) fn check_regular(&self) -> longshore_load::Result<()> {
+        if self.kind == Kind::Regular {
+            return Ok(());
+        }
+        let (path, kind, hint) = (self.path.clone(), self.kind.described(), "");
+        Err(longshore_load::Error::NotRegular { path, kind, hint })
+    }
+
+    /// Opens this very inode for reading.
+    ///
+    /// # Errors
+    /// [`longshore_load::Error::NotRegular`], [`longshore_load::Error::Open`], and
+    /// [`longshore_load::Error::Changed`] where it was written to meanwhile.
+    fn open(&self) -> longshore_load::Result<SourceFile> {
+        self.check_regular()?;
+        let opened = beneath::open_located(self)
+            .map_err(|source| longshore_load::Error::Open { path: self.path.clone(), source })?;
+        let source = SourceFile::from_fd(opened)?.named(&self.path);
+        if source.version() != self.version {
+            return Err(changed(&self.path));
+        }
+        Ok(source)
+    }
+}
+
+impl AsFd for HeldInode {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Inodes {
+    pub(crate) fn push(&mut self, file: HeldInode) {
+        self.files.push(file);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Opens one of the files, by the path under which it was found. No other file is ever opened.
+    ///
+    /// # Errors
+    /// Those of [`HeldInode::open`]; [`longshore_load::Error::Changed`] for any other path.
+    pub(crate) fn open(&self, path: &Path) -> longshore_load::Result<SourceFile> {
+        let file = self.files.iter().find(|file| file.path == path);
+        file.ok_or_else(|| changed(path))?.open()
+    }
+
+    /// Returns whether one of the files is deleted. One that cannot be examined is taken for deleted:
+    /// a network file system may have forgotten it.
+    pub(crate) fn is_any_unlinked(&self) -> bool {
+        self.files.iter().any(|file| file::status(file).map_or(true, |now| now.links == 0))
+    }
+}
+
+/// Closing the last descriptor of a deleted file frees its blocks, which can take seconds, so that no
+/// thread that drops a model waits for it.
+impl Drop for Inodes {
+    fn drop(&mut self) {
+        let files = std::mem::take(&mut self.files);
+        if !files.is_empty() {
+            // Without a thread they are dropped here and now.
+            let _ = thread::Builder::new()
+                .name("longshore-close".to_owned())
+                .spawn(move || drop(files));
+        }
+    }
+}
+
+pub(crate) fn changed(path: &Path) -> longshore_load::Error {
+    let what = "it is not the file that it was a moment ago".to_owned();
+    longshore_load::Error::Changed { path: path.to_owned(), what }
+}

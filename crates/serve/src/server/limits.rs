@@ -1,0 +1,185 @@
+//! How much one user may have, so that others can be served.
+
+use std::collections::BTreeSet;
+
+use longshore_heap::Heap;
+use longshore_sys::memory;
+
+use super::Options;
+use super::asking::Refusal;
+use super::connection::Connection;
+use super::core::{Core, Memory};
+use super::jobs::LOADING_MAX;
+use super::users::User;
+use crate::protocol::Reason;
+use crate::served::Found;
+use crate::shelf::Model;
+
+/// What one user may have: half of everything, unless the options say otherwise. Root and the
+/// server's own user are not limited.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Connections.
+    pub(super) clients: usize,
+    /// Models that are being loaded at once.
+    pub(super) loads: usize,
+    /// Bytes of models.
+    pub(super) memory_bytes: u64,
+    /// What each model is rounded up to.
+    page_bytes: u64,
+}
+
+impl Limits {
+    pub(super) fn of(options: &Options) -> Self {
+        let half_of_memory = || options.memory_max.unwrap_or_else(available_bytes) / 2;
+        Self {
+            clients: options.clients_per_user.unwrap_or((options.clients_max / 2).max(1)),
+            loads: options.loads_per_user.unwrap_or(LOADING_MAX / 2).clamp(1, LOADING_MAX),
+            memory_bytes: options.memory_per_user.unwrap_or_else(half_of_memory),
+            page_bytes: if options.heap == Heap::Hugetlb { 2 << 20 } else { 4096 },
+        }
+    }
+
+    fn charge(&self, len_bytes: u64) -> u64 {
+        len_bytes.div_ceil(self.page_bytes).saturating_mul(self.page_bytes)
+    }
+}
+
+impl Core {
+    /// Checks that a user may have this model, too, and frees unused models of this user if that is
+    /// enough for it.
+    ///
+    /// A user is charged with the whole length of each model that it has, waits for, or was given and
+    /// whose memory is not free again: it can keep a descriptor after it released the model. It does
+    /// not matter whether other users share the model. A model that the server holds anyway is free of
+    /// charge.
+    pub(super) fn may_hold(&mut self, user: User, found: &Found) -> Result<(), Refusal> {
+        if !user.is_limited() {
+            return Ok(());
+        }
+        let wanted_bytes = self.limits.charge(found.len_bytes);
+        let limit_bytes = self.limits.memory_bytes;
+        loop {
+            let Charged { ids, in_use_bytes, released_bytes, unused_bytes } = self.charged(user);
+            let existing = self.shelf.find(found);
+            let is_pinned = |id| self.shelf.get(id).is_some_and(|model| model.is_pinned);
+            if existing.is_some_and(|id| ids.contains(&id) || is_pinned(id)) {
+                return Ok(());
+            }
+            let held_bytes = in_use_bytes.saturating_add(released_bytes);
+            let needed_bytes = held_bytes.saturating_add(wanted_bytes);
+            if needed_bytes <= limit_bytes {
+                return Ok(());
+            }
+            // If a client keeps the memory, this frees none, and it remains charged.
+            if needed_bytes - unused_bytes <= limit_bytes
+                && let Some(gone) = self.shelf.take_least_used(|model| was_given(model, user))
+            {
+                self.freed(vec![gone]);
+                continue;
+            }
+            let mut message = format!(
+                "{wanted_bytes} bytes are needed for {}, but {user} has {held_bytes} bytes of the \
+                 {limit_bytes} that one user may have (--memory-max-per-user)",
+                found.path.display()
+            );
+            if released_bytes > 0 {
+                let released = format!(
+                    ", {released_bytes} of them in memory that was released and is not free: other \
+                     clients have it, or its descriptor is still open"
+                );
+                message.push_str(&released);
+            }
+            return Err(Refusal::new(Reason::TooMany, message));
+        }
+    }
+
+    /// Returns the memory that a user is charged with.
+    fn charged(&self, user: User) -> Charged {
+        let of_user = self.connections.values().filter(|connection| connection.user == user);
+        let ids: BTreeSet<u64> = of_user.filter_map(Connection::model).collect();
+        let gone = self.lingering.iter().filter(|gone| gone.users.contains(&user));
+        let gone_bytes = gone.map(|gone| self.limits.charge(gone.len_bytes));
+        let hung_bytes = self.jobs.hung_bytes(Some(user));
+        let released_bytes = gone_bytes.fold(hung_bytes, u64::saturating_add);
+        let mut charged = Charged { ids, in_use_bytes: 0, released_bytes, unused_bytes: 0 };
+        for (id, model) in self.shelf.iter().filter(|(_, model)| !model.is_pinned) {
+            let len_bytes = self.limits.charge(model.found.len_bytes);
+            let add = |bytes: &mut u64| *bytes = bytes.saturating_add(len_bytes);
+            if charged.ids.contains(&id) {
+                add(&mut charged.in_use_bytes);
+            } else if was_given(model, user) || self.is_loaded_for_nobody(id, model, user) {
+                charged.ids.insert(id);
+                add(&mut charged.released_bytes);
+                if model.may_go() {
+                    add(&mut charged.unused_bytes);
+                }
+            }
+        }
+        charged
+    }
+
+    /// Returns whether a model is being loaded that this user began to load, and that no client wants any
+    /// more. The load was cancelled, and has its memory until it ends.
+    fn is_loaded_for_nobody(&self, id: u64, model: &Model<Memory>, user: User) -> bool {
+        model.is_abandoned && self.loads.get(&id).is_some_and(|load| load.user == user)
+    }
+
+    /// How many descriptors keep inodes in use: of models that are held, and of files that clients have
+    /// shown or were asked to show.
+    pub(super) fn open_files(&self) -> usize {
+        let shown: usize = self.connections.values().map(Connection::open_files).sum();
+        self.shelf.open_files() + shown
+    }
+
+    /// Whether so many more descriptors may keep inodes in use for this user, who may have half of
+    /// them if it is limited.
+    pub(super) fn may_keep_open(&self, user: User, more: usize) -> Result<(), Refusal> {
+        let of_user = self.connections.values().filter(|connection| connection.user == user);
+        let ids: BTreeSet<u64> = of_user.clone().filter_map(Connection::model).collect();
+        let models = ids.iter().filter_map(|id| self.shelf.get(*id));
+        let of_models: usize = models.map(|model| model.found.open_files()).sum();
+        let of_user = of_user.map(Connection::open_files).sum::<usize>() + of_models;
+        let max = self.open_files_max;
+        let of_user_max = if user.is_limited() { max / 2 } else { max };
+        if self.open_files() + more <= max && of_user + more <= of_user_max {
+            return Ok(());
+        }
+        let message = format!(
+            "{more} more files would be open, but the server keeps no more than {max} files of \
+             models open (ulimit -n), and half of them for one user; try again later"
+        );
+        Err(Refusal::new(Reason::TooMany, message))
+    }
+
+    /// Bytes of models that the server gave up and clients keep, and of loads that hang.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        let gone = self.lingering.iter().map(|gone| gone.len_bytes);
+        gone.fold(self.jobs.hung_bytes(None), u64::saturating_add)
+    }
+}
+
+/// The memory that a user is charged with.
+#[derive(Debug)]
+struct Charged {
+    /// The models that are held.
+    ids: BTreeSet<u64>,
+    /// The bytes of models that it has or waits for.
+    in_use_bytes: u64,
+    /// The bytes of other models that it was given and whose memory is not free again.
+    released_bytes: u64,
+    /// How many of these are of models that no client has attached.
+    unused_bytes: u64,
+}
+
+/// Returns whether a user was given the memory of a model.
+fn was_given(model: &Model<Memory>, user: User) -> bool {
+    model.memory.as_ref().is_some_and(|memory| memory.users.contains(&user))
+}
+
+/// The memory that the machine and the control groups have for this process as it starts.
+fn available_bytes() -> u64 {
+    let available = memory::available();
+    let group_bytes = available.control_group.map(|(bytes, _)| bytes);
+    available.machine_bytes.into_iter().chain(group_bytes).min().unwrap_or(u64::MAX)
+}

@@ -1,0 +1,249 @@
+//! Memory that the server gave up, and that clients keep: by a descriptor that they did not close, or
+//! that they passed on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use longshore_heap::SharedBuffer;
+use longshore_sys::last_reference::{LastReferences, Watched};
+
+use super::users::User;
+
+/// How long after the server gave memory up it is reported that clients keep it. A client that is
+/// about to exit releases its memory earlier, and is not reported.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
+
+/// The time between two attempts to watch memory.
+const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Models whose memory clients may keep.
+#[derive(Debug)]
+pub(super) struct Lingering {
+    /// `None` if the kernel has refused an inotify instance.
+    references: Option<LastReferences>,
+    models: BTreeMap<Watched, Gone>,
+    /// Memory that could not be watched yet. Nothing else would show that clients have released it, so
+    /// the server keeps it until it can be watched, and it counts as kept.
+    unwatched: Vec<(Arc<SharedBuffer>, Gone)>,
+    watch_again: Instant,
+    /// Models that no client was given, and whose memory could not be watched.
+    free: Vec<Gone>,
+    /// The models that are not reported yet, with the time at which they will be.
+    unreported: BTreeMap<Watched, Instant>,
+}
+
+/// A model that the server no longer holds.
+#[derive(Clone, Debug)]
+pub(super) struct Gone {
+    pub(super) id: u64,
+    pub(super) path: PathBuf,
+    pub(super) len_bytes: u64,
+    /// The users that had it: any of them can keep it.
+    pub(super) users: BTreeSet<User>,
+}
+
+impl Lingering {
+    pub(super) fn new() -> Self {
+        Self {
+            references: LastReferences::new().ok(),
+            models: BTreeMap::new(),
+            unwatched: Vec::new(),
+            watch_again: Instant::now(),
+            free: Vec::new(),
+            unreported: BTreeMap::new(),
+        }
+    }
+
+    /// Gives up the memory of a model. It counts as kept until it is freed, which
+    /// [`Self::take_free`] reports.
+    ///
+    /// # Errors
+    /// The kernel refuses to watch it, as for [`LastReferences`]. The server keeps the memory then, and
+    /// tries again later.
+    pub(super) fn give_up(
+        &mut self,
+        memory: Arc<SharedBuffer>,
+        gone: Gone,
+        now: Instant,
+    ) -> io::Result<()> {
+        let refused = match self.watch(&memory) {
+            Ok(watched) => {
+                self.unreported.insert(watched, now + REPORT_AFTER);
+                self.models.insert(watched, gone);
+                return Ok(());
+            }
+            Err(_) if gone.users.is_empty() => {
+                self.free.push(gone);
+                return Ok(());
+            }
+            Err(refused) => refused,
+        };
+        self.unwatched.push((memory, gone));
+        self.watch_again = now + WATCH_AGAIN_AFTER;
+        Err(refused)
+    }
+
+    fn watch(&mut self, memory: &SharedBuffer) -> io::Result<Watched> {
+        let memfd = memory.memfd().ok_or(io::ErrorKind::Unsupported)?;
+        match &self.references {
+            Some(references) => references.watch(memfd),
+            None => self.references.insert(LastReferences::new()?).watch(memfd),
+        }
+    }
+
+    /// Watches memory that could not be watched before, if it is time to.
+    pub(super) fn watch_again(&mut self, now: Instant) {
+        if self.unwatched.is_empty() || now < self.watch_again {
+            return;
+        }
+        for (memory, gone) in std::mem::take(&mut self.unwatched) {
+            // A refusal keeps it for the next time.
+            let _ = self.give_up(memory, gone, now);
+        }
+    }
+
+    /// Takes the models whose memory is free by now.
+    pub(super) fn take_free(&mut self) -> Vec<Gone> {
+        let mut free = std::mem::take(&mut self.free);
+        let (Some(references), false) = (&self.references, self.models.is_empty()) else {
+            return free;
+        };
+        let gone = references.gone().unwrap_or_default();
+        for watched in &gone {
+            self.unreported.remove(watched);
+        }
+        free.extend(gone.iter().filter_map(|watched| self.models.remove(watched)));
+        free
+    }
+
+    /// Returns the time at which [`Self::take_unreported`] returns the next model, or
+    /// [`Self::watch_again`] is to be called.
+    pub(super) fn next_time(&self) -> Option<Instant> {
+        let again = (!self.unwatched.is_empty()).then_some(self.watch_again);
+        self.unreported.values().copied().chain(again).min()
+    }
+
+    /// Returns the models that clients have kept until `now` and that are to be reported, each once;
+    /// without `now` all that were not returned before.
+    pub(super) fn take_unreported(&mut self, now: Option<Instant>) -> Vec<Gone> {
+        let (models, mut due) = (&self.models, Vec::new());
+        self.unreported.retain(|watched, at| {
+            let is_due = now.is_none_or(|now| *at <= now);
+            due.extend(models.get(watched).filter(|_| is_due).cloned());
+            !is_due
+        });
+        due
+    }
+
+    /// What to wait for; `None` if no memory is kept.
+    pub(super) fn references(&self) -> Option<&LastReferences> {
+        self.references.as_ref().filter(|_| !self.models.is_empty())
+    }
+
+    /// Returns the models whose memory is kept: by clients, or because it cannot be watched.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Gone> {
+        self.models.values().chain(self.unwatched.iter().map(|(_, gone)| gone))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longshore_heap::{Heap, Sealing};
+
+    use super::*;
+
+    fn memory() -> Arc<SharedBuffer> {
+        Arc::new(Heap::Memfd.allocate(4096).unwrap().share(Sealing::Content).unwrap())
+    }
+
+    fn gone(id: u64) -> Gone {
+        Gone { id, path: PathBuf::new(), len_bytes: 4096, users: [User::limited(8)].into() }
+    }
+
+    fn ids(models: &[Gone]) -> Vec<u64> {
+        models.iter().map(|gone| gone.id).collect()
+    }
+
+    #[test]
+    fn memory_that_is_released_within_a_moment_is_not_reported_as_kept() {
+        let (mut lingering, began) = (Lingering::new(), Instant::now());
+        let (brief, kept) = (memory(), memory());
+        lingering.give_up(Arc::clone(&brief), gone(1), began).unwrap();
+        lingering.give_up(Arc::clone(&kept), gone(2), began).unwrap();
+        assert_eq!(lingering.next_time(), Some(began + REPORT_AFTER));
+        assert!(lingering.take_unreported(Some(began)).is_empty());
+        assert_eq!(lingering.iter().count(), 2, "both count against the limits");
+        drop(brief);
+        assert_eq!(ids(&lingering.take_free()), [1]);
+        let later = Some(began + REPORT_AFTER);
+        assert_eq!(ids(&lingering.take_unreported(later)), [2]);
+        assert!(lingering.take_unreported(later).is_empty(), "reported once");
+        assert_eq!(lingering.next_time(), None);
+        assert_eq!(lingering.iter().count(), 1, "it counts on");
+    }
+
+    #[test]
+    fn at_the_end_all_kept_memory_is_reported_at_once() {
+        let (mut lingering, began) = (Lingering::new(), Instant::now());
+        let kept = memory();
+        lingering.give_up(Arc::clone(&kept), gone(1), began).unwrap();
+        assert_eq!(ids(&lingering.take_unreported(None)), [1]);
+    }
+
+    /// The kernel allows no watch in a user namespace whose limit is zero, which a child process sets.
+    #[test]
+    fn memory_that_cannot_be_watched_counts_until_it_can() {
+        const CHILD: &str = "LONGSHORE_TEST_UNWATCHED";
+        const LIMIT: &str = "/proc/sys/user/max_inotify_watches";
+        if std::env::var_os(CHILD).is_none() {
+            let name = std::thread::current().name().unwrap().to_owned();
+            let program = std::env::current_exe().unwrap();
+            let mut unshare = std::process::Command::new("unshare");
+            unshare.args(["--user", "--map-root-user", "--"]).arg(program);
+            let child = unshare.args([&name, "--exact", "--nocapture"]).env(CHILD, "1").output();
+            match child {
+                Ok(child) => {
+                    let said = String::from_utf8_lossy(&child.stdout);
+                    said.lines()
+                        .filter(|line| line.contains("SKIPPED"))
+                        .for_each(|l| println!("{l}"));
+                    let why = String::from_utf8_lossy(&child.stderr);
+                    let is_refused = why.contains("unshare");
+                    assert!(child.status.success() || is_refused, "{said}{why}");
+                    if is_refused {
+                        println!("SKIPPED: {why}");
+                    }
+                }
+                Err(error) => println!("SKIPPED: there is no program 'unshare': {error}"),
+            }
+            return;
+        }
+        if let Err(error) = std::fs::write(LIMIT, "0") {
+            return println!("SKIPPED: {LIMIT}: {error}");
+        }
+        let (mut lingering, began) = (Lingering::new(), Instant::now());
+        let client = memory();
+        let refused = lingering.give_up(Arc::clone(&client), gone(1), began).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        let again = began + WATCH_AGAIN_AFTER;
+        assert_eq!(lingering.next_time(), Some(again));
+        lingering.watch_again(again);
+        assert!(lingering.take_free().is_empty());
+        assert_eq!(lingering.iter().count(), 1, "it counts though it is not watched");
+        let unseen = Gone { users: BTreeSet::new(), ..gone(2) };
+        lingering.give_up(memory(), unseen, again).unwrap();
+        assert_eq!(ids(&lingering.take_free()), [2], "no client can keep it");
+
+        std::fs::write(LIMIT, "100").unwrap();
+        lingering.watch_again(again);
+        assert_eq!(lingering.next_time(), Some(again + WATCH_AGAIN_AFTER), "not before its time");
+        lingering.watch_again(again + WATCH_AGAIN_AFTER);
+        assert!(lingering.take_free().is_empty(), "the client has it");
+        drop(client);
+        assert_eq!(ids(&lingering.take_free()), [1]);
+        assert_eq!(lingering.iter().count(), 0);
+    }
+}

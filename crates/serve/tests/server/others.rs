@@ -1,0 +1,507 @@
+//! Users of one server who may not read each other's files. No user is given the bytes of another, or
+//! puts its own in their place, or learns anything about files that it cannot open.
+
+use std::ffi::CString;
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use longshore_serve::protocol::{Reply, Request};
+use longshore_serve::{Event, Keep, Options, Reason};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::rig::{Raw, Rig, content};
+
+pub(crate) const ALICE: u32 = 2001;
+pub(crate) const MALLORY: u32 = 2002;
+
+/// A server with a folder for each of them, whose socket is open to all. `None`, with the reason said,
+/// where it takes more rights than there are.
+pub(crate) fn shared(options: Options, prepare: impl FnOnce(&Path)) -> Option<Rig> {
+    shared_and_observed(options, |_, _| {}, prepare)
+}
+
+/// As [`shared`]; `observe` sees each event on the server's thread.
+pub(crate) fn shared_and_observed(
+    options: Options,
+    observe: impl FnMut(&Event, &Path) + Send + 'static,
+    prepare: impl FnOnce(&Path),
+) -> Option<Rig> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: other users cannot be tried without being root");
+        return None;
+    }
+    let rig = Rig::prepared(options, observe, prepare).open_to_all();
+    for (name, user) in [("alice", ALICE), ("mallory", MALLORY)] {
+        fs::create_dir(rig.path(name)).unwrap();
+        fs::set_permissions(rig.path(name), Permissions::from_mode(0o711)).unwrap();
+        chown(rig.path(name), Some(user), Some(user)).unwrap();
+    }
+    Some(rig)
+}
+
+/// Does something as another user, which a thread of this process can be by itself.
+pub(crate) fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
+    use rustix::process::{Gid, Uid};
+    let be_that_user = move || {
+        let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        act()
+    };
+    thread::scope(|scope| scope.spawn(be_that_user).join().unwrap())
+}
+
+/// A file that only the user who makes it can read.
+pub(crate) fn private(path: &Path, bytes: &[u8]) -> File {
+    let mut options = OpenOptions::new();
+    let mut file =
+        options.create(true).truncate(true).read(true).write(true).mode(0o600).open(path).unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+/// Has a file attached, and returns the connection with the bytes, or with the words of the refusal.
+pub(crate) fn attach(rig: &Rig, path: &Path, shown: impl AsFd) -> (Raw, Result<Vec<u8>, String>) {
+    attach_by(rig.raw().greeted(), path, shown)
+}
+
+/// As [`attach`], on a connection.
+pub(crate) fn attach_by(
+    client: Raw,
+    path: &Path,
+    shown: impl AsFd,
+) -> (Raw, Result<Vec<u8>, String>) {
+    client.attach(path, shown);
+    let outcome = match client.hear_result() {
+        Some((Reply::Attached { len_bytes, .. }, Some(memory))) => {
+            let mut bytes = Vec::new();
+            File::from(memory).take(len_bytes).read_to_end(&mut bytes).unwrap();
+            Ok(bytes)
+        }
+        Some((Reply::Refused { message, .. }, None)) => Err(message),
+        other => panic!("{other:?}"),
+    };
+    (client, outcome)
+}
+
+/// A file system that is mounted for as long as this lives.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Files that the server still has open go with it.
+        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// Mounts an ext4 of its own, which gives the number of a deleted inode to the next file.
+fn mount_ext4(at: &Path) -> Option<Mounted> {
+    let image = at.with_file_name("image");
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let run = |program: &str, arguments: &[&Path]| {
+        let outcome = Command::new(program).args(arguments).output();
+        outcome.map_err(|error| error.to_string()).and_then(|outcome| {
+            match outcome.status.success() {
+                true => Ok(()),
+                false => Err(String::from_utf8_lossy(&outcome.stderr).into_owned()),
+            }
+        })
+    };
+    let mounted = run("mkfs.ext4", &[Path::new("-qF"), &image])
+        .and_then(|()| run("mount", &[Path::new("-o"), Path::new("loop"), &image, at]));
+    if let Err(why) = mounted {
+        println!("SKIPPED: no ext4 can be mounted: {}", why.trim());
+        return None;
+    }
+    Some(Mounted(at.to_owned()))
+}
+
+/// Makes files until one has this inode number, and gives it that length and time of modification.
+fn take_number(folder: &Path, like: &fs::Metadata, bytes: &[u8]) -> Option<PathBuf> {
+    for attempt in 0..32 {
+        let path = folder.join(format!("x{attempt}"));
+        let file = private(&path, &[]);
+        if file.metadata().unwrap().ino() == like.ino() {
+            (&file).write_all(bytes).unwrap();
+            file.set_times(FileTimes::new().set_modified(like.modified().unwrap())).unwrap();
+            return Some(path);
+        }
+    }
+    (0..32).for_each(|attempt| fs::remove_file(folder.join(format!("x{attempt}"))).unwrap());
+    None
+}
+
+#[test]
+fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
+    for keep in [Keep::Always, Keep::Attached] {
+        // The first user's memory must not reach the second, in whichever role each of them is.
+        for (first, second) in [("alice", "mallory"), ("mallory", "alice")] {
+            let mut mounted = None;
+            let options = Options { keep, ..Options::default() };
+            let Some(rig) = shared(options, |root| mounted = mount_ext4(root)) else { return };
+            if mounted.is_none() {
+                return;
+            }
+            let user = |name| if name == "alice" { ALICE } else { MALLORY };
+            let theirs = content(50_000, 1);
+            let own = content(50_000, 2);
+            let path = rig.path(first).canonicalize().unwrap().join("model.bin");
+            let (like, holder) = as_user(user(first), || {
+                let file = private(&path, &theirs);
+                let (holder, attached) = attach(&rig, &path, &file);
+                assert!(attached.unwrap() == theirs);
+                let like = file.metadata().unwrap();
+                fs::remove_file(&path).unwrap();
+                (like, holder)
+            });
+            let mut holder = Some(holder);
+            if keep == Keep::Always {
+                // It is held without an attachment.
+                holder = None;
+                rig.wait(|event| matches!(event, Event::Released { .. }).then_some(()));
+            }
+            let folder = rig.path(second).canonicalize().unwrap();
+            let attach_own = || {
+                let path = take_number(&folder, &like, &own)?;
+                let file = File::open(&path).unwrap();
+                Some(attach(&rig, &path, file).1)
+            };
+            // At first the number is in use, since the server keeps it so.
+            let got = as_user(user(second), attach_own);
+            assert!(got.is_none_or(|got| got.unwrap() == own), "{second} has the bytes of {first}");
+            // Then it notices that the file is deleted, and gives up the number and the disk's blocks.
+            let held = rig.list().held;
+            assert!(held.iter().all(|held| held.is_stale), "{held:?}");
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let got = loop {
+                match as_user(user(second), attach_own) {
+                    Some(got) => break got,
+                    None => assert!(Instant::now() < deadline, "the number is never given up"),
+                }
+            };
+            assert!(got.unwrap() == own, "{second} has the bytes of {first}");
+            drop(holder);
+        }
+    }
+}
+
+#[test]
+fn the_path_of_another_user_names_no_model() {
+    let options = Options { keep: Keep::Always, ..Options::default() };
+    let Some(rig) = shared(options, |_| {}) else { return };
+    let public = rig.file("model.safetensors", &content(5000, 1)).canonicalize().unwrap();
+    let link = rig.path("mallory").canonicalize().unwrap().join("x.bin");
+    let attach_named = |client: &Raw, path: &Path| {
+        client.attach(path, File::open(path).unwrap());
+        let id = match client.hear_result() {
+            Some((Reply::Attached { id, .. }, Some(_))) => id,
+            other => panic!("{}: {other:?}", path.display()),
+        };
+        match client.hear() {
+            Some(Reply::File { path, .. }) => (id, path),
+            other => panic!("{other:?}"),
+        }
+    };
+    let release = |client: &Raw| {
+        client.say(&Request::Release, None);
+        assert_eq!(client.hear(), Some(Reply::Released));
+    };
+    let mallory = as_user(MALLORY, || {
+        symlink("../model.safetensors", &link).unwrap();
+        let client = rig.raw().greeted();
+        assert_eq!(attach_named(&client, &link), (1, link.clone()));
+        client
+    });
+    let alice = as_user(ALICE, || {
+        let client = rig.raw().greeted();
+        assert_eq!(attach_named(&client, &public), (1, public.clone()));
+        client
+    });
+    // The path leads to another file, which is attached, or to none.
+    for is_other_file in [true, false] {
+        as_user(MALLORY, || {
+            release(&mallory);
+            fs::remove_file(&link).unwrap();
+            if is_other_file {
+                fs::write(&link, b"of mallory").unwrap();
+                assert_eq!(attach_named(&mallory, &link), (2, link.clone()));
+                release(&mallory);
+                fs::remove_file(&link).unwrap();
+                symlink("../model.safetensors", &link).unwrap();
+                assert_eq!(attach_named(&mallory, &link), (1, link.clone()));
+            }
+        });
+        let held = rig.list().held.into_iter().find(|held| held.id == 1).unwrap();
+        assert_eq!((held.is_stale, held.path), (false, public.clone()));
+    }
+    release(&alice);
+    assert_eq!(attach_named(&alice, &public), (1, public), "it was kept");
+}
+
+/// Counts how often a file is opened.
+struct Opens(rustix::fd::OwnedFd);
+
+impl Opens {
+    fn of(paths: &[&Path]) -> Self {
+        let queue = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        for path in paths {
+            inotify::add_watch(&queue, *path, WatchFlags::OPEN | WatchFlags::ACCESS).unwrap();
+        }
+        Self(queue)
+    }
+
+    fn is_none(&self) -> bool {
+        let mut space = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&self.0, &mut space);
+        matches!(events.next(), Err(rustix::io::Errno::AGAIN))
+    }
+}
+
+/// A split of a GGUF model without tensors.
+fn split(number: u16, count: u16) -> Vec<u8> {
+    const U16: u32 = 2;
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    bytes.extend(0u64.to_le_bytes());
+    bytes.extend(2u64.to_le_bytes());
+    for (key, value) in [("split.no", number), ("split.count", count)] {
+        bytes.extend((key.len() as u64).to_le_bytes());
+        bytes.extend(key.as_bytes());
+        bytes.extend(U16.to_le_bytes());
+        bytes.extend(value.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn nothing_is_learned_of_files_that_an_index_of_ones_own_names() {
+    let Some(rig) = shared(Options::default(), |_| {}) else { return };
+    let alice = rig.path("alice").canonicalize().unwrap();
+    let header = r#"{"secret.weight":{"dtype":"BF16","shape":[16,4],"data_offsets":[0,128]}}"#;
+    let model = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 128]].concat();
+    let files: [(&str, &[u8]); 4] = [
+        ("token.txt", b"hf_SeCrEtToKeN1234567890 and so on\n"),
+        ("model.safetensors", &model),
+        ("second.gguf", &split(1, 2)),
+        ("small.json", b"\x10\0\0\0\0\0\0\0{\"password\":\"x\"}"),
+    ];
+    let paths = files.map(|(name, _)| alice.join(name));
+    as_user(ALICE, || {
+        for (path, (_, bytes)) in paths.iter().zip(files) {
+            private(path, bytes);
+        }
+        fs::create_dir(alice.join("folder")).unwrap();
+    });
+    let opens = Opens::of(&paths.each_ref().map(PathBuf::as_path));
+    let mallory = rig.path("mallory").canonicalize().unwrap();
+    let index = mallory.join("m.safetensors.index.json");
+    let first = mallory.join("g-00001-of-00002.gguf");
+    let told: Vec<(Reason, String)> = as_user(MALLORY, || {
+        private(&index, br#"{"weight_map":{"t":"s"}}"#);
+        private(&first, &split(0, 2));
+        let shard = [mallory.join("s"), mallory.join("g-00002-of-00002.gguf")];
+        let mut told = Vec::new();
+        for name in files.map(|(name, _)| name).iter().chain(&["folder", "nothing", "../.."]) {
+            for (named, other) in [&index, &first].into_iter().zip(&shard) {
+                let _ = fs::remove_file(other);
+                symlink(format!("../alice/{name}"), other).unwrap();
+                let own = File::open(named).unwrap();
+                let client = rig.raw().greeted();
+                client.attach(named, &own);
+                // It is asked for a proof before anything about the other file is known.
+                assert_eq!(client.hear(), Some(Reply::Prove { path: other.clone() }), "{name}");
+                client.say(&Request::Proof, Some(own.as_fd()));
+                let (reason, message) = client.hear_refusal();
+                told.push((reason, message.replace(&*other.to_string_lossy(), "")));
+            }
+        }
+        told
+    });
+    let mut different = told.clone();
+    different.dedup();
+    assert_eq!(different.len(), 1, "the same words for all: {different:?}");
+    assert_eq!((told.len(), told[0].0), (14, Reason::NotServed));
+    assert!(opens.is_none(), "none of them was opened");
+}
+
+#[test]
+fn what_was_not_shown_is_not_opened() {
+    let Some(rig) = shared(Options::default(), |_| {}) else { return };
+    let alice = rig.path("alice").canonicalize().unwrap();
+    let (pipe, file) = (alice.join("pipe"), alice.join("model.bin"));
+    let mode = rustix::fs::Mode::from(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    private(&file, b"of alice");
+    let opens = Opens::of(&[&pipe, &file]);
+    as_user(MALLORY, || {
+        let own = private(&rig.path("mallory").join("own"), b"of mallory");
+        let told = [&pipe, &file, &alice.join("absent")].map(|path| {
+            let refused = attach(&rig, path, &own).1.unwrap_err();
+            refused.replace(&*path.to_string_lossy(), "")
+        });
+        assert!(told[0] == told[1] && told[1] == told[2], "{told:?}");
+    });
+    assert!(opens.is_none(), "a writer of the FIFO would have seen a reader");
+    // One that is shown is opened neither: it is no file.
+    let shown = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
+    let opens = Opens::of(&[&pipe]);
+    let refused = attach(&rig, &pipe, shown).1.unwrap_err();
+    assert!(refused.contains("a FIFO, not a regular file"), "{refused}");
+    assert!(opens.is_none());
+}
+
+#[test]
+fn a_path_does_not_show_which_directories_exist_where_its_user_cannot_search() {
+    let Some(rig) = shared(Options::default(), |_| {}) else { return };
+    let alice = rig.path("alice").canonicalize().unwrap();
+    as_user(ALICE, || {
+        fs::create_dir(alice.join("private")).unwrap();
+        fs::set_permissions(alice.join("private"), Permissions::from_mode(0o700)).unwrap();
+        fs::create_dir(alice.join("private/secret")).unwrap();
+        // A link in the private directory leads as far as a directory.
+        symlink("secret", alice.join("private/link")).unwrap();
+    });
+    let mallory = rig.path("mallory").canonicalize().unwrap();
+    let index = mallory.join("m.safetensors.index.json");
+    as_user(MALLORY, || {
+        let own = private(&mallory.join("own"), b"of mallory");
+        assert!(fs::metadata(alice.join("private/secret")).is_err());
+        private(&index, br#"{"weight_map":{"t":"d/own"}}"#);
+        let probe = |name: &str| {
+            let back = format!("../alice/private/{name}/../../../mallory");
+            let folder = mallory.join("d");
+            let link = mallory.join("f");
+            for (link, target) in [(&folder, back.clone()), (&link, format!("{back}/own"))] {
+                let _ = fs::remove_file(link);
+                symlink(target, link).unwrap();
+            }
+            let mut told: Vec<String> = [mallory.join(&back).join("own"), link, folder.join("own")]
+                .iter()
+                .map(|path| {
+                    let refused = attach(&rig, path, &own).1.unwrap_err();
+                    refused.replace(&*path.to_string_lossy(), "")
+                })
+                .collect();
+            let client = rig.raw().greeted();
+            client.attach(&index, File::open(&index).unwrap());
+            let shard = folder.join("own");
+            assert_eq!(client.hear(), Some(Reply::Prove { path: shard.clone() }));
+            client.say(&Request::Proof, Some(own.as_fd()));
+            let (reason, message) = client.hear_refusal();
+            assert_eq!(reason, Reason::NotServed);
+            told.push(message.replace(&*shard.to_string_lossy(), ""));
+            told
+        };
+        let absent = probe("absent");
+        assert_eq!(absent.len(), 4);
+        assert_eq!(probe("secret"), absent);
+        assert_eq!(probe("link"), absent);
+    });
+}
+
+#[test]
+fn a_link_to_the_file_itself_is_followed_as_in_a_cache_of_snapshots() {
+    let Some(rig) = shared(Options::default(), |_| {}) else { return };
+    let alice = rig.path("alice").canonicalize().unwrap();
+    let header = br#"{"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#;
+    let shard = [&(header.len() as u64).to_le_bytes()[..], header].concat();
+    as_user(ALICE, || {
+        fs::create_dir_all(alice.join("snapshots/1")).unwrap();
+        fs::create_dir(alice.join("blobs")).unwrap();
+        private(&alice.join("blobs/aa"), &shard);
+        private(&alice.join("blobs/bb"), br#"{"weight_map":{"x":"model.safetensors"}}"#);
+        let snapshot = alice.join("snapshots/1");
+        symlink("../../blobs/aa", snapshot.join("model.safetensors")).unwrap();
+        symlink("../../blobs/bb", snapshot.join("model.safetensors.index.json")).unwrap();
+        symlink("1", alice.join("snapshots/main")).unwrap();
+        // The client resolves the directory, so that it may be a link.
+        for folder in ["snapshots/1", "snapshots/main"] {
+            for name in ["model.safetensors", "model.safetensors.index.json"] {
+                let attached = rig.attach_path(&alice.join(folder).join(name)).unwrap();
+                assert!(attached.as_slice() == shard, "{folder}/{name}");
+                attached.release().unwrap();
+            }
+        }
+    });
+}
+
+/// Mounts a file system that answers no request but the first.
+fn mount_hung(at: &Path) -> Option<(Mounted, File)> {
+    let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(device) => device,
+        Err(error) => {
+            println!("SKIPPED: no FUSE: {error}");
+            return None;
+        }
+    };
+    let fd = device.as_raw_fd();
+    let options =
+        format!("fd={fd},rootmode=40755,user_id={MALLORY},group_id={MALLORY},allow_other");
+    let options = CString::new(options).unwrap();
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    if let Err(error) = rustix::mount::mount("hung", at, "fuse", flags, options.as_c_str()) {
+        println!("SKIPPED: no FUSE: {error}");
+        return None;
+    }
+    let mounted = Mounted(at.to_owned());
+    let mut request = [0; 1 << 16];
+    let request_bytes = (&device).read(&mut request).unwrap();
+    assert!(request_bytes >= 16);
+    // FUSE_INIT is answered: 7.31, 64 KiB ahead, and nothing special.
+    let (opcode, unique) = (&request[4..8], &request[8..16]);
+    assert_eq!(opcode, 26u32.to_le_bytes());
+    let mut answer = [0; 16 + 64];
+    answer[..4].copy_from_slice(&80u32.to_le_bytes());
+    answer[8..16].copy_from_slice(unique);
+    for (at, value) in [(16, 7u32), (20, 31), (24, 1 << 16), (36, 4096), (40, 1)] {
+        answer[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    (&device).write_all(&answer).unwrap();
+    Some((mounted, device))
+}
+
+#[test]
+fn a_mount_beneath_a_root_that_hangs_is_not_entered() {
+    let Some(mut rig) = shared(Options::default(), |_| {}) else { return };
+    fs::create_dir(rig.path("hung")).unwrap();
+    let hung = rig.path("hung").canonicalize().unwrap();
+    let Some((mounted, device)) = mount_hung(&hung) else { return };
+    as_user(MALLORY, || {
+        let own = private(&rig.path("mallory").join("own"), b"of mallory");
+        let clients: Vec<Raw> = (0..16)
+            .map(|number| {
+                let client = rig.raw().greeted();
+                client.attach(&hung.join(format!("x{number}")), &own);
+                client
+            })
+            .collect();
+        for client in &clients {
+            let (reason, message) = client.hear_refusal();
+            assert_eq!(reason, Reason::NotServed);
+            assert!(message.contains("is not served, or not to you"), "{message}");
+            assert!(!message.contains("mount"), "that is for the log: {message}");
+        }
+    });
+    let logged = rig.wait(|event| match event {
+        Event::Refused { message, .. } => Some(message.clone()),
+        _ => None,
+    });
+    assert!(logged.contains("hung/x") && logged.contains("mount point with --root"), "{logged}");
+    as_user(ALICE, || {
+        let path = rig.path("alice").canonicalize().unwrap().join("model.bin");
+        let file = private(&path, b"of alice");
+        assert_eq!(attach(&rig, &path, file).1.unwrap(), b"of alice");
+    });
+    assert_eq!(rig.list().roots.len(), 1);
+    rig.stop();
+    drop((mounted, device));
+}

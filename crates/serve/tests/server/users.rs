@@ -1,0 +1,199 @@
+//! Users who want more than their share. Each of the others is served as ever.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use longshore_serve::protocol::{Reply, Request, VERSION};
+use longshore_serve::{Event, Keep, Options, Reason};
+use longshore_sys::packet_socket;
+
+use crate::rig::{Raw, Rig};
+
+const ALICE: u32 = 4001;
+const MALLORY: u32 = 4002;
+
+/// A server that every user may use; `None` if this test cannot be another user.
+fn rig(options: Options) -> Option<Rig> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: another user cannot be tried without being root");
+        return None;
+    }
+    Some(Rig::new(options).open_to_all())
+}
+
+/// A file without blocks on its disk, which take memory nevertheless.
+fn sparse(rig: &Rig, name: &str, len_bytes: u64) -> PathBuf {
+    let path = rig.file(name, b"").canonicalize().unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(len_bytes).unwrap();
+    path
+}
+
+fn attach(client: &Raw, path: &Path) -> Result<OwnedFd, (Reason, String)> {
+    client.attach(path, File::open(path).unwrap());
+    match client.hear_result() {
+        Some((Reply::Attached { .. }, Some(memory))) => {
+            assert!(matches!(client.hear(), Some(Reply::File { .. })));
+            Ok(memory)
+        }
+        Some((Reply::Refused { reason, message }, None)) => Err((reason, message)),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn release(client: &Raw) {
+    client.say(&Request::Release, None);
+    assert_eq!(client.hear(), Some(Reply::Released));
+}
+
+#[test]
+fn one_user_does_not_take_all_clients() {
+    let Some(rig) = rig(Options { clients_max: 8, ..Options::default() }) else { return };
+    let greeted = |uid: u32| {
+        let client = rig.raw_of(uid);
+        let hello = Request::Hello { version: VERSION }.encode();
+        // It may have been refused and disconnected: the reset is before the refusal.
+        let _ = packet_socket::send(&client.0, &hello, None);
+        match client.hear().or_else(|| client.hear()).unwrap() {
+            Reply::Welcome { .. } => Ok(client),
+            Reply::Refused { reason, message } => Err((reason, message)),
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(greeted(MALLORY).unwrap());
+    }
+    for _ in 0..8 {
+        let (reason, message) = greeted(MALLORY).err().unwrap();
+        assert_eq!(reason, Reason::TooMany);
+        assert!(message.contains("user 4002 has 4 connections"), "{message}");
+        assert!(message.contains("--max-clients-per-user"), "{message}");
+    }
+    let path = sparse(&rig, "model", 100);
+    attach(&greeted(ALICE).unwrap(), &path).unwrap();
+    // The limit is not for the server's own user.
+    for _ in 0..4 {
+        held.push(greeted(0).unwrap());
+    }
+    assert!(greeted(0).err().unwrap().1.contains("--max-clients"));
+}
+
+#[test]
+fn one_user_does_not_take_all_memory_with_a_sparse_file() {
+    let options = Options { memory_max: Some(1 << 20), ..Options::default() };
+    let Some(rig) = rig(options) else { return };
+    let [large, small, other] = [("large", 600_000), ("small", 400_000), ("other", 200_000)]
+        .map(|(name, len_bytes)| sparse(&rig, name, len_bytes));
+    let mallory = [rig.raw_of(MALLORY).greeted(), rig.raw_of(MALLORY).greeted()];
+    let refused = |client: &Raw, path: &Path| {
+        let (reason, message) = attach(client, path).unwrap_err();
+        assert_eq!(reason, Reason::TooMany);
+        assert!(message.contains("524288 that one user may have"), "{message}");
+        assert!(message.contains("--memory-max-per-user"), "{message}");
+        message
+    };
+    refused(&mallory[0], &large);
+    attach(&mallory[0], &small).unwrap();
+    refused(&mallory[1], &other);
+    attach(&mallory[1], &small).unwrap();
+    let alice = rig.raw_of(ALICE).greeted();
+    attach(&alice, &small).unwrap();
+    release(&alice);
+    // Alice can still have a descriptor, and the model stays as long as it is attached.
+    assert!(refused(&alice, &other).contains("released and is not free"));
+    // One of the two attachments is left.
+    release(&mallory[0]);
+    refused(&mallory[0], &other);
+    release(&mallory[1]);
+    attach(&alice, &other).unwrap();
+    attach(&mallory[0], &other).unwrap();
+    // The limit is not for the server's own user.
+    attach(&rig.raw().greeted(), &large).unwrap();
+}
+
+#[test]
+fn memory_that_a_client_keeps_is_not_called_free_and_counts() {
+    let options = Options { memory_max: Some(1 << 20), ..Options::default() };
+    let Some(rig) = rig(options) else { return };
+    let [first, second] = ["first", "second"].map(|name| sparse(&rig, name, 400_000));
+    let mallory = rig.raw_of(MALLORY).greeted();
+    let kept = attach(&mallory, &first).unwrap();
+    release(&mallory);
+    rig.wait(|event| match event {
+        Event::Freed { .. } => panic!("it is not free"),
+        Event::KeptByClients { len_bytes: 400_000, .. } => Some(()),
+        _ => None,
+    });
+    let (reason, message) = attach(&mallory, &second).unwrap_err();
+    assert_eq!(reason, Reason::TooMany);
+    assert!(message.contains("in memory that was released and is not free"), "{message}");
+    // Of the server's limit, too.
+    let own = rig.raw().greeted();
+    let (reason, message) = attach(&own, &sparse(&rig, "large", 700_000)).unwrap_err();
+    assert_eq!(reason, Reason::NoMemory);
+    assert!(message.contains("400000 are in use"), "{message}");
+    assert!(!rig.events().iter().any(|event| matches!(event, Event::Freed { .. })));
+    drop(kept);
+    rig.wait_freed();
+    drop(attach(&mallory, &second).unwrap());
+    attach(&rig.raw_of(ALICE).greeted(), &first).unwrap();
+}
+
+#[test]
+fn unused_models_count_for_the_users_that_may_keep_their_memory() {
+    for keep in [Keep::Always, Keep::Idle(Duration::from_secs(3600))] {
+        let options = Options { memory_max: Some(1 << 20), keep, ..Options::default() };
+        let Some(rig) = rig(options) else { return };
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let models = names.map(|name| sparse(&rig, name, 131_072));
+        let mallory = rig.raw_of(MALLORY).greeted();
+        let mut kept = Vec::new();
+        for model in &models[..4] {
+            kept.push(attach(&mallory, model).unwrap());
+            release(&mallory);
+        }
+        // A model that it was given already is not charged again.
+        attach(&mallory, &models[0]).unwrap();
+        release(&mallory);
+        for model in &models[4..] {
+            let (reason, message) = attach(&mallory, model).unwrap_err();
+            assert_eq!(reason, Reason::TooMany);
+            assert!(message.contains("524288 bytes of the 524288"), "{message}");
+        }
+        let alice = rig.raw_of(ALICE).greeted();
+        // Without descriptors that are kept, unused models make room for others of the same user.
+        for model in models[4..].iter().chain(&models[4..]) {
+            drop(attach(&alice, model).unwrap());
+            release(&alice);
+        }
+        assert!(attach(&mallory, &models[4]).is_err(), "freeing is of no use");
+        drop(kept);
+        drop(attach(&mallory, &models[4]).unwrap());
+        release(&mallory);
+        let larger = sparse(&rig, "larger", 400_000);
+        for client in [&alice, &mallory] {
+            drop(attach(client, &larger).unwrap());
+            release(client);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_the_server_holds_anyway_is_charged_to_no_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: another user cannot be tried without being root");
+        return;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().canonicalize().unwrap().join("held");
+    File::create(&path).unwrap().set_len(700_000).unwrap();
+    let memory_max = Some(1_000_000);
+    let files = vec![path.clone()];
+    let rig = Rig::new(Options { files, memory_max, ..Options::default() }).open_to_all();
+    rig.wait(|event| matches!(event, Event::Ready { .. }).then_some(()));
+    let client = rig.raw_of(ALICE).greeted();
+    attach(&client, &path).unwrap();
+    attach(&rig.raw_of(ALICE).greeted(), &sparse(&rig, "other", 200_000)).unwrap();
+}
