@@ -12,6 +12,7 @@ use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::Error;
 use crate::mapping::Mapping;
+use crate::place::empty;
 
 /// Zeroed memory that the device can read and write for as long as this lives. What either of them
 /// writes the other sees; in which order is up to the barriers of whoever uses it.
@@ -25,15 +26,18 @@ pub struct Coherent<'d> {
 unsafe impl Send for Coherent<'_> {}
 
 impl Domain {
-    /// `len_bytes`, rounded up to granules, of zeroed memory for processor and device. It is never
-    /// bounced.
+    /// Allocates `len_bytes`, rounded up to granules, of zeroed memory for the CPU and the device. It
+    /// is never bounced.
     ///
     /// # Errors
-    /// [`Error`]; [`Error::Memory`] where there is none.
+    /// [`Error`]: [`Error::Empty`] for zero bytes, [`Error::Memory`] if there is no memory.
     #[track_caller]
     pub fn alloc_coherent(&self, len_bytes: u64) -> Result<Coherent<'_>, Error> {
+        if len_bytes == 0 {
+            return Err(*empty("allocating coherent memory"));
+        }
         let granule = self.limits().granule;
-        let len_bytes = len_bytes.max(1).checked_next_multiple_of(granule.bytes());
+        let len_bytes = len_bytes.checked_next_multiple_of(granule.bytes());
         let len_bytes = len_bytes.unwrap_or(u64::MAX);
         let buffer = Heap::Memfd.allocate(len_bytes).map_err(Error::Memory)?;
         let start = buffer.host().cast();

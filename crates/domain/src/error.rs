@@ -17,6 +17,28 @@ pub enum Error {
     /// There is no IOVA for it.
     #[error(transparent)]
     Iova(#[from] IovaError),
+    /// The transfer has no bytes.
+    #[error(
+        "{operation}: the transfer has no bytes, and a device can be given no address for it; skip \
+         transfers of zero bytes"
+    )]
+    Empty {
+        /// The operation that was requested.
+        operation: &'static str,
+    },
+    /// The memory is mapped read-only in this process, and the request would write to it.
+    #[error(
+        "{operation}: the {len_bytes:#x} bytes at {start:#x} are read-only (sealed content, for \
+         example); map them with Direction::ToDevice and do not write to them, or use writable memory"
+    )]
+    ReadOnly {
+        /// The operation that would write.
+        operation: &'static str,
+        /// The address of the memory in this process.
+        start: u64,
+        /// The length of the memory in bytes.
+        len_bytes: u64,
+    },
     /// The backend refused.
     #[error("{operation} {len_bytes:#x} bytes at IOVA {iova:#x}: {source}")]
     Backend {

@@ -15,7 +15,7 @@ use crate::domain::{Domain, Inner};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
 use crate::local::{Door, await_slot};
-use crate::place::{Place, extent, fill, host, map, map_somewhere, place};
+use crate::place::{Place, check, extent, fill, host, map, map_somewhere, place, read_only};
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
@@ -49,20 +49,33 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         is_reported: bool,
     ) -> Result<Self, Failed<B>> {
         let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
-        match place(door, &memory, direction, is_reported) {
-            Ok(place) => {
-                let mapping = Self::of(door, memory, place, direction, is_reported);
-                mapping.tell(&span);
-                Ok(mapping)
-            }
+        let mapping = Self::make(door, memory, direction, is_reported)?;
+        mapping.tell(&span);
+        Ok(mapping)
+    }
+
+    /// As [`new`](Self::new), without a span. A subscriber that panics when a span is left leaks the value
+    /// that its function returns: a mapping of borrowed bytes must not be leaked.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn make(
+        door: &'d D,
+        memory: B,
+        direction: Direction,
+        is_reported: bool,
+    ) -> Result<Self, Failed<B>> {
+        let checked = check(&memory, direction);
+        match checked.and_then(|()| place(door, &memory, direction, is_reported)) {
+            Ok(place) => Ok(Self::of(door, memory, place, direction, is_reported)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
 
-    /// Whole granules, never bounced.
+    /// Maps whole granules, never bounced.
     #[track_caller]
     pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
-        match map_somewhere(door, &memory, direction) {
+        let checked = check(&memory, direction);
+        match checked.and_then(|()| map_somewhere(door, &memory, direction)) {
             Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
         }
@@ -76,6 +89,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         direction: Direction,
         copy: impl FnOnce(&mut Slot) -> Result<(), Box<Error>>,
     ) -> Result<Result<Self, B>, Failed<B>> {
+        if let Err(error) = check(&memory, direction) {
+            return Err(Failed { error, value: memory });
+        }
         let Inner { core, policy, .. } = door.inner();
         let (start, len_bytes) = extent(&memory);
         let for_slot = core.slot_direction(direction, false);
@@ -106,7 +122,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let (_, len_bytes) = extent(&memory);
         let class = Class::of_bytes(len_bytes, door.inner().core.limits.granule.log2());
         let kind = Kind { class: class.expect("a slot has room for it"), direction };
-        let slot = door.take_slot(kind).map_err(|error| Box::new(error.into()));
+        let slot = check(&memory, direction)
+            .and_then(|()| door.take_slot(kind).map_err(|error| Box::new(error.into())));
         match slot.and_then(|slot| fill(door, slot, kind, &memory, false)) {
             Ok(slot) => Ok(Self::of(door, memory, Place::Slot(slot), direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
@@ -122,7 +139,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ) -> Result<Self, Failed<B>> {
         let core = &door.inner().core;
         let (start, len_bytes) = extent(&memory);
-        let placed = if core.limits.granule.is_aligned(start | len_bytes) {
+        let placed = if let Err(error) = check(&memory, direction) {
+            Err(error)
+        } else if core.limits.granule.is_aligned(start | len_bytes) {
             let taken = core.iovas.take_at(iova, len_bytes).map_err(Error::from);
             taken.map_err(Box::new).and_then(|iovas| map(door, &memory, direction, iovas))
         } else {
@@ -206,7 +225,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     #[inline(always)]
-    fn tell(&self, span: &Span) {
+    pub(crate) fn tell(&self, span: &Span) {
         if cfg!(feature = "tracing") {
             span.tell("len_bytes", self.len_bytes());
             span.tell("iova", self.iova().raw());
@@ -345,6 +364,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Ragged(ragged) => ragged.slack(granule, written_bytes),
             Place::Direct(..) => None,
         }
+    }
+
+    /// Refuses a write to the memory if it is read-only.
+    pub(crate) fn check_writable(&self, operation: &'static str) -> Result<(), Error> {
+        if self.memory.is_writable() {
+            return Ok(());
+        }
+        Err(*read_only(extent(&*self.memory), operation))
     }
 
     pub(crate) fn door(&self) -> &'d D {

@@ -31,6 +31,46 @@ pub(crate) enum Place {
     Ragged(Box<Ragged>),
 }
 
+/// Refuses a transfer of no bytes, and one that would write to read-only memory. Each mapping is made
+/// after this check, whatever the policy, so the memory of a mapping whose direction is not
+/// [`Direction::ToDevice`] is writable.
+///
+/// # Errors
+/// [`Error::Empty`], [`Error::ReadOnly`].
+#[inline(always)]
+pub(crate) fn check<B: DmaMemory>(memory: &B, direction: Direction) -> Result<(), Box<Error>> {
+    let (_, len_bytes) = extent(memory);
+    if len_bytes == 0 {
+        return Err(empty("mapping"));
+    }
+    check_writable(memory, direction)
+}
+
+/// The part of [`check`] that each of several memories of one transfer must pass.
+///
+/// # Errors
+/// [`Error::ReadOnly`].
+#[inline(always)]
+pub(crate) fn check_writable<B: DmaMemory>(
+    memory: &B,
+    direction: Direction,
+) -> Result<(), Box<Error>> {
+    if direction != Direction::ToDevice && !memory.is_writable() {
+        return Err(read_only(extent(memory), "mapping for a device that writes"));
+    }
+    Ok(())
+}
+
+#[cold]
+pub(crate) fn empty(operation: &'static str) -> Box<Error> {
+    Error::Empty { operation }.into()
+}
+
+#[cold]
+pub(crate) fn read_only((start, len_bytes): (u64, u64), operation: &'static str) -> Box<Error> {
+    Error::ReadOnly { operation, start, len_bytes }.into()
+}
+
 /// Makes the memory reachable.
 #[inline(always)]
 pub(crate) fn place<B: DmaMemory, D: Door>(

@@ -18,6 +18,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Failed};
 use crate::local::{Door, Local};
 use crate::mapping::Mapping;
+use crate::place::check;
 use crate::pool::chunk::Slot;
 
 /// A sum over bytes that come one after the other: [`Checksum`] (RFC 1071), [`Crc32c`].
@@ -101,6 +102,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         direction: Direction,
         sum: &mut impl Sum,
     ) -> Result<Self, Failed<B>> {
+        if let Err(error) = check(&memory, direction) {
+            return Err(Failed { error, value: memory });
+        }
         let host = memory.host();
         let (start, len_bytes) = (host.cast(), host.len() as u64);
         let copy = |slot: &mut Slot| {
@@ -175,12 +179,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             let before = unsafe { view(start, at, part.at - at) };
             // SAFETY: the part's bytes, which a device may still write to: the view is volatile.
             let from = unsafe { view(part.host, 0, len_bytes) };
-            // SAFETY: the memory is this mapping's, and nobody has a reference to it.
-            let to = unsafe { view_mut(start, part.at, len_bytes) };
             let summed = sum.walk(before).and_then(|_| {
                 if self.direction() == Direction::ToDevice {
-                    return sum.walk(to.as_readable());
+                    // SAFETY: within the memory, which is this mapping's.
+                    return sum.walk(unsafe { view(start, part.at, len_bytes) });
                 }
+                // SAFETY: the memory is this mapping's, without a reference to it, and writable, as
+                // the direction is not towards the device.
+                let to = unsafe { view_mut(start, part.at, len_bytes) };
                 copied += len_bytes;
                 sum.transfer(from, to)
             });

@@ -78,20 +78,22 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })
     }
 
-    /// Writes memory from `offset` on, of bytes that the device does not use: it is through with them
-    /// ([`sync_for_cpu`](Self::sync_for_cpu)), or has not been told of them yet.
-    /// [`sync_for_device`](Self::sync_for_device) comes after it.
+    /// Writes `from` to the memory at `offset`. The device must not use these bytes: call
+    /// [`sync_for_cpu`](Self::sync_for_cpu) for them before, or write before the device learns of them,
+    /// and call [`sync_for_device`](Self::sync_for_device) afterwards.
     ///
     /// # Errors
+    /// [`Error::ReadOnly`] if the memory is [not writable](DmaMemory::is_writable);
     /// [`Error::Outside`], [`Error::Copy`].
     #[track_caller]
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        self.check_writable("writing to a mapping")?;
         let to = self.host_of(offset, from.len())?;
         if let Some(watch) = &self.door().inner().watch {
             let bytes = offset..offset + from.len() as u64;
             watch.touched(self.iova(), bytes, "written", Location::caller());
         }
-        // SAFETY: the memory is owned here, and nobody has a reference to it.
+        // SAFETY: the memory is writable and owned here, without a reference to it.
         let copied = unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })
     }

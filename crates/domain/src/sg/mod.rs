@@ -22,6 +22,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Failed};
 use crate::local::{Door, Local};
 use crate::pieces::unmap_all;
+use crate::place::{check_writable, empty};
 use crate::scoped::{Ending, Lent};
 use crate::trace::span;
 use crate::watch::Made;
@@ -51,7 +52,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     /// # Safety
     /// The places must be memory that `M` keeps where it is, and to which it lets nobody have a
     /// reference that a device's access would contradict; where `M` does not, the caller must, until
-    /// this is unmapped.
+    /// this is unmapped. If the device may write, the memory must be writable.
     #[track_caller]
     unsafe fn new(
         door: &'d D,
@@ -62,6 +63,9 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     ) -> Result<Self, Failed<M>> {
         let _span = span!("map_sg", direction = direction);
         let runs = runs(places);
+        if runs.is_empty() {
+            return Err(Failed { error: empty("mapping several places"), value: memory });
+        }
         // SAFETY: the caller's promise.
         let (place, segments) = match unsafe { place(door, &runs, direction, limits) } {
             Ok(placed) => placed,
@@ -289,12 +293,17 @@ fn map_owned<D: Door, B: DmaMemory + 'static>(
     direction: Direction,
     limits: SgLimits,
 ) -> Result<SgMapping<'_, Vec<B>, D>, Failed<Vec<B>>> {
+    let checked = memories.iter().try_for_each(|memory| check_writable(memory, direction));
+    if let Err(error) = checked {
+        return Err(Failed { error, value: memories });
+    }
     let place = |memory: &B| {
         let host = memory.host();
         Run { host: host.cast(), len_bytes: host.len() as u64 }
     };
     let places: Vec<_> = memories.iter().map(place).collect();
-    // SAFETY: the mapping keeps the memories, which stay where they are.
+    // SAFETY: the mapping keeps the memories, which stay where they are, and which are writable if
+    // the device writes, as checked above.
     unsafe { SgMapping::new(door, memories, places, direction, &limits) }
 }
 

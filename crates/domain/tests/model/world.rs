@@ -128,9 +128,7 @@ impl<'d, 'b> World<'d, 'b> {
                     Error::Iova(IovaError::Full { len_bytes, longest_bytes, .. }) => {
                         assert!(self.books.is_narrow && longest_bytes < len_bytes);
                     }
-                    Error::Iova(IovaError::Claim { len_bytes: 0, .. }) => {
-                        assert!(value.host().is_empty() && !matches!(route, Route::Ragged));
-                    }
+                    Error::Empty { .. } => assert!(value.host().is_empty()),
                     other => panic!("{other}"),
                 }
                 if self.domain.counters().leaked != self.books.counts.leaked {
@@ -210,7 +208,7 @@ impl<'d, 'b> World<'d, 'b> {
                 assert_eq!(value.place().bytes(), bytes);
                 match *error {
                     Error::Unaligned { .. } => assert_ne!(skip, 0),
-                    Error::Iova(IovaError::Claim { len_bytes: 0, .. }) => assert_eq!(pages, 0),
+                    Error::Empty { .. } => assert_eq!(pages, 0),
                     // In use by a transfer, or kept by a door.
                     Error::Iova(IovaError::NotFree { start, .. }) => assert_eq!(start, iova),
                     Error::Backend { .. } => assert_ne!(self.books.script().refused, before),
@@ -467,7 +465,7 @@ impl<'d, 'b> World<'d, 'b> {
         };
         match outcome {
             Ok(id) => self.forget(id, len as u64, true),
-            Err(Error::Iova(IovaError::Claim { .. })) => assert_eq!(len, 0),
+            Err(Error::Empty { .. }) => assert_eq!(len, 0),
             Err(Error::Pool(PoolError::Limit { .. })) => {
                 assert!(self.domain.counters().pool_bytes + CHUNK > self.books.pool_limit);
             }
@@ -482,6 +480,7 @@ impl<'d, 'b> World<'d, 'b> {
     fn share(&mut self, len: u64) {
         let before = self.books.script().refused;
         match self.domain.alloc_coherent(len) {
+            Err(Error::Empty { .. }) => assert_eq!(len, 0),
             Ok(coherent) => {
                 let (iova, all) = (coherent.iova().raw(), coherent.len_bytes());
                 assert_eq!(all, len.next_multiple_of(PAGE));
