@@ -54,14 +54,14 @@ pub(super) mod at_file {
 
     use super::super::Piece;
 
-    /// Whether that is what failed, and there is a file.
+    /// Returns whether that is what failed, and there is a file.
     pub(in super::super) fn is_called_for(done: &io::Result<()>, piece: &Piece<'_>) -> bool {
         let is_fault = done.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT));
         is_fault && piece.file.is_some()
     }
 
-    /// Does `pin` with the address of a mapping of the file, for that time only: pages that are pinned
-    /// stay so when it is gone.
+    /// Calls `pin` with the address of a mapping of the part of the file that is the piece. The mapping
+    /// is gone afterwards, and pinned pages stay pinned.
     pub(in super::super) fn with(
         piece: &Piece<'_>,
         pin: impl FnOnce(NonNull<u8>) -> io::Result<()>,
@@ -69,19 +69,47 @@ pub(super) mod at_file {
         let Some((file, at)) = piece.file else {
             return Err(io::Error::from_raw_os_error(libc::EFAULT));
         };
-        let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
-        let end = at.raw().checked_add(piece.len_bytes).ok_or_else(too_long)?;
-        let page = Granule::new(longshore_sys::page_size_bytes() as u64).map_err(|_| too_long())?;
-        let mapping = Mapping::of_file(file, end, page, Access::ReadWrite)?;
-        let skip = usize::try_from(at.raw()).map_err(|_| too_long())?;
-        let host = mapping.start().as_ptr().wrapping_add(skip);
-        pin(NonNull::new(host).ok_or_else(too_long)?)
+        let page = Granule::new(longshore_sys::page_size_bytes() as u64)
+            .map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mapping = Mapping::of_file_part(file, at, piece.len_bytes, page, Access::ReadWrite)?;
+        pin(mapping.start())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::ptr::NonNull;
+
+    use longshore_mem::FileOffset;
+
+    use super::super::Piece;
     use super::*;
+
+    /// The addresses of the whole file would be more than there are.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    #[expect(unsafe_code, reason = "reads the mapping")]
+    fn only_the_piece_of_a_file_is_mapped() {
+        let at = (1 << 48) + 3 * 4096;
+        let file: File = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(1 << 49).unwrap();
+        file.write_all_at(b"here", at).unwrap();
+        let file = Some((file.as_fd(), FileOffset::new(at)));
+        let piece = Piece { host: NonNull::dangling(), len_bytes: 4096, file };
+        let fault = Err(io::Error::from_raw_os_error(libc::EFAULT));
+        assert!(at_file::is_called_for(&fault, &piece));
+        let mut read = [0; 4];
+        at_file::with(&piece, |host| {
+            // SAFETY: a page is mapped there, and the file has it.
+            read = unsafe { host.cast().read() };
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(&read, b"here");
+    }
 
     #[test]
     fn ranges_that_touch_are_unmapped_as_one() {
