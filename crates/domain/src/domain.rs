@@ -14,7 +14,7 @@ use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
 use crate::dump::Dump;
 use crate::error::Failed;
-use crate::iova::{IovaAllocator, Placement};
+use crate::iova::{IovaAllocator, Iovas, Placement};
 use crate::keeper;
 use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
@@ -89,9 +89,28 @@ impl Builder {
         Self { bounce: Some(bounce), ..self }
     }
 
-    /// The device may reach what lies in one granule with a transfer, so that no transfer must be
-    /// bounced for that.
-    pub fn trusted(self) -> Self {
+    /// Trusts the device with the bytes that share a granule with a transfer, so that no transfer is
+    /// bounced for their sake.
+    ///
+    /// An IOMMU maps whole granules. While a transfer is mapped, a trusted device can therefore read
+    /// the other bytes of its first and its last granule, and in the directions in which it writes
+    /// also overwrite them: other objects of the heap, and of [borrowed](Domain::lend) bytes their
+    /// neighbors. No check stands between the device and them.
+    ///
+    /// If the devices are code of this process ([`Limits::in_process`], as with
+    /// [`Soft`](crate::backend::Soft)), this has no effect: a session could read and write other
+    /// objects of the process from safe code.
+    ///
+    /// # Safety
+    /// If [`Limits::in_process`] is `false`, each device of the domain must write only to bytes of
+    /// transfers that are mapped for it, and only in their directions. That includes the device, its
+    /// firmware, and the addresses and lengths that drivers give it, also from safe code, which can
+    /// write to the registers of a device.
+    #[expect(
+        unsafe_code,
+        reason = "the caller answers for devices that no IOMMU confines to bytes"
+    )]
+    pub unsafe fn trusted(self) -> Self {
         Self { trusted: true, ..self }
     }
 
@@ -135,10 +154,12 @@ impl Builder {
         let usable: Vec<_> = below(&limits.usable, self.address_bits);
         let iovas = IovaAllocator::new(limits.granule, &usable, &limits.reserved, self.guard_bytes);
         let placement = Placement { align: limits.granule, ..Placement::ANYWHERE };
+        let is_trusted = self.trusted && !limits.in_process;
+        let bounce = self.bounce.unwrap_or(Bounce::Never);
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
-            policy: Policy::new(self.bounce.unwrap_or(Bounce::Never), self.when_full, self.trusted),
+            policy: Policy::new(bounce, self.when_full, is_trusted),
             tallies: Tallies::default(),
             doors: Mutex::default(),
             idle: self.idle,
@@ -278,9 +299,9 @@ impl Domain {
         &self.inner.core.limits
     }
 
-    /// The addresses.
-    pub fn iovas(&self) -> &IovaAllocator {
-        &self.inner.core.iovas
+    /// Returns a view of the addresses: how many there are, and how many are free.
+    pub fn iovas(&self) -> Iovas<'_> {
+        Iovas::new(&self.inner.core.iovas)
     }
 
     /// Which transfers go through bounce buffers now.
@@ -359,7 +380,7 @@ impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Domain")
             .field("backend", &self.inner.core.backend)
-            .field("iovas", self.iovas())
+            .field("iovas", &self.iovas())
             .field("policy", &self.inner.policy)
             .field("counters", &self.counters())
             .finish_non_exhaustive()

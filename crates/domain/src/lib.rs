@@ -13,7 +13,8 @@
 //!   when the device cannot reach it any more. A [`Batch`] does that for many at once.
 //! * A thread that maps much opens a [`Local`] door, which takes no lock.
 //! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
-//!   begin or end within a granule must, unless the device is [trusted](Builder::trusted).
+//!   begin or end within a granule must, unless the device is outside this process and
+//!   [trusted](Builder::trusted).
 //! * A program that is tested has its domains [watched](Builder::watch): what types cannot forbid is
 //!   reported then. With the feature `tracing`, each operation is a span.
 //! * Bytes in several places are [one mapping](Domain::map_sg), whose segments the device is told.

@@ -125,7 +125,18 @@ impl fmt::Debug for Local<'_> {
     }
 }
 
-/// By which mappings are made and taken back: a [`Domain`], or a thread's [`Local`].
+/// A handle that makes mappings and takes them back: a [`Domain`], or a thread's [`Local`].
+///
+/// No other type can implement it, and its operations are not for other crates:
+///
+/// ```compile_fail
+/// use longshore_domain::Door;
+/// use longshore_domain::iova::IovaRange;
+///
+/// fn free_the_addresses_of_a_mapping<D: Door>(door: &D, range: IovaRange) {
+///     door.give(range);
+/// }
+/// ```
 pub trait Door: sealed::Door {}
 
 impl Door for Domain {}
@@ -170,12 +181,21 @@ pub(crate) mod sealed {
     use crate::pool::PoolError;
     use crate::pool::chunk::{Kind, Slot};
 
-    /// What doors differ in.
-    #[expect(private_interfaces, reason = "nobody else can name this trait")]
+    /// An argument that no other crate can make.
+    ///
+    /// Generic code of another crate can call the methods of [`Door`] through the public trait, which
+    /// has this one as its supertrait. It has no value of the types of this crate that most of the
+    /// methods take, but it can have an [`IovaRange`], of any allocator: without this it could free
+    /// the addresses of a mapping.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Seal;
+
+    /// The operations that differ between a domain and a thread's handle to it.
+    #[expect(private_interfaces, reason = "no other crate can name this trait")]
     pub trait Door {
         fn inner(&self) -> &Inner;
-        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError>;
-        fn give(&self, range: IovaRange);
+        fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError>;
+        fn give(&self, _: Seal, range: IovaRange);
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError>;
         fn give_slot(&self, slot: Slot);
         fn add(&self, event: Event, amount: u64);
@@ -187,11 +207,11 @@ pub(crate) mod sealed {
             Domain::inner(self)
         }
 
-        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            Domain::inner(self).core.iovas.take(len_bytes, placement)
+        fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+            Domain::inner(self).core.iovas.take(len, placement)
         }
 
-        fn give(&self, range: IovaRange) {
+        fn give(&self, _: Seal, range: IovaRange) {
             Domain::inner(self).core.iovas.give(range);
         }
 
@@ -220,12 +240,12 @@ pub(crate) mod sealed {
         }
 
         #[inline(always)]
-        fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            self.own(|kept| kept.iovas.take(&self.inner.core.iovas, len_bytes, placement))
+        fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+            self.own(|kept| kept.iovas.take(&self.inner.core.iovas, len, placement))
         }
 
         #[inline(always)]
-        fn give(&self, range: IovaRange) {
+        fn give(&self, _: Seal, range: IovaRange) {
             self.own(|kept| kept.iovas.give(&self.inner.core.iovas, range));
         }
 

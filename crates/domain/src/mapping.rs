@@ -14,6 +14,7 @@ use crate::direction::Direction;
 use crate::domain::{Domain, Inner};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
+use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::place::{Place, check, extent, fill, host, map, map_somewhere, place, read_only};
 use crate::policy::Route;
@@ -492,7 +493,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.door.add(Event::Unmap, 1);
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
-            Place::Direct(iovas) => self.door.give(iovas),
+            Place::Direct(iovas) => self.door.give(Seal, iovas),
             Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.inner())),
             Place::Ragged(ragged) => ragged.give(self.door),
         }

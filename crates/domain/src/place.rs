@@ -12,6 +12,7 @@ use crate::direction::Direction;
 use crate::domain::Inner;
 use crate::error::Error;
 use crate::iova::IovaRange;
+use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
@@ -135,9 +136,8 @@ pub(crate) fn map_somewhere<B: DmaMemory, D: Door>(
     let core = &door.inner().core;
     let (start, len_bytes) = extent(memory);
     let offset = start & (core.limits.granule.bytes() - 1);
-    // No bytes are no transfer; their one granule would be somebody else's.
-    let bytes = if len_bytes == 0 { 0 } else { offset + len_bytes };
-    let iovas = core.take_for(start, bytes, |bytes, placement| door.take(bytes, placement));
+    let iovas = core
+        .take_for(start, offset + len_bytes, |bytes, placement| door.take(Seal, bytes, placement));
     let iovas = iovas.map_err(Error::from)?;
     map(door, memory, direction, iovas)
 }
@@ -168,7 +168,7 @@ pub(crate) fn map<B: DmaMemory, D: Door>(
         Ok(()) => Ok(Place::Direct(iovas)),
         Err(source) => {
             let iova = iovas.start();
-            door.give(iovas);
+            door.give(Seal, iovas);
             Err(Error::Backend { operation: "mapping", iova, len_bytes, source }.into())
         }
     }

@@ -39,7 +39,8 @@ pub(crate) struct Policy {
     /// What has fewer bytes than this is bounced, where it fits.
     below: AtomicU64,
     pub(crate) when_full: WhenFull,
-    /// Whether the device may reach what shares a granule with a transfer.
+    /// `true` if the device may reach bytes that share a granule with a transfer; never for one that is
+    /// code of this process.
     pub(crate) trusted: bool,
 }
 

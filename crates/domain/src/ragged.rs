@@ -21,6 +21,7 @@ use crate::counters::Event;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::iova::IovaRange;
+use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::pieces::{Partly, map_all, unmap_all};
 use crate::pool::chunk::{Kind, Slot};
@@ -97,14 +98,14 @@ impl Ragged {
                 return Err(error);
             }
         };
-        let iovas = match door.take((offset + len_bytes).next_multiple_of(granule), core.placement)
-        {
-            Ok(iovas) => iovas,
-            Err(error) => {
-                head.into_iter().chain(tail).for_each(|end| end.give(door));
-                return Err(error.into());
-            }
-        };
+        let iovas =
+            match door.take(Seal, (offset + len_bytes).next_multiple_of(granule), core.placement) {
+                Ok(iovas) => iovas,
+                Err(error) => {
+                    head.into_iter().chain(tail).for_each(|end| end.give(door));
+                    return Err(error.into());
+                }
+            };
         let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
         if !is_reported {
             // SAFETY: the caller's bytes.
@@ -255,6 +256,6 @@ impl Ragged {
     pub(crate) fn give<D: Door>(self, door: &D) {
         let Self { iovas, head, tail, .. } = self;
         head.into_iter().chain(tail).for_each(|end| end.give(door));
-        door.give(iovas);
+        door.give(Seal, iovas);
     }
 }

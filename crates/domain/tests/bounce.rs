@@ -12,6 +12,10 @@ use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Builder, Direction, Domain, Error, PoolError, WhenFull};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
 
+use outside::Outside;
+
+mod outside;
+
 const PAGE: u64 = 4096;
 
 /// Bytes anywhere, which the device may be given.
@@ -111,8 +115,13 @@ fn bytes_of_every_length_and_place_arrive() {
 #[test]
 fn the_policy_decides() {
     let route = |bounce: Bounce, trusted: bool, bytes: Bytes| {
-        let trust = |builder: Builder| if trusted { builder.trusted() } else { builder };
-        let (domain, device) = domain(|builder| trust(builder.bounce(bounce)));
+        let soft = Soft::new().unwrap();
+        let device = soft.space().session();
+        let builder = Domain::builder(Outside(soft)).free_after(None).bounce(bounce);
+        // SAFETY: the session reads bytes of the transfer alone.
+        #[allow(unsafe_code, reason = "shows the effect")]
+        let builder = if trusted { unsafe { builder.trusted() } } else { builder };
+        let domain = builder.build();
         let len = bytes.get().len();
         let mapping = domain.map(bytes, Direction::ToDevice).map_err(|failed| *failed.error)?;
         assert!(read(&device, mapping.iova(), len).iter().all(|byte| *byte == 9));

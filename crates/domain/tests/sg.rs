@@ -18,6 +18,10 @@ use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use proptest::prelude::*;
 
+use outside::Outside;
+
+mod outside;
+
 const PAGE: u64 = 4096;
 
 /// Part of a buffer, which others have parts of, too.
@@ -159,8 +163,13 @@ proptest! {
         written in 0.0..1.0,
         boundary in prop_oneof![Just(None), Just(Some(Granule::SIZE_4K)), Just(Some(Granule::SIZE_64K))],
     ) {
-        let trust = |builder: Builder| if is_trusted { builder.trusted() } else { builder };
-        let (domain, device) = domain(|builder| trust(builder.bounce(bounce)));
+        let soft = Soft::new().unwrap();
+        let device = soft.space().session();
+        let builder = Domain::builder(Outside(soft)).free_after(None).bounce(bounce);
+        // SAFETY: the sessions access bytes of the transfers alone.
+        #[allow(unsafe_code, reason = "shows the effect")]
+        let builder = if is_trusted { unsafe { builder.trusted() } } else { builder };
+        let domain = builder.build();
         let local = domain.local();
         let len: u64 = places.iter().map(|(_, len)| len).sum();
         prop_assume!(len != 0);
@@ -289,11 +298,8 @@ fn what_the_device_cannot_take_is_gathered_or_refused() {
 
 #[test]
 fn only_what_is_synchronised_is_copied() {
-    for (bounce, trusted) in [(Bounce::Always, false), (Bounce::Never, false)] {
-        let (domain, device) = domain(|builder| {
-            let builder = builder.bounce(bounce);
-            if trusted { builder.trusted() } else { builder }
-        });
+    for bounce in [Bounce::Always, Bounce::Never] {
+        let (domain, device) = domain(|builder| builder.bounce(bounce));
         let shared = Arc::new(buffer(10 * PAGE));
         let places = [(10, 20), (PAGE + 4000, 200)];
         let mut mapping = domain

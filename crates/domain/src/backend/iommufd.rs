@@ -84,6 +84,7 @@ fn limits(descriptor: &Descriptor, ioas: Ioas) -> Result<Limits, OpenError> {
         usable: said.ranges,
         reserved: Vec::new(),
         denies_reads: false,
+        in_process: false,
         maps_cheaply: false,
     })
 }

@@ -47,6 +47,10 @@ pub struct Limits {
     /// Mapping and unmapping a granule costs no more than bouncing it, so that nothing is bounced that
     /// need not be.
     pub maps_cheaply: bool,
+    /// The devices are code of this process, which reaches memory by sessions. Safe code then reads
+    /// and writes all that is mapped, so a granule is mapped only if the whole granule belongs to the
+    /// transfer, whatever [`Builder::trusted`](crate::Builder::trusted) asks for.
+    pub in_process: bool,
 }
 
 /// Memory to be mapped: whole granules.
@@ -70,6 +74,8 @@ pub struct Piece<'a> {
 /// When [`unmap`](Self::unmap) has returned `Ok`, no device may reach the memory by these addresses,
 /// now or later, until they are mapped again. Devices may write no more than the `prot` of a mapping
 /// says. They may read what is mapped for writing only where [`Limits::denies_reads`] is `false`.
+/// If safe code of this process can read or write memory by these addresses, [`Limits::in_process`]
+/// must be `true`.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// Of what kind it is. What mapping costs is measured once for all that are alike.
     fn name(&self) -> &'static str;

@@ -55,6 +55,7 @@ unsafe impl Backend for Soft {
             denies_reads: true,
             // 54 ns for 4 KiB, where a bounce takes 52 to 92 (`bench/results/bounce-quiet.jsonl`).
             maps_cheaply: true,
+            in_process: true,
         }
     }
 

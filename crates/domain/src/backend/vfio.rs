@@ -105,7 +105,14 @@ fn limits(container: &Container) -> Result<Limits, OpenError> {
     let smallest = info.page_sizes & info.page_sizes.wrapping_neg();
     let page_bytes = (longshore_sys::page_size_bytes() as u64).max(smallest);
     let granule = Granule::new(page_bytes).expect("the larger of two powers of two");
-    Ok(Limits { granule, usable, reserved: Vec::new(), denies_reads: false, maps_cheaply: false })
+    Ok(Limits {
+        granule,
+        usable,
+        reserved: Vec::new(),
+        denies_reads: false,
+        maps_cheaply: false,
+        in_process: false,
+    })
 }
 
 // SAFETY: type 1 unmaps, and invalidates, before the call returns; it unmaps all of a range or fails,

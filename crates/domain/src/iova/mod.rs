@@ -86,12 +86,15 @@ pub enum IovaError {
         /// The last.
         last: Iova,
     },
-    /// The range is empty, ends beyond all addresses, or is not made of granules.
+    /// The range has no bytes.
+    #[error("a range of zero bytes of IOVAs was requested; a range has at least one byte")]
+    Empty,
+    /// The range ends beyond all addresses, or its start is no multiple of the granule.
     #[error(
         "{len_bytes:#x} bytes from IOVA {start:#x} cannot be mapped: they are no whole granules of {granule}"
     )]
     Claim {
-        /// The first address asked for; zero where none was.
+        /// The first address asked for.
         start: Iova,
         /// How many bytes.
         len_bytes: u64,
@@ -126,6 +129,48 @@ pub struct IovaUsage {
     pub free_bytes: u64,
     /// The longest range that is.
     pub longest_free_bytes: u64,
+}
+
+/// A view of the IOVAs of a [`Domain`](crate::Domain).
+///
+/// It only looks: a program that could take and give back the addresses of a domain could free those
+/// of a mapping.
+///
+/// ```compile_fail
+/// use longshore_domain::Domain;
+/// use longshore_domain::iova::IovaRange;
+///
+/// fn free_the_addresses_of_a_mapping(domain: &Domain, range: IovaRange) {
+///     domain.iovas().give(range);
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Iovas<'d>(&'d IovaAllocator);
+
+impl<'d> Iovas<'d> {
+    pub(crate) fn new(allocator: &'d IovaAllocator) -> Self {
+        Self(allocator)
+    }
+
+    /// Returns the unit of all ranges.
+    pub fn granule(&self) -> Granule {
+        self.0.granule()
+    }
+
+    /// Returns how many bytes are free, without those in caches of threads.
+    pub fn free_bytes(&self) -> u64 {
+        self.0.free_bytes()
+    }
+
+    /// Returns how many bytes there are, in use or not.
+    pub fn all_bytes(&self) -> u64 {
+        self.0.all_bytes()
+    }
+
+    /// Returns how much is in use, and how long the longest free range is.
+    pub fn usage(&self) -> IovaUsage {
+        self.0.usage()
+    }
 }
 
 /// The IOVAs of one domain.
@@ -198,7 +243,7 @@ impl IovaAllocator {
     /// A range of at least `len_bytes`.
     ///
     /// # Errors
-    /// [`IovaError::Full`], [`IovaError::Claim`].
+    /// [`IovaError::Full`], [`IovaError::Empty`].
     pub fn take(&self, len_bytes: u64, placement: Placement) -> Result<IovaRange, IovaError> {
         let granules = self.granules(Iova::new(0), len_bytes)?;
         self.take_granules(granules, placement)
@@ -207,7 +252,7 @@ impl IovaAllocator {
     /// Exactly this range, with the gap behind it.
     ///
     /// # Errors
-    /// [`IovaError::NotFree`], [`IovaError::Claim`].
+    /// [`IovaError::NotFree`], [`IovaError::Claim`], [`IovaError::Empty`].
     pub fn take_at(&self, start: Iova, len_bytes: u64) -> Result<IovaRange, IovaError> {
         let granules = self.granules(start, len_bytes)?;
         if self.lock().take_at(start.raw() >> self.granule.log2(), granules) {
@@ -251,12 +296,15 @@ impl IovaAllocator {
 
     /// Granules of a range with its gap.
     fn granules(&self, start: Iova, len_bytes: u64) -> Result<u64, IovaError> {
+        if len_bytes == 0 {
+            return Err(IovaError::Empty);
+        }
         let claim = IovaError::Claim { start, len_bytes, granule: self.granule };
         let len = len_bytes.div_ceil(self.granule.bytes()).checked_add(self.guard);
         let is_aligned = start.raw().is_multiple_of(self.granule.bytes());
-        let last = start.checked_add(len_bytes.saturating_sub(1));
+        let last = start.checked_add(len_bytes - 1);
         match len {
-            Some(len) if len_bytes != 0 && is_aligned && last.is_some() => Ok(len),
+            Some(len) if is_aligned && last.is_some() => Ok(len),
             _ => Err(claim),
         }
     }

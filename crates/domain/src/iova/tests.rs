@@ -50,10 +50,12 @@ fn wishes_are_met() {
     assert_eq!(fixed.start().raw(), 0x7000);
     let again = allocator.take_at(Iova::new(0x6000), 2 * PAGE).unwrap_err();
     assert!(matches!(again, IovaError::NotFree { .. }), "{again}");
-    for (start, len_bytes) in [(0x1800, PAGE), (0x1000, 0), (u64::MAX - PAGE + 1, 2 * PAGE)] {
+    for (start, len_bytes) in [(0x1800, PAGE), (u64::MAX - PAGE + 1, 2 * PAGE)] {
         let refused = allocator.take_at(Iova::new(start), len_bytes).unwrap_err();
         assert!(matches!(refused, IovaError::Claim { .. }), "{refused}");
     }
+    assert_eq!(allocator.take_at(Iova::new(0x1000), 0), Err(IovaError::Empty));
+    assert_eq!(allocator.take(0, Placement::ANYWHERE), Err(IovaError::Empty));
     let refused = allocator.take(u64::MAX, Placement::ANYWHERE).unwrap_err();
     assert!(matches!(refused, IovaError::Full { .. }), "{refused}");
 }

@@ -16,6 +16,7 @@ use crate::direction::Direction;
 use crate::domain::Inner;
 use crate::error::Error;
 use crate::iova::IovaRange;
+use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::pieces::{Partly, map_all};
 use crate::policy::WhenFull;
@@ -76,7 +77,7 @@ impl Spread {
     pub(super) fn give<D: Door>(self, door: &D) {
         let Self { iovas, slots, .. } = self;
         slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, door.inner())));
-        door.give(iovas);
+        door.give(Seal, iovas);
     }
 }
 
@@ -200,7 +201,7 @@ unsafe fn spread<D: Door>(
     let Inner { core, policy, .. } = door.inner();
     let granule = core.limits.granule;
     let layout = Layout::new(runs, granule, policy.trusted);
-    let iovas = door.take(layout.range_bytes, core.placement)?;
+    let iovas = door.take(Seal, layout.range_bytes, core.placement)?;
     let start = iovas.start().raw();
     let mut spread = Spread { iovas, layout, slots: Vec::new(), is_mapped: true };
     let prepared = prepare(door, &mut spread, direction).and_then(|copied| {

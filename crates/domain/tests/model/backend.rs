@@ -95,7 +95,8 @@ fn refused() -> BackendError {
     BackendError::Io { operation: "refusing", source: io::Error::other("as the script says") }
 }
 
-// SAFETY: as the space it is; what it refuses to unmap it says.
+// SAFETY: as the space it is; what it refuses to unmap it says. The sessions of the test reach no
+// byte that is not the test's.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for Scripted {
     fn name(&self) -> &'static str {
@@ -103,7 +104,8 @@ unsafe impl Backend for Scripted {
     }
 
     fn limits(&self) -> Limits {
-        Limits { denies_reads: self.denies_reads, ..self.soft.limits() }
+        // As a backend of the kernel's, which `Builder::trusted` has an effect on.
+        Limits { denies_reads: self.denies_reads, in_process: false, ..self.soft.limits() }
     }
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {

@@ -72,7 +72,10 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
         .guard_bytes(setting.guard_bytes)
         .free_after(None);
     if setting.trusted {
-        builder = builder.trusted();
+        // SAFETY: the memory around a transfer is the test's own (`memory.rs`).
+        #[allow(unsafe_code, reason = "shows the effect")]
+        let trusted = unsafe { builder.trusted() };
+        builder = trusted;
     }
     let domain = builder.build();
     let rules = Rules {
