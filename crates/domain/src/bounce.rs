@@ -1,6 +1,8 @@
 //! Copies between memory and bounce buffers.
 #![expect(unsafe_code, reason = "copies between memory of two owners")]
 
+use std::iter;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use longshore_mem::copy::{self, CopyFault};
@@ -11,70 +13,78 @@ use crate::direction::Direction;
 use crate::domain::Inner;
 use crate::pool::chunk::Slot;
 
-/// Fills a slot with `len_bytes` from `from`. What the device could read behind them is zero then.
+/// Copies `len_bytes` from `from` to a slot, `offset` bytes behind its start. The other bytes that the
+/// device could read in the slot are zero then.
 ///
 /// # Errors
 /// [`CopyFault`], where memory is missing.
 ///
 /// # Safety
-/// The slot must have as many bytes, and so must `from`; nobody may write to them meanwhile.
+/// The slot must have as many bytes behind `offset`, and so must `from`; no other thread may write to
+/// them meanwhile.
 #[inline]
 pub(crate) unsafe fn copy_in(
-    slot: &mut Slot,
-    from: NonNull<u8>,
-    len_bytes: u64,
-) -> Result<(), CopyFault> {
-    prepare(slot, len_bytes)?;
-    // SAFETY: the caller's promise.
-    unsafe { copy::copy_bytes(from.as_ptr(), slot.host().as_ptr(), len_bytes as usize) }
-}
-
-/// Makes a slot ready for `len_bytes` that are copied to it next: what the device could read behind
-/// them is zero.
-///
-/// # Errors
-/// [`CopyFault`], where memory is missing.
-#[inline]
-pub(crate) fn prepare(slot: &mut Slot, len_bytes: u64) -> Result<(), CopyFault> {
-    let stale_bytes = slot.stale_bytes();
-    // A device that cannot read the slot does not see what is left in it.
-    if stale_bytes > len_bytes && slot.kind().direction != Direction::FromDevice {
-        // SAFETY: within the slot: no more of it was ever written.
-        let behind = unsafe { slot.host().add(len_bytes as usize) };
-        let count = (stale_bytes - len_bytes) as usize;
-        // SAFETY: the same; the slot is ours.
-        with_path!(Path::active(), token => unsafe { copy::fill(token, behind.as_ptr(), 0, count) })?;
-        slot.set_stale_bytes(len_bytes);
-    } else {
-        slot.set_stale_bytes(stale_bytes.max(len_bytes));
-    }
-    Ok(())
-}
-
-/// As [`copy_in`], to `offset` of the slot; what lies before is zero, too.
-///
-/// # Errors
-/// As [`copy_in`].
-///
-/// # Safety
-/// As [`copy_in`].
-pub(crate) unsafe fn copy_in_at(
     slot: &mut Slot,
     offset: u64,
     from: NonNull<u8>,
     len_bytes: u64,
 ) -> Result<(), CopyFault> {
-    let count = slot.stale_bytes() as usize;
-    // SAFETY: within the slot, which is ours: no more of it was ever written.
-    with_path!(Path::active(), token => unsafe { copy::fill(token, slot.host().as_ptr(), 0, count) })?;
-    slot.set_stale_bytes(offset + len_bytes);
+    // SAFETY: the slot has these bytes, by the caller's promise.
+    unsafe { prepare(slot, iter::once(offset..offset + len_bytes)) }?;
     // SAFETY: within the slot.
     let to = unsafe { slot.host().add(offset as usize) };
     // SAFETY: the caller's promise.
     unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
-/// Copies the first `len_bytes` of a slot to `to`.
+/// Makes a slot ready for bytes that are copied to `ranges` of it next: the other bytes that the device
+/// could read in the slot are zero then.
+///
+/// # Errors
+/// [`CopyFault`], where memory is missing.
+///
+/// # Safety
+/// The ranges must be in order, not overlap, and lie in the slot.
+#[inline]
+pub(crate) unsafe fn prepare(
+    slot: &mut Slot,
+    ranges: impl Iterator<Item = Range<u64>>,
+) -> Result<(), CopyFault> {
+    let stale_bytes = slot.stale_bytes();
+    // A device that cannot read the slot does not see the bytes that are left in it.
+    let is_readable = slot.kind().direction != Direction::FromDevice;
+    let mut end = 0;
+    for range in ranges {
+        if is_readable {
+            // SAFETY: the caller's promise.
+            unsafe { wipe(slot, end, range.start.min(stale_bytes)) }?;
+        }
+        end = range.end;
+    }
+    if is_readable {
+        // SAFETY: no more of the slot was ever written than its stale bytes.
+        unsafe { wipe(slot, end, stale_bytes) }?;
+        slot.set_stale_bytes(end);
+    } else {
+        slot.set_stale_bytes(stale_bytes.max(end));
+    }
+    Ok(())
+}
+
+/// Sets the bytes of the slot from `start` to `end` to zero, if there are any.
+///
+/// # Safety
+/// The slot must have `end` bytes.
+#[inline(always)]
+unsafe fn wipe(slot: &Slot, start: u64, end: u64) -> Result<(), CopyFault> {
+    let Some(count) = end.checked_sub(start).filter(|count| *count != 0) else { return Ok(()) };
+    // SAFETY: within the slot, by the caller's promise.
+    let start = unsafe { slot.host().add(start as usize) };
+    // SAFETY: the same; the slot is ours.
+    with_path!(Path::active(), token => unsafe { copy::fill(token, start.as_ptr(), 0, count as usize) })
+}
+
+/// Copies `len_bytes` of a slot, from `offset` on, to `to`.
 ///
 /// # Errors
 /// [`CopyFault`], where memory is missing.
@@ -84,11 +94,14 @@ pub(crate) unsafe fn copy_in_at(
 #[inline]
 pub(crate) unsafe fn copy_out(
     slot: &Slot,
+    offset: u64,
     to: NonNull<u8>,
     len_bytes: u64,
 ) -> Result<(), CopyFault> {
+    // SAFETY: within the slot, by the caller's promise.
+    let from = unsafe { slot.host().add(offset as usize) };
     // SAFETY: the caller's promise.
-    unsafe { copy::copy_bytes(slot.host().as_ptr(), to.as_ptr(), len_bytes as usize) }
+    unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
 /// The slot after a transfer: what the device could write is perhaps written.

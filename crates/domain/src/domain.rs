@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
 use crate::dump::Dump;
-use crate::error::Failed;
+use crate::error::{Error, Failed};
 use crate::iova::{IovaAllocator, Iovas, Placement};
 use crate::keeper;
 use crate::local::{Local, Shelved};
@@ -57,6 +57,7 @@ pub struct Builder {
     bounce: Option<Bounce>,
     when_full: WhenFull,
     trusted: bool,
+    align_mask: u64,
     pool_limit_bytes: u64,
     idle: Option<Duration>,
     watch: Option<Watch>,
@@ -114,6 +115,31 @@ impl Builder {
         Self { trusted: true, ..self }
     }
 
+    /// Sets the bits of an address that a bounced transfer keeps: `iova & mask` is then the memory's
+    /// address in this process `& mask`, as with `dma_set_min_align_mask` of the kernel.
+    ///
+    /// Some devices derive the shape of a transfer from the low bits of its address, and a driver
+    /// computes it from the address of the memory: Linux sets `0xfff` for NVMe controllers with pages
+    /// of 4 KiB. A driver that computes it from the IOVA needs no mask. Without this call the mask is
+    /// zero, and bounced transfers begin at the start of a granule, which most devices can take.
+    /// Transfers that are mapped keep all bits below the granule in any case, and so do those of which
+    /// only the ends are bounced. Of a scattered transfer each place keeps the bits, so it can have
+    /// more segments than without a mask.
+    ///
+    /// A bounce buffer then has unused bytes before the transfer: they are zero, and they count
+    /// towards the size of the buffer.
+    ///
+    /// # Errors
+    /// [`Error::AlignMask`] if the mask has bits of the backend's granule or above: no transfer keeps
+    /// those.
+    pub fn min_align_mask(self, mask: u64) -> Result<Self, Error> {
+        let granule = self.backend.limits().granule;
+        if mask >= granule.bytes() {
+            return Err(Error::AlignMask { mask, granule });
+        }
+        Ok(Self { align_mask: mask, ..self })
+    }
+
     /// The most that this domain's bounce buffers may have, and what happens to transfers then. No
     /// limit, and [`WhenFull::MapDirectly`], where this is not asked for.
     pub fn pool_limit(self, bytes: u64, when_full: WhenFull) -> Self {
@@ -159,7 +185,7 @@ impl Builder {
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
-            policy: Policy::new(bounce, self.when_full, is_trusted),
+            policy: Policy::new(bounce, self.when_full, is_trusted, self.align_mask),
             tallies: Tallies::default(),
             doors: Mutex::default(),
             idle: self.idle,
@@ -193,6 +219,7 @@ impl Domain {
             bounce: None,
             when_full: WhenFull::MapDirectly,
             trusted: false,
+            align_mask: 0,
             pool_limit_bytes: u64::MAX,
             idle: Some(Duration::from_secs(1)),
             watch: None,

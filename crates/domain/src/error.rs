@@ -17,6 +17,17 @@ pub enum Error {
     /// There is no IOVA for it.
     #[error(transparent)]
     Iova(#[from] IovaError),
+    /// Bits of an address that bounce buffers cannot keep.
+    #[error(
+        "a minimum alignment mask of {mask:#x} has bits of the granule of {granule} or above, which \
+         mappings do not keep; use a mask below the granule"
+    )]
+    AlignMask {
+        /// The mask that was requested.
+        mask: u64,
+        /// The granule of the backend.
+        granule: Granule,
+    },
     /// The transfer has no bytes.
     #[error(
         "{operation}: the transfer has no bytes, and a device can be given no address for it; skip \

@@ -120,7 +120,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// Through a slot, which there must be for the length.
     #[track_caller]
     pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
-        let (_, len_bytes) = extent(&memory);
+        let (start, len_bytes) = extent(&memory);
+        let len_bytes = door.inner().policy.slot_offset(start) + len_bytes;
         let class = Class::of_bytes(len_bytes, door.inner().core.limits.granule.log2());
         let kind = Kind { class: class.expect("a slot has room for it"), direction };
         let slot = check(&memory, direction)
@@ -239,7 +240,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub fn iova(&self) -> Iova {
         match &*self.place {
             Place::Direct(iovas) => Iova::new(iovas.start().raw() + self.offset()),
-            Place::Slot(slot) => slot.iova(),
+            Place::Slot(slot) => Iova::new(slot.iova().raw() + self.slot_offset()),
             Place::Ragged(ragged) => Iova::new(ragged.iovas.start().raw() + ragged.offset),
         }
     }
@@ -343,7 +344,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match &*self.place {
             Place::Direct(..) => [None, None],
             Place::Slot(slot) => {
-                [Some(Elsewhere { host: slot.host(), at: 0, len_bytes: self.len_bytes() }), None]
+                // SAFETY: within the slot.
+                let host = unsafe { slot.host().add(self.slot_offset() as usize) };
+                [Some(Elsewhere { host, at: 0, len_bytes: self.len_bytes() }), None]
             }
             Place::Ragged(ragged) => ragged.elsewhere(),
         }
@@ -358,9 +361,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match &*self.place {
             Place::Slot(slot) => {
                 let slot_bytes = slot.kind().class.granules() * granule;
+                let end = self.slot_offset() + written_bytes;
                 // SAFETY: within the slot.
-                let start = unsafe { slot.host().add(written_bytes as usize) };
-                Some((start, slot_bytes - written_bytes, written_bytes))
+                let start = unsafe { slot.host().add(end as usize) };
+                Some((start, slot_bytes - end, written_bytes))
             }
             Place::Ragged(ragged) => ragged.slack(granule, written_bytes),
             Place::Direct(..) => None,
@@ -397,6 +401,13 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     fn offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
         start & (self.door.inner().core.limits.granule.bytes() - 1)
+    }
+
+    /// Where in its slot the transfer begins, of a mapping that is bounced.
+    #[inline(always)]
+    fn slot_offset(&self) -> u64 {
+        let (start, _) = extent(&*self.memory);
+        self.door.inner().policy.slot_offset(start)
     }
 
     /// Of a mapping that is not bounced.
@@ -473,9 +484,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let copied = match &*self.place {
             Place::Direct(..) => return Ok(()),
             Place::Slot(slot) => {
-                // SAFETY: both have as many bytes; the memory is owned here, and nobody has a
-                // reference to it.
-                let copied = unsafe { bounce::copy_out(slot, host, written_bytes) };
+                // SAFETY: both have as many bytes; the memory is owned here, without a reference to
+                // it, and writable, as the direction is not towards the device.
+                let copied =
+                    unsafe { bounce::copy_out(slot, self.slot_offset(), host, written_bytes) };
                 copied.map(|()| written_bytes)
             }
             // SAFETY: it is what was mapped; the rest as above.

@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use longshore_mem::DmaMemory;
+use longshore_mem::{DmaMemory, Iova};
 
 use crate::backend::Piece;
 use crate::bounce;
@@ -112,11 +112,13 @@ pub(crate) fn fill<B: DmaMemory, D: Door>(
     memory: &B,
     is_reported: bool,
 ) -> Result<Slot, Box<Error>> {
-    let (_, len_bytes) = extent(memory);
+    let (start, len_bytes) = extent(memory);
+    let offset = door.inner().policy.slot_offset(start);
     if !is_reported {
-        // SAFETY: the slot has as many bytes, and the memory is the caller's.
-        if let Err(source) = unsafe { bounce::copy_in(&mut slot, host(memory), len_bytes) } {
-            let iova = slot.iova();
+        // SAFETY: the slot has as many bytes there, and the memory is the caller's.
+        let copied = unsafe { bounce::copy_in(&mut slot, offset, host(memory), len_bytes) };
+        if let Err(source) = copied {
+            let iova = Iova::new(slot.iova().raw() + offset);
             door.give_slot(slot);
             return Err(Error::Copy { iova, source }.into());
         }

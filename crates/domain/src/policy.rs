@@ -10,10 +10,17 @@ use crate::pool::chunk::Kind;
 use crate::pool::classes::Class;
 
 /// When a transfer is copied through memory that stays mapped, instead of being mapped itself.
+///
+/// A bounce buffer belongs to one transfer, and no two share a granule: all that the device can reach
+/// beyond the bytes of the transfer is zero. Bounce buffers lie in chunks of 2 MiB, each of which is
+/// mapped once, for one direction. A [`Local`](crate::Local) handle caches a few, so that its transfers
+/// take no lock once it is warm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bounce {
-    /// Only where it must be: memory that is not made of whole granules, and a device that is not
-    /// trusted with what lies beside it. Of a long transfer only the ends are copied.
+    /// Only if it must be: the memory is not made of whole granules, and the device is not
+    /// [trusted](crate::Builder::trusted) with the bytes beside it. A transfer longer than the largest
+    /// bounce buffer (64 granules: 256 KiB with granules of 4 KiB) is mapped, and only its ends that
+    /// share a granule with other bytes are copied.
     Never,
     /// Where it has fewer bytes than this, and fits a slot.
     Below(u64),
@@ -42,6 +49,8 @@ pub(crate) struct Policy {
     /// `true` if the device may reach bytes that share a granule with a transfer; never for one that is
     /// code of this process.
     pub(crate) trusted: bool,
+    /// Bits of an address that a bounce buffer keeps; all below the granule.
+    pub(crate) align_mask: u64,
 }
 
 /// How a transfer is made.
@@ -56,8 +65,8 @@ pub(crate) enum Route {
 }
 
 impl Policy {
-    pub(crate) fn new(bounce: Bounce, when_full: WhenFull, trusted: bool) -> Self {
-        let policy = Self { below: AtomicU64::new(0), when_full, trusted };
+    pub(crate) fn new(bounce: Bounce, when_full: WhenFull, trusted: bool, align_mask: u64) -> Self {
+        let policy = Self { below: AtomicU64::new(0), when_full, trusted, align_mask };
         policy.set(bounce);
         policy
     }
@@ -85,6 +94,13 @@ impl Policy {
         len_bytes < self.below.load(Ordering::Relaxed)
     }
 
+    /// Where in a slot a transfer begins whose memory is at `start`: slots begin with a granule, so the
+    /// bits that are kept are this offset.
+    #[inline(always)]
+    pub(crate) fn slot_offset(&self, start: u64) -> u64 {
+        start & self.align_mask
+    }
+
     #[inline]
     pub(crate) fn route(
         &self,
@@ -95,7 +111,10 @@ impl Policy {
     ) -> Route {
         let maps = self.trusted || granule.is_aligned(start | len_bytes);
         let bounces = !maps || self.bounces(len_bytes);
-        if bounces && let Some(class) = Class::of_bytes(len_bytes, granule.log2()) {
+        if bounces
+            && let Some(class) =
+                Class::of_bytes(self.slot_offset(start) + len_bytes, granule.log2())
+        {
             let else_direct = maps && self.when_full == WhenFull::MapDirectly;
             return Route::Bounce { kind: Kind { class, direction }, else_direct };
         }

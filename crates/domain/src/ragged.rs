@@ -203,7 +203,7 @@ impl Ragged {
             // SAFETY: the end lies within the caller's bytes.
             let from = unsafe { host.add(end.in_memory as usize) };
             // SAFETY: the slot is a granule, in which the end lies.
-            unsafe { bounce::copy_in_at(&mut end.slot, end.in_slot, from, end.len_bytes) }?;
+            unsafe { bounce::copy_in(&mut end.slot, end.in_slot, from, end.len_bytes) }?;
         }
         Ok(())
     }

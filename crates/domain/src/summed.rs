@@ -1,6 +1,7 @@
 //! Checksums of what a device reads or has written, made in the pass that copies it.
 #![expect(unsafe_code, reason = "views memory and slots of a mapping")]
 
+use std::iter;
 use std::panic::Location;
 use std::ptr::NonNull;
 
@@ -106,14 +107,18 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             return Err(Failed { error, value: memory });
         }
         let host = memory.host();
-        let (start, len_bytes) = (host.cast(), host.len() as u64);
+        let (start, len_bytes) = (host.cast::<u8>(), host.len() as u64);
         let copy = |slot: &mut Slot| {
-            let iova = slot.iova();
-            bounce::prepare(slot, len_bytes).map_err(|source| Error::Copy { iova, source })?;
+            let offset = door.inner().policy.slot_offset(start.addr().get() as u64);
+            let iova = Iova::new(slot.iova().raw() + offset);
+            let range = offset..offset + len_bytes;
+            // SAFETY: the slot was taken for the length and the offset.
+            unsafe { bounce::prepare(slot, iter::once(range)) }
+                .map_err(|source| Error::Copy { iova, source })?;
             // SAFETY: the memory is the caller's.
             let from = unsafe { view(start, 0, len_bytes) };
-            // SAFETY: the slot has as many bytes, and is this transfer's.
-            let to = unsafe { view_mut(slot.host(), 0, len_bytes) };
+            // SAFETY: the slot has as many bytes there, and is this transfer's.
+            let to = unsafe { view_mut(slot.host(), offset, len_bytes) };
             sum.transfer(from, to).map_err(|error| failed(iova, error))?;
             door.add(Event::Copied, len_bytes);
             Ok(())

@@ -1,13 +1,6 @@
-//! How the places of a transfer lie side by side for a device.
-//!
-//! ```text
-//!   memory    ░▓▓▓│████│▓░░   │████│████│   ░▓▓░      ▓ copied, █ mapped, ░ somebody else's
-//!              └─── 1 ───┘    └── 2 ────┘    └3┘      runs of adjacent bytes
-//!   IOVAs    │ ▓▓▓│████│▓   │████│████│ ▓▓ │          a range of granules
-//!              └────────┘    └───────┘  └┘            segments; 1 and 2 are one where a granule ends and
-//!                                                     the next begins with no byte between
-//! ```
+//! The layout of a scattered transfer at IOVAs: see [`SgMapping`](super::SgMapping).
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use longshore_mem::Granule;
@@ -46,6 +39,20 @@ pub(super) fn runs(places: impl IntoIterator<Item = Run>) -> Vec<Run> {
         }
     }
     runs
+}
+
+/// Where in one slot each of these runs lies: side by side, but for bytes that are left out so that the
+/// bits of its address that `align_mask` has are the same in the slot, which begins with a granule.
+pub(super) fn gathered(runs: &[Run], align_mask: u64) -> impl Iterator<Item = Range<u64>> {
+    let align = (align_mask + 1).next_power_of_two();
+    let mut end = 0u64;
+    runs.iter().map(move |run| {
+        let bits = run.start() & align_mask;
+        let before = end & !(align - 1);
+        let start = if before + bits < end { before + align + bits } else { before + bits };
+        end = start + run.len_bytes;
+        start..end
+    })
 }
 
 /// Some granules of the range.

@@ -209,7 +209,9 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
 
     fn elsewhere(&self) -> Box<dyn Iterator<Item = Elsewhere> + '_> {
         match &*self.place {
-            Place::Slot(slot) => Box::new(in_slot(slot, &self.runs)),
+            Place::Slot(slot) => {
+                Box::new(in_slot(slot, &self.runs, self.door.inner().policy.align_mask))
+            }
             Place::Spread(spread) => Box::new(spread.elsewhere()),
         }
     }

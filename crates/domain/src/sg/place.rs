@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use longshore_mem::copy::{CopyFault, copy_bytes};
 use longshore_mem::{AddrRange, Iova};
 
-use super::layout::{Layout, Run};
+use super::layout::{Layout, Run, gathered};
 use super::limits::{SgLimits, SgSegment};
 use crate::bounce;
 use crate::counters::Event;
@@ -81,16 +81,17 @@ impl Spread {
     }
 }
 
-/// All of a transfer, in one slot.
+/// The parts of a transfer that lie in one slot.
 pub(super) fn in_slot<'r>(
     slot: &Slot,
     runs: &'r [Run],
+    align_mask: u64,
 ) -> impl Iterator<Item = Elsewhere> + use<'r> {
     let start = slot.host();
     let mut at = 0;
-    runs.iter().map(move |run| {
+    gathered(runs, align_mask).zip(runs).map(move |(range, run)| {
         // SAFETY: the slot has room for all of them.
-        let slot = unsafe { start.add(at as usize) };
+        let slot = unsafe { start.add(range.start as usize) };
         let part = Elsewhere { slot, host: run.host, at, len_bytes: run.len_bytes };
         at += run.len_bytes;
         part
@@ -133,8 +134,8 @@ pub(super) unsafe fn place<D: Door>(
 ) -> Result<(Place, Vec<SgSegment>), Error> {
     let Inner { core, policy, .. } = door.inner();
     let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
-    let class = Class::of_bytes(len_bytes, core.limits.granule.log2());
-    let class = class.filter(|_| len_bytes != 0);
+    let slot_bytes = gathered(runs, policy.align_mask).last().map_or(0, |range| range.end);
+    let class = Class::of_bytes(slot_bytes, core.limits.granule.log2());
     let kind = class.map(|class| Kind { class, direction: core.slot_direction(direction, false) });
     if let Some(kind) = kind
         && policy.bounces(len_bytes)
@@ -168,14 +169,27 @@ fn gather<D: Door>(
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
     let iova = slot.iova();
-    let gathered = limits.split([(iova, len_bytes)].into_iter()).and_then(|segments| {
-        let copied = bounce::prepare(&mut slot, len_bytes).and_then(|()| {
-            copy_each(in_slot(&slot, runs), &(0..len_bytes), |slot, host| (host, slot))
+    let mask = door.inner().policy.align_mask;
+    // What lies side by side in the slot is one segment.
+    let mut whole: Vec<(Iova, u64)> = Vec::new();
+    let mut end = None;
+    for range in gathered(runs, mask) {
+        let count = range.end - range.start;
+        match whole.last_mut().filter(|_| end == Some(range.start)) {
+            Some((_, len_bytes)) => *len_bytes += count,
+            None => whole.push((Iova::new(iova.raw() + range.start), count)),
+        }
+        end = Some(range.end);
+    }
+    let filled = limits.split(whole.into_iter()).and_then(|segments| {
+        // SAFETY: the slot was taken for these ranges, which are in order.
+        let copied = unsafe { bounce::prepare(&mut slot, gathered(runs, mask)) }.and_then(|()| {
+            copy_each(in_slot(&slot, runs, mask), &(0..len_bytes), |slot, host| (host, slot))
         });
         copied.map_err(|source| Error::Copy { iova, source })?;
         Ok(segments)
     });
-    match gathered {
+    match filled {
         Ok(segments) => {
             door.add(Event::Copied, len_bytes);
             door.add(Event::Bounce, 1);
@@ -247,7 +261,7 @@ fn prepare<D: Door>(door: &D, spread: &mut Spread, direction: Direction) -> Resu
         spread.slots.push(slot);
         let slot = spread.slots.last_mut().expect("it was pushed");
         // SAFETY: the slot has a granule, in which the bytes lie; the memory is the caller's.
-        unsafe { bounce::copy_in_at(slot, place.in_slot, place.host, place.len_bytes) }
+        unsafe { bounce::copy_in(slot, place.in_slot, place.host, place.len_bytes) }
             .map_err(|source| Error::Copy { iova, source })?;
         copied += place.len_bytes;
     }
