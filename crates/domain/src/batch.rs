@@ -1,7 +1,7 @@
 //! Many mappings taken back with one invalidation.
 #![expect(unsafe_code, reason = "unmaps what its mappings own")]
 
-use std::fmt;
+use std::{fmt, vec};
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
@@ -23,6 +23,17 @@ pub struct Batch<'d, B: DmaMemory + 'static, D: Door = Domain> {
     ranges: Vec<AddrRange<Iova>>,
 }
 
+/// Mappings that the backend has unmapped. If a panic ends the flush, the others are not unmapped again.
+struct Unmapped<'v, 'd, B: DmaMemory + 'static, D: Door>(vec::Drain<'v, Mapping<'d, B, D>>);
+
+impl<B: DmaMemory + 'static, D: Door> Drop for Unmapped<'_, '_, B, D> {
+    fn drop(&mut self) {
+        for mut mapping in self.0.by_ref() {
+            mapping.set_unmapped();
+        }
+    }
+}
+
 impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
     pub(crate) fn new(door: &'d D) -> Self {
         Self { door, mappings: Vec::new(), ranges: Vec::new() }
@@ -38,7 +49,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
         self.mappings.is_empty()
     }
 
-    /// Takes back all that is in it, and gives each memory to `back`.
+    /// Takes back all that is in it, and passes each memory to `back`. If `back` panics, the memory of
+    /// the other mappings is dropped, out of the device's reach.
     ///
     /// # Errors
     /// [`Error::Backend`]: all mappings stay in the batch, and each of them may still be there.
@@ -60,7 +72,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
             self.door.add(Event::Flush, 1);
         }
         let (mut failed, mut first) = (Vec::new(), None);
-        for mapping in self.mappings.drain(..) {
+        let mut unmapped = Unmapped(self.mappings.drain(..));
+        for mapping in unmapped.0.by_ref() {
             match mapping.unmapped() {
                 Ok(memory) => back(memory),
                 Err(Failed { error, value }) => {
@@ -69,6 +82,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
                 }
             }
         }
+        drop(unmapped);
         self.mappings.append(&mut failed);
         first.map_or(Ok(()), |error| Err(*error))
     }

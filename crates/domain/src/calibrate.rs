@@ -107,8 +107,9 @@ impl Domain {
     }
 }
 
-/// By the backend's name, what was measured in this process. Held while that is done, so that it is
-/// done once.
+/// By the backend's name, what was measured in this process. Not held while that is done, because a
+/// subscriber to its spans may build a domain; threads that measure at the same time use the result of
+/// the first.
 static MEASURED: Mutex<Vec<(&'static str, Arc<Calibration>)>> = Mutex::new(Vec::new());
 
 impl Domain {
@@ -116,15 +117,21 @@ impl Domain {
     /// the backend does not map, that is for whoever asks for a mapping to learn.
     pub(crate) fn use_calibration(&self) {
         let name = self.inner().core.backend.name();
-        let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = measured.iter().find(|known| known.0 == name).map(|known| Arc::clone(&known.1));
+        let measured = || MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = |measured: &[(&str, Arc<Calibration>)]| {
+            measured.iter().find(|known| known.0 == name).map(|known| Arc::clone(&known.1))
+        };
+        let known = find(&measured());
         let calibration = known.or_else(|| {
             let calibration = Arc::new(self.calibrate().ok()?);
             let _ = self.shrink(Duration::ZERO);
             self.inner().tallies.forget();
             self.inner().pools.forget();
-            measured.push((name, Arc::clone(&calibration)));
-            Some(calibration)
+            let mut measured = measured();
+            find(&measured).or_else(|| {
+                measured.push((name, Arc::clone(&calibration)));
+                Some(calibration)
+            })
         });
         if let Some(calibration) = calibration {
             self.set_bounce(calibration.bounce);

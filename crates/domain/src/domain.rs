@@ -1,6 +1,7 @@
 //! A device's view of memory.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::keeper;
 use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
-use crate::pool::{Pools, budget};
+use crate::pool::{NotFreed, Pools, budget};
 use crate::trace::span;
 use crate::watch::{Misuse, Watch};
 
@@ -36,6 +37,8 @@ pub struct Domain {
 pub(crate) struct Inner {
     pub(crate) core: Core,
     pub(crate) pools: Pools,
+    /// The [`Domain`] was dropped.
+    is_dropped: AtomicBool,
     pub(crate) policy: Policy,
     pub(crate) tallies: Tallies,
     doors: Mutex<Vec<Weak<Shelved>>>,
@@ -146,9 +149,11 @@ impl Builder {
         Self { pool_limit_bytes: bytes, when_full, ..self }
     }
 
-    /// After how long bounce buffers that no transfer uses are freed: a second where this is not asked
-    /// for, and never with `None`. A thread of the process does that, which there is while any
-    /// domain has such buffers.
+    /// Sets after how long bounce buffers that no transfer uses, and chunks of DMA pools of which no
+    /// element is in use, are freed. The default is one second; with `None` they are never freed.
+    ///
+    /// One thread of the process does this for all domains, and runs only while one of them has such
+    /// memory. If the kernel reports that memory is scarce, it frees all that is idle at once.
     pub fn free_after(self, idle: Option<Duration>) -> Self {
         Self { idle, ..self }
     }
@@ -185,6 +190,7 @@ impl Builder {
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
+            is_dropped: AtomicBool::new(false),
             policy: Policy::new(bounce, self.when_full, is_trusted, self.align_mask),
             tallies: Tallies::default(),
             doors: Mutex::default(),
@@ -301,12 +307,16 @@ impl Domain {
         Batch::new(self)
     }
 
-    /// Frees bounce buffers that no transfer has used for `idle`, also those that doors of other
-    /// threads keep for their next transfers. How many bytes that were.
+    /// Frees bounce buffers that no transfer has used for `idle`, and chunks of DMA pools of which no
+    /// element was in use, and takes back the addresses, bounce buffers and elements that other threads
+    /// keep for their next transfers. Returns how many bytes were freed. [`reclaim`](Self::reclaim)
+    /// also frees page tables.
     ///
     /// # Errors
-    /// [`BackendError`], where a chunk could not be unmapped; it is leaked.
+    /// [`BackendError`] if a chunk could not be unmapped; it is leaked. If this thread cannot unmap it
+    /// because of a pin or a lease of its own, the chunk is kept instead, and can be freed later.
     pub fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
+        let _span = span!("shrink", idle = idle);
         self.inner.shrink(idle)
     }
 
@@ -364,20 +374,48 @@ impl Domain {
     }
 
     #[inline(always)]
-    pub(crate) fn inner(&self) -> &Inner {
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
     }
 }
 
 impl Inner {
-    /// As [`Domain::shrink`].
+    /// Shrinks as [`Domain::shrink`] does, without a span: the reclaim thread calls this, and a
+    /// subscriber may drop the domain, which waits for that thread.
     pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
-        let _span = span!("shrink", idle = idle);
         let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             door.claim(|kept| kept.clear(self));
         }
-        self.pools.shrink(&self.core, idle)
+        Ok(self.pools.shrink(&self.core, idle)?)
+    }
+
+    /// Frees the chunks that nothing can use any more: idle ones of DMA pools that were dropped, and
+    /// bounce buffers if the domain was.
+    ///
+    /// # Errors
+    /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
+    pub(crate) fn end(&self) -> Result<(), BackendError> {
+        while self.is_dropped.load(Ordering::Acquire) {
+            match self.pools.shrink(&self.core, Duration::ZERO) {
+                Ok(_) => break,
+                Err(NotFreed::Kept(error)) => return Err(error),
+                // Nothing can report it: the domain was dropped.
+                Err(NotFreed::Leaked(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if the calling thread waits for itself when it waits for another thread to unmap
+    /// memory of this domain.
+    pub(crate) fn is_held_by_caller(&self) -> bool {
+        self.core.limits.usable.iter().any(|range| self.core.backend.check_unmap(*range).is_err())
+    }
+
+    /// Whether there are chunks that are to be freed some day.
+    pub(crate) fn may_shrink(&self) -> bool {
+        self.pools.held_bytes() != 0
     }
 
     /// After how long what no transfer uses is freed.
@@ -392,14 +430,15 @@ impl Inner {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // From here on nobody else has what is inside.
+        // From here on only DMA pools have what is inside.
         keeper::remove(&self.inner);
         if let Some(watch) = &self.inner.watch {
             watch.end();
         }
-        let Inner { core, pools, .. } = &*self.inner;
-        // Whatever cannot be unmapped is leaked: nobody is left who could be told.
-        while pools.shrink(core, Duration::ZERO).is_err() {}
+        self.inner.is_dropped.store(true, Ordering::Release);
+        if self.inner.end().is_err() {
+            keeper::end_later(&self.inner);
+        }
     }
 }
 

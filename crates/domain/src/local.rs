@@ -19,7 +19,7 @@ use crate::mapping::Mapping;
 use crate::policy::WhenFull;
 use crate::pool::PoolError;
 use crate::pool::chunk::{Kind, Slot};
-use crate::pool::magazines::Magazines;
+use crate::pool::magazines::{self, Magazines, Refill};
 use longshore_sync::Barrier;
 use longshore_sync::Biased;
 
@@ -104,10 +104,22 @@ impl<'d> Local<'d> {
         self.domain
     }
 
+    /// A slot from the pools, and some more to be kept. The pools are asked while what is kept is not in
+    /// use: growing is a span, whose subscriber may map by this handle.
+    #[cold]
+    fn refill(&self, kind: Kind) -> Result<Slot, PoolError> {
+        let Inner { core, pools, .. } = self.inner;
+        let Refill(slot, others) = magazines::refill(core, pools, kind)?;
+        self.own(|kept| {
+            others.into_iter().flatten().for_each(|slot| kept.slots.give(pools, slot));
+        });
+        Ok(slot)
+    }
+
     #[inline(always)]
     fn own<R>(&self, then: impl FnOnce(&mut Kept) -> R) -> R {
-        // SAFETY: this is not `Sync`, so one thread at a time is here, and none of the closures below
-        // comes back here.
+        // SAFETY: this is not `Sync`, so one thread at a time is here. None of the closures of this
+        // module runs code of the program or of a tracing subscriber, which could come back here.
         unsafe { self.kept.own(then) }
     }
 }
@@ -251,8 +263,10 @@ pub(crate) mod sealed {
 
         #[inline(always)]
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
-            let Inner { core, pools, .. } = self.inner;
-            self.own(|kept| kept.slots.take(core, pools, kind))
+            match self.own(|kept| kept.slots.take(kind)) {
+                Some(slot) => Ok(slot),
+                None => self.refill(kind),
+            }
         }
 
         #[inline(always)]

@@ -20,6 +20,7 @@ use crate::place::{Place, check, extent, fill, host, map, map_somewhere, place, 
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
+use crate::scoped::abort_if_borrowed;
 use crate::synced::Elsewhere;
 use crate::trace::{Span, span};
 use crate::watch::{Made, Slack};
@@ -199,13 +200,15 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// The rest of that, of a mapping that the device cannot reach any more.
+    /// The rest of that, of a mapping that the device cannot reach any more. A report that panics drops
+    /// the mapping.
     fn take_watched(
-        self,
+        mut self,
         written_bytes: u64,
         said: Option<&'static Location<'static>>,
         copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
     ) -> Result<B, Failed<Self>> {
+        self.set_unmapped();
         let iova = self.iova();
         if let Some(watch) = &self.door.inner().watch {
             match said {
@@ -323,10 +326,39 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ) -> Result<B, Failed<Self>> {
         let span = span!("unmap", written_bytes = written_bytes; len_bytes, iova, is_bounced);
         this.tell(&span);
-        if let Err(error) = this.unreach().and_then(|()| copy_back(&this)) {
+        if let Err(error) = this.unreach() {
+            return Err(Failed { error, value: ManuallyDrop::into_inner(this) });
+        }
+        if let Err(error) = copy_back(&this) {
+            this.set_unmapped();
             return Err(Failed { error, value: ManuallyDrop::into_inner(this) });
         }
         Ok(Self::into_memory(this))
+    }
+
+    /// As [`unmap`](Self::unmap), without a span, and dropped by a panic.
+    pub(crate) fn unmap_lent(mut self) -> Result<(), Failed<Self>> {
+        if let Err(error) = self.unreach() {
+            return Err(Failed { error, value: self });
+        }
+        let len_bytes = self.len_bytes();
+        let copy_back = |mapping: &Self| mapping.copy_back(len_bytes);
+        self.take_watched(len_bytes, None, copy_back).map(drop)
+    }
+
+    /// The span of that, and its fields.
+    pub(crate) fn unmap_span(&self) -> Span {
+        let span = span!("unmap", written_bytes = self.len_bytes(); len_bytes, iova, is_bounced);
+        self.tell(&span);
+        span
+    }
+
+    /// The backend has unmapped it.
+    pub(crate) fn set_unmapped(&mut self) {
+        if let Place::Ragged(ragged) = &mut *self.place {
+            ragged.set_unmapped();
+        }
+        self.way.set_unmapped();
     }
 
     /// Whether the device says how much it has written.
@@ -387,6 +419,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// three ranges of one whose ends are.
     pub(crate) fn add_mapped(&self, ranges: &mut Vec<AddrRange<Iova>>) {
         match &*self.place {
+            Place::Direct(_) if self.way.is_unmapped() => {}
             Place::Direct(iovas) => ranges.push(self.range(iovas)),
             Place::Slot(_) => {}
             Place::Ragged(ragged) => {
@@ -423,9 +456,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// # Errors
     /// [`Error::Copy`] with the mapping.
     pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
-        if let Place::Ragged(ragged) = &mut *self.place {
-            ragged.set_unmapped();
-        }
+        self.set_unmapped();
         let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
         if self.door.inner().watch.is_some() {
             let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
@@ -446,9 +477,12 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 
-    /// Puts the memory out of the device's reach.
+    /// Puts the memory out of the device's reach, once.
     #[inline(always)]
     fn unreach(&mut self) -> Result<(), Box<Error>> {
+        if self.way.is_unmapped() {
+            return Ok(());
+        }
         if let Place::Direct(iovas) = &*self.place {
             return self.unmap_range(self.range(iovas));
         }
@@ -515,7 +549,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
     fn drop(&mut self) {
         // Nobody looks at what the device has written.
-        if self.unreach().is_err() {
+        if let Err(error) = self.unreach() {
+            abort_if_borrowed::<B>(&error);
             self.door.add(Event::Leak, 1);
             return;
         }

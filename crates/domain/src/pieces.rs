@@ -11,25 +11,29 @@ use crate::direction::Direction;
 use crate::error::Error;
 use crate::local::Door;
 
-/// Not all of it was mapped, and perhaps not all of that unmapped again.
+/// The error of pieces of which not all were mapped.
 pub(crate) struct Partly {
     pub(crate) error: Error,
-    pub(crate) is_undone: bool,
+    /// How many pieces, from the first, are still mapped because the backend did not unmap them again.
+    pub(crate) still_mapped: usize,
 }
 
 /// Maps whole granules of memory, each at its range.
 ///
 /// # Errors
-/// Those that were mapped are unmapped again, where the backend does that.
+/// [`Partly`]. Nothing is mapped if the calling thread could not unmap it.
 ///
 /// # Safety
 /// The ranges must be the caller's alone, and not mapped. The memory must stay, with no reference to
-/// it, until it is unmapped, and where it is not undone, for ever.
+/// it, until it is unmapped; that of pieces which are still mapped after an error, for ever.
 pub(crate) unsafe fn map_all<D: Door>(
     door: &D,
     pieces: impl Iterator<Item = (AddrRange<Iova>, NonNull<u8>)> + Clone,
     direction: Direction,
 ) -> Result<(), Partly> {
+    if let Some((range, _)) = pieces.clone().next() {
+        check_unmap(door, range).map_err(|error| Partly { error, still_mapped: 0 })?;
+    }
     let backend = &door.inner().core.backend;
     for (nth, (range, host)) in pieces.clone().enumerate() {
         let piece = Piece { host, len_bytes: range.len_bytes(), file: None };
@@ -40,11 +44,21 @@ pub(crate) unsafe fn map_all<D: Door>(
         let before: Vec<_> = pieces.take(nth).map(|(range, _)| range).collect();
         let (iova, len_bytes) = (range.start(), range.len_bytes());
         let error = Error::Backend { operation: "mapping", iova, len_bytes, source };
-        // SAFETY: mapped just now, and nobody else's.
+        // SAFETY: mapped just now, and used by no other code.
         let is_undone = before.is_empty() || unsafe { backend.unmap(&before) }.is_ok();
-        return Err(Partly { error, is_undone });
+        return Err(Partly { error, still_mapped: if is_undone { 0 } else { nth } });
     }
     Ok(())
+}
+
+/// Returns an error if the calling thread could not unmap these addresses if it mapped them now.
+///
+/// # Errors
+/// [`Error::Backend`].
+pub(crate) fn check_unmap<D: Door>(door: &D, range: AddrRange<Iova>) -> Result<(), Error> {
+    let checked = door.inner().core.backend.check_unmap(range);
+    let (iova, len_bytes) = (range.start(), range.len_bytes());
+    checked.map_err(|source| Error::Backend { operation: "mapping", iova, len_bytes, source })
 }
 
 /// Unmaps these ranges of a transfer of `len_bytes` at `iova`.

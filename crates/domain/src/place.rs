@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use longshore_mem::{DmaMemory, Iova};
+use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::backend::Piece;
 use crate::bounce;
@@ -14,9 +14,11 @@ use crate::error::Error;
 use crate::iova::IovaRange;
 use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
+use crate::pieces::check_unmap;
 use crate::policy::Route;
 use crate::pool::chunk::{Kind, Slot};
 use crate::ragged::Ragged;
+use crate::scoped::is_borrowed;
 
 /// Where the device finds the bytes.
 ///
@@ -74,7 +76,7 @@ pub(crate) fn read_only((start, len_bytes): (u64, u64), operation: &'static str)
 
 /// Makes the memory reachable.
 #[inline(always)]
-pub(crate) fn place<B: DmaMemory, D: Door>(
+pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
@@ -130,7 +132,7 @@ pub(crate) fn fill<B: DmaMemory, D: Door>(
 }
 
 #[inline(always)]
-pub(crate) fn map_somewhere<B: DmaMemory, D: Door>(
+pub(crate) fn map_somewhere<B: DmaMemory + 'static, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
@@ -146,7 +148,7 @@ pub(crate) fn map_somewhere<B: DmaMemory, D: Door>(
 
 /// Maps the granules of the memory at `iovas`.
 #[inline(always)]
-pub(crate) fn map<B: DmaMemory, D: Door>(
+pub(crate) fn map<B: DmaMemory + 'static, D: Door>(
     door: &D,
     memory: &B,
     direction: Direction,
@@ -157,6 +159,13 @@ pub(crate) fn map<B: DmaMemory, D: Door>(
     let (start, len_bytes) = extent(memory);
     let offset = start & (granule.bytes() - 1);
     let len_bytes = (offset + len_bytes).next_multiple_of(granule.bytes());
+    if is_borrowed::<B>() {
+        let range = AddrRange::new(iovas.start(), len_bytes).expect("it was taken");
+        if let Err(error) = check_unmap(door, range) {
+            door.give(Seal, iovas);
+            return Err(error.into());
+        }
+    }
     // SAFETY: nobody writes through it here, and it is not kept.
     let file = unsafe { memory.file() };
     let file = file.filter(|(_, at)| at.raw() >= offset);

@@ -122,8 +122,8 @@ impl Ragged {
                 door.add(Event::Bounce, 1);
                 Ok(ragged)
             }
-            Err(Partly { error, is_undone }) => {
-                if is_undone {
+            Err(Partly { error, still_mapped }) => {
+                if still_mapped == 0 {
                     ragged.give(door);
                 } else {
                     // The device may reach the slots, so nobody gets them.

@@ -4,6 +4,7 @@
     reason = "lends borrowed bytes to a mapping that ends before the borrow does"
 )]
 
+use std::any::TypeId;
 use std::os::fd::BorrowedFd;
 use std::process;
 use std::ptr::NonNull;
@@ -15,6 +16,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Failed};
 use crate::local::{Door, Local};
 use crate::mapping::Mapping;
+use crate::trace::{Span, span};
 
 /// Borrowed bytes.
 struct Borrowed {
@@ -41,14 +43,46 @@ unsafe impl DmaMemory for Borrowed {
     }
 }
 
-/// A mapping of bytes that somebody else owns.
+/// A mapping of borrowed bytes.
 pub(crate) trait Lent: Sized {
+    /// The span of unmapping. It is entered before the mapping is taken out of its [`Ending`]: a
+    /// subscriber may panic.
+    fn unmap_span(&self) -> Span;
+
+    /// Unmaps without a span: one that is left by a panic leaks the mapping which is returned.
     fn unmap(self) -> Result<(), Failed<Self>>;
 }
 
 impl<D: Door> Lent for Mapping<'_, Borrowed, D> {
+    fn unmap_span(&self) -> Span {
+        Mapping::unmap_span(self)
+    }
+
     fn unmap(self) -> Result<(), Failed<Self>> {
-        Mapping::unmap(self).map(drop)
+        self.unmap_lent()
+    }
+}
+
+/// Ends the process: the bytes go back to their owner whatever happens, and the device may still write
+/// to them.
+#[cold]
+pub(crate) fn abort(error: &Error) -> ! {
+    eprintln!("longshore: memory of the caller cannot be taken from a device: {error}");
+    process::abort();
+}
+
+/// Returns whether memory of type `B` is borrowed bytes.
+#[inline(always)]
+pub(crate) fn is_borrowed<B: 'static>() -> bool {
+    TypeId::of::<B>() == TypeId::of::<Borrowed>()
+}
+
+/// Ends the process if memory of type `B`, which cannot be unmapped, is borrowed. Other memory can be
+/// leaked.
+#[cold]
+pub(crate) fn abort_if_borrowed<B: 'static>(error: &Error) {
+    if is_borrowed::<B>() {
+        abort(error);
     }
 }
 
@@ -57,16 +91,12 @@ pub(crate) struct Ending<M: Lent>(pub(crate) Option<M>);
 
 impl<M: Lent> Ending<M> {
     pub(crate) fn end(&mut self) -> Result<(), Error> {
+        let _span = self.0.as_ref().map(M::unmap_span);
         let Some(mapping) = self.0.take() else { return Ok(()) };
         match mapping.unmap() {
             Ok(()) => Ok(()),
             Err(Failed { error, .. }) if matches!(*error, Error::Copy { .. }) => Err(*error),
-            Err(Failed { error, .. }) => {
-                // The bytes go back to their owner whatever happens, and the device may still write
-                // to them.
-                eprintln!("longshore: borrowed memory cannot be taken from a device: {error}");
-                process::abort();
-            }
+            Err(Failed { error, .. }) => abort(&error),
         }
     }
 }
@@ -89,11 +119,15 @@ unsafe fn map<D: Door, R>(
     work: impl FnOnce(Iova) -> R,
 ) -> Result<R, Error> {
     let is_writable = direction != Direction::ToDevice;
-    let mapping = Mapping::new(door, Borrowed { bytes, is_writable }, direction, false);
-    let mapping = mapping.map_err(|failed| *failed.error)?;
-    let iova = mapping.iova();
-    let mut ending = Ending(Some(mapping));
-    let result = work(iova);
+    let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
+    let mapping = Mapping::make(door, Borrowed { bytes, is_writable }, direction, false);
+    let mut ending = Ending(Some(mapping.map_err(|failed| *failed.error)?));
+    let iova = ending.0.as_ref().map(|mapping| {
+        mapping.tell(&span);
+        mapping.iova()
+    });
+    drop(span);
+    let result = work(iova.expect("it was just made"));
     ending.end()?;
     Ok(result)
 }
@@ -101,13 +135,17 @@ unsafe fn map<D: Door, R>(
 macro_rules! scoped {
     ($door:ty) => {
         impl $door {
-            /// Lets the device read `bytes` while `work` runs, which is told where it finds them.
+            /// Lets the device read `bytes` while `work` runs. Passes their address for the device to
+            /// `work`.
             ///
-            /// Memory that cannot be taken back from the device ends the process: it belongs to
-            /// somebody else.
+            /// Memory that cannot be taken back from the device ends the process, because it belongs
+            /// to the caller. With the backend of this process that happens if `work` leaves a pin or
+            /// a lease of the bytes behind on this thread, or a `SpaceMemory` of the space; or if a
+            /// callback of a lease panics. If this thread holds a pin or a `SpaceMemory` before, the
+            /// bytes are not mapped.
             ///
             /// # Errors
-            /// [`Error`]. Where the bytes could not be mapped, `work` was not called.
+            /// [`Error`]. If the bytes could not be mapped, `work` was not called.
             #[track_caller]
             pub fn lend<R>(&self, bytes: &[u8], work: impl FnOnce(Iova) -> R) -> Result<R, Error> {
                 // SAFETY: the device only reads, and `bytes` is borrowed until then.
@@ -115,10 +153,10 @@ macro_rules! scoped {
             }
 
             /// Lets the device write to `bytes` while `work` runs, as [`lend`](Self::lend); and read
-            /// them, where `direction` says so.
+            /// them, if `direction` includes that.
             ///
             /// # Errors
-            /// [`Error`]. Where the bytes could not be mapped, `work` was not called.
+            /// [`Error`]. If the bytes could not be mapped, `work` was not called.
             #[track_caller]
             pub fn lend_mut<R>(
                 &self,

@@ -11,6 +11,7 @@ pub(crate) struct Way(u64);
 
 impl Way {
     const REPORTED: u64 = 1 << 8;
+    const UNMAPPED: u64 = 1 << 9;
 
     #[inline(always)]
     pub(crate) fn new(direction: Direction, is_reported: bool) -> Self {
@@ -21,11 +22,22 @@ impl Way {
     pub(crate) fn direction(self) -> Direction {
         const TO: u64 = Direction::ToDevice as u64;
         const FROM: u64 = Direction::FromDevice as u64;
-        match self.0 & !Self::REPORTED {
+        match self.0 & 0xff {
             TO => Direction::ToDevice,
             FROM => Direction::FromDevice,
             _ => Direction::Bidirectional,
         }
+    }
+
+    /// `true` if the device cannot reach the memory any more, though the mapping is still there.
+    #[inline(always)]
+    pub(crate) fn is_unmapped(self) -> bool {
+        self.0 & Self::UNMAPPED != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_unmapped(&mut self) {
+        self.0 |= Self::UNMAPPED;
     }
 
     #[inline(always)]

@@ -102,6 +102,18 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// Each was mapped by [`map`](Self::map) as it is, and no other call may map or unmap any of it
     /// at the same time.
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError>;
+
+    /// Returns an error if [`unmap`](Self::unmap) of addresses in `range` would fail now because of the
+    /// calling thread, which holds a pin, for example. A domain calls this before it maps borrowed
+    /// memory, or several pieces, of which it must unmap the first ones if a later one is refused; and
+    /// before it unmaps pool memory, which it keeps for a later attempt then.
+    ///
+    /// # Errors
+    /// [`BackendError`]; nothing has changed.
+    fn check_unmap(&self, range: AddrRange<Iova>) -> Result<(), BackendError> {
+        let _ = range;
+        Ok(())
+    }
 }
 
 /// Why a backend refused.
@@ -111,6 +123,12 @@ pub enum BackendError {
     /// The space of this process refused.
     #[error(transparent)]
     Space(#[from] longshore_access::Error),
+    /// A callback panicked during the unmapping, so the memory counts as mapped for ever.
+    #[error(
+        "a callback of a lease or of remote memory panicked, and a session may still use the memory; \
+         callbacks must not panic"
+    )]
+    CallbackPanicked,
     /// The kernel refused.
     #[error("{operation}: {source}")]
     Io {

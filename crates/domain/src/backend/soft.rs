@@ -1,6 +1,9 @@
 //! In this process: the devices are models, and reach memory through sessions of a space.
 #![expect(unsafe_code, reason = "maps memory that the domain keeps")]
 
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use longshore_access::{Space, SpaceConfig};
 use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
 use longshore_pagetable::Prot;
@@ -66,11 +69,35 @@ unsafe impl Backend for Soft {
     }
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
-        if let [range] = ranges {
-            // SAFETY: mapped by `map` above, and the caller has the addresses for itself.
-            return Ok(unsafe { self.space.unmap_raw(range.start(), range.len_bytes()) }?);
+        contained(|| {
+            if let [range] = ranges {
+                // SAFETY: mapped by `map` above, and the caller has the addresses for itself.
+                return unsafe { self.space.unmap_raw(range.start(), range.len_bytes()) };
+            }
+            // SAFETY: the same, of each.
+            unsafe { self.space.unmap_raw_each(ranges) }
+        })
+    }
+
+    fn check_unmap(&self, range: AddrRange<Iova>) -> Result<(), BackendError> {
+        Ok(self.space.check_unmap(range.start(), range.len_bytes())?)
+    }
+}
+
+/// Calls `unmap`, and returns an error if a callback of the program panics in it.
+///
+/// Mappings end in destructors, also in those of thread-local values, and on a thread of this crate. A
+/// panic there would end the process or the thread. A space stays usable after a panic.
+#[inline(always)]
+fn contained(
+    unmap: impl FnOnce() -> Result<(), longshore_access::Error>,
+) -> Result<(), BackendError> {
+    match catch_unwind(AssertUnwindSafe(unmap)) {
+        Ok(unmapped) => Ok(unmapped?),
+        Err(panic) => {
+            // Its destructor may panic too.
+            mem::forget(panic);
+            Err(BackendError::CallbackPanicked)
         }
-        // SAFETY: the same, of each.
-        Ok(unsafe { self.space.unmap_raw_each(ranges) }?)
     }
 }

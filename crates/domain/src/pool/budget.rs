@@ -42,13 +42,14 @@ impl Budget {
     }
 }
 
-/// Bounds the memory of the bounce pools of all domains of this process together. Without a call
-/// there is no bound but each domain's own. Pools that have more already do not grow.
+/// Bounds the memory of the bounce buffers and DMA pools of all domains of this process together.
+/// Without a call only each domain and each pool has a limit of its own. Pools that have more already
+/// do not grow.
 pub fn set_process_budget(bytes: u64) {
     PROCESS.set_limit(bytes);
 }
 
-/// Bytes that the bounce pools of all domains of this process have.
+/// Returns how many bytes the bounce buffers and DMA pools of all domains of this process have.
 pub fn process_pool_bytes() -> u64 {
     PROCESS.taken()
 }

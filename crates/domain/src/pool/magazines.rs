@@ -22,18 +22,10 @@ impl Magazines {
         Self { kept: (0..KINDS).map(|_| Vec::new()).collect() }
     }
 
+    /// A slot that is kept.
     #[inline(always)]
-    pub(crate) fn take(
-        &mut self,
-        core: &Core,
-        pools: &Pools,
-        kind: Kind,
-    ) -> Result<Slot, PoolError> {
-        let kept = &mut self.kept[kind.index()];
-        match kept.pop() {
-            Some(slot) => Ok(slot),
-            None => refill(kept, core, pools, kind),
-        }
+    pub(crate) fn take(&mut self, kind: Kind) -> Option<Slot> {
+        self.kept[kind.index()].pop()
     }
 
     #[inline(always)]
@@ -56,11 +48,21 @@ impl Magazines {
     }
 }
 
-#[cold]
-fn refill(kept: &mut Vec<Slot>, core: &Core, pools: &Pools, kind: Kind) -> Result<Slot, PoolError> {
-    kept.reserve_exact(most(kind));
-    pools.take(core, kind, most(kind).div_ceil(2), |slot| kept.push(slot))?;
-    Ok(kept.pop().expect("there is one at least"))
+/// Slots that were taken together: one for a transfer, the others to be kept.
+pub(crate) struct Refill(pub(crate) Slot, pub(crate) [Option<Slot>; SLOTS as usize / 2]);
+
+/// Takes slots from the pools for magazines that have none of that kind. Not a method of them, because
+/// the pools must be asked while nothing is held.
+pub(crate) fn refill(core: &Core, pools: &Pools, kind: Kind) -> Result<Refill, PoolError> {
+    let (mut first, mut others, mut count) = (None, [const { None }; SLOTS as usize / 2], 0);
+    pools.take(core, kind, most(kind).div_ceil(2), |slot| match first {
+        None => first = Some(slot),
+        Some(_) => {
+            others[count] = Some(slot);
+            count += 1;
+        }
+    })?;
+    Ok(Refill(first.expect("there is one at least"), others))
 }
 
 #[inline(always)]

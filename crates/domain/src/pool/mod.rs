@@ -17,7 +17,9 @@
 pub(crate) mod budget;
 pub(crate) mod chunk;
 pub(crate) mod classes;
+pub(crate) mod layout;
 pub(crate) mod magazines;
+pub(crate) mod shelf;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,8 +35,10 @@ use crate::iova::IovaError;
 use crate::keeper;
 use crate::trace::span;
 use budget::Budget;
-use chunk::{Chunk, Kind, Slot};
+use chunk::{Bounced, Chunk, Kind, Slot};
 use classes::Class;
+use layout::Layout;
+use shelf::{Shelf, Stock};
 
 /// Why a pool could not grow.
 #[derive(Debug, Error)]
@@ -42,8 +46,8 @@ use classes::Class;
 pub enum PoolError {
     /// The domain's pools, or those of the process, have as much as they may.
     #[error(
-        "bounce buffers have {held_bytes:#x} bytes of the {limit_bytes:#x} they may have; let \
-         transfers end, or raise the limit"
+        "bounce buffers and DMA pools have {held_bytes:#x} bytes of the {limit_bytes:#x} they may \
+         have; let transfers end, or raise the limit"
     )]
     Limit {
         /// What they have.
@@ -52,13 +56,13 @@ pub enum PoolError {
         limit_bytes: u64,
     },
     /// There is no memory for a chunk.
-    #[error("memory for bounce buffers: {0}")]
+    #[error("memory for bounce buffers or a DMA pool: {0}")]
     Memory(#[source] longshore_heap::Error),
     /// There are no addresses for a chunk.
-    #[error("addresses for bounce buffers: {0}")]
+    #[error("IOVAs for bounce buffers or a DMA pool: {0}")]
     Iova(#[source] IovaError),
     /// The backend does not map a chunk.
-    #[error("mapping bounce buffers: {0}")]
+    #[error("mapping bounce buffers or a DMA pool: {0}")]
     Backend(#[source] BackendError),
 }
 
@@ -71,6 +75,23 @@ pub(crate) const KINDS: usize = DIRECTIONS.len() * classes::COUNT;
 impl Kind {
     pub(crate) fn index(self) -> usize {
         self.direction as usize * classes::COUNT + self.class.index()
+    }
+}
+
+/// Why a chunk was not freed.
+#[derive(Debug)]
+pub(crate) enum NotFreed {
+    /// This thread cannot unmap it now. Nothing has changed, so it can be freed later.
+    Kept(BackendError),
+    /// It may be mapped still, so it is never used again.
+    Leaked(BackendError),
+}
+
+impl From<NotFreed> for BackendError {
+    fn from(error: NotFreed) -> Self {
+        match error {
+            NotFreed::Kept(error) | NotFreed::Leaked(error) => error,
+        }
     }
 }
 
@@ -92,7 +113,7 @@ pub struct PoolUsage {
 
 /// A domain's pools.
 pub(crate) struct Pools {
-    shelves: Box<[Mutex<Shelf>]>,
+    shelves: Box<[Mutex<Shelf<Bounced>>]>,
     own: Budget,
     process: &'static Budget,
     peak_bytes: AtomicU64,
@@ -101,13 +122,6 @@ pub(crate) struct Pools {
     /// Who waits for a slot, and is to be told of any.
     waiting: Mutex<u32>,
     freed: Condvar,
-}
-
-/// The chunks of one kind.
-#[derive(Default)]
-struct Shelf {
-    /// A place is empty after its chunk was freed.
-    chunks: Vec<Option<Chunk>>,
 }
 
 impl Pools {
@@ -139,7 +153,8 @@ impl Pools {
     }
 
     /// Takes up to `count` slots of a kind to `to`, at least one: a new chunk is made where none is
-    /// free.
+    /// free. Its span runs code of the program, which may map: neither a lock nor the value of a
+    /// [`Biased`](longshore_sync::Biased) may be held by the caller.
     pub(crate) fn take(
         &self,
         core: &Core,
@@ -147,15 +162,20 @@ impl Pools {
         count: usize,
         mut to: impl FnMut(Slot),
     ) -> Result<(), PoolError> {
+        if self.lock(kind).take(count, &mut to) != 0 {
+            return Ok(());
+        }
+        // Entered before the lock, and left after it.
+        let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
+        let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
         let mut shelf = self.lock(kind);
-        let mut taken = shelf.take(count, &mut to);
-        if taken != 0 {
+        if shelf.take(count, &mut to) != 0 {
             return Ok(());
         }
         let number = shelf.vacancy();
         let chunk = self.grow(core, kind, number)?;
-        shelf.chunks[number as usize] = Some(chunk);
-        taken = shelf.take(count, &mut to);
+        shelf.put(number, chunk);
+        let taken = shelf.take(count, &mut to);
         debug_assert!(taken > 0, "a new chunk has free slots");
         drop(shelf);
         keeper::wake();
@@ -165,10 +185,7 @@ impl Pools {
     /// Takes slots of one kind back.
     pub(crate) fn give(&self, kind: Kind, slots: impl IntoIterator<Item = Slot>) {
         let mut shelf = self.lock(kind);
-        for slot in slots {
-            let chunk = shelf.chunks[slot.chunk() as usize].as_mut();
-            chunk.expect("a chunk lives while a slot of it does").give(slot);
-        }
+        slots.into_iter().for_each(|slot| shelf.give(slot));
         drop(shelf);
         self.tell();
     }
@@ -176,15 +193,16 @@ impl Pools {
     /// Frees the chunks all of whose slots have been free for `idle`. How many bytes that were.
     ///
     /// # Errors
-    /// [`BackendError`] of the first chunk that could not be unmapped; it is leaked, and counts as
-    /// held for ever.
-    pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, BackendError> {
+    /// [`NotFreed`] of the first chunk that could not be unmapped. What was leaked counts as held for
+    /// ever.
+    pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, NotFreed> {
         let mut freed = 0;
         for shelf in &self.shelves {
-            // The lock is not held while a chunk is unmapped.
-            while let Some(chunk) = lock(shelf).take_idle(idle) {
+            // By a closure, so that the lock is not held while a chunk is unmapped.
+            let next = || lock(shelf).take_idle(core, idle).map_err(NotFreed::Kept);
+            while let Some(chunk) = next()? {
                 let len_bytes = chunk.len_bytes();
-                chunk.destroy(core)?;
+                chunk.destroy(core).map_err(NotFreed::Leaked)?;
                 self.release(len_bytes);
                 self.shrinks.fetch_add(1, Ordering::Relaxed);
                 freed += len_bytes;
@@ -214,9 +232,11 @@ impl Pools {
         self.shrinks.store(0, Ordering::Relaxed);
     }
 
-    fn grow(&self, core: &Core, kind: Kind, number: u32) -> Result<Chunk, PoolError> {
-        let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
-        let len_bytes = chunk::CHUNK_BYTES.max(slot_bytes);
+    fn grow(&self, core: &Core, kind: Kind, number: u32) -> Result<Chunk<Bounced>, PoolError> {
+        let granule = core.limits.granule;
+        let slot_bytes = kind.class.granules() * granule.bytes();
+        let layout = Layout::of_granules(slot_bytes, granule);
+        let len_bytes = layout.chunk_bytes();
         for (budget, others) in [(&self.own, None), (self.process, Some(&self.own))] {
             if !budget.take(len_bytes) {
                 if let Some(other) = others {
@@ -226,8 +246,8 @@ impl Pools {
                 return Err(PoolError::Limit { held_bytes, limit_bytes });
             }
         }
-        let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
-        let chunk = Chunk::new(core, kind, number).inspect_err(|_| self.release(len_bytes))?;
+        let chunk = Chunk::new(core, &layout, kind.direction, number, || Bounced::new(kind))
+            .inspect_err(|_| self.release(len_bytes))?;
         self.peak_bytes.fetch_max(self.own.taken(), Ordering::Relaxed);
         self.grows.fetch_add(1, Ordering::Relaxed);
         Ok(chunk)
@@ -244,26 +264,16 @@ impl Pools {
             .iter()
             .flat_map(|direction| Class::all().map(|class| Kind { class, direction: *direction }));
         let usage = |kind: Kind| {
-            let shelf = self.lock(kind);
-            let mut usage = PoolUsage {
-                slot_bytes: kind.class.granules() * granule_bytes,
-                direction: kind.direction,
-                chunks: 0,
-                slots: 0,
-                free_slots: 0,
-            };
-            for chunk in shelf.chunks.iter().flatten() {
-                let (slots, free) = chunk.slots();
-                usage.chunks += 1;
-                usage.slots += u64::from(slots);
-                usage.free_slots += u64::from(free);
-            }
+            let Stock { chunks, slots, free_slots } = self.lock(kind).stock();
+            let slot_bytes = kind.class.granules() * granule_bytes;
+            let usage =
+                PoolUsage { slot_bytes, direction: kind.direction, chunks, slots, free_slots };
             (usage.chunks != 0).then_some(usage)
         };
         kinds.filter_map(usage).collect()
     }
 
-    fn lock(&self, kind: Kind) -> MutexGuard<'_, Shelf> {
+    fn lock(&self, kind: Kind) -> MutexGuard<'_, Shelf<Bounced>> {
         lock(&self.shelves[kind.index()])
     }
 }
@@ -271,41 +281,6 @@ impl Pools {
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is done under the lock does not panic halfway.
     of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shelf {
-    fn take(&mut self, count: usize, to: &mut impl FnMut(Slot)) -> usize {
-        let mut taken = 0;
-        for chunk in self.chunks.iter_mut().flatten() {
-            while taken < count {
-                let Some(slot) = chunk.take() else { break };
-                to(slot);
-                taken += 1;
-            }
-        }
-        taken
-    }
-
-    /// The number of a place for a chunk.
-    fn vacancy(&mut self) -> u32 {
-        let vacant = self.chunks.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.chunks.push(None);
-            self.chunks.len() - 1
-        });
-        vacant as u32
-    }
-
-    fn take_idle(&mut self, idle: Duration) -> Option<Chunk> {
-        let is_idle =
-            |chunk: &Chunk| chunk.idle_since().is_some_and(|since| since.elapsed() >= idle);
-        let place =
-            self.chunks.iter_mut().rev().find(|place| place.as_ref().is_some_and(is_idle))?;
-        let chunk = place.take();
-        while self.chunks.last().is_some_and(Option::is_none) {
-            self.chunks.pop();
-        }
-        chunk
-    }
 }
 
 impl fmt::Debug for Pools {

@@ -23,8 +23,8 @@ use crate::error::{Error, Failed};
 use crate::local::{Door, Local};
 use crate::pieces::unmap_all;
 use crate::place::{check_writable, empty};
-use crate::scoped::{Ending, Lent};
-use crate::trace::span;
+use crate::scoped::{Ending, Lent, abort};
+use crate::trace::{Span, span};
 use crate::watch::Made;
 use layout::{Run, runs};
 use place::{Elsewhere, Place, copy_each, in_slot, place};
@@ -32,6 +32,15 @@ use place::{Elsewhere, Place, copy_each, in_slot, place};
 pub use limits::{SgLimits, SgSegment};
 
 /// One transfer of bytes in several places, which a device finds in [`segments`](Self::segments).
+///
+/// ```text
+///   memory    ░▓▓▓│████│▓░░   │████│████│   ░▓▓░      ▓ copied, █ mapped, ░ other objects
+///              └─── 1 ───┘    └── 2 ────┘    └3┘      runs of adjacent bytes
+///   IOVAs    │ ▓▓▓│████│▓   │████│████│ ▓▓ │          a range of granules
+///              └────────┘    └───────┘  └┘            segments
+/// ```
+///
+/// Two runs are one segment if the first ends with a granule and the second begins with one.
 ///
 /// It owns the memory as a [`Mapping`](crate::Mapping) does, and leaks it as that does.
 #[must_use = "dropped, the memory is unmapped"]
@@ -43,6 +52,8 @@ pub struct SgMapping<'d, M, D: Door = Domain> {
     segments: Vec<SgSegment>,
     len_bytes: u64,
     direction: Direction,
+    /// `true` if the memory is borrowed, and must not be leaked while the device reaches it.
+    is_lent: bool,
 }
 
 // SAFETY: the places are memory's that may be sent, and nobody else uses it while it is mapped.
@@ -62,6 +73,23 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         limits: &SgLimits,
     ) -> Result<Self, Failed<M>> {
         let _span = span!("map_sg", direction = direction);
+        // SAFETY: the caller makes the same promise.
+        unsafe { Self::make(door, memory, places, direction, limits, false) }
+    }
+
+    /// As [`new`](Self::new), without a span; `is_lent` is set if the memory is borrowed.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    #[track_caller]
+    unsafe fn make(
+        door: &'d D,
+        memory: M,
+        places: impl IntoIterator<Item = Run>,
+        direction: Direction,
+        limits: &SgLimits,
+        is_lent: bool,
+    ) -> Result<Self, Failed<M>> {
         let runs = runs(places);
         if runs.is_empty() {
             return Err(Failed { error: empty("mapping several places"), value: memory });
@@ -74,7 +102,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         door.add(Event::Map, 1);
         let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
-        let mapping = Self { door, memory, place, runs, segments, len_bytes, direction };
+        let mapping = Self { door, memory, place, runs, segments, len_bytes, direction, is_lent };
         if let Some(watch) = &door.inner().watch {
             let (iova, is_bounced, by) =
                 (mapping.first(), mapping.is_bounced(), Location::caller());
@@ -157,8 +185,12 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         self.end(written_bytes)
     }
 
-    fn end(mut self, written_bytes: u64) -> Result<M, Failed<Self>> {
+    fn end(self, written_bytes: u64) -> Result<M, Failed<Self>> {
         let _span = span!("unmap_sg", written_bytes = written_bytes);
+        self.end_unspanned(written_bytes)
+    }
+
+    fn end_unspanned(mut self, written_bytes: u64) -> Result<M, Failed<Self>> {
         if let Err(error) = self.take_out(written_bytes) {
             return Err(Failed { error, value: self });
         }
@@ -247,7 +279,10 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
 impl<M, D: Door> Drop for SgMapping<'_, M, D> {
     fn drop(&mut self) {
         // Nobody looks at what the device has written.
-        if self.take_out(0).is_err() {
+        if let Err(error) = self.take_out(0) {
+            if self.is_lent {
+                abort(&error);
+            }
             self.door.add(Event::Leak, 1);
             return;
         }
@@ -283,8 +318,13 @@ impl Lendable for Dest {
 }
 
 impl<D: Door> Lent for SgMapping<'_, (), D> {
+    fn unmap_span(&self) -> Span {
+        span!("unmap_sg", written_bytes = self.len_bytes)
+    }
+
     fn unmap(self) -> Result<(), Failed<Self>> {
-        SgMapping::unmap(self)
+        let len_bytes = self.len_bytes;
+        self.end_unspanned(len_bytes)
     }
 }
 
@@ -317,6 +357,7 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
     limits: SgLimits,
     work: impl FnOnce(&[SgSegment]) -> R,
 ) -> Result<R, Error> {
+    let span = span!("map_sg", direction = W::DIRECTION);
     let mut segments = Vec::new();
     let given = cursor.next_segments(len_bytes, usize::MAX, &mut segments);
     let place = |segment: &longshore_iov::Segment<'_, W>| Run {
@@ -326,10 +367,11 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
     let places: Vec<_> = segments.iter().map(place).collect();
     // SAFETY: the cursor, whose bytes these are, is borrowed until the scope ends: the segments are
     // used there for the last time. Where it can be written to, nobody else has them.
-    let mapping = unsafe { SgMapping::new(door, (), places, W::DIRECTION, &limits) };
+    let mapping = unsafe { SgMapping::make(door, (), places, W::DIRECTION, &limits, true) };
     let mapping = mapping.map_err(|failed| *failed.error)?;
     let told = mapping.segments.clone();
     let mut ending = Ending(Some(mapping));
+    drop(span);
     let result = work(&told);
     ending.end()?;
     drop(segments);

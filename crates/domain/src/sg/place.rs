@@ -22,6 +22,7 @@ use crate::pieces::{Partly, map_all};
 use crate::policy::WhenFull;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::classes::Class;
+use crate::scoped::abort;
 
 pub(super) enum Place {
     /// All of it in one bounce buffer.
@@ -237,13 +238,15 @@ unsafe fn spread<D: Door>(
             door.add(Event::Bounce, (!spread.slots.is_empty()).into());
             Ok((Place::Spread(spread), segments))
         }
-        Err(Partly { error, is_undone }) => {
-            if is_undone {
-                spread.give(door);
-            } else {
-                // The device may reach the slots, so nobody gets them.
-                door.add(Event::Leak, 1);
-            }
+        Err(Partly { error, still_mapped: 0 }) => {
+            spread.give(door);
+            Err(error)
+        }
+        // The memory goes back to its owner, and the device may still write to it.
+        Err(Partly { error, still_mapped }) if still_mapped > spread.slots.len() => abort(&error),
+        Err(Partly { error, .. }) => {
+            // The device may reach the slots, so they are not used again.
+            door.add(Event::Leak, 1);
             Err(error)
         }
     }
