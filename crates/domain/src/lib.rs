@@ -88,6 +88,8 @@ mod pool;
 #[cfg(not(loom))]
 mod ragged;
 #[cfg(not(loom))]
+mod reclaim;
+#[cfg(not(loom))]
 mod scoped;
 #[cfg(not(loom))]
 mod sg;
@@ -118,6 +120,7 @@ pub use {
     policy::{Bounce, WhenFull},
     pool::budget::{process_pool_bytes, set_process_budget},
     pool::{PoolError, PoolUsage},
+    reclaim::Reclaimed,
     sg::{Lendable, SgLimits, SgMapping, SgSegment},
     summed::Sum,
     watch::{Made, Misuse},

@@ -1,14 +1,19 @@
 //! Each operation is a span, for whoever listens.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::io::IoSliceMut;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use longshore_domain::backend::Soft;
-use longshore_domain::{Bounce, Direction, Domain};
+use longshore_domain::{Bounce, Direction, Domain, Local, SgLimits};
 use longshore_heap::Heap;
+use longshore_iov::{Cursor, Dest};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -53,6 +58,165 @@ impl Subscriber for Keeps {
     fn event(&self, _: &Event<'_>) {}
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
+}
+
+thread_local!(static LOCAL: OnceCell<Local<'static>> = const { OnceCell::new() });
+
+/// Maps by the same handle, in the middle of an operation of it.
+#[derive(Clone, Default)]
+struct Maps {
+    keeps: Keeps,
+    mapped: Arc<AtomicU64>,
+}
+
+impl Maps {
+    fn map(&self, id: &Id) {
+        let is_grow = self.keeps.spans.lock().unwrap()[&id.into_u64()].0 == "grow";
+        if is_grow && self.mapped.fetch_add(1, Ordering::Relaxed) < 100 {
+            let buffer = Heap::Memfd.allocate(4096).unwrap();
+            LOCAL.with(|local| {
+                let local = local.get().unwrap();
+                drop(local.map(buffer, Direction::Bidirectional).unwrap());
+                let buffer = Heap::Memfd.allocate(8192).unwrap();
+                drop(local.domain().map(buffer, Direction::ToDevice).unwrap());
+            });
+        }
+    }
+}
+
+impl Subscriber for Maps {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.keeps.enabled(metadata)
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.keeps.new_span(span)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        self.keeps.record(span, values);
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, id: &Id) {
+        self.map(id);
+    }
+
+    fn exit(&self, id: &Id) {
+        self.map(id);
+    }
+}
+
+/// A subscriber may map by the handle, and by the domain, whose operation it is told of. It is called
+/// while neither a lock is held nor what the handle keeps is in use: it would wait for itself, or have
+/// the same slots a second time.
+#[test]
+fn a_subscriber_may_map() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let maps = Maps::default();
+        let mapped = Arc::clone(&maps.mapped);
+        // Subscribers and values of threads are for ever.
+        let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always);
+        let domain: &'static Domain = Box::leak(Box::new(builder.free_after(None).build()));
+        tracing::dispatcher::with_default(&tracing::Dispatch::new(maps), || {
+            LOCAL.with(|local| {
+                let local = local.get_or_init(|| domain.local());
+                for _ in 0..3 {
+                    let buffer = Heap::Memfd.allocate(4096).unwrap();
+                    local.map(buffer, Direction::Bidirectional).unwrap().unmap().unwrap();
+                    domain.shrink(Duration::ZERO).unwrap();
+                }
+            });
+        });
+        done.send((mapped.load(Ordering::Relaxed), domain.counters())).unwrap();
+    });
+    let (mapped, counters) =
+        is_done.recv_timeout(Duration::from_secs(60)).expect("it waits for itself");
+    assert!(mapped > 3);
+    assert_eq!(counters.maps, counters.unmaps);
+    assert_eq!(counters.pool_bytes, 0);
+}
+
+/// Panics once.
+#[derive(Clone)]
+struct Panics {
+    keeps: Keeps,
+    /// In which span, and when.
+    at: (&'static str, &'static str),
+    is_through: Arc<AtomicBool>,
+}
+
+impl Panics {
+    fn panic(&self, id: &Id, when: &'static str) {
+        let name = self.keeps.spans.lock().unwrap()[&id.into_u64()].0;
+        if (name, when) == self.at && !self.is_through.swap(true, Ordering::Relaxed) {
+            panic!("{name}: {when}");
+        }
+    }
+}
+
+impl Subscriber for Panics {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.keeps.enabled(metadata)
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.keeps.new_span(span)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        self.keeps.record(span, values);
+        self.panic(span, "record");
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, id: &Id) {
+        self.panic(id, "enter");
+    }
+
+    fn exit(&self, id: &Id) {
+        self.panic(id, "exit");
+    }
+}
+
+/// Borrowed bytes are out of the device's reach when the borrow ends, wherever a subscriber panics.
+#[test]
+fn a_subscriber_that_panics_leaves_no_borrowed_bytes_mapped() {
+    for name in ["map", "unmap", "map_sg", "unmap_sg"] {
+        for when in ["enter", "record", "exit"] {
+            let soft = Soft::new().unwrap();
+            let space = soft.space().clone();
+            let builder = Domain::builder(soft).bounce(Bounce::Never);
+            let domain = builder.free_after(None).build();
+            let panics =
+                Panics { keeps: Keeps::default(), at: (name, when), is_through: Arc::default() };
+            let is_through = Arc::clone(&panics.is_through);
+            // Whole pages of it are mapped.
+            let mut bytes = vec![0; 400_000];
+            let lend = AssertUnwindSafe(|| {
+                if name.ends_with("sg") {
+                    let mut slices = [IoSliceMut::new(&mut bytes)];
+                    let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
+                    let limits = SgLimits::new();
+                    domain.lend_sg(&mut cursor, 400_000, limits, |_| ()).unwrap();
+                } else {
+                    domain.lend_mut(&mut bytes, Direction::FromDevice, |_| ()).unwrap();
+                }
+            });
+            let lent = tracing::dispatcher::with_default(&tracing::Dispatch::new(panics), || {
+                catch_unwind(lend)
+            });
+            assert_eq!(lent.is_err(), is_through.load(Ordering::Relaxed), "{name}: {when}");
+            assert!(lent.is_err() || (name.ends_with("sg") && when == "record"));
+            domain.reclaim().unwrap();
+            assert_eq!(space.tables(), 1, "{name}, {when}: the bytes are still mapped");
+        }
+    }
 }
 
 #[test]

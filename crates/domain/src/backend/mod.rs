@@ -114,7 +114,25 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
         let _ = range;
         Ok(())
     }
+
+    /// Frees what it keeps for addresses that are not mapped, such as empty page tables, and returns
+    /// how many tables that were. `each_unused` calls its argument with such ranges. It is called once
+    /// at most, holds a lock that mapping needs, and so nothing waits for a device in its argument.
+    /// A backend that keeps nothing does nothing.
+    ///
+    /// # Errors
+    /// [`BackendError`]; some of it may be freed then.
+    ///
+    /// # Safety
+    /// No other call may map or unmap any of the ranges while `each_unused` runs.
+    unsafe fn reclaim(&self, each_unused: &mut EachUnused<'_>) -> Result<u64, BackendError> {
+        let _ = each_unused;
+        Ok(0)
+    }
 }
+
+/// A function that calls its argument with ranges of addresses which are not mapped.
+pub type EachUnused<'a> = dyn FnMut(&mut dyn FnMut(AddrRange<Iova>)) + 'a;
 
 /// Why a backend refused.
 #[derive(Debug, Error)]

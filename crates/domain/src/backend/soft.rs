@@ -8,7 +8,7 @@ use longshore_access::{Space, SpaceConfig};
 use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
 use longshore_pagetable::Prot;
 
-use super::{Backend, BackendError, Limits, Piece};
+use super::{Backend, BackendError, EachUnused, Limits, Piece};
 
 /// Page tables of this process. A domain takes it; device models keep its [`space`](Self::space) and
 /// open sessions of it.
@@ -81,6 +81,11 @@ unsafe impl Backend for Soft {
 
     fn check_unmap(&self, range: AddrRange<Iova>) -> Result<(), BackendError> {
         Ok(self.space.check_unmap(range.start(), range.len_bytes())?)
+    }
+
+    unsafe fn reclaim(&self, each_unused: &mut EachUnused<'_>) -> Result<u64, BackendError> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.space.reclaim_raw(|each| each_unused(each)) }?)
     }
 }
 

@@ -182,6 +182,8 @@ pub struct IovaAllocator {
     guard: u64,
     /// How many granules there are, free or not.
     all: u64,
+    /// The ranges that are free if nothing is in use: first granules and those behind the last, in order.
+    usable: Vec<(u64, u64)>,
     free: Mutex<FreeRanges>,
 }
 
@@ -211,7 +213,8 @@ impl IovaAllocator {
             }
         }
         let guard = guard_bytes.div_ceil(granule.bytes());
-        Self { granule, guard, all: free.free(), free: Mutex::new(free) }
+        let usable = free.ranges().collect();
+        Self { granule, guard, all: free.free(), usable, free: Mutex::new(free) }
     }
 
     /// The unit of all ranges.
@@ -269,6 +272,37 @@ impl IovaAllocator {
     #[expect(clippy::needless_pass_by_value, reason = "the caller has it no more")]
     pub fn give(&self, range: IovaRange) {
         self.give_locked(&mut self.lock(), &range);
+    }
+
+    /// Calls `each` with the longest ranges of addresses below `end`, a multiple of the granule, that
+    /// are not in use: free, or not usable at all. No address can be taken before this returns.
+    pub(crate) fn each_unused(&self, end: u64, each: &mut dyn FnMut(AddrRange<Iova>)) {
+        let log2 = self.granule.log2();
+        // Behind the last range that is in use.
+        let mut at = 0;
+        let mut used = |start: u64, behind: u64| {
+            if start == behind {
+                return;
+            }
+            if at < start {
+                let len_bytes = (start - at) << log2;
+                each(AddrRange::new(Iova::new(at << log2), len_bytes).expect("below a used one"));
+            }
+            at = behind;
+        };
+        let free = self.lock();
+        let mut free_ranges = free.ranges().peekable();
+        for &(start, behind) in &self.usable {
+            let mut start = start;
+            // A free range lies in one usable range.
+            while let Some((first, last)) = free_ranges.next_if(|range| range.0 < behind) {
+                used(start, first);
+                start = last;
+            }
+            used(start, behind);
+        }
+        let end = end >> log2;
+        used(end, end + 1);
     }
 
     fn take_granules(&self, granules: u64, placement: Placement) -> Result<IovaRange, IovaError> {

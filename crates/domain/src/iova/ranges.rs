@@ -32,6 +32,11 @@ impl FreeRanges {
         self.free
     }
 
+    /// The ranges in order: the first granule of each, and the one behind its last.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.by_start.iter().map(|(start, len)| (*start, start + len))
+    }
+
     /// The length of the longest free range.
     pub(super) fn longest(&self) -> u64 {
         self.by_len.last().map_or(0, |(len, _)| *len)

@@ -203,3 +203,29 @@ fn threads_never_share_an_address() {
     handed.into_inner().unwrap().into_iter().for_each(|range| allocator.give(range));
     assert_eq!(allocator.free_bytes(), allocator.all_bytes());
 }
+
+#[test]
+fn unused_ranges_are_all_but_those_in_use() {
+    let range = |start: u64, len| AddrRange::new(Iova::new(start * PAGE), len * PAGE).unwrap();
+    let unused = |allocator: &IovaAllocator| {
+        let mut found = Vec::new();
+        allocator.each_unused(100 * PAGE, &mut |range| {
+            found.push((range.start().raw() / PAGE, range.len_bytes() / PAGE));
+        });
+        found
+    };
+    // Usable: 1 to 19, 30 to 49, 60 to 79.
+    let usable = [range(0, 20), range(30, 50)];
+    let allocator = IovaAllocator::new(Granule::SIZE_4K, &usable, &[range(50, 10)], 0);
+    assert_eq!(unused(&allocator), [(0, 100)]);
+    let taken: Vec<_> = [(1, 1), (19, 1), (31, 2), (40, 10), (60, 20)]
+        .into_iter()
+        .map(|(at, len)| allocator.take_at(Iova::new(at * PAGE), len * PAGE).unwrap())
+        .collect();
+    assert_eq!(unused(&allocator), [(0, 1), (2, 17), (20, 11), (33, 7), (50, 10), (80, 20)]);
+    taken.into_iter().for_each(|range| allocator.give(range));
+    assert_eq!(unused(&allocator), [(0, 100)]);
+    let all = allocator.take_at(Iova::new(60 * PAGE), 20 * PAGE).unwrap();
+    assert_eq!(unused(&allocator), [(0, 60), (80, 20)]);
+    allocator.give(all);
+}

@@ -1,0 +1,70 @@
+//! Giving back all that is free.
+#![expect(unsafe_code, reason = "tells a backend which addresses are not mapped")]
+
+use std::time::Duration;
+
+use longshore_mem::AddrRange;
+
+use crate::backend::BackendError;
+use crate::domain::Domain;
+use crate::trace::span;
+
+/// What [`Domain::reclaim`] has freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Reclaimed {
+    /// Bytes of bounce buffers and of DMA pools.
+    pub pool_bytes: u64,
+    /// Page tables of the backend. Other threads that map meanwhile make the count inexact.
+    pub tables: u64,
+}
+
+impl Domain {
+    /// Frees everything that is not in use:
+    ///
+    /// * bounce buffers that no transfer uses;
+    /// * addresses, bounce buffers and elements of DMA pools that other threads cache for their next
+    ///   transfers;
+    /// * page tables of [`Soft`](crate::backend::Soft) that map nothing.
+    ///
+    /// [`shrink`](Self::shrink) does the same without the tables, which a domain keeps otherwise: a
+    /// table is freed when one unmapping covers all of it, and pages that are unmapped one by one leave
+    /// empty tables. The search reads all tables, and threads that run out of addresses of their own
+    /// wait for it, so call this where memory matters more than the next transfers: after a burst, or
+    /// before a long pause. Transfers that are mapped are not disturbed.
+    ///
+    /// ```
+    /// use longshore_domain::{Bounce, Direction, Domain, backend::Soft};
+    /// use longshore_heap::Heap;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let soft = Soft::new()?;
+    /// let space = soft.space().clone();
+    /// let domain = Domain::builder(soft).bounce(Bounce::Always).build();
+    /// drop(domain.map(Heap::Memfd.allocate(4096)?, Direction::ToDevice)?);
+    /// let freed = domain.reclaim()?;
+    /// assert_eq!(freed.pool_bytes, 2 << 20);
+    /// assert_eq!(space.tables(), 1); // the root
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BackendError`] if a chunk of bounce buffers or of a DMA pool could not be unmapped, which is
+    /// leaked; or if this thread holds a pin of a session of the space, or a lease of a chunk, which is
+    /// kept then and can be freed later.
+    pub fn reclaim(&self) -> Result<Reclaimed, BackendError> {
+        let _span = span!("reclaim",);
+        let inner = self.inner();
+        let pool_bytes = inner.shrink(Duration::ZERO);
+        let core = &inner.core;
+        let ends = core.limits.usable.iter().filter_map(|range| range.last());
+        let end = ends.map(|last| last.raw().saturating_add(1)).max().unwrap_or(0);
+        let mut each_unused =
+            |each: &mut dyn FnMut(AddrRange<_>)| core.iovas.each_unused(end, each);
+        // SAFETY: the domain maps at addresses that it has taken, and gives them back after they are
+        // unmapped. `each_unused` passes on none that is taken, and none can be taken while it runs.
+        let tables = unsafe { core.backend.reclaim(&mut each_unused) }?;
+        Ok(Reclaimed { pool_bytes: pool_bytes?, tables })
+    }
+}
