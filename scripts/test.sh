@@ -74,6 +74,7 @@ loom_tests() {
     "${loom[@]}" --package longshore-sync --test loom_grace --test loom_biased || status=1
     "${loom[@]}" --package longshore-access --test loom_dirty --test loom_mailbox ||
         status=1
+    "${loom[@]}" --package longshore-domain --test loom || status=1
     return "$status"
 }
 
@@ -160,7 +161,7 @@ miri_of_counts() {
     MIRIFLAGS+=' -Zmiri-permissive-provenance'
     miri_of_tables --package longshore-access --test counts
 }
-miri_of_domain() { miri --package longshore-domain --lib -- pool:: iova::ranges::; }
+miri_of_domain() { miri --package longshore-domain --lib -- pool:: dma_pool:: iova::ranges::; }
 miri_of_sync() { miri --package longshore-sync --lib; }
 # The protocol alone: all else asks the kernel for sockets.
 miri_of_serve() { miri --package longshore-serve --lib -- protocol::; }

@@ -10,6 +10,7 @@
 //! ```
 
 mod copies;
+mod elements;
 mod guest;
 mod host;
 mod lines;

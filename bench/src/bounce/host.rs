@@ -4,6 +4,7 @@ use anyhow::Result;
 use longshore_domain::{Bounce, Direction};
 
 use super::copies::{Copies, Routine, Ways};
+use super::elements::{Elements, List, Use};
 use super::ours::{Beside, Buffers, How, Ours};
 use super::parts::{Part, parts};
 use super::plain::{Locked, RustVmm, Slots, Trees};
@@ -26,6 +27,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     map_and_unmap(options, session)?;
     batches(options, session)?;
     bounces(options, session)?;
+    elements(options, session)?;
     two_threads(options, session)
 }
 
@@ -150,6 +152,33 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
         session.publish(measured.rows(session.bench(), &against))?;
     }
     Ok(())
+}
+
+const ELEMENT: &str = "longshore, a DMA pool";
+const LIST: &str = "a mutex and a list";
+
+/// An element of a pool, taken and dropped, beside a map and an unmap.
+fn elements(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    let case = "take + drop an element of 4K";
+    if !options.wants(case) {
+        return Ok(());
+    }
+    let ours = |of| Elements::new(PAGE_BYTES, of);
+    let zeroed = "longshore, a DMA pool, zeroed";
+    let sliced = "longshore, a DMA pool, frozen and sliced";
+    let mapped = Ours::new(Bounce::Never, pages()?, How::Each)?;
+    let candidates = vec![
+        Timed::new(ELEMENT, ours(Use::Unzeroed)?, options).ours().boxed(),
+        Timed::new(zeroed, ours(Use::Zeroed)?, options).ours().boxed(),
+        Timed::new(sliced, ours(Use::Sliced)?, options).ours().boxed(),
+        Timed::new(MAPPED, mapped, options).ours().boxed(),
+        Timed::new(LIST, List::new(), options)
+            .with_note("neither maps, nor counts, nor grows")
+            .boxed(),
+    ];
+    let measured = session.run(case, candidates);
+    let against = |baseline| Against { metric: TIME, baseline, only: Some(ELEMENT) };
+    session.publish(measured.rows(session.bench(), &[against(MAPPED), against(LIST)]))
 }
 
 /// One thread, and two of one domain, each with a door and memory of its own.

@@ -13,6 +13,7 @@ use crate::calibrate::Calibration;
 use crate::core::Core;
 use crate::counters::{Counters, Tallies};
 use crate::direction::Direction;
+use crate::dma_pool::shared::Shared as DmaShared;
 use crate::dump::Dump;
 use crate::error::{Error, Failed};
 use crate::iova::{IovaAllocator, Iovas, Placement};
@@ -37,6 +38,8 @@ pub struct Domain {
 pub(crate) struct Inner {
     pub(crate) core: Core,
     pub(crate) pools: Pools,
+    /// DMA pools. Those that were dropped may be among them.
+    dma_pools: Mutex<Vec<Weak<DmaShared>>>,
     /// The [`Domain`] was dropped.
     is_dropped: AtomicBool,
     pub(crate) policy: Policy,
@@ -190,6 +193,7 @@ impl Builder {
         let inner = Inner {
             core: Core { backend: self.backend, limits, iovas, placement },
             pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
+            dma_pools: Mutex::default(),
             is_dropped: AtomicBool::new(false),
             policy: Policy::new(bounce, self.when_full, is_trusted, self.align_mask),
             tallies: Tallies::default(),
@@ -355,6 +359,7 @@ impl Domain {
             bounce: self.bounce(),
             iovas: self.iovas().usage(),
             pools: self.inner.pools.usage(self.limits().granule.bytes()),
+            dma_pools: self.inner.dma_pools().iter().map(|pool| pool.usage()).collect(),
             counters: self.counters(),
             mappings: self.inner.watch.as_ref().map(Watch::live),
         }
@@ -387,7 +392,11 @@ impl Inner {
         for door in doors {
             door.claim(|kept| kept.clear(self));
         }
-        Ok(self.pools.shrink(&self.core, idle)?)
+        let mut freed_bytes = self.pools.shrink(&self.core, idle)?;
+        for pool in self.dma_pools() {
+            freed_bytes += pool.shrink(idle)?;
+        }
+        Ok(freed_bytes)
     }
 
     /// Frees the chunks that nothing can use any more: idle ones of DMA pools that were dropped, and
@@ -396,6 +405,7 @@ impl Inner {
     /// # Errors
     /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
     pub(crate) fn end(&self) -> Result<(), BackendError> {
+        self.dma_pools().iter().try_for_each(|pool| pool.end().map(drop))?;
         while self.is_dropped.load(Ordering::Acquire) {
             match self.pools.shrink(&self.core, Duration::ZERO) {
                 Ok(_) => break,
@@ -415,7 +425,19 @@ impl Inner {
 
     /// Whether there are chunks that are to be freed some day.
     pub(crate) fn may_shrink(&self) -> bool {
-        self.pools.held_bytes() != 0
+        self.pools.held_bytes() != 0 || self.dma_pools().iter().any(|pool| pool.may_shrink())
+    }
+
+    pub(crate) fn add_dma_pool(&self, pool: &Arc<DmaShared>) {
+        let mut pools = self.dma_pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|pool| pool.strong_count() != 0);
+        pools.push(Arc::downgrade(pool));
+    }
+
+    /// Those that can have chunks: a pool that was dropped is among them until its last chunk is freed.
+    fn dma_pools(&self) -> Vec<Arc<DmaShared>> {
+        let pools = self.dma_pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// After how long what no transfer uses is freed.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::backend::Limits;
 use crate::counters::Counters;
+use crate::dma_pool::DmaPoolUsage;
 use crate::iova::IovaUsage;
 use crate::policy::Bounce;
 use crate::pool::PoolUsage;
@@ -23,6 +24,8 @@ pub struct Dump {
     pub iovas: IovaUsage,
     /// The pools that have something.
     pub pools: Vec<PoolUsage>,
+    /// The DMA pools, with those that were dropped and have elements in use.
+    pub dma_pools: Vec<DmaPoolUsage>,
     /// What was done.
     pub counters: Counters,
     /// What is mapped, by address; of a domain that is watched.
@@ -31,7 +34,7 @@ pub struct Dump {
 
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { backend, limits, bounce, iovas, pools, counters, mappings } = self;
+        let Self { backend, limits, bounce, iovas, pools, dma_pools, counters, mappings } = self;
         writeln!(f, "backend {backend}, granule {}", limits.granule)?;
         let IovaUsage { all_bytes, free_bytes, longest_free_bytes } = iovas;
         let used = all_bytes - free_bytes;
@@ -61,6 +64,9 @@ impl fmt::Display for Dump {
                 f,
                 "        {slot_bytes:>7} {direction:?}: {chunks} chunks, {slots} slots, {free_slots} free"
             )?;
+        }
+        for pool in dma_pools {
+            writeln!(f, "DMA pool {pool}")?;
         }
         for made in mappings.iter().flatten() {
             writeln!(f, "mapped  {made}")?;

@@ -69,6 +69,16 @@ pub enum Error {
     /// There is no bounce buffer for it, and it must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The elements of a DMA pool cannot be laid out as asked.
+    #[error("a DMA pool of elements of {element_len:#x} bytes aligned to {align:#x}: {reason}")]
+    PoolLayout {
+        /// The length of an element.
+        element_len: u64,
+        /// The alignment asked for.
+        align: u64,
+        /// The rule that is broken.
+        reason: &'static str,
+    },
     /// Bytes could not be copied: the memory is not there. Without a
     /// [`FaultGuard`](longshore_mem::fault::FaultGuard) such memory ends the process instead.
     #[error("copying between memory and the bounce buffer at IOVA {iova:#x}: {source}")]

@@ -17,6 +17,7 @@
 //!   [trusted](Builder::trusted).
 //! * A program that is tested has its domains [watched](Builder::watch): what types cannot forbid is
 //!   reported then. With the feature `tracing`, each operation is a span.
+//! * Elements of a [`DmaPool`] stay mapped, for drivers that do not map per transfer.
 //! * Bytes in several places are [one mapping](Domain::map_sg), whose segments the device is told.
 //! * Borrowed bytes are [lent](Domain::lend) for a scope, also those that [a cursor](Domain::lend_sg) walks; [`Coherent`] memory is shared all the time.
 //!
@@ -63,6 +64,11 @@ mod core;
 mod counters;
 #[cfg(not(loom))]
 mod direction;
+#[cfg(not(loom))]
+mod dma_pool;
+#[cfg(loom)]
+#[path = "dma_pool/refs.rs"]
+pub mod dma_pool_refs;
 #[cfg(not(loom))]
 mod domain;
 #[cfg(not(loom))]
@@ -112,6 +118,7 @@ pub use {
     coherent::Coherent,
     counters::Counters,
     direction::Direction,
+    dma_pool::{DmaElement, DmaPool, DmaPoolOptions, DmaPoolUsage, DmaSlice, SliceError},
     domain::{Builder, Domain},
     dump::Dump,
     error::{Error, Failed},

@@ -23,6 +23,8 @@ impl Domain {
     /// Frees everything that is not in use:
     ///
     /// * bounce buffers that no transfer uses;
+    /// * chunks of [DMA pools](Domain::dma_pool) of which no element is in use, except each pool's
+    ///   [reserve](crate::DmaPoolOptions::reserve);
     /// * addresses, bounce buffers and elements of DMA pools that other threads cache for their next
     ///   transfers;
     /// * page tables of [`Soft`](crate::backend::Soft) that map nothing.

@@ -44,7 +44,8 @@ page!(
     "writing-a-driver.md",
     "[`Domain`](crate::domain::Domain), [`Builder`](crate::domain::Builder), \
      [`Mapping`](crate::domain::Mapping), [`SgMapping`](crate::domain::SgMapping), \
-     [`Coherent`](crate::domain::Coherent), [`Batch`](crate::domain::Batch), \
+     [`Coherent`](crate::domain::Coherent), [`DmaPool`](crate::domain::DmaPool), \
+     [`Batch`](crate::domain::Batch), \
      [`Local`](crate::domain::Local), [`Backend`](crate::domain::backend::Backend)"
 );
 page!(

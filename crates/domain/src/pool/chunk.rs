@@ -85,6 +85,15 @@ impl<T> Slot<T> {
     pub(crate) fn state(&self) -> &T {
         &self.known().state
     }
+
+    /// The same slot once more.
+    ///
+    /// # Safety
+    /// Only one of them may be given back, when none of the others is used any more, and `T` must not
+    /// be changed through them.
+    pub(crate) unsafe fn share(&self) -> Self {
+        Self(self.0)
+    }
 }
 
 impl Slot {

@@ -41,6 +41,46 @@ impl Layout {
         }
     }
 
+    /// Slots of `slot_bytes` whose IOVAs are multiples of `align`, and none of which crosses a multiple
+    /// of `boundary`, in chunks that have room for no more than about `count_max` of them.
+    ///
+    /// No length may be zero or above 2^30, and `boundary` not be shorter than a slot.
+    pub(crate) fn of_elements(
+        slot_bytes: u64,
+        align: Granule,
+        boundary: Option<Granule>,
+        count_max: u64,
+        granule: Granule,
+    ) -> Self {
+        let stride_bytes = slot_bytes.next_multiple_of(align.bytes());
+        // A boundary below the alignment is never crossed by an element that is no longer than it is.
+        let boundary = boundary.map(|boundary| boundary.bytes().max(stride_bytes));
+        let per_block = |block_bytes: u64| (block_bytes - slot_bytes) / stride_bytes + 1;
+        // In a chunk of the usual size there are no more than this.
+        let last = (count_max - 1).min(CHUNK_BYTES / stride_bytes);
+        let start_of_last = match boundary {
+            Some(block) => last / per_block(block) * block + last % per_block(block) * stride_bytes,
+            None => last * stride_bytes,
+        };
+        let wanted_bytes = (start_of_last + slot_bytes).min(CHUNK_BYTES).max(slot_bytes);
+        let chunk_bytes = wanted_bytes.next_multiple_of(granule.bytes());
+        let block_bytes = boundary.unwrap_or(chunk_bytes).min(chunk_bytes);
+        let span_bytes = boundary.map_or(1, |bytes| bytes.min(chunk_bytes).next_power_of_two());
+        let align_bytes = align.bytes().max(span_bytes).max(granule.bytes());
+        Self {
+            slot_bytes,
+            stride_bytes,
+            block_bytes,
+            slots_per_block: per_block(block_bytes),
+            chunk_bytes,
+            align: Granule::new(align_bytes).expect("the largest of some powers of two"),
+        }
+    }
+
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
+    }
+
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
@@ -70,7 +110,68 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn power(log2: u32) -> Granule {
+        Granule::new(1 << log2).unwrap()
+    }
+
+    /// The offsets that a scan of the chunk finds, from the lowest on.
+    fn oracle(layout: &Layout, align: Granule, boundary: Option<Granule>) -> Vec<u64> {
+        let (len, mut at, mut found) = (layout.slot_bytes, 0, Vec::new());
+        while at + len <= layout.chunk_bytes {
+            let crosses = boundary
+                .is_some_and(|every| every.round_down(at) != every.round_down(at + len - 1));
+            if crosses {
+                at += align.bytes();
+            } else {
+                found.push(at);
+                at = (at + len).next_multiple_of(align.bytes());
+            }
+        }
+        found
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        #[cfg_attr(miri, ignore = "scans chunks of 2 MiB, without unsafe code")]
+        fn elements_are_where_a_scan_finds_them(
+            len in prop_oneof![1u64..300, 1u64..70_000, Just(4096u64), Just(3 << 20)],
+            align_log2 in 0u32..18,
+            boundary_log2 in proptest::option::of(0u32..24),
+            count_max in prop_oneof![1u64..200, Just(u64::MAX)],
+            granule in prop_oneof![Just(Granule::SIZE_4K), Just(Granule::SIZE_64K)],
+        ) {
+            let align = power(align_log2);
+            let boundary = boundary_log2.map(|log2| power(log2.max(len.next_power_of_two().ilog2())));
+            let layout = Layout::of_elements(len, align, boundary, count_max, granule);
+            let found = oracle(&layout, align, boundary);
+            prop_assert_eq!(layout.count() as usize, found.len());
+            for (nth, at) in found.iter().enumerate() {
+                prop_assert_eq!(layout.offset_of(nth as u32), *at);
+            }
+            prop_assert!(granule.is_aligned(layout.chunk_bytes));
+            prop_assert!(layout.chunk_bytes <= CHUNK_BYTES.max(len.next_multiple_of(granule.bytes())));
+            // Offsets say it of IOVAs only if the chunk begins at such a multiple.
+            prop_assert!(layout.align >= align && layout.align >= granule);
+            if let Some(boundary) = boundary {
+                let span = layout.chunk_bytes.next_power_of_two();
+                prop_assert!(layout.align.bytes() >= boundary.bytes().min(span));
+            }
+            // As many as asked for, and no more than fill the last granule, or the last block.
+            if count_max < u64::from(layout.count()) {
+                let one_less = layout.chunk_bytes - granule.bytes();
+                let fitting = found.iter().filter(|at| **at + len <= one_less).count() as u64;
+                prop_assert!(fitting < count_max);
+            } else if layout.chunk_bytes < CHUNK_BYTES {
+                prop_assert!(u64::from(layout.count()) >= count_max || len > CHUNK_BYTES);
+            }
+        }
+    }
 
     #[test]
     fn slots_of_granules_fill_a_chunk() {

@@ -55,6 +55,17 @@ pub enum PoolError {
         /// What they may have.
         limit_bytes: u64,
     },
+    /// All elements of a DMA pool are in use, and it has as many as it may.
+    #[error(
+        "all {elements} elements of {element_len} bytes of a DMA pool are in use; drop some, or make \
+         the pool with a higher limit"
+    )]
+    Exhausted {
+        /// How many elements there may be.
+        elements: u64,
+        /// The length of one.
+        element_len: u64,
+    },
     /// There is no memory for a chunk.
     #[error("memory for bounce buffers or a DMA pool: {0}")]
     Memory(#[source] longshore_heap::Error),

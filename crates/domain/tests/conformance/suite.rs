@@ -5,7 +5,9 @@ use std::num::NonZero;
 use std::ptr::NonNull;
 use std::thread;
 
-use longshore_domain::{Bounce, Builder, Direction, Domain, Error, Mapping, iova::IovaError};
+use longshore_domain::{
+    Bounce, Builder, Direction, DmaPoolOptions, Domain, Error, Mapping, iova::IovaError,
+};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
 
@@ -41,6 +43,7 @@ pub fn cases<R: Rig>() -> Vec<Case<R>> {
         ("a_full_space_gives_the_memory_back", a_full_space_gives_the_memory_back),
         ("borrowed_bytes_are_lent_for_a_scope", borrowed_bytes_are_lent_for_a_scope),
         ("coherent_memory_is_seen_by_both", coherent_memory_is_seen_by_both),
+        ("elements_of_a_pool_stay_mapped", elements_of_a_pool_stay_mapped),
         ("a_mapping_is_used_more_than_once", a_mapping_is_used_more_than_once),
         ("odd_memory_is_refused", odd_memory_is_refused),
         ("threads_map_beside_each_other", threads_map_beside_each_other),
@@ -304,6 +307,43 @@ fn coherent_memory_is_seen_by_both<R: Rig>(rig: &R) {
     }
     drop(ring);
     assert!(domain.alloc_coherent(u64::MAX).is_err());
+    all_is_free(&domain);
+}
+
+fn elements_of_a_pool_stay_mapped<R: Rig>(rig: &R) {
+    let (builder, device) = rig.domain();
+    // The thread that frees idle chunks may have cached elements in its hands at any moment.
+    let domain = builder.free_after(None).build();
+    let options = DmaPoolOptions::new().limit(600);
+    let pool = domain.dma_pool(1024, 1024, options.boundary(PAGE)).unwrap();
+    let mut elements: Vec<_> = (0..600).map(|_| pool.take().unwrap()).collect();
+    // Some of them, as devices that are emulated are slow.
+    for (nth, element) in elements.iter_mut().enumerate().skip(39).step_by(40) {
+        let fill = nth as u8;
+        element.write_at(0, &[fill; 1000]).unwrap();
+        assert!(device.write(at(element.iova(), 1000), &[!fill; 24]));
+    }
+    for (nth, element) in elements.iter().enumerate().skip(39).step_by(40) {
+        assert!(starts_with(&device, element.iova(), 1000, nth as u8));
+        let mut tail = [0; 24];
+        element.read_at(1000, &mut tail).unwrap();
+        assert_eq!(tail, [!(nth as u8); 24]);
+    }
+    let last = elements.pop().unwrap().freeze().slice(500..1000).unwrap();
+    let iova = last.iova();
+    drop((elements, pool));
+    assert!(starts_with(&device, iova, 500, 599_u32 as u8));
+    thread::scope(|scope| scope.spawn(move || drop(last)).join().unwrap());
+    assert!(!device.read(iova, &mut [0]) && !device.write(iova, &[1]));
+
+    let pool = domain.dma_pool(64, 64, options.direction(Direction::ToDevice)).unwrap();
+    let mut element = pool.take().unwrap();
+    element.write_at(0, &[5; 64]).unwrap();
+    assert!(starts_with(&device, element.iova(), 64, 5) && !device.write(element.iova(), &[6]));
+    let mut seen = [0];
+    element.read_at(0, &mut seen).unwrap();
+    assert_eq!(seen, [5]);
+    drop((pool, element));
     all_is_free(&domain);
 }
 

@@ -38,6 +38,7 @@ macro_rules! tests {
             case!($interface, "a_full_space_gives_the_memory_back"),
             case!($interface, "borrowed_bytes_are_lent_for_a_scope"),
             case!($interface, "coherent_memory_is_seen_by_both"),
+            case!($interface, "elements_of_a_pool_stay_mapped"),
             case!($interface, "a_mapping_is_used_more_than_once"),
             case!($interface, "odd_memory_is_refused"),
             case!($interface, "threads_map_beside_each_other"),

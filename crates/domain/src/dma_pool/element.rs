@@ -1,0 +1,270 @@
+//! Handles of elements.
+#![expect(unsafe_code, reason = "views memory that a device writes to")]
+
+use std::fmt;
+use std::ops::Range;
+
+use longshore_mem::Iova;
+use longshore_mem::copy::{self, CopyFault};
+use longshore_mem::isa::Path;
+use longshore_mem::volatile::{OutOfBounds, VolatileSlice, VolatileSliceMut};
+use longshore_mem::with_path;
+
+use super::cache;
+use super::shared::Spare;
+
+/// An element of a [`DmaPool`](crate::DmaPool), or a part of one, with exclusive access for this
+/// process.
+///
+/// The device can reach it all the time, so its bytes are read and written by copies and never lent
+/// out as a slice. Dropped, the element returns to its pool, and the next owner may take it: keep it
+/// until the device has finished with it.
+///
+/// [`split_to`](Self::split_to) divides it; [`freeze`](Self::freeze) turns it into a [`DmaSlice`],
+/// which can be cloned. The element returns to the pool when the last part of it is dropped.
+#[must_use = "dropped, the element returns to the pool"]
+pub struct DmaElement(Part);
+
+/// A counted reference to bytes of an element, as `bytes::Bytes` is of ordinary memory. This process
+/// only reads through it. Cloning and slicing copy nothing.
+#[must_use = "dropped, the element may return to the pool"]
+#[derive(Clone)]
+pub struct DmaSlice(Part);
+
+/// A range that a [`DmaSlice`] does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SliceError {
+    /// The range asked for, in bytes from the start of the slice.
+    pub range: Range<usize>,
+    /// The length of the slice in bytes.
+    pub len: usize,
+}
+
+impl fmt::Display for SliceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { range, len } = self;
+        if range.end < range.start {
+            write!(f, "the range {range:?} ends before it begins")
+        } else {
+            write!(f, "the range {range:?} ends beyond the last of {len} bytes")
+        }
+    }
+}
+
+impl std::error::Error for SliceError {}
+
+/// A counted reference to an element, and a range that lies in it.
+struct Part {
+    element: Spare,
+    offset: u32,
+    len: u32,
+}
+
+impl DmaElement {
+    /// All of an element that has no other handle.
+    #[inline]
+    pub(super) fn whole(element: Spare) -> Self {
+        let len = element.state().pool().element_len();
+        Self(Part { element, offset: 0, len })
+    }
+
+    /// Returns the address of the first byte for the device.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+
+    /// Returns the number of bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.len as usize
+    }
+
+    /// Returns true if it has no bytes: all were split off.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Returns a view to read.
+    pub fn view(&self) -> VolatileSlice<'_> {
+        self.0.view()
+    }
+
+    /// Returns a view to read and write.
+    pub fn view_mut(&mut self) -> VolatileSliceMut<'_> {
+        let view = self.0.view();
+        // SAFETY: as in `Part::view`; no other handle that is alive has these bytes, so this process
+        // reads and writes them by this view alone.
+        unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len_bytes()) }
+    }
+
+    /// Copies the bytes from `offset` on into all of `into`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if there are fewer; nothing is copied then.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.view().read(offset, into)
+    }
+
+    /// Copies all of `from` to the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if there are fewer; nothing is copied then.
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfBounds> {
+        self.view_mut().write(offset, from)
+    }
+
+    /// Splits off the bytes before `at` and returns them; the others stay.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if there are fewer than `at` bytes; nothing changes then.
+    pub fn split_to(&mut self, at: usize) -> Result<Self, OutOfBounds> {
+        let head = self.0.part(0, at)?;
+        self.0.offset += head.len;
+        self.0.len -= head.len;
+        Ok(Self(head))
+    }
+
+    /// Splits off the bytes from `at` on and returns them; the others stay.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if there are fewer than `at` bytes; nothing changes then.
+    pub fn split_off(&mut self, at: usize) -> Result<Self, OutOfBounds> {
+        let view_len_bytes = self.len();
+        let tail_len = view_len_bytes.checked_sub(at);
+        let tail_len = tail_len.ok_or(OutOfBounds { offset: 0, len_bytes: at, view_len_bytes })?;
+        let tail = self.0.part(at, tail_len)?;
+        self.0.len -= tail.len;
+        Ok(Self(tail))
+    }
+
+    /// Ends writing by this process, so that the bytes can be shared.
+    pub fn freeze(self) -> DmaSlice {
+        DmaSlice(self.0)
+    }
+
+    /// Sets all bytes to zero.
+    pub(super) fn zero(&mut self) -> Result<(), CopyFault> {
+        let (start, len) = (self.0.view().start().as_ptr(), self.len());
+        // SAFETY: as in `view_mut`.
+        with_path!(Path::active(), token => unsafe { copy::fill(token, start, 0, len) })
+    }
+}
+
+impl DmaSlice {
+    /// Returns the address of the first byte for the device.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+
+    /// Returns the number of bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.len as usize
+    }
+
+    /// Returns true if it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Returns a view to read.
+    pub fn view(&self) -> VolatileSlice<'_> {
+        self.0.view()
+    }
+
+    /// Copies the bytes from `offset` on into all of `into`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if there are fewer; nothing is copied then.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.view().read(offset, into)
+    }
+
+    /// Returns some of the bytes, as one more reference to the element.
+    ///
+    /// # Errors
+    /// [`SliceError`] if the range ends beyond the last byte, or before it begins.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, SliceError> {
+        let len = range.end.checked_sub(range.start);
+        len.and_then(|len| self.0.part(range.start, len).ok())
+            .map(Self)
+            .ok_or(SliceError { range, len: self.len() })
+    }
+
+    /// Returns the bytes for writing if this is the only handle of the element.
+    ///
+    /// # Errors
+    /// The slice, if there are others: clones and slices, and also parts that
+    /// [`split_to`](DmaElement::split_to) or [`split_off`](DmaElement::split_off) made, although they
+    /// have no byte in common with this one. Handles are counted for the whole element.
+    pub fn try_into_element(self) -> Result<DmaElement, Self> {
+        if self.0.element.state().refs.is_only() { Ok(DmaElement(self.0)) } else { Err(self) }
+    }
+}
+
+impl Part {
+    #[inline]
+    fn iova(&self) -> Iova {
+        Iova::new(self.element.iova().raw() + u64::from(self.offset))
+    }
+
+    fn view(&self) -> VolatileSlice<'_> {
+        // SAFETY: within the element, or at its end.
+        let start = unsafe { self.element.host().add(self.offset as usize) };
+        // SAFETY: the element is mapped as long as a part of it lives. Written by devices, and by views
+        // of a `DmaElement`, which shares no bytes with any other handle.
+        unsafe { VolatileSlice::from_raw_parts(start, self.len as usize) }
+    }
+
+    fn part(&self, offset: usize, len_bytes: usize) -> Result<Self, OutOfBounds> {
+        let view_len_bytes = self.len as usize;
+        if offset > view_len_bytes || len_bytes > view_len_bytes - offset {
+            return Err(OutOfBounds { offset, len_bytes, view_len_bytes });
+        }
+        let mut part = self.clone();
+        part.offset += offset as u32;
+        part.len = len_bytes as u32;
+        Ok(part)
+    }
+}
+
+impl Clone for Part {
+    #[inline]
+    fn clone(&self) -> Self {
+        self.element.state().refs.add();
+        // SAFETY: counted, and the last to end gives the element back.
+        let element = unsafe { self.element.share() };
+        Self { element, offset: self.offset, len: self.len }
+    }
+}
+
+impl Drop for Part {
+    #[inline]
+    fn drop(&mut self) {
+        if self.element.state().refs.end() {
+            // SAFETY: this was the last, and is not used again.
+            cache::keep(unsafe { self.element.share() });
+        }
+    }
+}
+
+impl fmt::Debug for DmaElement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe("DmaElement", f)
+    }
+}
+
+impl fmt::Debug for DmaSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe("DmaSlice", f)
+    }
+}
+
+impl Part {
+    fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name).field("iova", &self.iova()).field("len", &self.len).finish()
+    }
+}

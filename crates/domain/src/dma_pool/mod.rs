@@ -1,0 +1,180 @@
+//! DMA pools: elements of one length in memory that stays mapped.
+//!
+//! The chunks are those of the bounce buffers (`crate::pool`), with elements of any length in them.
+
+mod cache;
+mod element;
+mod options;
+pub(crate) mod refs;
+pub(crate) mod shared;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::BackendError;
+use crate::direction::Direction;
+use crate::domain::Domain;
+use crate::error::Error;
+pub use element::{DmaElement, DmaSlice, SliceError};
+pub use options::DmaPoolOptions;
+use shared::Shared;
+pub use usage::DmaPoolUsage;
+
+/// A pool of elements of one length that the device can reach all the time, as the kernel's `dma_pool`
+/// and DPDK's mempools.
+///
+/// ```text
+///   a thread      its cache: up to 64 elements               no lock
+///                    │  ▲
+///                    ▼  │  half of them at once
+///   the pool      chunks: which elements are free            a lock
+///                    │  ▲
+///                    ▼  │  2 MiB at once
+///   the domain    memory, IOVAs, the backend                 map, unmap
+/// ```
+///
+/// Each thread caches up to 64 elements for its next use, so that once warm [`take`](Self::take) and
+/// dropping an element allocate nothing, take no lock and make no system call. If one thread takes
+/// and another drops, each takes a lock once for half a cache. An element longer than 2 MiB has a
+/// chunk of its own length.
+///
+/// The device can reach every element of the pool at any time, also those that are free: a pool spares
+/// the map and the unmap of each transfer, and with it the protection that they give. Elements of a
+/// pool for [`Direction::ToDevice`] are read-only for it.
+///
+/// A pool can be dropped before its elements, and before or after its domain: each chunk stays mapped
+/// until its last element is dropped, and is unmapped and freed then. If that thread cannot unmap it,
+/// because it holds a pin for example, a thread of this crate does so later. An element that is forgotten
+/// keeps its chunk, and the domain's backend, for ever.
+///
+/// ```
+/// use longshore_domain::{DmaPoolOptions, Domain, backend::Soft};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let soft = Soft::new()?;
+/// let device = soft.space().session();
+/// let domain = Domain::builder(soft).build();
+///
+/// // Lists of 256 bytes, of which none may cross a page.
+/// let options = DmaPoolOptions::new().boundary(4096).limit(1000);
+/// let pool = domain.dma_pool(256, 64, options)?;
+/// let mut list = pool.take()?;
+/// list.write_at(0, b"a descriptor")?;
+/// let mut seen = [0; 12];
+/// device.read(list.iova(), &mut seen)?;
+/// assert_eq!(&seen, b"a descriptor");
+///
+/// // A received packet: its header and its payload go to different threads.
+/// let packet = pool.take()?.freeze();
+/// let (header, payload) = (packet.slice(0..14)?, packet.slice(14..100)?);
+/// drop(packet);
+/// std::thread::spawn(move || drop(payload)).join().unwrap();
+/// drop(header); // The element returns to the pool here.
+/// # Ok(())
+/// # }
+/// ```
+pub struct DmaPool {
+    shared: Arc<Shared>,
+}
+
+impl Domain {
+    /// Makes a pool of elements of one length.
+    ///
+    /// `element_len` is the length of an element in bytes: 1 byte to 1 GiB. `align` is the alignment of
+    /// its IOVA in bytes: a power of two of at most 1 GiB. `dma_pool(2048, 64, ..)` makes elements of
+    /// 2048 bytes at multiples of 64. The pool takes memory as it is needed, a chunk of 2 MiB at a
+    /// time, unless [some is reserved](DmaPoolOptions::reserve).
+    ///
+    /// Its chunks count against the budget of the process ([`set_process_budget`](crate::set_process_budget)),
+    /// and those that have been idle for a time are freed like those of bounce buffers
+    /// ([`Builder::free_after`](crate::Builder::free_after), [`shrink`](Self::shrink)).
+    ///
+    /// # Errors
+    /// [`Error::PoolLayout`] if no chunk can be laid out as asked; [`Error::Pool`] if the reserve
+    /// cannot be had.
+    pub fn dma_pool(
+        &self,
+        element_len: u64,
+        align: u64,
+        options: DmaPoolOptions,
+    ) -> Result<DmaPool, Error> {
+        let pool = DmaPool { shared: Shared::new(self.inner(), element_len, align, &options)? };
+        // If this fails, the pool is dropped, and frees its chunks.
+        self.inner().add_dma_pool(&pool.shared);
+        pool.shared.reserve()?;
+        Ok(pool)
+    }
+}
+
+impl DmaPool {
+    /// Takes an element of zero bytes.
+    ///
+    /// # Errors
+    /// [`Error::Pool`]: [`PoolError::Exhausted`](crate::PoolError::Exhausted) if all elements that the
+    /// limit allows are in use, else the reason that there is no further chunk. [`Error::Copy`] if its
+    /// memory is missing.
+    #[inline]
+    pub fn take(&self) -> Result<DmaElement, Error> {
+        let mut element = self.take_unzeroed()?;
+        match element.zero() {
+            Ok(()) => Ok(element),
+            Err(source) => Err(Error::Copy { iova: element.iova(), source }),
+        }
+    }
+
+    /// Takes an element with the bytes of its last use, which may be another transfer's, or zero bytes
+    /// if there was none. That spares writing it twice where all of it is written anyway, and is never
+    /// right where the device could read more than what was written.
+    ///
+    /// # Errors
+    /// [`Error::Pool`], as [`take`](Self::take).
+    #[inline]
+    pub fn take_unzeroed(&self) -> Result<DmaElement, Error> {
+        match cache::take(&self.shared) {
+            Some(element) => Ok(DmaElement::whole(element)),
+            None => Ok(DmaElement::whole(self.shared.refill()?)),
+        }
+    }
+
+    /// Returns the length of an element in bytes.
+    pub fn element_len(&self) -> usize {
+        self.shared.element_len() as usize
+    }
+
+    /// Returns who reads and who writes.
+    pub fn direction(&self) -> Direction {
+        self.shared.direction()
+    }
+
+    /// Returns how many elements are in use, cached and free.
+    pub fn usage(&self) -> DmaPoolUsage {
+        self.shared.usage()
+    }
+
+    /// Frees the chunks of which no element is in use, but for the
+    /// [reserve](DmaPoolOptions::reserve), also those whose elements threads keep for their next use.
+    /// Returns how many bytes they had.
+    ///
+    /// # Errors
+    /// [`BackendError`] if a chunk could not be unmapped; it is leaked. If this thread cannot unmap it
+    /// because of a pin or a lease of its own, the chunk is kept instead, and can be freed later.
+    pub fn shrink(&self) -> Result<u64, BackendError> {
+        Ok(self.shared.shrink(Duration::ZERO)?)
+    }
+}
+
+impl Drop for DmaPool {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl fmt::Debug for DmaPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaPool").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}

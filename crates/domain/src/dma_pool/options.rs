@@ -1,0 +1,124 @@
+//! The setup of a DMA pool.
+
+use longshore_mem::Granule;
+
+use crate::direction::Direction;
+use crate::error::Error;
+use crate::pool::layout::Layout;
+
+/// The longest element, and the largest alignment: 1 GiB.
+const LONGEST: u64 = 1 << 30;
+
+/// Options of a [`DmaPool`](crate::DmaPool).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaPoolOptions {
+    pub(super) direction: Direction,
+    boundary: Option<u64>,
+    limit: u64,
+    reserve: u64,
+}
+
+impl Default for DmaPoolOptions {
+    fn default() -> Self {
+        Self { direction: Direction::Bidirectional, boundary: None, limit: u64::MAX, reserve: 0 }
+    }
+}
+
+impl DmaPoolOptions {
+    /// Elements that the device reads and writes, with no boundary, no limit and no reserve.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets who reads and who writes. For `ToDevice` the elements are mapped read-only for the device.
+    #[must_use]
+    pub fn direction(self, direction: Direction) -> Self {
+        Self { direction, ..self }
+    }
+
+    /// Sets a power of two. The IOVAs of an element do not cross a multiple of it.
+    #[must_use]
+    pub fn boundary(self, boundary_bytes: u64) -> Self {
+        Self { boundary: Some(boundary_bytes), ..self }
+    }
+
+    /// Sets how many elements there may be, rounded up to whole chunks: a chunk has 2 MiB, or is as
+    /// long as this many elements if that is less.
+    #[must_use]
+    pub fn limit(self, elements: u64) -> Self {
+        Self { limit: elements, ..self }
+    }
+
+    /// Sets how many elements are allocated and mapped when the pool is made, rounded up to whole
+    /// chunks. They stay mapped until the pool is dropped.
+    #[must_use]
+    pub fn reserve(self, elements: u64) -> Self {
+        Self { reserve: elements, ..self }
+    }
+
+    /// Checks the options, and computes the layout of a chunk, the most chunks and the fewest.
+    pub(super) fn layout(
+        &self,
+        element_len: u64,
+        align: u64,
+        granule: Granule,
+    ) -> Result<(Layout, u64, u64), Error> {
+        let refuse = |reason| Err(Error::PoolLayout { element_len, align, reason });
+        if element_len == 0 || element_len > LONGEST {
+            return refuse("an element has between 1 byte and 1 GiB");
+        }
+        let Some(align) = power_of_two(align).filter(|align| align.bytes() <= LONGEST) else {
+            return refuse("the alignment must be a power of two of at most 1 GiB");
+        };
+        let boundary = self.boundary.map(power_of_two);
+        if boundary == Some(None) {
+            return refuse("the boundary must be a power of two");
+        }
+        let boundary = boundary.flatten();
+        if boundary.is_some_and(|boundary| boundary.bytes() < element_len) {
+            return refuse("an element is longer than the boundary that it may not cross");
+        }
+        if self.limit == 0 || self.reserve > self.limit {
+            return refuse("the limit must be at least 1, and no less than the reserve");
+        }
+        let layout = Layout::of_elements(element_len, align, boundary, self.limit, granule);
+        let chunks = |elements: u64| elements.div_ceil(layout.count().into());
+        Ok((layout, chunks(self.limit), chunks(self.reserve)))
+    }
+}
+
+fn power_of_two(bytes: u64) -> Option<Granule> {
+    Granule::new(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_chunk_can_have_is_refused() {
+        let layout = |len, align, options: DmaPoolOptions| {
+            options.layout(len, align, Granule::SIZE_4K).map(|(_, most, fewest)| (most, fewest))
+        };
+        let new = DmaPoolOptions::new;
+        for (len, align, options) in [
+            (0, 1, new()),
+            (LONGEST + 1, 1, new()),
+            (u64::MAX, 1, new()),
+            (64, 0, new()),
+            (64, 48, new()),
+            (64, LONGEST * 2, new()),
+            (64, 64, new().boundary(0)),
+            (64, 64, new().boundary(96)),
+            (64, 64, new().boundary(32)),
+            (64, 64, new().limit(0)),
+            (64, 64, new().limit(5).reserve(6)),
+        ] {
+            let refused = layout(len, align, options).unwrap_err();
+            assert!(matches!(refused, Error::PoolLayout { .. }), "{refused}");
+        }
+        assert_eq!(layout(64, 64, new().limit(65).reserve(64)).unwrap(), (1, 1));
+        assert_eq!(layout(4096, 4096, new().limit(513).reserve(1)).unwrap(), (2, 1));
+        assert_eq!(layout(LONGEST, LONGEST, new().boundary(1 << 63)).unwrap(), (u64::MAX, 0));
+    }
+}

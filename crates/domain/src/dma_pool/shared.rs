@@ -1,0 +1,396 @@
+//! The part of a pool that its elements share.
+//!
+//! ```text
+//!   DmaPool ──► Shared ──► chunks ──► elements ──► Shared
+//!                 ▲                                  │ an address, no count: an element that is out
+//!                 └──────────────────────────────────┘ of its chunk keeps the chunk
+//! ```
+//!
+//! While the pool is open, the `DmaPool` keeps this. From when it is dropped, this keeps itself until
+//! the last chunk is gone.
+#![expect(unsafe_code, reason = "elements find their pool by its address")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::cache::{self, Cache};
+use super::options::DmaPoolOptions;
+use super::refs::Refs;
+use super::usage::DmaPoolUsage;
+use crate::backend::BackendError;
+use crate::counters::Event;
+use crate::direction::Direction;
+use crate::domain::Inner;
+use crate::error::Error;
+use crate::keeper;
+use crate::pool::budget;
+use crate::pool::chunk::{Chunk, Slot};
+use crate::pool::layout::Layout;
+use crate::pool::shelf::Shelf;
+use crate::pool::{NotFreed, PoolError};
+use crate::trace::span;
+
+/// An element without a handle: free, or about to be.
+pub(super) type Spare = Slot<Element>;
+
+/// The state of an element.
+#[derive(Debug)]
+pub(super) struct Element {
+    pub(super) refs: Refs,
+    pool: *const Shared,
+}
+
+// SAFETY: the pool that the address is of may be used by any thread.
+unsafe impl Send for Element {}
+// SAFETY: as above.
+unsafe impl Sync for Element {}
+
+impl Element {
+    /// The pool, as long as the element is not given back.
+    #[inline]
+    pub(super) fn pool(&self) -> &Shared {
+        // SAFETY: an element that is out of its chunk keeps the chunk, and so the pool's shared part:
+        // either the pool is there, or `Books::itself` is.
+        unsafe { &*self.pool }
+    }
+}
+
+/// The state that the elements of a pool share.
+pub(crate) struct Shared {
+    id: u64,
+    domain: Arc<Inner>,
+    layout: Layout,
+    direction: Direction,
+    chunks_max: u64,
+    /// So many chunks are never freed while the pool is there.
+    chunks_min: u64,
+    cached_max: usize,
+    books: Mutex<Books>,
+    /// Held by a thread that makes a chunk, so that others wait for it and do not make one each.
+    growing: Mutex<()>,
+    caches: Mutex<Caches>,
+}
+
+#[derive(Default)]
+struct Books {
+    /// Chunks, and which of their elements are neither in use nor cached.
+    shelf: Shelf<Element>,
+    /// With those that are being made or freed, and those that could not be unmapped.
+    held_chunks: u64,
+    /// The most elements that were in use or cached.
+    peak: u64,
+    /// The pool was dropped: idle chunks are freed at once.
+    is_closed: bool,
+    /// From when the pool was dropped until the last chunk is gone.
+    itself: Option<Arc<Shared>>,
+}
+
+#[derive(Default)]
+struct Caches {
+    of_threads: Vec<Weak<Cache>>,
+    is_closed: bool,
+}
+
+/// The most elements that a thread keeps, and the most bytes they have; but two at least.
+const CACHED_MAX: usize = 64;
+const CACHED_BYTES: u64 = 256 << 10;
+
+impl Shared {
+    pub(super) fn new(
+        domain: &Arc<Inner>,
+        element_len: u64,
+        align: u64,
+        options: &DmaPoolOptions,
+    ) -> Result<Arc<Self>, Error> {
+        /// The id of the next pool. 2^64 of them are never made.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let granule = domain.core.limits.granule;
+        let (layout, chunks_max, chunks_min) = options.layout(element_len, align, granule)?;
+        let shared = Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            domain: Arc::clone(domain),
+            layout,
+            direction: options.direction,
+            chunks_max,
+            chunks_min,
+            cached_max: (CACHED_BYTES / element_len).clamp(2, CACHED_MAX as u64) as usize,
+            books: Mutex::default(),
+            growing: Mutex::new(()),
+            caches: Mutex::default(),
+        });
+        Ok(shared)
+    }
+
+    /// Makes the chunks that are kept all the time.
+    pub(super) fn reserve(self: &Arc<Self>) -> Result<(), PoolError> {
+        (0..self.chunks_min).try_for_each(|_| self.grow(&mut []))
+    }
+
+    /// The pool of an element. Kept, so that the element may be given back.
+    pub(super) fn of(element: &Spare) -> Arc<Self> {
+        let shared = std::ptr::from_ref(element.state().pool());
+        // SAFETY: it came from an `Arc`, which the element keeps (see `Element::pool`).
+        unsafe { Arc::increment_strong_count(shared) };
+        // SAFETY: the count that was just added.
+        unsafe { Arc::from_raw(shared) }
+    }
+
+    #[inline]
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn cached_max(&self) -> usize {
+        self.cached_max
+    }
+
+    pub(super) fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    pub(super) fn element_len(&self) -> u32 {
+        self.layout.slot_bytes() as u32
+    }
+
+    /// Has a thread's cache emptied when elements are needed or the pool is dropped. Returns false if
+    /// it was dropped already.
+    pub(super) fn register(&self, cache: &Arc<Cache>) -> bool {
+        let mut caches = lock(&self.caches);
+        if !caches.is_closed {
+            caches.of_threads.retain(|cache| cache.strong_count() != 0);
+            caches.of_threads.push(Arc::downgrade(cache));
+        }
+        !caches.is_closed
+    }
+
+    /// An element for a thread that keeps none, which keeps some more then.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refill(self: &Arc<Self>) -> Result<Spare, PoolError> {
+        let mut taken = [const { None }; CACHED_MAX.div_ceil(2)];
+        self.take(&mut taken[..self.cached_max.div_ceil(2)])?;
+        let mut taken = taken.into_iter().flatten();
+        let first = taken.next().expect("one was taken at least");
+        taken.for_each(cache::keep);
+        Ok(first)
+    }
+
+    /// Takes as many elements as `to` has room for, or fewer, but one at least.
+    fn take(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
+        if lock(&self.books).take(to) {
+            return Ok(());
+        }
+        let _span = span!("grow", element_len = self.element_len(), direction = self.direction);
+        let _growing = lock(&self.growing);
+        // Another thread may have made a chunk meanwhile.
+        if lock(&self.books).take(to) {
+            return Ok(());
+        }
+        let Err(error) = self.grow(to) else { return Ok(()) };
+        let mut cached = self.collect_cached(false);
+        to[0] = cached.pop();
+        self.give(cached);
+        if to[0].is_some() { Ok(()) } else { Err(error) }
+    }
+
+    /// Makes a chunk, and takes elements of it.
+    fn grow(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
+        let mut books = lock(&self.books);
+        if books.held_chunks >= self.chunks_max {
+            let elements = self.chunks_max * u64::from(self.layout.count());
+            return Err(PoolError::Exhausted { elements, element_len: self.layout.slot_bytes() });
+        }
+        books.held_chunks += 1;
+        let number = books.shelf.vacancy();
+        drop(books);
+        let chunk = self.make_chunk(number);
+        let mut books = lock(&self.books);
+        match chunk {
+            Ok(chunk) => books.shelf.put(number, chunk),
+            Err(error) => {
+                books.held_chunks -= 1;
+                return Err(error);
+            }
+        }
+        books.take(to);
+        drop(books);
+        if self.may_shrink() {
+            keeper::wake();
+        }
+        Ok(())
+    }
+
+    fn make_chunk(self: &Arc<Self>, number: u32) -> Result<Chunk<Element>, PoolError> {
+        let len_bytes = self.layout.chunk_bytes();
+        if !budget::PROCESS.take(len_bytes) {
+            let (held_bytes, limit_bytes) = (budget::PROCESS.taken(), budget::PROCESS.limit());
+            return Err(PoolError::Limit { held_bytes, limit_bytes });
+        }
+        let element = || Element { refs: Refs::default(), pool: Arc::as_ptr(self) };
+        Chunk::new(&self.domain.core, &self.layout, self.direction, number, element)
+            .inspect_err(|_| budget::PROCESS.give(len_bytes))
+    }
+
+    /// Takes back elements of this pool.
+    pub(super) fn give(&self, elements: impl IntoIterator<Item = Spare>) {
+        let mut books = lock(&self.books);
+        elements.into_iter().for_each(|element| books.shelf.give(element));
+        let is_closed = books.is_closed;
+        drop(books);
+        if is_closed && self.end().is_err() {
+            keeper::end_later(&self.domain);
+        }
+    }
+
+    /// Takes the elements that threads keep.
+    fn collect_cached(&self, closes: bool) -> Vec<Spare> {
+        let mut registered = lock(&self.caches);
+        registered.is_closed |= closes;
+        let caches: Vec<_> = registered.of_threads.iter().filter_map(Weak::upgrade).collect();
+        drop(registered);
+        let mut elements = Vec::new();
+        for cache in caches {
+            // A claim interrupts all threads, so only where it is of use.
+            if closes || cache.len() != 0 {
+                cache.empty(closes, &mut elements);
+            }
+        }
+        elements
+    }
+
+    /// Whether there are chunks that may be freed some day.
+    pub(crate) fn may_shrink(&self) -> bool {
+        lock(&self.books).shelf.stock().chunks > self.chunks_min
+    }
+
+    /// Frees the chunks all of whose elements have been free for `idle`, but for the reserve. Returns
+    /// how many bytes they had.
+    ///
+    /// # Errors
+    /// [`NotFreed`] of the first chunk that could not be unmapped. A chunk that is leaked counts as
+    /// held for ever.
+    pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, NotFreed> {
+        let mut freed_bytes = self.end().map_err(NotFreed::Kept)?;
+        if !self.may_shrink() {
+            return Ok(freed_bytes);
+        }
+        self.give(self.collect_cached(false));
+        while let Some(chunk) = self.take_idle(idle, self.chunks_min).map_err(NotFreed::Kept)? {
+            freed_bytes += self.destroy(chunk).map_err(NotFreed::Leaked)?;
+        }
+        Ok(freed_bytes)
+    }
+
+    /// Takes out a chunk to be unmapped by this thread, unless there are no more than `chunks_min`. The
+    /// lock is not held while it is unmapped.
+    fn take_idle(
+        &self,
+        idle: Duration,
+        chunks_min: u64,
+    ) -> Result<Option<Chunk<Element>>, BackendError> {
+        let mut books = lock(&self.books);
+        if books.shelf.stock().chunks <= chunks_min {
+            return Ok(None);
+        }
+        books.shelf.take_idle(&self.domain.core, idle)
+    }
+
+    /// The pool is dropped: nothing is cached any more, and chunks are freed as their last elements
+    /// come back.
+    pub(super) fn close(self: &Arc<Self>) {
+        let cached = self.collect_cached(true);
+        let mut books = lock(&self.books);
+        books.is_closed = true;
+        books.itself = Some(Arc::clone(self));
+        drop(books);
+        self.give(cached);
+    }
+
+    /// Frees the idle chunks of a pool that was dropped, and with the last of them what keeps this.
+    /// Does nothing while the pool is there. The caller keeps this, too. Returns how many bytes the
+    /// chunks had.
+    ///
+    /// # Errors
+    /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
+    pub(crate) fn end(&self) -> Result<u64, BackendError> {
+        let mut freed_bytes = 0;
+        if !lock(&self.books).is_closed {
+            return Ok(freed_bytes);
+        }
+        while let Some(chunk) = self.take_idle(Duration::ZERO, 0)? {
+            match self.destroy(chunk) {
+                Ok(len_bytes) => freed_bytes += len_bytes,
+                // It cannot be unmapped, so it is leaked.
+                Err(_) => self.domain.tallies.shared.add_shared(Event::Leak, 1),
+            }
+        }
+        let mut books = lock(&self.books);
+        let is_over = books.shelf.stock().chunks == 0;
+        let itself = if is_over { books.itself.take() } else { None };
+        drop(books);
+        drop(itself);
+        Ok(freed_bytes)
+    }
+
+    fn destroy(&self, chunk: Chunk<Element>) -> Result<u64, BackendError> {
+        let len_bytes = chunk.len_bytes();
+        chunk.destroy(&self.domain.core)?;
+        budget::PROCESS.give(len_bytes);
+        lock(&self.books).held_chunks -= 1;
+        Ok(len_bytes)
+    }
+
+    pub(crate) fn usage(&self) -> DmaPoolUsage {
+        let caches = lock(&self.caches);
+        let cached = caches.of_threads.iter().filter_map(Weak::upgrade);
+        let cached = cached.map(|cache| u64::from(cache.len())).sum();
+        drop(caches);
+        let books = lock(&self.books);
+        let stock = books.shelf.stock();
+        DmaPoolUsage {
+            element_len: self.layout.slot_bytes(),
+            direction: self.direction,
+            chunks: stock.chunks,
+            chunk_bytes: self.layout.chunk_bytes(),
+            elements: stock.slots,
+            in_use: (stock.slots - stock.free_slots).saturating_sub(cached),
+            cached,
+            free: stock.free_slots,
+            peak: books.peak,
+        }
+    }
+}
+
+impl Books {
+    /// Takes free elements of chunks that are there. Returns false if there is none.
+    fn take(&mut self, to: &mut [Option<Spare>]) -> bool {
+        let mut places = to.iter_mut();
+        let count = places.len();
+        let put = |element| *places.next().expect("no more are taken") = Some(element);
+        let taken = self.shelf.take(count, put);
+        let stock = self.shelf.stock();
+        self.peak = self.peak.max(stock.slots - stock.free_slots);
+        taken != 0
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Code under the lock does not panic halfway.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+impl Shared {
+    /// Holds all locks.
+    pub(super) fn hold(&self) -> impl Drop {
+        struct Held<'s>(
+            #[expect(dead_code, reason = "held")]
+            (MutexGuard<'s, Books>, MutexGuard<'s, ()>, MutexGuard<'s, Caches>),
+        );
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {}
+        }
+        Held((lock(&self.books), lock(&self.growing), lock(&self.caches)))
+    }
+}
