@@ -43,8 +43,10 @@ const PHYSICALLY_CONTIGUOUS: u32 = 1;
 const ADMIN_DEPTH: u16 = 3;
 /// How often a register is looked at while the controller becomes what it is to become.
 const LOOK: Duration = Duration::from_micros(100);
-/// A shutdown takes no longer where the controller does not say how long it takes.
+/// How long a shutdown may take where the controller does not say how long it takes.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(5);
+/// How long it may take, whatever the controller says.
+const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// How a controller is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +138,14 @@ impl<'d, H: Hardware> Controller<'d, H> {
         }
         let capabilities = Capabilities(hardware.read_u64(CAP));
         let page_log2 = page_log2(capabilities, domain)?;
+        let (end, there_are) = (capabilities.head_doorbell(0) + 4, hardware.registers_len_bytes());
+        if end > there_are {
+            let what = format!(
+                "the doorbells of its admin queue end at byte {end:#x} (CAP.DSTRD), but it has \
+                 {there_are:#x} bytes of registers"
+            );
+            return Err(unsupported(what));
+        }
         if !capabilities.has_nvm_commands() {
             return Err(unsupported("it does not have the NVM command set (CAP.CSS)"));
         }
@@ -519,7 +529,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
         let configuration =
             Configuration { is_enabled: true, is_shutting_down: true, page_log2: self.page_log2 };
         self.hardware.write_u32(CC, configuration.raw());
-        let time = self.data.shutdown_time.max(SHUTDOWN_TIME);
+        let time = self.data.shutdown_time.clamp(SHUTDOWN_TIME, SHUTDOWN_TIME_MAX);
         // Whether or not it did, it is stopped next.
         let _ = self
             .wait_for("shut down", time, |status| Ok(status.is_shut_down() || status.is_fatal()));

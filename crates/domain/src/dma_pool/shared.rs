@@ -129,7 +129,8 @@ impl Shared {
 
     /// The pool of an element. Kept, so that the element may be given back.
     pub(super) fn of(element: &Spare) -> Arc<Self> {
-        let shared = std::ptr::from_ref(element.state().pool());
+        // Not by way of a reference, from which the count beside what it refers to is out of reach.
+        let shared = element.state().pool;
         // SAFETY: it came from an `Arc`, which the element keeps (see `Element::pool`).
         unsafe { Arc::increment_strong_count(shared) };
         // SAFETY: the count that was just added.

@@ -160,3 +160,14 @@ fn what_does_not_become_ready_is_refused_and_leaves_nothing() {
     assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
     assert_eq!(model.strays(), 0);
 }
+
+#[test]
+fn doorbells_behind_the_registers_are_refused() {
+    let soft = Soft::new().unwrap();
+    let traits = Traits { stride_log2: 15, ..Traits::default() };
+    let model = &Model::new(soft.space().session(), traits, content());
+    let domain = Domain::builder(soft).build();
+    let refused = Controller::new(&domain, model, options()).unwrap_err();
+    assert!(refused.to_string().contains("CAP.DSTRD"), "{refused}");
+    assert!(!model.is_enabled());
+}
