@@ -2,7 +2,8 @@
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{
-    Bounce, Direction, Domain, Error, PoolError, WhenFull, process_pool_bytes, set_process_budget,
+    Bounce, Direction, DmaPoolOptions, Domain, Error, PoolError, WhenFull, process_pool_bytes,
+    set_process_budget,
 };
 use longshore_heap::Heap;
 use std::time::Duration;
@@ -35,5 +36,18 @@ fn thirty_two_domains_keep_within_one_budget() {
     map(&domains[31]).unwrap();
     assert!(map(&domains[30]).is_err());
     drop(domains);
+    assert_eq!(process_pool_bytes(), 0);
+
+    // What is kept for an element counts too: it may be more than the element.
+    let domain = domain(0);
+    let options = DmaPoolOptions::new().limit(1 << 20);
+    let pool = domain.dma_pool(1, 1, options).unwrap();
+    let refused = pool.take().unwrap_err();
+    assert!(matches!(refused, Error::Pool(PoolError::Limit { .. })), "{refused}");
+    assert_eq!(process_pool_bytes(), 0);
+    let pool = domain.dma_pool(1, 1, options.limit(4096)).unwrap();
+    drop(pool.take().unwrap());
+    assert!(process_pool_bytes() > 20 * 4096, "{}", process_pool_bytes());
+    drop(pool);
     assert_eq!(process_pool_bytes(), 0);
 }

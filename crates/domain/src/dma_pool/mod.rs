@@ -90,7 +90,7 @@ impl Domain {
     /// time, unless [some is reserved](DmaPoolOptions::reserve).
     ///
     /// Its chunks count against the budget of the process ([`set_process_budget`](crate::set_process_budget)),
-    /// and those that have been idle for a time are freed like those of bounce buffers
+    /// with what the pool keeps for each element (some 50 bytes); and those that have been idle for a time are freed like those of bounce buffers
     /// ([`Builder::free_after`](crate::Builder::free_after), [`shrink`](Self::shrink)).
     ///
     /// # Errors

@@ -223,14 +223,20 @@ impl Shared {
     }
 
     fn make_chunk(self: &Arc<Self>, number: u32) -> Result<Chunk<Element>, PoolError> {
-        let len_bytes = self.layout.chunk_bytes();
-        if !budget::PROCESS.take(len_bytes) {
+        let cost_bytes = self.chunk_cost_bytes();
+        if !budget::PROCESS.take(cost_bytes) {
             let (held_bytes, limit_bytes) = (budget::PROCESS.taken(), budget::PROCESS.limit());
             return Err(PoolError::Limit { held_bytes, limit_bytes });
         }
         let element = || Element { refs: Refs::default(), pool: Arc::as_ptr(self) };
         Chunk::new(&self.domain.core, &self.layout, self.direction, number, element)
-            .inspect_err(|_| budget::PROCESS.give(len_bytes))
+            .inspect_err(|_| budget::PROCESS.give(cost_bytes))
+    }
+
+    /// What a chunk costs: its bytes, and what is known of each element, which is more than a short
+    /// element has.
+    fn chunk_cost_bytes(&self) -> u64 {
+        self.layout.chunk_bytes() + Chunk::<Element>::known_bytes(&self.layout)
     }
 
     /// Takes back elements of this pool.
@@ -337,7 +343,7 @@ impl Shared {
     fn destroy(&self, chunk: Chunk<Element>) -> Result<u64, BackendError> {
         let len_bytes = chunk.len_bytes();
         chunk.destroy(&self.domain.core)?;
-        budget::PROCESS.give(len_bytes);
+        budget::PROCESS.give(self.chunk_cost_bytes());
         lock(&self.books).held_chunks -= 1;
         Ok(len_bytes)
     }

@@ -136,6 +136,11 @@ pub(crate) struct Chunk<T> {
 unsafe impl<T: Send> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
+    /// How many bytes are known of the slots of such a chunk.
+    pub(crate) fn known_bytes(layout: &Layout) -> u64 {
+        u64::from(layout.count()) * size_of::<Known<T>>() as u64
+    }
+
     /// The chunk with that number, in huge pages where there are some, mapped. All its slots are free,
     /// and their state is what `state` returns.
     pub(crate) fn new(
