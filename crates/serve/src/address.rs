@@ -1,12 +1,13 @@
 //! Where a server listens.
 
 use std::env;
-use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use longshore_sys::lock_file::LockFile;
 use longshore_sys::{file, packet_socket, service_manager};
 
 use crate::error::{Error, Result};
@@ -19,6 +20,8 @@ pub const ACTIVATION_NAME: &str = "longshore";
 const SYSTEM_SOCKET: &str = "/run/longshore/serve.sock";
 /// Connections that wait to be accepted.
 const BACKLOG: u16 = 128;
+/// How the content of a lock file begins.
+const RECORD: &str = "longshore-serve socket";
 
 /// Where a server of this user listens unless it is said: `$LONGSHORE_SOCKET`;
 /// `/run/longshore/serve.sock` for root; `$XDG_RUNTIME_DIR/longshore/serve.sock` for anybody else.
@@ -71,19 +74,24 @@ pub struct Listener {
 struct Made {
     path: PathBuf,
     inode: (u64, u64),
-    _lock: Lock,
+    lock: Lock,
 }
 
-/// The right to replace a dead socket, and the sign that this one is alive.
+/// The right to replace a dead socket, and the sign that this one is alive. The lock file names the
+/// socket, so that whoever has the lock next can tell that the server of that socket is dead, even if
+/// the kernel still keeps its socket because a thread of it hangs.
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
-    _file: File,
+    file: LockFile,
+    locked: Metadata,
 }
 
 impl Listener {
     /// Listens at `path`, with the permissions `mode`. A socket of a server that was killed is
     /// replaced; anything else that is there is left alone.
+    ///
+    /// A lock file beside the socket belongs to this process: a forked child cannot serve.
     ///
     /// # Errors
     /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::NoSocketDirectory`],
@@ -101,6 +109,7 @@ impl Listener {
                 let kind = described(there.file_type());
                 return Err(Error::NotASocket { socket: path, kind });
             }
+            Ok(there) if lock.names(&there) => remove_dead(&path)?,
             Ok(_) => remove_if_dead(&path)?,
         }
         let failed = format!("making the socket {}", path.display());
@@ -114,8 +123,10 @@ impl Listener {
             };
             Error::Kernel { operation, source }
         })?;
-        let inode = inode(&path).map_err(Error::kernel(failed))?;
-        Ok(Self { socket, made: Some(Made { path, inode, _lock: lock }) })
+        let there = fs::symlink_metadata(&path).map_err(Error::kernel(failed))?;
+        lock.name(&there);
+        let inode = (there.dev(), there.ino());
+        Ok(Self { socket, made: Some(Made { path, inode, lock }) })
     }
 
     /// Listens at [`default_socket`], in a directory of its own, which is made: open to this user
@@ -161,6 +172,19 @@ impl Listener {
         Ok(Some(Self { socket, made: None }))
     }
 
+    /// Checks that the lock is one of this process, not of one that forked it.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.made.as_ref().is_none_or(|made| made.lock.file.is_of_this_process()) {
+            return Ok(());
+        }
+        let reason = "another process has made the socket, and forked this one; make it in the \
+                      process that serves";
+        Err(Error::kernel("serving")(io::Error::other(reason)))
+    }
+
     /// Ends it: the socket's name goes, and clients that connect find no server. Returns the socket,
     /// with the connections that were not accepted. To close it can take long.
     pub(crate) fn end(self) -> OwnedFd {
@@ -182,19 +206,21 @@ impl AsFd for Listener {
     }
 }
 
-/// The socket goes, if it is still the one that was made; then its field, the lock.
+/// The socket goes, if it is still the one that was made; then its field, the lock. A forked child
+/// leaves both to the process that made them.
 impl Drop for Made {
     fn drop(&mut self) {
-        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
-            // There is nobody to tell.
-            let _ = fs::remove_file(&self.path);
+        if self.lock.file.is_of_this_process() {
+            remove_same(&self.path, self.inode);
         }
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if self.file.is_of_this_process() {
+            remove_same(&self.path, (self.locked.dev(), self.locked.ino()));
+        }
     }
 }
 
@@ -205,30 +231,63 @@ impl Lock {
         let path = PathBuf::from(path);
         let failed = || Error::kernel(format!("locking {}", path.display()));
         loop {
-            let file = file::open_lock(&path).map_err(|source| match path.parent() {
+            let file = LockFile::open(&path).map_err(|source| match path.parent() {
                 Some(directory) if source.kind() == ErrorKind::NotFound && !directory.exists() => {
                     Error::NoSocketDirectory { directory: directory.to_owned() }
                 }
                 _ => failed()(source),
-            });
-            let file = File::from(file?);
+            })?;
             let locked = file.metadata().map_err(failed())?;
             if !locked.is_file() {
                 let kind = described(locked.file_type());
                 let reason = format!("it is {kind}, and is left as it is");
                 return Err(failed()(io::Error::new(ErrorKind::InvalidInput, reason)));
             }
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::AlreadyServed { socket: socket.to_owned() });
-                }
-                Err(TryLockError::Error(error)) => return Err(failed()(error)),
+            if !file.try_lock().map_err(failed())? {
+                return Err(Error::AlreadyServed { socket: socket.to_owned() });
             }
             // Whoever had it before may have removed it meanwhile: then it locks nothing.
             if inode(&path).is_ok_and(|inode| inode == (locked.dev(), locked.ino())) {
-                return Ok(Self { path, _file: file });
+                return Ok(Self { path, file, locked });
             }
+        }
+    }
+
+    /// Returns whether the lock file names this socket. The server that listened on it had the lock, so
+    /// it is dead. That is believed only of a file that no other user can have written.
+    fn names(&self, socket: &Metadata) -> bool {
+        let is_own =
+            self.locked.uid() == longshore_sys::effective_uid() && self.locked.mode() & 0o022 == 0;
+        is_own && self.file.content().is_ok_and(|content| content == self.record(socket).as_bytes())
+    }
+
+    /// Names the socket that listens now. If that fails, the next server finds out whether this one is
+    /// alive by connecting to it.
+    fn name(&self, socket: &Metadata) {
+        // Not if the path is a hard link to a file that is something else.
+        let is_lock =
+            |content: Vec<u8>| content.is_empty() || content.starts_with(RECORD.as_bytes());
+        if self.locked.nlink() == 1 && self.file.content().is_ok_and(is_lock) {
+            let _ = self.file.set_content(&self.record(socket));
+        }
+    }
+
+    /// The content of the lock file. A later socket can have the same inode number, but not the same
+    /// time. A copy of the lock file does not have its inode number.
+    fn record(&self, socket: &Metadata) -> String {
+        let (device, inode) = (socket.dev(), socket.ino());
+        let (seconds, nanoseconds) = (socket.mtime(), socket.mtime_nsec());
+        let own_inode = self.locked.ino();
+        format!("{RECORD} {device} {inode} {seconds} {nanoseconds}, lock {own_inode}\n")
+    }
+}
+
+fn remove_dead(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        // It went meanwhile.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => {
+            removed.map_err(Error::kernel(format!("removing the dead socket {}", path.display())))
         }
     }
 }
@@ -236,8 +295,7 @@ impl Lock {
 /// A server that is not of this kind may listen there, without a lock.
 fn remove_if_dead(path: &Path) -> Result<()> {
     match packet_socket::connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path)
-            .map_err(Error::kernel(format!("removing the dead socket {}", path.display()))),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => remove_dead(path),
         // It went meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         _ => Err(Error::AlreadyServed { socket: path.to_owned() }),
@@ -253,6 +311,14 @@ fn make_directory(path: &Path, permissions: u32) -> io::Result<()> {
     }
     let directory = File::from(file::open_directory_itself(path)?);
     directory.set_permissions(Permissions::from_mode(permissions))
+}
+
+/// Removes a file if it is still this one.
+fn remove_same(path: &Path, same: (u64, u64)) {
+    if inode(path).is_ok_and(|inode| inode == same) {
+        // There is nobody to tell.
+        let _ = fs::remove_file(path);
+    }
 }
 
 fn inode(path: &Path) -> io::Result<(u64, u64)> {
@@ -352,6 +418,67 @@ mod tests {
         let _other = std::os::unix::net::UnixListener::bind(&lock).unwrap();
         assert!(Listener::bind(&path, 0o600).is_err());
         assert!(lock.exists() && !path.exists());
+    }
+
+    /// Listens at `path` without the lock, after `change` has changed a lock file that names the socket.
+    fn bind_beside_living(path: &Path, change: impl FnOnce(&Path)) -> Result<Listener> {
+        let living = packet_socket::listen(path, 0o600, 1).unwrap();
+        let there = fs::symlink_metadata(path).unwrap();
+        let lock = Lock::take(path).unwrap();
+        lock.name(&there);
+        assert!(lock.names(&there));
+        // As a kill leaves it.
+        let lock_path = lock.path.clone();
+        let kept = lock_path.with_extension("kept");
+        fs::hard_link(&lock_path, &kept).unwrap();
+        drop(lock);
+        fs::rename(&kept, &lock_path).unwrap();
+        change(&lock_path);
+        let bound = Listener::bind(path, 0o600);
+        drop(living);
+        bound
+    }
+
+    #[test]
+    fn only_the_lock_file_that_names_a_socket_shows_that_its_server_is_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let is_replaced = |name: &str, change: &dyn Fn(&Path)| {
+            let bound = bind_beside_living(&path(name), change);
+            assert!(matches!(bound, Ok(_) | Err(Error::AlreadyServed { .. })), "{bound:?}");
+            bound.is_ok()
+        };
+        assert!(is_replaced("same", &|_| {}));
+        let copy = |lock: &Path| {
+            fs::copy(lock, path("copy")).unwrap();
+            fs::rename(path("copy"), lock).unwrap();
+        };
+        assert!(!is_replaced("copied", &copy));
+        assert!(!is_replaced("emptied", &|lock| fs::write(lock, b"").unwrap()));
+        let open = |lock: &Path| fs::set_permissions(lock, Permissions::from_mode(0o622)).unwrap();
+        assert!(!is_replaced("open to all", &open));
+        if longshore_sys::effective_uid() != 0 {
+            return println!("SKIPPED: without being root no file can be another user's");
+        }
+        let give = |lock: &Path| std::os::unix::fs::chown(lock, Some(2002), None).unwrap();
+        assert!(!is_replaced("another user's", &give));
+    }
+
+    #[test]
+    fn a_file_that_is_no_lock_file_keeps_its_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("socket"), dir.path().join("other"));
+        let lock = dir.path().join("socket.lock");
+        for content in ["", "precious"] {
+            fs::write(&other, content).unwrap();
+            fs::hard_link(&other, &lock).unwrap();
+            drop(Listener::bind(&path, 0o600).unwrap());
+            assert_eq!(fs::read_to_string(&other).unwrap(), content);
+            fs::write(&lock, content).unwrap();
+            let listener = Listener::bind(&path, 0o600).unwrap();
+            assert_eq!(fs::read_to_string(&lock).unwrap() == content, !content.is_empty());
+            drop(listener);
+        }
     }
 
     #[test]

@@ -277,7 +277,7 @@ fn receive_queue(socket: BorrowedFd<'_>, room: &mut usize, needed: usize) {
 
 /// Blocks all signals: a handler may use descriptors, whose numbers mean other files here. Threads that
 /// this one starts inherit the mask.
-fn block_signals() -> io::Result<()> {
+pub(crate) fn block_signals() -> io::Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: there is room for a signal set.
     let filled = unsafe { libc::sigfillset(all.as_mut_ptr()) };
@@ -295,6 +295,11 @@ fn block_signals() -> io::Result<()> {
 /// Those after it are not even copied, so that nothing has to be closed.
 fn leave_table(last: RawFd) -> io::Result<()> {
     close_range(last.unsigned_abs() + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
+}
+
+/// Gives this thread a descriptor table of its own that has no descriptors. The thread must own none.
+pub(crate) fn leave_table_empty() -> io::Result<()> {
+    close_range(0, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
 }
 
 /// Closes this thread's copies of the descriptors below `number`.

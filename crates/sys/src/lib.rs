@@ -31,6 +31,7 @@
 //! | [`beneath`] | `openat2`: files that lie beneath a directory |
 //! | [`service_manager`] | sockets that a service manager hands over |
 //! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing sockets that linger |
+//! | [`lock_file`] | `flock` that ends with one thread, whatever the others wait for |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
@@ -49,6 +50,7 @@ pub mod huge_pages;
 pub mod iommu;
 pub mod iommufd;
 pub mod last_reference;
+pub mod lock_file;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;

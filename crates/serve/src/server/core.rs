@@ -137,6 +137,7 @@ impl Core {
     }
 
     pub(super) fn run(mut self, mut observe: impl FnMut(&Event)) -> Result<()> {
+        self.listener.as_ref().map_or(Ok(()), Listener::check_process)?;
         for (number, path) in self.options.files.clone().into_iter().enumerate() {
             self.starting.insert(number, path.clone());
             let layout = Layout { format: self.options.format, align: self.options.align };

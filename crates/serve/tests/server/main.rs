@@ -3,6 +3,7 @@
 mod clients;
 mod closing;
 mod hostile;
+mod killed;
 mod lying;
 mod others;
 mod rig;

@@ -94,7 +94,7 @@ pub(crate) fn attach_by(
 }
 
 /// A file system that is mounted for as long as this lives.
-struct Mounted(PathBuf);
+pub(crate) struct Mounted(PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
@@ -435,7 +435,7 @@ fn a_link_to_the_file_itself_is_followed_as_in_a_cache_of_snapshots() {
 }
 
 /// Mounts a file system that answers no request but the first.
-fn mount_hung(at: &Path) -> Option<(Mounted, File)> {
+pub(crate) fn mount_hung(at: &Path) -> Option<(Mounted, File)> {
     let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(device) => device,
         Err(error) => {
