@@ -13,6 +13,7 @@ use super::connection::{Asked, Connection, Phase, ShownFile};
 use super::core::Core;
 use super::events::Event;
 use super::jobs::{Asker, Job};
+use super::open_files::OpenFiles;
 use super::users::User;
 use crate::protocol::{Held, HeldState, Reason, Reply, Request, Target, VERSION};
 use crate::served::{Found, Layout, Looked, Shown};
@@ -109,7 +110,9 @@ impl Core {
         let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
             return Ok(());
         };
-        if let Err(too_many) = self.may_attach(user) {
+        let may_attach = self.may_attach(user);
+        if let Err(too_many) = may_attach.and_then(|()| self.may_open(user, &OpenFiles::of_look(1)))
+        {
             return Err((too_many, file));
         }
         let Ok(format) = format.parse::<FormatChoice>() else {
@@ -254,7 +257,8 @@ impl Core {
     ) -> Told {
         let Some(connection) = self.connections.get(&id) else { return Ok(()) };
         let user = connection.user;
-        if let Err(too_many) = self.may_keep_open(user, shown.len() + others.len()) {
+        let files = OpenFiles::of_look(shown.len() + others.len());
+        if let Err(too_many) = self.may_open(user, &files) {
             self.close_shown(user, shown);
             return self.refuse(id, too_many, now);
         }

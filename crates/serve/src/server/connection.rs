@@ -135,12 +135,21 @@ impl Connection {
         }
     }
 
-    /// How many files it has shown that are still open, with those that it was asked to show.
-    pub(super) fn open_files(&self) -> usize {
-        match &self.phase {
+    /// How many descriptors it has the server keep: files that it has shown or was asked to show, and
+    /// memory that it has not read.
+    pub(super) fn kept_descriptors(&self) -> usize {
+        let shown = match &self.phase {
             Phase::Opening { shown, .. } => shown.len(),
-            Phase::Proving { shown, to_show, .. } => shown.len() + to_show.len(),
-            _ => 0,
+            _ => self.files_to_prove().unwrap_or(0),
+        };
+        shown + self.outgoing.iter().filter(|outgoing| outgoing.memory.is_some()).count()
+    }
+
+    /// How many files will be looked up when it has shown all that it was asked to show.
+    pub(super) fn files_to_prove(&self) -> Option<usize> {
+        match &self.phase {
+            Phase::Proving { shown, to_show, .. } => Some(shown.len() + to_show.len()),
+            _ => None,
         }
     }
 

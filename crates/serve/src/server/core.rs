@@ -71,8 +71,7 @@ pub(super) struct Core {
     pub(super) jobs: Jobs,
     pub(super) shelf: Shelf<Memory>,
     pub(super) sweeps: Sweeps,
-    /// How many descriptors may keep inodes in use: of models that are held, and of files that clients
-    /// have shown.
+    /// How many descriptors all users may have for models to whom the limits apply.
     pub(super) open_files_max: usize,
     pub(super) loads: BTreeMap<u64, Load>,
     pub(super) connections: BTreeMap<u64, Connection>,
@@ -120,7 +119,7 @@ impl Core {
             loads: BTreeMap::new(),
             connections: BTreeMap::new(),
             last_connection: 0,
-            // The clients and the inodes in use have three quarters of all descriptors.
+            // The clients and the models have three quarters of all descriptors.
             closers: Closers::new((open_files_max / 2).max(CLOSING_MIN)),
             users: Users::of_system(),
             limits,

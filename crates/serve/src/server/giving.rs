@@ -16,6 +16,7 @@ use super::core::{Core, Load, Memory};
 use super::events::Event;
 use super::jobs::{Job, LoadedModel};
 use super::names::Names;
+use super::open_files::OpenFiles;
 use super::users::User;
 use crate::protocol::{Reason, Reply};
 use crate::served::{Found, Looked};
@@ -40,6 +41,9 @@ impl Core {
         }
         let model = match self.shelf.find(&found) {
             Some(model) => {
+                if let Err(refusal) = self.may_share(user, model) {
+                    return self.refuse(id, refusal, now);
+                }
                 self.name_as_pinned(model, &found);
                 model
             }
@@ -88,13 +92,7 @@ impl Core {
             let message = format!("{MODELS_MAX} models are held, and no more can be");
             return Err(Refusal::new(Reason::TooMany, message));
         }
-        while self.open_files() + found.open_files() > self.open_files_max {
-            match self.shelf.take_idle(1) {
-                Ok(gone) if !gone.is_empty() => self.freed(gone),
-                _ => break,
-            }
-        }
-        self.may_keep_open(user, found.open_files())?;
+        self.may_open(user, &OpenFiles::of_load(&found))?;
         self.make_room(&found)?;
         let path = found.path.clone();
         let id = self.shelf.insert(found.clone(), now);
@@ -275,6 +273,11 @@ impl Core {
 
     /// Hands a model out.
     fn attach(&mut self, client: u64, id: u64, now: Instant) -> Told {
+        let user = self.connections.get(&client).map(|connection| connection.user);
+        let may_open = user.map_or(Ok(()), |user| self.may_open(user, &OpenFiles::of_sending()));
+        if let Err(refusal) = may_open {
+            return self.refuse(client, refusal, now);
+        }
         let Some(model) = self.shelf.get_mut(id) else {
             let message = "the memory went meanwhile; attach it again".to_owned();
             return self.refuse(client, Refusal::new(Reason::Other, message), now);

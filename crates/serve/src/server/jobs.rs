@@ -21,13 +21,14 @@ use longshore_load::plan::PlannedFile;
 use longshore_load::{CancelToken, Loader, Progress};
 use longshore_sys::{event_fd, memfd};
 
+use super::open_files::{Of, of_hung_load, of_running_look};
 use super::queue::{Bounds, Queue};
 use super::users::User;
 use crate::error::{Error, Result};
 use crate::served::{Found, Freshness, Layout, Looked, Served, Shown};
 
 /// How many files are looked up at once: of all users, and of one.
-const LOOKING: Bounds = Bounds { max: 16, limited_max: 4, unlimited_max: 4 };
+pub(super) const LOOKING: Bounds = Bounds { max: 16, limited_max: 4, unlimited_max: 4 };
 /// How long a look for a client may take, the time that it waits for a thread included. Clients give
 /// a server up after a minute.
 const LOOK_TIME: Duration = Duration::from_secs(20);
@@ -132,6 +133,8 @@ struct Look {
     user: User,
     asker: Asker,
     begun: Instant,
+    /// How many files a client has shown for it.
+    files: usize,
 }
 
 /// A load that goes on.
@@ -140,6 +143,7 @@ struct Loading {
     /// The user that it counts for: one that wants it, if there is one.
     user: User,
     ticket: u64,
+    files: usize,
     len_bytes: u64,
     done_bytes: u64,
     /// When it last had more bytes than before.
@@ -160,6 +164,8 @@ struct Hung {
     user: User,
     /// The memory that it may have.
     len_bytes: u64,
+    /// How many descriptors it may have.
+    descriptors: usize,
 }
 
 impl Look {
@@ -202,8 +208,9 @@ impl Jobs {
     pub(super) fn begin(&mut self, user: User, job: Job, now: Instant) {
         match job {
             Job::Load { .. } => self.to_load.push(user, job),
-            Job::Look { asker, .. } => {
-                self.to_look.push(user, (Look { user, asker, begun: now }, job));
+            Job::Look { asker, ref shown, .. } => {
+                let files = shown.as_ref().map_or(1, Vec::len);
+                self.to_look.push(user, (Look { user, asker, begun: now, files }, job));
             }
         }
         self.spawn();
@@ -267,6 +274,19 @@ impl Jobs {
         hung.map(|hung| hung.len_bytes).fold(0, u64::saturating_add)
     }
 
+    /// Returns how many descriptors looks and loads of these users may have that were given up.
+    pub(super) fn hung_descriptors(&self, of: Of) -> usize {
+        let hung = self.hung.values().filter(|hung| of.contains(hung.user));
+        hung.map(|hung| hung.descriptors).sum()
+    }
+
+    /// Returns the number of files of each look for these users that goes on or waits for a thread.
+    pub(super) fn looks(&self, of: Of) -> impl Iterator<Item = usize> {
+        let waiting = self.to_look.waiting().map(|(look, _)| look);
+        let looks = self.looking.values().chain(waiting);
+        looks.filter(move |look| of.contains(look.user)).map(|look| look.files)
+    }
+
     /// Everything that was done since, and looks and loads that are given up now.
     pub(super) fn done(&mut self, now: Instant) -> Vec<Done> {
         // It is only a matter of being woken once more.
@@ -319,7 +339,8 @@ impl Jobs {
         let mut askers = Vec::new();
         for ticket in late {
             let Some(look) = self.looking.remove(&ticket) else { continue };
-            self.hung.insert(ticket, Hung { user: look.user, len_bytes: 0 });
+            let descriptors = of_running_look(look.files);
+            self.hung.insert(ticket, Hung { user: look.user, len_bytes: 0, descriptors });
             self.to_look.end(look.user);
             askers.push(look.asker);
         }
@@ -345,8 +366,9 @@ impl Jobs {
         let mut done = Vec::new();
         for id in late {
             let Some(loading) = self.loading.remove(&id) else { continue };
-            let Loading { user, ticket, len_bytes, .. } = loading;
-            self.hung.insert(ticket, Hung { user, len_bytes });
+            let Loading { user, ticket, files, len_bytes, .. } = loading;
+            let descriptors = of_hung_load(files);
+            self.hung.insert(ticket, Hung { user, len_bytes, descriptors });
             self.to_load.end(user);
             done.push(Done::Loaded { id, outcome: Err(no_progress()) });
         }
@@ -367,11 +389,12 @@ impl Jobs {
         }
         while let Some((user, job)) = self.to_load.begin() {
             let Job::Load { id, ref found, .. } = job else { continue };
-            let len_bytes = found.len_bytes;
+            let (files, len_bytes) = (found.open_files(), found.len_bytes);
             let without = job.without_result();
             let ticket = self.last_ticket + 1;
             let moved = Instant::now();
-            self.loading.insert(id, Loading { user, ticket, len_bytes, done_bytes: 0, moved });
+            let loading = Loading { user, ticket, files, len_bytes, done_bytes: 0, moved };
+            self.loading.insert(id, loading);
             if user.is_limited() && !may_begin(&self.hung, user) {
                 self.last_ticket = ticket;
                 self.teller(ticket, user).tell(without(no_progress()));
@@ -600,7 +623,7 @@ mod tests {
     fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
         jobs.last_ticket += 1;
         let (ticket, asker) = (jobs.last_ticket, Asker::Client(1000 + jobs.last_ticket));
-        let look_for = Look { user, asker, begun };
+        let look_for = Look { user, asker, begun, files: 1 };
         jobs.to_look.push(user, (look_for, look(asker)));
         assert!(jobs.to_look.begin().is_some());
         jobs.looking.insert(ticket, look_for);

@@ -125,33 +125,6 @@ impl Core {
         model.is_abandoned && self.loads.get(&id).is_some_and(|load| load.user == user)
     }
 
-    /// How many descriptors keep inodes in use: of models that are held, and of files that clients have
-    /// shown or were asked to show.
-    pub(super) fn open_files(&self) -> usize {
-        let shown: usize = self.connections.values().map(Connection::open_files).sum();
-        self.shelf.open_files() + shown
-    }
-
-    /// Whether so many more descriptors may keep inodes in use for this user, who may have half of
-    /// them if it is limited.
-    pub(super) fn may_keep_open(&self, user: User, more: usize) -> Result<(), Refusal> {
-        let of_user = self.connections.values().filter(|connection| connection.user == user);
-        let ids: BTreeSet<u64> = of_user.clone().filter_map(Connection::model).collect();
-        let models = ids.iter().filter_map(|id| self.shelf.get(*id));
-        let of_models: usize = models.map(|model| model.found.open_files()).sum();
-        let of_user = of_user.map(Connection::open_files).sum::<usize>() + of_models;
-        let max = self.open_files_max;
-        let of_user_max = if user.is_limited() { max / 2 } else { max };
-        if self.open_files() + more <= max && of_user + more <= of_user_max {
-            return Ok(());
-        }
-        let message = format!(
-            "{more} more files would be open, but the server keeps no more than {max} files of \
-             models open (ulimit -n), and half of them for one user; try again later"
-        );
-        Err(Refusal::new(Reason::TooMany, message))
-    }
-
     /// Bytes of models that the server gave up and clients keep, and of loads that hang.
     pub(super) fn kept_bytes(&self) -> u64 {
         let gone = self.lingering.iter().map(|gone| gone.len_bytes);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use longshore_heap::SharedBuffer;
 use longshore_sys::last_reference::{LastReferences, Watched};
 
+use super::open_files::Of;
 use super::users::User;
 
 /// How long after the server gave memory up it is reported that clients keep it. A client that is
@@ -141,6 +142,12 @@ impl Lingering {
     /// What to wait for; `None` if no memory is kept.
     pub(super) fn references(&self) -> Option<&LastReferences> {
         self.references.as_ref().filter(|_| !self.models.is_empty())
+    }
+
+    /// How many descriptors of memory that these users had are open here, because it cannot be watched.
+    pub(super) fn descriptors(&self, of: Of) -> usize {
+        let is_of = |gone: &Gone| gone.users.iter().any(|user| of.contains(*user));
+        self.unwatched.iter().filter(|(_, gone)| is_of(gone)).count()
     }
 
     /// Returns the models whose memory is kept: by clients, or because it cannot be watched.

@@ -22,6 +22,7 @@ mod limits;
 mod lingering;
 mod names;
 mod notify;
+mod open_files;
 mod queue;
 mod stop;
 mod sweep;
@@ -136,7 +137,8 @@ impl Server {
         let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());
         let clients_max = options.clients_max.min(usize::try_from(limit / 2).unwrap_or(usize::MAX));
         let options = Options { files, clients_max, ..options };
-        // Of that, half for the inodes of files that are shown and of models that are held.
+        // Of that, half for the files and the memory of models that are not those of root and of the
+        // server's own user.
         let open_files_max = usize::try_from(limit / 4).unwrap_or(usize::MAX);
         Ok(Self { core: core::Core::new(listener, served, options, open_files_max, stop)? })
     }

@@ -21,6 +21,12 @@ impl User {
         Self { uid, is_limited: true }
     }
 
+    /// Returns its id.
+    #[cfg(test)]
+    pub(super) fn uid(self) -> u32 {
+        self.uid
+    }
+
     /// Returns whether the limits for one user apply to it.
     pub(super) fn is_limited(self) -> bool {
         self.is_limited

@@ -4,10 +4,11 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use longshore_serve::protocol::{Reply, Request};
 use longshore_serve::{Event, Options, Reason};
 use longshore_sys::packet_socket::{self, DESCRIPTORS_MAX};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -153,31 +154,80 @@ fn serve_with_few_descriptors() {
     rig.stop();
 }
 
+/// A server in a process that can have 1024 descriptors.
+struct Confined {
+    child: Child,
+    lines: Option<Lines>,
+    dir: PathBuf,
+}
+
+type Lines = io::Lines<io::BufReader<ChildStdout>>;
+
+impl Confined {
+    /// Starts it in a process that runs the test `name`. `None` if that is skipped.
+    fn start(name: &str) -> Option<Self> {
+        let mut child = child(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
+        let said = lines.by_ref().map(Result::unwrap);
+        let mut said = said.take_while(|line| !line.starts_with("SKIPPED"));
+        let Some(dir) = said.find_map(|line| line.strip_prefix("serves ").map(PathBuf::from))
+        else {
+            assert!(child.wait().unwrap().success());
+            println!("SKIPPED: other users cannot be tried without being root");
+            return None;
+        };
+        Some(Self { child, lines: Some(lines), dir })
+    }
+
+    fn connect(&self) -> Raw {
+        loop {
+            match packet_socket::connect(&self.dir.join("socket")) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::yield_now();
+                }
+                connected => return Raw(connected.unwrap()),
+            }
+        }
+    }
+
+    /// The directory of a user.
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join("root").join(name).canonicalize().unwrap()
+    }
+
+    fn serves_alice(&self) {
+        let path = self.path("alice").join("model.bin");
+        as_user(ALICE, || {
+            let file = private(&path, b"of alice");
+            let answer = attach_by(self.connect().greeted(), &path, file).1;
+            assert_eq!(answer.unwrap(), b"of alice");
+        });
+    }
+
+    fn stop(mut self) {
+        drop(self.child.stdin.take());
+        self.lines.take().into_iter().flatten().for_each(drop);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// A test that fails leaves no process.
+impl Drop for Confined {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn hundreds_of_sockets_that_linger_keep_no_other_user_waiting() {
     const COUNT: usize = 150;
     if is_child() {
         return serve_with_few_descriptors();
     }
-    let mut child = child("hundreds_of_sockets_that_linger_keep_no_other_user_waiting")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = io::BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let mut lines = lines.take_while(|line| !line.starts_with("SKIPPED"));
-    let dir = lines.find_map(|line| line.strip_prefix("serves ").map(PathBuf::from));
-    let Some(dir) = dir else {
-        assert!(child.wait().unwrap().success());
-        return;
-    };
-    let socket = dir.join("socket");
-    let connect = || loop {
-        match packet_socket::connect(&socket) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-            connected => return Raw(connected.unwrap()),
-        }
-    };
+    let name = "hundreds_of_sockets_that_linger_keep_no_other_user_waiting";
+    let Some(server) = Confined::start(name) else { return };
+    let connect = || server.connect();
     let attack = |make: fn() -> (Socket, OwnedFd), is_queued: bool| {
         let begin = |_| {
             let (client, (socket, peer)) = (connect(), make());
@@ -193,22 +243,48 @@ fn hundreds_of_sockets_that_linger_keep_no_other_user_waiting() {
         };
         as_user(MALLORY, || (0..COUNT).map(begin).collect::<Vec<_>>())
     };
-    let path = dir.join("root/alice").canonicalize().unwrap().join("model.bin");
-    let serves_alice = || {
-        as_user(ALICE, || {
-            let file = private(&path, b"of alice");
-            assert_eq!(attach_by(connect().greeted(), &path, file).1.unwrap(), b"of alice");
-        });
-    };
     let mut peers = attack(lingering, false);
-    serves_alice();
+    server.serves_alice();
     peers.extend(attack(nested, false));
-    serves_alice();
+    server.serves_alice();
     peers.extend(attack(lingering, true));
-    serves_alice();
-    drop(child.stdin.take());
-    lines.for_each(drop);
-    assert!(child.wait().unwrap().success());
+    server.serves_alice();
+    server.stop();
+}
+
+#[test]
+fn models_of_one_user_do_not_take_all_descriptors() {
+    if is_child() {
+        return serve_with_few_descriptors();
+    }
+    let Some(server) = Confined::start("models_of_one_user_do_not_take_all_descriptors") else {
+        return;
+    };
+    let folder = server.path("mallory");
+    let mut clients = Vec::new();
+    let refused = as_user(MALLORY, || {
+        for number in 0..240 {
+            let path = folder.join(format!("m{number}"));
+            let (client, answer) =
+                attach_by(server.connect().greeted(), &path, private(&path, b"model"));
+            match answer {
+                Ok(_) => clients.push(client),
+                Err(refused) => return refused,
+            }
+            // The server keeps no inode of a deleted file, but its memory.
+            fs::remove_file(&path).unwrap();
+            if number % 20 == 0 {
+                let lister = server.connect().greeted();
+                lister.say(&Request::List, None);
+                while lister.hear() != Some(Reply::End) {}
+            }
+        }
+        panic!("{} models are attached", clients.len())
+    });
+    assert!(refused.contains("user 2002 may have 128 for models"), "{refused}");
+    assert!(refused.contains("'ulimit -n' (LimitNOFILE= in its unit)"), "{refused}");
+    server.serves_alice();
+    server.stop();
 }
 
 #[test]

@@ -8,9 +8,10 @@ use tempfile::TempDir;
 
 use super::super::connection::Phase;
 use super::super::jobs::{LOADING_MAX, LoadedModel};
+use super::super::open_files::Of;
 use super::*;
 use crate::protocol::{MESSAGE_BYTES_MAX, Reason};
-use crate::served::{Found, Looked};
+use crate::served::{Found, Freshness, Looked};
 use crate::shelf::Keep;
 
 /// A server that takes a turn only where it is told to, and its directory.
@@ -209,25 +210,74 @@ fn a_list_waits_for_a_disk_that_hangs_only_for_a_time() {
     assert!(is_list(&heard(&clients[1])));
 }
 
-#[test]
-fn inodes_are_kept_in_use_by_no_more_descriptors_than_there_may_be() {
-    let mut still = Still::new();
-    still.core.open_files_max = 2;
-    for name in ["a", "b", "c"] {
-        let found = still.found(name, 1000);
-        let client = still.waiter(0);
-        let id = *still.core.connections.keys().next_back().unwrap();
-        let told = still.core.give(id, found, still.now);
-        assert!(told.is_ok());
-        if name == "c" {
-            let told = heard(&client);
-            let [Reply::Refused { reason: Reason::TooMany, message }] = &told[..] else {
-                panic!("{told:?}")
-            };
-            assert!(message.contains("no more than 2 files"), "{message}");
-        }
+/// The words of a refusal, if that is the last that a client heard.
+fn refusal(client: &OwnedFd) -> Option<String> {
+    match heard(client).pop() {
+        Some(Reply::Refused { reason: Reason::TooMany, message }) => Some(message),
+        _ => None,
     }
-    assert_eq!(still.core.open_files(), 2);
+}
+
+const ALICE: u32 = 2001;
+const MALLORY: u32 = 2002;
+
+#[test]
+fn the_files_and_memory_of_models_have_no_more_descriptors_than_there_may_be() {
+    let mut still = Still::new();
+    still.core.open_files_max = 40;
+    let mut clients: Vec<OwnedFd> =
+        (0..6).map(|number| still.ask(MALLORY, &format!("m{number}"))).collect();
+    assert!(clients.iter().all(|client| refusal(client).is_none()));
+    // Each model has an inode and memory; one is loaded, and one is sent.
+    let refused = refusal(&still.ask(MALLORY, "one more")).unwrap();
+    assert!(refused.starts_with("3 more descriptors"), "{refused}");
+    assert!(refused.contains("user 2002 may have 20 for models and has 18"), "{refused}");
+    assert!(refused.contains("LimitNOFILE="), "{refused}");
+    // Half is for others.
+    clients.push(still.ask(ALICE, "of alice"));
+    assert_eq!(refusal(&clients[6]), None);
+    // Also of the deleted ones.
+    for client in &clients {
+        still.answer(client);
+    }
+    for number in 0..6 {
+        fs::remove_file(still.dir.path().join(format!("m{number}"))).unwrap();
+    }
+    let ids: Vec<u64> = still.core.shelf.iter().map(|(id, _)| id).collect();
+    let unlinked = ids[..6].iter().map(|id| (*id, Freshness::Unlinked, None)).collect();
+    still.core.on_swept(unlinked, still.now);
+    for number in 0..3 {
+        clients.push(still.ask(MALLORY, &format!("n{number}")));
+        still.answer(&clients[7 + number]);
+    }
+    let refused = refusal(&still.ask(MALLORY, "one more")).unwrap();
+    assert!(refused.contains("may have 20 for models and has 12"), "{refused}");
+    // A model that another user has loaded counts, too.
+    let shared = still.core.shelf.get(ids[6]).unwrap().found.clone();
+    still.core.open_files_max = 26;
+    let refused = refusal(&still.ask_for(MALLORY, shared.clone())).unwrap();
+    assert!(refused.contains("may have 13 for models and has 12"), "{refused}");
+    still.core.open_files_max = 40;
+    let client = still.ask_for(MALLORY, shared);
+    assert!(matches!(heard(&client)[..], [Reply::Attached { .. }, Reply::File { .. }]));
+}
+
+#[test]
+fn unused_models_make_room_for_the_descriptors_of_others() {
+    let mut still = Still::new();
+    still.core.open_files_max = 5;
+    let own = still.core.users.own().uid();
+    let client = still.ask(own, "first");
+    still.answer(&client);
+    for name in ["second", "third", "fourth", "fifth"] {
+        let client = still.ask(own, name);
+        assert!(matches!(still.answer(&client)[..], [.., Reply::File { .. }]), "{name}");
+        drop(client);
+        // The server sees that the client is gone.
+        still.core.turn().unwrap();
+    }
+    assert!(still.core.shelf.get(1).is_some(), "it is attached");
+    assert!(still.core.shelf.len() < 5);
 }
 
 #[test]
@@ -394,8 +444,6 @@ fn a_path_that_changes_during_a_load_makes_it_stale_for_no_other_path() {
 
 #[test]
 fn models_that_a_user_wants_do_not_wait_for_another_user_whose_load_hangs() {
-    const ALICE: u32 = 2001;
-    const MALLORY: u32 = 2002;
     let mut still = Still::new();
     still.core.jobs.hanging.insert(1);
     let _hanging = still.ask(MALLORY, "own");
@@ -411,8 +459,6 @@ fn models_that_a_user_wants_do_not_wait_for_another_user_whose_load_hangs() {
 
 #[test]
 fn a_load_counts_for_a_user_that_still_wants_it() {
-    const ALICE: u32 = 2001;
-    const MALLORY: u32 = 2002;
     let mut still = Still::new();
     still.core.jobs.hanging.insert(1);
     let found = still.found("shared", 1000);
@@ -427,7 +473,6 @@ fn a_load_counts_for_a_user_that_still_wants_it() {
 
 #[test]
 fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
-    const ALICE: u32 = 2001;
     let mut still = Still::new();
     still.core.jobs.hanging.extend([1, 2]);
     let hanging = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
@@ -446,6 +491,9 @@ fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
     assert_eq!(still.core.jobs.hung_bytes(None), 2000);
     let mallory = still.core.users.of(2002);
     assert_eq!(still.core.jobs.hung_bytes(Some(mallory)), 1000);
+    // The inode, memory, two descriptors that read, and a few more.
+    assert_eq!(still.core.jobs.hung_descriptors(Of::One(mallory)), 8);
+    assert_eq!(still.core.jobs.hung_descriptors(Of::All), 16);
     assert_eq!(still.core.kept_bytes(), 2000);
 }
 
