@@ -75,8 +75,9 @@
 //!
 //! An attachment lives as long as its connection. A client that dies releases; so does one that asks
 //! to. The memory goes with the last attachment, or as [`Keep`] says. A client that releases and
-//! keeps the descriptor keeps the memory, too: the server counts each model for every user that had it
-//! until the kernel reports that the last reference to it is gone ([`Event::Freed`]).
+//! keeps the descriptor keeps the memory, too: the server counts each model that no client has attached
+//! for every user that had it until the kernel reports that the last reference to it is gone
+//! ([`Event::Freed`]).
 //!
 //! # Several users
 //!

@@ -49,10 +49,16 @@ impl Core {
     /// Checks that a user may have this model, too, and frees unused models of this user if that is
     /// enough for it.
     ///
-    /// A user is charged with the whole length of each model that it has, waits for, or was given and
-    /// whose memory is not free again: it can keep a descriptor after it released the model. It does
-    /// not matter whether other users share the model. A model that the server holds anyway is free of
-    /// charge.
+    /// A user is charged with the whole length of each model that it has or waits for, also if others
+    /// share the model. A client can keep a descriptor after it released the model. So a model that no
+    /// client has attached, and whose memory is not free, is charged to every user that was given it.
+    /// While another user has it attached, that user is charged, and those that released it are not.
+    ///
+    /// A user that has a model attached had room for it, and remains charged if it is the last one to
+    /// release it. So for each model there is a user that had room for it and is charged with it, and
+    /// users who work together cannot hold more than their shares. There is one exception: they can keep
+    /// models beyond their shares that root or the server's own user had attached at the same time. A
+    /// model that the server holds anyway is free of charge.
     pub(super) fn may_hold(&mut self, user: User, found: &Found) -> Result<(), Refusal> {
         if !user.is_limited() {
             return Ok(());
@@ -85,8 +91,9 @@ impl Core {
             );
             if released_bytes > 0 {
                 let released = format!(
-                    ", {released_bytes} of them in memory that was released and is not free: other \
-                     clients have it, or its descriptor is still open"
+                    ", {released_bytes} of them in memory that was released and is not free: a \
+                     program of a user that had it still has a descriptor of it, or a load has not \
+                     ended"
                 );
                 message.push_str(&released);
             }
@@ -108,7 +115,9 @@ impl Core {
             let add = |bytes: &mut u64| *bytes = bytes.saturating_add(len_bytes);
             if charged.ids.contains(&id) {
                 add(&mut charged.in_use_bytes);
-            } else if was_given(model, user) || self.is_loaded_for_nobody(id, model, user) {
+            } else if model.attachments == 0 && was_given(model, user)
+                || self.is_loaded_for_nobody(id, model, user)
+            {
                 charged.ids.insert(id);
                 add(&mut charged.released_bytes);
                 if model.may_go() {

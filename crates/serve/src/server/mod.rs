@@ -62,7 +62,7 @@ pub struct Options {
     pub memory_max: Option<u64>,
     /// The most bytes of models that one user may have or wait for at once; `None` for half of
     /// [`Self::memory_max`] or, without that, of the memory that is available at the start. Models
-    /// that the user released count until their memory is free.
+    /// that the user released, and that no other user has attached, count until their memory is free.
     ///
     /// This limit, [`Self::clients_per_user`] and [`Self::loads_per_user`] do not apply to root and
     /// to the server's own user. The ids that a user owns in `/etc/subuid` count as that user.

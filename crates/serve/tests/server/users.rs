@@ -1,5 +1,6 @@
 //! Users who want more than their share. Each of the others is served as ever.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -101,8 +102,9 @@ fn one_user_does_not_take_all_memory_with_a_sparse_file() {
     let alice = rig.raw_of(ALICE).greeted();
     attach(&alice, &small).unwrap();
     release(&alice);
-    // Alice can still have a descriptor, and the model stays as long as it is attached.
-    assert!(refused(&alice, &other).contains("released and is not free"));
+    // Another user has the model that Alice has released, and is charged with it.
+    attach(&alice, &other).unwrap();
+    release(&alice);
     // One of the two attachments is left.
     release(&mallory[0]);
     refused(&mallory[0], &other);
@@ -111,6 +113,90 @@ fn one_user_does_not_take_all_memory_with_a_sparse_file() {
     attach(&mallory[0], &other).unwrap();
     // The limit is not for the server's own user.
     attach(&rig.raw().greeted(), &large).unwrap();
+}
+
+#[test]
+fn a_model_that_others_have_attached_does_not_count_for_a_user_that_released_it() {
+    let options = Options { memory_max: Some(1 << 20), ..Options::default() };
+    let Some(rig) = rig(options) else { return };
+    let [shared, own] = ["shared", "own"].map(|name| sparse(&rig, name, 400_000));
+    let (alice, mallory) = (rig.raw_of(ALICE).greeted(), rig.raw_of(MALLORY).greeted());
+    drop(attach(&alice, &shared).unwrap());
+    attach(&mallory, &shared).unwrap();
+    release(&alice);
+    attach(&alice, &own).unwrap();
+    // To attach it again takes room again.
+    let (reason, message) = attach(&rig.raw_of(ALICE).greeted(), &shared).unwrap_err();
+    assert_eq!(reason, Reason::TooMany);
+    assert!(message.contains("user 4001 has 401408 bytes of the 524288"), "{message}");
+    release(&alice);
+    attach(&alice, &shared).unwrap();
+    // The same where root has it.
+    let root = rig.raw().greeted();
+    let kept = attach(&root, &shared).unwrap();
+    release(&alice);
+    release(&mallory);
+    attach(&mallory, &own).unwrap();
+    release(&mallory);
+    // When nobody has it, and somebody keeps it, it counts for each user that had it.
+    release(&root);
+    for client in [&alice, &mallory] {
+        let (reason, message) = attach(client, &own).unwrap_err();
+        assert_eq!(reason, Reason::TooMany);
+        assert!(message.contains("still has a descriptor of it"), "{message}");
+    }
+    drop(kept);
+    attach(&alice, &own).unwrap();
+}
+
+#[test]
+fn users_who_work_together_hold_no_more_than_their_shares() {
+    const SHARES: usize = 3;
+    let options = Options { memory_max: Some(4 << 20), ..Options::default() };
+    let options = Options { memory_per_user: Some(500_000), ..options };
+    let Some(rig) = rig(options) else { return };
+    let models: Vec<PathBuf> =
+        (0..12).map(|number| sparse(&rig, &format!("m{number}"), 400_000)).collect();
+    let users: Vec<Raw> =
+        (0..SHARES as u32).map(|number| rig.raw_of(MALLORY + number).greeted()).collect();
+    // Each keeps the memory of all that it is given, and has another user attach it meanwhile.
+    let mut kept: BTreeMap<&Path, Vec<OwnedFd>> = BTreeMap::new();
+    let mut is_attached = [false; SHARES];
+    for _ in 0..4 {
+        for (number, user) in users.iter().enumerate() {
+            for path in &models {
+                // The one that passes a model on, and the one that takes it over.
+                let other = (number + 1) % SHARES;
+                if !is_attached[number]
+                    && let Ok(memory) = attach(user, path)
+                {
+                    is_attached[number] = true;
+                    kept.entry(path).or_default().push(memory);
+                }
+                if is_attached[number]
+                    && !is_attached[other]
+                    && let Ok(memory) = attach(&users[other], path)
+                {
+                    is_attached[other] = true;
+                    kept.entry(path).or_default().push(memory);
+                    release(user);
+                    is_attached[number] = false;
+                }
+            }
+        }
+        for (number, user) in users.iter().enumerate() {
+            if std::mem::take(&mut is_attached[number]) {
+                release(user);
+            }
+        }
+    }
+    assert!(kept.len() <= SHARES, "{} models are kept", kept.len());
+    assert!(kept.len() > 1, "they had their shares");
+    // Each of them remains charged.
+    for user in &users {
+        assert!(attach(user, &models[11]).is_err());
+    }
+    drop(kept);
 }
 
 #[test]
