@@ -31,6 +31,11 @@ pub enum Reason {
     /// It is mapped, but the memory behind it is gone: a file was truncated, a process has ended, a
     /// connection was closed, a page of memory failed.
     BackingLost,
+    /// The other side of remote memory did not answer in time.
+    TimedOut,
+    /// It was not tried: too many accesses were abandoned whose calls to the other process have not
+    /// returned ([`ProcessMemory`](crate::ProcessMemory)), or there is no thread for one more.
+    Unavailable,
     /// It is not memory of this process, so it can be copied and not pinned, leased or changed
     /// atomically.
     NotDirect,
@@ -58,6 +63,10 @@ impl fmt::Display for Reason {
             Self::Permission => "the mapping does not permit this access",
             Self::Revoked => "it was unmapped during the access",
             Self::BackingLost => "the memory behind the mapping is gone",
+            Self::TimedOut => "the other side did not answer in time",
+            Self::Unavailable => {
+                "the process has not answered too many accesses before, or no thread can be started"
+            }
             Self::NotDirect => "it is not memory of this process, and can only be copied",
             Self::Overflow => "the range passes the end of the address space",
             Self::Misaligned => "the address is no multiple of the access's size",

@@ -132,7 +132,7 @@ pub use {
     longshore_sys::process_memory::Process,
     pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes},
     plain::Plain,
-    process::ProcessMemory,
+    process::{PROCESS_TIMEOUT_DEFAULT, ProcessMemory},
     region::{Partial, Region, RemoteMemory},
     session::{Session, Word},
     space::{Counters, Space},

@@ -1,14 +1,33 @@
 //! Another process's memory as a region.
-#![expect(unsafe_code, reason = "writes to memory that a caller of unsafe code answers for")]
+#![expect(
+    unsafe_code,
+    reason = "copies from and to views, and writes to memory that a caller of unsafe code answers for"
+)]
+
+mod calls;
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use longshore_mem::copy::copy_bytes;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_sys::process_memory::Process;
 
+use self::calls::{Calls, Target};
 use crate::fault::Reason;
 use crate::region::{Partial, RemoteMemory};
+
+/// The time that an access to a [`ProcessMemory`] takes at most, unless
+/// [`timeout`](ProcessMemory::timeout) sets another.
+pub const PROCESS_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+
+/// Bytes of one call on another thread. An abandoned call keeps as much memory.
+const PART_BYTES: usize = 64 << 10;
+/// The smallest page of a process.
+const PAGE_BYTES: u64 = 4096;
 
 /// Memory of another process from an address on, which is read and written by
 /// `process_vm_readv(2)` and `process_vm_writev(2)`. Once the process is gone, accesses fault with
@@ -18,20 +37,81 @@ use crate::region::{Partial, RemoteMemory};
 /// To write to memory of this process, map the file that it lies in, or lend it
 /// ([`Region::of_memory`](crate::Region::of_memory)).
 ///
-/// The process must be trusted to have its pages at hand. If it handles its page faults itself
-/// (`userfaultfd(2)`), or its pages are of a file that another program provides (FUSE), an access can
-/// wait for it without end, and so does unmapping the region meanwhile.
+/// # Processes that do not answer
+///
+/// A process can handle its page faults itself (`userfaultfd(2)`), or have pages of a file that another
+/// program provides (FUSE). Then an access waits for it in the kernel, where no signal but SIGKILL ends
+/// the wait. So the calls run on threads of this library, and the access waits for them:
+///
+/// * Unmapping the memory ends the access with [`Reason::Revoked`]. If the call does not return within
+///   half a second of that, it is abandoned.
+/// * An access that takes longer than [`PROCESS_TIMEOUT_DEFAULT`] faults with [`Reason::TimedOut`], and
+///   its call is abandoned.
+/// * An abandoned call keeps a thread, 64 KiB of memory and the address space of the process until the
+///   kernel lets go of it: when the page is there, or the program that was to provide it closes its
+///   descriptors or ends. That need not be the process itself.
+/// * A process has at most four calls at a time, abandoned ones included, and all processes together
+///   have 256. Other accesses wait for their turn. If all calls are abandoned, the next access faults
+///   with [`Reason::Unavailable`] at once.
+///
+/// Pages are brought in before a write. If the other process keeps that waiting and the write is
+/// abandoned, none of it is done later. A write that the process delays after that, as by write
+/// protection, may be done later, after the memory was unmapped. Dirty logs mark all of an abandoned
+/// write.
+///
+/// An access needs at least two switches between threads. For a process that is trusted,
+/// [`on_calling_thread`](Self::on_calling_thread) avoids them.
+///
+/// The threads have the credentials and filters of the thread whose access started them. If threads of
+/// your program have different ones, use [`on_calling_thread`](Self::on_calling_thread). The C library's
+/// `setuid(3)` and its relatives wait for all threads of a process, abandoned ones as well.
 #[derive(Debug)]
 pub struct ProcessMemory {
-    process: Process,
+    process: Arc<Process>,
     address: u64,
     is_writable: bool,
+    /// `None`: on the calling thread.
+    threads: Option<Threads>,
+}
+
+/// How calls on other threads are waited for.
+#[derive(Clone, Copy, Debug)]
+struct Threads {
+    /// No two memories have the same.
+    memory: u64,
+    timeout: Duration,
 }
 
 impl ProcessMemory {
     /// Returns the memory of `process` from `address` on, for reading only.
-    pub const fn new(process: Process, address: u64) -> Self {
-        Self { process, address, is_writable: false }
+    pub fn new(process: Process, address: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let memory = NEXT.fetch_add(1, Ordering::Relaxed);
+        let threads = Some(Threads { memory, timeout: PROCESS_TIMEOUT_DEFAULT });
+        Self { process: Arc::new(process), address, is_writable: false, threads }
+    }
+
+    /// Returns the same memory, whose accesses take as long at most, instead of
+    /// [`PROCESS_TIMEOUT_DEFAULT`]. It has no effect on accesses [on the calling
+    /// thread](Self::on_calling_thread).
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        if let Some(threads) = &mut self.threads {
+            threads.timeout = timeout;
+        }
+        self
+    }
+
+    /// Returns the same memory, which is accessed by the calling thread itself, without a copy by way of
+    /// another thread: a read of 4 KiB took about 3 µs instead of 30 in a virtual machine with two
+    /// processors.
+    ///
+    /// The process must be trusted to have its pages at hand, as a child that runs a program of yours is.
+    /// If it has not, an access lasts until it has: nothing cancels it, and unmapping waits for it.
+    #[must_use]
+    pub fn on_calling_thread(mut self) -> Self {
+        self.threads = None;
+        self
     }
 
     /// Returns the same memory, for reading and writing.
@@ -49,6 +129,9 @@ impl ProcessMemory {
     /// not be this process's own, which its threads and `CLONE_VM` children have, too. Nor may it be
     /// shared with memory that this process uses through references: until it calls `exec`, a forked
     /// child has every shared mapping of its parent, such as that of a buffer (`longshore_heap`).
+    ///
+    /// If a write is abandoned, this holds for its bytes until the kernel lets go of the call, even after
+    /// the region is dropped and the process has ended.
     #[must_use]
     pub const unsafe fn writable(self) -> Self {
         let mut writable = self;
@@ -56,24 +139,99 @@ impl ProcessMemory {
         writable
     }
 
-    /// The address of what is at `offset`.
-    fn at(&self, offset: u64, done: usize) -> Result<u64, Partial> {
-        let address = self.address.checked_add(offset).and_then(|at| at.checked_add(done as u64));
-        address.ok_or(Partial { done, reason: Reason::Overflow })
+    /// Accesses `len` bytes from `offset` on by calls of at most `part_max` bytes. `call` is given the
+    /// address in the process, how many bytes are done, and how many to do, and returns how many it did.
+    fn by_calls(
+        &self,
+        offset: u64,
+        len: usize,
+        part_max: usize,
+        mut call: impl FnMut(u64, usize, usize) -> Result<usize, Reason>,
+    ) -> Result<(), Partial> {
+        let mut done = 0;
+        while done < len {
+            let address = self.address.checked_add(offset);
+            let address = address.and_then(|start| start.checked_add(done as u64));
+            let address = address.ok_or(Partial { done, reason: Reason::Overflow })?;
+            match call(address, done, part_max.min(len - done)) {
+                Ok(0) => return Err(Partial { done, reason: Reason::BackingLost }),
+                Ok(more) => done += more,
+                Err(reason) => return Err(Partial { done, reason }),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The calls of one access, on other threads.
+struct OnThreads<'m> {
+    process: &'m Arc<Process>,
+    memory: u64,
+    range: Range<u64>,
+    deadline: Option<Instant>,
+    bytes: Vec<u8>,
+    is_cancelled: bool,
+}
+
+impl<'m> OnThreads<'m> {
+    fn new(of: &'m ProcessMemory, threads: Threads, offset: u64, len: usize) -> Self {
+        Self {
+            process: &of.process,
+            memory: threads.memory,
+            range: offset..offset.saturating_add(len as u64),
+            deadline: Instant::now().checked_add(threads.timeout),
+            bytes: vec![0; len.min(PART_BYTES)],
+            is_cancelled: false,
+        }
+    }
+
+    /// Has a thread do one call with the first `len` of the bytes. It is given a function that tells
+    /// whether this access still waits for it.
+    fn run(
+        &mut self,
+        len: usize,
+        call: impl FnOnce(&Process, &mut [u8], &dyn Fn() -> bool) -> Result<usize, Reason>
+        + Send
+        + 'static,
+    ) -> Result<usize, Reason> {
+        if self.is_cancelled {
+            return Err(Reason::Revoked);
+        }
+        let (process, mut bytes) = (Arc::clone(self.process), std::mem::take(&mut self.bytes));
+        bytes.resize(len, 0);
+        let work = move |is_wanted: &dyn Fn() -> bool| {
+            let moved = call(&process, &mut bytes, is_wanted);
+            (bytes, moved)
+        };
+        let identity = self.process.identity();
+        let target = Target { process: identity, memory: self.memory, range: self.range.clone() };
+        let ended = Calls::of_this_process().run(target, self.deadline, Box::new(work))?;
+        (self.bytes, self.is_cancelled) = (ended.bytes, ended.is_cancelled);
+        ended.moved
     }
 }
 
 impl RemoteMemory for ProcessMemory {
     fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
         let len = into.len_bytes();
-        let mut done = 0;
-        while done < len {
-            let address = self.at(offset, done)?;
-            let lost = Partial { done, reason: Reason::BackingLost };
-            let rest = into.subslice_mut(done, len - done).map_err(|_| lost)?;
-            done += moved(self.process.read(address, rest), done)?;
-        }
-        Ok(())
+        let lost = |_| Reason::BackingLost;
+        let Some(threads) = self.threads else {
+            return self.by_calls(offset, len, usize::MAX, |address, done, part| {
+                let part = into.subslice_mut(done, part).map_err(lost)?;
+                moved(self.process.read(address, part))
+            });
+        };
+        let mut calls = OnThreads::new(self, threads, offset, len);
+        self.by_calls(offset, len, PART_BYTES, |address, done, part| {
+            let read = calls.run(part, move |process, bytes, _| {
+                moved(process.read(address, VolatileSliceMut::from(bytes)))
+            })?;
+            let mut part = into.subslice_mut(done, read).map_err(lost)?;
+            let bytes = &calls.bytes[..read];
+            // SAFETY: the view is of memory that may be written, and the bytes are ours.
+            let copied = unsafe { copy_bytes(bytes.as_ptr(), part.as_mut_ptr(), read) };
+            Ok(copied.map_or_else(|stop| stop.done_bytes, |()| read))
+        })
     }
 
     fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
@@ -81,31 +239,61 @@ impl RemoteMemory for ProcessMemory {
             return Err(Partial { done: 0, reason: Reason::Permission });
         }
         let len = from.len_bytes();
-        let mut done = 0;
-        while done < len {
-            let address = self.at(offset, done)?;
-            let lost = Partial { done, reason: Reason::BackingLost };
-            let rest = from.subslice(done, len - done).map_err(|_| lost)?;
-            // SAFETY: the caller of `writable` has promised that nothing refers to the memory.
-            let written = unsafe { self.process.write(address, rest) };
-            done += moved(written, done)?;
-        }
-        Ok(())
+        let lost = |_| Reason::BackingLost;
+        let Some(threads) = self.threads else {
+            return self.by_calls(offset, len, usize::MAX, |address, done, part| {
+                let part = from.subslice(done, part).map_err(lost)?;
+                // SAFETY: the caller of `writable` has promised that nothing refers to the memory.
+                moved(unsafe { self.process.write(address, part) })
+            });
+        };
+        let mut calls = OnThreads::new(self, threads, offset, len);
+        self.by_calls(offset, len, PART_BYTES, |address, done, part| {
+            let view = from.subslice(done, part).map_err(lost)?;
+            calls.bytes.resize(part, 0);
+            // SAFETY: the view is of memory that may be read, and the bytes are ours.
+            let copied = unsafe { copy_bytes(view.as_ptr(), calls.bytes.as_mut_ptr(), part) };
+            let part = copied.map_or_else(|stop| stop.done_bytes, |()| part);
+            if part == 0 {
+                return Ok(0);
+            }
+            calls.run(part, move |process, bytes, is_wanted| {
+                if !bring_in(process, address, bytes.len() as u64, is_wanted) {
+                    return Err(Reason::Revoked);
+                }
+                let bytes = VolatileSliceMut::from(bytes);
+                // SAFETY: the caller of `writable` has promised that nothing refers to the memory.
+                moved(unsafe { process.write(address, bytes.as_readable()) })
+            })
+        })
     }
 
-    /// Does nothing: the kernel does not let go of a call. It ends when its pages are there, which the other
-    /// process must be trusted to see to.
-    fn cancel(&self, _range: Range<u64>) {}
+    fn cancel(&self, range: Range<u64>) {
+        if let Some(threads) = self.threads {
+            Calls::of_this_process().cancel(threads.memory, &range);
+        }
+    }
 }
 
-/// The bytes of one call, after `done` others.
-fn moved(outcome: io::Result<usize>, done: usize) -> Result<usize, Partial> {
-    match outcome {
-        Ok(0) => Err(Partial { done, reason: Reason::BackingLost }),
-        Ok(bytes) => Ok(bytes),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Err(Partial { done, reason: Reason::Permission })
+/// Reads a byte of each page of a range, so that a write to it will not wait for the pages. Returns
+/// whether it is wanted still.
+///
+/// It ends at a page that cannot be read. A write ends there too, unless the page can only be written.
+fn bring_in(process: &Process, address: u64, len: u64, is_wanted: &dyn Fn() -> bool) -> bool {
+    let last = address.saturating_add(len - 1);
+    let next_page = |at: &u64| (at | (PAGE_BYTES - 1)).checked_add(1).filter(|at| *at <= last);
+    for at in std::iter::successors(Some(address), next_page) {
+        if process.read(at, VolatileSliceMut::from(&mut [0][..])).is_err() || !is_wanted() {
+            break;
         }
-        Err(_) => Err(Partial { done, reason: Reason::BackingLost }),
     }
+    is_wanted()
+}
+
+/// The bytes of one call.
+fn moved(outcome: io::Result<usize>) -> Result<usize, Reason> {
+    outcome.map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => Reason::Permission,
+        _ => Reason::BackingLost,
+    })
 }

@@ -85,7 +85,8 @@ pub struct Partial {
     /// Bytes done.
     pub done: usize,
     /// Why not more: [`Reason::BackingLost`] where the other side is gone, [`Reason::Permission`]
-    /// where it refused, [`Reason::Revoked`] where the call was cancelled.
+    /// where it refused, [`Reason::TimedOut`] where it did not answer, [`Reason::Revoked`] where the call
+    /// was cancelled. After the last two all of a write counts as written in dirty logs.
     pub reason: Reason,
 }
 

@@ -495,7 +495,7 @@ fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
 }
 
 #[test]
-fn calls_to_another_process_within_pins_end_by_themselves() {
+fn calls_to_another_process_within_pins_are_cancelled() {
     let there = vec![0u8; 65 * PAGE as usize].leak();
     let address = there.as_mut_ptr().expose_provenance() as u64;
     let process = Process::open(std::process::id()).unwrap();

@@ -36,7 +36,7 @@ use rustix::net::{
 };
 
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
-use crate::{answering, descriptors, retry_interrupted};
+use crate::{answering, descriptors, retry_interrupted, signals};
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -183,7 +183,8 @@ fn receive_all(
     sent: &Arc<Mutex<VecDeque<Arc<AtomicU32>>>>,
     started: &SyncSender<io::Result<()>>,
 ) {
-    let result = block_signals().and_then(|()| leave_table(number));
+    // A handler may use descriptors, whose numbers mean other files here.
+    let result = signals::block_all().and_then(|()| leave_table(number));
     let is_started = result.is_ok();
     if started.send(result).is_err() || !is_started {
         return;
@@ -272,22 +273,6 @@ fn receive_queue(socket: BorrowedFd<'_>, room: &mut usize, needed: usize) {
         let Ok((len_bytes, descriptors)) = receive_kept(socket, &mut [0]) else { return };
         *room = room.saturating_sub(descriptors.len());
         empty = if len_bytes == 0 { empty + 1 } else { 0 };
-    }
-}
-
-/// Blocks all signals: a handler may use descriptors, whose numbers mean other files here. Threads that
-/// this one starts inherit the mask.
-pub(crate) fn block_signals() -> io::Result<()> {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: there is room for a signal set.
-    let filled = unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    if filled != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the set is initialized, and the old mask is not asked for.
-    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) } {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 

@@ -33,6 +33,7 @@
 //! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing sockets that linger |
 //! | [`lock_file`] | `flock` that ends with one thread, whatever the others wait for |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
+//! | [`signals`] | `pthread_sigmask` |
 //! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 
@@ -62,6 +63,7 @@ pub mod pages;
 pub mod process_memory;
 pub mod readiness;
 pub mod service_manager;
+pub mod signals;
 pub mod udmabuf;
 pub mod unix_socket;
 pub mod uring;

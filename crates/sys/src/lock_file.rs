@@ -23,7 +23,7 @@ use std::process;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 
-use crate::{disposal, file};
+use crate::{disposal, file, signals};
 
 /// The stack of the thread, in bytes.
 const STACK_BYTES: usize = 64 << 10;
@@ -138,7 +138,7 @@ impl Drop for LockFile {
 
 /// Opens the file in a descriptor table that has nothing else, and does what is requested with it.
 fn hold(path: &Path, opened: &SyncSender<io::Result<()>>, requests: &Receiver<Request>) {
-    if disposal::block_signals().is_ok() {
+    if signals::block_all().is_ok() {
         // If that is refused, the file is one of the process.
         let _ = disposal::leave_table_empty();
     }

@@ -21,6 +21,18 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 pub struct Process {
     pidfd: OwnedFd,
     pid: libc::pid_t,
+    identity: Identity,
+}
+
+/// Which process a [`Process`] is: equal for all that mean the same one.
+///
+/// Since Linux 6.9 no two processes have the same identity. Before, a process may have that of another
+/// one that is gone and had its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Of the pidfd: before Linux 6.9 all have the same.
+    inode: u64,
+    pid: libc::pid_t,
 }
 
 /// Which way bytes go.
@@ -28,6 +40,14 @@ pub struct Process {
 enum Way {
     Read,
     Write,
+}
+
+impl Identity {
+    /// Returns one that no process has, for tests.
+    #[doc(hidden)]
+    pub fn for_tests(number: u64) -> Self {
+        Self { inode: number, pid: 0 }
+    }
 }
 
 impl Process {
@@ -39,7 +59,7 @@ impl Process {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        Ok(Self { pidfd, pid: pid.as_raw_nonzero().get() })
+        Self::new(pidfd, pid.as_raw_nonzero().get())
     }
 
     /// Returns the process that `pidfd` refers to, as from `SO_PEERPIDFD`.
@@ -64,10 +84,20 @@ impl Process {
             Err(Errno::SRCH) => false,
             Err(error) => return Err(error.into()),
         };
-        let process = Self { pidfd, pid: number };
+        let process = Self::new(pidfd, number)?;
         // If it is alive still, no other process had its number meanwhile.
         process.check_alive()?;
         if same { Ok(process) } else { Err(other_namespace()) }
+    }
+
+    fn new(pidfd: OwnedFd, pid: libc::pid_t) -> io::Result<Self> {
+        let inode = rustix::fs::fstat(&pidfd)?.st_ino;
+        Ok(Self { pidfd, pid, identity: Identity { inode, pid } })
+    }
+
+    /// Returns which process it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
     }
 
     /// The process's number, while it is alive.
@@ -168,6 +198,8 @@ mod tests {
     fn own_memory_is_read() {
         let process = Process::open(std::process::id()).unwrap();
         let pidfd = process.as_fd().try_clone_to_owned().unwrap();
+        let again = Process::from_pidfd(pidfd.try_clone().unwrap()).unwrap();
+        assert_eq!(again.identity(), process.identity());
         let there = *b"what is there";
         let address = (&raw const there).expose_provenance() as u64;
         for process in [process, Process::from_pidfd(pidfd).unwrap()] {

@@ -59,13 +59,16 @@ impl Entered<'_> {
                 inner.leases.keeps_busy(id);
             }
             let outcome = call(&*memory);
-            let done = outcome.as_ref().map_or_else(|stop| stop.done.min(len), |_| len);
-            note(done);
+            note(match &outcome {
+                // It was given up, and the other side may do the rest of it still.
+                Err(Partial { reason: Reason::Revoked | Reason::TimedOut, .. }) | Ok(_) => len,
+                Err(stop) => stop.done.min(len),
+            });
             let was_revoked = listed.end();
             drop(memory);
             outcome.map_err(|stop| {
                 let reason = if was_revoked { Reason::Revoked } else { stop.reason };
-                Partial { done, reason }
+                Partial { done: stop.done.min(len), reason }
             })
         })
     }

@@ -31,7 +31,7 @@ impl Session {
             filled.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset: u64, _, len: usize| {
-            let bytes = [byte; 512];
+            let bytes = [byte; 4096];
             let mut done = 0;
             while done < len {
                 let part = &bytes[..bytes.len().min(len - done)];

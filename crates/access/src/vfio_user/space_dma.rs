@@ -37,8 +37,8 @@ pub const OPEN_FILES_MAX: usize = 256;
 ///   against becoming shorter. It must lie inside of its file.
 /// * Memory without one, and a regular file that the client wants read and written, is remote: it can
 ///   be copied and not pinned. Accesses fail with [`Reason::Permission`] where the client refuses,
-///   [`Reason::Revoked`] where it takes the memory back meanwhile, and [`Reason::BackingLost`] where
-///   it does not answer or is gone.
+///   [`Reason::Revoked`] where it takes the memory back meanwhile, [`Reason::TimedOut`] where it does
+///   not answer, and [`Reason::BackingLost`] where it is gone.
 /// * Unmapping returns when no session can reach the memory any more. A session of the server's own
 ///   thread must hold neither a pin nor a lease then.
 /// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
@@ -246,6 +246,7 @@ fn partial(failed: &AccessFailed) -> Partial {
     let reason = match failed.why {
         AccessFailure::Refused(_) => Reason::Permission,
         AccessFailure::Cancelled => Reason::Revoked,
+        AccessFailure::TimedOut => Reason::TimedOut,
         _ => Reason::BackingLost,
     };
     Partial { done: failed.done_bytes, reason }

@@ -1,0 +1,381 @@
+//! Calls that another process can keep in the kernel, on threads that can be left there.
+//!
+//! A page fault in another process's memory may wait for that process, and no ordinary signal ends the
+//! wait. So the calls run on threads of this module, with memory of their own, and the threads that
+//! access memory wait for them:
+//!
+//! ```text
+//!                 4 of its process run already            a thread is free
+//!   run ────────────────► Waiting ───────────────► Ready ─────────► Running ──► Ended ──► run returns
+//!                            │                       │                 │
+//!                            └── cancelled or late: taken back         └── cancelled or late: abandoned
+//! ```
+//!
+//! An abandoned call keeps its thread until the kernel lets go of it, and counts until then. If all
+//! that a process may have are abandoned, its next calls are refused at once.
+//!
+//! A forked child has none of the threads, and perhaps a locked mutex. It starts with new ones: the
+//! number of the process tells them apart (not in a new namespace where it has its parent's number).
+#![expect(unsafe_code, reason = "keeps one value for each process that a fork makes")]
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use longshore_sys::process_memory::Identity;
+use longshore_sys::signals;
+
+use crate::fault::Reason;
+
+/// The most calls to one process at a time, with those that were abandoned.
+const CALLS_PER_PROCESS_MAX: usize = 4;
+/// The most calls to all processes at a time, with those that were abandoned.
+const CALLS_MAX: usize = 256;
+/// The time that a cancelled call is given to return. It takes microseconds unless the other process
+/// keeps it, or this thread gets no processor; then its bytes count, and none is written later.
+const CANCEL_GRACE: Duration = Duration::from_millis(500);
+/// The time after which a thread without calls exits.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+/// The most threads that wait for calls.
+const IDLE_THREADS_MAX: usize = 8;
+/// The stack of each thread, in bytes.
+const STACK_BYTES: usize = 64 << 10;
+/// The name of the threads.
+const NAME: &str = "longshore-call";
+
+/// What a thread runs: the memory that it was given, and how many bytes of it were moved. It can ask
+/// whether somebody waits for it still.
+pub(super) type Work = Box<dyn FnOnce(&dyn Fn() -> bool) -> Outcome + Send>;
+pub(super) type Outcome = (Vec<u8>, Result<usize, Reason>);
+
+/// A call that has returned.
+pub(super) struct Ended {
+    pub(super) bytes: Vec<u8>,
+    pub(super) moved: Result<usize, Reason>,
+    /// Whether it was cancelled meanwhile, so that no other may follow.
+    pub(super) is_cancelled: bool,
+}
+
+/// The memory that a call is of.
+pub(super) struct Target {
+    pub(super) process: Identity,
+    /// Different for each [`ProcessMemory`](super::ProcessMemory).
+    pub(super) memory: u64,
+    pub(super) range: Range<u64>,
+}
+
+/// The calls of one process, and the threads that they run on. It is never freed.
+pub(super) struct Calls {
+    pid: u32,
+    state: Mutex<State>,
+    has_ready: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Those that somebody waits for.
+    calls: HashMap<u64, Call>,
+    next_id: u64,
+    /// Calls that wait for others to return, in the order in which they came.
+    waiting: VecDeque<u64>,
+    /// Calls that the next free threads run.
+    ready: VecDeque<u64>,
+    /// By the process that is called, if there are any.
+    counts: HashMap<Identity, Counts>,
+    all: Counts,
+    threads: usize,
+    idle: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    /// Ready, running and abandoned.
+    begun: usize,
+    abandoned: usize,
+}
+
+struct Call {
+    target: Target,
+    phase: Phase,
+    cancelled_at: Option<Instant>,
+    changed: Arc<Condvar>,
+}
+
+enum Phase {
+    Waiting(Work),
+    Ready(Work),
+    Running,
+    Ended(Result<Outcome, Reason>),
+}
+
+static CALLS: AtomicPtr<Calls> = AtomicPtr::new(ptr::null_mut());
+
+impl Calls {
+    /// Returns the calls of this process. A forked child has its own.
+    pub(super) fn of_this_process() -> &'static Self {
+        let pid = std::process::id();
+        loop {
+            let current = CALLS.load(Ordering::Acquire);
+            // SAFETY: it is null or points to a value that is never freed.
+            if let Some(calls) = unsafe { current.as_ref() }
+                && calls.pid == pid
+            {
+                return calls;
+            }
+            let new = Box::into_raw(Box::new(Self::new(pid)));
+            let swapped = CALLS.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed);
+            if swapped.is_err() {
+                // SAFETY: it was just made of a box, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+
+    fn new(pid: u32) -> Self {
+        Self { pid, state: Mutex::default(), has_ready: Condvar::new() }
+    }
+
+    /// Runs `work` on another thread, and waits for it until `deadline`.
+    ///
+    /// # Errors
+    /// [`Reason::Revoked`] if it was cancelled, [`Reason::TimedOut`] after the deadline; it may be
+    /// running on then. [`Reason::Unavailable`] if too many others do.
+    pub(super) fn run(
+        &'static self,
+        target: Target,
+        deadline: Option<Instant>,
+        work: Work,
+    ) -> Result<Ended, Reason> {
+        let changed = Arc::new(Condvar::new());
+        let mut state = self.lock();
+        let id = self.enter(&mut state, target, Arc::clone(&changed), work)?;
+        loop {
+            let now = Instant::now();
+            let until = match state.calls.get(&id) {
+                None | Some(Call { phase: Phase::Ended(_), .. }) => return state.take(id),
+                Some(Call { cancelled_at: None, .. }) => deadline,
+                Some(Call { phase: Phase::Running, cancelled_at: Some(at), .. }) => {
+                    let grace = *at + CANCEL_GRACE;
+                    Some(deadline.map_or(grace, |deadline| deadline.min(grace)))
+                }
+                Some(_) => Some(now),
+            };
+            let left = until.map(|until| until.saturating_duration_since(now));
+            state = match left {
+                Some(Duration::ZERO) => return Err(state.give_up(id)),
+                Some(left) => {
+                    let waited = changed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Has the calls to any of `range` end soon.
+    pub(super) fn cancel(&self, memory: u64, range: &Range<u64>) {
+        let now = Instant::now();
+        for call in self.lock().calls.values_mut() {
+            let asked = &call.target.range;
+            let meets = asked.start < range.end && range.start < asked.end;
+            if call.target.memory == memory && meets && call.cancelled_at.is_none() {
+                call.cancelled_at = Some(now);
+                call.changed.notify_one();
+            }
+        }
+    }
+
+    /// Begins a call, or puts it behind others.
+    fn enter(
+        &'static self,
+        state: &mut State,
+        target: Target,
+        changed: Arc<Condvar>,
+        work: Work,
+    ) -> Result<u64, Reason> {
+        let process = target.process;
+        if state.is_stuck(process) {
+            return Err(Reason::Unavailable);
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        let phase = Phase::Waiting(work);
+        state.calls.insert(id, Call { target, phase, cancelled_at: None, changed });
+        if !state.has_room(process) {
+            state.waiting.push_back(id);
+            return Ok(id);
+        }
+        state.begin(id);
+        if state.ready.len() <= state.idle {
+            self.has_ready.notify_one();
+            return Ok(id);
+        }
+        let thread = thread::Builder::new().name(NAME.to_owned()).stack_size(STACK_BYTES);
+        match thread.spawn(|| self.serve()) {
+            Ok(_) => state.threads += 1,
+            // One of those takes it once it is through.
+            Err(_) if state.threads > state.all.abandoned => {}
+            Err(_) => {
+                state.give_up(id);
+                return Err(Reason::Unavailable);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Runs calls, as a thread of its own.
+    fn serve(&self) {
+        // The kernel would choose a thread for a signal that may not run its handler for long.
+        let _ = signals::block_all();
+        let mut state = self.lock();
+        loop {
+            if let Some((id, process, work)) = state.start() {
+                drop(state);
+                let ended = catch_unwind(AssertUnwindSafe(|| work(&|| self.is_wanted(id))));
+                state = self.lock();
+                state.end(id, process, ended.map_err(|_| Reason::BackingLost));
+                continue;
+            }
+            if state.idle == IDLE_THREADS_MAX {
+                break;
+            }
+            state.idle += 1;
+            let waited = self.has_ready.wait_timeout(state, IDLE_TIME);
+            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = after;
+            state.idle -= 1;
+            if timeout.timed_out() && state.ready.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+    }
+
+    fn is_wanted(&self, id: u64) -> bool {
+        self.lock().calls.get(&id).is_some_and(|call| call.cancelled_at.is_none())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // What is done under the lock does not panic halfway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn counts(&self, process: Identity) -> Counts {
+        self.counts.get(&process).copied().unwrap_or_default()
+    }
+
+    fn has_room(&self, process: Identity) -> bool {
+        self.all.begun < CALLS_MAX && self.counts(process).begun < CALLS_PER_PROCESS_MAX
+    }
+
+    /// Returns whether only calls that were abandoned could make room.
+    fn is_stuck(&self, process: Identity) -> bool {
+        self.all.abandoned == CALLS_MAX || self.counts(process).abandoned == CALLS_PER_PROCESS_MAX
+    }
+
+    /// Has the next free thread run a waiting call. There must be room for it.
+    fn begin(&mut self, id: u64) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        if let Phase::Waiting(work) = std::mem::replace(&mut call.phase, Phase::Running) {
+            call.phase = Phase::Ready(work);
+        }
+        self.counts.entry(call.target.process).or_default().begun += 1;
+        self.all.begun += 1;
+        self.ready.push_back(id);
+    }
+
+    /// Takes the next call that is ready.
+    fn start(&mut self) -> Option<(u64, Identity, Work)> {
+        let id = self.ready.pop_front()?;
+        let call = self.calls.get_mut(&id)?;
+        match std::mem::replace(&mut call.phase, Phase::Running) {
+            Phase::Ready(work) => Some((id, call.target.process, work)),
+            _ => None,
+        }
+    }
+
+    /// Notes the outcome of a call that was started.
+    fn end(&mut self, id: u64, process: Identity, outcome: Result<Outcome, Reason>) {
+        if let Some(call) = self.calls.get_mut(&id) {
+            call.phase = Phase::Ended(outcome);
+            call.changed.notify_one();
+        } else {
+            self.all.abandoned -= 1;
+            self.counts.entry(process).and_modify(|counts| counts.abandoned -= 1);
+        }
+        self.make_room(process);
+    }
+
+    /// Takes the outcome of a call.
+    fn take(&mut self, id: u64) -> Result<Ended, Reason> {
+        match self.calls.remove(&id) {
+            Some(Call { phase: Phase::Ended(outcome), cancelled_at, .. }) => {
+                let (bytes, moved) = outcome?;
+                Ok(Ended { bytes, moved, is_cancelled: cancelled_at.is_some() })
+            }
+            _ => Err(Reason::Unavailable),
+        }
+    }
+
+    /// Nobody waits for a call any longer. Returns why.
+    fn give_up(&mut self, id: u64) -> Reason {
+        let Some(call) = self.calls.remove(&id) else { return Reason::Unavailable };
+        let process = call.target.process;
+        match call.phase {
+            Phase::Waiting(_) => self.waiting.retain(|waiting| *waiting != id),
+            Phase::Ready(_) => {
+                self.ready.retain(|ready| *ready != id);
+                self.make_room(process);
+            }
+            Phase::Running => {
+                self.all.abandoned += 1;
+                self.counts.entry(process).and_modify(|counts| counts.abandoned += 1);
+                self.refuse_stuck();
+            }
+            Phase::Ended(_) => {}
+        }
+        if call.cancelled_at.is_some() { Reason::Revoked } else { Reason::TimedOut }
+    }
+
+    /// A call is over or was never started. The next one that waits takes its place, and the thread that
+    /// it would have had.
+    fn make_room(&mut self, process: Identity) {
+        self.all.begun -= 1;
+        if let Some(counts) = self.counts.get_mut(&process) {
+            counts.begun -= 1;
+            if counts.begun == 0 {
+                self.counts.remove(&process);
+            }
+        }
+        let may_begin =
+            |id: &u64| self.calls.get(id).is_some_and(|call| self.has_room(call.target.process));
+        if let Some(at) = self.waiting.iter().position(may_begin)
+            && let Some(id) = self.waiting.remove(at)
+        {
+            self.begin(id);
+        }
+    }
+
+    /// Refuses calls that wait, and would do so until one that was abandoned returns.
+    fn refuse_stuck(&mut self) {
+        for id in std::mem::take(&mut self.waiting) {
+            let process = self.calls.get(&id).map(|call| call.target.process);
+            if process.is_some_and(|process| !self.is_stuck(process)) {
+                self.waiting.push_back(id);
+            } else if let Some(call) = self.calls.get_mut(&id) {
+                call.phase = Phase::Ended(Err(Reason::Unavailable));
+                call.changed.notify_one();
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests;

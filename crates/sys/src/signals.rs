@@ -1,0 +1,51 @@
+//! Signals of a thread: `pthread_sigmask(3)`.
+#![expect(unsafe_code, reason = "changes the signal mask of a thread")]
+
+use std::io;
+use std::mem::MaybeUninit;
+
+/// Blocks all signals on the calling thread, so that the kernel chooses other threads of the process
+/// for them. Threads that this one starts inherit the mask.
+///
+/// A thread does this that runs no handler: because it may stay in a system call for long, or because
+/// descriptor numbers mean other files there. A fault of this thread ends the process.
+///
+/// # Errors
+/// Those of `pthread_sigmask(3)`, which has none for a valid set.
+pub fn block_all() -> io::Result<()> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: there is room for a signal set.
+    let filled = unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    if filled != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the set is initialized, and the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_blocks_all_signals_that_can_be_blocked() {
+        let blocked = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap()
+        };
+        let before = blocked();
+        let mask = std::thread::spawn(move || {
+            block_all().unwrap();
+            blocked()
+        });
+        let mask = mask.join().unwrap();
+        for signal in [libc::SIGTERM, libc::SIGCHLD, libc::SIGUSR1, libc::SIGRTMAX()] {
+            assert_ne!(mask >> (signal - 1) & 1, 0, "signal {signal}");
+        }
+        assert_eq!(blocked(), before, "of other threads");
+    }
+}
