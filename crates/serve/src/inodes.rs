@@ -89,6 +89,11 @@ impl Inodes {
         file.ok_or_else(|| changed(path))?.open()
     }
 
+    /// Returns whether the kernel knows, without asking a file system, that one of the files is deleted.
+    pub(crate) fn is_any_known_unlinked(&self) -> bool {
+        self.files.iter().any(|file| file::is_known_unlinked(file).unwrap_or(false))
+    }
+
     /// Returns whether one of the files is deleted. One that cannot be examined is taken for deleted:
     /// a network file system may have forgotten it.
     pub(crate) fn is_any_unlinked(&self) -> bool {

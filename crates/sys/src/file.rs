@@ -242,6 +242,17 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
     })
 }
 
+/// Returns whether a file has no name left, as far as the kernel knows without asking the file system
+/// (`AT_STATX_DONT_SYNC`). So this does not wait for FUSE or a network.
+///
+/// # Errors
+/// Those of `statx(2)`.
+pub fn is_known_unlinked(file: impl AsFd) -> io::Result<bool> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let answer = rustix::fs::statx(file, "", flags, StatxFlags::NLINK)?;
+    Ok(answer.stx_nlink == 0)
+}
+
 /// Returns the file system of a file.
 ///
 /// # Errors

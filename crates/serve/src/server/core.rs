@@ -49,6 +49,8 @@ pub(super) struct Memory {
     pub(super) ranges: Vec<Range<u64>>,
     /// The users that were given it.
     pub(super) users: BTreeSet<User>,
+    /// The user by whose path it is known.
+    pub(super) named_by: User,
     pub(super) names: Names,
 }
 
@@ -237,7 +239,8 @@ impl Core {
             Done::Looked { asker, looked } => self.on_looked(asker, looked, now),
             Done::Progress { id, progress } => self.on_progress(id, progress, now),
             Done::Loaded { id, outcome } => self.on_loaded(id, outcome, now),
-            Done::Swept { found } => self.on_swept(found, now),
+            Done::FoundDeleted { models } => self.on_deleted(models, now),
+            Done::Swept { id, swept } => self.on_swept(id, swept, now),
         }
     }
 

@@ -181,6 +181,7 @@ impl Core {
             buffer: Arc::new(memory),
             ranges,
             users: BTreeSet::new(),
+            named_by: load.user,
             names: Names::default(),
         });
         model.since = now;
@@ -440,11 +441,13 @@ impl Core {
 /// Gives a model the next path by which it was asked for, since its own leads to another version of
 /// the file. If there is none, or the model is kept for its path, it is stale.
 fn lose_name(model: &mut Model<Memory>) {
-    let names = model.memory.as_mut().map(|memory| &mut memory.names);
+    let memory = model.memory.as_mut().filter(|_| !model.is_pinned);
     let own = &model.found;
-    let next = names.filter(|_| !model.is_pinned).and_then(|names| {
-        names.forget(own);
-        names.take_first()
+    let next = memory.and_then(|memory| {
+        memory.names.forget(own);
+        let (user, next) = memory.names.take_first()?;
+        memory.named_by = user;
+        Some(next)
     });
     match next {
         Some(next) => model.found.rename(&next),

@@ -1,12 +1,12 @@
 //! Threads for all that may wait for a disk, beside the one that serves: they look for files, load
-//! them, and sweep through those that are held to see whether they are still there.
+//! them, and look at those that are held to see whether they are still there.
 //!
 //! A look that does not come back in time is given up, and so is a load that makes no progress: its
-//! clients are refused. Its thread cannot be ended and is not waited for, but it is counted until it
+//! clients are refused. The same time is given to a look at the files of a model that is held. Its thread cannot be ended and is not waited for, but it is counted until it
 //! comes back, so that the number of such threads is bounded. What a load has of memory until then is
 //! charged to its user.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +25,7 @@ use super::open_files::{Of, of_hung_load, of_running_look};
 use super::queue::{Bounds, Queue};
 use super::users::User;
 use crate::error::{Error, Result};
+use crate::inodes::Inodes;
 use crate::served::{Found, Freshness, Layout, Looked, Served, Shown};
 
 /// How many files are looked up at once: of all users, and of one.
@@ -39,6 +40,12 @@ const SILENT_TIME: Duration = Duration::from_secs(60);
 /// that many no other is begun, since it would hang as well.
 const HUNG_MAX: usize = 32;
 const HUNG_PER_USER_MAX: usize = 8;
+/// How many models that are held are looked at at once. A user's are looked at by its paths.
+const SWEEPING: Bounds = Bounds { max: 8, limited_max: 2, unlimited_max: 2 };
+/// How many of these looks may keep their threads after they were given up. They do not count for
+/// [`HUNG_MAX`]: clients may ask for files in other file systems.
+const HUNG_SWEEPS_MAX: usize = 16;
+const HUNG_SWEEPS_PER_USER_MAX: usize = 2;
 /// How many models are loaded at once: a disk has enough with one, and two may be on two.
 pub(super) const LOADING_MAX: usize = 2;
 
@@ -48,6 +55,28 @@ pub(super) enum Asker {
     Client(u64),
     /// What the server is to hold from the start.
     Start(usize),
+}
+
+/// What a look is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    For(Asker),
+    /// To find deleted files of all models that are held.
+    FindDeleted,
+    /// To see whether this model is still there.
+    Sweep(u64),
+}
+
+/// A look at the files of a model that is held.
+#[derive(Clone, Debug)]
+pub(super) struct Sweep {
+    pub(super) id: u64,
+    /// The files, by the paths that are looked up.
+    pub(super) found: Found,
+    /// The user that gave these paths, and the paths if they are not the model's own.
+    pub(super) name: (User, Option<Arc<Found>>),
+    /// Other paths of the model, which are looked up if these do not lead to the files any more.
+    pub(super) others: VecDeque<(User, Arc<Found>)>,
 }
 
 /// Something to be done.
@@ -65,6 +94,10 @@ pub(super) enum Job {
         found: Found,
         cancel: CancelToken,
     },
+    FindDeleted {
+        models: Vec<(u64, Arc<Inodes>)>,
+    },
+    Sweep(Box<Sweep>),
 }
 
 /// The outcome of a job.
@@ -82,9 +115,14 @@ pub(super) enum Done {
         id: u64,
         outcome: longshore_load::Result<LoadedModel>,
     },
-    /// For each model its freshness, and the paths to use from now on if its own lead elsewhere.
+    /// Models of which a file is deleted.
+    FoundDeleted {
+        models: Vec<u64>,
+    },
+    /// What a look at a model has shown; nothing if it was given up.
     Swept {
-        found: Vec<(u64, Freshness, Option<Arc<Found>>)>,
+        id: u64,
+        swept: Option<(Box<Sweep>, Freshness)>,
     },
 }
 
@@ -122,7 +160,8 @@ pub(super) struct Jobs {
     loading: BTreeMap<u64, Loading>,
     to_look: Queue<(Look, Job)>,
     to_load: Queue<Job>,
-    /// Loads of these models begin without a thread, as if it hung.
+    to_sweep: Queue<(Look, Job)>,
+    /// Loads of these models, and looks at them, begin without a thread, as if it hung.
     #[cfg(test)]
     pub(super) hanging: BTreeSet<u64>,
 }
@@ -131,7 +170,7 @@ pub(super) struct Jobs {
 #[derive(Clone, Copy, Debug)]
 struct Look {
     user: User,
-    asker: Asker,
+    purpose: Purpose,
     begun: Instant,
     /// How many files a client has shown for it.
     files: usize,
@@ -166,12 +205,40 @@ struct Hung {
     len_bytes: u64,
     /// How many descriptors it may have.
     descriptors: usize,
+    /// What it was for, if it was a look.
+    purpose: Option<Purpose>,
+}
+
+impl Hung {
+    fn is_sweep(&self) -> bool {
+        self.purpose.is_some_and(Purpose::is_sweep)
+    }
+}
+
+impl Purpose {
+    /// Returns whether models are looked at that are held.
+    fn is_sweep(self) -> bool {
+        matches!(self, Self::FindDeleted | Self::Sweep(_))
+    }
+
+    /// The outcome of a look that did not come to an end.
+    fn without_result(self, error: longshore_load::Error) -> Done {
+        match self {
+            Self::FindDeleted => Done::FoundDeleted { models: Vec::new() },
+            Self::Sweep(id) => Done::Swept { id, swept: None },
+            Self::For(asker) => Done::Looked { asker, looked: Looked::Failed(error) },
+        }
+    }
 }
 
 impl Look {
     /// When it is given up. What the server is to hold from the start has all the time there is.
     fn deadline(&self) -> Option<Instant> {
-        matches!(self.asker, Asker::Client(_)).then(|| self.begun + LOOK_TIME)
+        (!matches!(self.purpose, Purpose::For(Asker::Start(_)))).then(|| self.begun + LOOK_TIME)
+    }
+
+    fn may_begin(&self, hung: &BTreeMap<u64, Hung>) -> bool {
+        may_begin(hung, self.user, self.purpose.is_sweep())
     }
 
     fn is_late(&self, now: Instant) -> bool {
@@ -199,6 +266,7 @@ impl Jobs {
                 limited_max: loads_per_user,
                 unlimited_max: LOADING_MAX,
             }),
+            to_sweep: Queue::new(SWEEPING),
             #[cfg(test)]
             hanging: BTreeSet::new(),
         })
@@ -210,33 +278,24 @@ impl Jobs {
             Job::Load { .. } => self.to_load.push(user, job),
             Job::Look { asker, ref shown, .. } => {
                 let files = shown.as_ref().map_or(1, Vec::len);
-                self.to_look.push(user, (Look { user, asker, begun: now, files }, job));
+                let purpose = Purpose::For(asker);
+                self.to_look.push(user, (Look { user, purpose, begun: now, files }, job));
+            }
+            Job::FindDeleted { .. } => {
+                let look = Look { user, purpose: Purpose::FindDeleted, begun: now, files: 0 };
+                self.to_sweep.push(user, (look, job));
+            }
+            Job::Sweep(ref sweep) => {
+                let (purpose, files) = (Purpose::Sweep(sweep.id), sweep.found.open_files());
+                self.to_sweep.push(user, (Look { user, purpose, begun: now, files }, job));
             }
         }
         self.spawn();
     }
 
-    /// Begins to sweep through models that are held, with a thread that no look waits for. The caller
-    /// begins one at a time.
-    pub(super) fn sweep(&mut self, user: User, models: Vec<(u64, Found, Vec<Arc<Found>>)>) {
-        let served = Arc::clone(&self.served);
-        let without: WithoutResult = Arc::new(|_| Done::Swept { found: Vec::new() });
-        self.run(user, &without, move |_| {
-            let seen = |(id, found, others): &(u64, Found, Vec<Arc<Found>>)| {
-                let freshness = served.freshness(found);
-                let is_fresh = |other: &&Arc<Found>| {
-                    let mut found = found.clone();
-                    found.rename(other);
-                    served.freshness(&found) == Freshness::Fresh
-                };
-                let mut others = others.iter().filter(|_| freshness == Freshness::Stale);
-                match others.find(is_fresh) {
-                    Some(other) => (*id, Freshness::Fresh, Some(Arc::clone(other))),
-                    None => (*id, freshness, None),
-                }
-            };
-            Done::Swept { found: models.iter().map(seen).collect() }
-        });
+    /// Returns whether a look at this model was given up and has not come back.
+    pub(super) fn is_sweep_hung(&self, model: u64) -> bool {
+        self.hung.values().any(|hung| hung.purpose == Some(Purpose::Sweep(model)))
     }
 
     /// Sets the users that want a load that has not ended. It begins in the turn of one of them, and
@@ -260,7 +319,7 @@ impl Jobs {
 
     /// Forgets what is to be looked for for a client that is gone.
     pub(super) fn forget_client(&mut self, gone: u64) {
-        self.to_look.retain(|(look, _)| look.asker != Asker::Client(gone));
+        self.to_look.retain(|(look, _)| look.purpose != Purpose::For(Asker::Client(gone)));
     }
 
     /// How many models are being loaded.
@@ -283,7 +342,7 @@ impl Jobs {
     /// Returns the number of files of each look for these users that goes on or waits for a thread.
     pub(super) fn looks(&self, of: Of) -> impl Iterator<Item = usize> {
         let waiting = self.to_look.waiting().map(|(look, _)| look);
-        let looks = self.looking.values().chain(waiting);
+        let looks = self.looking.values().chain(waiting).filter(|look| !look.purpose.is_sweep());
         looks.filter(move |look| of.contains(look.user)).map(|look| look.files)
     }
 
@@ -292,7 +351,7 @@ impl Jobs {
         // It is only a matter of being woken once more.
         let _ = event_fd::drain(&self.event);
         let mut done = Vec::new();
-        while let Ok(Said { ticket, user, done: one }) = self.receiver.try_recv() {
+        while let Ok(Said { ticket, done: one }) = self.receiver.try_recv() {
             if self.hung.contains_key(&ticket) {
                 // Its clients were refused already, and may have asked for something else.
                 if !matches!(one, Done::Progress { .. }) {
@@ -301,8 +360,10 @@ impl Jobs {
                 continue;
             }
             match &one {
-                Done::Looked { .. } if self.looking.remove(&ticket).is_some() => {
-                    self.to_look.end(user);
+                Done::Looked { .. } | Done::FoundDeleted { .. } | Done::Swept { .. } => {
+                    if let Some(look) = self.looking.remove(&ticket) {
+                        self.end_look(look);
+                    }
                 }
                 Done::Loaded { id, .. } => {
                     if let Some(loading) = self.loading.remove(id) {
@@ -316,7 +377,6 @@ impl Jobs {
                         (loading.done_bytes, loading.moved) = (progress.done_bytes, now);
                     }
                 }
-                Done::Looked { .. } | Done::Swept { .. } => {}
             }
             done.push(one);
         }
@@ -327,7 +387,8 @@ impl Jobs {
 
     /// When the next look or load is given up.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let waiting = self.to_look.waiting().map(|(look, _)| look);
+        let waiting = self.to_look.waiting().chain(self.to_sweep.waiting());
+        let waiting = waiting.map(|(look, _)| look);
         let looks = self.looking.values().chain(waiting).filter_map(Look::deadline);
         looks.chain(self.loading.values().filter_map(Loading::deadline)).min()
     }
@@ -336,26 +397,37 @@ impl Jobs {
     fn give_up(&mut self, now: Instant) -> Vec<Done> {
         let late: Vec<u64> =
             self.looking.iter().filter(|(_, look)| look.is_late(now)).map(|(id, _)| *id).collect();
-        let mut askers = Vec::new();
+        let mut purposes = Vec::new();
         for ticket in late {
             let Some(look) = self.looking.remove(&ticket) else { continue };
-            let descriptors = of_running_look(look.files);
-            self.hung.insert(ticket, Hung { user: look.user, len_bytes: 0, descriptors });
-            self.to_look.end(look.user);
-            askers.push(look.asker);
+            let Look { user, purpose, files, .. } = look;
+            let descriptors = of_running_look(files);
+            let hung = Hung { user, len_bytes: 0, descriptors, purpose: Some(purpose) };
+            self.hung.insert(ticket, hung);
+            self.end_look(look);
+            purposes.push(purpose);
         }
         let hung = &self.hung;
-        self.to_look.retain(|(look, _)| {
-            let is_late =
-                look.is_late(now) || look.deadline().is_some() && !may_begin(hung, look.user);
+        let mut keeps = |(look, _): &(Look, Job)| {
+            let is_late = look.is_late(now) || look.deadline().is_some() && !look.may_begin(hung);
             if is_late {
-                askers.push(look.asker);
+                purposes.push(look.purpose);
             }
             !is_late
-        });
-        let failed = |asker| Done::Looked { asker, looked: Looked::Failed(no_answer()) };
-        let looks: Vec<Done> = askers.into_iter().map(failed).collect();
+        };
+        self.to_look.retain(&mut keeps);
+        self.to_sweep.retain(&mut keeps);
+        let given_up = |purpose: Purpose| purpose.without_result(no_answer());
+        let looks: Vec<Done> = purposes.into_iter().map(given_up).collect();
         looks.into_iter().chain(self.give_up_loads(now)).collect()
+    }
+
+    /// Ends a look that went on, so that another may begin.
+    fn end_look(&mut self, look: Look) {
+        match look.purpose.is_sweep() {
+            true => self.to_sweep.end(look.user),
+            false => self.to_look.end(look.user),
+        }
     }
 
     fn give_up_loads(&mut self, now: Instant) -> Vec<Done> {
@@ -368,7 +440,7 @@ impl Jobs {
             let Some(loading) = self.loading.remove(&id) else { continue };
             let Loading { user, ticket, files, len_bytes, .. } = loading;
             let descriptors = of_hung_load(files);
-            self.hung.insert(ticket, Hung { user, len_bytes, descriptors });
+            self.hung.insert(ticket, Hung { user, len_bytes, descriptors, purpose: None });
             self.to_load.end(user);
             done.push(Done::Loaded { id, outcome: Err(no_progress()) });
         }
@@ -376,15 +448,15 @@ impl Jobs {
     }
 
     fn spawn(&mut self) {
-        while let Some((user, (look, job))) = self.to_look.begin() {
-            if look.deadline().is_none() || may_begin(&self.hung, user) {
-                let ticket = self.run_job(user, job);
+        while let Some((_, (look, job))) = self.to_look.begin().or_else(|| self.to_sweep.begin()) {
+            if look.deadline().is_none() || look.may_begin(&self.hung) {
+                let ticket = self.run_job(job);
                 self.looking.insert(ticket, look);
             } else {
                 self.last_ticket += 1;
                 let ticket = self.last_ticket;
                 self.looking.insert(ticket, look);
-                self.teller(ticket, user).tell(job.without_result()(no_answer()));
+                self.teller(ticket).tell(job.without_result()(no_answer()));
             }
         }
         while let Some((user, job)) = self.to_load.begin() {
@@ -395,35 +467,34 @@ impl Jobs {
             let moved = Instant::now();
             let loading = Loading { user, ticket, files, len_bytes, done_bytes: 0, moved };
             self.loading.insert(id, loading);
-            if user.is_limited() && !may_begin(&self.hung, user) {
+            if user.is_limited() && !may_begin(&self.hung, user, false) {
                 self.last_ticket = ticket;
-                self.teller(ticket, user).tell(without(no_progress()));
+                self.teller(ticket).tell(without(no_progress()));
             } else {
-                self.run_job(user, job);
+                self.run_job(job);
             }
         }
     }
 
-    fn run_job(&mut self, user: User, job: Job) -> u64 {
+    fn run_job(&mut self, job: Job) -> u64 {
         #[cfg(test)]
         if job.model().is_some_and(|model| self.hanging.contains(&model)) {
             self.last_ticket += 1;
             return self.last_ticket;
         }
         let (served, how) = (Arc::clone(&self.served), self.how.clone());
-        self.run(user, &job.without_result(), move |teller| job.run(&served, &how, teller))
+        self.run(&job.without_result(), move |teller| job.run(&served, &how, teller))
     }
 
     /// Starts a thread. Returns the ticket that its outcome comes with.
     fn run(
         &mut self,
-        user: User,
         without: &WithoutResult,
         job: impl FnOnce(&Teller) -> Done + Send + 'static,
     ) -> u64 {
         self.last_ticket += 1;
         let ticket = self.last_ticket;
-        let teller = self.teller(ticket, user);
+        let teller = self.teller(ticket);
         let promise = Promise { teller: teller.clone(), without: Some(Arc::clone(without)) };
         let work = move || {
             let done = job(&promise.teller);
@@ -437,16 +508,21 @@ impl Jobs {
         ticket
     }
 
-    fn teller(&self, ticket: u64, user: User) -> Teller {
+    fn teller(&self, ticket: u64) -> Teller {
         let (sender, event) = (self.sender.clone(), Arc::clone(&self.event));
-        Teller { ticket, user, sender, event }
+        Teller { ticket, sender, event }
     }
 }
 
 /// Whether a look or a load of this user may begin beside those that hang.
-fn may_begin(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
-    let of_user = hung.values().filter(|hung| hung.user == user).count();
-    hung.len() < HUNG_MAX && of_user < HUNG_PER_USER_MAX
+fn may_begin(hung: &BTreeMap<u64, Hung>, user: User, is_sweep: bool) -> bool {
+    let (max, of_user_max) = match is_sweep {
+        true => (HUNG_SWEEPS_MAX, HUNG_SWEEPS_PER_USER_MAX),
+        false => (HUNG_MAX, HUNG_PER_USER_MAX),
+    };
+    let alike = hung.values().filter(|hung| hung.is_sweep() == is_sweep);
+    let of_user = alike.clone().filter(|hung| hung.user == user).count();
+    alike.count() < max && of_user < of_user_max
 }
 
 fn no_progress() -> longshore_load::Error {
@@ -467,18 +543,16 @@ impl AsFd for Jobs {
     }
 }
 
-/// What a job reports, and whose job it is.
+/// What a job reports.
 #[derive(Debug)]
 struct Said {
     ticket: u64,
-    user: User,
     done: Done,
 }
 
 #[derive(Clone)]
 struct Teller {
     ticket: u64,
-    user: User,
     sender: Sender<Said>,
     event: Arc<OwnedFd>,
 }
@@ -495,7 +569,7 @@ type WithoutResult = Arc<dyn Fn(longshore_load::Error) -> Done + Send + Sync>;
 impl Teller {
     fn tell(&self, done: Done) {
         // A server that has ended does not listen.
-        if self.sender.send(Said { ticket: self.ticket, user: self.user, done }).is_ok() {
+        if self.sender.send(Said { ticket: self.ticket, done }).is_ok() {
             let _ = event_fd::signal(&self.event);
         }
     }
@@ -520,12 +594,13 @@ impl Drop for Promise {
 }
 
 impl Job {
-    /// Returns the model that it loads.
+    /// Returns the model that it loads or looks at.
     #[cfg(test)]
     fn model(&self) -> Option<u64> {
         match self {
             Self::Load { id, .. } => Some(*id),
-            Self::Look { .. } => None,
+            Self::Sweep(sweep) => Some(sweep.id),
+            Self::Look { .. } | Self::FindDeleted { .. } => None,
         }
     }
 
@@ -533,8 +608,15 @@ impl Job {
     fn without_result(&self) -> WithoutResult {
         match self {
             Self::Look { asker, .. } => {
-                let asker = *asker;
-                Arc::new(move |error| Done::Looked { asker, looked: Looked::Failed(error) })
+                let purpose = Purpose::For(*asker);
+                Arc::new(move |error| purpose.without_result(error))
+            }
+            Self::FindDeleted { .. } => {
+                Arc::new(|error| Purpose::FindDeleted.without_result(error))
+            }
+            Self::Sweep(sweep) => {
+                let purpose = Purpose::Sweep(sweep.id);
+                Arc::new(move |error| purpose.without_result(error))
             }
             Self::Load { id, .. } => {
                 let id = *id;
@@ -547,6 +629,14 @@ impl Job {
         match self {
             Self::Look { asker, path, layout, shown } => {
                 Done::Looked { asker, looked: served.look(&path, layout, shown.as_deref()) }
+            }
+            Self::FindDeleted { models } => {
+                let deleted = models.iter().filter(|(_, inodes)| inodes.is_any_known_unlinked());
+                Done::FoundDeleted { models: deleted.map(|(id, _)| *id).collect() }
+            }
+            Self::Sweep(sweep) => {
+                let freshness = served.freshness(&sweep.found);
+                Done::Swept { id: sweep.id, swept: Some((sweep, freshness)) }
             }
             Self::Load { id, found, cancel } => {
                 let tell = |progress| teller.tell(Done::Progress { id, progress });
@@ -602,20 +692,16 @@ mod tests {
     fn a_job_whose_thread_panics_is_over() {
         let dir = tempfile::tempdir().unwrap();
         let mut jobs = jobs(dir.path());
-        let without: WithoutResult =
-            Arc::new(|_| Done::Swept { found: vec![(2, Freshness::Fresh, None)] });
+        let without: WithoutResult = Arc::new(|_| Done::FoundDeleted { models: vec![2] });
         let panics = |_: &Teller| panic!("as a job of a test does");
-        let ticket = jobs.run(User::limited(5), &without, panics);
+        let ticket = jobs.run(&without, panics);
         let told = jobs.receiver.recv().unwrap();
         assert_eq!(told.ticket, ticket);
-        let found = match told.done {
-            Done::Swept { found } => found,
-            other => panic!("{other:?}"),
-        };
-        assert!(matches!(found[..], [(2, Freshness::Fresh, None)]), "{found:?}");
+        assert!(matches!(&told.done, Done::FoundDeleted { models } if *models == [2]), "{told:?}");
         assert!(event_fd::drain(&jobs.event).is_ok(), "the server is woken for it");
-        jobs.sweep(User::limited(5), Vec::new());
-        assert!(matches!(jobs.receiver.recv().unwrap().done, Done::Swept { .. }));
+        let find = Job::FindDeleted { models: Vec::new() };
+        jobs.begin(User::limited(5), find, Instant::now());
+        assert!(matches!(jobs.receiver.recv().unwrap().done, Done::FoundDeleted { .. }));
         assert!(jobs.receiver.try_recv().is_err(), "nothing is reported twice");
     }
 
@@ -623,7 +709,7 @@ mod tests {
     fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
         jobs.last_ticket += 1;
         let (ticket, asker) = (jobs.last_ticket, Asker::Client(1000 + jobs.last_ticket));
-        let look_for = Look { user, asker, begun, files: 1 };
+        let look_for = Look { user, purpose: Purpose::For(asker), begun, files: 1 };
         jobs.to_look.push(user, (look_for, look(asker)));
         assert!(jobs.to_look.begin().is_some());
         jobs.looking.insert(ticket, look_for);
@@ -673,11 +759,27 @@ mod tests {
         assert!(matches!(looked_for(&mut jobs, 7, late), Looked::Refused { .. }));
         // One that comes back after all says nothing, and its thread is no longer counted.
         let asker = Asker::Client(1000 + hung[0]);
-        jobs.teller(hung[0], alice)
-            .tell(Done::Looked { asker, looked: Looked::Unshown(Vec::new()) });
+        jobs.teller(hung[0]).tell(Done::Looked { asker, looked: Looked::Unshown(Vec::new()) });
         assert!(jobs.done(late).is_empty());
         assert_eq!(jobs.hung.len(), hung.len() - 1);
         assert_eq!((jobs.looking.len(), jobs.to_look.running()), (0, 0));
+    }
+
+    #[test]
+    fn looks_at_held_models_that_hang_leave_room_for_clients() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut jobs = jobs(dir.path());
+        let (begun, alice) = (Instant::now(), User::limited(1));
+        for ticket in 0..HUNG_MAX as u64 {
+            let purpose = Some(Purpose::Sweep(ticket));
+            jobs.hung.insert(ticket, Hung { user: alice, len_bytes: 0, descriptors: 0, purpose });
+        }
+        assert!(jobs.is_sweep_hung(0) && !jobs.is_sweep_hung(1000));
+        jobs.last_ticket = 1000;
+        jobs.begin(alice, Job::FindDeleted { models: Vec::new() }, begun);
+        jobs.begin(alice, look(Asker::Client(7)), begun);
+        assert!(matches!(looked_for(&mut jobs, 7, begun), Looked::Refused { .. }));
+        assert_eq!((jobs.looking.len(), jobs.to_sweep.waiting().count()), (0, 0));
     }
 
     #[test]
@@ -703,7 +805,13 @@ mod tests {
         assert_eq!(jobs.hung.len(), HUNG_MAX);
         jobs.begin(bob, look(Asker::Client(9)), late);
         assert!(is_no_answer(&looked_for(&mut jobs, 9, late)));
-        // Files of the server's start are looked for all the same.
+        // Models that are held are looked at, and files of the server's start are looked for.
+        jobs.begin(bob, Job::FindDeleted { models: Vec::new() }, late);
+        assert_eq!(jobs.looking.len(), 1);
+        while !jobs.done(late).iter().any(|done| matches!(done, Done::FoundDeleted { .. })) {
+            let watch = Watch { fd: jobs.as_fd(), read: true, write: false };
+            readiness::wait(&[watch], None).unwrap();
+        }
         jobs.begin(bob, look(Asker::Start(0)), late);
         assert_eq!(jobs.looking.len(), 1);
         assert_eq!(jobs.next_deadline(), None);

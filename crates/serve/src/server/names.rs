@@ -35,13 +35,13 @@ impl Names {
         self.0.retain(|(_, name)| !name.is_as(found));
     }
 
-    /// Takes the paths that were remembered first.
-    pub(super) fn take_first(&mut self) -> Option<Arc<Found>> {
-        self.0.pop_front().map(|(_, name)| name)
+    /// Takes the paths that were remembered first, and the user that gave them.
+    pub(super) fn take_first(&mut self) -> Option<(User, Arc<Found>)> {
+        self.0.pop_front()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Found>> {
-        self.0.iter().map(|(_, name)| name)
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(User, Arc<Found>)> {
+        self.0.iter()
     }
 }
 
@@ -69,11 +69,11 @@ mod tests {
             names.remember(mallory, found(&format!("/{number}")));
         }
         let paths = |names: &Names| -> Vec<String> {
-            names.iter().map(|name| name.path.to_string_lossy().into_owned()).collect()
+            names.iter().map(|(_, name)| name.path.to_string_lossy().into_owned()).collect()
         };
         assert_eq!(paths(&names), ["/alice", "/96", "/97", "/98", "/99"]);
         names.forget(&found("/97"));
-        assert_eq!(names.take_first().unwrap().path, Path::new("/alice"));
+        assert_eq!(names.take_first().unwrap().1.path, Path::new("/alice"));
         assert_eq!(paths(&names), ["/96", "/98", "/99"]);
     }
 }

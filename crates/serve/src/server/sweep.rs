@@ -1,14 +1,20 @@
 //! Looking after the files of models that are held: whether they were changed or deleted on the disk.
 //!
-//! One thread at a time does it, at an interval and for clients that want a list, so that neither a
-//! disk that hangs nor a flood of lists takes more than that thread.
+//! It is done at an interval and for clients that want a list, once at a time. At first a thread finds
+//! deleted files by the descriptors that keep their inodes in use, as far as the kernel knows of them
+//! without asking a file system. Then each model is looked at by its path, in the turn of the user that
+//! gave the path. A look that hangs is given up, and its model is left out until it comes back: it
+//! delays none of another user.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::core::Core;
+use super::core::{Core, Memory};
+use super::jobs::{Job, Sweep};
+use super::users::User;
 use crate::served::{Found, Freshness};
+use crate::shelf::Model;
 
 /// How often models are looked after. For about so long a deleted file may keep its blocks.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -18,8 +24,8 @@ const LIST_TIME: Duration = Duration::from_secs(10);
 /// When the files were and will be looked after, and who waits for that.
 #[derive(Debug)]
 pub(super) struct Sweeps {
-    /// Since when the thread is at it.
-    running: Option<Instant>,
+    /// The sweep that goes on.
+    running: Option<Running>,
     next: Instant,
     /// Clients whose lists wait for the sweep that runs, and those that came while it ran and wait for
     /// another, with the time at which they are answered in any case.
@@ -27,10 +33,25 @@ pub(super) struct Sweeps {
     then: BTreeMap<u64, Instant>,
 }
 
+/// A sweep that goes on.
+#[derive(Debug)]
+struct Running {
+    since: Instant,
+    /// Models that are looked at, or will be; `None` while deleted files are looked for.
+    left: Option<BTreeSet<u64>>,
+}
+
 impl Sweeps {
     pub(super) fn new(now: Instant) -> Self {
         let next = now + SWEEP_EVERY;
         Self { running: None, next, now: BTreeMap::new(), then: BTreeMap::new() }
+    }
+
+    /// Returns whether the sweep that goes on has yet to look at this model.
+    #[cfg(test)]
+    pub(super) fn has_left(&self, id: u64) -> bool {
+        let left = self.running.as_ref().map(|running| running.left.as_ref());
+        left.is_some_and(|left| left.is_none_or(|left| left.contains(&id)))
     }
 
     /// Forgets a client that is gone.
@@ -43,9 +64,9 @@ impl Sweeps {
 impl Core {
     /// Lists what is held for a client, when its files were looked after.
     pub(super) fn list_after_sweep(&mut self, client: u64, now: Instant) {
-        match self.sweeps.running {
-            // The disk hangs: what is known has to do.
-            Some(since) if since + LIST_TIME <= now => self.list(client, now),
+        match &self.sweeps.running {
+            // A disk hangs: what is known has to do.
+            Some(Running { since, .. }) if *since + LIST_TIME <= now => self.list(client, now),
             Some(_) => _ = self.sweeps.then.insert(client, now + LIST_TIME),
             None => {
                 self.sweeps.now.insert(client, now + LIST_TIME);
@@ -78,38 +99,91 @@ impl Core {
     }
 
     fn begin_sweep(&mut self, now: Instant) {
-        self.sweeps.running = Some(now);
+        self.sweeps.running = Some(Running { since: now, left: None });
         self.sweeps.next = now + SWEEP_EVERY;
-        let models = self.shelf.iter().map(|(id, model)| {
-            // A model that is kept for its path has no other.
-            let memory = model.memory.as_ref().filter(|_| !model.is_pinned);
-            let names = memory.into_iter().flat_map(|memory| memory.names.iter());
-            (id, model.found.clone(), names.cloned().collect())
-        });
-        let models = models.collect();
-        self.jobs.sweep(self.users.own(), models);
+        let inodes = self.shelf.iter().map(|(id, model)| Some((id, model.found.inodes.clone()?)));
+        let models = inodes.flatten().collect();
+        self.jobs.begin(self.users.own(), Job::FindDeleted { models }, now);
     }
 
+    /// Goes on with a sweep when deleted files were looked for.
+    pub(super) fn on_deleted(&mut self, deleted: Vec<u64>, now: Instant) {
+        for id in deleted {
+            if let Some(model) = self.shelf.get_mut(id) {
+                lose_inodes(model);
+            }
+        }
+        let may_look = |id| !self.jobs.is_sweep_hung(id);
+        let models = self.shelf.iter();
+        let models = models.filter(|(id, model)| model.found.inodes.is_some() && may_look(*id));
+        let sweeps: Vec<Sweep> = models
+            .map(|(id, model)| Sweep {
+                id,
+                found: model.found.clone(),
+                name: (self.named_by(id, model), None),
+                others: other_names(model),
+            })
+            .collect();
+        if let Some(running) = &mut self.sweeps.running {
+            running.left = Some(sweeps.iter().map(|sweep| sweep.id).collect());
+        }
+        for sweep in sweeps {
+            self.jobs.begin(sweep.name.0, Job::Sweep(Box::new(sweep)), now);
+        }
+        self.end_sweep(now);
+    }
+
+    /// Returns the user that gave the path of a model. Looks that hang count for that user.
+    fn named_by(&self, id: u64, model: &Model<Memory>) -> User {
+        if model.is_pinned || self.options.files.contains(&model.found.path) {
+            return self.users.own();
+        }
+        let named_by = model.memory.as_ref().map(|memory| memory.named_by);
+        let loaded_for = || self.loads.get(&id).map(|load| load.user);
+        named_by.or_else(loaded_for).unwrap_or(self.users.own())
+    }
+
+    /// Takes what a look at a model has shown. If its path does not lead to it any more, another of its
+    /// paths may.
     pub(super) fn on_swept(
         &mut self,
-        found: Vec<(u64, Freshness, Option<Arc<Found>>)>,
+        id: u64,
+        swept: Option<(Box<Sweep>, Freshness)>,
         now: Instant,
     ) {
-        for (id, freshness, other) in found {
-            let Some(model) = self.shelf.get_mut(id) else { continue };
+        if let (Some((mut sweep, freshness)), Some(model)) = (swept, self.shelf.get_mut(id)) {
             match freshness {
                 Freshness::Fresh => {
-                    if let Some(other) = other.filter(|_| !model.is_pinned) {
-                        model.found.rename(&other);
+                    let (user, name) = sweep.name;
+                    if let (Some(name), Some(memory)) = (name, &mut model.memory)
+                        && !model.is_pinned
+                    {
+                        memory.named_by = user;
+                        model.found.rename(&name);
                     }
                 }
-                Freshness::Stale => model.is_stale = true,
-                // From here on its inode may become another file.
-                Freshness::Unlinked => {
+                Freshness::Stale => {
+                    if let Some((user, other)) = sweep.others.pop_front() {
+                        sweep.found.rename(&other);
+                        sweep.name = (user, Some(other));
+                        return self.jobs.begin(user, Job::Sweep(sweep), now);
+                    }
                     model.is_stale = true;
-                    model.found.inodes = None;
                 }
+                Freshness::Unlinked => lose_inodes(model),
             }
+        }
+        if let Some(left) = self.sweeps.running.as_mut().and_then(|running| running.left.as_mut()) {
+            left.remove(&id);
+        }
+        self.end_sweep(now);
+    }
+
+    /// Ends a sweep if no look is left, and answers the clients that wait for it.
+    fn end_sweep(&mut self, now: Instant) {
+        let is_over = |running: &Running| running.left.as_ref().is_some_and(BTreeSet::is_empty);
+        if !self.sweeps.running.as_ref().is_some_and(is_over) {
+            return;
         }
         self.sweeps.running = None;
         let answered = std::mem::take(&mut self.sweeps.now);
@@ -121,4 +195,16 @@ impl Core {
             self.list(client, now);
         }
     }
+}
+
+/// The other paths of a model. One that is kept for its path has none.
+fn other_names(model: &Model<Memory>) -> VecDeque<(User, Arc<Found>)> {
+    let memory = model.memory.as_ref().filter(|_| !model.is_pinned);
+    memory.into_iter().flat_map(|memory| memory.names.iter()).cloned().collect()
+}
+
+/// A file of this model is deleted. From here on its inode may become another file.
+fn lose_inodes(model: &mut Model<Memory>) {
+    model.is_stale = true;
+    model.found.inodes = None;
 }

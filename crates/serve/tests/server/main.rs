@@ -7,4 +7,5 @@ mod killed;
 mod lying;
 mod others;
 mod rig;
+mod sweeping;
 mod users;

@@ -32,7 +32,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A server of the directory `root`.
+    /// A server of the directory `root`, and of those that the options name.
     pub(crate) fn new(options: Options) -> Self {
         Self::observed(options, |_, _| {})
     }
@@ -56,7 +56,8 @@ impl Rig {
         fs::create_dir(&root).unwrap();
         prepare(&root);
         let socket = dir.path().join("socket");
-        let options = Options { roots: vec![root.clone()], ..options };
+        let roots = [vec![root.clone()], options.roots].concat();
+        let options = Options { roots, ..options };
         let stop = Stop::new().unwrap();
         let listener = Listener::bind(&socket, 0o600).unwrap();
         let server = Server::new(listener, options, stop.clone()).unwrap();

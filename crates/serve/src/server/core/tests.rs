@@ -11,7 +11,7 @@ use super::super::jobs::{LOADING_MAX, LoadedModel};
 use super::super::open_files::Of;
 use super::*;
 use crate::protocol::{MESSAGE_BYTES_MAX, Reason};
-use crate::served::{Found, Freshness, Looked};
+use crate::served::{Found, Looked};
 use crate::shelf::Keep;
 
 /// A server that takes a turn only where it is told to, and its directory.
@@ -172,7 +172,7 @@ fn a_sweep_closes_the_inodes_of_what_is_deleted_and_marks_what_changed() {
     still.core.sweep(due - Duration::from_secs(1));
     assert_eq!(still.core.next_sweep(), Some(due), "it is not time yet");
     still.core.sweep(due);
-    assert_eq!(still.core.next_sweep(), None, "there is one thread for it, which is at it");
+    assert_eq!(still.core.next_sweep(), None, "there is one at a time, which goes on");
     while still.core.next_sweep().is_none() {
         still.core.turn().unwrap();
     }
@@ -182,6 +182,46 @@ fn a_sweep_closes_the_inodes_of_what_is_deleted_and_marks_what_changed() {
     });
     assert_eq!(state, [(false, true), (true, true), (true, false)]);
     assert_eq!(still.core.shelf.open_files(), 2);
+}
+
+#[test]
+fn looks_of_one_user_that_hang_stop_no_sweep() {
+    const COUNT: u64 = 10;
+    let mut still = Still::new();
+    let names: Vec<String> = (1..=COUNT).map(|number| format!("of mallory {number}")).collect();
+    let mut clients: Vec<OwnedFd> = names.iter().map(|name| still.ask(MALLORY, name)).collect();
+    clients.extend(["written", "deleted", "fresh"].map(|name| still.ask(ALICE, name)));
+    for client in &clients {
+        still.answer(client);
+    }
+    let root = still.dir.path().to_owned();
+    let deleted = |still: &Still, id| still.core.shelf.get(id).unwrap().found.inodes.is_none();
+    let is_stale = |still: &Still, id| still.core.shelf.get(id).unwrap().is_stale;
+    still.core.jobs.hanging.extend(1..=COUNT);
+    fs::write(root.join("written"), b"anew").unwrap();
+    for name in ["deleted", &names[0]] {
+        fs::remove_file(root.join(name)).unwrap();
+    }
+    let begin = still.core.next_sweep().unwrap();
+    still.core.sweep(begin);
+    // None of them waits for the looks that hang, and what is deleted is seen without a look.
+    while (COUNT + 1..=COUNT + 3).any(|id| still.core.sweeps.has_left(id)) {
+        still.core.turn().unwrap();
+    }
+    assert!(deleted(&still, 1) && deleted(&still, COUNT + 2));
+    assert_eq!([1, 3].map(|id| is_stale(&still, COUNT + id)), [true, false]);
+    assert_eq!(still.core.next_sweep(), None, "some looks go on");
+    // They are given up, and no others of this user begin: each sweep ends.
+    let later = Instant::now() + Duration::from_secs(20);
+    still.end_jobs(later);
+    let next = still.core.next_sweep().expect("the sweep is over");
+    assert_eq!(still.core.jobs.hung_descriptors(Of::All), 2 * 7);
+    fs::remove_file(root.join("fresh")).unwrap();
+    still.core.sweep(next.max(later));
+    while still.core.next_sweep().is_none() {
+        still.core.turn().unwrap();
+    }
+    assert!(deleted(&still, COUNT + 3));
 }
 
 #[test]
@@ -244,8 +284,7 @@ fn the_files_and_memory_of_models_have_no_more_descriptors_than_there_may_be() {
         fs::remove_file(still.dir.path().join(format!("m{number}"))).unwrap();
     }
     let ids: Vec<u64> = still.core.shelf.iter().map(|(id, _)| id).collect();
-    let unlinked = ids[..6].iter().map(|id| (*id, Freshness::Unlinked, None)).collect();
-    still.core.on_swept(unlinked, still.now);
+    still.core.on_deleted(ids[..6].to_vec(), still.now);
     for number in 0..3 {
         clients.push(still.ask(MALLORY, &format!("n{number}")));
         still.answer(&clients[7 + number]);

@@ -1,0 +1,133 @@
+//! A user whose directory stops answering. The server still notices what becomes of others' files.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use longshore_serve::Options;
+
+use rustix::mount::UnmountFlags;
+
+use crate::others::{ALICE, MALLORY, Mounted, as_user, attach, mount_hung, private, shared};
+
+const CONTENT: &[u8] = b"of mallory";
+
+/// Numbers of `linux/fuse.h`.
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+const ENOSYS: u32 = 38;
+
+/// Bytes of an answer, from the numbers at their offsets.
+fn answer(len_bytes: usize, numbers: &[(usize, u32)]) -> Vec<u8> {
+    let mut bytes = vec![0; len_bytes];
+    for (at, number) in numbers {
+        bytes[*at..at + 4].copy_from_slice(&number.to_le_bytes());
+    }
+    bytes
+}
+
+/// Serves a directory in which each name is the same file. Nothing is remembered by the kernel, and from
+/// the moment at which `hangs` is true no look-up is answered.
+fn serve(mut device: &File, hangs: &AtomicBool) {
+    let mut request = vec![0; 1 << 17];
+    while let Ok(40..) = device.read(&mut request) {
+        let number =
+            |at: usize| u32::from_le_bytes(request[at..at + 4].try_into().unwrap()) as usize;
+        let (opcode, node) = (number(4) as u32, number(16));
+        let file = |at: usize| {
+            [(at, 2), (at + 8, CONTENT.len() as u32), (at + 60, 0o100_644), (at + 64, 1)]
+        };
+        let body = match opcode {
+            LOOKUP if hangs.load(Ordering::SeqCst) => continue,
+            LOOKUP => Ok(answer(128, &[&[(0, 2)], &file(40)[..]].concat())),
+            GETATTR if node == 1 => Ok(answer(104, &[(16, 1), (76, 0o040_755), (80, 2)])),
+            GETATTR => Ok(answer(104, &file(16))),
+            OPEN => Ok(answer(16, &[])),
+            READ => Ok(CONTENT.iter().skip(number(48)).take(number(56)).copied().collect()),
+            // These have no answer.
+            FORGET | BATCH_FORGET | INTERRUPT => continue,
+            _ => Err(ENOSYS),
+        };
+        let error = body.as_ref().err().copied().unwrap_or(0);
+        let body = body.unwrap_or_default();
+        let len_bytes = 16 + body.len() as u32;
+        let mut reply = answer(16, &[(0, len_bytes), (4, error.wrapping_neg())]);
+        reply[8..16].copy_from_slice(&request[8..16]);
+        reply.extend(body);
+        // The one that asked may have been interrupted.
+        let _ = device.write_all(&reply);
+    }
+}
+
+/// The daemon of a file system, which ends with this, and with it all that waits for it. A process
+/// with a thread that waits for its own daemon would never exit.
+struct Daemon {
+    folder: PathBuf,
+    thread: Option<JoinHandle<()>>,
+    _mounted: Mounted,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.folder, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        if let Some(thread) = self.thread.take() {
+            // What it said is in the output.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_hangs_hides_no_change_of_the_files_of_other_users() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: other users cannot be tried without being root");
+    }
+    let mount_point = tempfile::tempdir_in("/var/tmp").unwrap();
+    let folder = mount_point.path().canonicalize().unwrap();
+    let Some((mounted, device)) = mount_hung(&folder) else { return };
+    let hangs = Arc::new(AtomicBool::new(false));
+    let thread = {
+        let hangs = Arc::clone(&hangs);
+        Some(thread::spawn(move || serve(&device, &hangs)))
+    };
+    let daemon = Daemon { folder: folder.clone(), thread, _mounted: mounted };
+    let options = Options { roots: vec![folder.clone()], ..Options::default() };
+    let Some(mut rig) = shared(options, |_| {}) else { return };
+    // Hers are the models that are looked at first.
+    let _mallory = as_user(MALLORY, || {
+        ["x", "y", "z"].map(|name| {
+            let path = folder.join(name);
+            let (client, bytes) = attach(&rig, &path, File::open(&path).unwrap());
+            assert_eq!(bytes.unwrap(), CONTENT);
+            client
+        })
+    });
+    let alice = rig.path("alice").canonicalize().unwrap();
+    let names = ["written", "deleted", "fresh"];
+    let _alice = as_user(ALICE, || {
+        names.map(|name| {
+            let path = alice.join(name);
+            let (client, bytes) = attach(&rig, &path, private(&path, name.as_bytes()));
+            assert_eq!(bytes.unwrap(), name.as_bytes());
+            client
+        })
+    });
+    hangs.store(true, Ordering::SeqCst);
+    fs::write(alice.join("written"), b"anew").unwrap();
+    fs::remove_file(alice.join("deleted")).unwrap();
+    let held = rig.list().held;
+    let is_stale = |name: &str| {
+        held.iter().find(|held| held.path == alice.join(name)).map(|held| held.is_stale)
+    };
+    assert_eq!(names.map(is_stale), [Some(true), Some(true), Some(false)], "{held:?}");
+    rig.stop();
+    drop(daemon);
+}
