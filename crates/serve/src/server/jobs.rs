@@ -187,13 +187,15 @@ struct Loading {
     done_bytes: u64,
     /// When it last had more bytes than before.
     moved: Instant,
+    /// Whether it is one of the loads of which only so many go on at once.
+    has_place: bool,
 }
 
 impl Loading {
-    /// When it is given up. Those of the server itself, and of users whom it trusts, have all the time
-    /// there is.
+    /// When it is given up if it was for a user to whom the limits apply. Those of the server itself, and
+    /// of users whom it trusts, go on, but lose their place to others.
     fn deadline(&self) -> Option<Instant> {
-        self.user.is_limited().then(|| self.moved + SILENT_TIME)
+        (self.user.is_limited() || self.has_place).then(|| self.moved + SILENT_TIME)
     }
 }
 
@@ -306,7 +308,9 @@ impl Jobs {
             && !users.contains(&loading.user)
             && let Some(user) = users.first()
         {
-            self.to_load.hand_over(loading.user, *user);
+            if loading.has_place {
+                self.to_load.hand_over(loading.user, *user);
+            }
             loading.user = *user;
         }
         self.spawn();
@@ -366,7 +370,9 @@ impl Jobs {
                     }
                 }
                 Done::Loaded { id, .. } => {
-                    if let Some(loading) = self.loading.remove(id) {
+                    if let Some(loading) = self.loading.remove(id)
+                        && loading.has_place
+                    {
                         self.to_load.end(loading.user);
                     }
                 }
@@ -437,11 +443,18 @@ impl Jobs {
         let late: Vec<u64> = late.map(|(id, _)| *id).collect();
         let mut done = Vec::new();
         for id in late {
-            let Some(loading) = self.loading.remove(&id) else { continue };
-            let Loading { user, ticket, files, len_bytes, .. } = loading;
+            let Some(mut loading) = self.loading.remove(&id) else { continue };
+            let Loading { user, ticket, files, len_bytes, has_place, .. } = loading;
+            if has_place {
+                self.to_load.end(user);
+            }
+            if !user.is_limited() {
+                loading.has_place = false;
+                self.loading.insert(id, loading);
+                continue;
+            }
             let descriptors = of_hung_load(files);
             self.hung.insert(ticket, Hung { user, len_bytes, descriptors, purpose: None });
-            self.to_load.end(user);
             done.push(Done::Loaded { id, outcome: Err(no_progress()) });
         }
         done
@@ -465,7 +478,8 @@ impl Jobs {
             let without = job.without_result();
             let ticket = self.last_ticket + 1;
             let moved = Instant::now();
-            let loading = Loading { user, ticket, files, len_bytes, done_bytes: 0, moved };
+            let loading =
+                Loading { user, ticket, files, len_bytes, done_bytes: 0, moved, has_place: true };
             self.loading.insert(id, loading);
             if user.is_limited() && !may_begin(&self.hung, user, false) {
                 self.last_ticket = ticket;

@@ -511,6 +511,22 @@ fn a_load_counts_for_a_user_that_still_wants_it() {
 }
 
 #[test]
+fn loads_of_trusted_users_go_on_without_progress_and_keep_nobody_waiting() {
+    let mut still = Still::new();
+    still.core.jobs.hanging.extend([1, 2]);
+    let hanging = ["first", "second"].map(|name| still.ask(0, name));
+    let wanted = still.ask(ALICE, "wanted");
+    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
+    still.end_jobs(Instant::now() + Duration::from_secs(70));
+    let told = still.answer(&wanted);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    for client in &hanging {
+        assert!(heard(client).iter().all(|reply| matches!(reply, Reply::Progress { .. })));
+    }
+    assert_eq!((still.core.jobs.loading(), still.core.jobs.hung_bytes(None)), (0, 0));
+}
+
+#[test]
 fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
     let mut still = Still::new();
     still.core.jobs.hanging.extend([1, 2]);
