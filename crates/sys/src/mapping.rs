@@ -5,11 +5,16 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use longshore_mem::{FileOffset, Granule};
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::file::{self, FileSystem};
+
+/// How often a free place is looked for before other threads have taken too many.
+const ATTEMPTS_MAX: u32 = 1000;
 
 /// Whether a mapping may be written through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +76,10 @@ impl Mapping {
         alignment: Granule,
         access: Access,
     ) -> io::Result<Self> {
+        // Asked once: another answer would be another file.
+        let file = file.as_fd();
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
-        let alignment = match file::file_system(&file)? {
+        let alignment = match file::file_system(file)? {
             FileSystem::Hugetlb { page } => alignment.max(page),
             _ => alignment,
         };
@@ -92,66 +99,32 @@ impl Mapping {
             Access::Read => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
+        let map_at = |at: *mut c_void, flags| {
+            // SAFETY: without MAP_FIXED the kernel replaces no other mapping.
+            let placed = unsafe {
+                let offset = offset.raw() - skip;
+                rustix::mm::mmap(at, reserved_bytes, prot, MapFlags::SHARED | flags, file, offset)
+            }?;
+            // Below the alignment, which fits.
+            let skip_bytes = skip as usize;
+            io::Result::Ok(Self { base: non_null(placed)?, reserved_bytes, skip_bytes, len_bytes })
+        };
         // First wherever the kernel likes: if it refuses the file, no addresses are taken yet.
-        // SAFETY: without MAP_FIXED the kernel places the mapping where nothing is.
-        let placed = unsafe {
-            rustix::mm::mmap(
-                ptr::null_mut(),
-                reserved_bytes,
-                prot,
-                MapFlags::SHARED,
-                file,
-                offset.raw() - skip,
-            )
-        }?;
-        // Below the alignment, which fits.
-        let skip_bytes = skip as usize;
-        let mut mapping = Self { base: non_null(placed)?, reserved_bytes, skip_bytes, len_bytes };
-        if !placed.addr().is_multiple_of(align_bytes) {
-            mapping.move_to(Self::reserve(span_bytes, align_bytes, reserved_bytes)?)?;
+        let mut mapping = map_at(ptr::null_mut(), MapFlags::empty())?;
+        for _ in 0..ATTEMPTS_MAX {
+            if mapping.base.addr().get().is_multiple_of(align_bytes) {
+                return Ok(mapping);
+            }
+            let place = free_place(span_bytes, align_bytes)?;
+            // Linux before 4.17 takes the address for a wish.
+            match map_at(place, MapFlags::FIXED_NOREPLACE) {
+                Ok(placed) => mapping = placed,
+                // Another thread has mapped something there meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(mapping)
-    }
-
-    /// Reserves `reserved_bytes` of addresses at a multiple of `align_bytes`, out of a span that is
-    /// longer by as much.
-    fn reserve(span_bytes: usize, align_bytes: usize, reserved_bytes: usize) -> io::Result<Self> {
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
-        let span = unsafe {
-            rustix::mm::mmap_anonymous(
-                ptr::null_mut(),
-                span_bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }?;
-        let base = non_null(span)?;
-        let mut whole = Self { base, reserved_bytes: span_bytes, skip_bytes: 0, len_bytes: 0 };
-        let head_bytes = span.addr().wrapping_neg() & (align_bytes - 1);
-        whole.trim(head_bytes, reserved_bytes)?;
-        Ok(whole)
-    }
-
-    /// Moves the mapping to the addresses of `reservation`, which are as many.
-    fn move_to(&mut self, mut reservation: Self) -> io::Result<()> {
-        // From here on the kernel may remove the reservation, and if it then fails for a lack of
-        // memory, another thread may have mapped something there: better to lose the addresses than
-        // to unmap that.
-        let reserved_bytes = std::mem::take(&mut reservation.reserved_bytes);
-        let (from, to) = (self.base.as_ptr().cast(), reservation.base.as_ptr().cast());
-        // SAFETY: the mapping is this one's own and nothing refers to it yet. What it replaces is
-        // exactly the reservation, which nothing refers to either.
-        let moved = unsafe {
-            rustix::mm::mremap_fixed(
-                from,
-                self.reserved_bytes,
-                reserved_bytes,
-                MremapFlags::MAYMOVE,
-                to,
-            )
-        }?;
-        self.base = non_null(moved)?;
-        Ok(())
+        Err(io::ErrorKind::AlreadyExists.into())
     }
 
     /// Returns where the bytes asked for begin. For an empty mapping, a dangling address that is
@@ -171,37 +144,63 @@ impl Mapping {
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
-
-    /// Gives back the first `skip_bytes` and all but `keep_bytes` after them.
-    fn trim(&mut self, skip_bytes: usize, keep_bytes: usize) -> io::Result<()> {
-        let tail_bytes = self.reserved_bytes - skip_bytes - keep_bytes;
-        if skip_bytes > 0 {
-            // SAFETY: the head belongs to this mapping, and nothing has been handed out of it.
-            unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), skip_bytes) }?;
-            // SAFETY: the head is not longer than the mapping.
-            self.base = unsafe { self.base.add(skip_bytes) };
-            self.reserved_bytes -= skip_bytes;
-        }
-        if tail_bytes > 0 {
-            // SAFETY: `keep_bytes` is not above what is left of the mapping.
-            let tail = unsafe { self.base.add(keep_bytes) };
-            // SAFETY: the tail belongs to this mapping, and nothing has been handed out of it.
-            unsafe { rustix::mm::munmap(tail.as_ptr().cast(), tail_bytes) }?;
-            self.reserved_bytes = keep_bytes;
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.reserved_bytes > 0 {
             // SAFETY: the range is this mapping's own, and every view of it borrowed from it.
-            let unmapped =
-                unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
-            debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+            let _now_or_later = unsafe { unmap(self.base, self.reserved_bytes) };
         }
     }
+}
+
+/// Unmaps a range, now or later. The kernel merges mappings that lie side by side in memory and in their
+/// file, so that one of them may be in the middle of another. Then unmapping it takes one mapping more,
+/// which a process that has as many as it may (`vm.max_map_count`) is refused.
+///
+/// # Errors
+/// `ENOMEM` if the range is unmapped later.
+///
+/// # Safety
+/// The range must be whole pages that are mapped, and nothing may use them any more.
+unsafe fn unmap(base: NonNull<u8>, len_bytes: usize) -> io::Result<()> {
+    /// The ranges that are unmapped later: after one of a later call.
+    static REFUSED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+    /// Whether there are any. If not, the lock is not taken.
+    static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
+    // SAFETY: the caller's promise.
+    let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len_bytes) };
+    if unmapped.is_err() || HAS_REFUSED.load(Ordering::Relaxed) {
+        let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.retain(|(address, len_bytes)| {
+            let base = ptr::with_exposed_provenance_mut(*address);
+            // SAFETY: the promise of the caller that was refused.
+            unsafe { rustix::mm::munmap(base, *len_bytes) }.is_err()
+        });
+        if unmapped.is_err() {
+            refused.push((base.as_ptr().expose_provenance(), len_bytes));
+        }
+        HAS_REFUSED.store(!refused.is_empty(), Ordering::Relaxed);
+    }
+    Ok(unmapped?)
+}
+
+/// Returns an address at a multiple of `align_bytes` where a range fits that is shorter by as much than
+/// `span_bytes`. Another thread may map something there.
+fn free_place(span_bytes: usize, align_bytes: usize) -> io::Result<*mut c_void> {
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
+    let span = unsafe {
+        rustix::mm::mmap_anonymous(
+            ptr::null_mut(),
+            span_bytes,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }?;
+    // SAFETY: mapped above, and nothing refers to it.
+    unsafe { unmap(non_null(span)?, span_bytes) }?;
+    Ok(span.map_addr(|address| address.next_multiple_of(align_bytes)))
 }
 
 fn non_null(address: *mut c_void) -> io::Result<NonNull<u8>> {
