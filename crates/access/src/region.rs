@@ -116,11 +116,13 @@ impl Region {
         len_bytes: u64,
         access: Access,
     ) -> Result<Self, Error> {
+        // Asked once: the file that is checked has to be the one that is mapped.
+        let of = of.as_fd();
         check_pages(offset.raw(), len_bytes)?;
         let io = |operation| move |source| Error::Io { operation, source };
-        let is_regular = check_file(&of, offset, len_bytes)?;
+        let is_regular = check_file(of, offset, len_bytes)?;
         let end = offset.raw() + len_bytes;
-        let guard = if stays_whole(&of, end).map_err(io("looking at a region's file"))? {
+        let guard = if stays_whole(of, end).map_err(io("looking at a region's file"))? {
             None
         } else {
             Some(FaultGuard::install().map_err(io("installing a handler of SIGBUS"))?)
@@ -129,7 +131,7 @@ impl Region {
         let page = Granule::new(longshore_sys::page_size_bytes() as u64);
         let alignment =
             if is_regular { Granule::SIZE_2M } else { page.unwrap_or(Granule::SIZE_4K) };
-        let mapping = Mapping::of_file_part(&of, offset, len_bytes, alignment, access)
+        let mapping = Mapping::of_file_part(of, offset, len_bytes, alignment, access)
             .map_err(io("mapping a region's file"))?;
         let start = mapping.start();
         let address_bytes = mapping.reserved_bytes() as u64;
@@ -307,7 +309,11 @@ impl fmt::Debug for Region {
 
 /// Checks that a regular file is as long as the range that is to be mapped of it, and returns whether
 /// it is regular. Other files refuse by themselves.
-pub(crate) fn check_file(of: impl AsFd, offset: FileOffset, len_bytes: u64) -> Result<bool, Error> {
+pub(crate) fn check_file(
+    of: BorrowedFd<'_>,
+    offset: FileOffset,
+    len_bytes: u64,
+) -> Result<bool, Error> {
     let operation = "looking at a region's file";
     let status = file::status(of).map_err(|source| Error::Io { operation, source })?;
     let end = offset.checked_add(len_bytes).map(FileOffset::raw);
@@ -325,12 +331,12 @@ pub(crate) fn check_file(of: impl AsFd, offset: FileOffset, len_bytes: u64) -> R
 /// A punched hole counts: shared memory fills it when it is touched, and a file that is sealed against
 /// writing cannot have one. A file of the hugetlb pool can, and so can one on persistent memory, which
 /// has no seals at all.
-pub(crate) fn stays_whole(of: impl AsFd, end: u64) -> io::Result<bool> {
-    let Ok(seals) = memfd::seals(&of) else { return Ok(false) };
+pub(crate) fn stays_whole(of: BorrowedFd<'_>, end: u64) -> io::Result<bool> {
+    let Ok(seals) = memfd::seals(of) else { return Ok(false) };
     // Sealed first and measured then, it stays as long as it was found to be.
     Ok(seals.shrink
-        && (seals.write || file::file_system(&of)? == FileSystem::Shmem)
-        && file::status(&of)?.version.len_bytes() >= end)
+        && (seals.write || file::file_system(of)? == FileSystem::Shmem)
+        && file::status(of)?.version.len_bytes() >= end)
 }
 
 /// Returns whether a file is of the hugetlb pool, where a hole may have no page to be filled with, and

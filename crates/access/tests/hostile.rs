@@ -1,18 +1,21 @@
-//! Callers that do what the safe interface lets them: end another's mappings, panic in callbacks, and
-//! drop memory in the middle of an access.
+//! Callers that do what the safe interface lets them: end another's mappings, panic in callbacks, drop
+//! memory in the middle of an access, and name another file each time they are asked.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "maps memory by its address")]
 
+use std::cell::Cell;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
+use longshore_access::dirty::ExternalLog;
 use longshore_access::{Error, MapAccess, Partial, Region, RemoteMemory, Space, SpaceConfig};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
-use longshore_mem::{BusAddr, FileOffset, Granule, Iova};
+use longshore_mem::{BusAddr, FileOffset, Granule, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::mapping::{Access, Mapping};
-use longshore_sys::memfd::{self, Backing};
+use longshore_sys::memfd::{self, Backing, Seals};
 
 const PAGE: u64 = 4096;
 
@@ -55,6 +58,63 @@ fn the_safe_methods_leave_a_raw_space_alone() {
         // SAFETY: mapped above, and no other thread maps or unmaps.
         unsafe { space.unmap_raw(iova, PAGE) }.unwrap();
     }
+}
+
+/// Descriptors of several files, another one each time.
+struct Lying {
+    files: [OwnedFd; 4],
+    next: Cell<usize>,
+}
+
+impl Lying {
+    /// The first file cannot shrink, unlike the others.
+    fn new() -> Self {
+        let files = std::array::from_fn(|number| {
+            let file = memfd::create("lying", Backing::Shmem).unwrap();
+            memfd::set_len(&file, PAGE).unwrap();
+            let shrink = number == 0;
+            memfd::add_seals(&file, Seals { shrink, ..Seals::default() }).unwrap();
+            file
+        });
+        Self { files, next: Cell::new(0) }
+    }
+
+    /// The number of the file whose first byte was changed.
+    fn changed(&self) -> usize {
+        let is_changed = |file: &OwnedFd| {
+            let mut byte = [0];
+            rustix::io::pread(file, &mut byte, 0).unwrap();
+            byte != [0]
+        };
+        self.files.iter().position(is_changed).unwrap()
+    }
+}
+
+impl AsFd for Lying {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let next = self.next.get();
+        self.next.set((next + 1) % self.files.len());
+        self.files[next].as_fd()
+    }
+}
+
+/// A file that was found to stay whole is read without a guard, so no other must be mapped.
+#[test]
+fn the_file_that_is_mapped_is_the_one_that_was_checked() {
+    let lying = Lying::new();
+    let region = Region::map_file(&lying, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    assert!(!region.is_shrinkable());
+    let (region, space, iova) = (Arc::new(region), Space::new().unwrap(), Iova::new(0x1000));
+    space.attach(&region).unwrap();
+    space.map(iova, &region, 0, PAGE, Prot::READ_WRITE).unwrap();
+    space.session().write(iova, b"!").unwrap();
+    assert_eq!(lying.changed(), 0);
+
+    let lying = Lying::new();
+    let log = ExternalLog::<GuestPhys>::map_file(&lying, FileOffset::new(0), PAGE).unwrap();
+    assert!(!log.is_shrinkable());
+    log.mark(GuestPhys::new(0), 1).unwrap();
+    assert_eq!(lying.changed(), 0);
 }
 
 /// Memory that answers as soon as it is being unmapped, and whose last reference is then dropped by the

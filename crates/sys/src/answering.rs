@@ -33,12 +33,13 @@ const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs
 /// # Errors
 /// Those of `statx(2)`, and of reading `/proc/self/fdinfo` and `/proc/self/mountinfo`.
 pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
+    let file = file.as_fd();
     // Only shared memory and the hugetlb pool have seals.
-    if memfd::seals(&file).is_ok() {
+    if memfd::seals(file).is_ok() {
         return Ok(true);
     }
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE)?;
+    let status = rustix::fs::statx(file, "", how, StatxFlags::TYPE)?;
     let is_regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
     // File systems without a block device have device numbers with the major number 0.
     if !is_regular {
@@ -47,7 +48,7 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     if status.stx_dev_major != 0 {
         return Ok(true);
     }
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let kind = mount.and_then(|mount| file_system_of(mount, &mounts));

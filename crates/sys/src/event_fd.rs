@@ -47,15 +47,16 @@ pub fn signal(event: impl AsFd) -> io::Result<()> {
 pub fn drain(event: impl AsFd) -> io::Result<u64> {
     /// Reads from the current position, which an eventfd does not have.
     const NO_OFFSET: u64 = u64::MAX;
+    let event = event.as_fd();
     let mut count = [0; 8];
     crate::retry_interrupted(|| {
         let mut into = [IoSliceMut::new(&mut count)];
-        match rustix::io::preadv2(&event, &mut into, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        match rustix::io::preadv2(event, &mut into, NO_OFFSET, ReadWriteFlags::NOWAIT) {
             Ok(8) => Ok(u64::from_ne_bytes(count)),
             Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(Errno::AGAIN) => Ok(0),
             // Not a Linux kernel, but something that stands in for one.
-            Err(Errno::NOSYS | Errno::OPNOTSUPP) => drain_by_mode(&event),
+            Err(Errno::NOSYS | Errno::OPNOTSUPP) => drain_by_mode(event),
             Err(error) => Err(error.into()),
         }
     })
@@ -79,8 +80,9 @@ fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
 /// # Errors
 /// Those of reading `/proc/self/fd` and `/proc/self/fdinfo`, and of `fcntl(2)`.
 pub fn is_one(descriptor: impl AsFd) -> io::Result<bool> {
-    let number = descriptor.as_fd().as_raw_fd();
-    if !is_any(&descriptor)? || rustix::fs::fcntl_getfl(&descriptor)?.contains(OFlags::PATH) {
+    let descriptor = descriptor.as_fd();
+    let number = descriptor.as_raw_fd();
+    if !is_any(descriptor)? || rustix::fs::fcntl_getfl(descriptor)?.contains(OFlags::PATH) {
         return Ok(false);
     }
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;

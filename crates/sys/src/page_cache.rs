@@ -92,7 +92,8 @@ pub fn expect_sequential_reads(file: impl AsFd) -> io::Result<()> {
 /// # Errors
 /// Those of `fdatasync(2)` and `posix_fadvise(2)`.
 pub fn evict(file: impl AsFd) -> io::Result<()> {
-    rustix::fs::fdatasync(&file)?;
+    let file = file.as_fd();
+    rustix::fs::fdatasync(file)?;
     Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?)
 }
 

@@ -71,6 +71,7 @@ pub fn receive(
     descriptors: &mut Vec<OwnedFd>,
     sockets: Option<&mut Vec<Disposable<UnixStream>>>,
 ) -> io::Result<Received> {
+    let socket = socket.as_fd();
     // Received descriptors have to be closed, so this check comes first.
     if !answering::may_receive() {
         return Err(io::Error::new(
@@ -82,14 +83,14 @@ pub fn receive(
     // The kernel would close descriptors for which there is no room, on this thread.
     let into = match descriptors::has_room_for_message() {
         true => into,
-        false => without_descriptors(&socket, into)?,
+        false => without_descriptors(socket, into)?,
     };
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(packet_socket::DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = crate::retry_interrupted(|| {
-        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
+        Ok(rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
     })?;
     let mut arrived = Vec::new();
     for message in control.drain() {
@@ -146,11 +147,11 @@ fn is_stream(file: &OwnedFd) -> io::Result<bool> {
 }
 
 /// Returns the beginning of `into` with as many bytes as can be received without a descriptor.
-fn without_descriptors(socket: impl AsFd, into: &mut [u8]) -> io::Result<&mut [u8]> {
+fn without_descriptors<'i>(socket: BorrowedFd<'_>, into: &'i mut [u8]) -> io::Result<&'i mut [u8]> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let peeked = crate::retry_interrupted(|| {
         let mut control = RecvAncillaryBuffer::default();
-        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
+        Ok(rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
     })?;
     // The kernel reports that there was no room for descriptors.
     if peeked.flags.contains(ReturnFlags::CTRUNC) {

@@ -109,16 +109,18 @@ impl<A: Address> ExternalLog<A> {
     /// `mmap(2)`, and of installing a handler of SIGBUS ([`FaultGuard`]).
     #[cfg(not(loom))]
     pub fn map_file(of: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<Self> {
+        // Asked once: the file that is checked has to be the one that is mapped.
+        let of = of.as_fd();
         let end = offset.checked_add(len_bytes).filter(|_| len_bytes > 0);
         let end = end.ok_or(io::ErrorKind::InvalidInput)?.raw();
-        if file::status(&of)?.version.len_bytes() < end {
+        if file::status(of)?.version.len_bytes() < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let stays = crate::region::stays_whole(&of, end)?;
+        let stays = crate::region::stays_whole(of, end)?;
         let guard = if stays { None } else { Some(FaultGuard::install()?) };
         let page = Granule::new(longshore_sys::page_size_bytes() as u64)
             .map_err(|_| io::ErrorKind::Unsupported)?;
-        let mapping = Mapping::of_file_part(&of, offset, len_bytes, page, Access::ReadWrite)?;
+        let mapping = Mapping::of_file_part(of, offset, len_bytes, page, Access::ReadWrite)?;
         let (start, len_bytes) = (mapping.start(), mapping.len_bytes());
         let is_shrinkable = guard.is_some();
         // SAFETY: the mapping stays while it is kept, and is accessed through the log alone; it does

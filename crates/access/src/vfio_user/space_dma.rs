@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -134,7 +135,7 @@ impl SpaceDma {
             }
             Backing::FileIo { file, offset } => {
                 // A terminal or another device could let the reader wait for ever.
-                if !check_file(&file, offset, len_bytes)? {
+                if !check_file(file.as_fd(), offset, len_bytes)? {
                     return Err(Refusal::INVALID);
                 }
                 let memory = FileMemory { file: file.into(), offset };
