@@ -34,7 +34,7 @@ use super::receiver::{Message, Received, Receiver};
 use super::stop::Stop;
 use super::wire::{Command, DmaAccess, Header};
 
-/// A client takes this long to answer or to take what is sent, at most.
+/// A client takes this long to answer all messages of an access, or to take a message, at most.
 pub const REPLY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// The way from a device to its client: its memory that has no descriptor, and its interrupts.
@@ -151,11 +151,11 @@ impl Link {
     /// # Errors
     /// See [`AccessFailure`]. The bytes before the failure were read.
     pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), AccessFailed> {
-        self.access(iova, into.len(), |at, len_bytes| {
+        self.access(iova, into.len(), |at, len_bytes, deadline| {
             let part = &mut into[at..at + len_bytes];
             let asked =
                 DmaAccess { iova: iova.raw() + at as u64, count: len_bytes as u64, data: &[] };
-            let reply = self.ask(Command::DmaRead, &asked)?;
+            let reply = self.ask(Command::DmaRead, &asked, deadline)?;
             let got = DmaAccess::parse(&reply.payload).map_err(AccessFailure::Refused)?;
             let is_right = got.data.len() as u64 == got.count && got.count <= asked.count;
             if !is_right || got.data.is_empty() {
@@ -172,10 +172,10 @@ impl Link {
     /// See [`AccessFailure`]. The bytes before the failure were written; whether those of the
     /// message that failed were is not known where it timed out or was cancelled.
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), AccessFailed> {
-        self.access(iova, from.len(), |at, len_bytes| {
+        self.access(iova, from.len(), |at, len_bytes, deadline| {
             let data = &from[at..at + len_bytes];
             let asked = DmaAccess { iova: iova.raw() + at as u64, count: len_bytes as u64, data };
-            let reply = self.ask(Command::DmaWrite, &asked)?;
+            let reply = self.ask(Command::DmaWrite, &asked, deadline)?;
             // QEMU says only that it was done.
             if reply.payload.is_empty() {
                 return Ok(len_bytes);
@@ -203,12 +203,15 @@ impl Link {
         self.0.mailbox.inbox().ended.is_none()
     }
 
+    /// Calls `part` until all bytes are done. All messages of an access have one deadline: a client
+    /// that answers each with one byte cannot stretch it.
     fn access(
         &self,
         iova: Iova,
         len_bytes: usize,
-        mut part: impl FnMut(usize, usize) -> Result<usize, AccessFailure>,
+        mut part: impl FnMut(usize, usize, Instant) -> Result<usize, AccessFailure>,
     ) -> Result<(), AccessFailed> {
+        let deadline = Instant::now() + self.0.reply_timeout;
         let mut done_bytes = 0;
         let failed = |done_bytes, why| Err(AccessFailed { done_bytes, why });
         if iova.checked_add(len_bytes as u64).is_none() {
@@ -220,7 +223,7 @@ impl Link {
         }
         while done_bytes < len_bytes {
             let next = transfer_bytes_max.min(len_bytes - done_bytes);
-            match part(done_bytes, next) {
+            match part(done_bytes, next, deadline) {
                 Ok(done) => done_bytes += done,
                 Err(why) => return failed(done_bytes, why),
             }
@@ -228,10 +231,17 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a command and waits for its answer.
-    fn ask(&self, command: Command, asked: &DmaAccess<'_>) -> Result<Message, AccessFailure> {
+    /// Sends a command and waits for its answer. After the deadline nothing is sent.
+    fn ask(
+        &self,
+        command: Command,
+        asked: &DmaAccess<'_>,
+        deadline: Instant,
+    ) -> Result<Message, AccessFailure> {
+        if Instant::now() >= deadline {
+            return Err(AccessFailure::TimedOut);
+        }
         let payload = asked.encode();
-        let deadline = Instant::now() + self.0.reply_timeout;
         let range = asked.iova..asked.iova.saturating_add(asked.count);
         let id = {
             let mut inbox = self.0.mailbox.inbox();

@@ -79,8 +79,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         })
     }
 
-    /// Waits this long for a client to answer or to take what is sent, instead of
-    /// [`REPLY_TIMEOUT_DEFAULT`].
+    /// Waits this long for a client to answer all messages of an access, or to take a message, instead
+    /// of [`REPLY_TIMEOUT_DEFAULT`].
     #[must_use]
     pub fn reply_timeout(mut self, reply_timeout: Duration) -> Self {
         self.reply_timeout = reply_timeout;

@@ -1,5 +1,7 @@
 //! The client's memory by messages, while it asks for other things or does not answer.
 
+use std::io::Write as _;
+use std::net::Shutdown;
 use std::thread;
 use std::time::Duration;
 
@@ -248,6 +250,38 @@ fn a_client_that_does_not_answer_is_not_waited_for_long() {
 }
 
 #[test]
+fn a_client_that_answers_with_a_byte_at_a_time_is_not_waited_for_long() {
+    const LEN: usize = 64;
+    for is_read in [true, false] {
+        let mut raw = Raw::new(Duration::from_millis(200));
+        let (link, stream) = (raw.link.clone(), raw.stream.try_clone().unwrap());
+        let device = thread::spawn(move || {
+            let done = match is_read {
+                true => link.read(Iova::new(0), &mut [0; LEN]),
+                false => link.write(Iova::new(0), &[0; LEN]),
+            };
+            // The client is asked no more.
+            stream.shutdown(Shutdown::Both).unwrap();
+            done
+        });
+        while let Some((asked, payload)) = raw.receive_unless_closed() {
+            // Each answer comes in time.
+            thread::sleep(Duration::from_millis(50));
+            let data: &[u8] = if is_read { &[7] } else { &[] };
+            let access = DmaAccess::parse(&payload).unwrap();
+            let reply = DmaAccess { count: 1, data, ..access }.encode();
+            let header = asked.reply(reply.len()).encode();
+            // The device may have given up.
+            let _ = raw.stream.write_all(&[&header[..], &reply].concat());
+        }
+        let failed = device.join().unwrap().expect_err("it has waited for each byte");
+        assert_eq!(failed.why, AccessFailure::TimedOut);
+        assert!(failed.done_bytes < LEN);
+        assert_eq!(raw.ended().ended, Ended::ClosedByClient);
+    }
+}
+
+#[test]
 fn a_client_that_dies_is_not_waited_for_at_all() {
     let raw = Raw::new(LONG);
     let readers: Vec<_> = (0..4).map(|at| read_on_thread(&raw.link, at * 64, 16)).collect();
@@ -270,7 +304,7 @@ fn a_client_that_does_not_take_its_answers_is_left() {
         let payload = read.encode();
         let header = Header::command(id, read.command(), payload.len());
         let bytes = [&header.encode()[..], &payload].concat();
-        if std::io::Write::write_all(&mut raw.stream, &bytes).is_err() {
+        if raw.stream.write_all(&bytes).is_err() {
             break;
         }
     }

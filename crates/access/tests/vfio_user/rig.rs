@@ -326,12 +326,17 @@ impl Raw {
     }
 
     pub(crate) fn receive(&mut self) -> (Header, Vec<u8>) {
+        self.receive_unless_closed().expect("the server sends a message")
+    }
+
+    /// The next message; `None` if none comes whole.
+    pub(crate) fn receive_unless_closed(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut header = [0; HEADER_LEN_BYTES];
-        self.stream.read_exact(&mut header).unwrap();
+        self.stream.read_exact(&mut header).ok()?;
         let header = Header::decode(header);
         let mut payload = vec![0; header.payload_len_bytes().unwrap() as usize];
-        self.stream.read_exact(&mut payload).unwrap();
-        (header, payload)
+        self.stream.read_exact(&mut payload).ok()?;
+        Some((header, payload))
     }
 
     /// The client goes; how that was for the server.
