@@ -254,3 +254,11 @@ fn copies_of_what_cannot_be_written_have_a_limit() {
     // The copies went with it.
     assert_eq!(space.memory().read_obj::<u8>(at(0, 5)).unwrap(), 5);
 }
+
+#[test]
+fn small_copies_are_charged_for_what_they_take() {
+    let (space, _file) = rom(1, SpaceConfig::new());
+    let memory = space.memory();
+    let count = (0..).take_while(|_| memory.read_obj::<u8>(at(0, 1)).is_ok()).count();
+    assert_eq!(count, (16 << 20) / 64, "each takes an allocation and a place in a list");
+}

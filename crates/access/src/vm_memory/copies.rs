@@ -18,6 +18,9 @@ use crate::words;
 /// of 64 KiB. A driver decides how much is read, and may map one page many times.
 pub(super) const COPIED_MAX_BYTES: usize = 16 << 20;
 
+/// What a copy takes at least: an allocation, and its place in the list of all.
+const COST_MIN_BYTES: usize = 64;
+
 /// Copies that are kept until this is dropped.
 pub(super) struct Copies {
     kept: RefCell<Vec<NonNull<[u64]>>>,
@@ -37,7 +40,10 @@ impl NoCopy {
         match self {
             Self::Limit => GuestMemoryError::IOError(io::Error::new(
                 io::ErrorKind::OutOfMemory,
-                format!("more than {COPIED_MAX_BYTES} bytes of read-only memory were read"),
+                format!(
+                    "more than {COPIED_MAX_BYTES} bytes of read-only memory were read (parts below \
+                     {COST_MIN_BYTES} bytes count as {COST_MIN_BYTES})"
+                ),
             )),
             Self::BackingLost => refused(address, 0, Reason::BackingLost),
         }
@@ -60,7 +66,8 @@ impl Copies {
         len: usize,
     ) -> Result<*mut u8, NoCopy> {
         const WORD: usize = size_of::<u64>();
-        let left = self.left_bytes.get().checked_sub(len).ok_or(NoCopy::Limit)?;
+        let left = self.left_bytes.get().checked_sub(len.max(COST_MIN_BYTES));
+        let left = left.ok_or(NoCopy::Limit)?;
         let skew = from.addr() % WORD;
         let words = vec![0u64; (skew + len).div_ceil(WORD)].into_boxed_slice();
         let copy = NonNull::from(Box::leak(words));
