@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::iter;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -110,16 +111,19 @@ impl<'d> Local<'d> {
     fn refill(&self, kind: Kind) -> Result<Slot, PoolError> {
         let Inner { core, pools, .. } = self.inner;
         let Refill(slot, others) = magazines::refill(core, pools, kind)?;
-        self.own(|kept| {
-            others.into_iter().flatten().for_each(|slot| kept.slots.give(pools, slot));
-        });
+        let mut others = others.into_iter().flatten();
+        self.own(|kept| others.by_ref().for_each(|slot| kept.slots.give(pools, slot)));
+        if let Some(left) = others.next() {
+            pools.give(kind, iter::once(left).chain(others));
+        }
         Ok(slot)
     }
 
+    /// Returns `None`, and has not called `then`, within a call of itself: `then` can allocate, and the
+    /// program's allocator can use this handle. The caller does then without what is kept.
     #[inline(always)]
-    fn own<R>(&self, then: impl FnOnce(&mut Kept) -> R) -> R {
-        // SAFETY: this is not `Sync`, so one thread at a time is here. None of the closures of this
-        // module runs code of the program or of a tracing subscriber, which could come back here.
+    fn own<R>(&self, then: impl FnOnce(&mut Kept) -> R) -> Option<R> {
+        // SAFETY: this is not `Sync`, so one thread at a time is here.
         unsafe { self.kept.own(then) }
     }
 }
@@ -253,17 +257,24 @@ pub(crate) mod sealed {
 
         #[inline(always)]
         fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            self.own(|kept| kept.iovas.take(&self.inner.core.iovas, len, placement))
+            let iovas = &self.inner.core.iovas;
+            let taken = self.own(|kept| kept.iovas.take(iovas, len, placement));
+            taken.unwrap_or_else(|| iovas.take(len, placement))
         }
 
         #[inline(always)]
         fn give(&self, _: Seal, range: IovaRange) {
-            self.own(|kept| kept.iovas.give(&self.inner.core.iovas, range));
+            let iovas = &self.inner.core.iovas;
+            let mut given = Some(range);
+            self.own(|kept| given.take().map(|range| kept.iovas.give(iovas, range)));
+            if let Some(range) = given {
+                iovas.give(range);
+            }
         }
 
         #[inline(always)]
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
-            match self.own(|kept| kept.slots.take(kind)) {
+            match self.own(|kept| kept.slots.take(kind)).flatten() {
                 Some(slot) => Ok(slot),
                 None => self.refill(kind),
             }
@@ -271,7 +282,12 @@ pub(crate) mod sealed {
 
         #[inline(always)]
         fn give_slot(&self, slot: Slot) {
-            self.own(|kept| kept.slots.give(&self.inner.pools, slot));
+            let pools = &self.inner.pools;
+            let mut given = Some(slot);
+            self.own(|kept| given.take().map(|slot| kept.slots.give(pools, slot)));
+            if let Some(slot) = given {
+                pools.give(slot.kind(), [slot]);
+            }
         }
 
         #[inline(always)]

@@ -88,7 +88,7 @@ impl Elements {
             is_open
         };
         // SAFETY: the caller's promise.
-        if !unsafe { self.kept.own(keep) } {
+        if !unsafe { self.kept.own(keep) }.unwrap() {
             self.give([element]);
         }
     }

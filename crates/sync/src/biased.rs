@@ -39,6 +39,16 @@ pub struct Biased<T> {
 // SAFETY: at most one thread at a time has the value, by the protocol above.
 unsafe impl<T: Send> Sync for Biased<T> {}
 
+/// The owner uses the value, until this is dropped; also when it panics.
+struct Leave<'b>(&'b AtomicU32);
+
+impl Drop for Leave<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 impl<T> Biased<T> {
     /// A value, and how its owner is made to see others.
     pub fn new(value: T, barrier: Barrier) -> Self {
@@ -51,36 +61,40 @@ impl<T> Biased<T> {
         }
     }
 
-    /// Uses the value as its owner.
+    /// Uses the value as its owner. Returns `None`, and drops `then`, if the owner uses the value
+    /// already: `then` can allocate, and the program's allocator may come back here.
     ///
     /// # Safety
-    /// Only one thread may call this, and not within `then`.
+    /// Only one thread may call this.
     #[inline(always)]
-    pub unsafe fn own<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
-        /// Also when `then` panics.
-        struct Leave<'b>(&'b AtomicU32);
-        impl Drop for Leave<'_> {
-            #[inline(always)]
-            fn drop(&mut self) {
-                self.0.store(0, Ordering::Release);
-            }
+    pub unsafe fn own<R>(&self, then: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // Only the owner stores it, so this is what it has stored last.
+        if self.busy.load(Ordering::Relaxed) != 0 {
+            return None;
         }
-        self.busy.store(1, Ordering::Relaxed);
-        let leave = Leave(&self.busy);
+        let leave = self.enter();
         self.barrier.light();
         if self.claimed.load(Ordering::Acquire) == 0 {
-            // SAFETY: the one owner is here, and whoever claims the value waits for it.
-            return self.value.with_mut(|value| then(unsafe { &mut *value }));
+            // SAFETY: the one owner is here, once, and whoever claims the value waits for it.
+            return Some(self.value.with_mut(|value| then(unsafe { &mut *value })));
         }
         drop(leave);
-        self.own_locked(then)
+        Some(self.own_locked(then))
     }
 
     #[cold]
     fn own_locked<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
         let _locked = self.lock();
-        // SAFETY: whoever else uses the value holds the lock, and the owner is here.
+        // Whoever claims the value waits for the lock before it looks at this.
+        let _leave = self.enter();
+        // SAFETY: whoever else uses the value holds the lock, and the owner is here, once.
         self.value.with_mut(|value| then(unsafe { &mut *value }))
+    }
+
+    #[inline(always)]
+    fn enter(&self) -> Leave<'_> {
+        self.busy.store(1, Ordering::Relaxed);
+        Leave(&self.busy)
     }
 
     /// Uses the value as somebody else: waits for the owner, and has it wait.
@@ -148,14 +162,15 @@ mod tests {
                 });
                 for _ in 0..turns {
                     // SAFETY: this thread alone.
-                    unsafe {
+                    let entered = unsafe {
                         value.own(|value| {
                             assert_eq!(value.0, value.1);
                             value.0 += 1;
                             std::hint::black_box(&value);
                             value.1 += 1;
-                        });
-                    }
+                        })
+                    };
+                    assert!(entered.is_some());
                     owned += 1;
                 }
                 stop.store(true, Ordering::Relaxed);
@@ -170,7 +185,7 @@ mod tests {
         let value = Biased::new(1, Barrier::best());
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // SAFETY: this thread alone.
-            unsafe { value.own(|_| panic!("inside")) }
+            unsafe { value.own(|_| panic!("inside")) };
         }));
         assert!(panicked.is_err());
         assert_eq!(value.claim(|value| *value), 1);
@@ -179,6 +194,29 @@ mod tests {
         }));
         assert!(panicked.is_err());
         // SAFETY: this thread alone.
-        assert_eq!(unsafe { value.own(|value| *value) }, 1);
+        assert_eq!(unsafe { value.own(|value| *value) }, Some(1));
+    }
+
+    #[test]
+    fn the_owner_is_not_inside_twice() {
+        let value = Biased::new(1, Barrier::best());
+        let add = |value: &mut i32| *value += 1;
+        let twice = || {
+            // SAFETY: this thread alone.
+            let second = || unsafe { value.own(add) };
+            let first = |value: &mut i32| {
+                add(value);
+                let second = second();
+                (*value, second)
+            };
+            // SAFETY: this thread alone.
+            unsafe { value.own(first) }
+        };
+        assert_eq!(twice(), Some((2, None)));
+        // The same by the lock, as if another thread claimed the value again and again.
+        value.claimed.store(1, Ordering::Relaxed);
+        assert_eq!(twice(), Some((3, None)));
+        value.claimed.store(0, Ordering::Relaxed);
+        assert_eq!(twice(), Some((4, None)));
     }
 }

@@ -25,13 +25,13 @@ fn one_owner(barrier: Barrier, turns: i32, claimers: usize) {
             .collect();
         for _ in 0..turns {
             // SAFETY: this thread alone.
-            unsafe { value.own(both) };
+            unsafe { value.own(both) }.unwrap();
         }
         let count = claimers.len() as i32;
         claimers.into_iter().for_each(|claimer| claimer.join().unwrap());
         // What was done under a claim is seen by the owner.
         // SAFETY: this thread alone.
-        assert_eq!(unsafe { value.own(|value| value.0) }, turns + count);
+        assert_eq!(unsafe { value.own(|value| value.0) }, Some(turns + count));
     });
 }
 
@@ -90,11 +90,11 @@ impl Pool {
             kept.pop()
         };
         // SAFETY: the caller's promise.
-        let Some(slot) = (unsafe { self.kept.own(take) }) else { return };
+        let Some(slot) = (unsafe { self.kept.own(take) }.unwrap()) else { return };
         // The door is left meanwhile.
         self.fill(slot);
         // SAFETY: the caller's promise.
-        unsafe { self.kept.own(|kept| kept.push(slot)) };
+        unsafe { self.kept.own(|kept| kept.push(slot)) }.unwrap();
     }
 
     /// What a door keeps is given back.
@@ -131,7 +131,7 @@ fn magazines(barrier: Barrier, turns: usize, claimers: usize) {
         }
         // The door is dropped.
         // SAFETY: this thread alone.
-        unsafe { pool.kept.own(|kept| pool.clear(kept)) };
+        unsafe { pool.kept.own(|kept| pool.clear(kept)) }.unwrap();
         shrinkers.into_iter().for_each(|shrinker| {
             shrinker.join().unwrap();
         });

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::iter;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -55,8 +56,8 @@ impl Cache {
             self.len.store(elements.len() as u32, Ordering::Relaxed);
             element
         };
-        // SAFETY: the caller's promise; the closure calls nothing that comes back here.
-        unsafe { self.elements.own(pop) }
+        // SAFETY: the caller's promise.
+        unsafe { self.elements.own(pop) }?
     }
 
     /// Takes the element out of `from`, unless there is no room, or the pool was dropped.
@@ -71,17 +72,20 @@ impl Cache {
                 self.len.store(elements.len() as u32, Ordering::Relaxed);
             }
         };
-        // SAFETY: the caller's promise; the closure calls nothing that comes back here.
-        unsafe { self.elements.own(push) }
+        // SAFETY: the caller's promise.
+        let _within_itself = unsafe { self.elements.own(push) }.is_none();
     }
 
     /// Moves all elements to `to`, by any thread. If `closes`, no more are kept from then on.
     pub(super) fn empty(&self, closes: bool, to: &mut Vec<Spare>) {
+        // Allocated before the claim: an allocator that uses the pool itself would wait for the claim.
+        let mut taken = Vec::with_capacity(self.len_max);
         self.elements.claim(|elements| {
             self.is_closed.fetch_or(closes, Ordering::Relaxed);
-            to.append(elements);
+            mem::swap(elements, &mut taken);
             self.len.store(0, Ordering::Relaxed);
         });
+        to.append(&mut taken);
     }
 
     /// How many there are, or were a moment ago.

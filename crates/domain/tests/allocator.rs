@@ -1,0 +1,135 @@
+//! A program's allocator that uses a handle of the domain, while that handle allocates.
+#![cfg(not(any(loom, miri)))]
+#![expect(unsafe_code, reason = "is an allocator")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use longshore_domain::backend::Soft;
+use longshore_domain::{Bounce, Direction, DmaPool, DmaPoolOptions, Domain, Local};
+use longshore_heap::{Buffer, Heap};
+
+thread_local! {
+    /// Called by the allocator, but not within itself. Without one, it is any other allocator.
+    static ALSO: Cell<Option<fn()>> = const { Cell::new(None) };
+    static CALLS: Cell<u32> = const { Cell::new(0) };
+    static LOCAL: Cell<Option<&'static Local<'static>>> = const { Cell::new(None) };
+    static POOL: Cell<Option<&'static DmaPool>> = const { Cell::new(None) };
+}
+
+struct Hooked;
+
+#[global_allocator]
+static ALLOCATOR: Hooked = Hooked;
+
+fn hook() {
+    if let Ok(Some(also)) = ALSO.try_with(Cell::take) {
+        CALLS.set(CALLS.get() + 1);
+        also();
+        ALSO.set(Some(also));
+    }
+}
+
+// SAFETY: the system's.
+unsafe impl GlobalAlloc for Hooked {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        hook();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        hook();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, len) }
+    }
+}
+
+/// Runs `work` with an allocator that calls `also`, which it does.
+fn with_hook<R>(also: fn(), work: impl FnOnce() -> R) -> R {
+    CALLS.set(0);
+    ALSO.set(Some(also));
+    let result = work();
+    ALSO.set(None);
+    assert_ne!(CALLS.get(), 0, "nothing is allocated");
+    result
+}
+
+/// A test in which a thread may wait for itself.
+fn in_time(test: fn()) {
+    let (done, is_done) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        test();
+        done.send(()).unwrap();
+    });
+    match is_done.recv_timeout(Duration::from_secs(60)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for itself"),
+        _ => thread.join().unwrap(),
+    }
+}
+
+/// The allocator may use it for ever.
+fn leak<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
+fn domain() -> &'static Domain {
+    let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always).free_after(None);
+    leak(builder.build())
+}
+
+/// So long that a handle keeps one slot, for which it allocates when it is given the first.
+const LEN_BYTES: u64 = 64 << 10;
+
+fn buffer() -> Buffer {
+    Heap::Memfd.allocate(LEN_BYTES).unwrap()
+}
+
+#[test]
+fn a_handle_that_allocates_is_not_used_twice_at_once() {
+    in_time(|| {
+        let domain = domain();
+        let local = leak(domain.local());
+        let map =
+            |local: &'static Local<'static>| local.map(buffer(), Direction::ToDevice).unwrap();
+        LOCAL.set(Some(local));
+        let mapping = map(local);
+        let also = || {
+            let local = LOCAL.get().unwrap();
+            drop(local.map(buffer(), Direction::ToDevice).unwrap());
+        };
+        with_hook(also, || drop(mapping));
+        // Each slot is there once.
+        let mappings = [(); 4].map(|()| map(local));
+        let mut starts = mappings.each_ref().map(|mapping| mapping.iova().raw());
+        starts.sort_unstable();
+        assert!(starts.is_sorted_by(|a, b| a + LEN_BYTES <= *b), "{starts:x?}");
+        drop(mappings);
+        domain.shrink(Duration::ZERO).unwrap();
+        assert_eq!(domain.counters().pool_bytes, 0);
+        assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
+    });
+}
+
+#[test]
+fn a_pool_that_takes_elements_back_does_not_wait_for_its_own_thread() {
+    in_time(|| {
+        let pool = leak(domain().dma_pool(4096, 4096, DmaPoolOptions::new()).unwrap());
+        POOL.set(Some(pool));
+        drop([(); 8].map(|()| pool.take().unwrap()));
+        with_hook(|| drop(POOL.get().unwrap().take().unwrap()), || pool.shrink()).unwrap();
+        // Each element is there once.
+        let elements = [(); 64].map(|()| pool.take().unwrap());
+        let mut starts = elements.each_ref().map(|element| element.iova().raw());
+        starts.sort_unstable();
+        assert!(starts.is_sorted_by(|a, b| a < b), "{starts:x?}");
+    });
+}
