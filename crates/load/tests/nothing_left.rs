@@ -7,13 +7,11 @@ use std::path::Path;
 use longshore_heap::Heap;
 use longshore_load::{CancelToken, Error, Loader, Manifest, Plan};
 
-/// Descriptors this process has open, and shared memory it has mapped, in bytes.
-fn held() -> (usize, u64) {
+/// The numbers of descriptors that this process has open, and of memfds that it has mapped.
+fn held() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let shmem = status.lines().find(|line| line.starts_with("RssShmem:")).unwrap();
-    let kib: u64 = shmem.split_whitespace().nth(1).unwrap().parse().unwrap();
-    (descriptors, kib * 1024)
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (descriptors, maps.lines().filter(|line| line.contains("/memfd:")).count())
 }
 
 fn expect_nothing_left(what: &str, fail: impl Fn() -> Error) {
