@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "maps memory by its address")]
 
 use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -115,7 +116,11 @@ fn what_is_written_is_logged_in_every_way_and_nothing_else_is() {
 #[test]
 fn writes_to_remote_regions_are_logged() {
     // The stack of a process that waits for its standard input.
-    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let mut command = Command::new("cat");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // Once it has copied something, its stack is where it stays.
+    child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
     let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
     let end = u64::from_str_radix(stack.split([' ', '-']).nth(1).unwrap(), 16).unwrap();
