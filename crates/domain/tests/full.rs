@@ -1,12 +1,12 @@
 //! What happens to transfers when the bounce buffers may not grow any more.
 
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Direction, Domain, Error, Mapping, PoolError, WhenFull};
-use longshore_heap::{Buffer, Heap};
+use longshore_heap::{Heap, Sealing, SharedBuffer};
 
 const CHUNK: u64 = 2 << 20;
 const SLOTS: usize = (CHUNK / 4096) as usize;
@@ -18,8 +18,11 @@ fn domain(when_full: WhenFull) -> Domain {
     builder.pool_limit(CHUNK, when_full).build()
 }
 
-fn page() -> Buffer {
-    Heap::Memfd.allocate(4096).unwrap()
+/// The same page each time: buffers of their own would need more descriptors than a process may have.
+fn page() -> Arc<SharedBuffer> {
+    static PAGE: OnceLock<Arc<SharedBuffer>> = OnceLock::new();
+    let share = || Heap::Memfd.allocate(4096).unwrap().share(Sealing::Content).unwrap();
+    Arc::clone(PAGE.get_or_init(|| Arc::new(share())))
 }
 
 fn is_limit(error: &Error) -> bool {
@@ -27,7 +30,7 @@ fn is_limit(error: &Error) -> bool {
 }
 
 /// All slots that there may be.
-fn fill(domain: &Domain) -> Vec<Mapping<'_, Buffer>> {
+fn fill(domain: &Domain) -> Vec<Mapping<'_, Arc<SharedBuffer>>> {
     (0..SLOTS).map(|_| domain.map(page(), Direction::ToDevice).unwrap()).collect()
 }
 
