@@ -21,7 +21,7 @@ use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
 
 /// Longer than anything here takes, unless it never comes.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Rig {
     pub(crate) dir: tempfile::TempDir,
