@@ -2,9 +2,10 @@
 
 mod command;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -173,19 +174,6 @@ fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
     let fixture = Fixture::new();
     let path = fixture.file("model.bin", &content(40_000_001));
     let file = File::open(&path).unwrap();
-    let cached_pages = || {
-        let offset = longshore::mem::FileOffset::new(0);
-        longshore_sys::page_cache::stat(&file, offset, 40_000_001).unwrap().cached_pages
-    };
-    // Pages that the kernel has in hand stay; and such as stay make it read ahead of them.
-    for _ in 0..100 {
-        longshore_sys::page_cache::evict(&file).unwrap();
-        if cached_pages() == 0 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(cached_pages(), 0, "the file was evicted");
     if longshore_sys::file::status(&file).unwrap().direct.is_none() {
         eprintln!("SKIPPED: no direct I/O in /var/tmp");
         return;
@@ -195,16 +183,25 @@ fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
     let mut command = Command::new(program);
     command.args(["load", "--json", "--heap", "memfd", "--verify", "crc32c"]).arg(&path);
     command::as_nobody(&mut command);
-    let cold = run(&mut command).json();
+    // A page that is missed by a probe can arrive before the kernel looks again. Then its part passes
+    // for resident, and the attempt to copy it brings it in.
+    let load_cold = |_: u32| {
+        evict_all(&file);
+        let cold = run(&mut command).json();
+        (cached_pages(&file) < 256).then_some(cold)
+    };
+    let cold = (0..20).find_map(load_cold).expect("the page cache stays as it is");
     // The kernel tells residency only to the owner, so a few pages were probed by reading them.
     assert!(cold["page_cache_growth_bytes"].is_null(), "{cold}");
     assert!(cold["bytes_by_mode"]["direct"].as_u64().unwrap() > 39_000_000, "{cold}");
-    let grown = cached_pages();
-    assert!(grown < 256, "{grown} pages");
 
-    assert_eq!(fs::read(&path).unwrap().len(), 40_000_001);
-    let warm = run(&mut command).json();
-    assert_eq!(warm["bytes_by_mode"]["page_cache"], 40_000_001, "{warm}");
+    // The kernel may take pages back at any time.
+    let load_warm = |_: u32| {
+        assert_eq!(fs::read(&path).unwrap().len(), 40_000_001);
+        let warm = run(&mut command).json();
+        (warm["bytes_by_mode"]["page_cache"] == 40_000_001).then_some(warm)
+    };
+    let warm = (0..20).find_map(load_warm).expect("the page cache has the whole file");
     assert_eq!(warm["files"][0]["digests"], cold["files"][0]["digests"]);
 }
 
@@ -285,16 +282,7 @@ fn ctrl_c_cancels_and_says_how_far_it_came() {
     command::heed_interrupts(&mut command);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The memory is made after the signals are caught, and before the first byte is read.
-    let has_memory = || {
-        let descriptors = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
-        descriptors.filter_map(Result::ok).any(|descriptor| {
-            let link = fs::read_link(descriptor.path()).unwrap_or_default();
-            link.as_os_str().as_encoded_bytes().starts_with(b"/memfd:")
-        })
-    };
-    while !has_memory() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("it has memory", || !memfds_of(&child.id().to_string()).is_empty());
     command::signal(&child, "INT");
     let status = child.wait().unwrap();
     let mut stderr = String::new();
@@ -308,27 +296,15 @@ fn without_io_uring_threads_read_and_it_is_said() {
     let fixture = Fixture::new();
     let path = fixture.file("file", &content(20_000_000));
     let file = File::open(&path).unwrap();
-    let cached_pages = || {
-        let offset = longshore::mem::FileOffset::new(0);
-        longshore_sys::page_cache::stat(&file, offset, 40_000_001).unwrap().cached_pages
-    };
-    // Pages that the kernel has in hand stay; and such as stay make it read ahead of them.
-    for _ in 0..100 {
-        longshore_sys::page_cache::evict(&file).unwrap();
-        if cached_pages() == 0 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(cached_pages(), 0, "the file was evicted");
     if longshore_sys::file::status(&file).unwrap().direct.is_none() {
         eprintln!("SKIPPED: no direct I/O in /var/tmp");
         return;
     }
+    evict_all(&file);
     let mut command = Command::new(LONGSHORE);
     command.args(["load", "--json", "--heap", "memfd", "--verify", "crc32c"]).arg(&path);
     let with_ring = run(&mut command).json();
-    longshore_sys::page_cache::evict(&file).unwrap();
+    evict_all(&file);
     command::refuse_io_uring(&mut command);
     let without = run(&mut command).json();
     assert_eq!(without["engine"], "threads");
@@ -342,7 +318,6 @@ fn a_killed_load_leaves_nothing() {
     let fixture = Fixture::new();
     let path = fixture.path("file");
     File::create(&path).unwrap().set_len(1 << 30).unwrap();
-    let shmem = || longshore_sys::memory::meminfo_bytes("Shmem:").unwrap();
     let mut child = Command::new(LONGSHORE)
         .args(["load", "--quiet", "--hold", "--heap", "memfd"])
         .arg(&path)
@@ -354,10 +329,41 @@ fn a_killed_load_leaves_nothing() {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     };
     wait_until("it has begun", || own() > 200 << 20);
-    let before = shmem();
+    let memfds = memfds_of(&child.id().to_string());
+    assert!(!memfds.is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_until("its memory is free", || shmem() < before - (150 << 20));
+    // The kernel frees memory that no process has.
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let kept = memfds_of(&process.file_name().to_string_lossy());
+        assert!(kept.is_disjoint(&memfds), "{:?} has the memory", process.file_name());
+    }
+}
+
+/// The devices and inodes of the memfds that a process has open. Its mappings are of these.
+fn memfds_of(process: &str) -> BTreeSet<(u64, u64)> {
+    let descriptors = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let memfds = descriptors.filter(|descriptor| {
+        let link = fs::read_link(descriptor.path()).unwrap_or_default();
+        link.as_os_str().as_encoded_bytes().starts_with(b"/memfd:")
+    });
+    let inode = |memfd: fs::DirEntry| fs::metadata(memfd.path()).ok();
+    memfds.filter_map(inode).map(|inode| (inode.dev(), inode.ino())).collect()
+}
+
+/// Drops a file from the page cache. Pages that the kernel has in hand stay, and those make it read
+/// ahead of them, so that it takes more than one attempt.
+fn evict_all(file: &File) {
+    wait_until("the file is evicted", || {
+        longshore_sys::page_cache::evict(file).unwrap();
+        cached_pages(file) == 0
+    });
+}
+
+fn cached_pages(file: &File) -> u64 {
+    let offset = longshore::mem::FileOffset::new(0);
+    let len_bytes = file.metadata().unwrap().len();
+    longshore_sys::page_cache::stat(file, offset, len_bytes).unwrap().cached_pages
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {

@@ -495,6 +495,7 @@ fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 40; exec \"$@\"", "sh", LONGSHORE, "serve", "--json", "--root"]);
     command.arg(fixture.path("root")).arg("--socket").arg(fixture.socket());
+    command::inherit_no_descriptors(&mut command);
     let serving = Serving::start(command);
     let path = path.to_str().unwrap();
     let (mut holders, mut refused) = (Vec::new(), 0);

@@ -66,6 +66,21 @@ pub(crate) fn heed_interrupts(command: &mut Command) {
     unsafe { command.pre_exec(install) };
 }
 
+/// Gives the program that is run the three standard descriptors and no others, whatever this process has
+/// inherited.
+pub(crate) fn inherit_no_descriptors(command: &mut Command) {
+    let close_all = || {
+        let flags = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
+        // SAFETY: no pointer is passed; the descriptors are closed when the program is executed.
+        match unsafe { libc::close_range(3, libc::c_uint::MAX, flags) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec only a system call is made.
+    unsafe { command.pre_exec(close_all) };
+}
+
 /// Sends a signal by name to a process of ours.
 pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
