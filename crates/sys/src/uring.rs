@@ -250,8 +250,8 @@ mod tests {
             assert_eq!(full.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         })
         .unwrap();
-        // `with_ring` submitted and reaped what was pushed.
-        assert_eq!(first, [9; 100]);
+        // `with_ring` submitted and reaped what was pushed, or cancelled it before it was read.
+        assert!(first == [9; 100] || first == [0; 100], "{first:?}");
     }
 
     #[test]
