@@ -142,7 +142,7 @@ fn child(name: &str) -> Command {
     command
 }
 
-fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     std::env::var_os(IS_CHILD).is_some()
 }
 

@@ -16,7 +16,9 @@ use longshore_serve::protocol::{Reply, Request};
 use longshore_serve::{Event, Keep, Options, Reason};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::closing::is_child;
 use crate::rig::{Raw, Rig, content};
 
 pub(crate) const ALICE: u32 = 2001;
@@ -38,6 +40,9 @@ pub(crate) fn shared_and_observed(
         println!("SKIPPED: other users cannot be tried without being root");
         return None;
     }
+    if !is_child() {
+        permit_descriptors();
+    }
     let rig = Rig::prepared(options, observe, prepare).open_to_all();
     for (name, user) in [("alice", ALICE), ("mallory", MALLORY)] {
         fs::create_dir(rig.path(name)).unwrap();
@@ -45,6 +50,18 @@ pub(crate) fn shared_and_observed(
         chown(rig.path(name), Some(user), Some(user)).unwrap();
     }
     Some(rig)
+}
+
+/// Lets a user have more descriptors in flight. They are limited by how many this process may have open,
+/// and those of all tests that run at once are more than the usual 1024.
+fn permit_descriptors() {
+    const WANTED: u64 = 1 << 16;
+    let now = getrlimit(Resource::Nofile);
+    let maximum = now.maximum.map(|maximum| maximum.max(WANTED));
+    if now.current.is_some_and(|current| current < WANTED) {
+        // Refused in some containers, where the limit has to do.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(WANTED), maximum });
+    }
 }
 
 /// Does something as another user, which a thread of this process can be by itself.
