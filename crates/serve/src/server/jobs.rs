@@ -36,6 +36,8 @@ const LOOK_TIME: Duration = Duration::from_secs(20);
 /// How long a load may go on without a byte of progress. Users can make it wait for that long: on a
 /// local file system, too, by a lock of the file that a page fault of theirs keeps.
 const SILENT_TIME: Duration = Duration::from_secs(60);
+/// With fewer bytes in that time, 16 MiB/s, a load loses its place to others. It goes on beside them.
+const PACE_BYTES: u64 = 60 * (16 << 20);
 /// How many looks and loads that were given up may keep their threads: of all users, and of one. With
 /// that many no other is begun, since it would hang as well.
 const HUNG_MAX: usize = 32;
@@ -189,13 +191,32 @@ struct Loading {
     moved: Instant,
     /// Whether it is one of the loads of which only so many go on at once.
     has_place: bool,
+    /// When its pace is measured next, and how many bytes it must have by then to keep its place.
+    pace: (Instant, u64),
 }
 
 impl Loading {
-    /// When it is given up if it was for a user to whom the limits apply. Those of the server itself, and
-    /// of users whom it trusts, go on, but lose their place to others.
+    /// When it is given up. Those of the server itself, and of users whom it trusts, have all the time
+    /// there is.
     fn deadline(&self) -> Option<Instant> {
-        (self.user.is_limited() || self.has_place).then(|| self.moved + SILENT_TIME)
+        self.user.is_limited().then(|| self.moved + SILENT_TIME)
+    }
+
+    /// When there is something to be done about it.
+    fn next_deadline(&self) -> Option<Instant> {
+        let pace = self.has_place.then_some(self.pace.0);
+        self.deadline().into_iter().chain(pace).min()
+    }
+
+    /// Measures its pace, if it is time to. Returns whether it loses its place.
+    fn loses_place(&mut self, now: Instant) -> bool {
+        let (at, least_bytes) = self.pace;
+        if !self.has_place || now < at {
+            return false;
+        }
+        self.has_place = self.done_bytes >= least_bytes;
+        self.pace = (now + SILENT_TIME, self.done_bytes.saturating_add(PACE_BYTES));
+        !self.has_place
     }
 }
 
@@ -396,7 +417,7 @@ impl Jobs {
         let waiting = self.to_look.waiting().chain(self.to_sweep.waiting());
         let waiting = waiting.map(|(look, _)| look);
         let looks = self.looking.values().chain(waiting).filter_map(Look::deadline);
-        looks.chain(self.loading.values().filter_map(Loading::deadline)).min()
+        looks.chain(self.loading.values().filter_map(Loading::next_deadline)).min()
     }
 
     /// Gives up looks and loads that are late, and those that wait for threads which do not come back.
@@ -443,21 +464,32 @@ impl Jobs {
         let late: Vec<u64> = late.map(|(id, _)| *id).collect();
         let mut done = Vec::new();
         for id in late {
-            let Some(mut loading) = self.loading.remove(&id) else { continue };
+            let Some(loading) = self.loading.remove(&id) else { continue };
             let Loading { user, ticket, files, len_bytes, has_place, .. } = loading;
             if has_place {
                 self.to_load.end(user);
-            }
-            if !user.is_limited() {
-                loading.has_place = false;
-                self.loading.insert(id, loading);
-                continue;
             }
             let descriptors = of_hung_load(files);
             self.hung.insert(ticket, Hung { user, len_bytes, descriptors, purpose: None });
             done.push(Done::Loaded { id, outcome: Err(no_progress()) });
         }
+        for loading in self.loading.values_mut() {
+            if loading.loses_place(now) {
+                self.to_load.end(loading.user);
+            }
+        }
         done
+    }
+
+    /// Whether a load of this user may begin beside those that hang, and beside slow ones without a
+    /// place, which count as if they did.
+    fn may_load(&self, user: User) -> bool {
+        let slow = self.loading.values().filter(|loading| !loading.has_place);
+        let slow = slow.map(|loading| loading.user).filter(|user| user.is_limited());
+        let hung = self.hung.values().filter(|hung| !hung.is_sweep()).map(|hung| hung.user);
+        let all: Vec<User> = hung.chain(slow).collect();
+        let of_user = all.iter().filter(|of| **of == user).count();
+        !user.is_limited() || all.len() < HUNG_MAX && of_user < HUNG_PER_USER_MAX
     }
 
     fn spawn(&mut self) {
@@ -478,10 +510,12 @@ impl Jobs {
             let without = job.without_result();
             let ticket = self.last_ticket + 1;
             let moved = Instant::now();
+            let (has_place, pace) = (true, (moved + SILENT_TIME, PACE_BYTES));
             let loading =
-                Loading { user, ticket, files, len_bytes, done_bytes: 0, moved, has_place: true };
+                Loading { user, ticket, files, len_bytes, done_bytes: 0, moved, has_place, pace };
+            let may_load = self.may_load(user);
             self.loading.insert(id, loading);
-            if user.is_limited() && !may_begin(&self.hung, user, false) {
+            if !may_load {
                 self.last_ticket = ticket;
                 self.teller(ticket).tell(without(no_progress()));
             } else {
@@ -525,6 +559,14 @@ impl Jobs {
     fn teller(&self, ticket: u64) -> Teller {
         let (sender, event) = (self.sender.clone(), Arc::clone(&self.event));
         Teller { ticket, sender, event }
+    }
+
+    /// Tells of so many bytes of a load that goes on, as its thread would.
+    #[cfg(test)]
+    pub(super) fn trickle(&self, model: u64, done_bytes: u64) {
+        let progress = Progress { done_bytes, total_bytes: 1000, elapsed: Duration::ZERO };
+        let ticket = self.loading[&model].ticket;
+        self.teller(ticket).tell(Done::Progress { id: model, progress });
     }
 }
 

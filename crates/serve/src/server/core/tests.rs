@@ -527,6 +527,30 @@ fn loads_of_trusted_users_go_on_without_progress_and_keep_nobody_waiting() {
 }
 
 #[test]
+fn loads_that_trickle_go_on_and_keep_nobody_waiting() {
+    let mut still = Still::new();
+    still.core.jobs.hanging.extend([1, 2]);
+    let slow = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
+    let wanted = still.ask(ALICE, "wanted");
+    let begun = Instant::now();
+    let trickle_until = |still: &mut Still, seconds| {
+        [1, 2].iter().for_each(|id| still.core.jobs.trickle(*id, seconds));
+        still.end_jobs(begun + Duration::from_secs(seconds));
+    };
+    trickle_until(&mut still, 30);
+    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
+    trickle_until(&mut still, 70);
+    let told = still.answer(&wanted);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    trickle_until(&mut still, 110);
+    trickle_until(&mut still, 150);
+    assert_eq!(still.core.jobs.loading(), 0);
+    for client in &slow {
+        assert!(heard(client).iter().all(|reply| matches!(reply, Reply::Progress { .. })));
+    }
+}
+
+#[test]
 fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
     let mut still = Still::new();
     still.core.jobs.hanging.extend([1, 2]);
