@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use longshore_heap::Heap;
+use longshore_heap::{Buffer, Heap};
 use longshore_mem::{DmaMemory, FileOffset};
 
 use crate::direction::Direction;
@@ -41,16 +41,14 @@ pub struct Step {
     pub mapped: Duration,
 }
 
-/// Part of a buffer that is kept until nothing of it is mapped.
-struct Part(NonNull<[u8]>);
+/// The first bytes of a buffer. Each mapping keeps the buffer, so that it outlives one that cannot be
+/// unmapped and is leaked.
+struct Part(Arc<Buffer>, usize);
 
-// SAFETY: the bytes belong to a buffer that whoever has the part keeps.
-unsafe impl Send for Part {}
-
-// SAFETY: the buffer stays where it is, and nobody has a reference to it, until the part is unmapped.
+// SAFETY: the part keeps the buffer, which stays where it is and to which nobody has a reference.
 unsafe impl DmaMemory for Part {
     fn host(&self) -> NonNull<[u8]> {
-        self.0
+        NonNull::slice_from_raw_parts(self.0.host().cast(), self.1)
     }
 
     fn is_writable(&self) -> bool {
@@ -92,13 +90,14 @@ impl Domain {
         let mut buffer = Heap::Memfd.allocate(most_bytes).map_err(Error::Memory)?;
         // Its pages are there, as those of a transfer are.
         buffer.write().map_err(Error::Memory)?.fill(1);
+        let buffer = Arc::new(buffer);
         let local = self.local();
         let mut steps = Vec::new();
         let mut len_bytes = granule_bytes;
         while len_bytes <= most_bytes {
-            let part = NonNull::slice_from_raw_parts(buffer.host().cast(), len_bytes as usize);
-            let bounced = each(|| Ok(Mapping::bounced(&local, Part(part), TOWARDS)?))?;
-            let mapped = each(|| Ok(Mapping::direct(&local, Part(part), TOWARDS)?))?;
+            let part = || Part(Arc::clone(&buffer), len_bytes as usize);
+            let bounced = each(|| Ok(Mapping::bounced(&local, part(), TOWARDS)?))?;
+            let mapped = each(|| Ok(Mapping::direct(&local, part(), TOWARDS)?))?;
             steps.push(Step { len_bytes, bounced, mapped });
             len_bytes *= 2;
         }

@@ -245,3 +245,20 @@ fn a_domain_that_is_dropped_within_a_pin_does_not_wait_for_itself() {
         receiver.recv_timeout(Duration::from_secs(60)).expect("it waits for itself");
     }
 }
+
+/// What is measured cannot be unmapped, so its memory is leaked while the device reaches it.
+#[test]
+fn what_calibration_has_mapped_is_never_another_owners() {
+    let (domain, device) = domain(SpaceConfig::new());
+    let mapping = domain.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
+    let iova = pinned(&device, &mapping, || match domain.calibrate() {
+        Err(Error::Backend { iova, .. }) => iova,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(domain.counters().leaked, 1);
+    // As many as were freed, perhaps where they were.
+    let _others: Vec<_> = (0..4).map(|_| buffer(256 << 10, b'S')).collect();
+    let mut seen = [0; 8];
+    device.read(iova, &mut seen).unwrap();
+    assert_eq!(seen, [1; 8], "what calibration filled it with");
+}
