@@ -115,6 +115,12 @@ pub enum Error {
         /// How many there may be.
         most: usize,
     },
+    /// The places of a scattered transfer have more bytes together than there are IOVAs.
+    #[error("{places} places have more bytes together than there are IOVAs: make it fewer places")]
+    TooLong {
+        /// How many places.
+        places: usize,
+    },
     /// A range that does not lie in the mapping.
     #[error(
         "bytes {start:#x} to {end:#x} of a mapping of {len_bytes:#x} bytes at IOVA {iova:#x}: it does \

@@ -12,7 +12,7 @@ use std::time::Duration;
 use longshore_access::Session;
 use longshore_domain::backend::{Backend, BackendError, Limits, Piece, Soft};
 use longshore_domain::{Bounce, Builder, Direction, Domain, Error, SgLimits, SgSegment, WhenFull};
-use longshore_heap::{Buffer, Heap};
+use longshore_heap::{Buffer, Heap, Sealing};
 use longshore_iov::{Cursor, Dest, SegmentSource as _, Source};
 use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
@@ -460,4 +460,17 @@ fn what_is_leaked_and_what_is_impossible_is_reported() {
     std::mem::forget(map().unwrap());
     drop(domain);
     assert!(reports.recv().unwrap().contains("leaked"));
+}
+
+#[test]
+fn places_with_more_bytes_than_there_are_iovas_are_refused() {
+    // Sparse: nothing of it is used.
+    let memory = Heap::MemfdBasePages.reserve(1 << 45).unwrap().finish().unwrap();
+    let memory = Arc::new(memory.share(Sealing::Size).unwrap());
+    let (domain, _device) = domain(|builder| builder);
+    let places = vec![memory; 1 << 19];
+    let refused = domain.map_sg(places, Direction::ToDevice, SgLimits::new()).unwrap_err();
+    assert!(matches!(*refused.error, Error::TooLong { places: 0x8_0000 }), "{refused}");
+    assert_eq!(refused.value.len(), 1 << 19);
+    is_at_rest(&domain);
 }

@@ -209,7 +209,7 @@ impl IovaAllocator {
         free.subtract(0, 1);
         for range in reserved {
             if let Some(last) = range.last() {
-                free.subtract(range.start().raw() >> log2, (last.raw() >> log2) + 1);
+                free.subtract(range.start().raw() >> log2, (last.raw() >> log2).saturating_add(1));
             }
         }
         let guard = guard_bytes.div_ceil(granule.bytes());

@@ -94,6 +94,14 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         if runs.is_empty() {
             return Err(Failed { error: empty("mapping several places"), value: memory });
         }
+        let inner = door.inner();
+        // What may lie before and after a run, so that it keeps its alignment.
+        let around_bytes = 2 * inner.core.limits.granule.bytes().max(inner.policy.align_mask + 1);
+        let add = |sum: u64, run: &Run| sum.checked_add(run.len_bytes)?.checked_add(around_bytes);
+        if runs.iter().try_fold(0, add).is_none() {
+            let error = Error::TooLong { places: runs.len() }.into();
+            return Err(Failed { error, value: memory });
+        }
         // SAFETY: the caller's promise.
         let (place, segments) = match unsafe { place(door, &runs, direction, limits) } {
             Ok(placed) => placed,
