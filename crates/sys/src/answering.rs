@@ -48,6 +48,9 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     if status.stx_dev_major != 0 {
         return Ok(true);
     }
+    if !name(file)?.starts_with(b"/") {
+        return Ok(false);
+    }
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -92,9 +95,22 @@ fn file_type(file: impl AsFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(status.stx_mode.into()))
 }
 
+/// Returns the name of a file in `/proc/self/fd`. That of an anonymous inode does not begin with `/`,
+/// except for DMA-bufs.
+///
+/// `/proc/self/fdinfo` must be read only of files that have a name with `/`: epoll and others take a lock
+/// for it, which a process that has the same file can hold for ever.
+fn name(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::readlink(link, Vec::new())?.into_bytes())
+}
+
 /// Returns `true` for a DMA-buf. Only its driver adds this field to `fdinfo`; the name of a file could
 /// be chosen by anyone.
 fn is_dma_buf(file: BorrowedFd<'_>) -> bool {
+    if !name(file).is_ok_and(|name| name.starts_with(b"/dmabuf:")) {
+        return false;
+    }
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
     info.is_ok_and(|info| info.lines().any(|line| line.starts_with("exp_name:")))
 }
