@@ -1,6 +1,9 @@
 //! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), with a descriptor in a message and
 //! the credentials of the peer. Nothing here blocks.
-#![expect(unsafe_code, reason = "asks for the peer's credentials, which may have no process id")]
+#![expect(
+    unsafe_code,
+    reason = "asks for the peer's credentials, which may have no process id, and calls an ioctl"
+)]
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -233,6 +236,24 @@ pub fn has_descriptors(socket: impl AsFd) -> bool {
     peeked.is_ok_and(|peeked| peeked.flags.contains(ReturnFlags::CTRUNC))
 }
 
+/// Returns whether the peer has not received everything that was sent on this socket, and has not closed
+/// its end either: only then can descriptors that were sent still be in flight.
+pub fn has_unreceived(socket: impl AsFd) -> bool {
+    let mut unreceived_bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ, which is SIOCOUTQ, writes one int, for which this is a valid pointer.
+    let asked = unsafe {
+        libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unreceived_bytes)
+    };
+    // A sandbox without the call is not to make well-behaved peers look like others.
+    asked == 0 && unreceived_bytes > 0
+}
+
+/// Returns whether an error of [`send`] says that the user of this process has more descriptors in flight
+/// (sent and not received) than `RLIMIT_NOFILE`. The kernel counts those of all processes of the user.
+pub fn has_too_many_in_flight(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS)
+}
+
 /// Ends a connection in both directions: the peer can send nothing more. What it sent before stays
 /// in the queue. A listening socket refuses connections from then on.
 pub fn shut_down(socket: impl AsFd) {
@@ -307,6 +328,26 @@ mod tests {
         assert!(!is_open());
         drop(ours);
         assert_eq!(receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
+    }
+
+    #[test]
+    fn what_the_peer_has_not_received_is_seen_until_it_closes_its_end() {
+        let (ours, theirs) = pair().unwrap();
+        let event = event_fd::create().unwrap();
+        assert!(!has_unreceived(&ours));
+        send(&ours, b"", Some(event.as_fd())).unwrap();
+        assert!(has_unreceived(&ours) && !has_unreceived(&theirs));
+        assert!(has_descriptors(&theirs) && has_unreceived(&ours), "it was only looked at");
+        assert_eq!(receive(&theirs, &mut [0]).unwrap().descriptors.len(), 1);
+        assert!(!has_unreceived(&ours));
+        send(&ours, b"first", Some(event.as_fd())).unwrap();
+        send(&ours, b"second", None).unwrap();
+        receive(&theirs, &mut [0]).unwrap();
+        shut_down(&ours);
+        shut_down(&theirs);
+        assert!(has_unreceived(&ours), "it can still be received");
+        drop(theirs);
+        assert!(!has_unreceived(&ours));
     }
 
     #[test]

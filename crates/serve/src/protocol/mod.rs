@@ -24,7 +24,8 @@
 //!                                          ◄──   Closing            the server ends
 //! ```
 //!
-//! A client asks one thing at a time. `Hello` may be followed at once by what comes next.
+//! A client asks one thing at a time. `Hello` may be followed at once by what comes next. A client that
+//! was given memory reads everything that it was sent, `Released` included, before it attaches again.
 
 mod fields;
 

@@ -47,6 +47,12 @@ impl Core {
     ) -> Told {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let (peer, user) = (connection.peer, connection.user);
+        // The kernel limits how many descriptors all processes of the server's user have in flight. So a
+        // connection has one at most.
+        if matches!(request, Request::Attach { .. }) && connection.has_unread_memory() {
+            self.closers.close(user, descriptors);
+            return Err(Some("it asks for more before it has read what it was given".to_owned()));
+        }
         match (request, &mut connection.phase) {
             (Request::Hello { version }, Phase::Greeting) => {
                 if version != VERSION {

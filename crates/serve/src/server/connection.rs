@@ -35,6 +35,8 @@ pub(super) struct Connection {
     outgoing: VecDeque<Outgoing>,
     /// The length of all of them.
     outgoing_bytes: usize,
+    /// `true` if memory was sent, and the client was not seen to have received everything since.
+    sent_memory: bool,
     /// When it has been silent, or has left something unread, for too long.
     deadline: Option<Instant>,
 }
@@ -99,7 +101,17 @@ impl Connection {
     pub(super) fn new(socket: OwnedFd, peer: Peer, user: User, now: Instant) -> Self {
         let deadline = Some(now + HELLO_TIME);
         let (phase, outgoing) = (Phase::Greeting, VecDeque::new());
-        Self { socket, peer, user, phase, asked_for: None, outgoing, outgoing_bytes: 0, deadline }
+        Self {
+            socket,
+            peer,
+            user,
+            phase,
+            asked_for: None,
+            outgoing,
+            outgoing_bytes: 0,
+            sent_memory: false,
+            deadline,
+        }
     }
 
     /// A client that has not taken its answer is not asked what it wants next. What nobody waits for
@@ -247,6 +259,19 @@ impl Connection {
         flushed
     }
 
+    /// Returns whether a descriptor of memory can still be in flight to the client: it was sent, and the
+    /// client has not received everything since.
+    pub(super) fn has_unread_memory(&mut self) -> bool {
+        self.sent_memory = self.sent_memory && packet_socket::has_unreceived(&self.socket);
+        self.sent_memory
+    }
+
+    /// Drops all that was not sent, if that is memory and what belongs to it.
+    pub(super) fn drop_unsent(&mut self) {
+        self.outgoing.clear();
+        self.outgoing_bytes = 0;
+    }
+
     /// Returns the length of all that the client has not taken yet.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.outgoing_bytes
@@ -266,6 +291,7 @@ impl Connection {
             let memory = next.memory.as_ref().map(AsFd::as_fd);
             match packet_socket::send(&self.socket, &next.bytes, memory) {
                 Ok(()) => {
+                    self.sent_memory |= next.memory.is_some();
                     self.outgoing_bytes -= next.bytes.len();
                     self.outgoing.pop_front();
                     self.set_deadline(now);

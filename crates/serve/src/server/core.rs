@@ -15,6 +15,7 @@ use longshore_sys::packet_socket::{self, Peer};
 use longshore_sys::readiness::{self, Ready, Watch};
 
 use super::Options;
+use super::asking::sent;
 use super::closers::Closers;
 use super::connection::{Came, Connection};
 use super::events::Event;
@@ -26,6 +27,7 @@ use super::names::Names;
 use super::notify::notify;
 use super::stop::Stop;
 use super::sweep::Sweeps;
+use super::unread::Unread;
 use super::users::{User, Users};
 use crate::address::Listener;
 use crate::error::{Error, Result};
@@ -78,6 +80,8 @@ pub(super) struct Core {
     pub(super) loads: BTreeMap<u64, Load>,
     pub(super) connections: BTreeMap<u64, Connection>,
     last_connection: u64,
+    /// Connections that have ended and count nevertheless.
+    pub(super) unread: Unread,
     pub(super) closers: Closers,
     pub(super) users: Users,
     pub(super) limits: Limits,
@@ -121,6 +125,7 @@ impl Core {
             loads: BTreeMap::new(),
             connections: BTreeMap::new(),
             last_connection: 0,
+            unread: Unread::new(),
             // The clients and the models have three quarters of all descriptors.
             closers: Closers::new((open_files_max / 2).max(CLOSING_MIN)),
             users: Users::of_system(),
@@ -201,7 +206,7 @@ impl Core {
             (!accepting || !has_closers).then(|| Instant::now() + Duration::from_millis(100));
         let beat = (!self.loads.is_empty()).then_some(self.next_beat);
         let jobs = self.jobs.next_deadline().into_iter().chain(self.next_sweep());
-        let jobs = jobs.chain(self.lingering.next_time());
+        let jobs = jobs.chain(self.lingering.next_time()).chain(self.unread.next_time());
         let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
         let deadline = deadlines.chain(retry).chain(beat).min();
         let ready =
@@ -219,6 +224,9 @@ impl Core {
             }
         }
         self.disconnect_late(&ids, now);
+        if self.unread.next_time().is_some_and(|time| time <= now) {
+            self.unread.end_read(&self.closers, now);
+        }
         if ready.get(2).is_some_and(|listener| listener.read) {
             self.accept(now);
         }
@@ -247,8 +255,14 @@ impl Core {
     fn on_ready(&mut self, id: u64, ready: Ready, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if ready.write {
-            if connection.flush(now).is_err() {
-                self.disconnect(id, None, now);
+            let told = match connection.flush(now) {
+                Err(error) if packet_socket::has_too_many_in_flight(&error) => {
+                    self.refuse_in_flight(id, now)
+                }
+                flushed => sent(flushed),
+            };
+            if let Err(why) = told {
+                self.disconnect(id, why, now);
             }
             return;
         }
@@ -331,23 +345,29 @@ impl Core {
 
     fn admit(&mut self, socket: OwnedFd, peer: Peer, now: Instant) {
         let user = self.users.of(peer.uid);
-        let same = self.connections.values().filter(|other| other.user == user).count();
+        self.unread.end_read(&self.closers, now);
+        let unread = self.unread.count_of(user);
+        let same = self.connections.values().filter(|other| other.user == user).count() + unread;
         let max = self.options.clients_max;
-        let free = max.saturating_sub(self.connections.len());
+        let free = max.saturating_sub(self.connections.len() + self.unread.count());
+        let has = match unread {
+            0 => format!("{user} has {same} connections"),
+            _ => format!(
+                "{user} has {same} connections ({unread} have ended, but their clients have neither \
+                 read the memory that they were sent nor closed them)"
+            ),
+        };
         let refusal = if free == 0 {
             Some(format!("{max} clients are connected, and no more can be (--max-clients)"))
         } else if user.is_limited() && same >= self.limits.clients {
             let option = "--max-clients-per-user";
-            Some(format!("{user} has {same} connections, and can have no more ({option})"))
+            Some(format!("{has}, and can have no more ({option})"))
         } else if user.is_limited() && same >= free {
             // However many ids a client can take, some connections are left for another user.
-            Some(format!(
-                "{user} has {same} connections, and the last {free} of {max} (--max-clients) are \
-                 for other users"
-            ))
+            Some(format!("{has}, and the last {free} of {max} (--max-clients) are for other users"))
         } else if same >= self.options.attachments_max.saturating_add(MORE_CONNECTIONS) {
             let option = "--max-attachments";
-            Some(format!("{user} has {same} connections, and can have no more ({option})"))
+            Some(format!("{has}, and can have no more ({option})"))
         } else if !self.closers.may_send(user) {
             Some("this user has sent descriptors that cannot be closed".to_owned())
         } else {
@@ -384,6 +404,8 @@ impl Core {
     pub(super) fn disconnect(&mut self, id: u64, why: Option<String>, now: Instant) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
         let peer = connection.peer;
+        // Before it is sent anything more.
+        let has_unread_memory = connection.has_unread_memory();
         if let Some(why) = why {
             let message = format!("you are disconnected: {why}");
             let reply = Reply::Refused { reason: Reason::Misbehaved, message };
@@ -393,7 +415,7 @@ impl Core {
         }
         self.jobs.forget_client(id);
         self.sweeps.forget_client(id);
-        self.let_go(connection, now);
+        self.let_go(connection, has_unread_memory, now);
     }
 
     /// Frees what is no longer kept.
@@ -456,8 +478,10 @@ impl Core {
             let _ = connection.send_if_idle(&Reply::Closing, now);
         }
         for connection in std::mem::take(&mut self.connections).into_values() {
-            self.close_connection(connection);
+            // From here on nothing is counted.
+            self.close_connection(connection, false, now);
         }
+        self.unread.end_all(&self.closers);
         let waiting: Vec<u64> = self.loads.keys().copied().collect();
         waiting.into_iter().for_each(|id| _ = self.jobs.forget_load(id));
         let deadline = now + END_TIME;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use longshore_load::{CancelToken, Progress};
 use longshore_sys::descriptors;
 use longshore_sys::file;
-use longshore_sys::packet_socket::Peer;
+use longshore_sys::packet_socket::{self, Peer};
 
 use super::asking::{Refusal, Told, sent};
 use super::connection::{Connection, Phase};
@@ -319,11 +319,32 @@ impl Core {
         let attachments = self.shelf.attach(id, now).unwrap_or(0);
         self.events.push(Event::Attached { id, peer: connection.peer, attachments });
         connection.enter(Phase::Attached(id), now);
-        sent(connection.send_with(&attached, own, now))?;
+        match connection.send_with(&attached, own, now) {
+            Err(error) if packet_socket::has_too_many_in_flight(&error) => {
+                return self.refuse_in_flight(client, now);
+            }
+            told => sent(told)?,
+        }
         for part in parts {
             sent(connection.send(&part, now))?;
         }
         Ok(())
+    }
+
+    /// Refuses a client whose memory cannot be sent, because too many descriptors are in flight.
+    pub(super) fn refuse_in_flight(&mut self, client: u64, now: Instant) -> Told {
+        let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
+        connection.drop_unsent();
+        if let Some(id) = connection.attached() {
+            let peer = connection.peer;
+            // It is freed at the end of the turn: other clients may be about to have it.
+            let attachments = self.shelf.detach(id, now).unwrap_or(0);
+            self.events.push(Event::Released { id, peer, attachments });
+        }
+        let message = "the memory cannot be sent, because other clients have not read what they were \
+                       sent; try again later, or raise the server's 'ulimit -n' (LimitNOFILE= in its \
+                       unit)";
+        self.refuse(client, Refusal::new(Reason::TooMany, message.to_owned()), now)
     }
 
     /// Books the end of an attachment, and frees what nobody has any longer.
@@ -333,11 +354,12 @@ impl Core {
         self.free_expired(now);
     }
 
-    /// Takes back what a client that is gone had or waited for.
-    pub(super) fn let_go(&mut self, connection: Connection, now: Instant) {
+    /// Takes back what a client that is gone had or waited for. With `has_unread_memory`, its connection
+    /// counts until it has read everything or closes its end.
+    pub(super) fn let_go(&mut self, connection: Connection, has_unread_memory: bool, now: Instant) {
         let peer = connection.peer;
         let (attached, waits_for) = (connection.attached(), connection.model());
-        self.close_connection(connection);
+        self.close_connection(connection, has_unread_memory, now);
         match (attached, waits_for) {
             (Some(id), _) => self.release(id, peer, now),
             (None, Some(id)) => self.abandon_if_unwanted(id),
@@ -346,9 +368,17 @@ impl Core {
     }
 
     /// Closes a connection, and the files that the client has shown on it.
-    pub(super) fn close_connection(&mut self, connection: Connection) {
+    pub(super) fn close_connection(
+        &mut self,
+        connection: Connection,
+        has_unread_memory: bool,
+        now: Instant,
+    ) {
         let Connection { socket, user, phase, .. } = connection;
-        self.closers.end(user, socket);
+        match has_unread_memory {
+            true => self.unread.end(user, socket, &self.closers, now),
+            false => self.closers.end(user, socket),
+        }
         if let Phase::Opening { shown, .. } | Phase::Proving { shown, .. } = phase {
             self.close_shown(user, shown);
         }

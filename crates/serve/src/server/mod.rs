@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The thread that keeps the books never waits for a client or for a disk: sockets do not block, what
-//! a client leaves unread is bounded, and after a time it is disconnected. Other threads close
+//! a client leaves unread is bounded, and after a time it is disconnected. No more descriptors of memory
+//! are in flight than there are connections, ended ones included: `unread`. Other threads close
 //! connections and the descriptors that clients sent, since closing those can block: `closers`.
 
 mod asking;
@@ -26,6 +27,7 @@ mod open_files;
 mod queue;
 mod stop;
 mod sweep;
+mod unread;
 mod users;
 
 use std::io;

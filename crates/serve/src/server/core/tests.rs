@@ -10,7 +10,7 @@ use super::super::connection::Phase;
 use super::super::jobs::{LOADING_MAX, LoadedModel};
 use super::super::open_files::Of;
 use super::*;
-use crate::protocol::{MESSAGE_BYTES_MAX, Reason};
+use crate::protocol::{MESSAGE_BYTES_MAX, Reason, Request, Target};
 use crate::served::{Found, Looked};
 use crate::shelf::Keep;
 
@@ -95,6 +95,42 @@ impl Still {
         }
     }
 
+    /// A model that is held.
+    fn held(&mut self, name: &str) -> Found {
+        let id = self.load(name, 1000, 0);
+        let loaded = self.loaded(id);
+        self.core.on_loaded(id, Ok(loaded), self.now);
+        self.core.shelf.get(id).unwrap().found.clone()
+    }
+
+    /// Has the server see that a client asks for something.
+    fn say(&mut self, client: &OwnedFd, request: &Request, file: Option<&fs::File>) {
+        packet_socket::send(client, &request.encode(), file.map(AsFd::as_fd)).unwrap();
+        self.core.turn().unwrap();
+    }
+
+    /// Has the server see that a client asks for this model.
+    fn say_attach(&mut self, client: &OwnedFd, found: &Found) {
+        let file = fs::File::open(&found.path).unwrap();
+        let target = Target::Path(found.path.clone());
+        let request = Request::Attach { target, format: "raw".to_owned(), align_bytes: 0 };
+        self.say(client, &request, Some(&file));
+    }
+
+    /// Ends the newest connection, as for a client that does what it must not.
+    fn disconnect_newest(&mut self) {
+        let id = *self.core.connections.keys().next_back().unwrap();
+        self.core.disconnect(id, Some("a test".to_owned()), self.now);
+    }
+
+    /// Returns the client and the refusal, if another connection of this user is refused.
+    fn connect(&mut self, uid: u32) -> (OwnedFd, Option<String>) {
+        let (here, there) = packet_socket::pair().unwrap();
+        self.core.admit(here, Peer { pid: 1, uid, gid: uid }, self.now);
+        let refused = refusal(&there);
+        (there, refused)
+    }
+
     /// Lets the server go on until a client hears something. Returns all that it hears.
     fn answer(&mut self, client: &OwnedFd) -> Vec<Reply> {
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -114,6 +150,8 @@ fn heard(client: &OwnedFd) -> Vec<Reply> {
     let mut bytes = [0; MESSAGE_BYTES_MAX];
     let next = || {
         let packet = packet_socket::receive(client, &mut bytes).ok()?;
+        // A connection that was ended has an end.
+        let packet = Some(packet).filter(|packet| packet.len_bytes > 0)?;
         Some(Reply::decode(&bytes[..packet.len_bytes]).unwrap())
     };
     std::iter::from_fn(next).collect()
@@ -601,4 +639,166 @@ fn lists_that_a_user_does_not_read_are_bounded() {
         assert!(matches!(&told[..], [Reply::Refused { reason: Reason::TooMany, .. }]), "{told:?}");
     }
     assert!(is_list(&clients[4]), "it is another user");
+}
+
+#[test]
+fn a_client_that_has_not_read_the_memory_it_was_sent_is_sent_no_more() {
+    let mut still = Still::new();
+    let found = still.held("model");
+    let reads = still.ask_for(MALLORY, found.clone());
+    for _ in 0..3 {
+        assert!(matches!(heard(&reads)[..], [Reply::Attached { .. }, Reply::File { .. }]));
+        still.say(&reads, &Request::Release, None);
+        assert!(matches!(heard(&reads)[..], [Reply::Released]));
+        still.say_attach(&reads, &found);
+        while !packet_socket::has_descriptors(&reads) {
+            still.core.turn().unwrap();
+        }
+    }
+    assert_eq!(still.core.connections.len(), 1);
+    let floods = still.ask_for(MALLORY, found.clone());
+    still.say(&floods, &Request::Release, None);
+    still.say_attach(&floods, &found);
+    assert_eq!(still.core.connections.len(), 1, "it is disconnected");
+    let why = still.core.events.iter().find_map(|event| match event {
+        Event::Disconnected { why, .. } => Some(why.as_str()),
+        _ => None,
+    });
+    assert_eq!(why, Some("it asks for more before it has read what it was given"));
+    let told = heard(&floods);
+    let [Reply::Attached { .. }, Reply::File { .. }, Reply::Released, Reply::Refused { .. }] =
+        told[..]
+    else {
+        panic!("{told:?}")
+    };
+}
+
+#[test]
+fn connections_that_end_with_unread_memory_count_until_it_is_read_or_closed() {
+    let mut still = Still::new();
+    let found = still.held("model");
+    still.core.limits.clients = 4;
+    still.core.options.clients_max = 100;
+    let has_read = still.ask_for(MALLORY, found.clone());
+    heard(&has_read);
+    still.disconnect_newest();
+    assert_eq!(still.core.unread.count(), 0, "the memory was read, and only the farewell was not");
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(still.ask_for(MALLORY, found.clone()));
+        still.disconnect_newest();
+    }
+    let id = still.core.shelf.find(&found).unwrap();
+    assert_eq!(still.core.shelf.get(id).unwrap().attachments, 0);
+    let refused = still.connect(MALLORY).1.unwrap();
+    assert!(refused.starts_with("user 2002 has 4 connections (4 have ended"), "{refused}");
+    let _alice = match still.connect(ALICE) {
+        (alice, None) => alice,
+        refused => panic!("{refused:?}"),
+    };
+    // They take connections of all users, too.
+    still.core.options.clients_max = 5;
+    let refused = still.connect(0).1.unwrap();
+    assert!(refused.starts_with("5 clients are connected"), "{refused}");
+    still.core.options.clients_max = 100;
+    // It can still be read, and then the connection is free again, as when the client closes its end.
+    let told = heard(&clients[0]);
+    assert!(matches!(told[..], [Reply::Attached { .. }, _, Reply::Refused { .. }]), "{told:?}");
+    let first = still.connect(MALLORY);
+    assert_eq!(first.1, None);
+    assert!(still.connect(MALLORY).1.is_some());
+    drop(clients.pop());
+    let second = still.connect(MALLORY);
+    assert_eq!(second.1, None);
+    assert!(still.connect(MALLORY).1.is_some());
+    assert_eq!(still.core.unread.count(), 2);
+}
+
+#[test]
+fn ended_connections_are_closed_when_nobody_connects_and_after_the_client_sent_its_own_end() {
+    let mut still = Still::new();
+    let found = still.held("model");
+    let closed = still.ask_for(MALLORY, found.clone());
+    still.disconnect_newest();
+    let sent = still.ask_for(MALLORY, found);
+    packet_socket::send(&sent, b"its own end", Some(sent.as_fd())).unwrap();
+    still.disconnect_newest();
+    assert_eq!(still.core.unread.count(), 2);
+    drop((closed, sent));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while still.core.unread.count() > 0 {
+        assert!(Instant::now() < deadline, "they are closed");
+        still.core.turn().unwrap();
+    }
+    assert_eq!(still.core.unread.next_time(), None);
+}
+
+#[test]
+fn clients_are_refused_while_too_many_descriptors_are_in_flight() {
+    const IS_CHILD: &str = "LONGSHORE_TEST_IN_FLIGHT";
+    if std::env::var_os(IS_CHILD).is_none() {
+        // The limit and the capabilities are those of a process of its own.
+        let name = "server::core::tests::\
+                    clients_are_refused_while_too_many_descriptors_are_in_flight";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(IS_CHILD, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        let failed = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}{failed}");
+        return;
+    }
+    let mut still = Still::new();
+    let ids = ["at once", "queued"].map(|name| still.load(name, 1000, 0));
+    let loaded = ids.map(|id| still.loaded(id));
+    let clients = ids.map(|id| still.waiter(id));
+    // The second has no room for its answer.
+    let queued = still.core.connections.values_mut().next_back().unwrap();
+    let progress = Reply::Progress { done_bytes: 0, total_bytes: 1000, elapsed_ms: 0 };
+    while queued.unsent_bytes() == 0 {
+        queued.send(&progress, still.now).unwrap();
+    }
+    let pairs: Vec<_> = (0..4).map(|_| packet_socket::pair().unwrap()).collect();
+    without_capabilities();
+    // The kernel counts the descriptors in flight of other processes of this user, too.
+    let limit = descriptors::open_count().unwrap() + 32;
+    let per_pair = limit as usize / pairs.len() + 1;
+    for (here, there) in &pairs {
+        for _ in 0..per_pair {
+            packet_socket::send(here, b"x", Some(there.as_fd())).unwrap();
+        }
+    }
+    let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let few = rustix::process::Rlimit { current: Some(limit), ..before };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    for (id, loaded) in ids.into_iter().zip(loaded) {
+        still.core.on_loaded(id, Ok(loaded), still.now);
+    }
+    let is_refusal =
+        |reply: &Reply| matches!(reply, Reply::Refused { reason: Reason::TooMany, .. });
+    let told = heard(&clients[0]);
+    assert!(matches!(&told[..], [reply] if is_refusal(reply)), "{told:?}");
+    let told = still.answer(&clients[1]);
+    assert!(told.last().is_some_and(is_refusal), "{told:?}");
+    assert_eq!(ids.map(|id| still.core.shelf.get(id).unwrap().attachments), [0, 0]);
+    assert_eq!(still.core.connections.len(), 2);
+    assert!(still.core.connections.values().all(|it| matches!(it.phase, Phase::Idle)));
+    // They may try again.
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
+    drop(pairs);
+    let found = still.core.shelf.get(ids[0]).unwrap().found.clone();
+    let connection = *still.core.connections.keys().next().unwrap();
+    still.core.give(connection, found, still.now).unwrap();
+    assert!(matches!(heard(&clients[0])[..], [Reply::Attached { .. }, Reply::File { .. }]));
+}
+
+/// Has this thread be subject to the limit of descriptors in flight, as the thread of a server that
+/// does not run as root.
+fn without_capabilities() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let mut sets = capabilities(None).unwrap();
+    sets.effective -= CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, sets).unwrap();
 }

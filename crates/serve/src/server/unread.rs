@@ -1,0 +1,75 @@
+//! Connections that have ended, and whose clients have not received the memory that they were sent.
+//!
+//! The kernel limits how many descriptors all processes of the server's user have in flight: sent, and
+//! not received. A descriptor stays in flight until the client receives it or closes its end, also if
+//! the server closes its own. So such a connection takes one of the connections of its user until then:
+//! descriptors in flight are never more than connections.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use longshore_sys::packet_socket;
+
+use super::closers::Closers;
+use super::users::User;
+
+/// How often the connections are looked at. The kernel reports nothing when a client closes its end of
+/// one that is shut down.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The connections.
+#[derive(Debug)]
+pub(super) struct Unread {
+    connections: Vec<(User, OwnedFd)>,
+    next_look: Option<Instant>,
+}
+
+impl Unread {
+    pub(super) fn new() -> Self {
+        Self { connections: Vec::new(), next_look: None }
+    }
+
+    /// Shuts a connection of this user down, and counts it from now on.
+    pub(super) fn end(&mut self, user: User, connection: OwnedFd, closers: &Closers, now: Instant) {
+        packet_socket::shut_down(&connection);
+        // Descriptors that the client sent are closed now. Its own end can be one of them, and would
+        // stay open as long as this one. Without a descriptor for that the connection only counts longer.
+        if let Ok(copy) = connection.try_clone() {
+            closers.end(user, copy);
+        }
+        self.connections.push((user, connection));
+        self.next_look.get_or_insert(now + LOOK_EVERY);
+    }
+
+    /// Returns how many there are.
+    pub(super) fn count(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Returns how many there are of this user.
+    pub(super) fn count_of(&self, user: User) -> usize {
+        self.connections.iter().filter(|(of, _)| *of == user).count()
+    }
+
+    /// Returns when they are to be looked at, if there are any.
+    pub(super) fn next_time(&self) -> Option<Instant> {
+        self.next_look
+    }
+
+    /// Closes the connections whose clients have received everything or have closed their ends.
+    pub(super) fn end_read(&mut self, closers: &Closers, now: Instant) {
+        let is_read = |(_, socket): &mut (User, OwnedFd)| !packet_socket::has_unreceived(socket);
+        for (user, socket) in self.connections.extract_if(.., is_read) {
+            closers.end(user, socket);
+        }
+        self.next_look = (!self.connections.is_empty()).then(|| now + LOOK_EVERY);
+    }
+
+    /// Closes all of them.
+    pub(super) fn end_all(&mut self, closers: &Closers) {
+        for (user, socket) in self.connections.drain(..) {
+            closers.end(user, socket);
+        }
+        self.next_look = None;
+    }
+}
