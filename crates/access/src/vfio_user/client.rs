@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use longshore_sys::disposal::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use super::Refusal;
@@ -88,7 +89,7 @@ pub struct Answer {
 /// A connection to a server.
 #[derive(Debug)]
 pub struct Client<M = NoMemory> {
-    stream: UnixStream,
+    stream: Disposable<UnixStream>,
     receiver: Receiver,
     memory: M,
     next_id: u16,
@@ -121,7 +122,7 @@ impl<M: Memory> Client<M> {
         // All answers are bounded by what was asked for, and commands by what was settled.
         let payload_bytes_max = limits.transfer_bytes_max.saturating_add(64 << 10);
         Self {
-            stream,
+            stream: Disposable::new(stream),
             receiver: Receiver::new(payload_bytes_max, limits.message_fds_max),
             memory,
             next_id: 0,

@@ -113,3 +113,18 @@ fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_hold_nothing_up() {
     let (_first, _stream, _peers) = queue(&served);
     served.stop();
 }
+
+#[test]
+fn a_client_ends_whatever_its_server_has_sent() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (socket, _peer) = lingering();
+    send(&theirs, &NONSENSE, &[socket.as_fd()]);
+    drop(socket);
+    let client = Client::unsettled(ours, NoMemory);
+    let (ended, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        drop(client);
+        ended.send(()).unwrap();
+    });
+    has_ended.recv_timeout(PATIENCE).expect("the client waits for a socket of its server");
+}
