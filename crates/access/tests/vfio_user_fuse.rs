@@ -3,17 +3,21 @@
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "writes to memory whose pages do not come")]
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
-use std::thread;
+use std::path::Path;
+use std::ptr;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use longshore_access::Space;
 use longshore_access::vfio_user::client::{Client, NoMemory};
-use longshore_access::vfio_user::{Ended, Server, SpaceDma};
+use longshore_access::vfio_user::{Backing, DmaMap, DmaTarget, Ended, Server, SpaceDma};
+use longshore_mem::{AddrRange, FileOffset, Iova};
+use longshore_sys::memfd;
 use rustix::event::epoll;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -58,31 +62,106 @@ fn a_file_that_the_client_itself_serves_holds_nothing_up() {
     daemon.join().unwrap();
 }
 
+/// A page that does not come, of a file system that this test serves.
+struct Absent {
+    page: usize,
+    opened: ManuallyDrop<File>,
+    served: Option<(fuse::Mounted, File)>,
+    daemon: Option<JoinHandle<()>>,
+    asked: Receiver<u32>,
+}
+
+impl Absent {
+    fn new(folder: &Path) -> Option<Self> {
+        let (mounted, device) = fuse::mount(folder)?;
+        let (ask, asked) = mpsc::channel();
+        let daemon = {
+            let device = device.try_clone().unwrap();
+            // The test may be over.
+            thread::spawn(move || fuse::serve_opens(&device, |request| _ = ask.send(request)))
+        };
+        let opened = OpenOptions::new().read(true).write(true).open(folder.join("memory")).unwrap();
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let page = unsafe { rustix::mm::mmap(ptr::null_mut(), 4096, prot, flags, &opened, 0) };
+        let page = page.unwrap().expose_provenance();
+        // Closing it waits for the daemon.
+        let opened = ManuallyDrop::new(opened);
+        Some(Self { page, opened, served: Some((mounted, device)), daemon: Some(daemon), asked })
+    }
+
+    /// Returns when the page is asked for.
+    fn wait_for_fault(&self) {
+        assert!(self.asked.iter().any(|request| request == READ), "the page is asked for");
+    }
+
+    /// Ends the file system, so that what waits for the page fails, and then `holder`.
+    fn end<T>(mut self, holder: JoinHandle<T>) -> T {
+        drop(self.served.take());
+        let ended = holder.join().unwrap();
+        // SAFETY: the thread that used it has ended.
+        unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(self.page), 4096) }.unwrap();
+        // SAFETY: it is not used after that.
+        drop(unsafe { ManuallyDrop::take(&mut self.opened) });
+        self.daemon.take().unwrap().join().unwrap();
+        ended
+    }
+}
+
+/// Whoever writes to a file holds a lock of it while the bytes are read from memory.
+#[test]
+fn memory_whose_lock_the_client_holds_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(absent) = Absent::new(folder.path()) else { return };
+    let memory = memfd::create("locked", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&memory, 4096).unwrap();
+    let holder = {
+        let (memory, page) = (memory.try_clone().unwrap(), absent.page);
+        thread::spawn(move || {
+            let page = ptr::with_exposed_provenance::<u8>(page);
+            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
+            // else uses.
+            let bytes = unsafe { std::slice::from_raw_parts(page, 64) };
+            rustix::io::pwrite(&memory, bytes, 0).unwrap_err()
+        })
+    };
+    absent.wait_for_fault();
+
+    let space = Space::new().unwrap();
+    let mut dma = SpaceDma::new(space.clone());
+    let (tell, told) = mpsc::channel();
+    let file = memory.try_clone().unwrap();
+    let device = thread::spawn(move || {
+        let backing = Backing::FileIo { file, offset: FileOffset::new(0) };
+        let range = AddrRange::new(Iova::new(0x1000), 4096).unwrap();
+        dma.dma_map(DmaMap { range, readable: true, writable: true, backing }).unwrap();
+        space.session().write(Iova::new(0x1100), b"written").unwrap();
+        dma.dma_unmap(range).unwrap();
+        tell.send(()).unwrap();
+    });
+    let done = told.recv_timeout(PATIENCE);
+    absent.end(holder);
+    device.join().unwrap();
+    done.expect("the device waits for the lock of the client's memory");
+    let mut written = [0; 7];
+    rustix::io::pread(&memory, &mut written, 0x100).unwrap();
+    assert_eq!(&written, b"written");
+}
+
 /// Whoever waits for an epoll holds a lock of it while the events are written to memory: for ever, if
 /// that is a page which does not come.
 #[test]
 fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
     let folder = tempfile::tempdir().unwrap();
-    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
-    let (ask, asked) = mpsc::channel();
-    let daemon = {
-        let device = device.try_clone().unwrap();
-        thread::spawn(move || fuse::serve_opens(&device, |request| ask.send(request).unwrap()))
-    };
-    let path = folder.path().join("memory");
-    let opened = ManuallyDrop::new(OpenOptions::new().read(true).write(true).open(path).unwrap());
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let page = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, prot, flags, &*opened, 0) };
-    let page = page.unwrap().expose_provenance();
+    let Some(absent) = Absent::new(folder.path()) else { return };
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let event = longshore_sys::event_fd::create().unwrap();
     longshore_sys::event_fd::signal(&event).unwrap();
     epoll::add(&epoll, &event, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
     let holder = {
-        let epoll: OwnedFd = epoll.try_clone().unwrap();
+        let (epoll, page): (OwnedFd, usize) = (epoll.try_clone().unwrap(), absent.page);
         thread::spawn(move || {
-            let page = std::ptr::with_exposed_provenance_mut::<MaybeUninit<epoll::Event>>(page);
+            let page = ptr::with_exposed_provenance_mut::<MaybeUninit<epoll::Event>>(page);
             // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
             // else uses.
             let events = unsafe { std::slice::from_raw_parts_mut(page, 1) };
@@ -90,7 +169,7 @@ fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
             epoll::wait(&epoll, events, None).map(|_| ()).unwrap_err()
         })
     };
-    assert!(asked.iter().any(|request| request == READ), "the events are written to the page");
+    absent.wait_for_fault();
 
     let (ours, theirs) = UnixStream::pair().unwrap();
     let served = rig::device(&rig::Shared::default(), Vec::new());
@@ -99,13 +178,8 @@ fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
     thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
     let mut client = Client::over(ours, NoMemory).unwrap();
     client.dma_map(0x1000, 0x1000, Some((epoll.as_fd(), 0)), true).unwrap_err();
-    let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's epoll");
+    let ended = told.recv_timeout(PATIENCE);
+    absent.end(holder);
+    let ended = ended.expect("the server waits for the client's epoll");
     assert_eq!(ended, Ended::Failed(std::io::ErrorKind::InvalidData));
-
-    drop((mounted, device));
-    holder.join().unwrap();
-    // SAFETY: nothing uses the mapping any more.
-    unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(page), 4096) }.unwrap();
-    drop(ManuallyDrop::into_inner(opened));
-    daemon.join().unwrap();
 }

@@ -91,7 +91,7 @@ pub enum Backing {
         /// Where in it the memory begins; a multiple of the page size.
         offset: FileOffset,
     },
-    /// By reading and writing a file.
+    /// By reading and writing a file, which waits if the client holds the lock of its inode.
     FileIo {
         /// The file, as above.
         file: OwnedFd,

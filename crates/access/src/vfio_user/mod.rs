@@ -102,7 +102,7 @@
 //!
 //! [`SpaceDma`] limits what a client makes this process hold: 64 MiB of page tables
 //! ([`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX)), freed as it unmaps, and so many files
-//! and addresses ([`MAPPED_FILES_MAX`], [`MAPPED_BYTES_MAX`], [`OPEN_FILES_MAX`]). A map takes a few
+//! and addresses ([`MAPPED_FILES_MAX`], [`MAPPED_BYTES_MAX`]). A map takes a few
 //! tables for its two ends and one for each 512 GiB, wherever it begins, and the time to fill these.
 //! Memory must lie inside of the file that it is mapped from.
 //!
@@ -142,5 +142,5 @@ pub use negotiation::Limits;
 pub use refusal::Refusal;
 pub use responder::Responder;
 pub use server::{Listener, Served, Server};
-pub use space_dma::{MAPPED_BYTES_MAX, MAPPED_FILES_MAX, OPEN_FILES_MAX, SpaceDma};
+pub use space_dma::{MAPPED_BYTES_MAX, MAPPED_FILES_MAX, SpaceDma};
 pub use stop::Stop;

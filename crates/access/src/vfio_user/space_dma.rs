@@ -1,14 +1,11 @@
 //! The client's memory in a [`Space`], where sessions find it by IOVA.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use longshore_mem::{AddrRange, FileOffset, Iova, VolatileSlice, VolatileSliceMut};
+use longshore_mem::{AddrRange, Iova, VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 
 use super::Refusal;
@@ -29,14 +26,12 @@ pub const MAPPED_FILES_MAX: usize = 16_384;
 /// them to this process: set the limit to what the machine has if clients are not trusted.
 pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 
-/// How many files of a client are read and written at a time. Each keeps a descriptor open.
-pub const OPEN_FILES_MAX: usize = 256;
-
 /// Keeps the client's memory in a space, for the device's sessions.
 ///
 /// * Memory with a descriptor is mapped, only for reading where the device may only read, and guarded
-///   against becoming shorter. It must lie inside of its file.
-/// * Memory without one, and a regular file that the client wants read and written, is remote: it can
+///   against becoming shorter, also if the client wants the file read and written
+///   ([`Backing::FileIo`]). It must lie inside of its file and begin at a multiple of the page size.
+/// * Memory without one is remote: it can
 ///   be copied and not pinned. Accesses fail with [`Reason::Permission`] where the client refuses,
 ///   [`Reason::Revoked`] where it takes the memory back meanwhile, [`Reason::TimedOut`] where it does
 ///   not answer, and [`Reason::BackingLost`] where it is gone.
@@ -45,8 +40,8 @@ pub const OPEN_FILES_MAX: usize = 256;
 /// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
 ///   log has a bit for each page from the lowest address to the highest that the client names, at
 ///   most 2^31; pages are larger than it asks for where they would be more.
-/// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`], [`OPEN_FILES_MAX`]) and
-///   their addresses ([`MAPPED_BYTES_MAX`]) are limited: a map beyond a limit is refused with
+/// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`]) and their addresses
+///   ([`MAPPED_BYTES_MAX`]) are limited: a map beyond a limit is refused with
 ///   [`Refusal::NO_SPACE`].
 #[derive(Debug)]
 pub struct SpaceDma {
@@ -71,30 +66,25 @@ struct Held {
 struct Cost {
     mapped_files: usize,
     mapped_bytes: u64,
-    open_files: usize,
 }
 
 impl Cost {
     /// Of a region that has no descriptor.
-    const NONE: Self = Self { mapped_files: 0, mapped_bytes: 0, open_files: 0 };
+    const NONE: Self = Self { mapped_files: 0, mapped_bytes: 0 };
 
     /// Both together; `None` where that is beyond a limit.
     fn checked_add(self, more: Self, mapped_bytes_max: u64) -> Option<Self> {
         let both = Self {
             mapped_files: self.mapped_files + more.mapped_files,
             mapped_bytes: self.mapped_bytes.saturating_add(more.mapped_bytes),
-            open_files: self.open_files + more.open_files,
         };
-        let fits = both.mapped_files <= MAPPED_FILES_MAX
-            && both.mapped_bytes <= mapped_bytes_max
-            && both.open_files <= OPEN_FILES_MAX;
+        let fits = both.mapped_files <= MAPPED_FILES_MAX && both.mapped_bytes <= mapped_bytes_max;
         fits.then_some(both)
     }
 
     fn remove(&mut self, less: Self) {
         self.mapped_files -= less.mapped_files;
         self.mapped_bytes -= less.mapped_bytes;
-        self.open_files -= less.open_files;
     }
 }
 
@@ -124,23 +114,20 @@ impl SpaceDma {
 
     fn region(&self, map: DmaMap) -> Result<(Region, Cost), Refusal> {
         let len_bytes = map.range.len_bytes();
+        let is_by_io = matches!(map.backing, Backing::FileIo { .. });
         match map.backing {
-            Backing::Mmap { file, offset } => {
-                let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes, ..Cost::NONE };
+            // Files that the client wants read and written are mapped, too: a write waits for the lock of
+            // the file, which the client can hold for ever, and a page fault does not.
+            Backing::Mmap { file, offset } | Backing::FileIo { file, offset } => {
+                if is_by_io && !check_file(file.as_fd(), offset, len_bytes)? {
+                    return Err(Refusal::INVALID);
+                }
+                let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes };
                 self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
                 let access = if map.writable { MapAccess::ReadWrite } else { MapAccess::Read };
                 let region = Region::map_file(file, offset, len_bytes, access)?;
                 let mapped_bytes = region.address_bytes();
                 Ok((region, Cost { mapped_bytes, ..cost }))
-            }
-            Backing::FileIo { file, offset } => {
-                // A terminal or another device could let the reader wait for ever.
-                if !check_file(file.as_fd(), offset, len_bytes)? {
-                    return Err(Refusal::INVALID);
-                }
-                let memory = FileMemory { file: file.into(), offset };
-                let region = Region::remote(Arc::new(memory), len_bytes)?;
-                Ok((region, Cost { open_files: 1, ..Cost::NONE }))
             }
             Backing::Messages => {
                 let link = self.link.clone().ok_or(Refusal::IO)?;
@@ -251,49 +238,6 @@ fn partial(failed: &AccessFailed) -> Partial {
         _ => Reason::BackingLost,
     };
     Partial { done: failed.done_bytes, reason }
-}
-
-/// A file that is read and written, and not mapped.
-#[derive(Debug)]
-struct FileMemory {
-    file: File,
-    offset: FileOffset,
-}
-
-impl RemoteMemory for FileMemory {
-    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), Partial> {
-        let start = self.offset.raw() + offset;
-        fill(into, |at, part| {
-            whole(part.len(), |done| self.file.read_at(&mut part[done..], start + at + done as u64))
-        })
-    }
-
-    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
-        let start = self.offset.raw() + offset;
-        drain(from, |at, part| {
-            whole(part.len(), |done| self.file.write_at(&part[done..], start + at + done as u64))
-        })
-    }
-
-    // Files answer.
-    fn cancel(&self, _: Range<u64>) {}
-}
-
-/// Calls `transfer` with how much is done until all `len_bytes` are.
-fn whole(
-    len_bytes: usize,
-    mut transfer: impl FnMut(usize) -> io::Result<usize>,
-) -> Result<(), Partial> {
-    let mut done = 0;
-    while done < len_bytes {
-        match transfer(done) {
-            Ok(0) => return Err(Partial { done, reason: Reason::BackingLost }),
-            Ok(more) => done += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return Err(Partial { done, reason: Reason::BackingLost }),
-        }
-    }
-    Ok(())
 }
 
 /// What is copied at once by way of memory of our own.
