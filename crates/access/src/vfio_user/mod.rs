@@ -97,8 +97,8 @@
 //! Descriptors that a message brought and nobody needs are closed with it.
 //!
 //! A client that does not answer, or does not take what it is sent, is waited for as long as
-//! [`Server::reply_timeout`] says: for all messages of an access together. One that dies leaves nothing mapped. It can shorten a file that
-//! it gave for memory: what maps the file must be prepared for that.
+//! [`Server::reply_timeout`] says: for all messages of an access together. One that dies leaves nothing
+//! mapped. It can shorten a file that it gave for memory: what maps the file must be prepared for that.
 //!
 //! [`SpaceDma`] limits what a client makes this process hold: 64 MiB of page tables
 //! ([`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX)), freed as it unmaps, and so many files

@@ -31,8 +31,8 @@ pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 /// * Memory with a descriptor is mapped, only for reading where the device may only read, and guarded
 ///   against becoming shorter, also if the client wants the file read and written
 ///   ([`Backing::FileIo`]). It must lie inside of its file and begin at a multiple of the page size.
-/// * Memory without one is remote: it can
-///   be copied and not pinned. Accesses fail with [`Reason::Permission`] where the client refuses,
+/// * Memory without one is remote: it can be copied and not pinned. Accesses fail with
+///   [`Reason::Permission`] where the client refuses,
 ///   [`Reason::Revoked`] where it takes the memory back meanwhile, [`Reason::TimedOut`] where it does
 ///   not answer, and [`Reason::BackingLost`] where it is gone.
 /// * Unmapping returns when no session can reach the memory any more. A session of the server's own
