@@ -40,7 +40,8 @@ impl LastReferences {
     /// Returns the files whose last references are gone since the last call. Does not block.
     ///
     /// # Errors
-    /// Those of `read(2)`.
+    /// Those of `read(2)`, if it fails before any of these files is known. If it fails after that, they
+    /// are returned.
     pub fn gone(&self) -> io::Result<Vec<Watched>> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.0, &mut buffer);
@@ -52,6 +53,8 @@ impl LastReferences {
                 }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Ok(gone),
+                // The kernel reports each file once.
+                Err(_) if !gone.is_empty() => return Ok(gone),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -87,5 +90,18 @@ mod tests {
         }
         assert_eq!(references.gone().unwrap(), [watched]);
         assert_eq!(references.gone().unwrap(), []);
+    }
+
+    /// Stands in for inotify: one event, and then an error.
+    #[test]
+    fn a_file_that_is_gone_is_returned_though_reading_on_fails() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        // `struct inotify_event` without a name: number, mask, cookie, length of the name.
+        let event = [7, ReadFlags::DELETE_SELF.bits(), 0, 0].map(u32::to_ne_bytes).concat();
+        rustix::io::write(&writer, &event).unwrap();
+        drop(writer);
+        let references = LastReferences(reader);
+        assert_eq!(references.gone().unwrap(), [Watched(7)]);
+        assert!(references.gone().is_err(), "and nothing is lost by that");
     }
 }
