@@ -7,11 +7,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use longshore_load::SourceFile;
 use longshore_sys::beneath;
 use longshore_sys::file::{self, Kind, Version};
+
+use releasing::Releasing;
+
+mod releasing;
 
 /// Files that are neither read nor opened, but whose inodes stay in use.
 #[derive(Debug, Default)]
@@ -101,17 +104,13 @@ impl Inodes {
     }
 }
 
-/// Closing the last descriptor of a deleted file frees its blocks, which can take seconds, so that no
-/// thread that drops a model waits for it.
+/// No thread that drops a model waits until its descriptors are closed.
 impl Drop for Inodes {
     fn drop(&mut self) {
+        static RELEASING: Releasing<OwnedFd> = Releasing::new();
         let files = std::mem::take(&mut self.files);
-        if !files.is_empty() {
-            // Without a thread they are dropped here and now.
-            let _ = thread::Builder::new()
-                .name("longshore-close".to_owned())
-                .spawn(move || drop(files));
-        }
+        let device = |file: &HeldInode| file.version.identity().device;
+        RELEASING.release(files.into_iter().map(|file| (device(&file), file.descriptor)));
     }
 }
 
