@@ -81,6 +81,8 @@ fn a_hole_in_shared_memory_is_an_error() {
     let view = shared.view().unwrap();
     let mut cursor = Cursor::<Source>::foreign_buf(view.bytes());
     copy::read(&mut cursor, &mut four).unwrap_err();
+    let lost = view.read(5, &mut four).unwrap_err();
+    assert!(matches!(lost, longshore_heap::Error::Lost { offset: 5, .. }), "{lost}");
     drop(view);
     drop((shared, taken));
 

@@ -3,6 +3,8 @@
 use std::io;
 use std::ops::Range;
 
+use longshore_mem::copy::CopyFault;
+
 use crate::heap::Heap;
 
 /// The result of a heap operation.
@@ -85,6 +87,22 @@ pub enum Error {
         range: Range<u64>,
         /// The length of the buffer.
         len_bytes: u64,
+    },
+    /// Memory is gone: another process punched a hole into it, or a page of it failed.
+    #[error(
+        "heap '{heap}': byte {offset} of {len_bytes} cannot be read; share buffers with their content \
+         sealed, so that no process can punch holes into them"
+    )]
+    Lost {
+        /// The heap.
+        heap: Heap,
+        /// The first byte that cannot be read.
+        offset: u64,
+        /// The length of the buffer.
+        len_bytes: u64,
+        /// The fault.
+        #[source]
+        source: CopyFault,
     },
     /// A system call failed.
     #[error("heap '{heap}': {operation} of {len_bytes} bytes failed")]

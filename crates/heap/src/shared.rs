@@ -1,9 +1,10 @@
 //! A buffer that devices and other processes can be given.
-#![expect(unsafe_code, reason = "lends out a slice of memory that is sealed against writing")]
+#![expect(unsafe_code, reason = "copies shared memory, and lends out sealed memory as a slice")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use longshore_mem::copy::copy_bytes;
 use longshore_mem::fault::FaultGuard;
 use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, SharedDmaMemory, VolatileSlice};
 use longshore_sys::dma_buf::CpuAccess;
@@ -25,9 +26,10 @@ pub enum Sealing {
     ///
     /// A process that was given the descriptor can still punch a hole into memory of the hugetlb pool
     /// ([`Heap::Hugetlb`], and [`Heap::Memfd`] if the pool was large enough). If the pool is empty
-    /// then, touching the hole is a SIGBUS. The buffer keeps a [`FaultGuard`] for such memory, so copies
-    /// of this project return an error; other code, such as a reader in another process, needs a
-    /// handler of its own. To rule that out, seal the content.
+    /// then, touching the hole is a SIGBUS. The buffer keeps a [`FaultGuard`] for such memory, so
+    /// [`SharedView::read`], cursors and sessions return an error. Other code, such as
+    /// [`VolatileSlice::read`] or a reader in another process, is ended by the signal, unless it
+    /// has a handler of its own. To rule that out, seal the content.
     #[default]
     Size,
     /// That, and writing: nobody can change the content. Not for udmabuf and dma-heaps
@@ -67,6 +69,7 @@ pub struct Export<'a> {
 #[derive(Debug)]
 pub struct SharedView<'a> {
     bytes: VolatileSlice<'a>,
+    heap: &'a Heap,
     _bracket: Bracketed<'a>,
 }
 
@@ -169,7 +172,7 @@ impl SharedBuffer {
     /// [`Error::Kernel`] where the dma-buf's exporter refuses CPU access.
     pub fn view(&self) -> Result<SharedView<'_>> {
         let bracket = DmaBuf::begin(self.dma_buf(), CpuAccess::Read)?;
-        Ok(SharedView { bytes: self.memory.view(), _bracket: bracket })
+        Ok(SharedView { bytes: self.memory.view(), heap: self.heap(), _bracket: bracket })
     }
 }
 
@@ -198,7 +201,33 @@ fn seal_content(memory: Memory) -> Result<Memory> {
 }
 
 impl SharedView<'_> {
-    /// The bytes, for as long as the CPU may access them.
+    /// Copies the bytes from `offset` on into all of `into`, reading each byte once.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the buffer ends before; nothing is copied then. [`Error::Lost`] if
+    /// another process has punched a hole into memory of the hugetlb pool ([`Sealing::Size`]); the
+    /// bytes before it are copied.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let len_bytes = self.bytes.len_bytes() as u64;
+        let from = usize::try_from(offset).ok();
+        let from = from.and_then(|from| self.bytes.subslice(from, into.len()).ok());
+        let Some(from) = from else {
+            let range = offset..offset.saturating_add(into.len() as u64);
+            return Err(Error::OutOfRange { range, len_bytes });
+        };
+        // SAFETY: the view is readable for as many bytes, or faults, for which the buffer keeps a
+        // guard. `into` is borrowed exclusively.
+        let copied = unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        copied.map_err(|source| Error::Lost {
+            heap: self.heap.clone(),
+            offset: offset + source.done_bytes as u64,
+            len_bytes,
+            source,
+        })
+    }
+
+    /// The bytes, for as long as the CPU may access them. [`VolatileSlice::read`] does not return if
+    /// they are lost: the process ends. [`Self::read`] returns an error then.
     pub fn bytes(&self) -> VolatileSlice<'_> {
         self.bytes
     }
@@ -245,8 +274,14 @@ mod tests {
         // But it may be written, which a view sees.
         rustix::io::pwrite(memfd, b"!", 17).unwrap();
         let mut byte = [0];
-        shared.view().unwrap().bytes().read(17, &mut byte).unwrap();
+        let view = shared.view().unwrap();
+        view.read(17, &mut byte).unwrap();
         assert_eq!(byte, *b"!");
+        let [past, far] = [5000, u64::MAX].map(|offset| view.read(offset, &mut byte).unwrap_err());
+        assert!(
+            matches!(past, Error::OutOfRange { range, len_bytes: 5000 } if range == (5000..5001))
+        );
+        assert!(matches!(far, Error::OutOfRange { .. }), "{far}");
         assert_eq!(shared.as_slice(), None);
     }
 

@@ -112,7 +112,8 @@ impl<'a> VolatileSlice<'a> {
         Ok(Self { start, len_bytes, lifetime: PhantomData })
     }
 
-    /// Copies the bytes from `offset` on into all of `into`, reading each byte once.
+    /// Copies the bytes from `offset` on into all of `into`, reading each byte once. If the memory is
+    /// lost meanwhile, the process ends, also while a `FaultGuard` lives.
     ///
     /// # Errors
     /// [`OutOfBounds`] where the view ends before; nothing is copied then.
