@@ -64,7 +64,8 @@ pub enum IovaError {
          something, or give the domain a wider range of addresses"
     )]
     Full {
-        /// How many bytes were asked for, with the guard gap, rounded up to granules.
+        /// How many bytes were asked for, with the guard gap, rounded up to granules; `u64::MAX` if
+        /// they are more.
         len_bytes: u64,
         /// The alignment asked for.
         align: Granule,
@@ -314,7 +315,7 @@ impl IovaAllocator {
         };
         let mut free = self.lock();
         let start = free.take(wanted).ok_or_else(|| IovaError::Full {
-            len_bytes: granules << log2,
+            len_bytes: granules.saturating_mul(self.granule.bytes()),
             align: placement.align.max(self.granule),
             last: placement.last,
             free_bytes: free.free() << log2,

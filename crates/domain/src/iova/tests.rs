@@ -56,8 +56,18 @@ fn wishes_are_met() {
     }
     assert_eq!(allocator.take_at(Iova::new(0x1000), 0), Err(IovaError::Empty));
     assert_eq!(allocator.take(0, Placement::ANYWHERE), Err(IovaError::Empty));
-    let refused = allocator.take(u64::MAX, Placement::ANYWHERE).unwrap_err();
-    assert!(matches!(refused, IovaError::Full { .. }), "{refused}");
+}
+
+#[test]
+fn an_error_names_a_length_of_more_bytes_than_there_are_addresses() {
+    // Rounded up to granules, and with a gap, the length is 2^64 or more.
+    for guard_bytes in [0, PAGE, u64::MAX] {
+        let usable = [range(0, 1 << 40)];
+        let allocator = IovaAllocator::new(Granule::SIZE_4K, &usable, &[], guard_bytes);
+        let refused = allocator.take(u64::MAX, Placement::ANYWHERE).unwrap_err();
+        let is_named = matches!(refused, IovaError::Full { len_bytes: u64::MAX, .. });
+        assert!(is_named, "{refused}");
+    }
 }
 
 #[test]
