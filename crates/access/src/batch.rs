@@ -4,7 +4,7 @@
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::TlbGather;
 
-use crate::dirty_bits::{runs_of, written_in};
+use crate::dirty_bits::{pages_in, runs_of};
 use crate::error::Error;
 use crate::space::{Space, Taken, thread_token};
 
@@ -136,7 +136,7 @@ impl<'s> Batch<'s> {
         inner.finish(gather, &ranges.as_slice());
         inner.forget_mapped(&mut taken);
         if std::mem::take(&mut self.watches) {
-            self.dirty.extend(written_in(&inner.leases.unwatch(), &ranges));
+            self.dirty.extend(pages_in(inner.leases.unwatch().iter(), &ranges));
         }
         ranges.clear();
         (self.ranges, self.taken) = (ranges, taken);

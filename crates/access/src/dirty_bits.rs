@@ -44,7 +44,9 @@ impl Space {
         self.inner.finish(gather, &[]);
         if clear {
             let range = (iova.raw(), iova.raw() + (len_bytes - 1));
-            for part in written_in(&self.inner.leases.written(), &[range]) {
+            let leased = self.inner.leases.written();
+            let written = leased.iter().flat_map(|leased| &**leased).filter_map(Written::addresses);
+            for part in pages_in(written, &[range]) {
                 session.set_dirty(part.start(), part.len_bytes());
             }
         }
@@ -80,16 +82,14 @@ impl Space {
     }
 }
 
-/// What is written of some ranges, in whole pages.
-pub(crate) fn written_in<W: AsRef<[Written]>>(
-    leases: &[W],
+/// Returns the pages of `written` that are in `ranges`, each a first and a last address of pages.
+pub(crate) fn pages_in(
+    written: impl Iterator<Item = (u64, u64)>,
     ranges: &[(u64, u64)],
 ) -> Vec<AddrRange<Iova>> {
     let mut parts = Vec::new();
-    for written in leases.iter().flat_map(AsRef::as_ref).filter(|written| written.len != 0) {
-        let below = PAGE_BYTES - 1;
-        let first = written.iova & !below;
-        let last = (written.iova + (written.len as u64 - 1)) | below;
+    for (first, last) in written {
+        let (first, last) = (first & !(PAGE_BYTES - 1), last | (PAGE_BYTES - 1));
         for (low, high) in ranges {
             let (first, last) = (first.max(*low), last.min(*high));
             // All of it is mapped, so it does not end with the address space.
@@ -143,9 +143,9 @@ mod tests {
     #[test]
     fn what_is_written_is_told_by_pages_and_where_it_was_asked_for() {
         let written = |iova, len| Written { iova, len, guest_phys: None };
-        let leases =
-            [vec![written(0x1ff0, 0x20), written(0x9000, 0)], vec![written(0x5000, 0x3000)]];
-        let parts = written_in(&leases, &[(0x2000, 0x6fff), (0x7000, 0x7fff)]);
+        let leased = [written(0x1ff0, 0x20), written(0x9000, 0), written(0x5000, 0x3000)];
+        let addresses = leased.iter().filter_map(Written::addresses);
+        let parts = pages_in(addresses, &[(0x2000, 0x6fff), (0x7000, 0x7fff)]);
         assert_eq!(parts, [range(0x2000, 0x2fff), range(0x5000, 0x6fff), range(0x7000, 0x7fff)]);
     }
 }

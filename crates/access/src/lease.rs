@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use longshore_mem::{AddrRange, GuestPhys, Iova};
 
+use crate::page_runs::PageRuns;
 use crate::region::RemoteMemory;
 
 /// What happens to a lease when its memory is unmapped. Either way the unmapping returns when the
@@ -68,6 +69,14 @@ pub(crate) struct Written {
     pub(crate) iova: u64,
     pub(crate) len: usize,
     pub(crate) guest_phys: Option<GuestPhys>,
+}
+
+impl Written {
+    /// Returns the first and the last address; `None` if it has no bytes.
+    pub(crate) fn addresses(&self) -> Option<(u64, u64)> {
+        // All of it is mapped, so it does not end beyond the address space.
+        Some((self.iova, self.iova + (self.len as u64).checked_sub(1)?))
+    }
 }
 
 /// What is unmapped, as whoever unmaps has listed it.
@@ -132,7 +141,8 @@ struct List {
     next_id: u64,
     /// Unmappings that want to know what was written through leases that ended meanwhile.
     watchers: usize,
-    ended: Vec<Arc<[Written]>>,
+    /// Bounded, because a batch that is leaked with `mem::forget` keeps watching.
+    ended: PageRuns,
 }
 
 /// Something that is called to have a lease end, without the list locked.
@@ -162,8 +172,10 @@ impl Leases {
         let mut list = self.lock();
         let Some(at) = list.held.iter().position(|held| held.id == id) else { return false };
         let held = list.held.swap_remove(at);
-        if list.watchers != 0 && !held.leased.written.is_empty() {
-            list.ended.push(Arc::clone(&held.leased.written));
+        if list.watchers != 0 {
+            for (first, last) in held.leased.written.iter().filter_map(Written::addresses) {
+                list.ended.add(first, last);
+            }
         }
         self.live.fetch_sub(1, Ordering::Relaxed);
         drop(list);
@@ -208,8 +220,9 @@ impl Leases {
         self.lock().watchers += 1;
     }
 
-    /// What was written through leases that ended since [`watch`](Self::watch), or before that.
-    pub(crate) fn unwatch(&self) -> Vec<Arc<[Written]>> {
+    /// Returns the pages that were written through leases that ended since [`watch`](Self::watch), or
+    /// before that. They may be more than were written, if they are in many places.
+    pub(crate) fn unwatch(&self) -> PageRuns {
         let mut list = self.lock();
         list.watchers -= 1;
         if list.watchers == 0 { std::mem::take(&mut list.ended) } else { list.ended.clone() }
@@ -318,5 +331,32 @@ impl Held {
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Leases({})", self.live.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::PAGE_BYTES;
+
+    /// As a batch that is leaked with `mem::forget` does.
+    #[test]
+    fn an_unmapping_that_never_ends_keeps_a_bounded_list_of_what_was_written() {
+        let leases = Leases::default();
+        leases.watch();
+        for at in 0..10_000 {
+            let (iova, len) = (2 * at * PAGE_BYTES, PAGE_BYTES as usize);
+            let written = Arc::new([Written { iova, len, guest_phys: None }]);
+            let revoke = Revoke::Chosen(OnUnmap::Wait);
+            let leased = Leased { first: iova, last: iova, owner: 1, revoke, written };
+            leases.unregister(leases.register(leased));
+        }
+        let kept = leases.lock().ended.clone();
+        assert!(kept.iter().count() <= 1024, "{}", kept.iter().count());
+        // A later unmapping still learns of each page.
+        leases.watch();
+        let pages = leases.unwatch();
+        let has = |page: u64| pages.iter().any(|(first, last)| (first..=last).contains(&page));
+        assert!((0..10_000).all(|at| has(2 * at * PAGE_BYTES)));
     }
 }

@@ -89,6 +89,8 @@ mod lease;
 #[cfg(not(loom))]
 mod logs;
 #[cfg(not(loom))]
+mod page_runs;
+#[cfg(not(loom))]
 mod pin;
 #[cfg(not(loom))]
 mod plain;
