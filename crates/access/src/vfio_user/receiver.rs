@@ -49,6 +49,10 @@ pub(super) struct Receiver {
     files: Files,
 }
 
+/// So many parts of one message are taken before a look at the events and the time. A message that is
+/// too long can have 4 GiB, and its sender need not pause.
+const PARTS_MAX: u32 = 8;
+
 /// Room is made for this many bytes of a payload before they come.
 const PAYLOAD_STEP_BYTES: usize = 64 << 10;
 
@@ -73,20 +77,28 @@ impl Receiver {
         events: &[BorrowedFd<'_>],
         deadline: Option<Instant>,
     ) -> io::Result<Received> {
+        let mut parts_count = 0_u32;
         loop {
             match self.advance(stream) {
                 Ok(Some(received)) => return Ok(received),
-                Ok(None) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    match unix_socket::wait(stream.as_fd(), Interest::Receive, events, deadline)? {
-                        Ready::Socket => {}
-                        Ready::Event(_) | Ready::TimedOut => return Ok(Received::Interrupted),
+                Ok(None) => {
+                    parts_count = parts_count.wrapping_add(1);
+                    if !parts_count.is_multiple_of(PARTS_MAX) {
+                        continue;
+                    }
+                    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                        return Ok(Received::Interrupted);
                     }
                 }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     return Ok(Received::Closed { in_message: self.header_have_bytes > 0 });
                 }
                 Err(error) => return Err(error),
+            }
+            match unix_socket::wait(stream.as_fd(), Interest::Receive, events, deadline)? {
+                Ready::Socket => {}
+                Ready::Event(_) | Ready::TimedOut => return Ok(Received::Interrupted),
             }
         }
     }
@@ -162,5 +174,54 @@ impl Message {
     /// How much memory it holds, roughly.
     pub(super) fn held_bytes(&self) -> usize {
         size_of::<Self>() + self.payload.len() + 64 * self.files.arrived.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use longshore_sys::event_fd;
+
+    use super::super::wire::Command;
+    use super::*;
+
+    /// A socket with the beginning of a message of 4 GiB, and as much of it as the kernel takes.
+    fn much_too_long() -> (UnixStream, UnixStream) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        [&ours, &theirs].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+        let mut header = Header::command(1, Command::Version, 0);
+        header.len_bytes = u32::MAX;
+        theirs.write_all(&header.encode()).unwrap();
+        let mut sent_bytes = 0;
+        while let Ok(len_bytes) = theirs.write(&[7; 32 << 10]) {
+            sent_bytes += len_bytes;
+        }
+        assert!(sent_bytes > 40 << 10, "{sent_bytes}");
+        (ours, theirs)
+    }
+
+    fn is_empty(mut stream: &UnixStream) -> bool {
+        stream.read(&mut [0]).is_err()
+    }
+
+    #[test]
+    fn an_event_ends_the_reading_of_a_message_that_goes_on() {
+        let (ours, _theirs) = much_too_long();
+        let mut receiver = Receiver::new(4096, 8);
+        let event = event_fd::create().unwrap();
+        event_fd::signal(&event).unwrap();
+        let received = receiver.receive(&ours, &[event.as_fd()], None).unwrap();
+        assert!(matches!(received, Received::Interrupted), "{received:?}");
+        assert!(!is_empty(&ours), "all that was there was read first");
+    }
+
+    #[test]
+    fn a_message_that_goes_on_is_not_waited_for_beyond_the_time() {
+        let (ours, _theirs) = much_too_long();
+        let mut receiver = Receiver::new(4096, 8);
+        let received = receiver.receive(&ours, &[], Some(Instant::now())).unwrap();
+        assert!(matches!(received, Received::Interrupted), "{received:?}");
+        assert!(!is_empty(&ours), "all that was there was read first");
     }
 }
