@@ -262,6 +262,9 @@ impl<A: Address> DirtyLog<A> {
     /// remembers (flush the TLBs) and wait for a grace period; after it, every write is logged.
     /// False where the log was running, and then nothing is done.
     ///
+    /// Only other calls of `start` and [`stop`](Self::stop) on this log wait until `publish` returns,
+    /// so `publish` must not make one; writers and harvests do not wait.
+    ///
     /// # Errors
     /// That of `publish`; the log is not running then.
     pub fn start<E>(&self, publish: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
@@ -278,7 +281,8 @@ impl<A: Address> DirtyLog<A> {
     }
 
     /// Stops the log. `publish` as for [`start`](Self::start); after it nothing is marked any more.
-    /// What is marked stays so, and can be harvested. False where the log was not running.
+    /// What is marked stays so, and can be harvested. False where the log was not running. Other calls
+    /// wait for `publish` as for [`start`](Self::start).
     ///
     /// # Errors
     /// That of `publish`. The log is stopped, but sessions may still mark pages.
