@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use longshore_heap::{Heap, Sealing};
-use longshore_load::{Error, Loader, Plan, ReadMode, SourceFile};
+use longshore_load::{Error, Loaded, Loader, Plan, ReadMode, SourceFile};
+use longshore_mem::FileOffset;
+use longshore_sys::page_cache;
 
 const MIB: usize = 1 << 20;
 const AHEAD_BYTES: u64 = 16 << 20;
@@ -51,7 +54,7 @@ impl Fixture {
         file.write_all(content).unwrap();
         file.sync_all().unwrap();
         if cold {
-            longshore_sys::page_cache::evict(&file).unwrap();
+            page_cache::evict(&file).unwrap();
         }
         path
     }
@@ -64,6 +67,34 @@ fn has_direct_io(path: &Path) -> bool {
 
 fn plan(path: &Path) -> Plan {
     Plan::of_path(path).unwrap()
+}
+
+/// Loads while a range of a file is in the page cache, from where the kernel can take it at any time.
+/// Returns `None` if it was never there before and after a load.
+fn load_while_resident(
+    path: &Path,
+    range: Range<usize>,
+    load: impl Fn() -> Loaded,
+) -> Option<Loaded> {
+    let file = File::open(path).unwrap();
+    let (start, len_bytes) = (range.start as u64, range.len() as u64);
+    let pages = len_bytes.div_ceil(longshore_sys::page_size_bytes() as u64);
+    let is_resident = || {
+        let stat = page_cache::stat(&file, FileOffset::new(start), len_bytes);
+        stat.is_ok_and(|stat| stat.cached_pages >= pages)
+    };
+    for _ in 0..100 {
+        file.read_exact_at(&mut vec![0; range.len()], start).unwrap();
+        let was_resident = is_resident();
+        let loaded = load();
+        if was_resident && is_resident() {
+            return Some(loaded);
+        }
+    }
+    println!(
+        "SKIPPED: the page cache does not keep {len_bytes} bytes, or the kernel does not say so"
+    );
+    None
 }
 
 #[test]
@@ -116,9 +147,8 @@ fn a_file_that_is_partly_resident_is_read_both_ways() {
     let fixture = Fixture::new();
     let content = content(20 * MIB + 777);
     let path = fixture.file("file", &content, true);
-    let mut middle = vec![0; 5 * MIB];
-    File::open(&path).unwrap().read_exact_at(&mut middle, 9 * MIB as u64).unwrap();
-    let loaded = Loader::new().heap(Heap::Memfd).load(&plan(&path)).unwrap();
+    let load = || Loader::new().heap(Heap::Memfd).load(&plan(&path)).unwrap();
+    let Some(loaded) = load_while_resident(&path, 9 * MIB..14 * MIB, load) else { return };
     assert!(*loaded.buffer.read().unwrap() == *content);
     let routes = loaded.report.by_route;
     assert!(routes.page_cache >= 4 * MIB as u64, "{routes:?}");
@@ -190,8 +220,10 @@ fn an_open_descriptor_keeps_its_own_mode() {
         plan.push(SourceFile::from_fd(fd).unwrap()).unwrap();
         Loader::new().heap(Heap::Memfd).load(&plan).unwrap()
     };
-    let by_default = load(File::open(&path).unwrap().into());
-    assert_eq!(by_default.report.by_route.page_cache, content.len() as u64, "it is resident");
+    let default = || load(File::open(&path).unwrap().into());
+    if let Some(by_default) = load_while_resident(&path, 0..content.len(), default) {
+        assert_eq!(by_default.report.by_route.page_cache, content.len() as u64, "it is resident");
+    }
     let direct = longshore_sys::file::reopen_direct(File::open(&path).unwrap()).unwrap();
     let as_asked = load(direct);
     assert_eq!(as_asked.report.by_route.direct, content.len() as u64, "O_DIRECT was set on it");
