@@ -20,6 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
 use longshore_access::vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
+use longshore_sys::closing::User;
 use longshore_sys::{event_fd, memfd, unix_socket};
 use longshore_vhost_example::wire::{HEADER_LEN_BYTES, Header, number};
 use longshore_vhost_example::{Counts, Disk, Server};
@@ -156,7 +157,8 @@ fn payload(request: u32, is_raw: bool, bytes: &[u8]) -> Vec<u8> {
 fn answers(socket: &UnixStream) -> usize {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
-    while let Ok(taken) = unix_socket::receive(socket, &mut chunk, &mut Vec::new(), None) {
+    let user = User::of_peer(socket);
+    while let Ok(taken) = unix_socket::receive(socket, user, &mut chunk, &mut Vec::new(), None) {
         if taken.len_bytes == 0 {
             break;
         }

@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "writes to memory whose pages do not come")]
 
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::ptr;
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore_access::Space;
 use longshore_access::vfio_user::client::{Client, NoMemory};
@@ -20,6 +21,7 @@ use longshore_mem::{AddrRange, FileOffset, Iova};
 use longshore_sys::memfd;
 use rustix::event::epoll;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::Uid;
 
 #[expect(dead_code, reason = "the other tests use more of it")]
 #[path = "vfio_user/rig.rs"]
@@ -54,12 +56,96 @@ fn a_file_that_the_client_itself_serves_holds_nothing_up() {
         let mut client = Client::over(ours, NoMemory).unwrap();
         client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), use_by_mmap).unwrap_err();
         let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
-        assert_eq!(ended, Ended::Failed(std::io::ErrorKind::InvalidData));
+        assert_eq!(ended, Ended::Failed(ErrorKind::InvalidData));
     }
 
     drop((mounted, device));
     drop(ManuallyDrop::into_inner(opened));
     daemon.join().unwrap();
+}
+
+/// Two sockets whose other ends are those of this user; `None` where that is not possible.
+fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
+    let made = thread::spawn(move || {
+        let uid = Some(Uid::from_raw(uid));
+        // Of this thread only, which ends.
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        UnixStream::pair()
+    });
+    match made.join().unwrap() {
+        Ok(pair) => Some(pair),
+        Err(error) => {
+            println!("SKIPPED: a connection of user {uid} cannot be made: {error}");
+            None
+        }
+    }
+}
+
+/// A client that is this user's, its server, and how serving it ended.
+fn served_to(uid: u32) -> (Client<NoMemory>, Receiver<Ended>) {
+    let (ours, theirs) = pair_of(uid).expect("it was possible before");
+    let device = rig::device(&rig::Shared::default(), Vec::new());
+    let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
+    (Client::over(ours, NoMemory).unwrap(), told)
+}
+
+#[test]
+fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
+    const HOSTILE: u32 = 12_001;
+    const OTHER: u32 = 12_002;
+    if pair_of(HOSTILE).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
+    let daemon = {
+        let device = device.try_clone().unwrap();
+        thread::spawn(move || fuse::serve_opens(&device, |_| {}))
+    };
+    let path = folder.path().join("memory");
+    let opened = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    // Closing it waits for the daemon.
+    let opened = ManuallyDrop::new(opened);
+    let memory = memfd::create("client", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&memory, 4096).unwrap();
+
+    let (mut before, _told) = served_to(OTHER);
+    let (mut quiet, told_quiet) = served_to(HOSTILE);
+    for kind in [[ErrorKind::InvalidData; 4], [ErrorKind::ResourceBusy; 4]].concat() {
+        let (mut client, told) = served_to(HOSTILE);
+        client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), true).unwrap_err();
+        let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
+        assert_eq!(ended, Ended::Failed(kind));
+    }
+
+    // Without descriptors the user is served, and with good ones it is not.
+    quiet.device_info().unwrap();
+    quiet.dma_map(0x1000, 0x1000, None, true).unwrap();
+    quiet.dma_map(0x2000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap_err();
+    let ended = told_quiet.recv_timeout(PATIENCE).expect("the server goes on");
+    assert_eq!(ended, Ended::Failed(ErrorKind::ResourceBusy));
+
+    // Another user is served as ever.
+    let (mut after, _told) = served_to(OTHER);
+    for client in [&mut before, &mut after] {
+        client.dma_map(0x1000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap();
+        client.device_info().unwrap();
+    }
+
+    // The closes end with the file system, and the user is served again.
+    drop((mounted, device));
+    drop(ManuallyDrop::into_inner(opened));
+    daemon.join().unwrap();
+    let begin = Instant::now();
+    while let Err(error) = {
+        let (mut client, _told) = served_to(HOSTILE);
+        client.dma_map(0x1000, 0x1000, Some((memory.as_fd(), 0)), true)
+    } {
+        assert!(begin.elapsed() < PATIENCE, "closes that have ended are counted: {error}");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A page that does not come, of a file system that this test serves.
@@ -181,5 +267,5 @@ fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
     let ended = told.recv_timeout(PATIENCE);
     absent.end(holder);
     let ended = ended.expect("the server waits for the client's epoll");
-    assert_eq!(ended, Ended::Failed(std::io::ErrorKind::InvalidData));
+    assert_eq!(ended, Ended::Failed(ErrorKind::InvalidData));
 }

@@ -3,19 +3,14 @@
 //! A read, a page fault or even a `close(2)` of a file in a FUSE file system waits for the process
 //! that serves it, for ever if that process likes. The last close of a socket may wait for its peer. So
 //! a server must not touch such a file of a client, and must not close it on a thread that has other
-//! work.
+//! work: [`crate::closing`] closes it.
 
 use std::fs;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 
-use crate::disposal::{self, Disposal};
 use crate::{event_fd, memfd};
 
 /// File systems without a block device that only the kernel answers for.
@@ -115,57 +110,10 @@ fn is_dma_buf(file: BorrowedFd<'_>) -> bool {
     info.is_ok_and(|info| info.lines().any(|line| line.starts_with("exp_name:")))
 }
 
-/// The number of threads that close files and may wait for that.
-static CLOSING: AtomicUsize = AtomicUsize::new(0);
-/// The threads that [`disposal`] has closing files, but for those that have ended.
-static DISPOSALS: Mutex<Vec<Disposal>> = Mutex::new(Vec::new());
-
-/// How many threads may wait in a close before no more descriptors are received.
-const CLOSING_MAX: usize = 4;
-/// How many threads may be closing sockets. Only a file in the queue of a socket delays one of them.
-const DISPOSALS_MAX: usize = 256;
-
-/// Returns `true` if few enough files wait to be closed that more descriptors can be received, all of
-/// which may have to be closed by [`close_without_waiting`].
-pub fn may_receive() -> bool {
-    let mut disposals = DISPOSALS.lock().unwrap_or_else(PoisonError::into_inner);
-    disposals.retain(|disposal| !disposal.has_ended());
-    disposals.len() < DISPOSALS_MAX && CLOSING.load(Ordering::Relaxed) < CLOSING_MAX
-}
-
-/// Closes files without having the caller wait: sockets by [`disposal`], and regular files for which
-/// [`is_answered_by_kernel`] is false on a thread of their own, which ends when their servers have
-/// answered, or are gone.
-///
-/// If no thread can be started, the files stay open.
-pub fn close_without_waiting(files: Vec<OwnedFd>) {
-    let (mut disposable, regular): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| is_disposable(file));
-    let disposed = disposal::dispose(&mut disposable);
-    DISPOSALS.lock().unwrap_or_else(PoisonError::into_inner).extend(disposed);
-    let (local, mut others): (Vec<_>, Vec<_>) =
-        regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
-    drop(local);
-    others.append(&mut disposable);
-    if !others.is_empty() {
-        close_by_thread(others);
-    }
-}
-
-fn close_by_thread(files: Vec<OwnedFd>) {
-    let files = ManuallyDrop::new(files);
-    CLOSING.fetch_add(1, Ordering::Relaxed);
-    let close = move || {
-        drop(ManuallyDrop::into_inner(files));
-        CLOSING.fetch_sub(1, Ordering::Relaxed);
-    };
-    // A failure leaks the files, and the count of them with it.
-    let _ = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;

@@ -35,8 +35,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use crate::closing::User;
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
-use crate::{answering, descriptors, retry_interrupted, signals};
+use crate::{closing, descriptors, retry_interrupted, signals};
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -306,13 +307,26 @@ fn close_range(first: u32, last: u32, flags: libc::c_uint) -> io::Result<()> {
 }
 
 /// A descriptor that an untrusted process has sent or is connected to. When this is dropped, the
-/// descriptor is closed without waiting, as [`answering::close_without_waiting`] does.
-pub struct Disposable<T: Into<OwnedFd>>(ManuallyDrop<T>);
+/// descriptor is closed without waiting, as [`closing::close_without_waiting`] does.
+pub struct Disposable<T: Into<OwnedFd>>(ManuallyDrop<T>, User);
+
+impl<T: Into<OwnedFd> + AsFd> Disposable<T> {
+    /// Takes a socket, and counts its closing for the user at the other end.
+    pub fn new(socket: T) -> Self {
+        let user = User::of_peer(&socket);
+        Self::of_user(socket, user)
+    }
+}
 
 impl<T: Into<OwnedFd>> Disposable<T> {
-    /// Takes a descriptor.
-    pub fn new(descriptor: T) -> Self {
-        Self(ManuallyDrop::new(descriptor))
+    /// Takes a descriptor, and counts its closing for `user`.
+    pub fn of_user(descriptor: T, user: User) -> Self {
+        Self(ManuallyDrop::new(descriptor), user)
+    }
+
+    /// Returns the user for whom the closing is counted.
+    pub fn user(&self) -> User {
+        self.1
     }
 
     /// Returns the descriptor, which is closed like any other from then on.
@@ -347,7 +361,7 @@ impl<T: Into<OwnedFd>> Drop for Disposable<T> {
     fn drop(&mut self) {
         // SAFETY: the field is not used after that.
         let descriptor = unsafe { ManuallyDrop::take(&mut self.0) };
-        answering::close_without_waiting(vec![descriptor.into()]);
+        closing::close_without_waiting(self.1, vec![descriptor.into()]);
     }
 }
 

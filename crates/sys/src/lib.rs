@@ -40,6 +40,7 @@
 mod aio;
 pub mod answering;
 pub mod beneath;
+pub mod closing;
 pub mod descriptors;
 pub mod disposal;
 pub mod dma_buf;

@@ -14,7 +14,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
 };
 
-use crate::answering::{self, may_be_passed_on};
+use crate::answering::may_be_passed_on;
+use crate::closing::{self, User};
 use crate::disposal::Disposable;
 use crate::{descriptors, packet_socket};
 
@@ -57,33 +58,30 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 ///
 /// Only descriptors for which [`may_be_passed_on`] is true are passed on, and connected or unconnected
 /// Unix stream sockets if `sockets` is given, which they are appended to. Reading, mapping or closing
-/// others could wait for ever. They are closed by [`answering::close_without_waiting`], and the call
-/// fails.
+/// others could wait for ever. They are closed by [`closing::close_without_waiting`], and the call
+/// fails. All descriptors that come are counted for `user`: the one at the other end, or the one who
+/// sent this socket.
 ///
 /// # Errors
 /// `WouldBlock` if nothing is there; `InvalidData` for a descriptor that is not passed on;
-/// `ResourceBusy` while too many such descriptors of this process are still being closed; `EMFILE` if
-/// descriptors came and this process has no room for as many as a message can have; those of
-/// `recvmsg(2)`.
+/// `ResourceBusy` if a descriptor is in the queue of the socket while too many of this user are still
+/// being closed; `EMFILE` if one is in the queue and this process has no room for as many as a message
+/// can have; those of `recvmsg(2)`.
 pub fn receive(
     socket: impl AsFd,
+    user: User,
     into: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
     sockets: Option<&mut Vec<Disposable<UnixStream>>>,
 ) -> io::Result<Received> {
     let socket = socket.as_fd();
-    // Received descriptors have to be closed, so this check comes first.
-    if !answering::may_receive() {
-        return Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            "descriptors that clients sent are still being closed, because the processes that serve \
-             their file systems do not answer; end those processes",
-        ));
-    }
-    // The kernel would close descriptors for which there is no room, on this thread.
-    let into = match descriptors::has_room_for_message() {
-        true => into,
-        false => without_descriptors(socket, into)?,
+    let into = if !closing::may_receive(user) {
+        without_descriptors(socket, into, too_many_closing)?
+    } else if !descriptors::has_room_for_message() {
+        // The kernel would close descriptors for which there is no room, on this thread.
+        without_descriptors(socket, into, || Errno::MFILE.into())?
+    } else {
+        into
     };
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(packet_socket::DESCRIPTORS_MAX))];
@@ -101,7 +99,7 @@ pub fn receive(
     let mut descriptors_lost = received.flags.contains(ReturnFlags::CTRUNC);
     if !arrived.is_empty() {
         descriptors_lost |= arrived.len() > DESCRIPTORS_MAX;
-        pass_on(arrived, descriptors, sockets)?;
+        pass_on(arrived, user, descriptors, sockets)?;
     }
     Ok(Received { len_bytes: received.bytes, descriptors_lost })
 }
@@ -110,6 +108,7 @@ pub fn receive(
 /// among them that is not passed on.
 fn pass_on(
     mut arrived: Vec<OwnedFd>,
+    user: User,
     descriptors: &mut Vec<OwnedFd>,
     sockets: Option<&mut Vec<Disposable<UnixStream>>>,
 ) -> io::Result<()> {
@@ -117,7 +116,7 @@ fn pass_on(
         may_be_passed_on(file) || sockets.is_some() && is_stream(file).unwrap_or(false)
     };
     if !arrived.iter().all(is_allowed) {
-        answering::close_without_waiting(arrived);
+        closing::close_without_waiting(user, arrived);
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "a descriptor was sent that is neither memory nor an eventfd (a socket, a pipe, a \
@@ -126,7 +125,7 @@ fn pass_on(
         ));
     }
     if arrived.len() > DESCRIPTORS_MAX {
-        answering::close_without_waiting(arrived.split_off(DESCRIPTORS_MAX));
+        closing::close_without_waiting(user, arrived.split_off(DESCRIPTORS_MAX));
     }
     let Some(sockets) = sockets else {
         descriptors.append(&mut arrived);
@@ -135,7 +134,7 @@ fn pass_on(
     for file in arrived {
         match may_be_passed_on(&file) {
             true => descriptors.push(file),
-            false => sockets.push(Disposable::new(file.into())),
+            false => sockets.push(Disposable::of_user(file.into(), user)),
         }
     }
     Ok(())
@@ -146,8 +145,14 @@ fn is_stream(file: &OwnedFd) -> io::Result<bool> {
         && rustix::net::sockopt::socket_type(file)? == SocketType::STREAM)
 }
 
-/// Returns the beginning of `into` with as many bytes as can be received without a descriptor.
-fn without_descriptors<'i>(socket: BorrowedFd<'_>, into: &'i mut [u8]) -> io::Result<&'i mut [u8]> {
+/// Returns the beginning of `into`, with as many bytes as are in the queue. Fails with `refused` if a
+/// descriptor is in the queue, with these bytes or behind them: the kernel looks at both, and does not
+/// report which it is. Everything stays in the queue.
+fn without_descriptors<'i>(
+    socket: BorrowedFd<'_>,
+    into: &'i mut [u8],
+    refused: fn() -> io::Error,
+) -> io::Result<&'i mut [u8]> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let peeked = crate::retry_interrupted(|| {
         let mut control = RecvAncillaryBuffer::default();
@@ -155,9 +160,17 @@ fn without_descriptors<'i>(socket: BorrowedFd<'_>, into: &'i mut [u8]) -> io::Re
     })?;
     // The kernel reports that there was no room for descriptors.
     if peeked.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(Errno::MFILE.into());
+        return Err(refused());
     }
     Ok(&mut into[..peeked.bytes])
+}
+
+fn too_many_closing() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "earlier descriptors of this user are still being closed, because the processes that serve \
+         their file systems do not answer; end those processes",
+    )
 }
 
 /// Returns whether an error says that descriptors or memory are short at this moment, so that the same
@@ -233,7 +246,16 @@ fn timespec(left: Duration) -> Timespec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::closing::tests::Hung;
     use crate::event_fd;
+
+    fn receive(
+        socket: &UnixStream,
+        into: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> io::Result<Received> {
+        super::receive(socket, User::of_peer(socket), into, descriptors, None)
+    }
 
     #[test]
     fn descriptors_come_with_the_bytes_they_were_sent_with() {
@@ -243,17 +265,17 @@ mod tests {
         assert_eq!(send(&ours, b"second", &[event.as_fd()]).unwrap(), 6);
         let mut descriptors = Vec::new();
         let mut bytes = [0; 5];
-        let first = receive(&theirs, &mut bytes, &mut descriptors, None).unwrap();
+        let first = receive(&theirs, &mut bytes, &mut descriptors).unwrap();
         assert_eq!((first.len_bytes, &bytes, descriptors.len()), (5, b"first", 0));
-        let second = receive(&theirs, &mut bytes, &mut descriptors, None).unwrap();
+        let second = receive(&theirs, &mut bytes, &mut descriptors).unwrap();
         assert_eq!((second.len_bytes, &bytes, descriptors.len()), (5, b"secon", 1));
         event_fd::signal(&descriptors[0]).unwrap();
         assert_eq!(event_fd::drain(&event).unwrap(), 1);
-        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors, None).unwrap().len_bytes, 1);
-        let nothing = receive(&theirs, &mut bytes, &mut descriptors, None).unwrap_err();
+        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors).unwrap().len_bytes, 1);
+        let nothing = receive(&theirs, &mut bytes, &mut descriptors).unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
         drop(ours);
-        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors, None).unwrap().len_bytes, 0);
+        assert_eq!(receive(&theirs, &mut bytes, &mut descriptors).unwrap().len_bytes, 0);
     }
 
     #[test]
@@ -269,9 +291,52 @@ mod tests {
         rustix::net::sendmsg(&ours, &[IoSlice::new(b"x")], &mut control, SendFlags::empty())
             .unwrap();
         let mut descriptors = Vec::new();
-        let received = receive(&theirs, &mut [0; 4], &mut descriptors, None).unwrap();
+        let received = receive(&theirs, &mut [0; 4], &mut descriptors).unwrap();
         assert!(received.descriptors_lost && received.len_bytes == 1);
         assert!(descriptors.len() < many.len());
+    }
+
+    #[test]
+    fn a_socket_that_came_counts_for_the_user_that_sent_it() {
+        let (hung, sender) = Hung::of(4_000_000_004);
+        drop(hung);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let sent = UnixStream::pair().unwrap().0;
+        send(&ours, b"x", &[sent.as_fd()]).unwrap();
+        let (mut descriptors, mut sockets) = (Vec::new(), Vec::new());
+        super::receive(&theirs, sender, &mut [0], &mut descriptors, Some(&mut sockets)).unwrap();
+        assert_eq!((descriptors.len(), sockets.len()), (0, 1));
+        assert_eq!(sockets[0].user(), sender);
+        assert_ne!(User::of_peer(&sockets[0]), sender);
+    }
+
+    #[test]
+    fn descriptors_of_a_user_whose_closes_wait_are_refused_and_bytes_are_not() {
+        let (hung, hostile) = Hung::of(4_000_000_003);
+        let other = User::of_peer(UnixStream::pair().unwrap().0);
+        let event = event_fd::create().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut bytes = [0; 5];
+        let mut descriptors = Vec::new();
+        let mut take = |user| {
+            super::receive(&theirs, user, &mut bytes, &mut descriptors, None).map(|it| it.len_bytes)
+        };
+        assert_eq!(take(hostile).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        send(&ours, b"first", &[]).unwrap();
+        assert_eq!(take(hostile).unwrap(), 5);
+        send(&ours, b"second", &[event.as_fd()]).unwrap();
+        for _ in 0..2 {
+            assert_eq!(take(hostile).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        }
+        assert_eq!(take(other).unwrap(), 5, "another user is received from");
+        assert_eq!(take(hostile).unwrap(), 1, "the rest of the bytes has no descriptor");
+        send(&ours, b"third", &[event.as_fd()]).unwrap();
+        assert_eq!(take(hostile).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        drop(hung);
+        assert_eq!(take(hostile).unwrap(), 5);
+        drop(ours);
+        assert_eq!(take(hostile).unwrap(), 0);
+        assert_eq!(descriptors.len(), 2);
     }
 
     #[test]

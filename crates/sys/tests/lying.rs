@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use longshore_mem::{FileOffset, Granule};
+use longshore_sys::closing::User;
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Backing};
 use longshore_sys::{answering, beneath, event_fd, page_cache, unix_socket};
@@ -54,8 +55,9 @@ fn descriptors_are_asked_for_once() {
     asks_once(&event, |fd| event_fd::drain(fd));
     asks_once(&file, |fd| page_cache::evict(fd));
     let mut files = Vec::new();
+    let user = asks_once(&socket, |fd| Ok(User::of_peer(fd)));
     asks_once(&socket, |fd| {
-        let received = unix_socket::receive(fd, &mut [0], &mut files, None);
+        let received = unix_socket::receive(fd, user, &mut [0], &mut files, None);
         assert_eq!(received.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         Ok(())
     });

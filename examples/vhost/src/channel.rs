@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use longshore_sys::closing::User;
 use longshore_sys::disposal::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
@@ -45,8 +46,10 @@ pub(crate) enum NoMessage {
 
 /// Takes messages from a socket, never a byte of the next one with one. What has come of one stays
 /// where a wait ends early.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Receiver {
+    /// The user for whom descriptors that come are counted.
+    user: User,
     bytes: Vec<u8>,
     descriptors: Vec<OwnedFd>,
     sockets: Vec<Disposable<UnixStream>>,
@@ -57,9 +60,14 @@ pub(crate) struct Receiver {
 const DESCRIPTORS_MAX: usize = 8;
 
 impl Receiver {
+    pub(crate) fn new(user: User) -> Self {
+        let (bytes, descriptors, sockets) = Default::default();
+        Self { user, bytes, descriptors, sockets, takes_sockets: false }
+    }
+
     /// Makes one that takes Unix sockets among the descriptors, too.
-    pub(crate) fn with_sockets() -> Self {
-        Self { takes_sockets: true, ..Self::default() }
+    pub(crate) fn with_sockets(user: User) -> Self {
+        Self { takes_sockets: true, ..Self::new(user) }
     }
 
     pub(crate) fn receive(
@@ -98,7 +106,8 @@ impl Receiver {
         self.bytes.resize(have_bytes + len_bytes, 0);
         let into = &mut self.bytes[have_bytes..];
         let sockets = self.takes_sockets.then_some(&mut self.sockets);
-        let received = unix_socket::receive(socket, into, &mut self.descriptors, sockets);
+        let descriptors = &mut self.descriptors;
+        let received = unix_socket::receive(socket, self.user, into, descriptors, sockets);
         let taken = received.as_ref().map_or(0, |received| received.len_bytes);
         self.bytes.truncate(have_bytes + taken);
         match received {

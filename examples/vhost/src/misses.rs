@@ -152,7 +152,7 @@ impl Shared {
 
     /// Takes replies until the channel is of no use.
     fn receive_all(&self) {
-        let mut receiver = Receiver::default();
+        let mut receiver = Receiver::new(self.socket.user());
         while let Ok(message) = receiver.receive(&self.socket, &self.stop, None) {
             let mut state = self.lock();
             match outcome(&message) {

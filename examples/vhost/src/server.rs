@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longshore_access::Space;
+use longshore_sys::closing::User;
 use longshore_sys::disposal::{self, Disposable};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
@@ -83,7 +84,7 @@ impl Server {
         let space = Space::new().map_err(io::Error::other)?;
         let (disk, counts) = (Arc::clone(&self.disk), self.counts.clone());
         let mut backend = Backend::new(space, disk, counts, self.is_log_left_out);
-        let mut receiver = Receiver::with_sockets();
+        let mut receiver = Receiver::with_sockets(User::of_peer(socket));
         loop {
             let ended = receiver
                 .receive(socket, &self.stop, None)

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use longshore_sys::disposal::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use super::responder::Files;
@@ -73,7 +74,7 @@ impl Receiver {
     /// The next message, or why there is none now.
     pub(super) fn receive(
         &mut self,
-        stream: &UnixStream,
+        stream: &Disposable<UnixStream>,
         events: &[BorrowedFd<'_>],
         deadline: Option<Instant>,
     ) -> io::Result<Received> {
@@ -104,7 +105,7 @@ impl Receiver {
     }
 
     /// Takes what is there of the part that comes next.
-    fn advance(&mut self, stream: &UnixStream) -> io::Result<Option<Received>> {
+    fn advance(&mut self, stream: &Disposable<UnixStream>) -> io::Result<Option<Received>> {
         let mut skipped = [0; 4096];
         let into = if self.header_have_bytes < HEADER_LEN_BYTES {
             &mut self.header[self.header_have_bytes..]
@@ -114,7 +115,8 @@ impl Receiver {
         } else {
             &mut self.payload[self.payload_have_bytes..]
         };
-        let got = unix_socket::receive(stream, into, &mut self.files.arrived, None)?;
+        let arrived = &mut self.files.arrived;
+        let got = unix_socket::receive(stream, stream.user(), into, arrived, None)?;
         self.files.are_lost |= got.descriptors_lost || self.files.arrived.len() > self.files_max;
         // Each byte of a message may bring more.
         self.files.arrived.truncate(self.files_max);
@@ -187,7 +189,7 @@ mod tests {
     use super::*;
 
     /// A socket with the beginning of a message of 4 GiB, and as much of it as the kernel takes.
-    fn much_too_long() -> (UnixStream, UnixStream) {
+    fn much_too_long() -> (Disposable<UnixStream>, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         [&ours, &theirs].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
         let mut header = Header::command(1, Command::Version, 0);
@@ -198,7 +200,7 @@ mod tests {
             sent_bytes += len_bytes;
         }
         assert!(sent_bytes > 40 << 10, "{sent_bytes}");
-        (ours, theirs)
+        (Disposable::new(ours), theirs)
     }
 
     fn is_empty(mut stream: &UnixStream) -> bool {

@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
 use longshore_vhost_example::stop::Stop;
@@ -430,6 +431,7 @@ impl Frontend {
 
 /// A message from the other end.
 pub(crate) fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
+    let user = User::of_peer(socket);
     let exact = |len: usize| {
         let (mut bytes, mut have) = (vec![0; len], 0);
         while have < len {
@@ -437,7 +439,7 @@ pub(crate) fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
             let ready = unix_socket::wait(socket.as_fd(), Interest::Receive, &[], deadline);
             assert_eq!(ready.unwrap(), Ready::Socket, "an answer comes");
             let into = &mut bytes[have..];
-            let taken = unix_socket::receive(socket, into, &mut Vec::new(), None).unwrap();
+            let taken = unix_socket::receive(socket, user, into, &mut Vec::new(), None).unwrap();
             assert_ne!(taken.len_bytes, 0, "the connection ended instead of an answer");
             have += taken.len_bytes;
         }

@@ -1,0 +1,300 @@
+//! Closing descriptors of untrusted processes on other threads, which are counted by user.
+//!
+//! A close can wait for ever. While too many closes of a user wait, no more descriptors of that user are
+//! received. This limit depends on the number of threads that wait to close files of all users:
+//!
+//! ```text
+//!   all users         one user
+//!   less than 64      4
+//!   64 to 255         1
+//!   256               none: descriptors of all users are refused
+//! ```
+//!
+//! Each thread that receives at the same moment can exceed these limits by one. At most four threads of a
+//! user count for all users, so one user id cannot use up the limit of the others. A person who can connect
+//! under 64 user ids can use it up, for example with a range in `/etc/subuid`.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::answering::{is_answered_by_kernel, is_disposable};
+use crate::disposal::{self, Disposal};
+use crate::packet_socket;
+
+/// How many threads may wait in a close for one user.
+const THREADS_PER_USER_MAX: usize = 4;
+/// How many threads may wait for all users before each user may have one at most.
+const THREADS_SHARED_MAX: usize = 64;
+/// How many threads may wait for all users. Those above [`THREADS_SHARED_MAX`] are for users that have
+/// no other.
+const THREADS_MAX: usize = 256;
+/// How many threads may be closing sockets of one user. Only a file in the queue of a socket delays one
+/// of them. There is no limit for all users: connections that end must be closed in any case.
+const DISPOSALS_PER_USER_MAX: usize = 256;
+
+static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
+
+/// A user for whom descriptors that wait to be closed are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct User(u32);
+
+impl User {
+    /// Returns the user at the other end of a connection: the effective one when that process connected,
+    /// listened or made the pair of sockets (`SO_PEERCRED`). For a socket without a peer it is the user
+    /// of this process.
+    ///
+    /// For a socket that an untrusted process sent, use the user who sent it: that process chose who is
+    /// at the other end.
+    pub fn of_peer(socket: impl AsFd) -> Self {
+        let uid = packet_socket::peer(socket).map_or(u32::MAX, |peer| peer.uid);
+        // The kernel reports this one if there is no peer. No user can have it.
+        Self(if uid == u32::MAX { crate::effective_uid() } else { uid })
+    }
+}
+
+/// Returns `true` if few enough files of this user wait to be closed that more descriptors can be
+/// received from it, all of which may have to be closed by [`close_without_waiting`].
+pub fn may_receive(user: User) -> bool {
+    lock().may_receive(user)
+}
+
+/// Closes files of a user without having the caller wait: sockets by [`disposal`], and regular files
+/// for which [`is_answered_by_kernel`] is false on a thread of their own, which ends when their servers
+/// have answered, or are gone.
+///
+/// If no thread can be started, the files stay open.
+pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
+    let (mut disposable, regular): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| is_disposable(file));
+    let disposals = disposal::dispose(&mut disposable);
+    if !disposals.is_empty() {
+        lock().disposals_began(user, disposals);
+    }
+    let (local, mut others): (Vec<_>, Vec<_>) =
+        regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
+    drop(local);
+    others.append(&mut disposable);
+    if !others.is_empty() {
+        close_by_thread(user, others);
+    }
+}
+
+fn close_by_thread(user: User, files: Vec<OwnedFd>) {
+    let files = ManuallyDrop::new(files);
+    lock().thread_began(user);
+    let close = move || {
+        drop(ManuallyDrop::into_inner(files));
+        lock().thread_ended(user);
+    };
+    // A failure leaks the files, and the count of them with it.
+    let _ = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
+}
+
+/// The closes that have not ended, by user.
+#[derive(Debug)]
+struct Accounts {
+    /// How many threads close files and may wait for that, for users that have any.
+    threads: BTreeMap<User, usize>,
+    /// The threads that [`disposal`] has closing sockets. Some of them may have ended.
+    disposals: BTreeMap<User, Vec<Disposal>>,
+}
+
+impl Accounts {
+    const fn new() -> Self {
+        Self { threads: BTreeMap::new(), disposals: BTreeMap::new() }
+    }
+
+    fn may_receive(&mut self, user: User) -> bool {
+        // Threads of a user beyond its limit do not count, so that they take nothing from others.
+        let threads = |count: &usize| (*count).min(THREADS_PER_USER_MAX);
+        let max = match self.threads.values().map(threads).sum() {
+            0..THREADS_SHARED_MAX => THREADS_PER_USER_MAX,
+            THREADS_SHARED_MAX..THREADS_MAX => 1,
+            _ => 0,
+        };
+        if self.threads.get(&user).copied().unwrap_or(0) >= max {
+            return false;
+        }
+        let Some(disposals) = self.disposals.get_mut(&user) else { return true };
+        if disposals.len() >= DISPOSALS_PER_USER_MAX {
+            forget_ended(disposals);
+        }
+        disposals.len() < DISPOSALS_PER_USER_MAX
+    }
+
+    fn thread_began(&mut self, user: User) {
+        *self.threads.entry(user).or_default() += 1;
+    }
+
+    fn thread_ended(&mut self, user: User) {
+        if let Entry::Occupied(mut count) = self.threads.entry(user) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    fn disposals_began(&mut self, user: User, mut disposals: Vec<Disposal>) {
+        self.disposals.retain(|_, disposals| {
+            forget_ended(disposals);
+            !disposals.is_empty()
+        });
+        self.disposals.entry(user).or_default().append(&mut disposals);
+    }
+}
+
+/// Removes disposals that have ended. It looks at no more than that and [`DISPOSALS_PER_USER_MAX`]
+/// others, because a user can have any number of those.
+fn forget_ended(disposals: &mut Vec<Disposal>) {
+    let mut going_on = 0;
+    disposals.retain(|disposal| {
+        let is_kept = going_on >= DISPOSALS_PER_USER_MAX || !disposal.has_ended();
+        going_on += usize::from(is_kept);
+        is_kept
+    });
+}
+
+fn lock() -> MutexGuard<'static, Accounts> {
+    ACCOUNTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// As many closes that wait as one user may have. They end when this is dropped. Each test has a user
+    /// of its own, since the accounts are those of the process.
+    pub(crate) struct Hung(User);
+
+    impl Hung {
+        pub(crate) fn of(uid: u32) -> (Self, User) {
+            let user = User(uid);
+            (0..THREADS_PER_USER_MAX).for_each(|_| lock().thread_began(user));
+            (Self(user), user)
+        }
+    }
+
+    impl Drop for Hung {
+        fn drop(&mut self) {
+            (0..THREADS_PER_USER_MAX).for_each(|_| lock().thread_ended(self.0));
+        }
+    }
+
+    /// Has threads of this user wait for as long as it may have more; returns how many that is.
+    fn hang_all(accounts: &mut Accounts, user: User) -> usize {
+        let mut count = 0;
+        while accounts.may_receive(user) {
+            accounts.thread_began(user);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn threads_that_wait_are_counted_by_user() {
+        let mut accounts = Accounts::new();
+        let (hostile, other) = (User(1), User(2));
+        assert_eq!(hang_all(&mut accounts, hostile), THREADS_PER_USER_MAX);
+        assert!(accounts.may_receive(other));
+        assert_eq!(hang_all(&mut accounts, other), THREADS_PER_USER_MAX);
+        accounts.thread_ended(hostile);
+        assert!(accounts.may_receive(hostile) && !accounts.may_receive(other));
+        (1..THREADS_PER_USER_MAX).for_each(|_| accounts.thread_ended(hostile));
+        (0..THREADS_PER_USER_MAX).for_each(|_| accounts.thread_ended(other));
+        assert!(accounts.threads.is_empty());
+    }
+
+    #[test]
+    fn each_user_has_one_thread_when_those_of_all_users_are_used_up() {
+        let mut accounts = Accounts::new();
+        let mut users = (0..).map(User);
+        let mut waiting = 0;
+        while waiting < THREADS_SHARED_MAX {
+            waiting += hang_all(&mut accounts, users.next().unwrap());
+        }
+        while waiting < THREADS_MAX {
+            assert_eq!(hang_all(&mut accounts, users.next().unwrap()), 1);
+            waiting += 1;
+        }
+        let late = users.next().unwrap();
+        assert!(!accounts.may_receive(late));
+        accounts.thread_ended(User(0));
+        assert!(accounts.may_receive(late) && !accounts.may_receive(User(0)));
+    }
+
+    #[test]
+    fn threads_beyond_the_limit_of_a_user_take_nothing_from_others() {
+        let mut accounts = Accounts::new();
+        (0..2 * THREADS_MAX).for_each(|_| accounts.thread_began(User(1)));
+        assert!(!accounts.may_receive(User(1)));
+        assert_eq!(hang_all(&mut accounts, User(2)), THREADS_PER_USER_MAX);
+    }
+
+    #[test]
+    fn disposals_are_counted_by_user() {
+        let endless = |count| (0..count).map(|_| Disposal::endless()).collect();
+        let mut accounts = Accounts::new();
+        let (hostile, other) = (User(1), User(2));
+        accounts.disposals_began(hostile, endless(DISPOSALS_PER_USER_MAX - 1));
+        assert!(accounts.may_receive(hostile));
+        accounts.disposals_began(hostile, endless(3 * DISPOSALS_PER_USER_MAX));
+        assert!(!accounts.may_receive(hostile) && accounts.may_receive(other));
+        accounts.disposals_began(other, endless(1));
+        assert!(accounts.may_receive(other));
+        assert_eq!(accounts.disposals[&hostile].len(), 4 * DISPOSALS_PER_USER_MAX - 1);
+    }
+
+    /// Waits until `is_done` is true, for the threads that close.
+    fn wait_until(mut is_done: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !is_done() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "a thread does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_close_that_has_ended_is_not_counted() {
+        let user = User(4_000_000_001);
+        for _ in 0..2 * THREADS_PER_USER_MAX {
+            close_without_waiting(user, vec![File::open("/proc/self/mem").unwrap().into()]);
+        }
+        wait_until(|| !lock().threads.contains_key(&user));
+        assert!(may_receive(user));
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_disposal_that_has_ended_is_not_counted() {
+        let user = User(4_000_000_002);
+        for _ in 0..DISPOSALS_PER_USER_MAX {
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            close_without_waiting(user, vec![ours.into()]);
+        }
+        wait_until(|| may_receive(user));
+    }
+
+    #[test]
+    fn the_user_of_a_connection_is_the_one_at_its_other_end() {
+        let own = User(crate::effective_uid());
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert_eq!(User::of_peer(ours), own);
+        let (receiver, _sender) = std::io::pipe().unwrap();
+        assert_eq!(User::of_peer(receiver), own, "it is no socket");
+        let unconnected = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        assert_eq!(User::of_peer(unconnected.unwrap()), own);
+    }
+}
