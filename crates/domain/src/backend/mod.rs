@@ -70,6 +70,9 @@ pub struct Piece<'a> {
 /// The domain decides where things are mapped, and never maps two at one address; a backend only
 /// makes it so. Calls may come from several threads at once, for ranges that do not overlap.
 ///
+/// A backend may take elements of a DMA pool during a call. It may not map by its own domain, because
+/// a domain holds the lock of its bounce buffers of one length while it maps more of them.
+///
 /// # Safety
 /// When [`unmap`](Self::unmap) has returned `Ok`, no device may reach the memory by these addresses,
 /// now or later, until they are mapped again. Devices may write no more than the `prot` of a mapping

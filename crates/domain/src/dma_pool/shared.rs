@@ -11,7 +11,8 @@
 #![expect(unsafe_code, reason = "elements find their pool by its address")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::cache::{self, Cache};
@@ -67,8 +68,8 @@ pub(crate) struct Shared {
     chunks_min: u64,
     cached_max: usize,
     books: Mutex<Books>,
-    /// Held by a thread that makes a chunk, so that others wait for it and do not make one each.
-    growing: Mutex<()>,
+    /// Waiting threads are notified when there are free elements, and when a thread has made a chunk.
+    changed: Condvar,
     caches: Mutex<Caches>,
 }
 
@@ -78,6 +79,10 @@ struct Books {
     shelf: Shelf<Element>,
     /// With those that are being made or freed, and those that could not be unmapped.
     held_chunks: u64,
+    /// The thread that makes a chunk, for which others wait, so that they do not make one each.
+    growing: Option<ThreadId>,
+    /// How many threads wait for it.
+    waiting: usize,
     /// The most elements that were in use or cached.
     peak: u64,
     /// The pool was dropped: idle chunks are freed at once.
@@ -116,7 +121,7 @@ impl Shared {
             chunks_min,
             cached_max: (CACHED_BYTES / element_len).clamp(2, CACHED_MAX as u64) as usize,
             books: Mutex::default(),
-            growing: Mutex::new(()),
+            changed: Condvar::new(),
             caches: Mutex::default(),
         });
         Ok(shared)
@@ -183,11 +188,7 @@ impl Shared {
             return Ok(());
         }
         let _span = span!("grow", element_len = self.element_len(), direction = self.direction);
-        let _growing = lock(&self.growing);
-        // Another thread may have made a chunk meanwhile.
-        if lock(&self.books).take(to) {
-            return Ok(());
-        }
+        let Some(_growing) = Growing::begin(self, to) else { return Ok(()) };
         let Err(error) = self.grow(to) else { return Ok(()) };
         let mut cached = self.collect_cached(false);
         to[0] = cached.pop();
@@ -203,7 +204,7 @@ impl Shared {
             return Err(PoolError::Exhausted { elements, element_len: self.layout.slot_bytes() });
         }
         books.held_chunks += 1;
-        let number = books.shelf.vacancy();
+        let number = books.shelf.reserve();
         drop(books);
         let chunk = self.make_chunk(number);
         let mut books = lock(&self.books);
@@ -211,6 +212,7 @@ impl Shared {
             Ok(chunk) => books.shelf.put(number, chunk),
             Err(error) => {
                 books.held_chunks -= 1;
+                books.shelf.cancel(number);
                 return Err(error);
             }
         }
@@ -244,9 +246,16 @@ impl Shared {
         let mut books = lock(&self.books);
         elements.into_iter().for_each(|element| books.shelf.give(element));
         let is_closed = books.is_closed;
+        self.notify(&books);
         drop(books);
         if is_closed && self.end().is_err() {
             keeper::end_later(&self.domain);
+        }
+    }
+
+    fn notify(&self, books: &Books) {
+        if books.waiting != 0 {
+            self.changed.notify_all();
         }
     }
 
@@ -369,6 +378,40 @@ impl Shared {
     }
 }
 
+/// The turn of a thread that makes a chunk. No lock is held meanwhile, because the backend may be slow
+/// or take elements itself.
+struct Growing<'p> {
+    pool: &'p Shared,
+    before: Option<ThreadId>,
+}
+
+impl<'p> Growing<'p> {
+    /// Waits for elements, and takes some; or for its turn, and takes that. A backend that takes
+    /// elements while it maps a chunk makes another one.
+    fn begin(pool: &'p Shared, to: &mut [Option<Spare>]) -> Option<Self> {
+        let me = thread::current().id();
+        let mut books = lock(&pool.books);
+        while !books.take(to) {
+            if books.growing.is_none_or(|thread| thread == me) {
+                let before = books.growing.replace(me);
+                return Some(Self { pool, before });
+            }
+            books.waiting += 1;
+            books = pool.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
+            books.waiting -= 1;
+        }
+        None
+    }
+}
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        let mut books = lock(&self.pool.books);
+        books.growing = self.before;
+        self.pool.notify(&books);
+    }
+}
+
 impl Books {
     /// Takes free elements of chunks that are there. Returns false if there is none.
     fn take(&mut self, to: &mut [Option<Spare>]) -> bool {
@@ -392,12 +435,16 @@ impl Shared {
     /// Holds all locks.
     pub(super) fn hold(&self) -> impl Drop {
         struct Held<'s>(
-            #[expect(dead_code, reason = "held")]
-            (MutexGuard<'s, Books>, MutexGuard<'s, ()>, MutexGuard<'s, Caches>),
+            #[expect(dead_code, reason = "held")] (MutexGuard<'s, Books>, MutexGuard<'s, Caches>),
         );
         impl Drop for Held<'_> {
             fn drop(&mut self) {}
         }
-        Held((lock(&self.books), lock(&self.growing), lock(&self.caches)))
+        Held((lock(&self.books), lock(&self.caches)))
+    }
+
+    /// How many threads wait while another makes a chunk.
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.books).waiting
     }
 }

@@ -183,8 +183,8 @@ impl Pools {
         if shelf.take(count, &mut to) != 0 {
             return Ok(());
         }
-        let number = shelf.vacancy();
-        let chunk = self.grow(core, kind, number)?;
+        let number = shelf.reserve();
+        let chunk = self.grow(core, kind, number).inspect_err(|_| shelf.cancel(number))?;
         shelf.put(number, chunk);
         let taken = shelf.take(count, &mut to);
         debug_assert!(taken > 0, "a new chunk has free slots");

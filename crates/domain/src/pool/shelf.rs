@@ -10,6 +10,8 @@ use crate::core::Core;
 pub(crate) struct Shelf<T> {
     /// A place is empty after its chunk was freed.
     chunks: Vec<Option<Chunk<T>>>,
+    /// The numbers of chunks that are being made.
+    reserved: Vec<u32>,
 }
 
 /// How many a shelf has.
@@ -22,7 +24,7 @@ pub(crate) struct Stock {
 
 impl<T> Default for Shelf<T> {
     fn default() -> Self {
-        Self { chunks: Vec::new() }
+        Self { chunks: Vec::new(), reserved: Vec::new() }
     }
 }
 
@@ -46,14 +48,26 @@ impl<T> Shelf<T> {
         chunk.expect("a chunk lives while a slot of it does").give(slot);
     }
 
-    /// The number that the next chunk gets.
-    pub(crate) fn vacancy(&self) -> u32 {
-        let vacant = self.chunks.iter().position(Option::is_none);
-        vacant.unwrap_or(self.chunks.len()) as u32
+    /// Returns the number of a chunk that is to be made. It is given to no other until
+    /// [`put`](Self::put) or [`cancel`](Self::cancel).
+    pub(crate) fn reserve(&mut self) -> u32 {
+        let is_vacant = |number: &u32| {
+            let chunk = self.chunks.get(*number as usize);
+            chunk.is_none_or(Option::is_none) && !self.reserved.contains(number)
+        };
+        let number = (0..).find(is_vacant).expect("chunks have addresses, so they are fewer");
+        self.reserved.push(number);
+        number
+    }
+
+    /// Gives back the number of a chunk that could not be made.
+    pub(crate) fn cancel(&mut self, number: u32) {
+        self.reserved.retain(|reserved| *reserved != number);
     }
 
     /// Adds the chunk that was made with that number.
     pub(crate) fn put(&mut self, number: u32, chunk: Chunk<T>) {
+        self.cancel(number);
         let number = number as usize;
         if self.chunks.len() <= number {
             self.chunks.resize_with(number + 1, || None);
