@@ -105,8 +105,9 @@ pub fn is_any(descriptor: impl AsFd) -> io::Result<bool> {
 ///
 /// The kernel signals it as the completion of an operation (`io_submit(2)`), which adds one whatever
 /// mode the eventfd is in and however full it is. Where a process has no AIO, a thread writes, which
-/// harms nothing but this eventfd's signals if it has to wait; dropping the last clone reads the
-/// counter down until that thread is through.
+/// harms nothing but this eventfd's signals if it has to wait. If it still waits when the last clone is
+/// dropped, another thread reads the counter for a second at most, so that it ends; the thread that
+/// drops does not wait.
 #[derive(Clone, Debug)]
 pub struct SharedEvent(Arc<Shared>);
 
@@ -159,14 +160,26 @@ impl SharedEvent {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Another process may fill it again, but cannot win each time.
-        for _ in 0..1000 {
-            if self.owed.load(Ordering::Acquire) == 0 {
-                break;
-            }
-            let _ = drain(&self.event);
-            thread::sleep(Duration::from_millis(1));
+        if self.owed.load(Ordering::Acquire) == 0 {
+            return;
         }
+        // Without a thread, the one that writes waits until another process reads.
+        let (event, owed) = (Arc::clone(&self.event), Arc::clone(&self.owed));
+        let thread = thread::Builder::new().name("eventfd".to_owned());
+        let _ = thread.spawn(move || make_room(&event, &owed));
+    }
+}
+
+/// Reads the counter until the thread that writes to it is through, or for a second. Another process
+/// may fill it again, but cannot win each time.
+fn make_room(event: &OwnedFd, owed: &AtomicU64) {
+    for _ in 0..1000 {
+        // Only a thread that has not written after this time waits for room.
+        thread::sleep(Duration::from_millis(1));
+        if owed.load(Ordering::Acquire) == 0 {
+            break;
+        }
+        let _ = drain(event);
     }
 }
 
@@ -243,16 +256,35 @@ mod tests {
             }
             assert!(owed.load(Ordering::Acquire) > 0, "it waits for room");
             drop(shared);
-            assert_eq!(owed.load(Ordering::Acquire), 0);
+            while owed.load(Ordering::Acquire) > 0 {
+                thread::yield_now();
+            }
 
+            let event = create().unwrap();
             let shared = SharedEvent::new(event.try_clone().unwrap());
-            drain(&event).unwrap();
             shared.signal_by_thread().unwrap();
             let mut count = 0;
             while count == 0 {
                 count = drain(&event).unwrap();
             }
             assert_eq!(count, 1);
+        });
+    }
+
+    #[test]
+    fn dropping_does_not_wait_for_a_thread_that_waits() {
+        in_time(|| {
+            for _ in 0..30 {
+                // A read takes one of a semaphore's counter, so its owner seems to fill it again.
+                let flags = EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC;
+                let event = rustix::event::eventfd(0, flags).unwrap();
+                fill(&event);
+                let shared = SharedEvent::new(event);
+                (0..5_000).for_each(|_| shared.signal_by_thread().unwrap());
+                let owed = Arc::clone(&shared.0.owed);
+                drop(shared);
+                assert!(owed.load(Ordering::Acquire) > 0, "it still waits for room");
+            }
         });
     }
 
