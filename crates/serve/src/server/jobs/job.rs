@@ -1,0 +1,206 @@
+//! What is done on threads: looking for files, loading them, and looking at those that are held.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_heap::{Heap, Sealing, SharedBuffer};
+use longshore_load::plan::PlannedFile;
+use longshore_load::{CancelToken, Loader, Progress};
+use longshore_sys::memfd;
+
+use super::teller::Teller;
+use crate::inodes::Inodes;
+use crate::served::{Found, Freshness, Layout, Looked, Served, Shown};
+use crate::server::users::User;
+
+/// For whom something is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Asker {
+    Client(u64),
+    /// What the server is to hold from the start.
+    Start(usize),
+}
+
+/// What a look is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    For(Asker),
+    /// To find deleted files of all models that are held.
+    FindDeleted,
+    /// To see whether this model is still there.
+    Sweep(u64),
+}
+
+/// A look at the files of a model that is held.
+#[derive(Clone, Debug)]
+pub(in crate::server) struct Sweep {
+    pub(in crate::server) id: u64,
+    /// The files, by the paths that are looked up.
+    pub(in crate::server) found: Found,
+    /// The user that gave these paths, and the paths if they are not the model's own.
+    pub(in crate::server) name: (User, Option<Arc<Found>>),
+    /// Other paths of the model, which are looked up if these do not lead to the files any more.
+    pub(in crate::server) others: VecDeque<(User, Arc<Found>)>,
+}
+
+/// Something to be done.
+#[derive(Debug)]
+pub(in crate::server) enum Job {
+    /// `shown` is what the client has shown; the server itself shows nothing.
+    Look {
+        asker: Asker,
+        path: PathBuf,
+        layout: Layout,
+        shown: Option<Vec<Shown>>,
+    },
+    Load {
+        id: u64,
+        found: Found,
+        cancel: CancelToken,
+    },
+    FindDeleted {
+        models: Vec<(u64, Arc<Inodes>)>,
+    },
+    Sweep(Box<Sweep>),
+}
+
+/// The outcome of a job.
+#[derive(Debug)]
+pub(in crate::server) enum Done {
+    Looked {
+        asker: Asker,
+        looked: Looked,
+    },
+    Progress {
+        id: u64,
+        progress: Progress,
+    },
+    Loaded {
+        id: u64,
+        outcome: longshore_load::Result<LoadedModel>,
+    },
+    /// Models of which a file is deleted.
+    FoundDeleted {
+        models: Vec<u64>,
+    },
+    /// What a look at a model has shown; nothing if it was given up.
+    Swept {
+        id: u64,
+        swept: Option<(Box<Sweep>, Freshness)>,
+    },
+}
+
+/// A model in memory, sealed.
+#[derive(Debug)]
+pub(in crate::server) struct LoadedModel {
+    pub(in crate::server) memory: SharedBuffer,
+    /// Where each file is in it.
+    pub(in crate::server) ranges: Vec<Range<u64>>,
+    pub(in crate::server) elapsed: Duration,
+    pub(in crate::server) pages: String,
+}
+
+/// How models are loaded.
+#[derive(Clone, Debug)]
+pub(in crate::server) struct How {
+    pub(in crate::server) heap: Heap,
+    pub(in crate::server) memory_mode: u32,
+}
+
+/// What became of a job that had no result.
+pub(super) type WithoutResult = Arc<dyn Fn(longshore_load::Error) -> Done + Send + Sync>;
+
+impl Purpose {
+    /// Returns whether models are looked at that are held.
+    pub(super) fn is_sweep(self) -> bool {
+        matches!(self, Self::FindDeleted | Self::Sweep(_))
+    }
+
+    /// The outcome of a look that did not come to an end.
+    pub(super) fn without_result(self, error: longshore_load::Error) -> Done {
+        match self {
+            Self::FindDeleted => Done::FoundDeleted { models: Vec::new() },
+            Self::Sweep(id) => Done::Swept { id, swept: None },
+            Self::For(asker) => Done::Looked { asker, looked: Looked::Failed(error) },
+        }
+    }
+}
+
+impl Job {
+    /// Returns the model that it loads or looks at.
+    #[cfg(test)]
+    pub(super) fn model(&self) -> Option<u64> {
+        match self {
+            Self::Load { id, .. } => Some(*id),
+            Self::Sweep(sweep) => Some(sweep.id),
+            Self::Look { .. } | Self::FindDeleted { .. } => None,
+        }
+    }
+
+    /// What becomes of it where there is no thread to do it, or that thread does not end as it should.
+    pub(super) fn without_result(&self) -> WithoutResult {
+        match self {
+            Self::Look { asker, .. } => {
+                let purpose = Purpose::For(*asker);
+                Arc::new(move |error| purpose.without_result(error))
+            }
+            Self::FindDeleted { .. } => {
+                Arc::new(|error| Purpose::FindDeleted.without_result(error))
+            }
+            Self::Sweep(sweep) => {
+                let purpose = Purpose::Sweep(sweep.id);
+                Arc::new(move |error| purpose.without_result(error))
+            }
+            Self::Load { id, .. } => {
+                let id = *id;
+                Arc::new(move |error| Done::Loaded { id, outcome: Err(error) })
+            }
+        }
+    }
+
+    pub(super) fn run(self, served: &Served, how: &How, teller: &Teller) -> Done {
+        match self {
+            Self::Look { asker, path, layout, shown } => {
+                Done::Looked { asker, looked: served.look(&path, layout, shown.as_deref()) }
+            }
+            Self::FindDeleted { models } => {
+                let deleted = models.iter().filter(|(_, inodes)| inodes.is_any_known_unlinked());
+                Done::FoundDeleted { models: deleted.map(|(id, _)| *id).collect() }
+            }
+            Self::Sweep(sweep) => {
+                let freshness = served.freshness(&sweep.found);
+                Done::Swept { id: sweep.id, swept: Some((sweep, freshness)) }
+            }
+            Self::Load { id, found, cancel } => {
+                let tell = |progress| teller.tell(Done::Progress { id, progress });
+                Done::Loaded { id, outcome: load(how, &found, &cancel, tell) }
+            }
+        }
+    }
+}
+
+fn load(
+    how: &How,
+    found: &Found,
+    cancel: &CancelToken,
+    tell: impl FnMut(Progress),
+) -> longshore_load::Result<LoadedModel> {
+    let plan = Served::plan(found)?;
+    let loader = Loader::new().heap(how.heap.clone()).cancel(cancel).observe(tell);
+    let loaded = loader.load(&plan)?;
+    let memory = loaded.buffer.share(Sealing::Content)?;
+    if let Some(memfd) = memory.memfd() {
+        memfd::set_permissions(memfd, how.memory_mode).map_err(|source| {
+            longshore_load::Error::Process { operation: "setting the memory's permissions", source }
+        })?;
+    }
+    Ok(LoadedModel {
+        memory,
+        ranges: plan.files().iter().map(PlannedFile::buffer_range).collect(),
+        elapsed: loaded.report.elapsed,
+        pages: loaded.report.pages.to_string(),
+    })
+}

@@ -1,0 +1,160 @@
+//! Looks and loads that end late or never.
+
+use std::path::Path;
+use std::time::Duration;
+
+use longshore_heap::Heap;
+use longshore_load::{FormatChoice, Progress};
+use longshore_sys::readiness::{self, Watch};
+
+use super::hung::{HUNG_MAX, HUNG_PER_USER_MAX, LOOK_TIME};
+use super::*;
+use crate::served::{Layout, Looked};
+
+impl Jobs {
+    /// Tells of so many bytes of a load that goes on, as its thread would.
+    pub(in crate::server) fn trickle(&self, model: u64, done_bytes: u64) {
+        let progress = Progress { done_bytes, total_bytes: 1000, elapsed: Duration::ZERO };
+        let ticket = self.loading[&model].ticket;
+        self.teller(ticket).tell(Done::Progress { id: model, progress });
+    }
+}
+
+fn jobs(root: &Path) -> Jobs {
+    let served = Arc::new(Served::new(&[root.to_owned()], &[]).unwrap());
+    Jobs::new(served, How { heap: Heap::Memfd, memory_mode: 0o400 }, 1).unwrap()
+}
+
+fn look(asker: Asker) -> Job {
+    let layout = Layout { format: FormatChoice::Raw, align: None };
+    Job::Look { asker, path: "/absent".into(), layout, shown: Some(Vec::new()) }
+}
+
+#[test]
+fn a_job_whose_thread_panics_is_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let without: WithoutResult = Arc::new(|_| Done::FoundDeleted { models: vec![2] });
+    let panics = |_: &Teller| panic!("as a job of a test does");
+    let ticket = jobs.run(&without, panics);
+    let told = jobs.receiver.recv().unwrap();
+    assert_eq!(told.ticket, ticket);
+    assert!(matches!(&told.done, Done::FoundDeleted { models } if *models == [2]), "{told:?}");
+    assert!(event_fd::drain(&jobs.event).is_ok(), "the server is woken for it");
+    let find = Job::FindDeleted { models: Vec::new() };
+    jobs.begin(User::limited(5), find, Instant::now());
+    assert!(matches!(jobs.receiver.recv().unwrap().done, Done::FoundDeleted { .. }));
+    assert!(jobs.receiver.try_recv().is_err(), "nothing is reported twice");
+}
+
+/// A look whose thread hangs, as far as can be seen from here.
+fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
+    jobs.last_ticket += 1;
+    let (ticket, asker) = (jobs.last_ticket, Asker::Client(1000 + jobs.last_ticket));
+    let look_for = Look { user, purpose: Purpose::For(asker), begun, files: 1 };
+    jobs.to_look.push(user, (look_for, look(asker)));
+    assert!(jobs.to_look.begin().is_some());
+    jobs.looking.insert(ticket, look_for);
+    ticket
+}
+
+/// What comes until a look is over for that client.
+fn looked_for(jobs: &mut Jobs, wanted: u64, now: Instant) -> Looked {
+    loop {
+        for one in jobs.done(now) {
+            match one {
+                Done::Looked { asker, looked } if asker == Asker::Client(wanted) => {
+                    return looked;
+                }
+                _ => {}
+            }
+        }
+        let watch = Watch { fd: jobs.as_fd(), read: true, write: false };
+        readiness::wait(&[watch], None).unwrap();
+    }
+}
+
+fn is_no_answer(looked: &Looked) -> bool {
+    let Looked::Failed(error) = looked else { return false };
+    let source = std::error::Error::source(error).unwrap().to_string();
+    source.contains("did not answer in 20 s")
+}
+
+#[test]
+fn looks_that_do_not_come_back_are_given_up_and_do_not_keep_others_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let (begun, alice) = (Instant::now(), User::limited(1));
+    let late = begun + LOOK_TIME;
+    let hung = [(); 4].map(|()| hang(&mut jobs, alice, begun));
+    jobs.begin(alice, look(Asker::Client(7)), begun + Duration::from_secs(1));
+    assert_eq!(jobs.to_look.waiting().count(), 1, "a user has no more threads");
+    assert_eq!(jobs.next_deadline(), Some(late));
+    assert!(jobs.done(late - Duration::from_secs(1)).is_empty());
+    let given_up = jobs.done(late);
+    assert_eq!(given_up.len(), hung.len());
+    for one in &given_up {
+        let Done::Looked { looked, .. } = one else { panic!("{one:?}") };
+        assert!(is_no_answer(looked), "{looked:?}");
+    }
+    // With them out of the way it is looked for.
+    assert!(matches!(looked_for(&mut jobs, 7, late), Looked::Refused { .. }));
+    // One that comes back after all says nothing, and its thread is no longer counted.
+    let asker = Asker::Client(1000 + hung[0]);
+    jobs.teller(hung[0]).tell(Done::Looked { asker, looked: Looked::Unshown(Vec::new()) });
+    assert!(jobs.done(late).is_empty());
+    assert_eq!(jobs.hung.len(), hung.len() - 1);
+    assert_eq!((jobs.looking.len(), jobs.to_look.running()), (0, 0));
+}
+
+#[test]
+fn looks_at_held_models_that_hang_leave_room_for_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let (begun, alice) = (Instant::now(), User::limited(1));
+    for ticket in 0..HUNG_MAX as u64 {
+        let purpose = Some(Purpose::Sweep(ticket));
+        jobs.hung.insert(ticket, Hung { user: alice, len_bytes: 0, descriptors: 0, purpose });
+    }
+    assert!(jobs.is_sweep_hung(0) && !jobs.is_sweep_hung(1000));
+    jobs.last_ticket = 1000;
+    jobs.begin(alice, Job::FindDeleted { models: Vec::new() }, begun);
+    jobs.begin(alice, look(Asker::Client(7)), begun);
+    assert!(matches!(looked_for(&mut jobs, 7, begun), Looked::Refused { .. }));
+    assert_eq!((jobs.looking.len(), jobs.to_sweep.waiting().count()), (0, 0));
+}
+
+#[test]
+fn threads_that_do_not_come_back_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let begun = Instant::now();
+    let late = begun + LOOK_TIME;
+    let (alice, bob) = (User::limited(1), User::limited(2));
+    for _ in 0..2 {
+        (0..4).for_each(|_| _ = hang(&mut jobs, alice, begun));
+        assert_eq!(jobs.done(late).len(), 4);
+    }
+    assert_eq!(jobs.hung.len(), HUNG_PER_USER_MAX);
+    jobs.begin(alice, look(Asker::Client(7)), late);
+    assert!(is_no_answer(&looked_for(&mut jobs, 7, late)), "it would hang as well");
+    jobs.begin(bob, look(Asker::Client(8)), late);
+    assert!(matches!(looked_for(&mut jobs, 8, late), Looked::Refused { .. }));
+    for user in 10..16 {
+        (0..4).for_each(|_| _ = hang(&mut jobs, User::limited(user), begun));
+        jobs.done(late);
+    }
+    assert_eq!(jobs.hung.len(), HUNG_MAX);
+    jobs.begin(bob, look(Asker::Client(9)), late);
+    assert!(is_no_answer(&looked_for(&mut jobs, 9, late)));
+    // Models that are held are looked at, and files of the server's start are looked for.
+    jobs.begin(bob, Job::FindDeleted { models: Vec::new() }, late);
+    assert_eq!(jobs.looking.len(), 1);
+    while !jobs.done(late).iter().any(|done| matches!(done, Done::FoundDeleted { .. })) {
+        let watch = Watch { fd: jobs.as_fd(), read: true, write: false };
+        readiness::wait(&[watch], None).unwrap();
+    }
+    jobs.begin(bob, look(Asker::Start(0)), late);
+    assert_eq!(jobs.looking.len(), 1);
+    assert_eq!(jobs.next_deadline(), None);
+}
