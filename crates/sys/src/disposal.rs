@@ -11,6 +11,10 @@
 //!   then close the own copies
 //! ```
 //!
+//! A file of FUSE in the queue of a socket can still delay an exiting thread, if the file has data that
+//! is not written back. So a user that has too many such threads has its later sockets taken by a
+//! [`Holder`]: a thread that receives them, and exits only when it is full or is told to.
+//!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
 //! time. These threads use no descriptor of the standard library and run no signal handler, because
 //! a descriptor number means another file there, or none.
@@ -48,10 +52,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// The byte of a message whose descriptors are closed.
 const CLOSE: u8 = 0;
-/// The byte of a message with a socket whose queue is received before.
-const RECEIVE_FIRST: u8 = 1;
-/// More empty messages than can wait in a socket, each of which looks like its end.
-const EMPTY_MESSAGES_MAX: usize = 1024;
+/// The byte of a message with the socket of a [`Holder`].
+const HOLD: u8 = 1;
 
 /// `None` if the kernel refuses: a sandbox, Linux before 5.9, or no descriptors.
 static RECEIVER: OnceLock<Option<Receiver>> = OnceLock::new();
@@ -95,7 +97,7 @@ impl Disposal {
 /// Starts the receiver, if it was not started before. A server calls this before it has any
 /// descriptor of a client. Returns `false` if the kernel refuses.
 pub fn prepare() -> bool {
-    RECEIVER.get_or_init(|| start().ok()).is_some()
+    receiver().is_some()
 }
 
 /// Closes descriptors without waiting for other processes: takes as many as possible out of
@@ -106,56 +108,113 @@ pub fn prepare() -> bool {
 /// This is for sockets, and does not help with files: closing a file of FUSE blocks even if it is not
 /// the last close.
 pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
-    dispose_as(descriptors, CLOSE)
-}
-
-fn dispose_as(descriptors: &mut Vec<OwnedFd>, how: u8) -> Vec<Disposal> {
     let mut disposals = Vec::new();
-    if descriptors.is_empty() || !prepare() {
-        return disposals;
-    }
-    let Some(Some(receiver)) = RECEIVER.get() else { return disposals };
-    if receiver.pid != std::process::id() {
-        return disposals;
-    }
+    let Some(receiver) = receiver() else { return disposals };
     let most = room().clamp(1, DESCRIPTORS_MAX);
     while !descriptors.is_empty() {
         let first = descriptors.len().saturating_sub(most);
-        // Held until the copies here are closed, so that the last close is never one of these.
-        let mut sent = lock(&receiver.sent);
-        if receiver.send(&descriptors[first..], how).is_err() {
-            break;
-        }
-        let thread = Arc::new(AtomicU32::new(0));
-        sent.push_back(Arc::clone(&thread));
-        descriptors.truncate(first);
-        drop(sent);
-        disposals.push(Disposal { thread });
+        let Ok(disposal) = receiver.dispose(descriptors, first, CLOSE) else { break };
+        disposals.push(disposal);
     }
     disposals
 }
 
-/// Closes connections of `SOCK_SEQPACKET` sockets that were shut down, as [`dispose`] does, and
-/// receives their queues before. Closing one with messages in its queue would reset the connection, and
-/// the peer could not read what was sent to it last.
-pub fn dispose_received(connections: &mut Vec<OwnedFd>) -> Vec<Disposal> {
-    dispose_as(connections, RECEIVE_FIRST)
+/// A thread that keeps descriptors open in a table of its own, so that any number of them take neither
+/// further threads nor descriptors of the process. It closes them as [`dispose`] does when this is
+/// dropped.
+#[derive(Debug)]
+pub struct Holder {
+    socket: OwnedFd,
+    /// How many descriptors it has taken.
+    count: usize,
+    /// How many it can take.
+    max: usize,
+    disposal: Disposal,
+}
+
+impl Holder {
+    /// Starts a thread. Returns `None` if the kernel refuses, or descriptors are exhausted.
+    pub fn start() -> Option<Self> {
+        let (socket, theirs) = packet_socket::pair().ok()?;
+        // Two are the socket of the holder, and that of the receiver.
+        let max = room().saturating_sub(2);
+        let disposal = receiver()?.dispose(&mut vec![theirs], 0, HOLD).ok()?;
+        Some(Self { socket, count: 0, max, disposal })
+    }
+
+    /// Takes as many as possible out of `descriptors`. None are left, unless the holder is full or the
+    /// kernel refuses them, as in [`dispose`].
+    pub fn take(&mut self, descriptors: &mut Vec<OwnedFd>) {
+        while !descriptors.is_empty() && !self.is_full() {
+            let most = (self.max - self.count).min(DESCRIPTORS_MAX);
+            let first = descriptors.len().saturating_sub(most);
+            if send(&self.socket, &descriptors[first..], CLOSE).is_err() {
+                return;
+            }
+            self.count += descriptors.len() - first;
+            descriptors.truncate(first);
+        }
+    }
+
+    /// Returns `true` if it can take no more.
+    pub fn is_full(&self) -> bool {
+        self.count >= self.max
+    }
+
+    /// Returns how many descriptors it has taken.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Has the thread close everything.
+    pub fn close(self) -> Disposal {
+        Disposal { thread: Arc::clone(&self.disposal.thread) }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // Seen by the thread also if a forked process has a copy of the socket.
+        packet_socket::shut_down(&self.socket);
+    }
+}
+
+/// Returns the receiver, unless the kernel refuses it or this is a forked process without its thread.
+fn receiver() -> Option<&'static Receiver> {
+    let receiver = RECEIVER.get_or_init(|| start().ok()).as_ref();
+    receiver.filter(|receiver| receiver.pid == std::process::id())
 }
 
 impl Receiver {
-    fn send(&self, descriptors: &[OwnedFd], how: u8) -> io::Result<()> {
-        let rights: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(&rights)) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        retry_interrupted(|| {
-            rustix::net::sendmsg(&self.socket, &[IoSlice::new(&[how])], &mut control, flags)?;
-            Ok(())
-        })
+    /// Sends the descriptors from `first` on to a thread of their own, and closes the copies here.
+    fn dispose(
+        &self,
+        descriptors: &mut Vec<OwnedFd>,
+        first: usize,
+        how: u8,
+    ) -> io::Result<Disposal> {
+        // Held until the copies here are closed, so that the last close is never one of these.
+        let mut sent = lock(&self.sent);
+        send(&self.socket, &descriptors[first..], how)?;
+        let thread = Arc::new(AtomicU32::new(0));
+        sent.push_back(Arc::clone(&thread));
+        descriptors.truncate(first);
+        Ok(Disposal { thread })
     }
+}
+
+fn send(socket: &OwnedFd, descriptors: &[OwnedFd], how: u8) -> io::Result<()> {
+    let rights: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&rights)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    retry_interrupted(|| {
+        rustix::net::sendmsg(socket, &[IoSlice::new(&[how])], &mut control, flags)?;
+        Ok(())
+    })
 }
 
 fn start() -> io::Result<Receiver> {
@@ -229,14 +288,25 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: 
             let id = rustix::thread::gettid().as_raw_nonzero().get();
             disposal.store(id.unsigned_abs(), Ordering::Release);
         }
-        if how == [RECEIVE_FIRST] {
-            let mut room = room().saturating_sub(descriptors.len());
-            let needed = DESCRIPTORS_MAX.min(room / 2);
-            for number in descriptors {
-                // SAFETY: it was received into this thread's table and remains open.
-                let connection = unsafe { BorrowedFd::borrow_raw(number) };
-                receive_queue(connection, &mut room, needed);
-            }
+        if how == [HOLD]
+            && let Some(&number) = descriptors.first()
+        {
+            // SAFETY: it was received into this thread's table and remains open.
+            hold(unsafe { BorrowedFd::borrow_raw(number) });
+        }
+    }
+}
+
+/// Receives all messages of a [`Holder`], until it is dropped.
+fn hold(socket: BorrowedFd<'_>) {
+    loop {
+        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        let waited = retry_interrupted(|| Ok(rustix::event::poll(&mut polled, None)?));
+        match waited.and_then(|_| receive_kept(socket, &mut [0])) {
+            Ok((0, _)) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
         }
     }
 }
@@ -263,18 +333,6 @@ fn receive_kept(socket: impl AsFd, into: &mut [u8]) -> io::Result<(usize, Vec<Ra
 fn room() -> usize {
     // The socket is one of them.
     usize::try_from(descriptors::limit()).unwrap_or(usize::MAX).saturating_sub(1)
-}
-
-/// Receives all messages of a socket that was shut down, or as many as this thread has room for their
-/// descriptors: more than `needed`. A process that may have only a few descriptors needs less than a
-/// message can have, and this thread lingers if a message has more than that.
-fn receive_queue(socket: BorrowedFd<'_>, room: &mut usize, needed: usize) {
-    let mut empty = 0;
-    while *room > needed && empty < EMPTY_MESSAGES_MAX {
-        let Ok((len_bytes, descriptors)) = receive_kept(socket, &mut [0]) else { return };
-        *room = room.saturating_sub(descriptors.len());
-        empty = if len_bytes == 0 { empty + 1 } else { 0 };
-    }
 }
 
 /// Gives this thread a descriptor table of its own, with the descriptors of the old one up to `last`.

@@ -24,9 +24,8 @@ pub const PATH_BYTES_MAX: usize = 107;
 /// The most descriptors that one message can carry: `SCM_MAX_FD` of the kernel's `net/scm.h`.
 pub const DESCRIPTORS_MAX: usize = 253;
 
-/// More empty messages than can wait in a socket: each takes 768 bytes of twice `wmem_max` at most,
-/// which is 208 KiB unless an administrator says otherwise.
-const EMPTY_MESSAGES_MAX: usize = 1024;
+/// How many messages [`drain`] receives.
+const DRAINED_MAX: usize = 64;
 
 /// Who is at the other end of a socket, as it was when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,18 +260,67 @@ pub fn shut_down(socket: impl AsFd) {
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
 }
 
-/// Throws away what was not received on a connection that was shut down. The descriptors in it are
-/// closed by the kernel, which may block for as long as the peer likes.
-pub fn discard(socket: impl AsFd) {
-    // An empty message looks like the end, but there is room for so many only.
-    let mut empty = 0;
-    while empty < EMPTY_MESSAGES_MAX
-        && let Ok(received) =
-            retry_interrupted(
-                || Ok(rustix::net::recv(&socket, &mut [0; 1], RecvFlags::DONTWAIT)?.0),
-            )
-    {
-        empty = if received == 0 { empty + 1 } else { 0 };
+/// Receives messages of a connection that was shut down, up to the first one that has descriptors: those
+/// would have to be closed, which may block for as long as the peer likes. Returns `true` if no message
+/// is left, so that closing the connection does not block, and does not reset it either. After a reset
+/// the peer gets an error before it can read what was sent to it last.
+pub fn drain(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    // With credentials, an empty message can be told from the end.
+    if rustix::net::sockopt::set_socket_passcred(socket, true).is_err() {
+        return false;
+    }
+    for _ in 0..DRAINED_MAX {
+        match first_message(socket) {
+            Ok(First::None) => return true,
+            Ok(First::WithDescriptors) => return false,
+            // An error is reported once.
+            Err(_) => {}
+            Ok(First::WithoutDescriptors) => {
+                let received = || Ok(rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT)?);
+                let _ = retry_interrupted(received);
+            }
+        }
+    }
+    false
+}
+
+/// The first message in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    None,
+    WithoutDescriptors,
+    WithDescriptors,
+}
+
+/// Looks at the first message in the queue of a socket that passes credentials on.
+fn first_message(socket: BorrowedFd<'_>) -> io::Result<First> {
+    // Room for the credentials of `unix(7)`, and not for descriptors.
+    let mut control = [0_u64; 4];
+    let mut byte = 0_u8;
+    let mut parts = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+    // SAFETY: all bytes may be zero: these are integers and pointers to nothing.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let peeked = retry_interrupted(|| {
+        // SAFETY: the kernel writes at most `msg_controllen` bytes to the control buffer and one byte to
+        // the only part, both of which live until the call returns.
+        match unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    });
+    match peeked {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(First::None),
+        Err(error) => Err(error),
+        // The kernel reports that there was no room for them.
+        Ok(()) if message.msg_flags & libc::MSG_CTRUNC != 0 => Ok(First::WithDescriptors),
+        Ok(()) if message.msg_controllen > 0 => Ok(First::WithoutDescriptors),
+        Ok(()) => Ok(First::None),
     }
 }
 
@@ -310,24 +358,41 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_in_the_queue_are_seen_and_closed_without_being_received() {
+    fn messages_before_the_first_descriptor_are_drained() {
         let (ours, theirs) = pair().unwrap();
         let (sent, other) = pair().unwrap();
         let is_open = || receive(&other, &mut [0]).is_err();
         send(&theirs, b"none", None).unwrap();
+        send(&theirs, b"", None).unwrap();
         send(&theirs, b"", Some(sent.as_fd())).unwrap();
         send(&theirs, b"message", Some(sent.as_fd())).unwrap();
         drop(sent);
         assert!(!has_descriptors(&ours), "the first message has none");
-        assert_eq!(receive(&ours, &mut [0; 8]).unwrap().len_bytes, 4);
-        assert!(has_descriptors(&ours) && has_descriptors(&ours) && is_open());
         shut_down(&ours);
         assert!(send(&theirs, b"more", None).is_err());
-        assert!(is_open(), "nothing was closed by that");
-        discard(&ours);
-        assert!(!is_open());
+        assert!(!drain(&ours) && is_open(), "nothing was closed by that");
+        assert!(has_descriptors(&ours), "the messages without descriptors are gone");
+        for expected in [0, 7] {
+            assert_eq!(receive(&ours, &mut [0; 8]).unwrap().len_bytes, expected);
+        }
+        assert!(!is_open() && drain(&ours));
         drop(ours);
         assert_eq!(receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
+    }
+
+    #[test]
+    fn a_connection_of_a_peer_that_is_gone_is_drained() {
+        for messages in [0, 3, DRAINED_MAX] {
+            let (ours, theirs) = pair().unwrap();
+            // Left unread, so that the connection is reset.
+            send(&ours, b"last", None).unwrap();
+            for number in 0..messages {
+                send(&theirs, if number % 2 == 0 { b"" } else { b"x" }, None).unwrap();
+            }
+            drop(theirs);
+            shut_down(&ours);
+            assert_eq!(drain(&ours), messages < DRAINED_MAX);
+        }
     }
 
     #[test]

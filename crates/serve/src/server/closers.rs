@@ -6,8 +6,9 @@
 //! a client.
 //!
 //! Sockets, connections among them, go to threads that exit, in which sockets do not linger
-//! ([`longshore_sys::disposal`]). Only a file in the queue of a socket can delay such a thread: a
-//! user with many of those has later connections closed in batches, by one thread each.
+//! ([`longshore_sys::disposal`]). Connections without descriptors in their queues are closed by one such
+//! thread for all users. Only a file of FUSE in the queue of a socket can delay another one, so each user
+//! has a few of these threads. If all of them are delayed, one more holds all sockets that end later.
 //!
 //! Regular files are closed by a few threads for each user, which may wait. So may the closing of
 //! sockets where the kernel refuses [`longshore_sys::disposal`]. A user with too many files that wait
@@ -19,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use longshore_sys::disposal::{self, Disposal};
+use longshore_sys::disposal::{self, Disposal, Holder};
 use longshore_sys::{answering, packet_socket};
 
 use super::users::User;
@@ -31,10 +32,8 @@ const WAITING_MAX: usize = 300;
 const THREADS_PER_USER_MAX: usize = 16;
 /// How many threads close descriptors of all users at once, before each user has one at most.
 const THREADS_MAX: usize = 512;
-/// How many disposals of one user may go on before its sockets are disposed of in batches.
+/// How many disposals of one user may go on before its sockets are held.
 const DISPOSALS_MAX: usize = 16;
-/// How many sockets of such a user are disposed of at once.
-const BATCH: usize = 32;
 /// The stack of a thread that closes, in bytes: it calls little more than `close(2)`.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -56,6 +55,8 @@ pub(super) struct Closers {
 struct Waiting {
     users: BTreeMap<User, OfUser>,
     threads: usize,
+    /// Connections whose queues are empty.
+    drained: Vec<OwnedFd>,
 }
 
 /// The sockets and descriptors that are to be closed for one user.
@@ -68,20 +69,19 @@ struct OfUser {
     /// How many connections the queue and the threads have.
     connections: usize,
     threads: usize,
-    /// Sockets that were sent and are to be disposed of later: in a batch, or when the kernel has room
-    /// for them.
+    /// Sockets that were sent, and connections, that the kernel has no room to dispose of yet.
     sockets: Vec<OwnedFd>,
-    /// Connections that are to be disposed of later.
-    ended: Vec<OwnedFd>,
     /// Disposals that have not ended.
     disposals: Vec<Disposal>,
+    /// The sockets that ended while there were too many disposals.
+    holder: Option<Holder>,
 }
 
 #[derive(Debug)]
-enum Item {
-    Descriptor(OwnedFd),
+struct Item {
+    file: OwnedFd,
     /// A connection that is shut down, with the messages that were not received.
-    Connection(OwnedFd),
+    is_connection: bool,
 }
 
 impl Closers {
@@ -102,7 +102,9 @@ impl Closers {
         let waiting = lock(&self.waiting);
         let of_user = waiting.users.get(&user);
         of_user.is_none_or(|of_user| {
-            of_user.descriptors + of_user.connections() + of_user.sockets.len() < self.max_per_user
+            let held = of_user.holder.as_ref().map_or(0, Holder::count);
+            let waiting = of_user.descriptors + of_user.connections + of_user.sockets.len();
+            waiting + held < self.max_per_user
         })
     }
 
@@ -111,7 +113,7 @@ impl Closers {
     pub(super) fn may_accept(&self) -> bool {
         let waiting = lock(&self.waiting);
         let of_users = waiting.users.values();
-        of_users.map(|of_user| of_user.connections() + of_user.sockets.len()).sum::<usize>()
+        of_users.map(|of_user| of_user.connections + of_user.sockets.len()).sum::<usize>()
             < self.max
     }
 
@@ -127,7 +129,8 @@ impl Closers {
         of_user.sockets.append(&mut sockets);
         of_user.dispose();
         of_user.descriptors += files.len();
-        of_user.queue.extend(files.into_iter().map(Item::Descriptor));
+        let item = |file| Item { file, is_connection: false };
+        of_user.queue.extend(files.into_iter().map(item));
         self.start(&mut waiting, user);
     }
 
@@ -135,21 +138,29 @@ impl Closers {
     /// without waiting for it.
     pub(super) fn end(&self, user: User, connection: OwnedFd) {
         packet_socket::shut_down(&connection);
+        let is_drained = packet_socket::drain(&connection);
         let mut waiting = lock(&self.waiting);
-        let of_user = waiting.users.entry(user).or_default();
-        if !self.disposes {
-            of_user.connections += 1;
-            of_user.queue.push_back(Item::Connection(connection));
-            return self.start(&mut waiting, user);
+        if is_drained {
+            return waiting.drained.push(connection);
         }
-        of_user.ended.push(connection);
-        of_user.dispose();
+        let of_user = waiting.users.entry(user).or_default();
+        if self.disposes {
+            of_user.sockets.push(connection);
+            of_user.dispose();
+        } else {
+            of_user.connections += 1;
+            of_user.queue.push_back(Item { file: connection, is_connection: true });
+            self.start(&mut waiting, user);
+        }
     }
 
     /// Goes on with what could not be closed before. Returns whether there is nothing to be tried
     /// again.
     pub(super) fn retry(&self) -> bool {
         let mut waiting = lock(&self.waiting);
+        disposal::dispose(&mut waiting.drained);
+        // Closing these does not block.
+        waiting.drained.clear();
         for of_user in waiting.users.values_mut() {
             of_user.forget_ended();
             of_user.dispose();
@@ -158,8 +169,7 @@ impl Closers {
         let users: Vec<User> = waiting.users.keys().copied().collect();
         users.into_iter().for_each(|user| self.start(&mut waiting, user));
         let has_all = |of_user: &OfUser| {
-            let is_disposed = of_user.sockets.is_empty() && of_user.ended.is_empty();
-            is_disposed && (of_user.queue.is_empty() || of_user.threads > 0)
+            of_user.sockets.is_empty() && (of_user.queue.is_empty() || of_user.threads > 0)
         };
         waiting.users.values().all(has_all)
     }
@@ -182,21 +192,28 @@ impl Closers {
 }
 
 impl OfUser {
-    /// Disposes of the sockets that are left, unless they wait for a batch.
+    /// Disposes of the sockets that are left, or holds them.
     fn dispose(&mut self) {
         if self.disposals.len() >= DISPOSALS_MAX {
             self.forget_ended();
         }
-        let count = self.sockets.len() + self.ended.len();
-        if self.disposals.len() < DISPOSALS_MAX || count >= BATCH {
+        if self.disposals.len() < DISPOSALS_MAX {
+            self.disposals.extend(self.holder.take().map(Holder::close));
             self.disposals.extend(disposal::dispose(&mut self.sockets));
-            self.disposals.extend(disposal::dispose_received(&mut self.ended));
+            return;
         }
-    }
-
-    /// How many connections are not closed, except by disposals.
-    fn connections(&self) -> usize {
-        self.connections + self.ended.len()
+        while !self.sockets.is_empty() {
+            let Some(mut holder) = self.holder.take().or_else(Holder::start) else { return };
+            let before = self.sockets.len();
+            holder.take(&mut self.sockets);
+            match holder.is_full() {
+                true => self.disposals.push(holder.close()),
+                false => self.holder = Some(holder),
+            }
+            if self.sockets.len() == before {
+                return;
+            }
+        }
     }
 
     fn forget_ended(&mut self) {
@@ -204,7 +221,7 @@ impl OfUser {
     }
 
     fn is_empty(&self) -> bool {
-        let count = self.descriptors + self.connections() + self.sockets.len();
+        let count = self.descriptors + self.connections + self.sockets.len();
         count + self.threads + self.disposals.len() == 0
     }
 }
@@ -224,26 +241,11 @@ fn close_all(shared: &Mutex<Waiting>, user: User) {
             return;
         };
         drop(waiting);
-        let is_connection = matches!(item, Item::Connection(_));
-        item.close();
+        drop(item.file);
         if let Some(of_user) = lock(shared).users.get_mut(&user) {
-            match is_connection {
+            match item.is_connection {
                 true => of_user.connections -= 1,
                 false => of_user.descriptors -= 1,
-            }
-        }
-    }
-}
-
-impl Item {
-    fn close(self) {
-        match self {
-            Self::Descriptor(descriptor) => drop(descriptor),
-            Self::Connection(socket) => {
-                // If messages were left, the peer would find the connection reset, and not what was
-                // sent to it last.
-                packet_socket::discard(&socket);
-                drop(socket);
             }
         }
     }
@@ -255,7 +257,6 @@ impl Drop for Closers {
     fn drop(&mut self) {
         for of_user in lock(&self.waiting).users.values_mut() {
             mem::forget(mem::take(&mut of_user.sockets));
-            mem::forget(mem::take(&mut of_user.ended));
             if of_user.threads == 0 {
                 mem::forget(mem::take(&mut of_user.queue));
             }

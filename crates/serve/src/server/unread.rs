@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use longshore_sys::packet_socket;
+use longshore_sys::{descriptors, packet_socket};
 
 use super::closers::Closers;
 use super::users::User;
@@ -16,6 +16,9 @@ use super::users::User;
 /// How often the connections are looked at. The kernel reports nothing when a client closes its end of
 /// one that is shut down.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How many messages with descriptors are received of a connection that has ended.
+const RECEIVED_MAX: usize = 64;
 
 /// The connections.
 #[derive(Debug)]
@@ -32,11 +35,7 @@ impl Unread {
     /// Shuts a connection of this user down, and counts it from now on.
     pub(super) fn end(&mut self, user: User, connection: OwnedFd, closers: &Closers, now: Instant) {
         packet_socket::shut_down(&connection);
-        // Descriptors that the client sent are closed now. Its own end can be one of them, and would
-        // stay open as long as this one. Without a descriptor for that the connection only counts longer.
-        if let Ok(copy) = connection.try_clone() {
-            closers.end(user, copy);
-        }
+        close_queued(user, &connection, closers);
         self.connections.push((user, connection));
         self.next_look.get_or_insert(now + LOOK_EVERY);
     }
@@ -71,5 +70,19 @@ impl Unread {
             closers.end(user, socket);
         }
         self.next_look = None;
+    }
+}
+
+/// Closes the descriptors that a client sent on a connection that was shut down. Its own end can be one of
+/// them, and would stay open as long as this one. If they cannot be closed, the connection only counts
+/// longer.
+fn close_queued(user: User, connection: &OwnedFd, closers: &Closers) {
+    for _ in 0..RECEIVED_MAX {
+        let is_drained = packet_socket::drain(connection);
+        if is_drained || !closers.may_send(user) || !descriptors::has_room_for_message() {
+            return;
+        }
+        let Ok(packet) = packet_socket::receive(connection, &mut [0]) else { return };
+        closers.close(user, packet.descriptors);
     }
 }

@@ -286,9 +286,9 @@ fn send_all(client: &Raw, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
 fn greeted(rig: &Rig) -> Option<Raw> {
     let client = rig.raw();
     let hello = Request::Hello { version: VERSION }.encode();
-    // It may have been refused and disconnected: the reset is before the refusal.
+    // It may have been refused and disconnected.
     let _ = packet_socket::send(&client.0, &hello, None);
-    match client.hear().or_else(|| client.hear()) {
+    match client.hear() {
         Some(Reply::Welcome { .. }) => Some(client),
         Some(Reply::Refused { reason: Reason::TooMany, .. }) => None,
         other => panic!("{other:?}"),

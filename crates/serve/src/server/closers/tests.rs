@@ -45,6 +45,12 @@ fn queued() -> (OwnedFd, OwnedFd, OwnedFd) {
     (ours, theirs, other)
 }
 
+/// Receives the end of a connection, which comes after an error if messages were left in its queue.
+fn expect_end(peer: &OwnedFd) {
+    let receive = || packet_socket::receive(peer, &mut [0]);
+    assert_eq!(receive().or_else(|_| receive()).unwrap().len_bytes, 0);
+}
+
 fn is_open(peer: &OwnedFd) -> bool {
     packet_socket::receive(peer, &mut [0]).is_err()
 }
@@ -62,42 +68,67 @@ fn without_a_thread_descriptors_are_kept_and_closed_later() {
     assert!(closers.retry());
     wait(|| is_idle(&closers));
     assert!(!is_open(&other), "the descriptor that was queued is closed");
-    assert_eq!(packet_socket::receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
+    expect_end(&theirs);
 }
 
 #[test]
-fn a_connection_is_disposed_of_without_a_reset() {
+fn a_connection_is_disposed_of_with_what_is_queued() {
     let closers = Closers::new(10);
     let (ours, theirs, other) = queued();
+    packet_socket::send(&ours, b"last", None).unwrap();
     closers.end(User::limited(7), ours);
     wait(|| is_idle(&closers));
     assert!(!is_open(&other), "the descriptor that was queued is closed");
-    assert_eq!(packet_socket::receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
+    let mut bytes = [0; 4];
+    let last = packet_socket::receive(&theirs, &mut bytes);
+    let reset = last.unwrap_err().raw_os_error();
+    assert_eq!(reset, Some(rustix::io::Errno::CONNRESET.raw_os_error()));
+    packet_socket::receive(&theirs, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"last", "it is read after the error");
+    expect_end(&theirs);
 }
 
 #[test]
-fn sockets_of_a_user_whose_disposals_wait_are_closed_in_batches() {
+fn a_connection_without_descriptors_is_closed_without_a_reset() {
+    let closers = Closers::new(10);
+    let (ours, theirs) = packet_socket::pair().unwrap();
+    packet_socket::send(&theirs, b"not received", None).unwrap();
+    packet_socket::send(&ours, b"last", None).unwrap();
+    closers.end(User::limited(7), ours);
+    assert!(lock(&closers.waiting).users.is_empty(), "no user waits for it");
+    let mut bytes = [0; 4];
+    packet_socket::receive(&theirs, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"last");
+    expect_end(&theirs);
+    assert!(closers.retry());
+    wait(|| packet_socket::send(&theirs, b"x", None).is_err());
+}
+
+#[test]
+fn sockets_of_a_user_whose_disposals_wait_are_held() {
+    /// More than one message has, and less than a thread can have.
+    const COUNT: usize = 300;
     let closers = Closers::new(1000);
     let user = User::limited(7);
-    let begin = |peers: &mut Vec<OwnedFd>| {
-        let (ours, theirs, _) = queued();
-        closers.end(user, ours);
-        peers.push(theirs);
-    };
-    let mut peers = Vec::new();
     let stuck = (0..DISPOSALS_MAX).map(|_| Disposal::endless()).collect();
     lock(&closers.waiting).users.entry(user).or_default().disposals = stuck;
-    (1..BATCH).for_each(|_| begin(&mut peers));
-    assert!(!closers.retry() && peers.iter().all(|peer| !is_open(peer)), "shut down at once");
-    assert_eq!(lock(&closers.waiting).users[&user].ended.len(), BATCH - 1);
-    begin(&mut peers);
-    assert_eq!(lock(&closers.waiting).users[&user].ended.len(), 0);
-    wait(|| {
-        closers.retry();
-        lock(&closers.waiting).users[&user].disposals.len() == DISPOSALS_MAX
-    });
-    assert!(closers.may_accept() && closers.may_send(user));
-    for peer in &peers {
-        assert_eq!(packet_socket::receive(peer, &mut [0]).unwrap().len_bytes, 0, "no reset");
+    let mut others = Vec::new();
+    for _ in 0..COUNT {
+        let (ours, theirs, other) = queued();
+        closers.end(user, ours);
+        assert!(!is_open(&theirs), "shut down at once");
+        others.push(other);
     }
+    assert!(closers.retry(), "none waits here");
+    {
+        let waiting = lock(&closers.waiting);
+        let of_user = &waiting.users[&user];
+        assert!(of_user.sockets.is_empty() && of_user.holder.is_some());
+        assert_eq!(of_user.disposals.len(), DISPOSALS_MAX, "no further thread");
+    }
+    assert!(!closers.may_send(user) && closers.may_send(User::limited(8)) && closers.may_accept());
+    assert!(others.iter().all(is_open), "what is queued is not closed");
+    lock(&closers.waiting).users.get_mut(&user).unwrap().disposals.clear();
+    wait(|| is_idle(&closers));
+    assert!(closers.may_send(user) && !others.iter().any(is_open));
 }
