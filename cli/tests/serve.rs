@@ -488,56 +488,68 @@ fn a_user_has_as_much_as_the_options_say() {
     fixture.client(&["serve", "--root", "/", "--max-loads-per-user", "3"]).expect(2, &["1..=2"]);
 }
 
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server that may have so many descriptors.
+fn with_descriptors(fixture: &Fixture, count: u64) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("ulimit -n {count}; exec \"$@\"");
+    command.args(["-c", &script, "sh", LONGSHORE, "serve", "--json", "--root"]);
+    command.arg(fixture.path("root")).arg("--socket").arg(fixture.socket());
+    command::inherit_no_descriptors(&mut command);
+    command
+}
+
 #[test]
 fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 1000);
-    let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -n 40; exec \"$@\"", "sh", LONGSHORE, "serve", "--json", "--root"]);
-    command.arg(fixture.path("root")).arg("--socket").arg(fixture.socket());
-    command::inherit_no_descriptors(&mut command);
-    let serving = Serving::start(command);
+    let serving = Serving::start(with_descriptors(&fixture, 512));
     let path = path.to_str().unwrap();
-    let (mut holders, mut refused) = (Vec::new(), 0);
-    for _ in 0..24 {
-        let mut command = fixture.command(&["attach", path, "--hold", "--json"]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let told: Value = serde_json::from_str(&line).unwrap();
-        if told["exit_code"] == 32 {
-            // The limit of half of what it may have, or nothing left to receive a file by.
-            let error = told["error"].as_str().unwrap();
-            let words = ["no more can be", "no descriptors left"];
-            assert!(words.iter().any(|words| error.contains(words)), "{told}");
-            child.wait().unwrap();
-            refused += 1;
-        } else {
-            assert_eq!(told["bytes"], 1000, "{told}");
-            holders.push(child);
-        }
-    }
-    // Half of what it may have, but for the room that it keeps to receive descriptors.
-    assert!((18..=20).contains(&holders.len()), "{} are held", holders.len());
-    assert_eq!(holders.len() + refused, 24);
-    // As many as are taken: now nothing can be opened, not even for a list.
+    let mut command = fixture.command(&["attach", path, "--hold", "--json"]);
+    let mut holder = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(holder.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("1000"), "{line}");
     let pid = rustix::process::Pid::from_child(&serving.child);
-    let limit = |count| rustix::process::Rlimit { current: Some(count), maximum: Some(40) };
+    let limit = |count| rustix::process::Rlimit { current: Some(count), maximum: Some(512) };
     let nofile = rustix::process::Resource::Nofile;
-    let gone = holders.pop().map(|mut child| (child.kill().unwrap(), child.wait().unwrap()));
-    assert!(gone.is_some());
-    wait_until(|| fixture.client(&["ls"]).code == 0);
-    rustix::process::prlimit(Some(pid), nofile, limit(25)).unwrap();
+    // Not enough for all descriptors that a message can have: a list needs none.
+    rustix::process::prlimit(Some(pid), nofile, limit(200)).unwrap();
+    fixture.client(&["attach", path]).expect(32, &["no descriptors left"]);
+    assert_eq!(fixture.client(&["ls"]).code, 0);
+    // Not even enough to accept a connection.
+    let is_open = |number: &u64| {
+        fs::symlink_metadata(format!("/proc/{}/fd/{number}", serving.child.id())).is_ok()
+    };
+    let first_free = (0..).find(|number| !is_open(number)).unwrap();
+    rustix::process::prlimit(Some(pid), nofile, limit(first_free)).unwrap();
     fixture.client(&["ls"]).expect(32, &["no descriptors left"]);
-    rustix::process::prlimit(Some(pid), nofile, limit(40)).unwrap();
-    wait_until(|| fixture.client(&["ls"]).code == 0);
-    for mut child in holders {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    rustix::process::prlimit(Some(pid), nofile, limit(512)).unwrap();
+    wait_until(|| fixture.client(&["attach", path]).code == 0);
+    drop(holder);
     wait_until(|| fixture.client(&["ls"]).stdout.contains("nothing is held"));
-    assert_eq!(fixture.client(&["attach", path]).code, 0);
     serving.stop();
+}
+
+#[test]
+fn a_server_with_too_few_descriptors_does_not_start() {
+    let fixture = Fixture::new();
+    fixture.model("model.bin", 1000);
+    let output = with_descriptors(&fixture, 511).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(32), "{said}");
+    assert!(said.contains("may have 511 descriptors, and a server needs 512"), "{said}");
+    assert!(said.contains("LimitNOFILE="), "{said}");
+    assert!(!fixture.socket().exists());
 }
 
 fn wait_until(mut is_it: impl FnMut() -> bool) {

@@ -179,6 +179,17 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// The process may have too few descriptors to serve.
+    #[error(
+        "this process may have {limit} descriptors, and a server needs {needed} or more; raise the \
+         hard limit of open files ('ulimit -Hn', LimitNOFILE= in its unit)"
+    )]
+    TooFewDescriptors {
+        /// The limit (`RLIMIT_NOFILE`).
+        limit: u64,
+        /// The lowest limit that is enough.
+        needed: u64,
+    },
     /// A file could not be loaded.
     #[error(transparent)]
     Load(#[from] load::Error),

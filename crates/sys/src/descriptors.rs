@@ -6,9 +6,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::packet_socket;
 
-/// How many descriptors other threads may open between the moment at which room is looked for and
-/// that at which a message is received.
-const ROOM_FOR_OTHERS: u64 = 16;
+/// How many descriptors must be free before a message is received: as many as it can have, and those that
+/// other threads may open between the moment at which room is looked for and that at which the message is
+/// received.
+pub const ROOM_FOR_MESSAGE: u64 = packet_socket::DESCRIPTORS_MAX as u64 + 16;
 
 /// Returns how many descriptors this process may have.
 pub fn limit() -> u64 {
@@ -35,12 +36,9 @@ pub fn open_count() -> io::Result<u64> {
 }
 
 /// Returns `true` if there is room for all descriptors that a message can have. The kernel would close
-/// the others on the thread that receives the message. A process that may have only a few descriptors
-/// needs less room: an eighth of them.
+/// the others on the thread that receives the message, which may block.
 pub fn has_room_for_message() -> bool {
-    let limit = limit();
-    let needed = (packet_socket::DESCRIPTORS_MAX as u64 + ROOM_FOR_OTHERS).min(limit / 8);
-    open_count().is_ok_and(|open| open + needed <= limit)
+    open_count().is_ok_and(|open| open + ROOM_FOR_MESSAGE <= limit())
 }
 
 /// Raises the limit as far as it goes without a privilege, and returns it.

@@ -47,6 +47,9 @@ use crate::shelf::Keep;
 pub use events::Event;
 pub use stop::Stop;
 
+/// How many descriptors a server must be allowed: half of them are for a message of a client.
+const DESCRIPTORS_MIN: u64 = 512;
+
 /// What is served, and within which bounds.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -119,7 +122,8 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::CannotServe`] for a root or file that is none, where there is nothing to serve, and
-    /// for a heap that cannot be sealed; [`Error::Kernel`] where descriptors are exhausted.
+    /// for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`] where
+    /// descriptors are exhausted.
     pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
         if options.roots.is_empty() && options.files.is_empty() {
             let reason = "nothing is named: give a --root or a file".to_owned();
@@ -135,8 +139,12 @@ impl Server {
         let served = Arc::new(Served::new(&options.roots, &files)?);
         // Before there is a descriptor of a client.
         disposal::prepare();
-        // A descriptor for each client, as many again for everything else.
         let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());
+        if limit < DESCRIPTORS_MIN {
+            return Err(Error::TooFewDescriptors { limit, needed: DESCRIPTORS_MIN });
+        }
+        // A descriptor for each client, as many again for everything else, and room for one message.
+        let limit = limit - descriptors::ROOM_FOR_MESSAGE;
         let clients_max = options.clients_max.min(usize::try_from(limit / 2).unwrap_or(usize::MAX));
         let options = Options { files, clients_max, ..options };
         // Of that, half for the files and the memory of models that are not those of root and of the

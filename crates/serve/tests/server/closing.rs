@@ -283,7 +283,7 @@ fn models_of_one_user_do_not_take_all_descriptors() {
         }
         panic!("{} models are attached", clients.len())
     });
-    assert!(refused.contains("user 2002 may have 128 for models"), "{refused}");
+    assert!(refused.contains("user 2002 may have 94 for models"), "{refused}");
     assert!(refused.contains("'ulimit -n' (LimitNOFILE= in its unit)"), "{refused}");
     server.serves_alice();
     server.stop();
