@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::answering::{is_answered_by_kernel, is_disposable};
-use crate::disposal::{self, Disposal};
+use crate::disposal::Disposals;
 use crate::packet_socket;
 
 /// How many threads may wait in a close for one user.
@@ -32,9 +32,8 @@ const THREADS_SHARED_MAX: usize = 64;
 /// How many threads may wait for all users. Those above [`THREADS_SHARED_MAX`] are for users that have
 /// no other.
 const THREADS_MAX: usize = 256;
-/// How many threads may be closing sockets of one user. Only a file in the queue of a socket delays one
-/// of them. There is no limit for all users: connections that end must be closed in any case.
-const DISPOSALS_PER_USER_MAX: usize = 256;
+/// How many sockets of one user may be held because threads that close others wait.
+const HELD_PER_USER_MAX: usize = 256;
 
 static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
 
@@ -62,7 +61,7 @@ pub fn may_receive(user: User) -> bool {
     lock().may_receive(user)
 }
 
-/// Closes files of a user without having the caller wait: sockets by [`disposal`], and regular files
+/// Closes files of a user without having the caller wait: sockets by [`crate::disposal`], and regular files
 /// for which [`is_answered_by_kernel`] is false on a thread of their own, which ends when their servers
 /// have answered, or are gone.
 ///
@@ -70,10 +69,7 @@ pub fn may_receive(user: User) -> bool {
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     let (mut disposable, regular): (Vec<_>, Vec<_>) =
         files.into_iter().partition(|file| is_disposable(file));
-    let disposals = disposal::dispose(&mut disposable);
-    if !disposals.is_empty() {
-        lock().disposals_began(user, disposals);
-    }
+    lock().dispose(user, &mut disposable);
     let (local, mut others): (Vec<_>, Vec<_>) =
         regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
     drop(local);
@@ -99,8 +95,8 @@ fn close_by_thread(user: User, files: Vec<OwnedFd>) {
 struct Accounts {
     /// How many threads close files and may wait for that, for users that have any.
     threads: BTreeMap<User, usize>,
-    /// The threads that [`disposal`] has closing sockets. Some of them may have ended.
-    disposals: BTreeMap<User, Vec<Disposal>>,
+    /// The sockets that are being closed.
+    disposals: BTreeMap<User, Disposals>,
 }
 
 impl Accounts {
@@ -120,10 +116,11 @@ impl Accounts {
             return false;
         }
         let Some(disposals) = self.disposals.get_mut(&user) else { return true };
-        if disposals.len() >= DISPOSALS_PER_USER_MAX {
-            forget_ended(disposals);
+        if disposals.held() >= HELD_PER_USER_MAX {
+            // The threads may have ended.
+            disposals.dispose(&mut Vec::new());
         }
-        disposals.len() < DISPOSALS_PER_USER_MAX
+        disposals.held() < HELD_PER_USER_MAX
     }
 
     fn thread_began(&mut self, user: User) {
@@ -139,24 +136,16 @@ impl Accounts {
         }
     }
 
-    fn disposals_began(&mut self, user: User, mut disposals: Vec<Disposal>) {
+    /// Disposes of as many sockets of a user as possible, and goes on with those of all users.
+    fn dispose(&mut self, user: User, sockets: &mut Vec<OwnedFd>) {
+        if !sockets.is_empty() {
+            self.disposals.entry(user).or_default().dispose(sockets);
+        }
         self.disposals.retain(|_, disposals| {
-            forget_ended(disposals);
-            !disposals.is_empty()
+            disposals.dispose(&mut Vec::new());
+            !disposals.have_ended()
         });
-        self.disposals.entry(user).or_default().append(&mut disposals);
     }
-}
-
-/// Removes disposals that have ended. It looks at no more than that and [`DISPOSALS_PER_USER_MAX`]
-/// others, because a user can have any number of those.
-fn forget_ended(disposals: &mut Vec<Disposal>) {
-    let mut going_on = 0;
-    disposals.retain(|disposal| {
-        let is_kept = going_on >= DISPOSALS_PER_USER_MAX || !disposal.has_ended();
-        going_on += usize::from(is_kept);
-        is_kept
-    });
 }
 
 fn lock() -> MutexGuard<'static, Accounts> {
@@ -240,17 +229,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn disposals_are_counted_by_user() {
-        let endless = |count| (0..count).map(|_| Disposal::endless()).collect();
+    #[cfg(not(miri))]
+    fn sockets_that_cannot_be_closed_are_counted_by_user() {
+        let sockets = |count| (0..count).map(|_| UnixStream::pair().unwrap().0.into()).collect();
         let mut accounts = Accounts::new();
         let (hostile, other) = (User(1), User(2));
-        accounts.disposals_began(hostile, endless(DISPOSALS_PER_USER_MAX - 1));
+        accounts.disposals.insert(hostile, Disposals::endless());
+        accounts.dispose(hostile, &mut sockets(HELD_PER_USER_MAX - 1));
         assert!(accounts.may_receive(hostile));
-        accounts.disposals_began(hostile, endless(3 * DISPOSALS_PER_USER_MAX));
+        accounts.dispose(hostile, &mut sockets(2));
         assert!(!accounts.may_receive(hostile) && accounts.may_receive(other));
-        accounts.disposals_began(other, endless(1));
+        accounts.dispose(other, &mut sockets(1));
         assert!(accounts.may_receive(other));
-        assert_eq!(accounts.disposals[&hostile].len(), 4 * DISPOSALS_PER_USER_MAX - 1);
+        assert_eq!(accounts.disposals[&hostile].held(), HELD_PER_USER_MAX + 1);
     }
 
     /// Waits until `is_done` is true, for the threads that close.
@@ -276,11 +267,14 @@ pub(crate) mod tests {
     #[cfg(not(miri))]
     fn a_disposal_that_has_ended_is_not_counted() {
         let user = User(4_000_000_002);
-        for _ in 0..DISPOSALS_PER_USER_MAX {
+        for _ in 0..HELD_PER_USER_MAX {
             let (ours, _theirs) = UnixStream::pair().unwrap();
             close_without_waiting(user, vec![ours.into()]);
         }
-        wait_until(|| may_receive(user));
+        wait_until(|| {
+            lock().dispose(user, &mut Vec::new());
+            !lock().disposals.contains_key(&user)
+        });
     }
 
     #[test]

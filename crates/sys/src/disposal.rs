@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A file of FUSE in the queue of a socket can still delay an exiting thread, if the file has data that
-//! is not written back. So a user that has too many such threads has its later sockets taken by a
-//! [`Holder`]: a thread that receives them, and exits only when it is full or is told to.
+//! is not written back. So [`Disposals`] has a few such threads for each user at most. If all of them are
+//! delayed, one more thread receives further sockets, and exits only when its table is full or one of the
+//! others has ended.
 //!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
 //! time. These threads use no descriptor of the standard library and run no signal handler, because
@@ -50,6 +51,9 @@ const STACK_BYTES: usize = 64 << 10;
 /// The time after which the receiver tries again if there is no thread or memory for now.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
+/// How many threads of one user may be closing sockets before its sockets are held.
+const THREADS_MAX: usize = 16;
+
 /// The byte of a message whose descriptors are closed.
 const CLOSE: u8 = 0;
 /// The byte of a message with the socket of a [`Holder`].
@@ -77,8 +81,7 @@ pub struct Disposal {
 
 impl Disposal {
     /// Returns one that never ends, for tests.
-    #[doc(hidden)]
-    pub fn endless() -> Self {
+    fn endless() -> Self {
         Self { thread: Arc::default() }
     }
 
@@ -119,11 +122,68 @@ pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
     disposals
 }
 
+/// The sockets of one user that are being closed.
+#[derive(Debug, Default)]
+pub struct Disposals {
+    /// Those that may not have ended.
+    threads: Vec<Disposal>,
+    /// The sockets that came while there were too many of these.
+    holder: Option<Holder>,
+}
+
+impl Disposals {
+    /// Returns some that never end, as many as a user may have, for tests.
+    #[doc(hidden)]
+    pub fn endless() -> Self {
+        Self { threads: (0..THREADS_MAX).map(|_| Disposal::endless()).collect(), holder: None }
+    }
+
+    /// Closes descriptors as [`dispose`] does, with a bounded number of threads. Also goes on with those
+    /// that were taken before, if threads have ended since.
+    pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) {
+        if self.threads.len() >= THREADS_MAX {
+            self.forget_ended();
+        }
+        if self.threads.len() < THREADS_MAX {
+            self.threads.extend(self.holder.take().map(Holder::close));
+            self.threads.extend(dispose(descriptors));
+            return;
+        }
+        while !descriptors.is_empty() {
+            let Some(mut holder) = self.holder.take().or_else(Holder::start) else { return };
+            let before = descriptors.len();
+            holder.take(descriptors);
+            match holder.is_full() {
+                true => self.threads.push(holder.close()),
+                false => self.holder = Some(holder),
+            }
+            if descriptors.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        self.threads.retain(|disposal| !disposal.has_ended());
+    }
+
+    /// Returns how many descriptors wait for a thread to end.
+    pub fn held(&self) -> usize {
+        self.holder.as_ref().map_or(0, |holder| holder.count)
+    }
+
+    /// Returns `true` if everything is closed.
+    pub fn have_ended(&mut self) -> bool {
+        self.forget_ended();
+        self.threads.is_empty() && self.holder.is_none()
+    }
+}
+
 /// A thread that keeps descriptors open in a table of its own, so that any number of them take neither
 /// further threads nor descriptors of the process. It closes them as [`dispose`] does when this is
 /// dropped.
 #[derive(Debug)]
-pub struct Holder {
+struct Holder {
     socket: OwnedFd,
     /// How many descriptors it has taken.
     count: usize,
@@ -134,7 +194,7 @@ pub struct Holder {
 
 impl Holder {
     /// Starts a thread. Returns `None` if the kernel refuses, or descriptors are exhausted.
-    pub fn start() -> Option<Self> {
+    fn start() -> Option<Self> {
         let (socket, theirs) = packet_socket::pair().ok()?;
         // Two are the socket of the holder, and that of the receiver.
         let max = room().saturating_sub(2);
@@ -144,7 +204,7 @@ impl Holder {
 
     /// Takes as many as possible out of `descriptors`. None are left, unless the holder is full or the
     /// kernel refuses them, as in [`dispose`].
-    pub fn take(&mut self, descriptors: &mut Vec<OwnedFd>) {
+    fn take(&mut self, descriptors: &mut Vec<OwnedFd>) {
         while !descriptors.is_empty() && !self.is_full() {
             let most = (self.max - self.count).min(DESCRIPTORS_MAX);
             let first = descriptors.len().saturating_sub(most);
@@ -156,18 +216,12 @@ impl Holder {
         }
     }
 
-    /// Returns `true` if it can take no more.
-    pub fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.count >= self.max
     }
 
-    /// Returns how many descriptors it has taken.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// Has the thread close everything.
-    pub fn close(self) -> Disposal {
+    fn close(self) -> Disposal {
         Disposal { thread: Arc::clone(&self.disposal.thread) }
     }
 }

@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use longshore_sys::disposal::{self, Disposal, Holder};
+use longshore_sys::disposal::{self, Disposals};
 use longshore_sys::{answering, packet_socket};
 
 use super::users::User;
@@ -32,8 +32,6 @@ const WAITING_MAX: usize = 300;
 const THREADS_PER_USER_MAX: usize = 16;
 /// How many threads close descriptors of all users at once, before each user has one at most.
 const THREADS_MAX: usize = 512;
-/// How many disposals of one user may go on before its sockets are held.
-const DISPOSALS_MAX: usize = 16;
 /// The stack of a thread that closes, in bytes: it calls little more than `close(2)`.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -71,10 +69,8 @@ struct OfUser {
     threads: usize,
     /// Sockets that were sent, and connections, that the kernel has no room to dispose of yet.
     sockets: Vec<OwnedFd>,
-    /// Disposals that have not ended.
-    disposals: Vec<Disposal>,
-    /// The sockets that ended while there were too many disposals.
-    holder: Option<Holder>,
+    /// Those that are being disposed of.
+    disposals: Disposals,
 }
 
 #[derive(Debug)]
@@ -102,9 +98,8 @@ impl Closers {
         let waiting = lock(&self.waiting);
         let of_user = waiting.users.get(&user);
         of_user.is_none_or(|of_user| {
-            let held = of_user.holder.as_ref().map_or(0, Holder::count);
             let waiting = of_user.descriptors + of_user.connections + of_user.sockets.len();
-            waiting + held < self.max_per_user
+            waiting + of_user.disposals.held() < self.max_per_user
         })
     }
 
@@ -127,7 +122,7 @@ impl Closers {
         let mut waiting = lock(&self.waiting);
         let of_user = waiting.users.entry(user).or_default();
         of_user.sockets.append(&mut sockets);
-        of_user.dispose();
+        of_user.disposals.dispose(&mut of_user.sockets);
         of_user.descriptors += files.len();
         let item = |file| Item { file, is_connection: false };
         of_user.queue.extend(files.into_iter().map(item));
@@ -146,7 +141,7 @@ impl Closers {
         let of_user = waiting.users.entry(user).or_default();
         if self.disposes {
             of_user.sockets.push(connection);
-            of_user.dispose();
+            of_user.disposals.dispose(&mut of_user.sockets);
         } else {
             of_user.connections += 1;
             of_user.queue.push_back(Item { file: connection, is_connection: true });
@@ -162,8 +157,7 @@ impl Closers {
         // Closing these does not block.
         waiting.drained.clear();
         for of_user in waiting.users.values_mut() {
-            of_user.forget_ended();
-            of_user.dispose();
+            of_user.disposals.dispose(&mut of_user.sockets);
         }
         waiting.users.retain(|_, of_user| !of_user.is_empty());
         let users: Vec<User> = waiting.users.keys().copied().collect();
@@ -192,37 +186,9 @@ impl Closers {
 }
 
 impl OfUser {
-    /// Disposes of the sockets that are left, or holds them.
-    fn dispose(&mut self) {
-        if self.disposals.len() >= DISPOSALS_MAX {
-            self.forget_ended();
-        }
-        if self.disposals.len() < DISPOSALS_MAX {
-            self.disposals.extend(self.holder.take().map(Holder::close));
-            self.disposals.extend(disposal::dispose(&mut self.sockets));
-            return;
-        }
-        while !self.sockets.is_empty() {
-            let Some(mut holder) = self.holder.take().or_else(Holder::start) else { return };
-            let before = self.sockets.len();
-            holder.take(&mut self.sockets);
-            match holder.is_full() {
-                true => self.disposals.push(holder.close()),
-                false => self.holder = Some(holder),
-            }
-            if self.sockets.len() == before {
-                return;
-            }
-        }
-    }
-
-    fn forget_ended(&mut self) {
-        self.disposals.retain(|disposal| !disposal.has_ended());
-    }
-
-    fn is_empty(&self) -> bool {
-        let count = self.descriptors + self.connections + self.sockets.len();
-        count + self.threads + self.disposals.len() == 0
+    fn is_empty(&mut self) -> bool {
+        let count = self.descriptors + self.connections + self.sockets.len() + self.threads;
+        count == 0 && self.disposals.have_ended()
     }
 }
 

@@ -64,7 +64,7 @@ fn a_holder_keeps_sockets_open_until_it_is_dropped() {
     sockets.push(ours.into());
     let count = sockets.len();
     holder.take(&mut sockets);
-    assert!(sockets.is_empty() && holder.count() == count && !holder.is_full());
+    assert!(sockets.is_empty() && holder.count == count && !holder.is_full());
     theirs.set_nonblocking(true).unwrap();
     let read = || io::Read::read(&mut &theirs, &mut [0]);
     assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
@@ -149,4 +149,21 @@ fn a_disposable_is_closed_when_it_is_dropped_and_not_when_it_is_taken() {
     theirs.set_nonblocking(false).unwrap();
     drop(Disposable::new(taken));
     assert_eq!(io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn sockets_are_held_while_as_many_threads_as_may_be_wait() {
+    let mut disposals = Disposals::endless();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let read = || io::Read::read(&mut &theirs, &mut [0]);
+    disposals.dispose(&mut vec![ours.into()]);
+    assert!(disposals.held() == 1 && disposals.threads.len() == THREADS_MAX);
+    assert!(!disposals.have_ended() && read().is_err(), "it is open");
+    disposals.threads.pop();
+    disposals.dispose(&mut Vec::new());
+    assert_eq!(disposals.held(), 0);
+    theirs.set_nonblocking(false).unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(read().unwrap(), 0);
 }
