@@ -10,16 +10,11 @@ use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, FileOffset, Iova};
 use rustix::fs::{Mode, OFlags};
-use rustix::ioctl::opcode;
 
-use crate::vfio::{DmaAccess, exchange, range};
+use crate::ioctl::{exchange, request};
 
 /// The device.
 pub const DEVICE: &str = "/dev/iommu";
-
-const fn request(nth: u8) -> libc::Ioctl {
-    opcode::none(b';', nth) as libc::Ioctl
-}
 
 const DESTROY: libc::Ioctl = request(0x80);
 const IOAS_ALLOC: libc::Ioctl = request(0x81);
@@ -31,6 +26,15 @@ const IOAS_MAP_FILE: libc::Ioctl = request(0x8f);
 const MAP_FIXED_IOVA: u32 = 1 << 0;
 const MAP_WRITEABLE: u32 = 1 << 1;
 const MAP_READABLE: u32 = 1 << 2;
+
+/// What a device may do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaAccess {
+    /// It may read.
+    pub read: bool,
+    /// It may write.
+    pub write: bool,
+}
 
 /// More ranges than any address space was seen to have, so that most ask once.
 const FIRST_RANGES: usize = 64;
@@ -287,6 +291,12 @@ impl Iommufd {
         unsafe { exchange(self.as_fd(), IOAS_UNMAP, (&raw mut arg).cast()) }?;
         Ok(arg.length)
     }
+}
+
+/// From the first to the last address; of all addresses there are, all but the last.
+pub(crate) fn range(first: u64, last: u64) -> Option<AddrRange<Iova>> {
+    let len_bytes = last.checked_sub(first)?.saturating_add(1);
+    AddrRange::new(Iova::new(first), len_bytes).ok()
 }
 
 fn flags(access: DmaAccess) -> u32 {

@@ -49,6 +49,7 @@ pub mod event_fd;
 pub mod fiemap;
 pub mod file;
 pub mod huge_pages;
+mod ioctl;
 pub mod iommu;
 pub mod iommufd;
 pub mod last_reference;

@@ -20,16 +20,16 @@ mod info;
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
+use crate::ioctl::{self, call, exchange};
+use crate::iommufd::DmaAccess;
 use longshore_mem::Iova;
 use rustix::fs::{Mode, OFlags};
-use rustix::ioctl::opcode;
 
 pub use device::{CONFIG_REGION, Device, DeviceInfo, Interrupts, Region, Registers};
-pub(crate) use info::range;
 pub use info::{InfoError, IommuInfo};
 
 /// Opens containers.
@@ -39,12 +39,9 @@ pub const GROUPS: &str = "/dev/vfio";
 /// The version of the interface that this module speaks.
 pub const API_VERSION: i32 = 0;
 
-const TYPE: u8 = b';';
-const BASE: u8 = 100;
-
-/// `_IO(VFIO_TYPE, VFIO_BASE + nth)`.
+/// The request with this number, counted from `VFIO_BASE`.
 const fn request(nth: u8) -> libc::Ioctl {
-    opcode::none(TYPE, BASE + nth) as libc::Ioctl
+    ioctl::request(100 + nth)
 }
 
 const GET_API_VERSION: libc::Ioctl = request(0);
@@ -97,15 +94,6 @@ pub enum IommuType {
     Type1 = 1,
     /// `VFIO_TYPE1v2_IOMMU`: unmapping takes whole mappings.
     Type1v2 = 3,
-}
-
-/// What a device may do with memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmaAccess {
-    /// It may read.
-    pub read: bool,
-    /// It may write.
-    pub write: bool,
 }
 
 /// An address space, once it has a group and a type.
@@ -294,25 +282,4 @@ impl Group {
         // SAFETY: on success the ioctl returns a new descriptor, which nobody else owns.
         Ok(Device::from_fd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
-}
-
-/// An ioctl whose argument is a number.
-fn call(fd: BorrowedFd<'_>, request: libc::Ioctl, arg: libc::c_ulong) -> io::Result<i32> {
-    // SAFETY: the requests that come here take their argument by value.
-    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, arg) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
-}
-
-/// An ioctl whose argument is read, and perhaps written.
-///
-/// # Safety
-/// `arg` must be valid for what the request reads and writes.
-pub(crate) unsafe fn exchange(
-    fd: BorrowedFd<'_>,
-    request: libc::Ioctl,
-    arg: *mut libc::c_void,
-) -> io::Result<i32> {
-    // SAFETY: the caller's promise.
-    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, arg) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }

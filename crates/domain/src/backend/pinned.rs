@@ -5,7 +5,7 @@ use std::iter;
 
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::Prot;
-use longshore_sys::vfio::DmaAccess;
+use longshore_sys::iommufd::DmaAccess;
 
 pub(super) fn access(prot: Prot) -> DmaAccess {
     DmaAccess { read: prot.contains(Prot::READ), write: prot.contains(Prot::WRITE) }

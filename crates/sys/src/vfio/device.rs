@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::{call, exchange, request};
+use super::request;
+use crate::ioctl::{call, exchange};
 use crate::iommufd::{Ioas, Iommufd};
 use crate::retry_interrupted;
 

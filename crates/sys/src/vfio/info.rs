@@ -4,6 +4,8 @@ use std::io;
 
 use longshore_mem::{AddrRange, Iova};
 
+use crate::iommufd::range;
+
 /// `struct vfio_iommu_type1_info`, to its last field.
 const HEAD_BYTES: usize = 24;
 /// More than any kernel's answer so far, so that most ask once.
@@ -103,12 +105,6 @@ fn ranges(body: &[u8]) -> Option<Vec<AddrRange<Iova>>> {
         return None;
     }
     pairs.take(count).map(|pair| range(u64_at(pair, 0)?, u64_at(pair, 8)?)).collect()
-}
-
-/// From the first to the last address; of all addresses there are, all but the last.
-pub(crate) fn range(first: u64, last: u64) -> Option<AddrRange<Iova>> {
-    let len_bytes = last.checked_sub(first)?.saturating_add(1);
-    AddrRange::new(Iova::new(first), len_bytes).ok()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
