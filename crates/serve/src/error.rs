@@ -209,6 +209,10 @@ impl Error {
         Self::CannotServe { path: path.to_owned(), kind: source.kind(), reason: source.to_string() }
     }
 
+    pub(crate) fn untrustworthy(what: String) -> Self {
+        Self::Untrustworthy { what }
+    }
+
     pub(crate) fn kernel(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.into();
         move |source| Self::Kernel { operation, source }

@@ -11,7 +11,6 @@ use longshore_sys::memfd::{self, Seals};
 use longshore_sys::readiness::{self, Watch};
 
 use super::line::Line;
-use super::untrustworthy;
 use crate::error::{Error, Result};
 use crate::protocol::{Reply, Request};
 
@@ -131,7 +130,7 @@ impl Attachment {
         let answered = line.send(&Request::Release, None).and_then(|()| line.receive());
         match answered {
             Ok((Reply::Released, None)) | Err(Error::ServerGone) => Ok(()),
-            Ok(_) => Err(untrustworthy("an answer to something else".to_owned())),
+            Ok(_) => Err(Error::untrustworthy("an answer to something else".to_owned())),
             Err(error) => Err(error),
         }
     }
@@ -142,22 +141,22 @@ impl Attachment {
 fn verify(memfd: &OwnedFd, len_bytes: u64) -> Result<()> {
     let kernel = || Error::kernel("looking at the memory");
     let seals = memfd::seals(memfd)
-        .map_err(|_| untrustworthy("the descriptor is of no memfd".to_owned()))?;
+        .map_err(|_| Error::untrustworthy("the descriptor is of no memfd".to_owned()))?;
     let needed = Seals { shrink: true, grow: true, write: true, seal: seals.seal };
     if seals != needed {
-        return Err(untrustworthy(format!(
+        return Err(Error::untrustworthy(format!(
             "the memory is not sealed: against shrinking {}, growing {}, writing {}",
             seals.shrink, seals.grow, seals.write
         )));
     }
     let (found_bytes, is_writable) = memfd::look_at(memfd).map_err(kernel())?;
     if is_writable {
-        return Err(untrustworthy("the descriptor of the memory can write".to_owned()));
+        return Err(Error::untrustworthy("the descriptor of the memory can write".to_owned()));
     }
     // Memory of the hugetlb pool is in whole pages of it.
     let rounded = Granule::SIZE_2M.checked_round_up(len_bytes);
     if len_bytes == 0 || found_bytes != len_bytes && Some(found_bytes) != rounded {
-        return Err(untrustworthy(format!(
+        return Err(Error::untrustworthy(format!(
             "the memory has {found_bytes} bytes, and {len_bytes} are said to be there"
         )));
     }

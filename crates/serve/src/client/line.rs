@@ -1,8 +1,10 @@
 //! What a client says to a server, and what it hears from it: a server that does not answer, or says
 //! what makes no sense, holds nobody up.
 
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use longshore_load::CancelToken;
 use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
 
-use super::{unreachable_by, untrustworthy};
+use crate::address::described;
 use crate::error::{Error, Result};
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 
@@ -117,12 +119,13 @@ impl Line {
                 return Err(Error::ServerGone);
             }
             if packet.is_too_long || packet.descriptors_lost || packet.descriptors.len() > 1 {
-                return Err(untrustworthy(
+                return Err(Error::untrustworthy(
                     "a message that is too long, or has too much with it".into(),
                 ));
             }
-            let reply = Reply::decode(&bytes[..packet.len_bytes])
-                .map_err(|malformed| untrustworthy(format!("a malformed message: {malformed}")))?;
+            let reply = Reply::decode(&bytes[..packet.len_bytes]).map_err(|malformed| {
+                Error::untrustworthy(format!("a malformed message: {malformed}"))
+            })?;
             return match reply {
                 Reply::Refused { reason, message } => {
                     Err(Error::Refused { reason, message: printable(&message).into_owned() })
@@ -162,6 +165,27 @@ impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+fn unreachable_by(socket: &Path, source: io::Error) -> Error {
+    let socket = socket.to_owned();
+    let hint = match source.kind() {
+        ErrorKind::PermissionDenied => return Error::SocketDenied { socket, source },
+        ErrorKind::NotFound | ErrorKind::NotADirectory => "there is no such socket".to_owned(),
+        // The kernel says the same of other files.
+        ErrorKind::ConnectionRefused => match fs::metadata(&socket) {
+            Ok(there) if !there.file_type().is_socket() => {
+                format!("it exists and is no socket ({})", described(there.file_type()))
+            }
+            _ => "the socket is there, but its server is not: it was killed, and the next one \
+                  replaces it"
+                .to_owned(),
+        },
+        ErrorKind::WouldBlock => "there is a server, but it accepts no clients".to_owned(),
+        ErrorKind::InvalidFilename => "the path is too long for a socket".to_owned(),
+        _ => "it is not the socket of a server".to_owned(),
+    };
+    Error::NoServer { socket, hint, source }
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -6,10 +6,7 @@ mod trust;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,7 +16,7 @@ use longshore_load::{CancelToken, Progress, SourceFile};
 use longshore_mem::Granule;
 use longshore_sys::{file, packet_socket};
 
-use crate::address::{default_server, described};
+use crate::address::default_server;
 use crate::error::{Error, Result};
 use crate::protocol::{Held, Reply, Request, Target, VERSION};
 use crate::served::parent;
@@ -155,7 +152,7 @@ impl Client {
                 _ => return Err(out_of_turn()),
             }
         }
-        Err(untrustworthy(format!("a list of more than {LINES_MAX} lines")))
+        Err(Error::untrustworthy(format!("a list of more than {LINES_MAX} lines")))
     }
 
     /// Attaches a model, and waits while the server loads it: `observe` hears how far it has come. A
@@ -189,7 +186,7 @@ impl Client {
                         let shown = shard.to_string_lossy();
                         let what =
                             format!("it asks for {}, which is no part of it", printable(&shown));
-                        return Err(untrustworthy(what));
+                        return Err(Error::untrustworthy(what));
                     }
                     let file = opened(&shard)?;
                     self.line.send(&Request::Proof, Some(file.as_fd()))?;
@@ -209,7 +206,7 @@ impl Client {
 
     fn files(&mut self, count: u32, len_bytes: u64) -> Result<Vec<AttachedFile>> {
         if count > FILES_MAX {
-            return Err(untrustworthy(format!("a model of {count} files")));
+            return Err(Error::untrustworthy(format!("a model of {count} files")));
         }
         let mut files = Vec::new();
         for _ in 0..count {
@@ -219,7 +216,9 @@ impl Client {
                 return Err(out_of_turn());
             };
             if buffer_offset.checked_add(bytes).is_none_or(|end| end > len_bytes) {
-                return Err(untrustworthy("a file that is not inside of the memory".to_owned()));
+                return Err(Error::untrustworthy(
+                    "a file that is not inside of the memory".to_owned(),
+                ));
             }
             files.push(AttachedFile { path, buffer_offset, len_bytes: bytes });
         }
@@ -268,7 +267,7 @@ impl Client {
     fn list_to_choose_from(&mut self) -> Result<Listing> {
         match self.untrusted_chooser {
             None => self.list(),
-            Some(uid) => Err(untrustworthy(format!(
+            Some(uid) => Err(Error::untrustworthy(format!(
                 "user {uid} runs it, whose server may not choose the files that it is sent; give the \
                  path of the file, or name user {uid} by --trust-uid or LONGSHORE_TRUST_UID"
             ))),
@@ -282,33 +281,8 @@ impl AsFd for Client {
     }
 }
 
-fn unreachable_by(socket: &Path, source: io::Error) -> Error {
-    let socket = socket.to_owned();
-    let hint = match source.kind() {
-        ErrorKind::PermissionDenied => return Error::SocketDenied { socket, source },
-        ErrorKind::NotFound | ErrorKind::NotADirectory => "there is no such socket".to_owned(),
-        // The kernel says the same of other files.
-        ErrorKind::ConnectionRefused => match fs::metadata(&socket) {
-            Ok(there) if !there.file_type().is_socket() => {
-                format!("it exists and is no socket ({})", described(there.file_type()))
-            }
-            _ => "the socket is there, but its server is not: it was killed, and the next one \
-                  replaces it"
-                .to_owned(),
-        },
-        ErrorKind::WouldBlock => "there is a server, but it accepts no clients".to_owned(),
-        ErrorKind::InvalidFilename => "the path is too long for a socket".to_owned(),
-        _ => "it is not the socket of a server".to_owned(),
-    };
-    Error::NoServer { socket, hint, source }
-}
-
-pub(super) fn untrustworthy(what: String) -> Error {
-    Error::Untrustworthy { what }
-}
-
 fn out_of_turn() -> Error {
-    untrustworthy("an answer to something else".to_owned())
+    Error::untrustworthy("an answer to something else".to_owned())
 }
 
 fn opened(path: &Path) -> Result<OwnedFd> {

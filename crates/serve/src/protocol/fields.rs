@@ -1,6 +1,9 @@
 //! Fields of a message: little-endian numbers, and bytes behind their length.
 
-use super::Malformed;
+/// Why a message is none of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub(crate) &'static str);
 
 /// Takes a message apart. What does not fit is refused, and so is what is left over.
 #[derive(Debug)]

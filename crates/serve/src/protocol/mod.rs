@@ -33,6 +33,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+pub use fields::Malformed;
 use fields::{Reader, Writer};
 
 /// The version of the protocol that is spoken here.
@@ -47,11 +48,6 @@ pub const TEXT_BYTES_MAX: usize = 2048;
 pub const FORMAT_BYTES_MAX: usize = 32;
 
 const MAGIC: [u8; 8] = *b"longshor";
-
-/// Why a message is none of this protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Malformed(pub(crate) &'static str);
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
