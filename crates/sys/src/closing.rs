@@ -13,11 +13,14 @@
 //! Each thread that receives at the same moment can exceed these limits by one. At most four threads of a
 //! user count for all users, so one user id cannot use up the limit of the others. A person who can connect
 //! under 64 user ids can use it up, for example with a range in `/etc/subuid`.
+#![expect(unsafe_code, reason = "takes a descriptor out of a value that is dropped")]
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -88,6 +91,65 @@ fn close_by_thread(user: User, files: Vec<OwnedFd>) {
     };
     // A failure leaks the files, and the count of them with it.
     let _ = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
+}
+
+/// A descriptor that an untrusted process has sent or is connected to. When this is dropped, the
+/// descriptor is closed without waiting, as [`close_without_waiting`] does.
+pub struct Disposable<T: Into<OwnedFd>>(ManuallyDrop<T>, User);
+
+impl<T: Into<OwnedFd> + AsFd> Disposable<T> {
+    /// Takes a socket, and counts its closing for the user at the other end.
+    pub fn new(socket: T) -> Self {
+        let user = User::of_peer(&socket);
+        Self::of_user(socket, user)
+    }
+}
+
+impl<T: Into<OwnedFd>> Disposable<T> {
+    /// Takes a descriptor, and counts its closing for `user`.
+    pub fn of_user(descriptor: T, user: User) -> Self {
+        Self(ManuallyDrop::new(descriptor), user)
+    }
+
+    /// Returns the user for whom the closing is counted.
+    pub fn user(&self) -> User {
+        self.1
+    }
+
+    /// Returns the descriptor, which is closed like any other from then on.
+    pub fn into_inner(self) -> T {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: neither `this` nor its field is used or dropped after that.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+}
+
+impl<T: Into<OwnedFd>> Deref for Disposable<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Into<OwnedFd> + AsFd> AsFd for Disposable<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl<T: Into<OwnedFd> + fmt::Debug> fmt::Debug for Disposable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T: Into<OwnedFd>> Drop for Disposable<T> {
+    fn drop(&mut self) {
+        // SAFETY: the field is not used after that.
+        let descriptor = unsafe { ManuallyDrop::take(&mut self.0) };
+        close_without_waiting(self.1, vec![descriptor.into()]);
+    }
 }
 
 /// The closes that have not ended, by user.
@@ -275,6 +337,21 @@ pub(crate) mod tests {
             lock().dispose(user, &mut Vec::new());
             !lock().disposals.contains_key(&user)
         });
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_disposable_is_closed_when_it_is_dropped_and_not_when_it_is_taken() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let taken = Disposable::new(ours).into_inner();
+        theirs.set_nonblocking(true).unwrap();
+        assert_eq!(
+            std::io::Read::read(&mut theirs, &mut [0]).unwrap_err().kind(),
+            std::io::ErrorKind::WouldBlock
+        );
+        theirs.set_nonblocking(false).unwrap();
+        drop(Disposable::new(taken));
+        assert_eq!(std::io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
     }
 
     #[test]

@@ -22,10 +22,8 @@
 #![expect(unsafe_code, reason = "gives threads descriptor tables of their own")]
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,9 +38,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use crate::closing::User;
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
-use crate::{closing, descriptors, retry_interrupted, signals};
+use crate::{descriptors, retry_interrupted, signals};
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -415,65 +412,6 @@ fn close_range(first: u32, last: u32, flags: libc::c_uint) -> io::Result<()> {
     match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// A descriptor that an untrusted process has sent or is connected to. When this is dropped, the
-/// descriptor is closed without waiting, as [`closing::close_without_waiting`] does.
-pub struct Disposable<T: Into<OwnedFd>>(ManuallyDrop<T>, User);
-
-impl<T: Into<OwnedFd> + AsFd> Disposable<T> {
-    /// Takes a socket, and counts its closing for the user at the other end.
-    pub fn new(socket: T) -> Self {
-        let user = User::of_peer(&socket);
-        Self::of_user(socket, user)
-    }
-}
-
-impl<T: Into<OwnedFd>> Disposable<T> {
-    /// Takes a descriptor, and counts its closing for `user`.
-    pub fn of_user(descriptor: T, user: User) -> Self {
-        Self(ManuallyDrop::new(descriptor), user)
-    }
-
-    /// Returns the user for whom the closing is counted.
-    pub fn user(&self) -> User {
-        self.1
-    }
-
-    /// Returns the descriptor, which is closed like any other from then on.
-    pub fn into_inner(self) -> T {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: neither `this` nor its field is used or dropped after that.
-        unsafe { ManuallyDrop::take(&mut this.0) }
-    }
-}
-
-impl<T: Into<OwnedFd>> Deref for Disposable<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-impl<T: Into<OwnedFd> + AsFd> AsFd for Disposable<T> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl<T: Into<OwnedFd> + fmt::Debug> fmt::Debug for Disposable<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T: Into<OwnedFd>> Drop for Disposable<T> {
-    fn drop(&mut self) {
-        // SAFETY: the field is not used after that.
-        let descriptor = unsafe { ManuallyDrop::take(&mut self.0) };
-        closing::close_without_waiting(self.1, vec![descriptor.into()]);
     }
 }
 

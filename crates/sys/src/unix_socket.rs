@@ -15,8 +15,8 @@ use rustix::net::{
 };
 
 use crate::answering::may_be_passed_on;
+use crate::closing::Disposable;
 use crate::closing::{self, User};
-use crate::disposal::Disposable;
 use crate::{descriptors, packet_socket};
 
 /// How many descriptors one call sends or passes on. More than that are closed.

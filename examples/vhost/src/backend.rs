@@ -13,7 +13,7 @@ use longshore_access::Space;
 use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
-use longshore_sys::disposal::Disposable;
+use longshore_sys::closing::Disposable;
 use longshore_sys::event_fd::{self, SharedEvent};
 
 use crate::block;

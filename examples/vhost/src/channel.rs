@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use longshore_sys::closing::Disposable;
 use longshore_sys::closing::User;
-use longshore_sys::disposal::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::stop::Stop;

@@ -24,7 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_mem::Iova;
-use longshore_sys::disposal::Disposable;
+use longshore_sys::closing::Disposable;
 
 use crate::channel::{self, Message, Receiver};
 use crate::stop::Stop;

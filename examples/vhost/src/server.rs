@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longshore_access::Space;
+use longshore_sys::closing::Disposable;
 use longshore_sys::closing::User;
-use longshore_sys::disposal::{self, Disposable};
+use longshore_sys::disposal;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::backend::{Answer, Backend, Refusal};

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use longshore_sys::disposal::Disposable;
+use longshore_sys::closing::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use super::Refusal;

@@ -22,7 +22,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use longshore_mem::Iova;
-use longshore_sys::disposal::Disposable;
+use longshore_sys::closing::Disposable;
 use longshore_sys::event_fd;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use longshore_sys::disposal::Disposable;
+use longshore_sys::closing::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use super::responder::Files;

@@ -8,7 +8,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use longshore_sys::disposal::{self, Disposable};
+use longshore_sys::closing::Disposable;
+use longshore_sys::disposal;
 use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest, Ready};
 
 use super::Refusal;

@@ -138,20 +138,6 @@ fn the_threads_keep_no_descriptor_of_the_process() {
 }
 
 #[test]
-fn a_disposable_is_closed_when_it_is_dropped_and_not_when_it_is_taken() {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let taken = Disposable::new(ours).into_inner();
-    theirs.set_nonblocking(true).unwrap();
-    assert_eq!(
-        io::Read::read(&mut theirs, &mut [0]).unwrap_err().kind(),
-        io::ErrorKind::WouldBlock
-    );
-    theirs.set_nonblocking(false).unwrap();
-    drop(Disposable::new(taken));
-    assert_eq!(io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
-}
-
-#[test]
 fn sockets_are_held_while_as_many_threads_as_may_be_wait() {
     let mut disposals = Disposals::endless();
     let (ours, theirs) = UnixStream::pair().unwrap();
