@@ -1,6 +1,7 @@
 //! `longshore doctor`: what this machine can do, and how to enable the rest.
 
 mod devices;
+mod finding;
 
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
@@ -13,44 +14,11 @@ use longshore_sys::memfd::{self, Backing};
 use longshore_sys::{dma_heap, huge_pages, memory, page_cache, udmabuf, uring};
 use serde_json::{Value, json};
 
+use finding::{Finding, State};
+
 use crate::args::DoctorArgs;
 use crate::output::print;
 use crate::units::Decimal;
-
-/// Whether something is there.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// It is.
-    Yes,
-    /// In part, or slower than it could be.
-    Limited,
-    /// It is not.
-    No,
-}
-
-/// One line of the report.
-struct Finding {
-    name: &'static str,
-    state: State,
-    found: String,
-    /// How to enable what is missing, in one line.
-    advice: Option<String>,
-}
-
-impl Finding {
-    fn yes(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, state: State::Yes, found: found.into(), advice: None }
-    }
-
-    fn limited(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        let advice = Some(advice.into());
-        Self { name, state: State::Limited, found: found.into(), advice }
-    }
-
-    fn no(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name, state: State::No, found: found.into(), advice: Some(advice.into()) }
-    }
-}
 
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let directory = &args.directory;

@@ -10,7 +10,7 @@ use longshore_sys::vfio::{self, Container, Group, IommuType};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
-use super::Finding;
+use super::finding::Finding;
 use crate::units::Decimal;
 
 /// Less than this is soon reached by what is mapped for devices.
@@ -258,7 +258,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use super::super::State;
+    use super::super::finding::State;
     use super::*;
 
     /// A machine's `/sys` and `/proc`, in a folder.

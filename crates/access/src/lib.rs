@@ -85,6 +85,8 @@ mod error;
 #[cfg(not(loom))]
 mod fault;
 #[cfg(not(loom))]
+mod holes;
+#[cfg(not(loom))]
 mod lease;
 #[cfg(not(loom))]
 mod logs;

@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "keeps memory whose owner is moved in, and trusts raw addresses")]
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -11,12 +10,12 @@ use std::sync::Arc;
 use longshore_mem::fault::FaultGuard;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, FileOffset, Granule, GuestPhys};
-use longshore_sys::file::FileSystem;
+use longshore_sys::file;
 use longshore_sys::mapping::{Access, Mapping};
-use longshore_sys::{file, memfd};
 
 use crate::error::Error;
 use crate::fault::Reason;
+use crate::holes::{can_be_punched, stays_whole};
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
@@ -323,27 +322,6 @@ pub(crate) fn check_file(
         return Err(Error::BeyondFile { end, file_bytes });
     }
     Ok(is_regular)
-}
-
-/// Returns whether the kernel makes sure that every page of a file below `end` is there when it is
-/// touched, whatever other processes do.
-///
-/// A punched hole counts: shared memory fills it when it is touched, and a file that is sealed against
-/// writing cannot have one. A file of the hugetlb pool can, and so can one on persistent memory, which
-/// has no seals at all.
-pub(crate) fn stays_whole(of: BorrowedFd<'_>, end: u64) -> io::Result<bool> {
-    let Ok(seals) = memfd::seals(of) else { return Ok(false) };
-    // Sealed first and measured then, it stays as long as it was found to be.
-    Ok(seals.shrink
-        && (seals.write || file::file_system(of)? == FileSystem::Shmem)
-        && file::status(of)?.version.len_bytes() >= end)
-}
-
-/// Returns whether a file is of the hugetlb pool, where a hole may have no page to be filled with, and
-/// not sealed against writing, which rules out holes.
-fn can_be_punched(of: BorrowedFd<'_>) -> bool {
-    matches!(file::file_system(of), Ok(FileSystem::Hugetlb { .. }))
-        && !memfd::seals(of).is_ok_and(|seals| seals.write)
 }
 
 fn check_pages(start: u64, len_bytes: u64) -> Result<(), Error> {

@@ -14,6 +14,11 @@ pub(crate) const fn request(number: u8) -> libc::Ioctl {
     opcode::none(b';', number) as libc::Ioctl
 }
 
+/// `_IO(VFIO_TYPE, VFIO_BASE + nth)`.
+pub(crate) const fn vfio_request(nth: u8) -> libc::Ioctl {
+    request(100 + nth)
+}
+
 /// An ioctl whose argument is a number.
 pub(crate) fn call(
     fd: BorrowedFd<'_>,

@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
-use crate::ioctl::{self, call, exchange};
+use crate::ioctl::{call, exchange, vfio_request as request};
 use crate::iommufd::DmaAccess;
 use longshore_mem::Iova;
 use rustix::fs::{Mode, OFlags};
@@ -38,11 +38,6 @@ pub const CONTAINER: &str = "/dev/vfio/vfio";
 pub const GROUPS: &str = "/dev/vfio";
 /// The version of the interface that this module speaks.
 pub const API_VERSION: i32 = 0;
-
-/// The request with this number, counted from `VFIO_BASE`.
-const fn request(nth: u8) -> libc::Ioctl {
-    ioctl::request(100 + nth)
-}
 
 const GET_API_VERSION: libc::Ioctl = request(0);
 const CHECK_EXTENSION: libc::Ioctl = request(1);

@@ -116,7 +116,7 @@ impl<A: Address> ExternalLog<A> {
         if file::status(of)?.version.len_bytes() < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let stays = crate::region::stays_whole(of, end)?;
+        let stays = crate::holes::stays_whole(of, end)?;
         let guard = if stays { None } else { Some(FaultGuard::install()?) };
         let page = Granule::new(longshore_sys::page_size_bytes() as u64)
             .map_err(|_| io::ErrorKind::Unsupported)?;

@@ -8,8 +8,7 @@ use std::ptr::NonNull;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::request;
-use crate::ioctl::{call, exchange};
+use crate::ioctl::{call, exchange, vfio_request as request};
 use crate::iommufd::{Ioas, Iommufd};
 use crate::retry_interrupted;
 

@@ -1,0 +1,44 @@
+//! What a report says of one thing.
+
+/// Whether something is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// It is.
+    Yes,
+    /// In part, or slower than it could be.
+    Limited,
+    /// It is not.
+    No,
+}
+
+/// One line of the report.
+pub(super) struct Finding {
+    pub(super) name: &'static str,
+    pub(super) state: State,
+    pub(super) found: String,
+    /// How to enable what is missing, in one line.
+    pub(super) advice: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn yes(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, state: State::Yes, found: found.into(), advice: None }
+    }
+
+    pub(super) fn limited(
+        name: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        let advice = Some(advice.into());
+        Self { name, state: State::Limited, found: found.into(), advice }
+    }
+
+    pub(super) fn no(
+        name: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self { name, state: State::No, found: found.into(), advice: Some(advice.into()) }
+    }
+}
