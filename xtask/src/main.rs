@@ -5,6 +5,7 @@
 
 mod arrows;
 mod blocks;
+mod circles;
 mod dependencies;
 mod documents;
 mod manifests;
@@ -35,6 +36,7 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule { name: "dependencies among the crates run one way", broken: arrows::broken },
+    Rule { name: "modules do not use each other in circles", broken: circles::broken },
     Rule { name: "one version of each dependency", broken: dependencies::duplicates },
     Rule { name: "licences of dependencies are allowed", broken: dependencies::licences },
     Rule { name: "dependencies come from crates.io", broken: dependencies::sources },
