@@ -74,12 +74,8 @@
 //! call is cancelled. So the other side may answer calls after it was told that its memory is free.
 
 #[cfg(not(loom))]
-mod batch;
-#[cfg(not(loom))]
 mod config;
 pub mod dirty;
-#[cfg(not(loom))]
-mod dirty_bits;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
@@ -92,8 +88,6 @@ mod lease;
 mod logs;
 #[cfg(not(loom))]
 mod page_runs;
-#[cfg(not(loom))]
-mod pin;
 #[cfg(not(loom))]
 mod plain;
 #[cfg(not(loom))]
@@ -125,7 +119,6 @@ pub mod mailbox;
 
 #[cfg(not(loom))]
 pub use {
-    batch::Batch,
     config::{CLIENT_TABLE_BYTES_MAX, SpaceConfig},
     error::Error,
     fault::{Fault, Reason},
@@ -134,10 +127,9 @@ pub use {
     longshore_sync::Barrier,
     longshore_sys::mapping::Access as MapAccess,
     longshore_sys::process_memory::Process,
-    pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes},
     plain::Plain,
     process::{PROCESS_TIMEOUT_DEFAULT, ProcessMemory},
     region::{Partial, Region, RemoteMemory},
-    session::{Session, Word},
-    space::{Counters, Space},
+    session::{Access, Lease, Read, ReadWrite, Reads, Session, Slice, View, Word, Write, Writes},
+    space::{Batch, Counters, Space},
 };

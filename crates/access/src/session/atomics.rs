@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use longshore_mem::Iova;
 
-use super::translate::Place;
+use super::Place;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
 use crate::plain::Plain;

@@ -7,8 +7,8 @@ use longshore_iov::{Cursor, Dest, Error, SegmentSource, Source, copy};
 use longshore_mem::Iova;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
+use super::Place;
 use super::remote::Noted;
-use super::translate::Place;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
 use crate::region::{Partial, RemoteMemory};

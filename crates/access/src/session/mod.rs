@@ -15,6 +15,9 @@
 
 mod atomics;
 mod cursors;
+mod pin;
+mod place;
+mod private;
 mod remote;
 mod transfer;
 mod translate;
@@ -27,7 +30,6 @@ use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 
 use crate::fault::{Fault, Reason};
-use crate::pin::Extent;
 use crate::plain::Plain;
 use crate::space::{Space, thread_token};
 use crate::tlb::{Entry, READ, Tlb, WRITE_FAST};
@@ -35,23 +37,9 @@ use crate::words;
 use longshore_sync::grace::{Seen, Slot};
 
 pub use atomics::Word;
-pub(crate) use translate::Place;
-
-/// What a session keeps in its slot, for itself.
-pub(crate) struct Private {
-    seen: Seen,
-    path: Path,
-    tlb: Tlb,
-    /// The extents of pins, so that a pin allocates nothing.
-    pub(crate) arena: RefCell<Vec<Extent>>,
-    /// The leases that the first of these extents have, because the slot was left meanwhile.
-    pub(crate) leased: RefCell<Vec<u64>>,
-    /// Scopes whose translations nobody knows, so that the slot cannot be left within.
-    untold: Cell<u32>,
-}
-
-// SAFETY: the addresses in it may be used in any thread; it is used by one session at a time.
-unsafe impl Send for Private {}
+pub use pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes};
+pub(crate) use place::Place;
+pub(crate) use private::Private;
 
 /// A thread's door to a space: reads and writes by IOVA.
 ///
@@ -79,8 +67,15 @@ pub struct Session {
     space: Space,
 }
 
+impl Space {
+    /// A session of the calling thread. It is parked until its first access.
+    pub fn session(&self) -> Session {
+        Session::new(self)
+    }
+}
+
 impl Session {
-    pub(crate) fn new(space: &Space) -> Self {
+    fn new(space: &Space) -> Self {
         let grace = &space.inner.grace;
         let make = || Private {
             seen: Seen::new(grace.barrier()),

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use longshore_mem::GuestPhys;
 
+use super::private::Extent;
 use super::{Entered, Session};
 use crate::fault::Reason;
 use crate::lease::{Leased, Leases, Revoke, Written};
-use crate::pin::Extent;
 use crate::region::{Partial, RemoteMemory};
 use crate::space::thread_token;
 

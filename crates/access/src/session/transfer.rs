@@ -7,8 +7,8 @@ use longshore_mem::Iova;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::with_path;
 
+use super::Place;
 use super::remote::Noted;
-use super::translate::Place;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
 use crate::region::{Partial, RemoteMemory};

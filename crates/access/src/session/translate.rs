@@ -4,14 +4,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use longshore_mem::GuestPhys;
 use longshore_pagetable::format::Entry;
 use longshore_pagetable::table_memory::{TableAddr, TableMemory};
 use longshore_pagetable::{Format, Image, Prot};
 
-use super::Session;
+use super::{Place, Session};
 use crate::fault::Reason;
-use crate::region::{Memory, RemoteMemory};
+use crate::region::Memory;
 use crate::space::Table;
 use crate::tlb::{self, BOTH_FAST, CLEAN, READ, WINDOW_LOG2, WRITABLE, WRITE, WRITE_FAST};
 use crate::windows::WINDOWS_START;
@@ -23,14 +22,6 @@ const SLOTS: usize = 1 << INDEX_LOG2;
 
 /// Leaves that are merged at most: those of 4 KiB to a window of the TLB.
 const MERGE: usize = 1 << (WINDOW_LOG2 - PAGE_LOG2);
-
-/// Where an address leads.
-pub(crate) enum Place {
-    /// To memory of this process.
-    Direct(tlb::Entry),
-    /// To memory that is asked for: from `offset` on as many bytes as were wanted, or fewer.
-    Remote { memory: Arc<dyn RemoteMemory>, offset: u64, guest_phys: Option<GuestPhys>, len: usize },
-}
 
 impl Session {
     /// Where `iova` leads, for an access of kind `want`. The slot must be entered; of a remote region

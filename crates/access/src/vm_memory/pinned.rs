@@ -12,7 +12,7 @@ use vm_memory::{
 
 use super::{check_end, refused, wanted};
 use crate::fault::Reason;
-use crate::pin::{Access, Lease, ReadWrite, Slice, View};
+use crate::session::{Access, Lease, ReadWrite, Slice, View};
 
 /// A pinned or leased range as vm-memory's `GuestMemory`. It permits what the pin permits.
 ///

@@ -12,11 +12,12 @@ use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
+use super::private::Extent;
+use super::{Entered, Place, Scope, Session, last_of};
 use crate::fault::{Fault, Reason};
 use crate::lease::{Leased, OnUnmap, Revoke, Written};
 use crate::plain::Plain;
 use crate::region::PAGE_BYTES;
-use crate::session::{Entered, Place, Scope, Session, last_of};
 use crate::space::{Space, thread_token};
 use crate::{tlb, words};
 
@@ -68,17 +69,6 @@ impl Reads for Read {}
 impl Reads for ReadWrite {}
 impl Writes for Write {}
 impl Writes for ReadWrite {}
-
-/// A run of pinned memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    host: NonNull<u8>,
-    pub(crate) len: usize,
-    pub(crate) iova: u64,
-    /// The entry it came from, for the log.
-    pub(crate) entry: tlb::Entry,
-    pub(crate) is_written: bool,
-}
 
 /// Where a view's extents are.
 #[derive(Clone, Copy)]

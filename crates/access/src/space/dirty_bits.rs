@@ -7,10 +7,10 @@
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::{Error as TableError, Format, TlbGather};
 
+use super::Space;
 use crate::error::Error;
 use crate::lease::Written;
 use crate::region::PAGE_BYTES;
-use crate::space::Space;
 
 impl Space {
     /// Tells `visit` of each page or block that maps any of `len_bytes` from `iova` and was written

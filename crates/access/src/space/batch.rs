@@ -4,9 +4,17 @@
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::TlbGather;
 
-use crate::dirty_bits::{pages_in, runs_of};
+use super::Space;
+use super::dirty_bits::{pages_in, runs_of};
+use super::inner::{Taken, thread_token};
 use crate::error::Error;
-use crate::space::{Space, Taken, thread_token};
+
+impl Space {
+    /// Many unmappings with one grace period.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch::new(self)
+    }
+}
 
 /// Unmappings that are waited for together: what they took out may be in use until
 /// [`finish`](Self::finish) returns, which dropping does too.
@@ -26,7 +34,7 @@ pub struct Batch<'s> {
 }
 
 impl<'s> Batch<'s> {
-    pub(crate) fn new(space: &'s Space) -> Self {
+    fn new(space: &'s Space) -> Self {
         Self {
             space,
             gather: TlbGather::new(),

@@ -1,0 +1,37 @@
+//! What a session keeps for itself.
+#![expect(unsafe_code, reason = "addresses that may be used in any thread")]
+
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+
+use longshore_mem::isa::Path;
+
+use crate::tlb::{self, Tlb};
+use longshore_sync::grace::Seen;
+
+/// What a session keeps in its slot, for itself.
+pub(crate) struct Private {
+    pub(super) seen: Seen,
+    pub(super) path: Path,
+    pub(super) tlb: Tlb,
+    /// The extents of pins, so that a pin allocates nothing.
+    pub(crate) arena: RefCell<Vec<Extent>>,
+    /// The leases that the first of these extents have, because the slot was left meanwhile.
+    pub(crate) leased: RefCell<Vec<u64>>,
+    /// Scopes whose translations nobody knows, so that the slot cannot be left within.
+    pub(super) untold: Cell<u32>,
+}
+
+// SAFETY: the addresses in it may be used in any thread; it is used by one session at a time.
+unsafe impl Send for Private {}
+
+/// A run of pinned memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(super) host: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) iova: u64,
+    /// The entry it came from, for the log.
+    pub(crate) entry: tlb::Entry,
+    pub(crate) is_written: bool,
+}
