@@ -3,8 +3,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::ledger::Ledger;
 use super::piece::Piece;
+use super::target::Target;
 
 /// How often a waiting thread looks whether the fill was stopped.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -32,19 +32,19 @@ impl<'a> Frontier<'a> {
 
     /// Populates piece after piece, never more than `ahead_bytes` beyond what was read, but always
     /// at least one piece.
-    pub(super) fn run(&self, ledger: &Ledger<'_>) {
+    pub(super) fn run(&self, target: &Target<'_>) {
         for piece in self.pieces {
             let mut state = self.state();
             while state.outstanding_bytes > 0
                 && state.outstanding_bytes + piece.read_bytes > self.ahead_bytes
             {
-                if ledger.should_stop() {
+                if target.tracker.should_stop() {
                     return;
                 }
                 state = self.wait(state);
             }
             drop(state);
-            if ledger.should_stop() || !ledger.populate(piece) {
+            if target.tracker.should_stop() || !target.populate(piece) {
                 break;
             }
             let mut state = self.state();

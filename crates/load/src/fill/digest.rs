@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use longshore_heap::Reservation;
 
-use super::ledger::Ledger;
+use super::tracker::Tracker;
 use crate::digest_kind::DigestKind;
 use crate::open::read_exact;
 use crate::plan::{Plan, PlannedFile};
@@ -19,7 +19,7 @@ const STEP_BYTES: u64 = 1 << 20;
 pub(super) fn follow(
     plan: &Plan,
     reservation: &Reservation,
-    ledger: &Ledger<'_>,
+    tracker: &Tracker<'_>,
     kinds: &[DigestKind],
 ) -> Vec<Vec<String>> {
     let mut all = Vec::new();
@@ -29,14 +29,14 @@ pub(super) fn follow(
         let mut reached = file.range().start().raw();
         for part in file.parts() {
             // An image leaves out the header and what lies between tensors.
-            if !hash_aside(file, reached..part.file_offset, ledger, &mut hash) {
+            if !hash_aside(file, reached..part.file_offset, tracker, &mut hash) {
                 return all;
             }
             let (mut at, end) = (part.buffer_offset, part.buffer_offset + part.len_bytes);
             while at < end {
-                let Some(complete) = ledger.wait_complete(at, end) else { return all };
+                let Some(complete) = tracker.wait_complete(at, end) else { return all };
                 // The reads may be far ahead, or over.
-                if ledger.should_stop() {
+                if tracker.should_stop() {
                     return all;
                 }
                 let upto = complete.min(at + STEP_BYTES);
@@ -47,7 +47,7 @@ pub(super) fn follow(
             reached = part.file_offset + part.len_bytes;
         }
         let end = file.range().start().raw() + file.range().len_bytes();
-        if !hash_aside(file, reached..end, ledger, &mut hash) {
+        if !hash_aside(file, reached..end, tracker, &mut hash) {
             return all;
         }
         all.push(hashers.into_iter().map(Hasher::finish).collect());
@@ -60,18 +60,18 @@ pub(super) fn follow(
 fn hash_aside(
     file: &PlannedFile,
     range: Range<u64>,
-    ledger: &Ledger<'_>,
+    tracker: &Tracker<'_>,
     hash: &mut impl FnMut(&[u8]),
 ) -> bool {
     let mut bytes = vec![0; (range.end - range.start).min(STEP_BYTES) as usize];
     let mut at = range.start;
     while at < range.end {
         let wanted = (range.end - at).min(STEP_BYTES) as usize;
-        if ledger.should_stop() {
+        if tracker.should_stop() {
             return false;
         }
         if let Err(error) = read_exact(file.source(), &mut bytes[..wanted], at) {
-            ledger.fail(error);
+            tracker.fail(error);
             return false;
         }
         hash(&bytes[..wanted]);
@@ -82,7 +82,7 @@ fn hash_aside(
 
 #[expect(unsafe_code, reason = "looks at bytes of a buffer that is still being filled")]
 fn completed(reservation: &Reservation, range: Range<u64>) -> Option<&[u8]> {
-    // SAFETY: the ledger reported the range complete: its reads are over, and no piece is read
+    // SAFETY: the tracker reported the range complete: its reads are over, and no piece is read
     // twice.
     unsafe { reservation.filled(range) }.ok()
 }

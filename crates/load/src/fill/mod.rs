@@ -11,7 +11,7 @@
 //!  while it is in cache     beyond what was read          that exist
 //!     └───────────┬────────────┘
 //!                 ▼
-//!              ledger: bytes done, first failure, what is complete
+//!             tracker: bytes done, first failure, what is complete
 //!                 ├──► the caller's thread: progress, cancellation
 //!                 └──► digest: checksums, behind the reads
 //! ```
@@ -21,11 +21,12 @@
 
 mod ahead;
 mod digest;
-mod ledger;
 mod piece;
 mod ring;
 mod route;
 mod staged;
+mod target;
+mod tracker;
 mod tuning;
 mod workers;
 
@@ -46,11 +47,11 @@ use crate::progress::{CancelToken, Progress};
 use crate::report::{BytesByRoute, Engine};
 
 use ahead::Frontier;
-use ledger::Ledger;
 use piece::{Piece, Route};
 use route::Routed;
 pub(crate) use staged::STAGING_MAX_BYTES;
 use staged::{Places, SPANS_IN_FLIGHT_MAX, Span, Spans};
+use target::Target;
 pub(crate) use tuning::Tuning;
 use workers::Queue;
 pub(crate) use workers::{KernelReads, Reads};
@@ -80,10 +81,10 @@ pub(crate) fn fill(
     mut observe: impl FnMut(Progress),
 ) -> Result<Filled> {
     let filling = reservation.begin_filling()?;
-    let ledger = Ledger::new(plan, reservation, cancel, !digests.is_empty());
+    let target = Target::new(plan, reservation, cancel, !digests.is_empty());
     place_heads(plan, reservation)?;
     let Routed { pieces, spans } =
-        route::route(plan, reservation, tuning, || ledger.should_stop())?;
+        route::route(plan, reservation, tuning, || target.tracker.should_stop())?;
     let (direct, others): (Vec<Piece>, Vec<Piece>) =
         pieces.into_iter().partition(|piece| piece.route == Route::Direct);
     let mut engine = Engine::Threads { ring_refused: None };
@@ -94,35 +95,35 @@ pub(crate) fn fill(
         };
     }
     let digests = thread::scope(|scope| {
-        let _guard = ledger.stop_on_panic();
+        let _guard = target.tracker.stop_on_panic();
         let hashing = (!digests.is_empty()).then(|| {
-            let follower = ledger.enter_follower();
-            let ledger = &ledger;
+            let follower = target.tracker.enter_follower();
+            let tracker = &target.tracker;
             scope.spawn(move || {
                 let _at_work = follower;
-                digest::follow(plan, reservation, ledger, digests)
+                digest::follow(plan, reservation, tracker, digests)
             })
         });
-        let lanes = Lanes { ledger: &ledger, tuning, reads };
+        let lanes = Lanes { target: &target, tuning, reads };
         lanes.run(&direct, &others, &spans, engine == Engine::Uring, &mut observe);
         // What a worker found no longer resident is read from the disk after all.
-        let returned = route::from_disk(plan, reservation, tuning, &ledger.take_returned());
+        let returned = route::from_disk(plan, reservation, tuning, &target.tracker.take_returned());
         lanes.run(&[], &returned.pieces, &returned.spans, false, &mut observe);
-        ledger.close();
+        target.tracker.close();
         // A checksum may be far behind.
-        while !ledger.wait_followed(TICK) {
-            ledger.should_stop();
-            observe(ledger.progress());
+        while !target.tracker.wait_followed(TICK) {
+            target.tracker.should_stop();
+            observe(target.tracker.progress());
         }
         hashing.map_or(Ok(Vec::new()), ScopedJoinHandle::join)
     });
     drop(filling);
-    ledger.outcome()?;
-    observe(ledger.progress());
+    target.tracker.outcome()?;
+    observe(target.tracker.progress());
     Ok(Filled {
-        by_route: ledger.by_route(),
+        by_route: target.tracker.by_route(),
         engine,
-        populating: ledger.populating(),
+        populating: target.tracker.populating(),
         digests: digests.map_err(|_| panicked("the checksumming thread"))?,
     })
 }
@@ -145,7 +146,7 @@ fn place_heads(plan: &Plan, reservation: &Reservation) -> Result<()> {
 
 /// The threads of a fill.
 struct Lanes<'a> {
-    ledger: &'a Ledger<'a>,
+    target: &'a Target<'a>,
     tuning: &'a Tuning,
     reads: &'a dyn Reads,
 }
@@ -161,43 +162,43 @@ impl Lanes<'_> {
         use_ring: bool,
         observe: &mut dyn FnMut(Progress),
     ) {
-        let ledger = self.ledger;
+        let target = self.target;
         let frontier = Frontier::new(direct, self.tuning.populate_ahead_bytes);
         let direct_queue = Queue::new(if use_ring { &[] } else { direct });
         let other_queue = Queue::new(others);
-        let places = Places::of(spans, ledger.plan);
+        let places = Places::of(spans, target.plan);
         let staged_frontier = Frontier::new(&places.pieces, self.tuning.populate_ahead_bytes);
         let staged = Spans::new(spans, &places, &staged_frontier);
         thread::scope(|scope| {
-            let _guard = ledger.stop_on_panic();
+            let _guard = target.tracker.stop_on_panic();
             let mut started = Vec::new();
             if use_ring && !direct.is_empty() {
-                started.push(start(scope, ledger, || frontier.run(ledger)));
+                started.push(start(scope, target, || frontier.run(target)));
                 started
-                    .push(start(scope, ledger, || ring::run(&frontier, ledger, self.tuning.depth)));
+                    .push(start(scope, target, || ring::run(&frontier, target, self.tuning.depth)));
             }
             let direct_threads = (self.tuning.depth as usize).min(direct_queue.len());
             let other_threads = self.tuning.workers.min(other_queue.len());
             for _ in 0..direct_threads {
-                started.push(start(scope, ledger, || direct_queue.run(ledger, self.reads)));
+                started.push(start(scope, target, || direct_queue.run(target, self.reads)));
             }
             for _ in 0..other_threads {
-                started.push(start(scope, ledger, || other_queue.run(ledger, self.reads)));
+                started.push(start(scope, target, || other_queue.run(target, self.reads)));
             }
             if staged.len() > 0 {
-                started.push(start(scope, ledger, || staged_frontier.run(ledger)));
+                started.push(start(scope, target, || staged_frontier.run(target)));
             }
             for _ in 0..SPANS_IN_FLIGHT_MAX.min(self.tuning.depth as usize).min(staged.len()) {
-                started.push(start(scope, ledger, || staged.run(ledger, self.reads)));
+                started.push(start(scope, target, || staged.run(target, self.reads)));
             }
-            while !ledger.wait_idle(TICK) {
+            while !target.tracker.wait_idle(TICK) {
                 // Also notices a cancellation for threads that wait for each other.
-                ledger.should_stop();
-                observe(ledger.progress());
+                target.tracker.should_stop();
+                observe(target.tracker.progress());
             }
             for thread in started.into_iter().flatten() {
                 if thread.join().is_err() {
-                    ledger.fail(panicked("a reading thread"));
+                    target.tracker.fail(panicked("a reading thread"));
                 }
             }
         });
@@ -207,17 +208,19 @@ impl Lanes<'_> {
 /// Starts a thread of the fill; where that is refused, the fill fails and stops.
 fn start<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
-    ledger: &'scope Ledger<'_>,
+    target: &'scope Target<'_>,
     run: impl FnOnce() + Send + 'scope,
 ) -> Option<ScopedJoinHandle<'scope, ()>> {
-    let lane = ledger.enter();
+    let lane = target.tracker.enter();
     let started =
         thread::Builder::new().name("longshore-load".to_owned()).spawn_scoped(scope, move || {
             let _at_work = lane;
             run();
         });
     started
-        .map_err(|source| ledger.fail(Error::Process { operation: "starting a thread", source }))
+        .map_err(|source| {
+            target.tracker.fail(Error::Process { operation: "starting a thread", source });
+        })
         .ok()
 }
 

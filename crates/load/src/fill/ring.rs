@@ -8,24 +8,24 @@ use longshore_mem::FileOffset;
 use longshore_sys::uring::{self, Completion, Ring};
 
 use super::ahead::Frontier;
-use super::ledger::{InFlight, Ledger};
+use super::target::{InFlight, Target};
 use crate::error::Error;
 
 /// How long one wait for the disk may last before the fill is looked at again.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Reads every piece of `frontier` as its pages come to exist, `depth` of them at a time.
-pub(super) fn run(frontier: &Frontier<'_>, ledger: &Ledger<'_>, depth: u32) {
-    let ran = uring::with_ring(depth, |ring| drive(ring, frontier, ledger, depth));
+pub(super) fn run(frontier: &Frontier<'_>, target: &Target<'_>, depth: u32) {
+    let ran = uring::with_ring(depth, |ring| drive(ring, frontier, target, depth));
     if let Err(source) = ran.and_then(|driven| driven) {
-        ledger.fail(Error::Process { operation: "reading by io_uring", source });
+        target.tracker.fail(Error::Process { operation: "reading by io_uring", source });
     }
 }
 
 fn drive<'mem>(
     ring: &mut Ring<'mem>,
     frontier: &Frontier<'_>,
-    ledger: &Ledger<'mem>,
+    target: &Target<'mem>,
     depth: u32,
 ) -> io::Result<()> {
     // A piece in flight has a slot, and the slot's number is its token.
@@ -34,7 +34,7 @@ fn drive<'mem>(
     let mut again: Vec<InFlight> = Vec::new();
     let mut finished: Vec<Completion> = Vec::new();
     loop {
-        if ledger.should_stop() {
+        if target.tracker.should_stop() {
             // Leaving `with_ring` cancels the reads in flight, and waits until they have ended.
             return Ok(());
         }
@@ -45,7 +45,7 @@ fn drive<'mem>(
                 Some(InFlight { piece, done_bytes: 0 })
             });
             let Some(flight) = flight else { break };
-            push(ring, ledger, &mut slots, flight)?;
+            push(ring, target, &mut slots, flight)?;
         }
         if ring.in_flight() == 0 {
             if next == frontier.len() {
@@ -57,7 +57,7 @@ fn drive<'mem>(
         for completion in finished.drain(..) {
             let slot = usize::try_from(completion.token).ok().and_then(|at| slots.get_mut(at));
             let Some(flight) = slot.and_then(Option::take) else { continue };
-            match ledger.book(flight, completion.result) {
+            match target.book(flight, completion.result) {
                 Some(rest) => again.push(rest),
                 None => frontier.used(&flight.piece),
             }
@@ -67,18 +67,18 @@ fn drive<'mem>(
 
 fn push<'mem>(
     ring: &mut Ring<'mem>,
-    ledger: &Ledger<'mem>,
+    target: &Target<'mem>,
     slots: &mut [Option<InFlight>],
     flight: InFlight,
 ) -> io::Result<()> {
     let Some(token) = slots.iter().position(Option::is_none) else {
         return Err(io::ErrorKind::WouldBlock.into());
     };
-    let Some((file, _)) = ledger.file(&flight.piece).source().direct() else {
+    let Some((file, _)) = target.file(&flight.piece).source().direct() else {
         return Err(io::ErrorKind::Unsupported.into());
     };
     // SAFETY: a piece is handed out once, and its last read, if any, has completed.
-    let Some(window) = (unsafe { ledger.window(&flight) }) else {
+    let Some(window) = (unsafe { target.window(&flight) }) else {
         return Ok(());
     };
     let offset = FileOffset::new(flight.piece.file_offset + flight.done_bytes);

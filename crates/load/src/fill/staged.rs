@@ -20,8 +20,8 @@ use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 
 use super::ahead::Frontier;
-use super::ledger::{InFlight, Ledger};
 use super::piece::{Piece, Route, Stretch};
+use super::target::{InFlight, Target};
 use super::workers::Reads;
 use crate::error::Error;
 use crate::plan::Plan;
@@ -90,20 +90,20 @@ impl<'a> Spans<'a> {
 
     /// Reads spans, and puts what is in them in its place, until none is left or the fill is
     /// stopped. What they are read into is in a huge page where there is one: disks are faster.
-    pub(super) fn run(&self, ledger: &Ledger<'_>, reads: &dyn Reads) {
+    pub(super) fn run(&self, target: &Target<'_>, reads: &dyn Reads) {
         let mut memory = match Heap::Memfd.allocate(SPAN_BYTES) {
             Ok(memory) => memory,
-            Err(error) => return ledger.fail(error.into()),
+            Err(error) => return target.tracker.fail(error.into()),
         };
         let mut staging = match memory.write() {
             Ok(staging) => staging,
-            Err(error) => return ledger.fail(error.into()),
+            Err(error) => return target.tracker.fail(error.into()),
         };
-        while !ledger.should_stop() {
+        while !target.tracker.should_stop() {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(span) = self.spans.get(index) else { return };
-            let Some(staged) = read(span, ledger, reads, &mut staging) else { return };
-            if self.place(index, staged, ledger).is_none() {
+            let Some(staged) = read(span, target, reads, &mut staging) else { return };
+            if self.place(index, staged, target).is_none() {
                 return;
             }
         }
@@ -111,11 +111,11 @@ impl<'a> Spans<'a> {
 
     /// Copies what is wanted of a span to where it goes, as its pages come to exist. `None` where
     /// the fill fails or is stopped.
-    fn place(&self, index: usize, staged: &[u8], ledger: &Ledger<'_>) -> Option<()> {
+    fn place(&self, index: usize, staged: &[u8], target: &Target<'_>) -> Option<()> {
         let span = &self.spans[index];
         for at in self.places.of_span(index) {
             let piece = loop {
-                if ledger.should_stop() {
+                if target.tracker.should_stop() {
                     return None;
                 }
                 if let Some(piece) = self.frontier.get(at, true) {
@@ -124,16 +124,16 @@ impl<'a> Spans<'a> {
             };
             let from = (piece.file_offset - span.file_offset) as usize;
             let Some(bytes) = staged.get(from..from + piece.len_bytes as usize) else {
-                ledger.fail(unfit("a place for bytes that its span does not have"));
+                target.tracker.fail(unfit("a place for bytes that its span does not have"));
                 return None;
             };
             let flight = InFlight { piece, done_bytes: 0 };
             // SAFETY: parts of an image do not overlap, each span is taken by one thread, and this
             // one has no other window.
-            let window = unsafe { ledger.window(&flight) }?;
+            let window = unsafe { target.window(&flight) }?;
             let copied = copy::write(&mut Cursor::<Dest>::foreign_buf(window), bytes);
-            if ledger.book(flight, copied.map_err(io::Error::other)).is_some() {
-                ledger.fail(unfit("bytes were copied in part"));
+            if target.book(flight, copied.map_err(io::Error::other)).is_some() {
+                target.tracker.fail(unfit("bytes were copied in part"));
                 return None;
             }
             self.frontier.used(&piece);
@@ -151,23 +151,23 @@ impl Span {
 /// Reads a span and returns its bytes; `None` where the fill fails or is stopped.
 fn read<'s>(
     span: &Span,
-    ledger: &Ledger<'_>,
+    target: &Target<'_>,
     reads: &dyn Reads,
     staging: &'s mut [u8],
 ) -> Option<&'s [u8]> {
-    let source = ledger.plan.files()[span.file].source();
+    let source = target.plan.files()[span.file].source();
     let Range { start, end } = span.range();
     let block = source.direct().map_or(Granule::SIZE_4K, |(_, alignment)| alignment.offset);
     // The span lies between two multiples of its size, and so do the blocks that it touches.
     let first = block.round_down(start);
     let room = block.checked_round_up(end).and_then(|end| usize::try_from(end - first).ok());
     let Some(staging) = room.and_then(|room| staging.get_mut(..room)) else {
-        ledger.fail(unfit("the disk's blocks are longer than what they are read into"));
+        target.tracker.fail(unfit("the disk's blocks are longer than what they are read into"));
         return None;
     };
     let mut done = 0;
     while first + done < end {
-        if ledger.should_stop() {
+        if target.tracker.should_stop() {
             return None;
         }
         let mut rest = VolatileSliceMut::from(&mut staging[done as usize..]);
@@ -177,7 +177,11 @@ fn read<'s>(
                 // One that stops in the middle of a block has met the end of the file.
                 if first + reached < end && (bytes == 0 || !block.is_aligned(reached)) {
                     let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
-                    ledger.fail(Error::Truncated { path, ended_at: first + reached, len_bytes });
+                    target.tracker.fail(Error::Truncated {
+                        path,
+                        ended_at: first + reached,
+                        len_bytes,
+                    });
                     return None;
                 }
                 done = reached;
@@ -187,10 +191,10 @@ fn read<'s>(
                 let failed = Error::Read {
                     path: source.path().to_owned(),
                     range: (first + done).max(start)..end,
-                    done_bytes: ledger.done_bytes(),
+                    done_bytes: target.tracker.done_bytes(),
                     source: error,
                 };
-                ledger.fail(failed);
+                target.tracker.fail(failed);
                 return None;
             }
         }
@@ -224,25 +228,25 @@ mod tests {
         let piece = Stretch { file: 0, file_offset: 5000, buffer_offset: 0, len_bytes: 4000 };
         let places = Places { pieces: vec![piece.piece(Route::Staged)], ends: vec![1] };
 
-        let ledger = Ledger::new(&plan, &reservation, &cancel, false);
+        let target = Target::new(&plan, &reservation, &cancel, false);
         let mut memory = Heap::Memfd.allocate(16 << 10).unwrap();
         let mut large = memory.write().unwrap();
-        let bytes = read(&span, &ledger, &KernelReads, &mut large);
+        let bytes = read(&span, &target, &KernelReads, &mut large);
         assert!(bytes.is_some_and(|bytes| *bytes == [7; 4000]));
-        assert!(!ledger.should_stop());
+        assert!(!target.tracker.should_stop());
         let mut small = vec![0; 100];
-        assert_eq!(read(&span, &ledger, &KernelReads, &mut small), None);
-        assert!(ledger.should_stop(), "others go on");
-        let refused = ledger.outcome().unwrap_err();
+        assert_eq!(read(&span, &target, &KernelReads, &mut small), None);
+        assert!(target.tracker.should_stop(), "others go on");
+        let refused = target.tracker.outcome().unwrap_err();
         assert!(matches!(refused, Error::Process { .. }), "{refused}");
 
-        let ledger = Ledger::new(&plan, &reservation, &cancel, false);
+        let target = Target::new(&plan, &reservation, &cancel, false);
         let frontier = Frontier::new(&places.pieces, 1 << 20);
-        frontier.run(&ledger);
+        frontier.run(&target);
         let staged = Spans::new(&spans, &places, &frontier);
-        assert_eq!(staged.place(0, &[7; 3999], &ledger), None);
-        assert!(ledger.should_stop(), "others go on");
-        let refused = ledger.outcome().unwrap_err();
+        assert_eq!(staged.place(0, &[7; 3999], &target), None);
+        assert!(target.tracker.should_stop(), "others go on");
+        let refused = target.tracker.outcome().unwrap_err();
         assert!(refused.to_string().contains("beside the buffer"), "{refused}");
     }
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use longshore_mem::{FileOffset, VolatileSliceMut};
 use longshore_sys::file::{self, ReadFlags};
 
-use super::ledger::{InFlight, Ledger};
 use super::piece::{Piece, Route};
+use super::target::{InFlight, Target};
 use crate::source::SourceFile;
 
 /// Populated and read in one go: small enough to stay in a core's second-level cache.
@@ -74,36 +74,36 @@ impl<'a> Queue<'a> {
     }
 
     /// Reads pieces until none is left or the fill is stopped.
-    pub(super) fn run(&self, ledger: &Ledger<'_>, reads: &dyn Reads) {
-        while !ledger.should_stop() {
+    pub(super) fn run(&self, target: &Target<'_>, reads: &dyn Reads) {
+        while !target.tracker.should_stop() {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(piece) = self.pieces.get(index) else { return };
-            read_piece(ledger, reads, *piece);
+            read_piece(target, reads, *piece);
         }
     }
 }
 
-fn read_piece(ledger: &Ledger<'_>, reads: &dyn Reads, piece: Piece) {
-    let source = ledger.file(&piece).source();
+fn read_piece(target: &Target<'_>, reads: &dyn Reads, piece: Piece) {
+    let source = target.file(&piece).source();
     let mut flight = Some(InFlight { piece, done_bytes: 0 });
     while let Some(current) = flight {
-        if ledger.should_stop() {
+        if target.tracker.should_stop() {
             return;
         }
         // SAFETY: each piece is taken from the queue by one thread, and the window of the last
         // read is gone.
-        let Some(window) = (unsafe { ledger.window(&current) }) else { return };
-        let Some(mut bite) = populated_bite(ledger, &current, window) else { return };
+        let Some(window) = (unsafe { target.window(&current) }) else { return };
+        let Some(mut bite) = populated_bite(target, &current, window) else { return };
         let offset = FileOffset::new(piece.file_offset + current.done_bytes);
         let result = reads.read(source, piece.route, &mut bite, offset);
         flight = match result {
             // It was evicted meanwhile, or cannot be read without waiting at all: what is left is
             // read from the disk, after the others.
             Err(error) if piece.route == Route::Resident && cannot_now(&error) => {
-                ledger.give_back(current);
+                target.give_back(current);
                 return;
             }
-            result => ledger.book(current, result),
+            result => target.book(current, result),
         };
     }
 }
@@ -115,7 +115,7 @@ fn cannot_now(error: &io::Error) -> bool {
 /// The next bytes to read, whose pages exist. For direct reads that is the whole piece, since the
 /// disk is faster the more it is asked for at once.
 fn populated_bite<'m>(
-    ledger: &Ledger<'_>,
+    target: &Target<'_>,
     flight: &InFlight,
     window: VolatileSliceMut<'m>,
 ) -> Option<VolatileSliceMut<'m>> {
@@ -127,7 +127,7 @@ fn populated_bite<'m>(
         let to_boundary = BITE_BYTES - part.buffer_offset % BITE_BYTES;
         part.read_bytes = part.read_bytes.min(to_boundary);
     }
-    if !ledger.populate(&part) {
+    if !target.populate(&part) {
         return None;
     }
     let len_bytes = usize::try_from(part.read_bytes).unwrap_or(window.len_bytes());

@@ -1,4 +1,4 @@
-//! What all threads of a fill know together: how much is done, what failed, whether to stop.
+//! The progress of a fill, shared by its threads: how much is done, what failed, whether to stop.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,20 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use longshore_heap::Reservation;
-use longshore_iov::{Cursor, Dest, copy};
-use longshore_mem::VolatileSliceMut;
-
-use super::piece::{Next, Piece, Route, Stretch};
+use super::piece::{Route, Stretch};
 use crate::error::{Error, Result};
-use crate::plan::{Plan, PlannedFile};
 use crate::progress::{CancelToken, Progress};
 use crate::report::BytesByRoute;
 
-/// The books of one fill.
-pub(crate) struct Ledger<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) reservation: &'a Reservation,
+/// The progress of one fill.
+pub(crate) struct Tracker<'a> {
     cancel: &'a CancelToken,
     began: Instant,
     total_bytes: u64,
@@ -44,34 +37,22 @@ struct State {
 }
 
 /// A lane at work; leaving is dropping it.
-pub(super) struct Lane<'a, 'b>(&'a Ledger<'b>);
+pub(super) struct Lane<'a, 'b>(&'a Tracker<'b>);
 
 /// One that follows the fill, at work; leaving is dropping it.
-pub(super) struct Follower<'a, 'b>(&'a Ledger<'b>);
+pub(super) struct Follower<'a, 'b>(&'a Tracker<'b>);
 
 /// Stops the fill where the thread that made it panics, so that no scope waits for ever.
-pub(super) struct StopOnPanic<'a, 'b>(&'a Ledger<'b>);
+pub(super) struct StopOnPanic<'a, 'b>(&'a Tracker<'b>);
 
-/// A piece on its way, which must end by [`InFlight::returned`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct InFlight {
-    pub(super) piece: Piece,
-    pub(super) done_bytes: u64,
-}
-
-impl<'a> Ledger<'a> {
-    pub(super) fn new(
-        plan: &'a Plan,
-        reservation: &'a Reservation,
-        cancel: &'a CancelToken,
-        follow: bool,
-    ) -> Self {
+impl<'a> Tracker<'a> {
+    /// Tracks the progress of `total_bytes`. With `follow`, complete ranges are kept for those that wait for
+    /// them.
+    pub(super) fn new(total_bytes: u64, cancel: &'a CancelToken, follow: bool) -> Self {
         Self {
-            plan,
-            reservation,
             cancel,
             began: Instant::now(),
-            total_bytes: plan.content_bytes(),
+            total_bytes,
             done_bytes: AtomicU64::new(0),
             route_bytes: Default::default(),
             populate_nanos: AtomicU64::new(0),
@@ -113,109 +94,25 @@ impl<'a> Ledger<'a> {
         self.changed.notify_all();
     }
 
-    pub(super) fn fail_read(&self, piece: &Piece, done_bytes: u64, source: io::Error) {
-        let range = piece.file_range();
-        self.fail(Error::Read {
-            path: self.file(piece).source().path().to_owned(),
-            range: range.start + done_bytes..range.end,
-            done_bytes: self.done_bytes(),
-            source,
-        });
-    }
-
-    pub(super) fn file(&self, piece: &Piece) -> &'a PlannedFile {
-        &self.plan.files()[piece.file]
-    }
-
-    /// Makes the pages of a piece exist. `false` where that failed.
-    pub(super) fn populate(&self, piece: &Piece) -> bool {
-        let began = Instant::now();
-        let made = self.reservation.populate(piece.target());
-        let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.populate_nanos.fetch_add(nanos, Ordering::Relaxed);
-        made.map_err(|error| self.fail(error.into())).is_ok()
-    }
-
-    /// Where the next read of a piece goes.
-    ///
-    /// # Safety
-    /// The piece is in the caller's hands alone, which has no other window of it.
-    #[expect(unsafe_code, reason = "lends out the window of one piece")]
-    pub(super) unsafe fn window(&self, flight: &InFlight) -> Option<VolatileSliceMut<'a>> {
-        let target = flight.piece.target();
-        let range = target.start + flight.done_bytes..target.end;
-        // SAFETY: pieces do not overlap, and the caller has this one to itself.
-        match unsafe { self.reservation.window(range) } {
-            Ok(window) => Some(window),
-            Err(error) => {
-                self.fail(error.into());
-                None
-            }
-        }
-    }
-
-    /// Books the result of a read. Returns the piece where it has to be read on.
-    pub(super) fn book(&self, flight: InFlight, result: io::Result<usize>) -> Option<InFlight> {
-        let InFlight { piece, done_bytes } = flight;
-        let read_bytes = match result {
-            Ok(read_bytes) => read_bytes as u64,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(flight),
-            Err(error) => {
-                self.fail_read(&piece, done_bytes, error);
-                return None;
-            }
-        };
-        match piece.after_read(done_bytes, read_bytes) {
-            Next::Again { done_bytes: now_done } => {
-                self.count(&piece, now_done - done_bytes);
-                Some(InFlight { piece, done_bytes: now_done })
-            }
-            Next::EndedAt(ended_at) => {
-                let source = self.file(&piece).source();
-                let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
-                self.fail(Error::Truncated { path, ended_at, len_bytes });
-                None
-            }
-            Next::Complete => {
-                self.clear_slack(&flight);
-                self.count(&piece, piece.len_bytes - done_bytes);
-                self.complete(piece.buffer_offset, piece.len_bytes);
-                None
-            }
-        }
-    }
-
-    /// What a read brought beyond the bytes wanted is not content: it becomes zero.
-    #[expect(unsafe_code, reason = "writes to the slack behind a piece")]
-    fn clear_slack(&self, flight: &InFlight) {
-        let piece = flight.piece;
-        let slack = piece.buffer_offset + piece.len_bytes..piece.target().end;
-        if slack.is_empty() {
-            return;
-        }
-        // SAFETY: the slack belongs to this piece alone, whose reads are over.
-        let cleared = unsafe { self.reservation.window(slack) }.map(|window| {
-            let len_bytes = window.len_bytes();
-            let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(window), len_bytes);
-            debug_assert_eq!(zeroed, Ok(len_bytes), "a read has filled it");
-        });
-        if let Err(error) = cleared {
-            self.fail(error.into());
-        }
-    }
-
-    fn count(&self, piece: &Piece, bytes: u64) {
-        self.route_bytes[piece.route as usize].fetch_add(bytes, Ordering::Relaxed);
+    /// Counts bytes that were read by a route.
+    pub(super) fn count(&self, route: Route, bytes: u64) {
+        self.route_bytes[route as usize].fetch_add(bytes, Ordering::Relaxed);
         self.done_bytes.fetch_add(bytes, Ordering::Release);
     }
 
-    /// Takes back what is left of a piece that cannot be read by its route.
-    pub(super) fn give_back(&self, flight: InFlight) {
-        self.complete(flight.piece.buffer_offset, flight.done_bytes);
-        self.state().returned.push(flight.piece.rest(flight.done_bytes));
+    /// Takes back a stretch that cannot be read by its route.
+    pub(super) fn give_back(&self, rest: Stretch) {
+        self.state().returned.push(rest);
     }
 
-    fn complete(&self, start: u64, len_bytes: u64) {
+    /// Counts the time that making pages took.
+    pub(super) fn populated(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.populate_nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// Notes that a range of the buffer is complete.
+    pub(super) fn complete(&self, start: u64, len_bytes: u64) {
         if !self.follow || len_bytes == 0 {
             return;
         }

@@ -1,0 +1,136 @@
+//! Where a fill writes: pages are made, windows lent to reads, and their results taken.
+
+use std::io;
+use std::time::Instant;
+
+use longshore_heap::Reservation;
+use longshore_iov::{Cursor, Dest, copy};
+use longshore_mem::VolatileSliceMut;
+
+use super::piece::{Next, Piece};
+use super::tracker::Tracker;
+use crate::error::Error;
+use crate::plan::{Plan, PlannedFile};
+use crate::progress::CancelToken;
+
+/// The memory of one fill, with its progress.
+pub(super) struct Target<'a> {
+    pub(super) plan: &'a Plan,
+    reservation: &'a Reservation,
+    pub(super) tracker: Tracker<'a>,
+}
+
+/// A piece on its way, which must end by [`InFlight::returned`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) piece: Piece,
+    pub(super) done_bytes: u64,
+}
+
+impl<'a> Target<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        reservation: &'a Reservation,
+        cancel: &'a CancelToken,
+        follow: bool,
+    ) -> Self {
+        let tracker = Tracker::new(plan.content_bytes(), cancel, follow);
+        Self { plan, reservation, tracker }
+    }
+
+    pub(super) fn fail_read(&self, piece: &Piece, done_bytes: u64, source: io::Error) {
+        let range = piece.file_range();
+        self.tracker.fail(Error::Read {
+            path: self.file(piece).source().path().to_owned(),
+            range: range.start + done_bytes..range.end,
+            done_bytes: self.tracker.done_bytes(),
+            source,
+        });
+    }
+
+    pub(super) fn file(&self, piece: &Piece) -> &'a PlannedFile {
+        &self.plan.files()[piece.file]
+    }
+
+    /// Makes the pages of a piece exist. `false` where that failed.
+    pub(super) fn populate(&self, piece: &Piece) -> bool {
+        let began = Instant::now();
+        let made = self.reservation.populate(piece.target());
+        self.tracker.populated(began.elapsed());
+        made.map_err(|error| self.tracker.fail(error.into())).is_ok()
+    }
+
+    /// Where the next read of a piece goes.
+    ///
+    /// # Safety
+    /// The piece is in the caller's hands alone, which has no other window of it.
+    #[expect(unsafe_code, reason = "lends out the window of one piece")]
+    pub(super) unsafe fn window(&self, flight: &InFlight) -> Option<VolatileSliceMut<'a>> {
+        let target = flight.piece.target();
+        let range = target.start + flight.done_bytes..target.end;
+        // SAFETY: pieces do not overlap, and the caller has this one to itself.
+        match unsafe { self.reservation.window(range) } {
+            Ok(window) => Some(window),
+            Err(error) => {
+                self.tracker.fail(error.into());
+                None
+            }
+        }
+    }
+
+    /// Books the result of a read. Returns the piece where it has to be read on.
+    pub(super) fn book(&self, flight: InFlight, result: io::Result<usize>) -> Option<InFlight> {
+        let InFlight { piece, done_bytes } = flight;
+        let read_bytes = match result {
+            Ok(read_bytes) => read_bytes as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(flight),
+            Err(error) => {
+                self.fail_read(&piece, done_bytes, error);
+                return None;
+            }
+        };
+        match piece.after_read(done_bytes, read_bytes) {
+            Next::Again { done_bytes: now_done } => {
+                self.tracker.count(piece.route, now_done - done_bytes);
+                Some(InFlight { piece, done_bytes: now_done })
+            }
+            Next::EndedAt(ended_at) => {
+                let source = self.file(&piece).source();
+                let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+                self.tracker.fail(Error::Truncated { path, ended_at, len_bytes });
+                None
+            }
+            Next::Complete => {
+                self.clear_slack(&flight);
+                self.tracker.count(piece.route, piece.len_bytes - done_bytes);
+                self.tracker.complete(piece.buffer_offset, piece.len_bytes);
+                None
+            }
+        }
+    }
+
+    /// What a read brought beyond the bytes wanted is not content: it becomes zero.
+    #[expect(unsafe_code, reason = "writes to the slack behind a piece")]
+    fn clear_slack(&self, flight: &InFlight) {
+        let piece = flight.piece;
+        let slack = piece.buffer_offset + piece.len_bytes..piece.target().end;
+        if slack.is_empty() {
+            return;
+        }
+        // SAFETY: the slack belongs to this piece alone, whose reads are over.
+        let cleared = unsafe { self.reservation.window(slack) }.map(|window| {
+            let len_bytes = window.len_bytes();
+            let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(window), len_bytes);
+            debug_assert_eq!(zeroed, Ok(len_bytes), "a read has filled it");
+        });
+        if let Err(error) = cleared {
+            self.tracker.fail(error.into());
+        }
+    }
+
+    /// Takes back what is left of a piece that cannot be read by its route.
+    pub(super) fn give_back(&self, flight: InFlight) {
+        self.tracker.complete(flight.piece.buffer_offset, flight.done_bytes);
+        self.tracker.give_back(flight.piece.rest(flight.done_bytes));
+    }
+}
