@@ -267,9 +267,17 @@ pub fn shut_down(socket: impl AsFd) {
 pub fn drain(socket: impl AsFd) -> bool {
     let socket = socket.as_fd();
     // With credentials, an empty message can be told from the end.
-    if rustix::net::sockopt::set_socket_passcred(socket, true).is_err() {
+    let pass_credentials = |on| rustix::net::sockopt::set_socket_passcred(socket, on);
+    if pass_credentials(true).is_err() {
         return false;
     }
+    let is_drained = drain_some(socket);
+    // Credentials would take the room of descriptors in what is received later.
+    let _ = pass_credentials(false);
+    is_drained
+}
+
+fn drain_some(socket: BorrowedFd<'_>) -> bool {
     for _ in 0..DRAINED_MAX {
         match first_message(socket) {
             Ok(First::None) => return true,
@@ -378,6 +386,24 @@ mod tests {
         assert!(!is_open() && drain(&ours));
         drop(ours);
         assert_eq!(receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
+    }
+
+    #[test]
+    fn all_descriptors_of_a_message_are_received_after_draining() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let (ours, theirs) = pair().unwrap();
+        let event = event_fd::create().unwrap();
+        let all = [event.as_fd(); 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&all)));
+        rustix::net::sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::empty())
+            .unwrap();
+        shut_down(&ours);
+        assert!(!drain(&ours));
+        assert!(!rustix::net::sockopt::socket_passcred(&ours).unwrap());
+        let packet = receive(&ours, &mut [0]).unwrap();
+        assert!(packet.descriptors.len() == 8 && !packet.descriptors_lost);
     }
 
     #[test]
