@@ -331,20 +331,22 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: 
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     let mut how = [CLOSE];
     let message = receive_kept(socket, &mut how);
-    let _ = received.send(message.is_ok());
-    if let Ok((_, descriptors)) = message {
+    if message.is_ok() {
         // The sender holds the lock until its copies of the descriptors are closed.
         let disposal = lock(sent).pop_front();
         if let Some(disposal) = disposal {
             let id = rustix::thread::gettid().as_raw_nonzero().get();
             disposal.store(id.unsigned_abs(), Ordering::Release);
         }
-        if how == [HOLD]
-            && let Some(&number) = descriptors.first()
-        {
-            // SAFETY: it was received into this thread's table and remains open.
-            hold(unsafe { BorrowedFd::borrow_raw(number) });
-        }
+    }
+    // Only now may another thread receive a message, and take the next disposal.
+    let _ = received.send(message.is_ok());
+    if let Ok((_, descriptors)) = message
+        && how == [HOLD]
+        && let Some(&number) = descriptors.first()
+    {
+        // SAFETY: it was received into this thread's table and remains open.
+        hold(unsafe { BorrowedFd::borrow_raw(number) });
     }
 }
 
