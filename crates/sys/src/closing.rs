@@ -25,7 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::answering::{is_answered_by_kernel, is_disposable};
-use crate::disposal::Disposals;
+use crate::disposal::{self, Disposals};
 use crate::packet_socket;
 
 /// How many threads may wait in a close for one user.
@@ -70,8 +70,13 @@ pub fn may_receive(user: User) -> bool {
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
-    let (mut disposable, regular): (Vec<_>, Vec<_>) =
+    let (disposable, regular): (Vec<_>, Vec<_>) =
         files.into_iter().partition(|file| is_disposable(file));
+    let (mut empty, mut disposable): (Vec<_>, Vec<_>) =
+        disposable.into_iter().partition(has_ended_empty);
+    // None of these can hang, so they are not counted.
+    disposal::dispose(&mut empty);
+    disposable.append(&mut empty);
     lock().dispose(user, &mut disposable);
     let (local, mut others): (Vec<_>, Vec<_>) =
         regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
@@ -80,6 +85,18 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     if !others.is_empty() {
         close_by_thread(user, others);
     }
+}
+
+/// Returns `true` if a socket is a Unix stream that was shut down, in the direction of this process at
+/// least, and on which nothing is left to be received. Nothing can be sent to it any more.
+fn has_ended_empty(socket: &OwnedFd) -> bool {
+    use rustix::net::{AddressFamily, RecvFlags, SocketType, sockopt};
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let is_at_end = || rustix::net::recv(socket, &mut [0; 1], flags).map(|(count, _)| count == 0);
+    sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        // A connection that was reset says so once.
+        && is_at_end().or_else(|_| is_at_end()) == Ok(true)
 }
 
 fn close_by_thread(user: User, files: Vec<OwnedFd>) {
@@ -352,6 +369,26 @@ pub(crate) mod tests {
         theirs.set_nonblocking(false).unwrap();
         drop(Disposable::new(taken));
         assert_eq!(std::io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn connections_that_end_empty_are_closed_though_others_hang() {
+        let user = User(4_000_000_003);
+        lock().disposals.insert(user, Disposals::endless());
+        let held = || lock().disposals[&user].held();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert!(!has_ended_empty(&ours.try_clone().unwrap().into()), "it is open");
+        std::io::Write::write_all(&mut &theirs, b"unread").unwrap();
+        drop(theirs);
+        assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
+        close_without_waiting(user, vec![ours.into()]);
+        assert_eq!(held(), 1);
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        ours.shutdown(std::net::Shutdown::Both).unwrap();
+        close_without_waiting(user, vec![ours.into()]);
+        assert_eq!(held(), 1, "it is closed by another thread");
+        lock().disposals.remove(&user);
     }
 
     #[test]
