@@ -54,7 +54,18 @@ impl User {
     pub fn of_peer(socket: impl AsFd) -> Self {
         let uid = packet_socket::peer(socket).map_or(u32::MAX, |peer| peer.uid);
         // The kernel reports this one if there is no peer. No user can have it.
-        Self(if uid == u32::MAX { crate::effective_uid() } else { uid })
+        if uid == u32::MAX { Self::own() } else { Self(uid) }
+    }
+
+    /// Returns the effective user of this process.
+    pub fn own() -> Self {
+        Self(crate::effective_uid())
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {}", self.0)
     }
 }
 
@@ -238,6 +249,11 @@ pub(crate) mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// The user with this number.
+    pub(crate) fn user(uid: u32) -> User {
+        User(uid)
+    }
 
     /// As many closes that wait as one user may have. They end when this is dropped. Each test has a user
     /// of its own, since the accounts are those of the process.

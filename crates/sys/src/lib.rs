@@ -37,6 +37,7 @@
 //! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 
+pub mod account;
 mod aio;
 pub mod answering;
 pub mod beneath;

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "maps and unmaps memory")]
 
 use std::ffi::c_void;
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -15,6 +16,14 @@ use crate::file::{self, FileSystem};
 
 /// How often a free place is looked for before other threads have taken too many.
 const ATTEMPTS_MAX: u32 = 1000;
+
+/// Returns how many mappings this process may have (`vm.max_map_count`), or the kernel's default if that
+/// cannot be read.
+pub fn count_max() -> u64 {
+    const DEFAULT: u64 = 65_530;
+    let read = fs::read_to_string("/proc/sys/vm/max_map_count");
+    read.ok().and_then(|count| count.trim().parse().ok()).unwrap_or(DEFAULT)
+}
 
 /// Whether a mapping may be written through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
