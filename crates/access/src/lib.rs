@@ -86,6 +86,8 @@ mod holes;
 mod lease;
 #[cfg(not(loom))]
 mod logs;
+#[cfg(all(any(feature = "vfio-user", feature = "vhost-user"), not(loom)))]
+mod mapped;
 #[cfg(not(loom))]
 mod page_runs;
 #[cfg(not(loom))]

@@ -35,7 +35,14 @@ pub struct Region {
 
 pub(crate) enum Memory {
     /// Of this process, from here on; its owner is kept with it.
-    Host(NonNull<u8>, #[expect(dead_code, reason = "dropped with the region")] Keep),
+    Host(
+        NonNull<u8>,
+        #[cfg_attr(
+            not(any(feature = "vfio-user", feature = "vhost-user")),
+            expect(dead_code, reason = "dropped with the region")
+        )]
+        Keep,
+    ),
     /// Somebody else's.
     Remote(Arc<dyn RemoteMemory>),
 }
@@ -283,6 +290,17 @@ impl Region {
     /// the length, by the rest of the huge pages at the ends. Of another region it is zero.
     pub fn address_bytes(&self) -> u64 {
         self.address_bytes
+    }
+
+    /// Keeps `permit` until the memory is unmapped. A remote region does not keep it.
+    #[cfg(any(feature = "vfio-user", feature = "vhost-user"))]
+    pub(crate) fn with_permit(self, permit: impl Send + 'static) -> Self {
+        let memory = match self.memory {
+            // A tuple drops its first field first.
+            Memory::Host(start, keep) => Memory::Host(start, Keep(Some(Box::new((keep, permit))))),
+            remote @ Memory::Remote(_) => remote,
+        };
+        Self { memory, ..self }
     }
 
     pub(crate) fn memory(&self) -> &Memory {

@@ -13,7 +13,7 @@ use longshore_access::Space;
 use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
-use longshore_sys::closing::Disposable;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd::{self, SharedEvent};
 
 use crate::block;
@@ -109,15 +109,17 @@ impl RingState {
 }
 
 impl Backend {
-    /// `is_log_left_out` has nothing marked in the dirty log, to show what it is for.
+    /// `is_log_left_out` has nothing marked in the dirty log, to show what it is for. What the front-end
+    /// has this process keep is counted for `user`.
     pub(crate) fn new(
         space: Space,
         disk: Arc<Disk>,
         counts: Counts,
         is_log_left_out: bool,
+        user: User,
     ) -> Self {
         Self {
-            memory: SpaceMemory::new(space),
+            memory: SpaceMemory::new(space).with_user(user),
             disk,
             counts,
             is_log_left_out,

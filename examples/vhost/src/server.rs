@@ -84,8 +84,9 @@ impl Server {
         self.counts.client();
         let space = Space::new().map_err(io::Error::other)?;
         let (disk, counts) = (Arc::clone(&self.disk), self.counts.clone());
-        let mut backend = Backend::new(space, disk, counts, self.is_log_left_out);
-        let mut receiver = Receiver::with_sockets(User::of_peer(socket));
+        let user = User::of_peer(socket);
+        let mut backend = Backend::new(space, disk, counts, self.is_log_left_out, user);
+        let mut receiver = Receiver::with_sockets(user);
         loop {
             let ended = receiver
                 .receive(socket, &self.stop, None)

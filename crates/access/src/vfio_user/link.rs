@@ -22,7 +22,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use longshore_mem::Iova;
-use longshore_sys::closing::Disposable;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
@@ -196,6 +196,11 @@ impl Link {
             self.wake();
         }
         cancelled
+    }
+
+    /// The user at the other end, for whom resources of this process are counted.
+    pub(super) fn user(&self) -> User {
+        self.0.stream.user()
     }
 
     /// Whether the client is still there, as far as is known.

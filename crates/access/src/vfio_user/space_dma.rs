@@ -12,15 +12,19 @@ use super::Refusal;
 use super::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
 use super::link::{AccessFailed, AccessFailure, Link};
 use super::space_log::SpaceLog;
+use crate::mapped::Owner;
 use crate::region::check_file;
 use crate::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
 
 /// How many files of a client are mapped at a time. A mapping is an area of the process's address
 /// space, of which the kernel allows 65,530 by default (`vm.max_map_count`), for everything else too.
+///
+/// All clients of one user together can have a quarter of these, and those of all users a half.
 pub const MAPPED_FILES_MAX: usize = 16_384;
 
 /// How many bytes of addresses the mapped files of a client take in all: 16 TiB of the 128 TiB that a
-/// process has, unless [`SpaceDma::with_mapped_bytes_max`] sets another limit.
+/// process has, unless [`SpaceDma::with_mapped_bytes_max`] sets another limit. All clients of one user
+/// together can have 32 TiB, and those of all users 64 TiB.
 ///
 /// The kernel's own page tables take up to 1/512 of the addresses that are touched, and it charges
 /// them to this process: set the limit to what the machine has if clients are not trusted.
@@ -41,8 +45,9 @@ pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 ///   log has a bit for each page from the lowest address to the highest that the client names, at
 ///   most 2^31; pages are larger than it asks for where they would be more.
 /// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`]) and their addresses
-///   ([`MAPPED_BYTES_MAX`]) are limited: a map beyond a limit is refused with
-///   [`Refusal::NO_SPACE`].
+///   ([`MAPPED_BYTES_MAX`]) are limited, also those of all clients of one user and of all users: a map
+///   beyond a limit is refused with [`Refusal::NO_SPACE`]. The user is the one that connected to the
+///   [`Server`](super::Server); without a connection it is the user of this process.
 #[derive(Debug)]
 pub struct SpaceDma {
     space: Space,
@@ -51,6 +56,8 @@ pub struct SpaceDma {
     regions: BTreeMap<u64, Held>,
     used: Cost,
     mapped_bytes_max: u64,
+    /// For whom files are mapped.
+    owner: Owner,
     log: SpaceLog,
 }
 
@@ -97,8 +104,9 @@ impl SpaceDma {
     pub fn new(space: Space) -> Self {
         space.serve_client();
         let log = SpaceLog::new(space.clone());
-        let (regions, mapped_bytes_max) = (BTreeMap::new(), MAPPED_BYTES_MAX);
-        Self { space, link: None, regions, used: Cost::NONE, mapped_bytes_max, log }
+        let (regions, used) = (BTreeMap::new(), Cost::NONE);
+        let (mapped_bytes_max, owner) = (MAPPED_BYTES_MAX, Owner::unknown());
+        Self { space, link: None, regions, used, mapped_bytes_max, owner, log }
     }
 
     /// Sets how many bytes of addresses the mapped files of a client take in all.
@@ -125,7 +133,7 @@ impl SpaceDma {
                 let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes };
                 self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
                 let access = if map.writable { MapAccess::ReadWrite } else { MapAccess::Read };
-                let region = Region::map_file(file, offset, len_bytes, access)?;
+                let region = self.owner.map_file(file, offset, len_bytes, access)?;
                 let mapped_bytes = region.address_bytes();
                 Ok((region, Cost { mapped_bytes, ..cost }))
             }
@@ -141,6 +149,7 @@ impl SpaceDma {
 impl DmaTarget for SpaceDma {
     fn connected(&mut self, link: &Link) {
         self.link = Some(link.clone());
+        self.owner = self.owner.with_user(link.user());
     }
 
     fn disconnected(&mut self) {
@@ -189,7 +198,7 @@ impl From<Error> for Refusal {
             Error::Io { source, .. } => source.into(),
             Error::PinnedByCaller { .. } => Self::BUSY,
             Error::OutOfMemory | Error::NoWindow { .. } => Self::NO_MEMORY,
-            Error::TableLimit { .. } => Self::NO_SPACE,
+            Error::TableLimit { .. } | Error::ClientLimit(_) => Self::NO_SPACE,
             // An IOVA that the space does not translate, above all.
             _ => Self::INVALID,
         }
@@ -277,4 +286,68 @@ fn drain(
         write(at as u64, part).map_err(|partial| Partial { done: at + partial.done, ..partial })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use longshore_mem::FileOffset;
+
+    use super::*;
+    use crate::mapped::tests::{file, owner};
+
+    const PAGE: u64 = 4096;
+
+    fn range(page: u64) -> AddrRange<Iova> {
+        AddrRange::new(Iova::new(page * PAGE), PAGE).unwrap()
+    }
+
+    fn map(file: &OwnedFd, page: u64) -> DmaMap {
+        let (file, offset) = (file.try_clone().unwrap(), FileOffset::new(0));
+        let backing = Backing::Mmap { file, offset };
+        DmaMap { range: range(page), readable: true, writable: true, backing }
+    }
+
+    fn dma_of(owner: Owner) -> SpaceDma {
+        SpaceDma { owner, ..SpaceDma::new(Space::new().unwrap()) }
+    }
+
+    #[test]
+    fn files_of_a_client_are_limited() {
+        // The user may have more.
+        let (mut dma, one) = (dma_of(owner(1 << 20, 1 << 46)), file(PAGE));
+        for page in 0..MAPPED_FILES_MAX as u64 {
+            dma.dma_map(map(&one, page)).unwrap();
+        }
+        let page = MAPPED_FILES_MAX as u64;
+        assert_eq!(dma.dma_map(map(&one, page)), Err(Refusal::NO_SPACE));
+        let backing =
+            Backing::FileIo { file: one.try_clone().unwrap(), offset: FileOffset::new(0) };
+        let by_file_io = DmaMap { backing, ..map(&one, page) };
+        assert_eq!(dma.dma_map(by_file_io), Err(Refusal::NO_SPACE));
+        dma.dma_unmap(range(7)).unwrap();
+        dma.dma_map(map(&one, page)).unwrap();
+    }
+
+    #[test]
+    fn files_of_all_clients_of_a_user_are_limited_and_return() {
+        let (owner, one) = (owner(3, 1 << 46), file(PAGE));
+        let (mut first, mut second) = (dma_of(owner), dma_of(owner));
+        first.dma_map(map(&one, 1)).unwrap();
+        first.dma_map(map(&one, 2)).unwrap();
+        // Refused by the space, after it was mapped and counted.
+        assert!(first.dma_map(map(&one, 2)).is_err());
+        second.dma_map(map(&one, 1)).unwrap();
+        for dma in [&mut first, &mut second] {
+            assert_eq!(dma.dma_map(map(&one, 9)), Err(Refusal::NO_SPACE));
+        }
+        first.dma_unmap(range(1)).unwrap();
+        second.dma_map(map(&one, 2)).unwrap();
+        assert_eq!(first.dma_map(map(&one, 1)), Err(Refusal::NO_SPACE));
+        drop(second);
+        first.dma_map(map(&one, 1)).unwrap();
+        first.dma_map(map(&one, 3)).unwrap();
+        assert_eq!(first.dma_map(map(&one, 4)), Err(Refusal::NO_SPACE));
+    }
 }

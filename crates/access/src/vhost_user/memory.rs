@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use longshore_mem::{AddrRange, FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
+use longshore_sys::closing::User;
 
 use crate::dirty::{BeyondLog, ExternalLog, Log};
+use crate::mapped::{MappedPermit, Owner};
 use crate::{Error, Logs, MapAccess, Region, Space};
 
 /// How many regions a memory table may have: as many as the message holds.
@@ -176,8 +178,18 @@ pub struct SpaceMemory {
     translation: Translation,
     /// Each range that is mapped, by its IOVA. Nothing else is mapped in the space.
     mapped: BTreeMap<u64, Mapped>,
-    log: Option<Arc<ExternalLog>>,
+    log: Option<GivenLog>,
     is_logging: bool,
+    /// For whom files are mapped.
+    owner: Owner,
+}
+
+/// The log of the front-end.
+#[derive(Debug)]
+struct GivenLog {
+    log: Arc<ExternalLog>,
+    /// Only dropped.
+    _permit: MappedPermit,
 }
 
 /// A region of the table.
@@ -214,7 +226,22 @@ impl SpaceMemory {
             mapped: BTreeMap::new(),
             log: None,
             is_logging: false,
+            owner: Owner::unknown(),
         }
+    }
+
+    /// Counts the memory that is mapped from here on for `user`: the one who connected
+    /// ([`User::of_peer`]). The mapped files of one user, and those of all users, are limited; without this
+    /// call they are counted for the user of this process.
+    #[must_use]
+    pub fn with_user(self, user: User) -> Self {
+        let owner = self.owner.with_user(user);
+        self.with_owner(owner)
+    }
+
+    pub(super) fn with_owner(mut self, owner: Owner) -> Self {
+        self.owner = owner;
+        self
     }
 
     /// The space; clones of it are the same one.
@@ -239,7 +266,8 @@ impl SpaceMemory {
     /// [`MemoryError`].
     pub fn set_table(&mut self, regions: &[TableRegion<'_>]) -> Result<(), MemoryError> {
         check_table(regions)?;
-        let new: Vec<_> = regions.iter().map(place).collect::<Result<_, _>>()?;
+        let new = regions.iter().map(|claim| place(self.owner, claim));
+        let new: Vec<_> = new.collect::<Result<_, _>>()?;
         for (at, placed) in new.iter().enumerate() {
             let iova = Iova::new(placed.guest_phys.raw());
             if let Err(error) = self.space.attach_for(&placed.region, iova) {
@@ -365,6 +393,7 @@ impl SpaceMemory {
         offset: FileOffset,
         len_bytes: u64,
     ) -> Result<(), MemoryError> {
+        let permit = self.owner.take(len_bytes.min(LOG_BYTES_MAX)).map_err(Error::from)?;
         let log = match len_bytes <= LOG_BYTES_MAX {
             true => ExternalLog::map_file(file, offset, len_bytes),
             false => {
@@ -381,7 +410,7 @@ impl SpaceMemory {
         if self.is_logging {
             self.space.set_logs(logs(&log))?;
         }
-        self.log = Some(log);
+        self.log = Some(GivenLog { log, _permit: permit });
         Ok(())
     }
 
@@ -396,7 +425,7 @@ impl SpaceMemory {
         }
         let logs = match &self.log {
             _ if !are_logged => Logs::default(),
-            Some(log) => logs(log),
+            Some(given) => logs(&given.log),
             None => return Err(MemoryError::NoLog),
         };
         self.space.set_logs(logs)?;
@@ -406,7 +435,7 @@ impl SpaceMemory {
 
     /// The log, for what a device marks by itself: the address that a used ring is logged at.
     pub fn log(&self) -> Option<&Arc<ExternalLog>> {
-        self.log.as_ref()
+        self.log.as_ref().map(|given| &given.log)
     }
 
     /// How many writes were not logged since the space was made, though they should have been: where
@@ -496,9 +525,9 @@ fn logs(log: &Arc<ExternalLog>) -> Logs {
     Logs { by_guest_phys: Log::External(Arc::clone(log)), ..Logs::default() }
 }
 
-fn place(claim: &TableRegion<'_>) -> Result<Placed, MemoryError> {
+fn place(owner: Owner, claim: &TableRegion<'_>) -> Result<Placed, MemoryError> {
     let &TableRegion { guest_phys, len_bytes, user, file, offset } = claim;
-    let region = Region::map_file(file, offset, len_bytes, MapAccess::ReadWrite)?;
+    let region = owner.map_file(file, offset, len_bytes, MapAccess::ReadWrite)?;
     let region = Arc::new(region.at_guest_phys(guest_phys));
     Ok(Placed { region, guest_phys, user: user.raw(), len_bytes })
 }

@@ -67,12 +67,19 @@
 //! translations at a time, regions of [`TABLE_BYTES_MAX`] in all, each inside of its file, and page
 //! tables of 64 MiB ([`CLIENT_TABLE_BYTES_MAX`](crate::CLIENT_TABLE_BYTES_MAX)). A region or a
 //! translation takes a few tables for its two ends and one for each 512 GiB, wherever it begins, and
-//! the time to fill these. The front-end can shorten the files behind its memory and its log: accesses fault then
+//! the time to fill these. The front-ends of one user together can have a quarter of the mappings
+//! (`vm.max_map_count`) and addresses of this process, and those of all users a half
+//! ([`SpaceMemory::with_user`]).
+//!
+//! The front-end can shorten the files behind its memory and its log: accesses fault then
 //! ([`Reason::BackingLost`](crate::Reason::BackingLost)), and writes count as not logged
 //! ([`SpaceMemory::unlogged_count`]).
 
 mod memory;
 
+/// The user of a front-end, for [`SpaceMemory::with_user`].
+#[doc(inline)]
+pub use longshore_sys::closing::User;
 /// Eventfds. A front-end shares those by which a back-end signals it, and may let them block:
 /// [`SharedEvent`](event_fd::SharedEvent) signals such an eventfd without waiting.
 #[doc(inline)]
@@ -81,3 +88,6 @@ pub use memory::{
     IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
     Translation, UserAddr,
 };
+
+#[cfg(test)]
+mod tests;

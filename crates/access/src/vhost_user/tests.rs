@@ -1,0 +1,53 @@
+//! The limits of what is mapped for front-ends of one user.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use longshore_mem::{FileOffset, GuestPhys};
+
+use super::{MemoryError, SpaceMemory, TableRegion, UserAddr};
+use crate::mapped::Owner;
+use crate::mapped::tests::{file, owner};
+use crate::{Error, Space};
+
+const PAGE: u64 = 4096;
+
+fn region(file: &OwnedFd, page: u64) -> TableRegion<'_> {
+    TableRegion {
+        guest_phys: GuestPhys::new(page * PAGE),
+        len_bytes: PAGE,
+        user: UserAddr::new(0x7f00_0000_0000 + page * PAGE),
+        file: file.as_fd(),
+        offset: FileOffset::new(0),
+    }
+}
+
+fn memory_of(owner: Owner) -> SpaceMemory {
+    SpaceMemory::new(Space::new().unwrap()).with_owner(owner)
+}
+
+fn is_over_limit(done: &Result<(), MemoryError>) -> bool {
+    matches!(done, Err(MemoryError::Space(Error::ClientLimit(_))))
+}
+
+#[test]
+fn tables_and_logs_of_all_front_ends_of_a_user_are_limited_and_return() {
+    let (owner, file) = (owner(4, 1 << 40), file(PAGE));
+    let (mut first, mut second) = (memory_of(owner), memory_of(owner));
+    first.set_table(&[region(&file, 0), region(&file, 1)]).unwrap();
+    first.set_log(&file, FileOffset::new(0), PAGE).unwrap();
+    assert!(is_over_limit(&second.set_table(&[region(&file, 0), region(&file, 1)])));
+    second.set_table(&[region(&file, 0)]).unwrap();
+    assert!(is_over_limit(&second.set_log(&file, FileOffset::new(0), PAGE)));
+    // Tables that are refused for another reason.
+    for _ in 0..3 {
+        assert!(first.set_table(&[region(&file, 0), region(&file, 0)]).is_err());
+    }
+    // A table without regions ends the former one; the log stays.
+    first.set_table(&[]).unwrap();
+    // The new table is mapped while the former one is.
+    second.set_table(&[region(&file, 0), region(&file, 1)]).unwrap();
+    first.reset().unwrap();
+    second.set_log(&file, FileOffset::new(0), PAGE).unwrap();
+    drop(second);
+    first.set_table(&[0, 1, 2, 3].map(|page| region(&file, page))).unwrap();
+}
