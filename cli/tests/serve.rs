@@ -512,7 +512,7 @@ fn with_descriptors(fixture: &Fixture, count: u64) -> Command {
 fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 1000);
-    let serving = Serving::start(with_descriptors(&fixture, 512));
+    let serving = Serving::start(with_descriptors(&fixture, 256));
     let path = path.to_str().unwrap();
     let mut command = fixture.command(&["attach", path, "--hold", "--json"]);
     let mut holder = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
@@ -520,20 +520,19 @@ fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
     BufReader::new(holder.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("1000"), "{line}");
     let pid = rustix::process::Pid::from_child(&serving.child);
-    let limit = |count| rustix::process::Rlimit { current: Some(count), maximum: Some(512) };
+    let limit = |count| rustix::process::Rlimit { current: Some(count), maximum: Some(256) };
     let nofile = rustix::process::Resource::Nofile;
-    // Not enough for all descriptors that a message can have: a list needs none.
-    rustix::process::prlimit(Some(pid), nofile, limit(200)).unwrap();
-    fixture.client(&["attach", path]).expect(32, &["no descriptors left"]);
-    assert_eq!(fixture.client(&["ls"]).code, 0);
-    // Not even enough to accept a connection.
+    // None is left for a connection.
     let is_open = |number: &u64| {
         fs::symlink_metadata(format!("/proc/{}/fd/{number}", serving.child.id())).is_ok()
     };
     let first_free = (0..).find(|number| !is_open(number)).unwrap();
     rustix::process::prlimit(Some(pid), nofile, limit(first_free)).unwrap();
     fixture.client(&["ls"]).expect(32, &["no descriptors left"]);
-    rustix::process::prlimit(Some(pid), nofile, limit(512)).unwrap();
+    // One is left, for a connection, and none for the file that it shows.
+    rustix::process::prlimit(Some(pid), nofile, limit(first_free + 1)).unwrap();
+    fixture.client(&["attach", path]).expect(32, &["no descriptors left"]);
+    rustix::process::prlimit(Some(pid), nofile, limit(256)).unwrap();
     wait_until(|| fixture.client(&["attach", path]).code == 0);
     drop(holder);
     wait_until(|| fixture.client(&["ls"]).stdout.contains("nothing is held"));
@@ -544,10 +543,10 @@ fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
 fn a_server_with_too_few_descriptors_does_not_start() {
     let fixture = Fixture::new();
     fixture.model("model.bin", 1000);
-    let output = with_descriptors(&fixture, 511).output().unwrap();
+    let output = with_descriptors(&fixture, 255).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(32), "{said}");
-    assert!(said.contains("may have 511 descriptors, and a server needs 512"), "{said}");
+    assert!(said.contains("may have 255 descriptors, and a server needs 256"), "{said}");
     assert!(said.contains("LimitNOFILE="), "{said}");
     assert!(!fixture.socket().exists());
 }

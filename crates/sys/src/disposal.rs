@@ -143,6 +143,8 @@ impl Disposals {
         }
         if self.threads.len() < THREADS_MAX {
             self.threads.extend(self.holder.take().map(Holder::close));
+        }
+        if self.threads.len() < THREADS_MAX {
             self.threads.extend(dispose(descriptors));
             return;
         }

@@ -45,9 +45,9 @@ pub struct Packet {
     pub len_bytes: usize,
     /// Whether it was longer than there was room for; the rest is lost.
     pub is_too_long: bool,
-    /// The descriptors that came with it, closed on exec: at most [`DESCRIPTORS_MAX`].
+    /// The first of the descriptors that came with it, closed on exec.
     pub descriptors: Vec<OwnedFd>,
-    /// Whether more came than this process can have; the kernel has closed them.
+    /// Whether it has more than one, or has one and none is left. The message is in the queue then.
     pub descriptors_lost: bool,
 }
 
@@ -141,7 +141,40 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 /// `WouldBlock` where there is none; `EMFILE`, `ENFILE` where descriptors are exhausted.
 pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    retry_interrupted(|| Ok(rustix::net::accept_with(&listener, flags)?))
+    let socket = retry_interrupted(|| Ok(rustix::net::accept_with(&listener, flags)?))?;
+    pass_rights_alone(&socket)?;
+    Ok(socket)
+}
+
+/// Has messages that are received on a Unix socket come with no ancillary data but descriptors. Other data
+/// would take their room. A connection inherits these options from the listener, which may come from a
+/// service manager.
+///
+/// # Errors
+/// Those of `setsockopt(2)`.
+pub fn pass_rights_alone(socket: impl AsFd) -> io::Result<()> {
+    /// `SO_PASSPIDFD` of `asm-generic/socket.h`, Linux 6.5.
+    const PASSPIDFD: libc::c_int = 76;
+    let socket = socket.as_fd();
+    for option in [libc::SO_PASSCRED, libc::SO_PASSSEC, PASSPIDFD] {
+        let off: libc::c_int = 0;
+        // SAFETY: the value is an int, for which this is a valid pointer.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const off).cast(),
+                size_of_val(&off) as libc::socklen_t,
+            )
+        };
+        let error = io::Error::last_os_error();
+        // A kernel that does not know an option does not pass its data either.
+        if set != 0 && error.raw_os_error() != Some(libc::ENOPROTOOPT) {
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// Two sockets that are connected with each other.
@@ -197,17 +230,25 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>)
     })
 }
 
-/// Takes one message.
+/// A `struct cmsghdr` with one descriptor.
+#[repr(align(8))]
+struct ForOneDescriptor([MaybeUninit<u8>; 20]);
+const _: () = assert!(size_of::<libc::cmsghdr>() + size_of::<libc::c_int>() == 20);
+
+/// Takes one message, if it has at most one descriptor.
+///
+/// A message with more, or for which no descriptor is left, stays in the queue, and
+/// [`Packet::descriptors_lost`] is `true`: if it was received, the kernel would close the others on this
+/// thread, which may block for as long as their owner likes.
 ///
 /// # Errors
 /// `WouldBlock` where there is none; those of `recvmsg(2)`.
 pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
-    // Room for all there can be: those without are closed by the kernel, in this thread, and to close
-    // a descriptor of somebody else's may take for ever.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = retry_interrupted(|| {
+    // No longer than `CMSG_LEN`: the kernel would use the padding of `CMSG_SPACE` for another one.
+    let mut space = ForOneDescriptor([MaybeUninit::uninit(); 20]);
+    let mut control = RecvAncillaryBuffer::new(&mut space.0);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+    let peeked = retry_interrupted(|| {
         Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
     })?;
     let mut descriptors = Vec::new();
@@ -216,23 +257,18 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
             descriptors.extend(rights);
         }
     }
+    let descriptors_lost = peeked.flags.contains(ReturnFlags::CTRUNC);
+    if !descriptors_lost {
+        // The kernel closes the descriptors in the queue, which are not the last ones.
+        let taken = || Ok(rustix::net::recv(&socket, &mut [0; 1], RecvFlags::DONTWAIT)?);
+        retry_interrupted(taken)?;
+    }
     Ok(Packet {
-        len_bytes: received.bytes,
-        is_too_long: received.flags.contains(ReturnFlags::TRUNC),
+        len_bytes: peeked.bytes,
+        is_too_long: peeked.flags.contains(ReturnFlags::TRUNC),
         descriptors,
-        descriptors_lost: received.flags.contains(ReturnFlags::CTRUNC),
+        descriptors_lost,
     })
-}
-
-/// Returns whether the next message has descriptors. It stays where it is.
-pub fn has_descriptors(socket: impl AsFd) -> bool {
-    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-    // The kernel reports that there was no room for them.
-    let peeked = retry_interrupted(|| {
-        let mut control = RecvAncillaryBuffer::default();
-        Ok(rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(&mut [0])], &mut control, flags)?)
-    });
-    peeked.is_ok_and(|peeked| peeked.flags.contains(ReturnFlags::CTRUNC))
 }
 
 /// Returns whether the peer has not received everything that was sent on this socket, and has not closed
@@ -375,35 +411,59 @@ mod tests {
         send(&theirs, b"", Some(sent.as_fd())).unwrap();
         send(&theirs, b"message", Some(sent.as_fd())).unwrap();
         drop(sent);
-        assert!(!has_descriptors(&ours), "the first message has none");
         shut_down(&ours);
         assert!(send(&theirs, b"more", None).is_err());
         assert!(!drain(&ours) && is_open(), "nothing was closed by that");
-        assert!(has_descriptors(&ours), "the messages without descriptors are gone");
         for expected in [0, 7] {
-            assert_eq!(receive(&ours, &mut [0; 8]).unwrap().len_bytes, expected);
+            let packet = receive(&ours, &mut [0; 8]).unwrap();
+            assert_eq!((packet.len_bytes, packet.descriptors.len()), (expected, 1));
         }
         assert!(!is_open() && drain(&ours));
         drop(ours);
         assert_eq!(receive(&theirs, &mut [0]).unwrap().len_bytes, 0, "no reset");
     }
 
-    #[test]
-    fn all_descriptors_of_a_message_are_received_after_draining() {
-        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-        let (ours, theirs) = pair().unwrap();
-        let event = event_fd::create().unwrap();
-        let all = [event.as_fd(); 8];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    fn send_all(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&all)));
-        rustix::net::sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::empty())
-            .unwrap();
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        let flags = SendFlags::empty();
+        rustix::net::sendmsg(socket, &[IoSlice::new(b"x")], &mut control, flags).unwrap();
+    }
+
+    #[test]
+    fn a_message_with_many_descriptors_stays_in_the_queue() {
+        let (ours, theirs) = pair().unwrap();
+        let (sent, other) = pair().unwrap();
+        let is_open = || receive(&other, &mut [0]).is_err();
+        send_all(&theirs, &[sent.as_fd(); DESCRIPTORS_MAX]);
+        drop(sent);
+        for _ in 0..2 {
+            let packet = receive(&ours, &mut [0]).unwrap();
+            assert!(packet.descriptors_lost && packet.descriptors.len() == 1);
+        }
+        assert!(is_open(), "the others are in the queue");
+        drop(ours);
+        assert!(!is_open());
+    }
+
+    #[test]
+    fn a_descriptor_is_received_from_a_listener_that_passes_credentials() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = listen(&path, 0o600, 4).unwrap();
+        rustix::net::sockopt::set_socket_passcred(&listener, true).unwrap();
+        let theirs = connect(&path).unwrap();
+        let ours = accept(&listener).unwrap();
+        let event = event_fd::create().unwrap();
+        send(&theirs, b"x", Some(event.as_fd())).unwrap();
+        let before = receive(&ours, &mut [0]).unwrap();
+        assert!(before.descriptors.len() == 1 && !before.descriptors_lost);
+        send(&theirs, b"x", Some(event.as_fd())).unwrap();
         shut_down(&ours);
         assert!(!drain(&ours));
-        assert!(!rustix::net::sockopt::socket_passcred(&ours).unwrap());
-        let packet = receive(&ours, &mut [0]).unwrap();
-        assert!(packet.descriptors.len() == 8 && !packet.descriptors_lost);
+        let after = receive(&ours, &mut [0]).unwrap();
+        assert!(after.descriptors.len() == 1 && !after.descriptors_lost, "after draining");
     }
 
     #[test]
@@ -428,7 +488,6 @@ mod tests {
         assert!(!has_unreceived(&ours));
         send(&ours, b"", Some(event.as_fd())).unwrap();
         assert!(has_unreceived(&ours) && !has_unreceived(&theirs));
-        assert!(has_descriptors(&theirs) && has_unreceived(&ours), "it was only looked at");
         assert_eq!(receive(&theirs, &mut [0]).unwrap().descriptors.len(), 1);
         assert!(!has_unreceived(&ours));
         send(&ours, b"first", Some(event.as_fd())).unwrap();

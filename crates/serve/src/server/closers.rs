@@ -28,6 +28,8 @@ use super::users::User;
 /// How many descriptors of one user may wait to be closed at most. A user with more is not listened
 /// to.
 const WAITING_MAX: usize = 300;
+/// How many may wait while those of all users are at their limit.
+const WAITING_MIN: usize = 4;
 /// How many threads close descriptors of one user at once.
 const THREADS_PER_USER_MAX: usize = 16;
 /// How many threads close descriptors of all users at once, before each user has one at most.
@@ -39,7 +41,7 @@ const STACK_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Closers {
     waiting: Arc<Mutex<Waiting>>,
-    /// How many connections of all users may wait to be closed.
+    /// How many descriptors of all users may wait to be closed.
     max: usize,
     /// How many descriptors of one user may wait.
     max_per_user: usize,
@@ -81,7 +83,7 @@ struct Item {
 }
 
 impl Closers {
-    /// Makes closers that hold at most `max` connections before [`Self::may_accept`] is false.
+    /// Makes closers for at most `max` descriptors, beyond which users may have few each.
     pub(super) fn new(max: usize) -> Self {
         Self {
             waiting: Arc::default(),
@@ -96,11 +98,10 @@ impl Closers {
     /// since what is received must be closed.
     pub(super) fn may_send(&self, user: User) -> bool {
         let waiting = lock(&self.waiting);
-        let of_user = waiting.users.get(&user);
-        of_user.is_none_or(|of_user| {
-            let waiting = of_user.descriptors + of_user.connections + of_user.sockets.len();
-            waiting + of_user.disposals.held() < self.max_per_user
-        })
+        let Some(of_user) = waiting.users.get(&user) else { return true };
+        let all: usize = waiting.users.values().map(OfUser::count).sum();
+        let max = if all < self.max { self.max_per_user } else { WAITING_MIN };
+        of_user.count() + of_user.disposals.held() < max
     }
 
     /// Returns whether connections may be accepted: each of them may have to be closed here. Files that
@@ -186,9 +187,13 @@ impl Closers {
 }
 
 impl OfUser {
+    /// How many descriptors wait here, those that threads are closing included.
+    fn count(&self) -> usize {
+        self.descriptors + self.connections + self.sockets.len()
+    }
+
     fn is_empty(&mut self) -> bool {
-        let count = self.descriptors + self.connections + self.sockets.len() + self.threads;
-        count == 0 && self.disposals.have_ended()
+        self.count() + self.threads == 0 && self.disposals.have_ended()
     }
 }
 

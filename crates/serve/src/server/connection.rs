@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use longshore_sys::descriptors;
 use longshore_sys::packet_socket::{self, Packet, Peer};
 use longshore_sys::readiness::Watch;
 
@@ -88,8 +87,8 @@ struct Outgoing {
 #[derive(Debug)]
 pub(super) enum Came {
     Nothing,
-    /// A message has descriptors, and this process cannot take as many as it may have.
-    TooMany,
+    /// A message has a descriptor, and none is left for it.
+    NoRoom,
     /// It closed its end.
     End,
     Request(Request, Vec<OwnedFd>),
@@ -198,11 +197,6 @@ impl Connection {
 
     /// Takes one message.
     pub(super) fn receive(&self) -> Came {
-        // The kernel would close descriptors for which there is no room on this thread. So the message is
-        // left in the queue.
-        if packet_socket::has_descriptors(&self.socket) && !descriptors::has_room_for_message() {
-            return Came::TooMany;
-        }
         let mut bytes = [0; MESSAGE_BYTES_MAX];
         match packet_socket::receive(&self.socket, &mut bytes) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Came::Nothing,
@@ -215,8 +209,10 @@ impl Connection {
                     let why = format!("a message has more than {MESSAGE_BYTES_MAX} bytes");
                     return nonsense(&why, descriptors);
                 }
-                if packet.descriptors_lost {
-                    return nonsense("it sent more descriptors than can be taken", descriptors);
+                match packet.descriptors_lost {
+                    true if descriptors.is_empty() => return Came::NoRoom,
+                    true => return nonsense("a message has too many descriptors", descriptors),
+                    false => {}
                 }
                 match Request::decode(&bytes[..packet.len_bytes]) {
                     Err(malformed) => {

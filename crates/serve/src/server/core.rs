@@ -40,7 +40,7 @@ const MORE_CONNECTIONS: usize = 16;
 /// Connections that are accepted before anybody else has a turn.
 const ACCEPTED_AT_ONCE: usize = 32;
 /// How many descriptors may at least wait to be closed before no client is accepted.
-const CLOSING_MIN: usize = 64;
+const CLOSING_MIN: usize = 32;
 /// How long loads that are no longer wanted are waited for in the end.
 const END_TIME: Duration = Duration::from_secs(10);
 
@@ -279,7 +279,7 @@ impl Core {
         }
         match connection.receive() {
             Came::Nothing => {}
-            Came::TooMany => self.disconnect_without_descriptors(id, now),
+            Came::NoRoom => self.disconnect_without_descriptors(id, now),
             Came::End => self.disconnect(id, None, now),
             Came::Nonsense(why, descriptors) => {
                 self.closers.close(user, descriptors);
@@ -389,7 +389,7 @@ impl Core {
         self.closers.end(self.users.of(peer.uid), socket);
     }
 
-    /// Ends a connection whose message has more descriptors than this process can take.
+    /// Ends a connection with a message for whose descriptor there is no room.
     fn disconnect_without_descriptors(&mut self, id: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let message = "the server has no descriptors left; try again later".to_owned();

@@ -47,8 +47,8 @@ use crate::shelf::Keep;
 pub use events::Event;
 pub use stop::Stop;
 
-/// How many descriptors a server must be allowed: half of them are for a message of a client.
-const DESCRIPTORS_MIN: u64 = 512;
+/// How many descriptors a server must be allowed, so that each of its shares is enough for something.
+const DESCRIPTORS_MIN: u64 = 256;
 
 /// What is served, and within which bounds.
 #[derive(Clone, Debug)]
@@ -143,8 +143,7 @@ impl Server {
         if limit < DESCRIPTORS_MIN {
             return Err(Error::TooFewDescriptors { limit, needed: DESCRIPTORS_MIN });
         }
-        // A descriptor for each client, as many again for everything else, and room for one message.
-        let limit = limit - descriptors::ROOM_FOR_MESSAGE;
+        // A descriptor for each client, as many again for everything else.
         let clients_max = options.clients_max.min(usize::try_from(limit / 2).unwrap_or(usize::MAX));
         let options = Options { files, clients_max, ..options };
         // Of that, half for the files and the memory of models that are not those of root and of the

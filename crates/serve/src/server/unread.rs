@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use longshore_sys::{descriptors, packet_socket};
+use longshore_sys::packet_socket;
 
 use super::closers::Closers;
 use super::users::User;
@@ -73,16 +73,18 @@ impl Unread {
     }
 }
 
-/// Closes the descriptors that a client sent on a connection that was shut down. Its own end can be one of
-/// them, and would stay open as long as this one. If they cannot be closed, the connection only counts
-/// longer.
+/// Closes descriptors that a client sent on a connection that was shut down. Its own end can be one of
+/// them, and would stay open as long as this one. A message with more descriptors than the protocol has
+/// stays in the queue, and the connection only counts longer.
 fn close_queued(user: User, connection: &OwnedFd, closers: &Closers) {
     for _ in 0..RECEIVED_MAX {
-        let is_drained = packet_socket::drain(connection);
-        if is_drained || !closers.may_send(user) || !descriptors::has_room_for_message() {
+        if packet_socket::drain(connection) || !closers.may_send(user) {
             return;
         }
         let Ok(packet) = packet_socket::receive(connection, &mut [0]) else { return };
         closers.close(user, packet.descriptors);
+        if packet.descriptors_lost {
+            return;
+        }
     }
 }

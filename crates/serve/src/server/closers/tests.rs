@@ -32,6 +32,13 @@ fn what_was_sent_is_closed_and_users_are_counted_apart() {
     let stuck = OfUser { descriptors: 100 * WAITING_MAX, ..OfUser::default() };
     lock(&closers.waiting).users.insert(User::limited(8), stuck);
     assert!(closers.may_accept(), "files of one user are not in the way of others");
+    assert!(closers.may_send(User::limited(9)), "it has none that wait");
+    for (descriptors, may_send) in [(WAITING_MIN - 1, true), (WAITING_MIN, false)] {
+        let few = OfUser { descriptors, ..OfUser::default() };
+        lock(&closers.waiting).users.insert(User::limited(10), few);
+        assert_eq!(closers.may_send(User::limited(10)), may_send);
+    }
+    lock(&closers.waiting).users.remove(&User::limited(10));
     let stuck = OfUser { connections: 2 * WAITING_MAX, ..OfUser::default() };
     lock(&closers.waiting).users.insert(User::limited(8), stuck);
     assert!(!closers.may_accept());

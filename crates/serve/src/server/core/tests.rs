@@ -651,7 +651,8 @@ fn a_client_that_has_not_read_the_memory_it_was_sent_is_sent_no_more() {
         still.say(&reads, &Request::Release, None);
         assert!(matches!(heard(&reads)[..], [Reply::Released]));
         still.say_attach(&reads, &found);
-        while !packet_socket::has_descriptors(&reads) {
+        let watch = [Watch { fd: reads.as_fd(), read: true, write: false }];
+        while !readiness::wait(&watch, Some(Instant::now())).unwrap()[0].read {
             still.core.turn().unwrap();
         }
     }
