@@ -159,7 +159,7 @@ const AGAIN_MAX: Duration = Duration::from_millis(10);
 impl Leases {
     /// Puts a lease on the list. The session must be in its slot, with the translation.
     pub(crate) fn register(&self, leased: Leased) -> u64 {
-        let mut list = self.lock();
+        let mut list = self.lock_with_room();
         let id = list.next_id;
         list.next_id += 1;
         list.held.push(Held { id, leased, is_revoked: false, keeps_busy: false });
@@ -276,6 +276,26 @@ impl Leases {
                 waited.unwrap_or_else(PoisonError::into_inner).0
             };
             again = (2 * again).min(AGAIN_MAX);
+        }
+    }
+
+    /// Locks the list when it has room for one more. Memory is allocated and freed without the lock,
+    /// because the program's allocator can make a lease.
+    fn lock_with_room(&self) -> MutexGuard<'_, List> {
+        loop {
+            let list = self.lock();
+            let capacity = list.held.capacity();
+            if list.held.len() < capacity {
+                return list;
+            }
+            drop(list);
+            let mut larger = Vec::with_capacity((2 * capacity).max(4));
+            let mut list = self.lock();
+            if list.held.capacity() == capacity {
+                larger.append(&mut list.held);
+                std::mem::swap(&mut list.held, &mut larger);
+            }
+            drop(list);
         }
     }
 

@@ -47,6 +47,11 @@ pub(crate) use private::Private;
 /// translation an access takes no lock and executes no fence and no atomic operation, and no other
 /// thread's memory is written.
 ///
+/// The program's global allocator may read, write and pin memory of this process by any session, also
+/// while that session allocates. It may make and drop leases, and access remote regions, unless its
+/// thread is mapping, unmapping, reading which pages were written, or dropping a lease: these
+/// allocate while they hold locks.
+///
 /// ```compile_fail,E0277
 /// # use longshore_access::Space;
 /// let space = Space::new().unwrap();
@@ -372,16 +377,20 @@ impl<'s> Entered<'s> {
         }
     }
 
+    fn close(&self, scope: Scope) {
+        let private = self.session.private();
+        if scope == Scope::Untold {
+            private.untold.set(private.untold.get() - 1);
+        }
+        private.seen.close(self.session.slot());
+    }
+
     #[inline]
     fn leave(&self) {
-        let private = self.session.private();
         if let Some(scope) = self.scope {
-            if scope == Scope::Untold {
-                private.untold.set(private.untold.get() - 1);
-            }
-            private.seen.close(self.session.slot());
+            self.close(scope);
         }
-        private.seen.leave(self.session.slot());
+        self.session.private().seen.leave(self.session.slot());
     }
 }
 

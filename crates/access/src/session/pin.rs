@@ -12,7 +12,7 @@ use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
-use super::private::Extent;
+use super::private::{Extent, push};
 use super::{Entered, Place, Scope, Session, last_of};
 use crate::fault::{Fault, Reason};
 use crate::lease::{Leased, OnUnmap, Revoke, Written};
@@ -152,10 +152,9 @@ impl Session {
     ) -> Result<R, Fault> {
         let entered = self.enter().nest_as(Scope::Pin);
         let start = self.private().arena.borrow().len();
-        let mut pinned =
-            Pinned { session: self, _entered: entered, range: start..start, is_whole: false };
+        let mut pinned = Pinned { session: self, entered, range: start..start, is_whole: false };
         self.extents(iova, len, A::WANT, |extent| {
-            self.private().arena.borrow_mut().push(extent);
+            push(&self.private().arena, extent);
             pinned.range.end += 1;
         })?;
         pinned.is_whole = true;
@@ -179,7 +178,8 @@ impl Session {
         _access: A,
         on_unmap: OnUnmap,
     ) -> Result<Lease<A>, Fault> {
-        let _entered = self.enter();
+        // The program's allocator is called before the lease is on the list, and can use this session.
+        let _entered = self.enter().nest();
         let mut extents = Vec::new();
         self.extents(iova, len, A::WANT, |extent| extents.push(extent))?;
         let written = extents.iter().filter(|extent| extent.is_written);
@@ -259,7 +259,7 @@ struct Pinned<'s> {
     /// Whether all of it was translated, so that it was lent.
     is_whole: bool,
     /// Left last.
-    _entered: Entered<'s>,
+    entered: Entered<'s>,
 }
 
 impl Drop for Pinned<'_> {
@@ -279,7 +279,10 @@ impl Drop for Pinned<'_> {
             }
         }
         if was_left {
+            // A remote access of the program's allocator would make the leases again.
+            self.entered.open(Scope::Untold);
             session.end_leased_pins(self.range.start);
+            self.entered.close(Scope::Untold);
         }
         arena.borrow_mut().truncate(self.range.start);
     }

@@ -35,3 +35,30 @@ pub(crate) struct Extent {
     pub(crate) entry: tlb::Entry,
     pub(crate) is_written: bool,
 }
+
+/// Adds `value` to the end of `list`. The list is not borrowed while memory is allocated or freed,
+/// because the program's allocator can pin by this session.
+#[inline]
+pub(super) fn push<T>(list: &RefCell<Vec<T>>, value: T) {
+    loop {
+        let mut borrowed = list.borrow_mut();
+        if borrowed.len() < borrowed.capacity() {
+            return borrowed.push(value);
+        }
+        drop(borrowed);
+        grow(list);
+    }
+}
+
+/// Makes room for one more, unless the allocator has done so meanwhile.
+#[cold]
+fn grow<T>(list: &RefCell<Vec<T>>) {
+    let capacity = (2 * list.borrow().capacity()).max(4);
+    let mut larger = Vec::with_capacity(capacity);
+    let mut borrowed = list.borrow_mut();
+    if borrowed.capacity() < capacity {
+        larger.append(&mut borrowed);
+        std::mem::swap(&mut *borrowed, &mut larger);
+    }
+    drop(borrowed);
+}

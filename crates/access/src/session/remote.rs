@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use longshore_mem::GuestPhys;
 
-use super::private::Extent;
-use super::{Entered, Session};
+use super::private::{Extent, push};
+use super::{Entered, Scope, Session};
 use crate::fault::Reason;
 use crate::lease::{Leased, Leases, Revoke, Written};
 use crate::region::{Partial, RemoteMemory};
@@ -45,8 +45,11 @@ impl Entered<'_> {
         let last = iova + (len as u64 - 1);
         let revoke = Revoke::Cancel(Arc::clone(&memory), offset..offset + len as u64);
         let owner = thread_token();
+        // The program's allocator is called before the call is on the list, and can use this session.
+        self.open(Scope::Untold);
         let written = Arc::default();
         let id = inner.leases.register(Leased { first: iova, last, owner, revoke, written });
+        self.close(Scope::Untold);
         let note = |done| {
             if let Noted::As(guest_phys) = noted {
                 inner.log_write_outside(iova, done, guest_phys);
@@ -90,7 +93,10 @@ impl Entered<'_> {
         self.leave();
         let (session, private) = (self.session, self.session.private());
         let pins = if private.seen.is_pinned() && private.untold.get() == 0 {
+            // The program's allocator is called, and can use this session.
+            self.open(Scope::Untold);
             session.lease_pins();
+            self.close(Scope::Untold);
             private.seen.suspend(session.slot())
         } else {
             private.seen.pins()
@@ -131,16 +137,19 @@ impl Session {
     /// Puts what is pinned on the list of leases, as far as it is not.
     fn lease_pins(&self) {
         let private = self.private();
-        let (arena, mut leased) = (private.arena.borrow(), private.leased.borrow_mut());
-        for extent in &arena[leased.len()..] {
+        let next = || {
+            let leased = private.leased.borrow().len();
+            private.arena.borrow().get(leased).copied()
+        };
+        while let Some(extent) = next() {
             let (first, last) = (extent.iova, extent.iova + (extent.len as u64 - 1));
             let (owner, revoke) = (thread_token(), Revoke::Pin);
             let mut written = Arc::default();
             if extent.is_written {
-                written = Arc::new([self.written(extent)]) as Arc<[Written]>;
+                written = Arc::new([self.written(&extent)]) as Arc<[Written]>;
             }
             let lease = Leased { first, last, owner, revoke, written };
-            leased.push(self.space.inner.leases.register(lease));
+            push(&private.leased, self.space.inner.leases.register(lease));
         }
     }
 
@@ -152,8 +161,13 @@ impl Session {
 
     /// Gives back the leases of what is pinned from the extent with number `from` on.
     pub(crate) fn end_leased_pins(&self, from: usize) {
-        for id in self.private().leased.borrow_mut().drain(from..) {
-            self.space.inner.leases.unregister(id);
+        let leased = &self.private().leased;
+        while self.has_leased_pins(from) {
+            // Not borrowed while memory is freed.
+            let last = leased.borrow_mut().pop();
+            if let Some(id) = last {
+                self.space.inner.leases.unregister(id);
+            }
         }
     }
 
