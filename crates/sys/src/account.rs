@@ -88,6 +88,13 @@ impl Account {
         Ok(permit)
     }
 
+    /// Counts `amount` more for `user` until the permit is dropped, also beyond the limits: for an amount
+    /// that cannot be refused, so that others are.
+    pub fn count(&'static self, user: User, amount: u64) -> Permit {
+        self.lock().add(user, amount);
+        Permit { account: self, user, amount }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,14 +191,13 @@ impl From<OverLimit> for io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::closing::tests::user;
 
     const LIMITS: Limits = Limits { per_user: 4, all_users: 6 };
 
     #[test]
     fn a_user_cannot_have_more_than_one_user_may_nor_than_all_may() {
         static ACCOUNT: Account = Account::new("things");
-        let take = |uid, amount| ACCOUNT.take(user(uid), amount, LIMITS);
+        let take = |uid, amount| ACCOUNT.take(User::from_uid(uid), amount, LIMITS);
         let _three = take(1, 3).unwrap();
         let refused = take(1, 2).unwrap_err();
         assert_eq!(
@@ -217,17 +223,26 @@ mod tests {
     }
 
     #[test]
+    fn an_amount_that_cannot_be_refused_keeps_others_from_being_taken() {
+        static ACCOUNT: Account = Account::new("things");
+        let counted = ACCOUNT.count(User::from_uid(1), 5);
+        assert_eq!(ACCOUNT.take(User::from_uid(1), 1, LIMITS).unwrap_err().held, 5);
+        drop(counted);
+        ACCOUNT.take(User::from_uid(1), 1, LIMITS).unwrap();
+    }
+
+    #[test]
     fn permits_return_what_they_have_and_refusals_count_nothing() {
         static ACCOUNT: Account = Account::new("things");
-        let mut permit = ACCOUNT.take(user(1), 1, LIMITS).unwrap();
+        let mut permit = ACCOUNT.take(User::from_uid(1), 1, LIMITS).unwrap();
         permit.extend(2, LIMITS).unwrap();
         permit.extend(2, LIMITS).unwrap_err();
-        let other = ACCOUNT.take(user(1), 1, LIMITS).unwrap();
+        let other = ACCOUNT.take(User::from_uid(1), 1, LIMITS).unwrap();
         assert_eq!(ACCOUNT.lock().total, 4);
         drop(permit);
-        assert_eq!(ACCOUNT.lock().of(user(1)), 1);
+        assert_eq!(ACCOUNT.lock().of(User::from_uid(1)), 1);
         drop(other);
-        ACCOUNT.take(user(2), 5, LIMITS).unwrap_err();
+        ACCOUNT.take(User::from_uid(2), 5, LIMITS).unwrap_err();
         assert!(ACCOUNT.lock().by_user.is_empty() && ACCOUNT.lock().total == 0);
     }
 }

@@ -57,6 +57,11 @@ impl User {
         if uid == u32::MAX { Self::own() } else { Self(uid) }
     }
 
+    /// Returns the user with this number in the user namespace of this process.
+    pub const fn from_uid(uid: u32) -> Self {
+        Self(uid)
+    }
+
     /// Returns the effective user of this process.
     pub fn own() -> Self {
         Self(crate::effective_uid())
@@ -249,11 +254,6 @@ pub(crate) mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-
-    /// The user with this number.
-    pub(crate) fn user(uid: u32) -> User {
-        User(uid)
-    }
 
     /// As many closes that wait as one user may have. They end when this is dropped. Each test has a user
     /// of its own, since the accounts are those of the process.

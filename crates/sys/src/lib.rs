@@ -53,6 +53,7 @@ pub mod huge_pages;
 mod ioctl;
 pub mod iommu;
 pub mod iommufd;
+pub mod kept_descriptors;
 pub mod last_reference;
 pub mod lock_file;
 pub mod mapping;

@@ -7,7 +7,10 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use longshore_sys::account::Permit;
+use longshore_sys::closing::User;
 use longshore_sys::event_fd::{self, SharedEvent};
+use longshore_sys::kept_descriptors;
 
 use super::Refusal;
 use super::device::Irqs;
@@ -26,6 +29,8 @@ struct Kind {
 #[derive(Debug, Default)]
 struct Line {
     event: Option<SharedEvent>,
+    /// Counts the descriptor of `event`.
+    permit: Option<Permit>,
     is_masked: bool,
     /// It was raised while it was masked.
     is_pending: bool,
@@ -56,8 +61,13 @@ impl Interrupts {
         kind.lines.get_mut(line as usize).ok_or(Refusal::INVALID)?.raise(automasked)
     }
 
-    /// Does what the client asks for.
-    pub(super) fn set(&self, request: &SetIrqs<'_>, events: Vec<OwnedFd>) -> Result<(), Refusal> {
+    /// Does what the client asks for. Its descriptors are counted for `user`.
+    pub(super) fn set(
+        &self,
+        request: &SetIrqs<'_>,
+        events: Vec<OwnedFd>,
+        user: User,
+    ) -> Result<(), Refusal> {
         let SetIrqs { action, index, start, count, data } = *request;
         let mut kinds = self.lock();
         let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
@@ -72,7 +82,7 @@ impl Interrupts {
             return Err(Refusal::INVALID);
         }
         if data == IrqData::EventFds {
-            return attach(lines, action, events);
+            return attach(lines, action, events, user);
         }
         let is_meant = |at: usize| match data {
             IrqData::Bools(bools) => bools.get(at).is_some_and(|meant| *meant != 0),
@@ -108,13 +118,18 @@ impl fmt::Debug for Interrupts {
 }
 
 /// Gives each line its eventfd, or takes back those of all.
-fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>) -> Result<(), Refusal> {
+fn attach(
+    lines: &mut [Line],
+    action: u32,
+    events: Vec<OwnedFd>,
+    user: User,
+) -> Result<(), Refusal> {
     if action != SetIrqs::TRIGGER {
         // To be told of masking is for passing interrupts through a kernel, which is not there.
         return Err(Refusal::UNSUPPORTED);
     }
     if events.is_empty() {
-        lines.iter_mut().for_each(|line| line.event = None);
+        lines.iter_mut().for_each(|line| (line.event, line.permit) = (None, None));
         return Ok(());
     }
     if events.len() != lines.len() {
@@ -126,8 +141,13 @@ fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>) -> Result<(), R
             return Err(Refusal::INVALID);
         }
     }
+    // A line that has an eventfd gets another one in its place.
+    let more = lines.iter().filter(|line| line.permit.is_none());
+    let more: Result<Vec<_>, _> = more.map(|_| kept_descriptors::keep(user, 1)).collect();
+    let mut more = more.map_err(|_over_limit| Refusal::NO_SPACE)?;
     for (line, event) in lines.iter_mut().zip(events) {
         line.event = Some(SharedEvent::new(event));
+        line.permit = line.permit.take().or_else(|| more.pop());
     }
     Ok(())
 }

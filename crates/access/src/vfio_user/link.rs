@@ -22,8 +22,10 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use longshore_mem::Iova;
+use longshore_sys::account::Permit;
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd;
+use longshore_sys::kept_descriptors;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use super::Refusal;
@@ -57,6 +59,8 @@ struct Shared {
     server_thread: ThreadId,
     reply_timeout: Duration,
     interrupts: Interrupts,
+    /// Counts the socket and the eventfd for the user at the other end.
+    _permit: Permit,
 }
 
 /// Why a connection ended.
@@ -128,6 +132,7 @@ impl Link {
         stop: Stop,
         interrupts: Interrupts,
     ) -> io::Result<Self> {
+        let permit = kept_descriptors::keep_anyway(stream.user(), 2);
         Ok(Self(Arc::new(Shared {
             stream,
             waker: event_fd::create()?,
@@ -138,6 +143,7 @@ impl Link {
             server_thread: thread::current().id(),
             reply_timeout,
             interrupts,
+            _permit: permit,
         })))
     }
 

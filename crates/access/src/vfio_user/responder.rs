@@ -3,6 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use longshore_sys::closing::User;
+
 use super::Refusal;
 use super::device::{Description, Device};
 use super::dma::{DmaMaps, DmaTarget};
@@ -57,6 +59,8 @@ pub struct Responder<D, M> {
     limits: Limits,
     maps: DmaMaps,
     settled: Option<Settled>,
+    /// For whom descriptors are counted.
+    user: User,
     pub(super) migration_state: MigrationState,
     pub(super) is_logging: bool,
     refused_count: u64,
@@ -76,6 +80,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             limits,
             maps: DmaMaps::default(),
             settled: None,
+            user: User::own(),
             migration_state: MigrationState::default(),
             is_logging: false,
             refused_count: 0,
@@ -149,6 +154,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
     }
 
     pub(super) fn connected(&mut self, link: &Link) {
+        self.user = link.user();
         self.dma.connected(link);
         self.device.connected(link);
     }
@@ -216,7 +222,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
                 if set.data != wire::IrqData::EventFds && !files.is_empty() {
                     return Err(Refusal::INVALID);
                 }
-                self.interrupts.set(set, files)?;
+                self.interrupts.set(set, files, self.user)?;
                 Vec::new()
             }
             Request::RegionRead { offset, region, count } => {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use longshore_sys::closing::Disposable;
+use longshore_sys::descriptors;
 use longshore_sys::disposal;
 use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest, Ready};
 
@@ -54,6 +55,11 @@ pub struct Served {
 impl<D: Device, M: DmaTarget> Server<D, M> {
     /// A server of `device`, which keeps the client's memory in `dma`.
     ///
+    /// This raises the soft limit of descriptors of this process (`RLIMIT_NOFILE`) to the hard one: clients
+    /// of one user can have a quarter of them, and those of all users a half. Eventfds that a client
+    /// attaches beyond that are refused with [`Refusal::NO_SPACE`]. Code of this process that uses
+    /// `select(2)` must not be given descriptors of 1,024 or more.
+    ///
     /// # Errors
     /// Descriptors exhausted.
     pub fn new(device: D, dma: M) -> io::Result<Self> {
@@ -70,6 +76,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         if limits.page_sizes == 0 || limits.page_bytes() < 4096 || !takes_all {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        // Where this is refused, clients can have a part of the limit that there is.
+        let _ = descriptors::raise_limit();
         // Before there is a descriptor of a client.
         disposal::prepare();
         Ok(Self {
