@@ -9,7 +9,7 @@ use crate::packet_socket;
 /// How many descriptors must be free before a message is received: as many as it can have, and those that
 /// other threads may open between the moment at which room is looked for and that at which the message is
 /// received.
-const ROOM_FOR_MESSAGE: u64 = packet_socket::DESCRIPTORS_MAX as u64 + 16;
+pub const ROOM_FOR_MESSAGE: u64 = packet_socket::DESCRIPTORS_MAX as u64 + 16;
 
 /// Returns how many descriptors this process may have.
 pub fn limit() -> u64 {
