@@ -25,8 +25,8 @@ use longshore_mem::Iova;
 use longshore_sys::account::Permit;
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd;
-use longshore_sys::kept_descriptors;
 use longshore_sys::unix_socket::{self, Interest, Ready};
+use longshore_sys::{kept_descriptors, packet_socket};
 
 use super::Refusal;
 use super::interrupts::Interrupts;
@@ -132,6 +132,7 @@ impl Link {
         stop: Stop,
         interrupts: Interrupts,
     ) -> io::Result<Self> {
+        packet_socket::pass_rights_alone(&stream)?;
         let permit = kept_descriptors::keep_anyway(stream.user(), 2);
         Ok(Self(Arc::new(Shared {
             stream,

@@ -87,6 +87,24 @@ fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
     served.stop();
 }
 
+/// As a connection of a listener that a service manager made with this option.
+#[test]
+fn credentials_take_no_room_of_descriptors() {
+    let noted = rig::Shared::default();
+    let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    rustix::net::sockopt::set_socket_passcred(&ours, true).unwrap();
+    let (sockets, _peers) = many();
+    let sockets: Vec<_> = sockets.into_iter().map(OwnedFd::from).collect();
+    send(&theirs, &NONSENSE, &sockets.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    // Those in the queue are the last ones.
+    drop(sockets);
+    drop(theirs);
+    let (ended, has_ended) = mpsc::channel();
+    thread::spawn(move || ended.send(server.serve(ours).map(drop)));
+    has_ended.recv_timeout(PATIENCE).expect("the server ends").unwrap();
+}
+
 /// Connects while another client is served, and leaves sockets in the queue of the connection.
 fn queue(served: &Served) -> (Client<NoMemory>, UnixStream, [OwnedFd; 2]) {
     let first = served.client();

@@ -146,8 +146,8 @@ fn what_is_queued_behind_memory_that_is_not_read_does_not_block_the_server() {
         // The first message ends the connection, whose memory was not read.
         send(&client, &[]);
         let (sockets, peers) = many();
-        let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-        send(&client, &all);
+        let sockets: Vec<_> = sockets.into_iter().map(OwnedFd::from).collect();
+        send(&client, &sockets.iter().map(AsFd::as_fd).collect::<Vec<_>>());
         peers
     });
     server.go_on.send(()).unwrap();
