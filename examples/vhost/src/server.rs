@@ -9,11 +9,14 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use longshore_access::Space;
 use longshore_sys::closing::Disposable;
 use longshore_sys::closing::User;
+use longshore_sys::descriptors;
 use longshore_sys::disposal;
+use longshore_sys::kept_descriptors;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::backend::{Answer, Backend, Refusal};
@@ -54,11 +57,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server of `disk`, which counts what it does.
+    /// A server of `disk`, which counts what it does. It raises the soft limit of descriptors of this
+    /// process to the hard one, because front-ends of one user can have a quarter of them.
     ///
     /// # Errors
     /// Descriptors exhausted.
     pub fn new(disk: Disk, counts: Counts) -> io::Result<Self> {
+        // Where this is refused, front-ends can have a part of the limit that there is.
+        let _ = descriptors::raise_limit();
         // Before there is a descriptor of a front-end.
         disposal::prepare();
         Ok(Self { disk: Arc::new(disk), counts, stop: Stop::new()?, is_log_left_out: false })
@@ -85,6 +91,7 @@ impl Server {
         let space = Space::new().map_err(io::Error::other)?;
         let (disk, counts) = (Arc::clone(&self.disk), self.counts.clone());
         let user = User::of_peer(socket);
+        let _socket = kept_descriptors::keep_anyway(user, 1);
         let mut backend = Backend::new(space, disk, counts, self.is_log_left_out, user);
         let mut receiver = Receiver::with_sockets(user);
         loop {
@@ -104,16 +111,17 @@ impl Server {
         }
     }
 
-    /// Serves one front-end after the other until the server is stopped; `served` hears how each
-    /// ended.
+    /// Serves one front-end after the other until the server is stopped, and calls `served` with how each
+    /// ended. While the process has no descriptors left, front-ends wait.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve); those of `accept(2)`.
+    /// Those of `accept(2)`.
     pub fn serve_all(&self, listener: &Listener, mut served: impl FnMut(&Ended)) -> io::Result<()> {
         while let Some(socket) = listener.accept(&self.stop)? {
             // Closing it also closes what is queued on it, which can be sockets that linger.
             let socket = Disposable::new(socket);
-            let ended = self.serve(&socket)?;
+            let ended = self.serve(&socket);
+            let ended = ended.unwrap_or_else(|error| Ended::Failed(error.to_string()));
             // It may be closed already.
             let _ = socket.shutdown(Shutdown::Both);
             drop(socket);
@@ -200,7 +208,8 @@ impl Listener {
         Ok(Self { listener: Disposable::new(bound), path: path.to_owned() })
     }
 
-    /// The next front-end; `None` when `stop` is used.
+    /// The next front-end; `None` when `stop` is used. While the process has no descriptors left,
+    /// front-ends wait.
     fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
         loop {
             if stop.is_stopped() {
@@ -211,6 +220,11 @@ impl Listener {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // It was gone before it was here.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if unix_socket::is_for_now(&error) => {
+                    let later = Some(Instant::now() + Duration::from_millis(100));
+                    unix_socket::wait(stop.as_fd(), Interest::Receive, &[], later)?;
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
             let listener = self.listener.as_fd();

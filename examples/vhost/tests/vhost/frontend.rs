@@ -157,10 +157,15 @@ pub(crate) struct Frontend {
 impl Frontend {
     /// One that has negotiated the protocol, and nothing else.
     pub(crate) fn negotiated(served: &Served) -> Self {
+        Self::over(served.connect())
+    }
+
+    /// The same over a connection.
+    pub(crate) fn over(socket: UnixStream) -> Self {
         let memory = memfd::create("guest", memfd::Backing::Shmem).unwrap();
         memfd::set_len(&memory, MEMORY_BYTES).unwrap();
         let mut frontend = Self {
-            socket: served.connect(),
+            socket,
             channel: None,
             memory: File::from(memory),
             kick: event_fd::create().unwrap(),
