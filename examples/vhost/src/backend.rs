@@ -13,8 +13,10 @@ use longshore_access::Space;
 use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
+use longshore_sys::account::{OverLimit, Permit};
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd::{self, SharedEvent};
+use longshore_sys::kept_descriptors;
 
 use crate::block;
 use crate::disk::Disk;
@@ -58,6 +60,8 @@ pub(crate) enum Refusal {
     NoKick,
     #[error("nothing in the configuration space can be written")]
     ReadOnlyConfig,
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     #[error("{what}: {source}")]
     Io { what: &'static str, source: io::Error },
 }
@@ -81,6 +85,8 @@ pub(crate) struct Backend {
     protocol_features: u64,
     misses: Option<Arc<Misses>>,
     rings: [RingState; RINGS],
+    /// For whom descriptors are counted.
+    user: User,
 }
 
 #[derive(Debug, Default)]
@@ -88,13 +94,20 @@ struct RingState {
     entries: u16,
     addresses: Option<RingAddresses>,
     next: u16,
-    kick: Option<Arc<OwnedFd>>,
-    call: Option<SharedEvent>,
-    error: Option<SharedEvent>,
+    kick: Option<Kept<Arc<OwnedFd>>>,
+    call: Option<Kept<SharedEvent>>,
+    error: Option<Kept<SharedEvent>>,
     is_enabled: bool,
     /// Until the front-end sets it up anew.
     is_broken: bool,
     worker: Option<Worker>,
+}
+
+/// An eventfd of the front-end, which is counted for its user.
+#[derive(Debug)]
+struct Kept<E> {
+    event: E,
+    _permit: Permit,
 }
 
 impl RingState {
@@ -127,6 +140,7 @@ impl Backend {
             protocol_features: 0,
             misses: None,
             rings: Default::default(),
+            user,
         }
     }
 
@@ -203,19 +217,19 @@ impl Backend {
                 if !has_descriptor {
                     return Err(Refusal::NoKick);
                 }
-                let event = Arc::new(event(one(&mut descriptors)?)?);
+                let event = self.keep(one(&mut descriptors)?, Arc::new)?;
                 self.change(index, |ring| ring.kick = Some(event))?;
             }
             Request::SetVringCall { index, has_descriptor } => {
                 let event = match has_descriptor {
-                    true => Some(SharedEvent::new(event(one(&mut descriptors)?)?)),
+                    true => Some(self.keep(one(&mut descriptors)?, SharedEvent::new)?),
                     false => None,
                 };
                 self.change(index, |ring| ring.call = event)?;
             }
             Request::SetVringErr { index, has_descriptor } => {
                 let event = match has_descriptor {
-                    true => Some(SharedEvent::new(event(one(&mut descriptors)?)?)),
+                    true => Some(self.keep(one(&mut descriptors)?, SharedEvent::new)?),
                     false => None,
                 };
                 self.change(index, |ring| ring.error = event)?;
@@ -382,6 +396,12 @@ impl Backend {
         self.rings.get_mut(index as usize).ok_or(Refusal::NoRing { index })
     }
 
+    /// Keeps an eventfd of the front-end.
+    fn keep<E>(&self, descriptor: OwnedFd, of: impl Fn(OwnedFd) -> E) -> Result<Kept<E>, Refusal> {
+        let event = of(event(descriptor)?);
+        Ok(Kept { event, _permit: kept_descriptors::keep(self.user, 1)? })
+    }
+
     /// Stops a ring and changes it.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Result<(), Refusal> {
         let ring = self.ring(index)?;
@@ -406,16 +426,16 @@ impl Backend {
             let (Some(at), Some(kick), true) = (ring.addresses, &ring.kick, is_ready) else {
                 continue;
             };
-            let started = self.start(index, &at, Arc::clone(kick));
+            let started = self.start(index, &at, Arc::clone(&kick.event));
             let ring = &mut self.rings[index];
             match started {
                 Ok(worker) => ring.worker = Some(worker),
                 Err(refusal) => {
                     ring.is_broken = true;
                     self.counts.ring_error(index, &refusal);
-                    if let Some(event) = &ring.error {
+                    if let Some(kept) = &ring.error {
                         // Nobody may listen.
-                        let _ = event.signal();
+                        let _ = kept.event.signal();
                     }
                 }
             }
@@ -447,8 +467,8 @@ impl Backend {
             counts: self.counts.clone(),
             misses: self.misses.clone().filter(|_| is_translated),
             kick,
-            call: ring.call.clone(),
-            error: ring.error.clone(),
+            call: ring.call.as_ref().map(|kept| kept.event.clone()),
+            error: ring.error.as_ref().map(|kept| kept.event.clone()),
         };
         Worker::start(work).map_err(|source| Refusal::Io { what: "a ring's thread", source })
     }
@@ -492,4 +512,42 @@ fn event(descriptor: OwnedFd) -> Result<OwnedFd, Refusal> {
         return Err(Refusal::NoEvent);
     }
     Ok(descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use longshore_sys::descriptors;
+
+    use super::*;
+
+    #[test]
+    fn eventfds_beyond_the_limit_of_their_user_are_refused() {
+        let user = User::from_uid(4_000_000_011);
+        let disk = File::from(
+            longshore_sys::memfd::create("disk", longshore_sys::memfd::Backing::Shmem).unwrap(),
+        );
+        disk.set_len(512).unwrap();
+        let disk = Arc::new(Disk::of_file(disk, false, "a disk").unwrap());
+        let space = Space::new().unwrap();
+        let mut backend = Backend::new(space, disk, Counts::default(), false, user);
+        let mut set_all = || {
+            let (index, has_descriptor) = (0, true);
+            for request in [
+                Request::SetVringKick { index, has_descriptor },
+                Request::SetVringCall { index, has_descriptor },
+                Request::SetVringErr { index, has_descriptor },
+            ] {
+                let event = event_fd::create().unwrap();
+                backend.handle(request, vec![event], Vec::new())?;
+            }
+            Ok::<_, Refusal>(())
+        };
+        let others = kept_descriptors::keep_anyway(user, descriptors::limit() / 4);
+        let refused = set_all().unwrap_err();
+        assert!(matches!(refused, Refusal::OverLimit(_)), "{refused}");
+        drop(others);
+        set_all().unwrap();
+    }
 }

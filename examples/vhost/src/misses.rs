@@ -18,13 +18,14 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_mem::Iova;
+use longshore_sys::account::{Account, Limits, Permit};
 use longshore_sys::closing::Disposable;
+use longshore_sys::kept_descriptors;
 
 use crate::channel::{self, Message, Receiver};
 use crate::stop::Stop;
@@ -34,11 +35,11 @@ use crate::wire::{self, Header, number};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often a thread that waits for its turn or for a reply looks whether it is to stop.
 const TURN: Duration = Duration::from_millis(5);
-/// How many threads of channels there may be, those of former front-ends that wait included.
-const READERS_MAX: usize = 16;
+/// How many threads of former channels may wait before there are no more channels.
+const FORMER_MAX: Limits = Limits { per_user: 16, all_users: 256 };
 
-/// How many threads of channels have not ended.
-static READERS: AtomicUsize = AtomicUsize::new(0);
+/// The threads of former channels that have not ended. Beside them there is one for each front-end.
+static FORMER: Account = Account::new("threads that wait for front-ends that are gone");
 
 /// Why a translation was not had.
 #[derive(Debug)]
@@ -62,6 +63,10 @@ struct Shared {
     stop: Stop,
     state: Mutex<State>,
     changed: Condvar,
+    /// Counts the thread from the moment at which the channel is given up.
+    former: OnceLock<Permit>,
+    /// Counts the descriptors of the socket and of the stop.
+    _descriptors: Permit,
 }
 
 #[derive(Debug, Default)]
@@ -79,16 +84,20 @@ impl Misses {
     /// Starts the thread that receives.
     ///
     /// # Errors
-    /// Those of starting a thread; `ResourceBusy` if too many threads of former channels wait.
+    /// Those of starting a thread; `QuotaExceeded` if the user has too many descriptors, or too many threads
+    /// of former channels wait.
     pub(crate) fn new(socket: Disposable<UnixStream>) -> io::Result<Self> {
-        let reader = Reader::new()?;
-        let (stop, state) = (Stop::new()?, Mutex::default());
-        let shared = Arc::new(Shared { socket, stop, state, changed: Condvar::new() });
+        drop(FORMER.take(socket.user(), 1, FORMER_MAX)?);
+        let shared = Arc::new(Shared {
+            _descriptors: kept_descriptors::keep(socket.user(), 2)?,
+            socket,
+            stop: Stop::new()?,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            former: OnceLock::new(),
+        });
         let of_thread = Arc::clone(&shared);
-        let receive = move || {
-            of_thread.receive_all();
-            drop((of_thread, reader));
-        };
+        let receive = move || of_thread.receive_all();
         thread::Builder::new().name("translations".to_owned()).spawn(receive)?;
         Ok(Self(shared))
     }
@@ -183,32 +192,47 @@ fn outcome(message: &Message) -> Option<u64> {
 
 impl Drop for Misses {
     fn drop(&mut self) {
+        let _is_first = self.0.former.set(FORMER.count(self.0.socket.user(), 1));
         self.0.stop.stop();
         // It may be closed already.
         let _ = self.0.socket.shutdown(Shutdown::Both);
     }
 }
 
-/// A thread that receives, counted until it ends.
-#[derive(Debug)]
-struct Reader;
+#[cfg(test)]
+mod tests {
+    use longshore_sys::closing::User;
 
-impl Reader {
-    fn new() -> io::Result<Self> {
-        let count = READERS.fetch_add(1, Ordering::Relaxed);
-        let reader = Self;
-        if count >= READERS_MAX {
-            return Err(io::Error::new(
-                io::ErrorKind::ResourceBusy,
-                "the threads of former channels wait for the front-ends that they served",
-            ));
-        }
-        Ok(reader)
+    use super::*;
+
+    fn channel_of(user: User) -> io::Result<(Misses, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Ok((Misses::new(Disposable::of_user(ours, user))?, theirs))
     }
-}
 
-impl Drop for Reader {
-    fn drop(&mut self) {
-        READERS.fetch_sub(1, Ordering::Relaxed);
+    #[test]
+    fn threads_of_former_channels_keep_only_their_user_from_having_another() {
+        let [hostile, other] = [4_000_000_001, 4_000_000_002].map(User::from_uid);
+        let waiting = FORMER.count(hostile, FORMER_MAX.per_user);
+        let refused = channel_of(hostile).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
+        let said = "user 4000000001 has 16 threads that wait for front-ends that are gone";
+        assert!(refused.to_string().starts_with(said), "{refused}");
+        channel_of(other).unwrap();
+        drop(waiting);
+        channel_of(hostile).unwrap();
+    }
+
+    #[test]
+    fn threads_that_end_are_not_counted() {
+        let user = User::from_uid(4_000_000_003);
+        let begin = Instant::now();
+        for _ in 0..4 * FORMER_MAX.per_user {
+            // The threads end soon after their channels are dropped.
+            while channel_of(user).is_err() {
+                assert!(begin.elapsed() < Duration::from_secs(60), "a thread does not end");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 }

@@ -1,17 +1,19 @@
 //! A front-end that keeps the back-end's calls on its channel waiting.
 #![expect(unsafe_code, reason = "receives into a mapped file")]
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore_vhost_example::wire::number;
-use rustix::mm::{MapFlags, ProtFlags};
+use longshore_vhost_example::{Counts, Disk, Ended, Server};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::Uid;
 
 use crate::frontend::{ACCESS_PLATFORM, Frontend, IOVA, PROTOCOL_FEATURES, Served, VERSION_1};
 
@@ -22,6 +24,35 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A request of `linux/fuse.h`.
 const READ: u32 = 15;
 const PAGE_BYTES: usize = 4096;
+
+/// Receives from `socket` into a page of `file` on another thread, which waits for the page for ever.
+/// The socket has bytes from `sender`. The thread ends when the file system is gone.
+fn receive_into(
+    (file, page): (&File, u64),
+    sender: &UnixStream,
+    socket: &UnixStream,
+) -> JoinHandle<()> {
+    let duplicate = socket.try_clone().unwrap();
+    rustix::net::send(sender, &[0; 64], SendFlags::empty()).unwrap();
+    // Closing it waits for the daemon.
+    let file = ManuallyDrop::new(file.try_clone().unwrap());
+    thread::spawn(move || {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        let any = std::ptr::null_mut();
+        // SAFETY: the kernel chooses an address where nothing is.
+        let mapped = unsafe {
+            rustix::mm::mmap(any, PAGE_BYTES, prot, flags, &*file, page * PAGE_BYTES as u64)
+        };
+        let mapped = mapped.unwrap();
+        // SAFETY: has the kernel ask the daemon for this page alone.
+        unsafe { rustix::mm::madvise(mapped, PAGE_BYTES, Advice::Random) }.unwrap();
+        // SAFETY: the page is mapped for writing and is never unmapped, and nothing else uses it.
+        // Only the kernel touches it, and fails if the daemon is gone.
+        let into = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), 1) };
+        // It fails when the file system is gone.
+        let _ = rustix::net::recv(&duplicate, into, RecvFlags::empty());
+    })
+}
 
 #[test]
 fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the_next() {
@@ -44,23 +75,7 @@ fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the
     let file = ManuallyDrop::new(OpenOptions::new().read(true).write(true).open(path).unwrap());
 
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let duplicate = theirs.try_clone().unwrap();
-    rustix::net::send(&ours, &[0; 64], SendFlags::empty()).unwrap();
-    let receiver = {
-        let file = file.try_clone().unwrap();
-        thread::spawn(move || {
-            let file = ManuallyDrop::new(file);
-            let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            let any = std::ptr::null_mut();
-            // SAFETY: the kernel chooses an address where nothing is.
-            let page = unsafe { rustix::mm::mmap(any, PAGE_BYTES, prot, flags, &*file, 0) };
-            // SAFETY: the page is mapped for writing and is never unmapped, and nothing else uses it.
-            // Only the kernel touches it, and fails if the daemon is gone.
-            let into = unsafe { std::slice::from_raw_parts_mut(page.unwrap().cast::<u8>(), 1) };
-            // It fails when the file system is gone.
-            let _ = rustix::net::recv(&duplicate, into, RecvFlags::empty());
-        })
-    };
+    let receiver = receive_into((&file, 0), &ours, &theirs);
     // From here on every call that receives from the socket waits.
     told.recv_timeout(PATIENCE).expect("the page is read from the daemon");
 
@@ -83,6 +98,75 @@ fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the
 
     drop((mounted, device));
     receiver.join().unwrap();
+    daemon.join().unwrap();
+    drop(ManuallyDrop::into_inner(file));
+}
+
+/// A front-end that is this user's, and the thread of its server; `None` where that is not possible.
+fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<Ended>)> {
+    let pair = thread::spawn(move || {
+        let uid = Some(Uid::from_raw(uid));
+        // Of this thread only, which ends.
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        UnixStream::pair()
+    });
+    let (ours, theirs) = match pair.join().unwrap() {
+        Ok(pair) => pair,
+        Err(error) => {
+            println!("SKIPPED: a connection of user {uid} cannot be made: {error}");
+            return None;
+        }
+    };
+    let disk = tempfile::tempfile().unwrap();
+    disk.set_len(512).unwrap();
+    let disk = Disk::of_file(disk, false, "a disk").unwrap();
+    let server = Server::new(disk, Counts::default()).unwrap();
+    let server = thread::spawn(move || server.serve(&theirs).unwrap());
+    Some((Frontend::over(ours), server))
+}
+
+#[test]
+fn channels_of_one_user_that_hang_take_none_from_other_users() {
+    const HOSTILE: u32 = 12_003;
+    const OTHER: u32 = 12_004;
+    /// As many threads of former channels may wait for one user.
+    const FORMER_MAX: u64 = 16;
+    let Some((mut quiet, _server)) = served_to(HOSTILE) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
+    let (tell, told) = mpsc::channel();
+    let daemon = {
+        let device = device.try_clone().unwrap();
+        thread::spawn(move || {
+            fuse::serve_opens(&device, |other| {
+                if other == READ {
+                    tell.send(()).unwrap();
+                }
+            });
+        })
+    };
+    let path = folder.path().join("memory");
+    // Closing it waits for the daemon.
+    let file = ManuallyDrop::new(OpenOptions::new().read(true).write(true).open(path).unwrap());
+
+    let mut receivers = Vec::new();
+    for nth in 0..FORMER_MAX {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        receivers.push(receive_into((&file, nth), &ours, &theirs));
+        told.recv_timeout(PATIENCE).expect("the page is read from the daemon");
+        let (mut frontend, server) = served_to(HOSTILE).unwrap();
+        frontend.done(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+        // The thread of the channel waits in a call that receives, now or soon.
+        drop(frontend);
+        assert_eq!(server.join().unwrap().to_string(), "closed by the front-end");
+    }
+    let channel = || UnixStream::pair().unwrap();
+    quiet.refused(number::SET_BACKEND_REQ_FD, &[], &[channel().1.as_fd()]);
+    let (mut other, _server) = served_to(OTHER).unwrap();
+    other.done(number::SET_BACKEND_REQ_FD, &[], &[channel().1.as_fd()]);
+
+    drop((mounted, device));
+    receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
     daemon.join().unwrap();
     drop(ManuallyDrop::into_inner(file));
 }
