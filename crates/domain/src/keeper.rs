@@ -132,11 +132,14 @@ fn address(inner: &Arc<Inner>) -> usize {
 pub(crate) fn wake() {
     let mut signal = lock(&SIGNAL);
     signal.has_grown = true;
-    if !signal.is_running {
-        let started = thread::Builder::new().name("longshore-pools".to_owned()).spawn(keep);
-        signal.is_running = started.is_ok();
-    }
+    let was_running = mem::replace(&mut signal.is_running, true);
     drop(signal);
+    // Without the lock, because this allocates, and the program's allocator may make a pool grow.
+    if !was_running
+        && thread::Builder::new().name("longshore-pools".to_owned()).spawn(keep).is_err()
+    {
+        lock(&SIGNAL).is_running = false;
+    }
     GROWN.notify_one();
 }
 

@@ -107,6 +107,8 @@ mod synced;
 #[cfg(not(loom))]
 mod trace;
 #[cfg(not(loom))]
+mod undo;
+#[cfg(not(loom))]
 mod watch;
 #[cfg(not(loom))]
 mod way;

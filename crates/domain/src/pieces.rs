@@ -1,6 +1,7 @@
 //! Several mappings that are made together or not at all, and taken back together.
 #![expect(unsafe_code, reason = "maps what its callers own")]
 
+use std::process;
 use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, Iova};
@@ -10,6 +11,7 @@ use crate::counters::Event;
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::local::Door;
+use crate::undo::Undo;
 
 /// The error of pieces of which not all were mapped.
 pub(crate) struct Partly {
@@ -28,25 +30,33 @@ pub(crate) struct Partly {
 /// it, until it is unmapped; that of pieces which are still mapped after an error, for ever.
 pub(crate) unsafe fn map_all<D: Door>(
     door: &D,
-    pieces: impl Iterator<Item = (AddrRange<Iova>, NonNull<u8>)> + Clone,
+    pieces: &(impl Iterator<Item = (AddrRange<Iova>, NonNull<u8>)> + Clone),
     direction: Direction,
 ) -> Result<(), Partly> {
     if let Some((range, _)) = pieces.clone().next() {
         check_unmap(door, range).map_err(|error| Partly { error, still_mapped: 0 })?;
     }
     let backend = &door.inner().core.backend;
+    let unmap_first = |count| {
+        let before: Vec<_> = pieces.clone().take(count).map(|(range, _)| range).collect();
+        // SAFETY: mapped just now, and used by no other code.
+        before.is_empty() || unsafe { backend.unmap(&before) }.is_ok()
+    };
     for (nth, (range, host)) in pieces.clone().enumerate() {
+        // Unwinding frees the memory of the first pieces, which a device may then still reach.
+        let unwinding = Undo::new(nth, |nth| {
+            if !unmap_first(nth) {
+                process::abort();
+            }
+        });
         let piece = Piece { host, len_bytes: range.len_bytes(), file: None };
         // SAFETY: the caller's promise.
-        let Err(source) = (unsafe { backend.map(range.start(), piece, direction.prot()) }) else {
-            continue;
-        };
-        let before: Vec<_> = pieces.take(nth).map(|(range, _)| range).collect();
+        let mapped = unsafe { backend.map(range.start(), piece, direction.prot()) };
+        unwinding.keep();
+        let Err(source) = mapped else { continue };
         let (iova, len_bytes) = (range.start(), range.len_bytes());
         let error = Error::Backend { operation: "mapping", iova, len_bytes, source };
-        // SAFETY: mapped just now, and used by no other code.
-        let is_undone = before.is_empty() || unsafe { backend.unmap(&before) }.is_ok();
-        return Err(Partly { error, still_mapped: if is_undone { 0 } else { nth } });
+        return Err(Partly { error, still_mapped: if unmap_first(nth) { 0 } else { nth } });
     }
     Ok(())
 }

@@ -153,7 +153,7 @@ impl Ragged {
         let pieces = self.pieces(granule.bytes()).into_iter().zip(hosts);
         let pieces = pieces.filter_map(|(range, host)| Some((range?, host?)));
         // SAFETY: the caller keeps its bytes, and the slots are kept with this, as are the addresses.
-        unsafe { map_all(door, pieces, direction) }
+        unsafe { map_all(door, &pieces, direction) }
     }
 
     /// What was mapped: the head's granule, the tail's granule, the middle.

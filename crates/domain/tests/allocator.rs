@@ -42,6 +42,7 @@ unsafe impl GlobalAlloc for Hooked {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        hook();
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(at, layout) }
     }
@@ -131,5 +132,45 @@ fn a_pool_that_takes_elements_back_does_not_wait_for_its_own_thread() {
         let mut starts = elements.each_ref().map(|element| element.iova().raw());
         starts.sort_unstable();
         assert!(starts.is_sorted_by(|a, b| a < b), "{starts:x?}");
+    });
+}
+
+#[test]
+fn a_pool_that_grows_does_not_wait_for_its_own_thread() {
+    in_time(|| {
+        // A chunk for each element, so that the list of chunks grows, too.
+        let pool = leak(domain().dma_pool(1 << 20, 64, DmaPoolOptions::new()).unwrap());
+        POOL.set(Some(pool));
+        let take = || drop(POOL.get().unwrap().take().unwrap());
+        let mut elements = Vec::with_capacity(40);
+        with_hook(take, || (0..40).for_each(|_| elements.push(pool.take().unwrap())));
+        let mut starts: Vec<_> = elements.iter().map(|element| element.iova().raw()).collect();
+        starts.sort_unstable();
+        assert!(starts.is_sorted_by(|a, b| a + (1 << 20) <= *b), "{starts:x?}");
+        with_hook(take, || drop(elements));
+        let usage = pool.usage();
+        assert_eq!((usage.in_use, usage.free + usage.cached), (0, usage.elements));
+    });
+}
+
+#[test]
+fn bounce_buffers_that_grow_do_not_wait_for_their_own_thread() {
+    in_time(|| {
+        let local = leak(domain().local());
+        LOCAL.set(Some(local));
+        let also = || {
+            let local = LOCAL.get().unwrap();
+            drop(local.map(buffer(), Direction::ToDevice).unwrap());
+        };
+        let mut buffers: Vec<_> = (0..200).map(|_| Some(buffer())).collect();
+        let mut mappings = Vec::with_capacity(buffers.len());
+        with_hook(also, || {
+            for buffer in &mut buffers {
+                mappings.push(local.map(buffer.take().unwrap(), Direction::ToDevice).unwrap());
+            }
+        });
+        let mut starts: Vec<_> = mappings.iter().map(|mapping| mapping.iova().raw()).collect();
+        starts.sort_unstable();
+        assert!(starts.is_sorted_by(|a, b| a + LEN_BYTES <= *b), "{starts:x?}");
     });
 }

@@ -191,9 +191,10 @@ unsafe impl Backend for PanicsOnce {
     }
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
-        assert!(self.1.swap(true, Ordering::Relaxed), "the first unmapping panics");
         // SAFETY: the caller's promise.
-        unsafe { self.0.unmap(ranges) }
+        let unmapped = unsafe { self.0.unmap(ranges) };
+        assert!(self.1.swap(true, Ordering::Relaxed), "the first unmapping panics");
+        unmapped
     }
 }
 

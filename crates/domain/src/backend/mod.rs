@@ -70,11 +70,13 @@ pub struct Piece<'a> {
 /// The domain decides where things are mapped, and never maps two at one address; a backend only
 /// makes it so. Calls may come from several threads at once, for ranges that do not overlap.
 ///
-/// A backend may take elements of a DMA pool during a call. It may not map by its own domain, because
-/// a domain holds the lock of its bounce buffers of one length while it maps more of them.
+/// A backend may take elements of a DMA pool and map by its own domain during a call, except
+/// [`reclaim`](Self::reclaim).
 ///
 /// # Safety
-/// When [`unmap`](Self::unmap) has returned `Ok`, no device may reach the memory by these addresses,
+/// When [`map`](Self::map) has returned an error or panicked, or [`unmap`](Self::unmap) has panicked, no
+/// device may reach the memory by these addresses, because its owner may then free it. A backend that
+/// cannot ensure this must end the process instead. When `unmap` has returned `Ok`, no device may reach the memory by these addresses,
 /// now or later, until they are mapped again. Devices may write no more than the `prot` of a mapping
 /// says. They may read what is mapped for writing only where [`Limits::denies_reads`] is `false`.
 /// If safe code of this process can read or write memory by these addresses, [`Limits::in_process`]
@@ -89,7 +91,7 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// Maps `piece` at `iova`.
     ///
     /// # Errors
-    /// [`BackendError`]; nothing is mapped then.
+    /// [`BackendError`]; nothing is mapped then, nor if it panics.
     ///
     /// # Safety
     /// The memory must stay where it is, and without a reference that a device's access would

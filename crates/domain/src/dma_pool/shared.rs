@@ -11,8 +11,7 @@
 #![expect(unsafe_code, reason = "elements find their pool by its address")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::cache::{self, Cache};
@@ -28,9 +27,10 @@ use crate::keeper;
 use crate::pool::budget;
 use crate::pool::chunk::{Chunk, Slot};
 use crate::pool::layout::Layout;
-use crate::pool::shelf::Shelf;
+use crate::pool::shelf::{self, Chunks};
 use crate::pool::{NotFreed, PoolError};
 use crate::trace::span;
+use crate::undo::Undo;
 
 /// An element without a handle: free, or about to be.
 pub(super) type Spare = Slot<Element>;
@@ -52,7 +52,7 @@ impl Element {
     #[inline]
     pub(super) fn pool(&self) -> &Shared {
         // SAFETY: an element that is out of its chunk keeps the chunk, and so the pool's shared part:
-        // either the pool is there, or `Books::itself` is.
+        // either the pool is there, or `More::itself` is.
         unsafe { &*self.pool }
     }
 }
@@ -67,22 +67,18 @@ pub(crate) struct Shared {
     /// So many chunks are never freed while the pool is there.
     chunks_min: u64,
     cached_max: usize,
-    books: Mutex<Books>,
-    /// Waiting threads are notified when there are free elements, and when a thread has made a chunk.
-    changed: Condvar,
+    /// Chunks, and which of their elements are neither in use nor cached.
+    chunks: Chunks<Element, More>,
     caches: Mutex<Caches>,
 }
 
+type Books = shelf::Books<Element, More>;
+
+/// What is under the lock of the chunks.
 #[derive(Default)]
-struct Books {
-    /// Chunks, and which of their elements are neither in use nor cached.
-    shelf: Shelf<Element>,
+struct More {
     /// With those that are being made or freed, and those that could not be unmapped.
     held_chunks: u64,
-    /// The thread that makes a chunk, for which others wait, so that they do not make one each.
-    growing: Option<ThreadId>,
-    /// How many threads wait for it.
-    waiting: usize,
     /// The most elements that were in use or cached.
     peak: u64,
     /// The pool was dropped: idle chunks are freed at once.
@@ -120,8 +116,7 @@ impl Shared {
             chunks_max,
             chunks_min,
             cached_max: (CACHED_BYTES / element_len).clamp(2, CACHED_MAX as u64) as usize,
-            books: Mutex::default(),
-            changed: Condvar::new(),
+            chunks: Chunks::default(),
             caches: Mutex::default(),
         });
         Ok(shared)
@@ -184,11 +179,11 @@ impl Shared {
 
     /// Takes as many elements as `to` has room for, or fewer, but one at least.
     fn take(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
-        if lock(&self.books).take(to) {
+        if self.chunks.lock().take(to) {
             return Ok(());
         }
         let _span = span!("grow", element_len = self.element_len(), direction = self.direction);
-        let Some(_growing) = Growing::begin(self, to) else { return Ok(()) };
+        let Some(_turn) = self.chunks.turn(|books| books.take(to)) else { return Ok(()) };
         let Err(error) = self.grow(to) else { return Ok(()) };
         let mut cached = self.collect_cached(false);
         to[0] = cached.pop();
@@ -198,24 +193,9 @@ impl Shared {
 
     /// Makes a chunk, and takes elements of it.
     fn grow(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
-        let mut books = lock(&self.books);
-        if books.held_chunks >= self.chunks_max {
-            let elements = self.chunks_max * u64::from(self.layout.count());
-            return Err(PoolError::Exhausted { elements, element_len: self.layout.slot_bytes() });
-        }
-        books.held_chunks += 1;
-        let number = books.shelf.reserve();
-        drop(books);
-        let chunk = self.make_chunk(number);
-        let mut books = lock(&self.books);
-        match chunk {
-            Ok(chunk) => books.shelf.put(number, chunk),
-            Err(error) => {
-                books.held_chunks -= 1;
-                books.shelf.cancel(number);
-                return Err(error);
-            }
-        }
+        let held = self.hold_chunk()?;
+        let mut books = self.chunks.grow(|number| self.make_chunk(number))?;
+        held.keep();
         books.take(to);
         drop(books);
         if self.may_shrink() {
@@ -224,15 +204,29 @@ impl Shared {
         Ok(())
     }
 
+    /// Counts a chunk that is to be made.
+    fn hold_chunk(&self) -> Result<Undo<(), impl FnOnce(())>, PoolError> {
+        let mut books = self.chunks.lock();
+        if books.more.held_chunks >= self.chunks_max {
+            let elements = self.chunks_max * u64::from(self.layout.count());
+            return Err(PoolError::Exhausted { elements, element_len: self.layout.slot_bytes() });
+        }
+        books.more.held_chunks += 1;
+        Ok(Undo::new((), |()| self.chunks.lock().more.held_chunks -= 1))
+    }
+
     fn make_chunk(self: &Arc<Self>, number: u32) -> Result<Chunk<Element>, PoolError> {
         let cost_bytes = self.chunk_cost_bytes();
         if !budget::PROCESS.take(cost_bytes) {
             let (held_bytes, limit_bytes) = (budget::PROCESS.taken(), budget::PROCESS.limit());
             return Err(PoolError::Limit { held_bytes, limit_bytes });
         }
+        let budget = Undo::new(cost_bytes, |cost_bytes| budget::PROCESS.give(cost_bytes));
         let element = || Element { refs: Refs::default(), pool: Arc::as_ptr(self) };
-        Chunk::new(&self.domain.core, &self.layout, self.direction, number, element)
-            .inspect_err(|_| budget::PROCESS.give(cost_bytes))
+        let core = &self.domain.core;
+        let chunk = Chunk::new(core, &self.layout, self.direction, number, element)?;
+        budget.keep();
+        Ok(chunk)
     }
 
     /// What a chunk costs: its bytes, and what is known of each element, which is more than a short
@@ -243,19 +237,15 @@ impl Shared {
 
     /// Takes back elements of this pool.
     pub(super) fn give(&self, elements: impl IntoIterator<Item = Spare>) {
-        let mut books = lock(&self.books);
-        elements.into_iter().for_each(|element| books.shelf.give(element));
-        let is_closed = books.is_closed;
-        self.notify(&books);
+        // Dropped without the lock: it may free memory, and the program's allocator take elements.
+        let mut elements = elements.into_iter();
+        let mut books = self.chunks.lock();
+        elements.by_ref().for_each(|element| books.shelf.give(element));
+        let is_closed = books.more.is_closed;
+        self.chunks.notify(&books);
         drop(books);
-        if is_closed && self.end().is_err() {
-            keeper::end_later(&self.domain);
-        }
-    }
-
-    fn notify(&self, books: &Books) {
-        if books.waiting != 0 {
-            self.changed.notify_all();
+        if is_closed {
+            self.end_or_later();
         }
     }
 
@@ -277,7 +267,7 @@ impl Shared {
 
     /// Whether there are chunks that may be freed some day.
     pub(crate) fn may_shrink(&self) -> bool {
-        lock(&self.books).shelf.stock().chunks > self.chunks_min
+        self.chunks.lock().shelf.stock().chunks > self.chunks_min
     }
 
     /// Frees the chunks all of whose elements have been free for `idle`, but for the reserve. Returns
@@ -292,6 +282,14 @@ impl Shared {
             return Ok(freed_bytes);
         }
         self.give(self.collect_cached(false));
+        let freed = self.free_idle(idle);
+        // The pool may have been dropped while a chunk was out of it.
+        freed_bytes += self.end_or_later();
+        Ok(freed_bytes + freed?)
+    }
+
+    fn free_idle(&self, idle: Duration) -> Result<u64, NotFreed> {
+        let mut freed_bytes = 0;
         while let Some(chunk) = self.take_idle(idle, self.chunks_min).map_err(NotFreed::Kept)? {
             freed_bytes += self.destroy(chunk).map_err(NotFreed::Leaked)?;
         }
@@ -305,20 +303,17 @@ impl Shared {
         idle: Duration,
         chunks_min: u64,
     ) -> Result<Option<Chunk<Element>>, BackendError> {
-        let mut books = lock(&self.books);
-        if books.shelf.stock().chunks <= chunks_min {
-            return Ok(None);
-        }
-        books.shelf.take_idle(&self.domain.core, idle)
+        let may = |books: &Books| books.shelf.stock().chunks > chunks_min;
+        self.chunks.take_idle(&self.domain.core, idle, may)
     }
 
     /// The pool is dropped: nothing is cached any more, and chunks are freed as their last elements
     /// come back.
     pub(super) fn close(self: &Arc<Self>) {
         let cached = self.collect_cached(true);
-        let mut books = lock(&self.books);
-        books.is_closed = true;
-        books.itself = Some(Arc::clone(self));
+        let mut books = self.chunks.lock();
+        books.more.is_closed = true;
+        books.more.itself = Some(Arc::clone(self));
         drop(books);
         self.give(cached);
     }
@@ -331,7 +326,7 @@ impl Shared {
     /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
     pub(crate) fn end(&self) -> Result<u64, BackendError> {
         let mut freed_bytes = 0;
-        if !lock(&self.books).is_closed {
+        if !self.chunks.lock().more.is_closed {
             return Ok(freed_bytes);
         }
         while let Some(chunk) = self.take_idle(Duration::ZERO, 0)? {
@@ -341,19 +336,27 @@ impl Shared {
                 Err(_) => self.domain.tallies.shared.add_shared(Event::Leak, 1),
             }
         }
-        let mut books = lock(&self.books);
-        let is_over = books.shelf.stock().chunks == 0;
-        let itself = if is_over { books.itself.take() } else { None };
+        let mut books = self.chunks.lock();
+        let is_over = books.shelf.is_empty();
+        let itself = if is_over { books.more.itself.take() } else { None };
         drop(books);
         drop(itself);
         Ok(freed_bytes)
+    }
+
+    /// The same, by the reclaim thread if this thread cannot unmap one of them now.
+    fn end_or_later(&self) -> u64 {
+        self.end().unwrap_or_else(|_| {
+            keeper::end_later(&self.domain);
+            0
+        })
     }
 
     fn destroy(&self, chunk: Chunk<Element>) -> Result<u64, BackendError> {
         let len_bytes = chunk.len_bytes();
         chunk.destroy(&self.domain.core)?;
         budget::PROCESS.give(self.chunk_cost_bytes());
-        lock(&self.books).held_chunks -= 1;
+        self.chunks.lock().more.held_chunks -= 1;
         Ok(len_bytes)
     }
 
@@ -362,7 +365,7 @@ impl Shared {
         let cached = caches.of_threads.iter().filter_map(Weak::upgrade);
         let cached = cached.map(|cache| u64::from(cache.len())).sum();
         drop(caches);
-        let books = lock(&self.books);
+        let books = self.chunks.lock();
         let stock = books.shelf.stock();
         DmaPoolUsage {
             element_len: self.layout.slot_bytes(),
@@ -373,42 +376,8 @@ impl Shared {
             in_use: (stock.slots - stock.free_slots).saturating_sub(cached),
             cached,
             free: stock.free_slots,
-            peak: books.peak,
+            peak: books.more.peak,
         }
-    }
-}
-
-/// The turn of a thread that makes a chunk. No lock is held meanwhile, because the backend may be slow
-/// or take elements itself.
-struct Growing<'p> {
-    pool: &'p Shared,
-    before: Option<ThreadId>,
-}
-
-impl<'p> Growing<'p> {
-    /// Waits for elements, and takes some; or for its turn, and takes that. A backend that takes
-    /// elements while it maps a chunk makes another one.
-    fn begin(pool: &'p Shared, to: &mut [Option<Spare>]) -> Option<Self> {
-        let me = thread::current().id();
-        let mut books = lock(&pool.books);
-        while !books.take(to) {
-            if books.growing.is_none_or(|thread| thread == me) {
-                let before = books.growing.replace(me);
-                return Some(Self { pool, before });
-            }
-            books.waiting += 1;
-            books = pool.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
-            books.waiting -= 1;
-        }
-        None
-    }
-}
-
-impl Drop for Growing<'_> {
-    fn drop(&mut self) {
-        let mut books = lock(&self.pool.books);
-        books.growing = self.before;
-        self.pool.notify(&books);
     }
 }
 
@@ -420,7 +389,7 @@ impl Books {
         let put = |element| *places.next().expect("no more are taken") = Some(element);
         let taken = self.shelf.take(count, put);
         let stock = self.shelf.stock();
-        self.peak = self.peak.max(stock.slots - stock.free_slots);
+        self.more.peak = self.more.peak.max(stock.slots - stock.free_slots);
         taken != 0
     }
 }
@@ -440,11 +409,11 @@ impl Shared {
         impl Drop for Held<'_> {
             fn drop(&mut self) {}
         }
-        Held((lock(&self.books), lock(&self.caches)))
+        Held((self.chunks.lock(), lock(&self.caches)))
     }
 
     /// How many threads wait while another makes a chunk.
     pub(super) fn waiting(&self) -> usize {
-        lock(&self.books).waiting
+        self.chunks.lock().waiting()
     }
 }

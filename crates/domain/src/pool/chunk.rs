@@ -16,6 +16,7 @@ use crate::backend::{BackendError, Piece};
 use crate::core::Core;
 use crate::direction::Direction;
 use crate::iova::{IovaRange, Placement};
+use crate::undo::Undo;
 
 /// What bounce slots are alike in: their size, and what a device may do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,11 +161,12 @@ impl<T> Chunk<T> {
         let iovas = core.take_for(start, len_bytes, take).map_err(PoolError::Iova)?;
         // SAFETY: nobody writes through the descriptor but the device, to what it is given.
         let piece = Piece { host, len_bytes, file: unsafe { memory.file() } };
+        let iovas = Undo::new(iovas, |iovas| core.iovas.give(iovas));
         // SAFETY: the memory is kept until it is unmapped, and nobody has a reference to it.
-        if let Err(error) = unsafe { core.backend.map(iovas.start(), piece, direction.prot()) } {
-            core.iovas.give(iovas);
-            return Err(PoolError::Backend(error));
-        }
+        unsafe { core.backend.map(iovas.get().start(), piece, direction.prot()) }
+            .map_err(PoolError::Backend)?;
+        // The device reaches it from here on.
+        let (iovas, memory) = (ManuallyDrop::new(iovas.keep()), ManuallyDrop::new(memory));
         let count = layout.count();
         let mut free = vec![u64::MAX; count.div_ceil(64) as usize];
         if !count.is_multiple_of(64) {
@@ -179,8 +181,8 @@ impl<T> Chunk<T> {
         };
         let known: Box<[Known<T>]> = (0..count).map(known).collect();
         Ok(Self {
-            memory: ManuallyDrop::new(memory),
-            iovas: ManuallyDrop::new(iovas),
+            memory,
+            iovas,
             count,
             free_count: count,
             free,

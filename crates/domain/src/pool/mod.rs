@@ -34,11 +34,12 @@ use crate::direction::Direction;
 use crate::iova::IovaError;
 use crate::keeper;
 use crate::trace::span;
+use crate::undo::Undo;
 use budget::Budget;
 use chunk::{Bounced, Chunk, Kind, Slot};
 use classes::Class;
 use layout::Layout;
-use shelf::{Shelf, Stock};
+use shelf::{Chunks, Stock};
 
 /// Why a pool could not grow.
 #[derive(Debug, Error)]
@@ -124,7 +125,7 @@ pub struct PoolUsage {
 
 /// A domain's pools.
 pub(crate) struct Pools {
-    shelves: Box<[Mutex<Shelf<Bounced>>]>,
+    shelves: Box<[Chunks<Bounced, ()>]>,
     own: Budget,
     process: &'static Budget,
     peak_bytes: AtomicU64,
@@ -138,7 +139,7 @@ pub(crate) struct Pools {
 impl Pools {
     pub(crate) fn new(limit_bytes: u64, process: &'static Budget) -> Self {
         Self {
-            shelves: (0..KINDS).map(|_| Mutex::default()).collect(),
+            shelves: (0..KINDS).map(|_| Chunks::default()).collect(),
             own: Budget::new(limit_bytes),
             process,
             peak_bytes: AtomicU64::new(0),
@@ -151,14 +152,14 @@ impl Pools {
 
     /// Waits until a slot was given back, `time` at most: others are with doors, which tell nobody.
     pub(crate) fn wait(&self, time: Duration) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.lock_waiting();
         *waiting += 1;
         let woken = self.freed.wait_timeout(waiting, time);
         *woken.unwrap_or_else(PoisonError::into_inner).0 -= 1;
     }
 
     fn tell(&self) {
-        if *lock(&self.waiting) != 0 {
+        if *self.lock_waiting() != 0 {
             self.freed.notify_all();
         }
     }
@@ -173,31 +174,30 @@ impl Pools {
         count: usize,
         mut to: impl FnMut(Slot),
     ) -> Result<(), PoolError> {
-        if self.lock(kind).take(count, &mut to) != 0 {
+        let chunks = self.of(kind);
+        if chunks.lock().shelf.take(count, &mut to) != 0 {
             return Ok(());
         }
-        // Entered before the lock, and left after it.
+        // Entered before there is a turn, and left after it.
         let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
         let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
-        let mut shelf = self.lock(kind);
-        if shelf.take(count, &mut to) != 0 {
-            return Ok(());
-        }
-        let number = shelf.reserve();
-        let chunk = self.grow(core, kind, number).inspect_err(|_| shelf.cancel(number))?;
-        shelf.put(number, chunk);
-        let taken = shelf.take(count, &mut to);
+        let turn = chunks.turn(|books| books.shelf.take(count, &mut to) != 0);
+        let Some(_turn) = turn else { return Ok(()) };
+        let mut books = chunks.grow(|number| self.make_chunk(core, kind, number))?;
+        let taken = books.shelf.take(count, &mut to);
         debug_assert!(taken > 0, "a new chunk has free slots");
-        drop(shelf);
+        drop(books);
         keeper::wake();
         Ok(())
     }
 
     /// Takes slots of one kind back.
     pub(crate) fn give(&self, kind: Kind, slots: impl IntoIterator<Item = Slot>) {
-        let mut shelf = self.lock(kind);
-        slots.into_iter().for_each(|slot| shelf.give(slot));
-        drop(shelf);
+        let chunks = self.of(kind);
+        let mut books = chunks.lock();
+        slots.into_iter().for_each(|slot| books.shelf.give(slot));
+        chunks.notify(&books);
+        drop(books);
         self.tell();
     }
 
@@ -208,9 +208,8 @@ impl Pools {
     /// ever.
     pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, NotFreed> {
         let mut freed = 0;
-        for shelf in &self.shelves {
-            // By a closure, so that the lock is not held while a chunk is unmapped.
-            let next = || lock(shelf).take_idle(core, idle).map_err(NotFreed::Kept);
+        for chunks in &self.shelves {
+            let next = || chunks.take_idle(core, idle, |_| true).map_err(NotFreed::Kept);
             while let Some(chunk) = next()? {
                 let len_bytes = chunk.len_bytes();
                 chunk.destroy(core).map_err(NotFreed::Leaked)?;
@@ -243,7 +242,12 @@ impl Pools {
         self.shrinks.store(0, Ordering::Relaxed);
     }
 
-    fn grow(&self, core: &Core, kind: Kind, number: u32) -> Result<Chunk<Bounced>, PoolError> {
+    fn make_chunk(
+        &self,
+        core: &Core,
+        kind: Kind,
+        number: u32,
+    ) -> Result<Chunk<Bounced>, PoolError> {
         let granule = core.limits.granule;
         let slot_bytes = kind.class.granules() * granule.bytes();
         let layout = Layout::of_granules(slot_bytes, granule);
@@ -257,8 +261,9 @@ impl Pools {
                 return Err(PoolError::Limit { held_bytes, limit_bytes });
             }
         }
-        let chunk = Chunk::new(core, &layout, kind.direction, number, || Bounced::new(kind))
-            .inspect_err(|_| self.release(len_bytes))?;
+        let budget = Undo::new(len_bytes, |len_bytes| self.release(len_bytes));
+        let chunk = Chunk::new(core, &layout, kind.direction, number, || Bounced::new(kind))?;
+        budget.keep();
         self.peak_bytes.fetch_max(self.own.taken(), Ordering::Relaxed);
         self.grows.fetch_add(1, Ordering::Relaxed);
         Ok(chunk)
@@ -275,7 +280,7 @@ impl Pools {
             .iter()
             .flat_map(|direction| Class::all().map(|class| Kind { class, direction: *direction }));
         let usage = |kind: Kind| {
-            let Stock { chunks, slots, free_slots } = self.lock(kind).stock();
+            let Stock { chunks, slots, free_slots } = self.of(kind).lock().shelf.stock();
             let slot_bytes = kind.class.granules() * granule_bytes;
             let usage =
                 PoolUsage { slot_bytes, direction: kind.direction, chunks, slots, free_slots };
@@ -284,14 +289,14 @@ impl Pools {
         kinds.filter_map(usage).collect()
     }
 
-    fn lock(&self, kind: Kind) -> MutexGuard<'_, Shelf<Bounced>> {
-        lock(&self.shelves[kind.index()])
+    fn of(&self, kind: Kind) -> &Chunks<Bounced, ()> {
+        &self.shelves[kind.index()]
     }
-}
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is done under the lock does not panic halfway.
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_waiting(&self) -> MutexGuard<'_, u32> {
+        // Code under the lock does not panic halfway.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl fmt::Debug for Pools {

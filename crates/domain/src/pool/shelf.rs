@@ -1,17 +1,175 @@
-//! The chunks of one kind.
+//! The chunks of one kind, and how they come and go.
+//!
+//! The lock is not held while a chunk is made, nor while the backend is asked whether one can be
+//! unmapped, because the backend may be slow or use the domain itself. One thread makes a chunk at a
+//! time; others wait for it, so that they do not make one each.
 
+use std::mem;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::chunk::{Chunk, Slot};
 use crate::backend::BackendError;
 use crate::core::Core;
+use crate::undo::Undo;
 
-/// The chunks whose slots are alike.
+/// The chunks of one kind, with their lock.
+pub(crate) struct Chunks<T, M> {
+    books: Mutex<Books<T, M>>,
+    /// Waiting threads are notified when there are free slots, and when a thread has made a chunk.
+    changed: Condvar,
+}
+
+/// What is under the lock.
+pub(crate) struct Books<T, M> {
+    pub(crate) shelf: Shelf<T>,
+    pub(crate) more: M,
+    /// The thread that makes a chunk.
+    growing: Option<ThreadId>,
+    /// How many threads wait for it.
+    waiting: usize,
+}
+
+impl<T, M: Default> Default for Chunks<T, M> {
+    fn default() -> Self {
+        let (shelf, more) = (Shelf::default(), M::default());
+        let books = Books { shelf, more, growing: None, waiting: 0 };
+        Self { books: Mutex::new(books), changed: Condvar::new() }
+    }
+}
+
+impl<T, M> Chunks<T, M> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Books<T, M>> {
+        // Code under the lock does not panic halfway.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the threads that wait while another makes a chunk.
+    pub(crate) fn notify(&self, books: &Books<T, M>) {
+        if books.waiting != 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until `take` has taken slots, or for the turn to make a chunk, and takes that. A backend
+    /// that needs slots while it maps a chunk makes another one.
+    pub(crate) fn turn(
+        &self,
+        mut take: impl FnMut(&mut Books<T, M>) -> bool,
+    ) -> Option<Turn<'_, T, M>> {
+        let me = thread::current().id();
+        let mut books = self.lock();
+        while !take(&mut books) {
+            if books.growing.is_none_or(|thread| thread == me) {
+                let before = books.growing.replace(me);
+                return Some(Turn { chunks: self, before });
+            }
+            books.waiting += 1;
+            books = self.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
+            books.waiting -= 1;
+        }
+        None
+    }
+
+    /// Adds the chunk that `make` makes with the number it is given. Returns the lock, so that the
+    /// caller takes slots of that chunk.
+    ///
+    /// # Errors
+    /// That of `make`; its number is free again then, as it is if `make` panics.
+    pub(crate) fn grow<E>(
+        &self,
+        make: impl FnOnce(u32) -> Result<Chunk<T>, E>,
+    ) -> Result<MutexGuard<'_, Books<T, M>>, E> {
+        let number = Undo::new(self.reserve(), |number| self.lock().shelf.cancel(number));
+        let chunk = make(*number.get())?;
+        let mut books = self.lock();
+        books.shelf.put(number.keep(), chunk);
+        Ok(books)
+    }
+
+    fn reserve(&self) -> u32 {
+        let mut room = Vec::new();
+        loop {
+            // The lock is released at the end of this line.
+            let reserved = self.lock().shelf.reserve(&mut room);
+            match reserved {
+                Ok(number) => return number,
+                Err(capacity) => room = Vec::with_capacity(capacity),
+            }
+        }
+    }
+
+    /// Takes out a chunk all of whose slots have been free for `idle`, for the calling thread to unmap,
+    /// unless `may` returns false.
+    ///
+    /// # Errors
+    /// [`BackendError`] if this thread cannot unmap it now; it is back then.
+    pub(crate) fn take_idle(
+        &self,
+        core: &Core,
+        idle: Duration,
+        may: impl FnOnce(&Books<T, M>) -> bool,
+    ) -> Result<Option<Chunk<T>>, BackendError> {
+        let mut books = self.lock();
+        let taken = if may(&books) { books.shelf.take_idle(idle) } else { None };
+        drop(books);
+        let Some((number, chunk)) = taken else { return Ok(None) };
+        let chunk = Undo::new(chunk, |chunk| {
+            let mut books = self.lock();
+            books.shelf.put(number, chunk);
+            self.notify(&books);
+        });
+        core.backend.check_unmap(chunk.get().range())?;
+        self.lock().shelf.cancel(number);
+        Ok(Some(chunk.keep()))
+    }
+}
+
+#[cfg(test)]
+impl<T, M> Books<T, M> {
+    /// How many threads wait while another makes a chunk.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+}
+
+/// The turn of a thread that makes a chunk.
+pub(crate) struct Turn<'c, T, M> {
+    chunks: &'c Chunks<T, M>,
+    before: Option<ThreadId>,
+}
+
+impl<T, M> Drop for Turn<'_, T, M> {
+    fn drop(&mut self) {
+        let mut books = self.chunks.lock();
+        books.growing = self.before;
+        self.chunks.notify(&books);
+    }
+}
+
+/// The chunks whose slots are alike. Its methods do not allocate, because they are called with a lock
+/// that the program's allocator may need.
 pub(crate) struct Shelf<T> {
-    /// A place is empty after its chunk was freed.
-    chunks: Vec<Option<Chunk<T>>>,
-    /// The numbers of chunks that are being made.
-    reserved: Vec<u32>,
+    /// The number of a chunk is the index of its place.
+    places: Vec<Place<T>>,
+}
+
+pub(crate) enum Place<T> {
+    Empty,
+    /// The chunk is being made, or the backend is asked whether it can be unmapped.
+    Reserved,
+    Taken(Chunk<T>),
+}
+
+impl<T> Place<T> {
+    fn chunk(&self) -> Option<&Chunk<T>> {
+        if let Self::Taken(chunk) = self { Some(chunk) } else { None }
+    }
+
+    fn chunk_mut(&mut self) -> Option<&mut Chunk<T>> {
+        if let Self::Taken(chunk) = self { Some(chunk) } else { None }
+    }
 }
 
 /// How many a shelf has.
@@ -24,7 +182,7 @@ pub(crate) struct Stock {
 
 impl<T> Default for Shelf<T> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), reserved: Vec::new() }
+        Self { places: Vec::new() }
     }
 }
 
@@ -32,7 +190,7 @@ impl<T> Shelf<T> {
     /// Takes up to `count` free slots to `to`. Returns how many.
     pub(crate) fn take(&mut self, count: usize, mut to: impl FnMut(Slot<T>)) -> usize {
         let mut taken = 0;
-        for chunk in self.chunks.iter_mut().flatten() {
+        for chunk in self.places.iter_mut().filter_map(Place::chunk_mut) {
             while taken < count {
                 let Some(slot) = chunk.take() else { break };
                 to(slot);
@@ -44,63 +202,68 @@ impl<T> Shelf<T> {
 
     /// Takes a slot of one of these chunks back.
     pub(crate) fn give(&mut self, slot: Slot<T>) {
-        let chunk = self.chunks[slot.chunk() as usize].as_mut();
+        let chunk = self.places[slot.chunk() as usize].chunk_mut();
         chunk.expect("a chunk lives while a slot of it does").give(slot);
     }
 
     /// Returns the number of a chunk that is to be made. It is given to no other until
-    /// [`put`](Self::put) or [`cancel`](Self::cancel).
-    pub(crate) fn reserve(&mut self) -> u32 {
-        let is_vacant = |number: &u32| {
-            let chunk = self.chunks.get(*number as usize);
-            chunk.is_none_or(Option::is_none) && !self.reserved.contains(number)
-        };
-        let number = (0..).find(is_vacant).expect("chunks have addresses, so they are fewer");
-        self.reserved.push(number);
-        number
-    }
-
-    /// Gives back the number of a chunk that could not be made.
-    pub(crate) fn cancel(&mut self, number: u32) {
-        self.reserved.retain(|reserved| *reserved != number);
-    }
-
-    /// Adds the chunk that was made with that number.
-    pub(crate) fn put(&mut self, number: u32, chunk: Chunk<T>) {
-        self.cancel(number);
-        let number = number as usize;
-        if self.chunks.len() <= number {
-            self.chunks.resize_with(number + 1, || None);
-        }
-        self.chunks[number] = Some(chunk);
-    }
-
-    /// Takes out a chunk all of whose slots have been free for `idle`, for the calling thread to unmap.
+    /// [`put`](Self::put) or [`cancel`](Self::cancel). If the list is full, the places move to `room`,
+    /// and the caller frees what is there then, without the lock.
     ///
     /// # Errors
-    /// [`BackendError`] if this thread cannot unmap it now; it stays.
-    pub(crate) fn take_idle(
-        &mut self,
-        core: &Core,
-        idle: Duration,
-    ) -> Result<Option<Chunk<T>>, BackendError> {
+    /// How many places `room` must have, which the caller allocates without the lock.
+    pub(crate) fn reserve(&mut self, room: &mut Vec<Place<T>>) -> Result<u32, usize> {
+        let is_empty = |place: &Place<T>| matches!(place, Place::Empty);
+        let number = self.places.iter().position(is_empty).unwrap_or(self.places.len());
+        if number == self.places.capacity() {
+            if room.capacity() <= number {
+                return Err((2 * number).max(4));
+            }
+            room.append(&mut self.places);
+            mem::swap(room, &mut self.places);
+        }
+        if number == self.places.len() {
+            self.places.push(Place::Reserved);
+        } else {
+            self.places[number] = Place::Reserved;
+        }
+        Ok(u32::try_from(number).expect("chunks have addresses, so they are fewer"))
+    }
+
+    /// Gives back a number that was reserved.
+    pub(crate) fn cancel(&mut self, number: u32) {
+        self.places[number as usize] = Place::Empty;
+        while let Some(Place::Empty) = self.places.last() {
+            self.places.pop();
+        }
+    }
+
+    /// Adds the chunk for which that number was reserved.
+    pub(crate) fn put(&mut self, number: u32, chunk: Chunk<T>) {
+        self.places[number as usize] = Place::Taken(chunk);
+    }
+
+    /// Takes out a chunk all of whose slots have been free for `idle`, with its number, which stays
+    /// reserved.
+    pub(crate) fn take_idle(&mut self, idle: Duration) -> Option<(u32, Chunk<T>)> {
         let is_idle =
-            |chunk: &&Chunk<T>| chunk.idle_since().is_some_and(|since| since.elapsed() >= idle);
-        let is_found = |place: &Option<Chunk<T>>| place.as_ref().filter(is_idle).is_some();
-        let Some(at) = self.chunks.iter().rposition(is_found) else { return Ok(None) };
-        if let Some(chunk) = &self.chunks[at] {
-            core.backend.check_unmap(chunk.range())?;
+            |chunk: &Chunk<T>| chunk.idle_since().is_some_and(|since| since.elapsed() >= idle);
+        let is_found = |place: &Place<T>| place.chunk().is_some_and(is_idle);
+        let at = self.places.iter().rposition(is_found)?;
+        match mem::replace(&mut self.places[at], Place::Reserved) {
+            Place::Taken(chunk) => Some((at as u32, chunk)),
+            Place::Empty | Place::Reserved => None,
         }
-        let chunk = self.chunks[at].take();
-        while self.chunks.last().is_some_and(Option::is_none) {
-            self.chunks.pop();
-        }
-        Ok(chunk)
+    }
+
+    /// Returns true if there is no chunk, and no number is reserved.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.is_empty()
     }
 
     pub(crate) fn stock(&self) -> Stock {
         let mut stock = Stock::default();
-        for chunk in self.chunks.iter().flatten() {
+        for chunk in self.places.iter().filter_map(Place::chunk) {
             let (slots, free_slots) = chunk.slots();
             stock.chunks += 1;
             stock.slots += u64::from(slots);

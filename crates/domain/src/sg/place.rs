@@ -232,7 +232,7 @@ unsafe fn spread<D: Door>(
         }
     };
     // SAFETY: the caller's promise; the slots and the addresses are kept with the rest.
-    match unsafe { map_all(door, spread.pieces(granule.bytes()), direction) } {
+    match unsafe { map_all(door, &spread.pieces(granule.bytes()), direction) } {
         Ok(()) => {
             door.add(Event::Copied, copied);
             door.add(Event::Bounce, (!spread.slots.is_empty()).into());
