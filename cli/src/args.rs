@@ -118,7 +118,7 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     pub(crate) no_uring: bool,
 
-    /// Keep the buffer until Ctrl-C or SIGTERM.
+    /// Keep the buffer until Ctrl-C or SIGTERM, and exit with 0 then.
     #[arg(long, conflicts_with = "exec")]
     pub(crate) hold: bool,
 

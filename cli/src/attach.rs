@@ -80,7 +80,7 @@ pub(crate) struct AttachArgs {
     #[arg(long, short)]
     quiet: bool,
 
-    /// Keep the attachment until Ctrl-C or SIGTERM.
+    /// Keep the attachment until Ctrl-C or SIGTERM, and exit with 0 then.
     #[arg(long, conflicts_with = "exec")]
     hold: bool,
 

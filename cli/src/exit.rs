@@ -138,6 +138,7 @@ fn code_of_serving(error: &serve::Error) -> u8 {
         },
         Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
         Error::AlreadyServed { .. } | Error::NotASocket { .. } => 33,
+        Error::Kernel { source, .. } if source.kind() == ErrorKind::PermissionDenied => 12,
         Error::TooFewDescriptors { .. } => 32,
         Error::UntrustedServer { .. } => 34,
         _ => 1,

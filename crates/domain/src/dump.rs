@@ -56,7 +56,7 @@ impl fmt::Display for Dump {
         let Counters { pool_bytes, pool_peak_bytes, pool_grows, pool_shrinks, .. } = counters;
         writeln!(
             f,
-            "pools   {pool_bytes} bytes, {pool_peak_bytes} at most; {pool_grows} chunks made, \
+            "pools   {pool_bytes} bytes, peak {pool_peak_bytes}; {pool_grows} chunks made, \
              {pool_shrinks} freed"
         )?;
         for PoolUsage { slot_bytes, direction, chunks, slots, free_slots } in pools {

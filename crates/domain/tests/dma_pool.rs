@@ -175,7 +175,7 @@ fn an_exhausted_pool_says_so_and_finds_what_other_threads_keep() {
         );
         let usage = pool.usage();
         assert_eq!((usage.in_use, usage.cached, usage.free, usage.peak), (100, 0, 0, 100));
-        assert!(usage.to_string().ends_with("100 in use or cached at most"), "{usage}");
+        assert!(usage.to_string().ends_with("peak 100 in use or cached"), "{usage}");
         drop(elements);
     });
     assert_eq!(pool.usage().in_use, 0);

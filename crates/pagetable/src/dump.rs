@@ -37,7 +37,7 @@ pub struct Dump<'a, F, I: ?Sized> {
 pub enum Node {
     /// A slot that leads to a table, which is told next unless the visitor passes over it.
     Table {
-        /// The level of the slot.
+        /// The level of the slot; 0 is that of the smallest pages.
         level: u32,
         /// The slot.
         index: usize,
@@ -50,7 +50,7 @@ pub enum Node {
     Leaves(Leaves),
     /// A slot whose content the format reserves.
     Reserved {
-        /// The level of the slot.
+        /// The level of the slot; 0 is that of the smallest pages.
         level: u32,
         /// The slot.
         index: usize,

@@ -62,7 +62,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.map_up_to(iova, bus, len_bytes, prot, u64::BITS)
     }
 
-    /// Maps `count` pages of `page` bytes each.
+    /// Maps `count` times `page` bytes, in leaves of that size. If a table that was left over is in the
+    /// way of a leaf, smaller leaves are used there; [`reclaim`](Self::reclaim) takes such tables out.
     ///
     /// # Errors
     /// As [`map`](Self::map), and [`Error::PageSize`] where the format has no pages of that size.

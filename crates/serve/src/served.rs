@@ -326,7 +326,8 @@ impl Served {
 
     /// Finds a file that belongs to the one that is `named`, without opening it.
     fn locate(&self, named: &Path, path: &Path) -> io::Result<OwnedFd> {
-        let mut refused = io::Error::from(io::ErrorKind::NotFound);
+        let unserved = "it is beneath no directory that is served";
+        let mut refused = io::Error::new(io::ErrorKind::NotFound, unserved);
         for place in &self.places {
             let is_right = match &place.only {
                 Some(only) => named == place.path.join(only),

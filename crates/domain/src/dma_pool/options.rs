@@ -43,7 +43,7 @@ impl DmaPoolOptions {
     }
 
     /// Sets how many elements there may be, rounded up to whole chunks: a chunk has 2 MiB, or is as
-    /// long as this many elements if that is less.
+    /// long as this many elements if that is less, in whole granules.
     #[must_use]
     pub fn limit(self, elements: u64) -> Self {
         Self { limit: elements, ..self }

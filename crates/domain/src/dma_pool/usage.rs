@@ -35,7 +35,7 @@ impl fmt::Display for DmaPoolUsage {
         write!(
             f,
             "{element_len:>7} {direction:?}: {chunks} chunks, {elements} elements, {in_use} in use, \
-             {cached} cached, {free} free, {peak} in use or cached at most"
+             {cached} cached, {free} free, peak {peak} in use or cached"
         )
     }
 }

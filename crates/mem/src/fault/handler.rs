@@ -22,6 +22,9 @@ const SEGV_MTEAERR: c_int = 8;
 /// If it returns false, nothing was changed and the signal is the program's: no guard lives, or the
 /// signal was not caused by a copy of this crate.
 ///
+/// The kernel may call a handler several times for one copy: a copy that met a fault goes on byte by byte
+/// to find the first one that is missing.
+///
 /// It is async-signal-safe: it takes no lock, allocates nothing and makes no system call.
 ///
 /// # Safety

@@ -2,7 +2,7 @@
 //!
 //! Memory of others can vanish during a copy: a file behind a mapping is truncated (SIGBUS), a guest
 //! unmaps a page (SIGSEGV), a memory module reports a poisoned page (SIGBUS). While a
-//! [`FaultGuard`] lives, a copy that meets such a fault stops at the exact byte and returns it as an
+//! [`FaultGuard`] lives, a copy of [`copy`](crate::copy) that meets such a fault stops at the exact byte and returns it as an
 //! error; without a guard the signal ends the process as usual. It costs nothing where nothing
 //! faults: the copy is the same code with or without a guard.
 //!
