@@ -47,7 +47,8 @@ pub struct Packet {
     pub is_too_long: bool,
     /// The first of the descriptors that came with it, closed on exec.
     pub descriptors: Vec<OwnedFd>,
-    /// Whether it has more than one, or has one and none is left. The message is in the queue then.
+    /// Whether it has more than one, has one and none is left, or cannot be taken out of the queue. It is
+    /// in the queue then.
     pub descriptors_lost: bool,
 }
 
@@ -142,8 +143,18 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = retry_interrupted(|| Ok(rustix::net::accept_with(&listener, flags)?))?;
-    pass_rights_alone(&socket)?;
+    // If that fails, messages may look as if they had more descriptors than one.
+    let _ = pass_rights_alone(&socket);
     Ok(socket)
+}
+
+/// Takes the first message out of the queue. The kernel closes its descriptors, which must not be the last
+/// ones of their files.
+fn take(socket: impl AsFd) -> bool {
+    let received = || Ok(rustix::net::recv(&socket, &mut [0; 1], RecvFlags::DONTWAIT)?);
+    // A peer that closes its end before it has read everything causes an error, which is reported once,
+    // before the messages that are left.
+    (0..2).any(|_| retry_interrupted(received).is_ok())
 }
 
 /// Has messages that are received on a Unix socket come with no ancillary data but descriptors. Other data
@@ -257,12 +268,8 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
             descriptors.extend(rights);
         }
     }
-    let descriptors_lost = peeked.flags.contains(ReturnFlags::CTRUNC);
-    if !descriptors_lost {
-        // The kernel closes the descriptors in the queue, which are not the last ones.
-        let taken = || Ok(rustix::net::recv(&socket, &mut [0; 1], RecvFlags::DONTWAIT)?);
-        retry_interrupted(taken)?;
-    }
+    // From here on no error may drop the descriptor.
+    let descriptors_lost = peeked.flags.contains(ReturnFlags::CTRUNC) || !take(&socket);
     Ok(Packet {
         len_bytes: peeked.bytes,
         is_too_long: peeked.flags.contains(ReturnFlags::TRUNC),
@@ -445,6 +452,18 @@ mod tests {
         assert!(is_open(), "the others are in the queue");
         drop(ours);
         assert!(!is_open());
+    }
+
+    #[test]
+    fn a_message_is_taken_though_the_peer_closes_its_end_meanwhile() {
+        let (ours, theirs) = pair().unwrap();
+        let event = event_fd::create().unwrap();
+        send(&ours, b"not read", None).unwrap();
+        send(&theirs, b"x", Some(event.as_fd())).unwrap();
+        // After the message was looked at.
+        drop(theirs);
+        assert!(take(&ours), "the connection was reset");
+        assert_eq!(receive(&ours, &mut [0]).unwrap().len_bytes, 0, "it was the only one");
     }
 
     #[test]
