@@ -18,10 +18,10 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::answering::{is_answered_by_kernel, is_disposable};
@@ -86,13 +86,8 @@ pub fn may_receive(user: User) -> bool {
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
-    let (disposable, regular): (Vec<_>, Vec<_>) =
+    let (mut disposable, regular): (Vec<_>, Vec<_>) =
         files.into_iter().partition(|file| is_disposable(file));
-    let (mut empty, mut disposable): (Vec<_>, Vec<_>) =
-        disposable.into_iter().partition(has_ended_empty);
-    // None of these can hang, so they are not counted.
-    disposal::dispose(&mut empty);
-    disposable.append(&mut empty);
     lock().dispose(user, &mut disposable);
     let (local, mut others): (Vec<_>, Vec<_>) =
         regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
@@ -100,6 +95,18 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     others.append(&mut disposable);
     if !others.is_empty() {
         close_by_thread(user, others);
+    }
+}
+
+/// Closes a connection that no other process has, as [`close_without_waiting`] does. One that has ended with
+/// nothing in its queue cannot hang, so it is not counted.
+fn close_connection(user: User, connection: OwnedFd) {
+    let mut connection = vec![connection];
+    if connection.iter().all(has_ended_empty) {
+        disposal::dispose(&mut connection);
+    }
+    if !connection.is_empty() {
+        close_without_waiting(user, connection);
     }
 }
 
@@ -115,45 +122,72 @@ fn has_ended_empty(socket: &OwnedFd) -> bool {
         && is_at_end().or_else(|_| is_at_end()) == Ok(true)
 }
 
+/// The files for whose close no thread could be started.
+static LEFT: Mutex<Vec<(User, Vec<OwnedFd>)>> = Mutex::new(Vec::new());
+
+/// Closes files on a thread of their own, and those that are left from earlier calls. If there is no thread
+/// for them, they stay open, and count, until the next call.
 fn close_by_thread(user: User, files: Vec<OwnedFd>) {
-    let files = ManuallyDrop::new(files);
     lock().thread_began(user);
-    let close = move || {
-        drop(ManuallyDrop::into_inner(files));
-        lock().thread_ended(user);
-    };
-    // A failure leaks the files, and the count of them with it.
-    let _ = thread::Builder::new().name("longshore-close".to_owned()).spawn(close);
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.push((user, files));
+    while let Some((user, files)) = left.pop() {
+        let files = Arc::new(Mutex::new(files));
+        let taken = Arc::clone(&files);
+        let close = move || {
+            drop(take(&taken));
+            lock().thread_ended(user);
+        };
+        if thread::Builder::new().name("longshore-close".to_owned()).spawn(close).is_err() {
+            left.push((user, take(&files)));
+            return;
+        }
+    }
+}
+
+fn take(files: &Mutex<Vec<OwnedFd>>) -> Vec<OwnedFd> {
+    mem::take(&mut *files.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// A descriptor that an untrusted process has sent or is connected to. When this is dropped, the
 /// descriptor is closed without waiting, as [`close_without_waiting`] does.
-pub struct Disposable<T: Into<OwnedFd>>(ManuallyDrop<T>, User);
+///
+/// A byte that a peer sends out of band (`MSG_OOB`) is received like any other on a connection. Otherwise the
+/// kernel would drop it, and close the descriptors that came with it, on the thread that receives.
+pub struct Disposable<T: Into<OwnedFd>> {
+    file: ManuallyDrop<T>,
+    user: User,
+    /// `true` for a connection whose bytes out of band are in its queue, and of which no other process
+    /// has a descriptor, so that this stays so.
+    is_connection: bool,
+}
 
 impl<T: Into<OwnedFd> + AsFd> Disposable<T> {
-    /// Takes a socket, and counts its closing for the user at the other end.
+    /// Takes a socket that this process has made or accepted, and counts its closing for the user at the
+    /// other end.
     pub fn new(socket: T) -> Self {
         let user = User::of_peer(&socket);
-        Self::of_user(socket, user)
+        let is_connection = rustix::net::sockopt::set_socket_oobinline(&socket, true).is_ok();
+        Self { file: ManuallyDrop::new(socket), user, is_connection }
     }
 }
 
 impl<T: Into<OwnedFd>> Disposable<T> {
     /// Takes a descriptor, and counts its closing for `user`.
     pub fn of_user(descriptor: T, user: User) -> Self {
-        Self(ManuallyDrop::new(descriptor), user)
+        Self { file: ManuallyDrop::new(descriptor), user, is_connection: false }
     }
 
     /// Returns the user for whom the closing is counted.
     pub fn user(&self) -> User {
-        self.1
+        self.user
     }
 
     /// Returns the descriptor, which is closed like any other from then on.
     pub fn into_inner(self) -> T {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: neither `this` nor its field is used or dropped after that.
-        unsafe { ManuallyDrop::take(&mut this.0) }
+        unsafe { ManuallyDrop::take(&mut this.file) }
     }
 }
 
@@ -161,27 +195,31 @@ impl<T: Into<OwnedFd>> Deref for Disposable<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0
+        &self.file
     }
 }
 
 impl<T: Into<OwnedFd> + AsFd> AsFd for Disposable<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
 impl<T: Into<OwnedFd> + fmt::Debug> fmt::Debug for Disposable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.file.fmt(f)
     }
 }
 
 impl<T: Into<OwnedFd>> Drop for Disposable<T> {
     fn drop(&mut self) {
         // SAFETY: the field is not used after that.
-        let descriptor = unsafe { ManuallyDrop::take(&mut self.0) };
-        close_without_waiting(self.1, vec![descriptor.into()]);
+        let descriptor = unsafe { ManuallyDrop::take(&mut self.file) };
+        let descriptor = descriptor.into();
+        match self.is_connection {
+            true => close_connection(self.user, descriptor),
+            false => close_without_waiting(self.user, vec![descriptor]),
+        }
     }
 }
 
@@ -398,13 +436,46 @@ pub(crate) mod tests {
         std::io::Write::write_all(&mut &theirs, b"unread").unwrap();
         drop(theirs);
         assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
-        close_without_waiting(user, vec![ours.into()]);
+        close_connection(user, ours.into());
         assert_eq!(held(), 1);
         let (ours, _theirs) = UnixStream::pair().unwrap();
         ours.shutdown(std::net::Shutdown::Both).unwrap();
-        close_without_waiting(user, vec![ours.into()]);
+        close_connection(user, ours.into());
         assert_eq!(held(), 1, "it is closed by another thread");
+        // A socket that came from a peer may have a queue that looks empty.
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        ours.shutdown(std::net::Shutdown::Both).unwrap();
+        drop(Disposable::of_user(ours, user));
+        assert_eq!(held(), 2);
         lock().disposals.remove(&user);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_byte_out_of_band_is_in_the_queue_of_a_connection() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let ours = Disposable::new(ours);
+        let sent = rustix::net::send(&theirs, b"x", rustix::net::SendFlags::OOB);
+        if sent.is_err() {
+            return println!("SKIPPED: the kernel has no bytes out of band on Unix sockets");
+        }
+        drop(theirs);
+        assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
+        let mut byte = [0];
+        assert_eq!(std::io::Read::read(&mut &*ours, &mut byte).unwrap(), 1);
+        assert!(byte == *b"x" && has_ended_empty(&ours.try_clone().unwrap().into()));
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn files_without_a_thread_are_closed_later() {
+        let user = User(4_000_000_005);
+        let (reader, writer) = std::io::pipe().unwrap();
+        lock().thread_began(user);
+        LEFT.lock().unwrap().push((user, vec![writer.into()]));
+        close_by_thread(user, Vec::new());
+        assert_eq!(std::io::Read::read(&mut &reader, &mut [0]).unwrap(), 0);
+        wait_until(|| !lock().threads.contains_key(&user));
     }
 
     #[test]

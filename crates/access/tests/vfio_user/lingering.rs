@@ -87,6 +87,30 @@ fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
     served.stop();
 }
 
+/// The kernel closes what comes with a byte out of band on the thread that receives the next one, unless
+/// such bytes are received like others.
+#[test]
+fn a_socket_that_comes_out_of_band_holds_nothing_up() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let served = Served::new();
+    let stream = served.connect();
+    let (socket, _peer) = lingering();
+    let socket = OwnedFd::from(socket);
+    let rights = [socket.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+    let bytes = [std::io::IoSlice::new(b"x")];
+    if rustix::net::sendmsg(&stream, &bytes, &mut control, SendFlags::OOB).is_err() {
+        return println!("SKIPPED: the kernel has no bytes out of band on Unix sockets");
+    }
+    // The one in the queue is the last one.
+    drop(socket);
+    drop(stream);
+    served.client();
+    served.stop();
+}
+
 /// As a connection of a listener that a service manager made with this option.
 #[test]
 fn credentials_take_no_room_of_descriptors() {
