@@ -103,11 +103,11 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
 fn close_connection(user: User, connection: OwnedFd) {
     let mut connection = vec![connection];
     if connection.iter().all(has_ended_empty) {
+        // It is closed here if the kernel has no room for it now, which does not wait either.
         disposal::dispose(&mut connection);
+        return;
     }
-    if !connection.is_empty() {
-        close_without_waiting(user, connection);
-    }
+    close_without_waiting(user, connection);
 }
 
 /// Returns `true` if a socket is a Unix stream that was shut down, in the direction of this process at
