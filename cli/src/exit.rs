@@ -188,4 +188,14 @@ mod tests {
         codes.dedup();
         assert_eq!((codes.len(), told), (23, 23));
     }
+
+    #[test]
+    fn a_call_without_permission_has_the_code_of_that() {
+        let failed = |kind| {
+            let (operation, source) = ("locking a file".to_owned(), std::io::Error::from(kind));
+            code_of_serving(&serve::Error::Kernel { operation, source })
+        };
+        assert_eq!(failed(std::io::ErrorKind::PermissionDenied), 12);
+        assert_eq!(failed(std::io::ErrorKind::OutOfMemory), 1);
+    }
 }
