@@ -1,4 +1,4 @@
-//! What a report says of one thing.
+//! A line of the report.
 
 /// Whether something is there.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,8 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_access::Space;
-use longshore_sys::closing::Disposable;
-use longshore_sys::closing::User;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::descriptors;
 use longshore_sys::disposal;
 use longshore_sys::kept_descriptors;

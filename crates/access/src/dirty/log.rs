@@ -281,7 +281,7 @@ impl<A: Address> DirtyLog<A> {
     }
 
     /// Stops the log. `publish` as for [`start`](Self::start); after it nothing is marked any more.
-    /// What is marked stays so, and can be harvested. False where the log was not running. Other calls
+    /// Marked pages stay marked, and can be harvested. Returns `false` if the log was not running. Other calls
     /// wait for `publish` as for [`start`](Self::start).
     ///
     /// # Errors

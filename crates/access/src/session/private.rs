@@ -18,7 +18,7 @@ pub(crate) struct Private {
     pub(crate) arena: RefCell<Vec<Extent>>,
     /// The leases that the first of these extents have, because the slot was left meanwhile.
     pub(crate) leased: RefCell<Vec<u64>>,
-    /// Scopes whose translations nobody knows, so that the slot cannot be left within.
+    /// How many scopes are open whose translations are not recorded. The slot cannot be left within them.
     pub(super) untold: Cell<u32>,
 }
 

@@ -120,7 +120,7 @@ impl<'s> Batch<'s> {
     /// [`unmap_dirty`](Self::unmap_dirty), in ascending runs.
     ///
     /// # Errors
-    /// As [`finish`](Self::finish); they are told of later then.
+    /// As [`finish`](Self::finish); they are reported later then.
     pub fn finish_dirty(&mut self, visit: impl FnMut(AddrRange<Iova>)) -> Result<(), Error> {
         self.wait()?;
         runs_of(std::mem::take(&mut self.dirty)).for_each(visit);

@@ -15,8 +15,8 @@ use crate::region::PAGE_BYTES;
 impl Space {
     /// Tells `visit` of each page or block that maps any of `len_bytes` from `iova` and was written
     /// since it was mapped or its dirty bit was cleared; `clear` clears the bits, and nothing is lost
-    /// by that. What a live lease may write is told of each time. What was unmapped is not told of:
-    /// [`unmap_dirty`](Self::unmap_dirty) does.
+    /// by that. The pages that a live lease may write are reported each time. Pages that were unmapped
+    /// are not reported here, but by [`unmap_dirty`](Self::unmap_dirty).
     ///
     /// # Errors
     /// [`Error::Table`], where the space has no [`dirty_bits`](crate::SpaceConfig::dirty_bits);
@@ -55,8 +55,8 @@ impl Space {
     }
 
     /// Unmaps as [`unmap`](Self::unmap), and then tells `visit` of the pages that were written since
-    /// they were mapped or their dirty bits were cleared, in ascending runs. Blocks are told of whole,
-    /// and what was leased to be written as far as it was.
+    /// they were mapped or their dirty bits were cleared, in ascending runs. Blocks are reported whole,
+    /// and of leased memory the part that was leased to be written.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap); and [`Error::Table`] where the space has no

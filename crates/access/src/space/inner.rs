@@ -38,7 +38,7 @@ pub(crate) struct Inner {
     pub(super) frees_tables: AtomicBool,
 }
 
-/// What the safe door keeps.
+/// The regions that are attached, for the methods that keep them alive.
 #[derive(Default)]
 pub(super) struct State {
     /// By the region's address.
@@ -47,7 +47,7 @@ pub(super) struct State {
 
 pub(super) struct Kept {
     pub(super) attached: Arc<Attached>,
-    /// What is mapped of it, or was until the grace period that is going on.
+    /// How much of it is mapped, or was mapped until the current grace period.
     pub(super) mapped_bytes: u64,
 }
 
@@ -65,7 +65,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes entries out, without waiting, and tells of those that were dirty.
+    /// Takes entries out, without waiting, and reports those that were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
@@ -78,29 +78,29 @@ impl Inner {
         self.table.unmap_dirty(iova, len_bytes, gather, dirty).map_err(failed)
     }
 
-    /// Waits until nobody can use what was taken out of `ranges`, and frees tables.
+    /// Waits until no session can use the entries that were taken out of `ranges`, and frees tables.
     pub(crate) fn finish(&self, gather: TlbGather, ranges: &dyn Ranges) {
         let Ok(()) = self.table.finish(gather, &Flush { inner: self, ranges });
     }
 
-    /// That the safe door is open.
+    /// Returns an error if the space is changed by the `_raw` methods alone.
     pub(crate) fn check_door(&self) -> Result<(), Error> {
         if self.raw_only { Err(Error::RawOnly) } else { Ok(()) }
     }
 
     /// Returns when no session is in the middle of an access that was going on, and none has anything
-    /// in its TLB. What keeps one busy meanwhile is made to end where that can be done, and so are
-    /// leases of `ranges`, which may be what a session waits for.
+    /// in its TLB. Leases of `ranges` and calls that keep a session busy are asked to end, because a
+    /// session may wait for them.
     pub(crate) fn wait_for_sessions(&self, ranges: &dyn Ranges) {
         self.grace.wait_asking(|owner| self.leases.ask(ranges, Some(owner)));
     }
 
-    /// The safe door.
+    /// Locks the regions that are attached.
     pub(crate) fn lock_windows(&self) -> Locked<'_> {
         Locked { inner: self, state: self.lock() }
     }
 
-    /// That `logs` have bits for each region that is attached, while this is held.
+    /// Checks that `logs` have bits for each region that is attached, which stays so while this is held.
     pub(crate) fn check_attached(&self, logs: &Logs) -> Result<Locked<'_>, Error> {
         let state = self.lock();
         state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))?;
@@ -122,19 +122,19 @@ impl Inner {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.locks.fetch_add(1, Ordering::Relaxed);
-        // What is done under the lock does not panic halfway.
+        // Code under the lock does not panic halfway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What an unmapping has taken of a region.
+/// How much of a region an unmapping has taken.
 #[derive(Debug)]
 pub(crate) struct Taken {
     region: usize,
     len_bytes: u64,
 }
 
-/// The safe door, held.
+/// The lock of the regions that are attached.
 pub(crate) struct Locked<'a> {
     inner: &'a Inner,
     #[expect(dead_code, reason = "held, not looked at")]
@@ -142,8 +142,8 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Takes entries out, without waiting, notes what they had of each region, and tells of those that
-    /// were dirty.
+    /// Takes entries out, without waiting, notes how much of each region they mapped, and reports those
+    /// that were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,

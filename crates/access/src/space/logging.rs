@@ -58,7 +58,7 @@ impl Inner {
         }
     }
 
-    /// Notes all that may be written through leases that live: nobody knows what was.
+    /// Notes all bytes that may be written through live leases, because their writes are not seen.
     fn log_leases(&self) {
         if self.logs.are_on() {
             for written in self.leases.written().iter().flat_map(|written| &**written) {
@@ -144,18 +144,18 @@ impl Space {
         Ok(())
     }
 
-    /// Marks in the logs that are set all that may be written through leases that live: nobody knows
-    /// what was. A harvest does so by itself. A log that another process reads
+    /// Marks in the logs all bytes that may be written through live leases, because their writes are
+    /// not seen. A harvest does so by itself. A log that another process reads
     /// ([`ExternalLog`](crate::dirty::ExternalLog)) has a lease's writes otherwise only when the lease
-    /// is dropped: call this before that process is told that the device has stopped, if a lease may
+    /// is dropped: call this before that process is notified that the device has stopped, if a lease may
     /// live on.
     pub fn log_leases(&self) {
         self.inner.log_leases();
     }
 
     /// Tells `visit` of what `log` has of `range`, and unmarks it: [`DirtyLog::harvest`] with this
-    /// space's grace period. What a live lease may write is told of each time, as the pages that a
-    /// driver in the kernel has pinned for a device are.
+    /// space's grace period. The pages that a live lease may write are reported each time, as those that a
+    /// driver in the kernel has pinned for a device.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
