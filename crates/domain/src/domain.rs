@@ -17,10 +17,10 @@ use crate::dma_pool::shared::Shared as DmaShared;
 use crate::dump::Dump;
 use crate::error::{Error, Failed};
 use crate::iova::{IovaAllocator, Iovas, Placement};
-use crate::keeper;
 use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
+use crate::pool::reclaim_thread::{self, Reclaim};
 use crate::pool::{NotFreed, Pools, budget};
 use crate::trace::span;
 use crate::watch::{Misuse, Watch};
@@ -34,7 +34,7 @@ pub struct Domain {
     inner: Arc<Inner>,
 }
 
-/// What a domain is; the keeper has it, too.
+/// The state of a domain, which its pools and the reclaim thread share.
 pub(crate) struct Inner {
     pub(crate) core: Core,
     pub(crate) pools: Pools,
@@ -45,7 +45,7 @@ pub(crate) struct Inner {
     pub(crate) policy: Policy,
     pub(crate) tallies: Tallies,
     doors: Mutex<Vec<Weak<Shelved>>>,
-    /// After how long what no transfer uses is freed.
+    /// The time after which chunks that no transfer uses are freed.
     idle: Option<Duration>,
     /// Where mappings are looked at while a program is tested.
     pub(crate) watch: Option<Watch>,
@@ -207,7 +207,8 @@ impl Builder {
             domain.use_calibration();
         }
         if self.idle.is_some() {
-            keeper::add(&domain.inner);
+            let state: Weak<Inner> = Arc::downgrade(&domain.inner);
+            reclaim_thread::add(state);
         }
         domain
     }
@@ -385,49 +386,6 @@ impl Domain {
 }
 
 impl Inner {
-    /// Shrinks as [`Domain::shrink`] does, without a span: the reclaim thread calls this, and a
-    /// subscriber may drop the domain, which waits for that thread.
-    pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
-        let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
-        for door in doors {
-            door.claim(|kept| kept.clear(self));
-        }
-        let mut freed_bytes = self.pools.shrink(&self.core, idle)?;
-        for pool in self.dma_pools() {
-            freed_bytes += pool.shrink(idle)?;
-        }
-        Ok(freed_bytes)
-    }
-
-    /// Frees the chunks that nothing can use any more: idle ones of DMA pools that were dropped, and
-    /// bounce buffers if the domain was.
-    ///
-    /// # Errors
-    /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
-    pub(crate) fn end(&self) -> Result<(), BackendError> {
-        self.dma_pools().iter().try_for_each(|pool| pool.end().map(drop))?;
-        while self.is_dropped.load(Ordering::Acquire) {
-            match self.pools.shrink(&self.core, Duration::ZERO) {
-                Ok(_) => break,
-                Err(NotFreed::Kept(error)) => return Err(error),
-                // Nothing can report it: the domain was dropped.
-                Err(NotFreed::Leaked(_)) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns true if the calling thread waits for itself when it waits for another thread to unmap
-    /// memory of this domain.
-    pub(crate) fn is_held_by_caller(&self) -> bool {
-        self.core.limits.usable.iter().any(|range| self.core.backend.check_unmap(*range).is_err())
-    }
-
-    /// Whether there are chunks that are to be freed some day.
-    pub(crate) fn may_shrink(&self) -> bool {
-        self.pools.held_bytes() != 0 || self.dma_pools().iter().any(|pool| pool.may_shrink())
-    }
-
     pub(crate) fn add_dma_pool(&self, pool: &Arc<DmaShared>) {
         let mut pools = self.dma_pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| pool.strong_count() != 0);
@@ -440,26 +398,60 @@ impl Inner {
         pools.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// After how long what no transfer uses is freed.
-    pub(crate) fn idle(&self) -> Option<Duration> {
+    fn lock_doors(&self) -> MutexGuard<'_, Vec<Weak<Shelved>>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reclaim for Inner {
+    fn idle(&self) -> Option<Duration> {
         self.idle
     }
 
-    fn lock_doors(&self) -> MutexGuard<'_, Vec<Weak<Shelved>>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
+        let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
+        for door in doors {
+            door.claim(|kept| kept.clear(self));
+        }
+        let mut freed_bytes = self.pools.shrink(&self.core, idle)?;
+        for pool in self.dma_pools() {
+            freed_bytes += pool.shrink(idle)?;
+        }
+        Ok(freed_bytes)
+    }
+
+    fn may_shrink(&self) -> bool {
+        self.pools.held_bytes() != 0 || self.dma_pools().iter().any(|pool| pool.may_shrink())
+    }
+
+    fn end(&self) -> Result<(), BackendError> {
+        self.dma_pools().iter().try_for_each(|pool| pool.end().map(drop))?;
+        while self.is_dropped.load(Ordering::Acquire) {
+            match self.pools.shrink(&self.core, Duration::ZERO) {
+                Ok(_) => break,
+                Err(NotFreed::Kept(error)) => return Err(error),
+                // Nothing can report it: the domain was dropped.
+                Err(NotFreed::Leaked(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is_held_by_caller(&self) -> bool {
+        self.core.limits.usable.iter().any(|range| self.core.backend.check_unmap(*range).is_err())
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
         // From here on only DMA pools have what is inside.
-        keeper::remove(&self.inner);
+        reclaim_thread::remove(&*self.inner);
         if let Some(watch) = &self.inner.watch {
             watch.end();
         }
         self.inner.is_dropped.store(true, Ordering::Release);
         if self.inner.end().is_err() {
-            keeper::end_later(&self.inner);
+            reclaim_thread::end_later(Arc::clone(&self.inner) as _);
         }
     }
 }

@@ -78,8 +78,6 @@ mod error;
 #[cfg(not(loom))]
 pub mod iova;
 #[cfg(not(loom))]
-mod keeper;
-#[cfg(not(loom))]
 mod local;
 #[cfg(not(loom))]
 mod mapping;

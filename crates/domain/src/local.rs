@@ -21,6 +21,7 @@ use crate::policy::WhenFull;
 use crate::pool::PoolError;
 use crate::pool::chunk::{Kind, Slot};
 use crate::pool::magazines::{self, Magazines, Refill};
+use crate::pool::reclaim_thread::Reclaim as _;
 use longshore_sync::Barrier;
 use longshore_sync::Biased;
 

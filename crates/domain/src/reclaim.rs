@@ -7,6 +7,7 @@ use longshore_mem::AddrRange;
 
 use crate::backend::BackendError;
 use crate::domain::Domain;
+use crate::pool::reclaim_thread::Reclaim as _;
 use crate::trace::span;
 
 /// What [`Domain::reclaim`] has freed.

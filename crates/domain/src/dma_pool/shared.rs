@@ -23,10 +23,10 @@ use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Inner;
 use crate::error::Error;
-use crate::keeper;
 use crate::pool::budget;
 use crate::pool::chunk::{Chunk, Slot};
 use crate::pool::layout::Layout;
+use crate::pool::reclaim_thread;
 use crate::pool::shelf::{self, Chunks};
 use crate::pool::{NotFreed, PoolError};
 use crate::trace::span;
@@ -199,7 +199,7 @@ impl Shared {
         books.take(to);
         drop(books);
         if self.may_shrink() {
-            keeper::wake();
+            reclaim_thread::wake();
         }
         Ok(())
     }
@@ -347,7 +347,7 @@ impl Shared {
     /// The same, by the reclaim thread if this thread cannot unmap one of them now.
     fn end_or_later(&self) -> u64 {
         self.end().unwrap_or_else(|_| {
-            keeper::end_later(&self.domain);
+            reclaim_thread::end_later(Arc::clone(&self.domain) as _);
             0
         })
     }

@@ -19,6 +19,7 @@ pub(crate) mod chunk;
 pub(crate) mod classes;
 pub(crate) mod layout;
 pub(crate) mod magazines;
+pub(crate) mod reclaim_thread;
 pub(crate) mod shelf;
 
 use std::fmt;
@@ -32,7 +33,7 @@ use crate::backend::BackendError;
 use crate::core::Core;
 use crate::direction::Direction;
 use crate::iova::IovaError;
-use crate::keeper;
+
 use crate::trace::span;
 use crate::undo::Undo;
 use budget::Budget;
@@ -187,7 +188,7 @@ impl Pools {
         let taken = books.shelf.take(count, &mut to);
         debug_assert!(taken > 0, "a new chunk has free slots");
         drop(books);
-        keeper::wake();
+        reclaim_thread::wake();
         Ok(())
     }
 
