@@ -20,8 +20,9 @@ use crate::iova::{IovaAllocator, Iovas, Placement};
 use crate::local::{Local, Shelved};
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
+use crate::pool::error::NotFreed;
 use crate::pool::reclaim_thread::{self, Reclaim};
-use crate::pool::{NotFreed, Pools, budget};
+use crate::pool::{Pools, budget};
 use crate::trace::span;
 use crate::watch::{Misuse, Watch};
 

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::backend::BackendError;
 use crate::iova::IovaError;
-use crate::pool::PoolError;
+use crate::pool::error::PoolError;
 
 /// Why a domain could not do what was asked. Nothing has changed then.
 #[derive(Debug, Error)]

@@ -18,8 +18,9 @@ use crate::error::Failed;
 use crate::iova::IovaCache;
 use crate::mapping::Mapping;
 use crate::policy::WhenFull;
-use crate::pool::PoolError;
-use crate::pool::chunk::{Kind, Slot};
+use crate::pool::chunk::Slot;
+use crate::pool::error::PoolError;
+use crate::pool::kind::Kind;
 use crate::pool::magazines::{self, Magazines, Refill};
 use crate::pool::reclaim_thread::Reclaim as _;
 use longshore_sync::Barrier;
@@ -195,8 +196,9 @@ pub(crate) mod sealed {
     use super::{Domain, Inner, Local};
     use crate::counters::Event;
     use crate::iova::{IovaError, IovaRange, Placement};
-    use crate::pool::PoolError;
-    use crate::pool::chunk::{Kind, Slot};
+    use crate::pool::chunk::Slot;
+    use crate::pool::error::PoolError;
+    use crate::pool::kind::Kind;
 
     /// An argument that no other crate can make.
     ///

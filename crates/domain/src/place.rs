@@ -16,7 +16,8 @@ use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::pieces::check_unmap;
 use crate::policy::Route;
-use crate::pool::chunk::{Kind, Slot};
+use crate::pool::chunk::Slot;
+use crate::pool::kind::Kind;
 use crate::ragged::Ragged;
 use crate::scoped::is_borrowed;
 

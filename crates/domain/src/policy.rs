@@ -6,8 +6,8 @@ use std::time::Duration;
 use longshore_mem::Granule;
 
 use crate::direction::Direction;
-use crate::pool::chunk::Kind;
 use crate::pool::classes::Class;
+use crate::pool::kind::Kind;
 
 /// When a transfer is copied through memory that stays mapped, instead of being mapped itself.
 ///

@@ -24,8 +24,9 @@ use crate::iova::IovaRange;
 use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::pieces::{Partly, map_all, unmap_all};
-use crate::pool::chunk::{Kind, Slot};
+use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
+use crate::pool::kind::Kind;
 use crate::synced::Elsewhere;
 use crate::watch::Slack;
 

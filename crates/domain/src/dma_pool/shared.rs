@@ -25,10 +25,10 @@ use crate::domain::Inner;
 use crate::error::Error;
 use crate::pool::budget;
 use crate::pool::chunk::{Chunk, Slot};
+use crate::pool::error::{NotFreed, PoolError};
 use crate::pool::layout::Layout;
 use crate::pool::reclaim_thread;
 use crate::pool::shelf::{self, Chunks};
-use crate::pool::{NotFreed, PoolError};
 use crate::trace::span;
 use crate::undo::Undo;
 

@@ -9,21 +9,14 @@ use std::time::Instant;
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
-use super::PoolError;
-use super::classes::Class;
+use super::error::PoolError;
+use super::kind::Kind;
 use super::layout::Layout;
 use crate::backend::{BackendError, Piece};
 use crate::core::Core;
 use crate::direction::Direction;
 use crate::iova::{IovaRange, Placement};
 use crate::undo::Undo;
-
-/// What bounce slots are alike in: their size, and what a device may do with them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    pub(crate) class: Class,
-    pub(crate) direction: Direction,
-}
 
 /// A part of a chunk, which its owner alone has. Not `Clone`: its holder has the bytes.
 ///

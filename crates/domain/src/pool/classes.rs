@@ -34,6 +34,12 @@ impl Class {
         }
     }
 
+    /// The smallest class that `len_bytes` fit into, in granules of `2^granule_log2` bytes.
+    #[inline]
+    pub(crate) fn of_bytes(len_bytes: u64, granule_log2: u8) -> Option<Self> {
+        Self::of(len_bytes.div_ceil(1 << granule_log2))
+    }
+
     /// From the smallest on.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..COUNT as u8).map(Self)

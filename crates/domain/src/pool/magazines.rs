@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::chunk::{Kind, Slot};
-use super::{KINDS, PoolError, Pools};
+use super::Pools;
+use super::chunk::Slot;
+use super::error::PoolError;
+use super::kind::{KINDS, Kind};
 use crate::core::Core;
 
 /// Slots of one kind that are kept at most, and granules that they may have together.

@@ -17,6 +17,8 @@
 pub(crate) mod budget;
 pub(crate) mod chunk;
 pub(crate) mod classes;
+pub(crate) mod error;
+pub(crate) mod kind;
 pub(crate) mod layout;
 pub(crate) mod magazines;
 pub(crate) mod reclaim_thread;
@@ -27,86 +29,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thiserror::Error;
-
-use crate::backend::BackendError;
 use crate::core::Core;
 use crate::direction::Direction;
-use crate::iova::IovaError;
 
 use crate::trace::span;
 use crate::undo::Undo;
 use budget::Budget;
-use chunk::{Bounced, Chunk, Kind, Slot};
+use chunk::{Bounced, Chunk, Slot};
 use classes::Class;
+use error::{NotFreed, PoolError};
+use kind::{DIRECTIONS, KINDS, Kind};
 use layout::Layout;
 use shelf::{Chunks, Stock};
-
-/// Why a pool could not grow.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// The domain's pools, or those of the process, have as much as they may.
-    #[error(
-        "bounce buffers and DMA pools have {held_bytes:#x} bytes of the {limit_bytes:#x} they may \
-         have; let transfers end, or raise the limit"
-    )]
-    Limit {
-        /// What they have.
-        held_bytes: u64,
-        /// What they may have.
-        limit_bytes: u64,
-    },
-    /// All elements of a DMA pool are in use, and it has as many as it may.
-    #[error(
-        "all {elements} elements of {element_len} bytes of a DMA pool are in use; drop some, or make \
-         the pool with a higher limit"
-    )]
-    Exhausted {
-        /// How many elements there may be.
-        elements: u64,
-        /// The length of one.
-        element_len: u64,
-    },
-    /// There is no memory for a chunk.
-    #[error("memory for bounce buffers or a DMA pool: {0}")]
-    Memory(#[source] longshore_heap::Error),
-    /// There are no addresses for a chunk.
-    #[error("IOVAs for bounce buffers or a DMA pool: {0}")]
-    Iova(#[source] IovaError),
-    /// The backend does not map a chunk.
-    #[error("mapping bounce buffers or a DMA pool: {0}")]
-    Backend(#[source] BackendError),
-}
-
-const DIRECTIONS: [Direction; 3] =
-    [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
-
-/// How many kinds of slots there are.
-pub(crate) const KINDS: usize = DIRECTIONS.len() * classes::COUNT;
-
-impl Kind {
-    pub(crate) fn index(self) -> usize {
-        self.direction as usize * classes::COUNT + self.class.index()
-    }
-}
-
-/// Why a chunk was not freed.
-#[derive(Debug)]
-pub(crate) enum NotFreed {
-    /// This thread cannot unmap it now. Nothing has changed, so it can be freed later.
-    Kept(BackendError),
-    /// It may be mapped still, so it is never used again.
-    Leaked(BackendError),
-}
-
-impl From<NotFreed> for BackendError {
-    fn from(error: NotFreed) -> Self {
-        match error {
-            NotFreed::Kept(error) | NotFreed::Leaked(error) => error,
-        }
-    }
-}
 
 /// The bounce buffers of one size and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,13 +240,5 @@ impl fmt::Debug for Pools {
             .field("held_bytes", &self.held_bytes())
             .field("peak_bytes", &self.peak_bytes())
             .finish_non_exhaustive()
-    }
-}
-
-impl Class {
-    /// The class of `len_bytes` in granules of so many bits.
-    #[inline]
-    pub(crate) fn of_bytes(len_bytes: u64, granule_log2: u8) -> Option<Self> {
-        Self::of(len_bytes.div_ceil(1 << granule_log2))
     }
 }

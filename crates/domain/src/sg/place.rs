@@ -20,8 +20,9 @@ use crate::local::sealed::Seal;
 use crate::local::{Door, await_slot};
 use crate::pieces::{Partly, map_all};
 use crate::policy::WhenFull;
-use crate::pool::chunk::{Kind, Slot};
+use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
+use crate::pool::kind::Kind;
 use crate::scoped::abort;
 
 pub(super) enum Place {

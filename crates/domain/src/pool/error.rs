@@ -1,0 +1,60 @@
+//! Why pools could not grow or shrink.
+
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::iova::IovaError;
+
+/// Why a pool could not grow.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The domain's pools, or those of the process, have as much as they may.
+    #[error(
+        "bounce buffers and DMA pools have {held_bytes:#x} bytes of the {limit_bytes:#x} they may \
+         have; let transfers end, or raise the limit"
+    )]
+    Limit {
+        /// What they have.
+        held_bytes: u64,
+        /// What they may have.
+        limit_bytes: u64,
+    },
+    /// All elements of a DMA pool are in use, and it has as many as it may.
+    #[error(
+        "all {elements} elements of {element_len} bytes of a DMA pool are in use; drop some, or make \
+         the pool with a higher limit"
+    )]
+    Exhausted {
+        /// How many elements there may be.
+        elements: u64,
+        /// The length of one.
+        element_len: u64,
+    },
+    /// There is no memory for a chunk.
+    #[error("memory for bounce buffers or a DMA pool: {0}")]
+    Memory(#[source] longshore_heap::Error),
+    /// There are no addresses for a chunk.
+    #[error("IOVAs for bounce buffers or a DMA pool: {0}")]
+    Iova(#[source] IovaError),
+    /// The backend does not map a chunk.
+    #[error("mapping bounce buffers or a DMA pool: {0}")]
+    Backend(#[source] BackendError),
+}
+
+/// Why a chunk was not freed.
+#[derive(Debug)]
+pub(crate) enum NotFreed {
+    /// This thread cannot unmap it now. Nothing has changed, so it can be freed later.
+    Kept(BackendError),
+    /// It may be mapped still, so it is never used again.
+    Leaked(BackendError),
+}
+
+impl From<NotFreed> for BackendError {
+    fn from(error: NotFreed) -> Self {
+        match error {
+            NotFreed::Kept(error) | NotFreed::Leaked(error) => error,
+        }
+    }
+}
