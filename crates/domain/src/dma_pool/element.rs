@@ -10,8 +10,8 @@ use longshore_mem::isa::Path;
 use longshore_mem::volatile::{OutOfBounds, VolatileSlice, VolatileSliceMut};
 use longshore_mem::with_path;
 
-use super::cache;
 use super::shared::Spare;
+use super::threads;
 
 /// An element of a [`DmaPool`](crate::DmaPool), or a part of one, with exclusive access for this
 /// process.
@@ -246,7 +246,7 @@ impl Drop for Part {
     fn drop(&mut self) {
         if self.element.state().refs.end() {
             // SAFETY: this was the last, and is not used again.
-            cache::keep(unsafe { self.element.share() });
+            threads::keep(unsafe { self.element.share() });
         }
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod refs;
 pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod usage;
 
 use std::fmt;
@@ -134,10 +135,7 @@ impl DmaPool {
     /// [`Error::Pool`], as [`take`](Self::take).
     #[inline]
     pub fn take_unzeroed(&self) -> Result<DmaElement, Error> {
-        match cache::take(&self.shared) {
-            Some(element) => Ok(DmaElement::whole(element)),
-            None => Ok(DmaElement::whole(self.shared.refill()?)),
-        }
+        Ok(DmaElement::whole(threads::take(&self.shared)?))
     }
 
     /// Returns the length of an element in bytes.

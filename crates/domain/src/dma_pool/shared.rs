@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::cache::{self, Cache};
+use super::cache::Cache;
 use super::options::DmaPoolOptions;
 use super::refs::Refs;
 use super::usage::DmaPoolUsage;
@@ -89,12 +89,12 @@ struct More {
 
 #[derive(Default)]
 struct Caches {
-    of_threads: Vec<Weak<Cache>>,
+    of_threads: Vec<Weak<Cache<Spare>>>,
     is_closed: bool,
 }
 
 /// The most elements that a thread keeps, and the most bytes they have; but two at least.
-const CACHED_MAX: usize = 64;
+pub(super) const CACHED_MAX: usize = 64;
 const CACHED_BYTES: u64 = 256 << 10;
 
 impl Shared {
@@ -156,7 +156,7 @@ impl Shared {
 
     /// Has a thread's cache emptied when elements are needed or the pool is dropped. Returns false if
     /// it was dropped already.
-    pub(super) fn register(&self, cache: &Arc<Cache>) -> bool {
+    pub(super) fn register(&self, cache: &Arc<Cache<Spare>>) -> bool {
         let mut caches = lock(&self.caches);
         if !caches.is_closed {
             caches.of_threads.retain(|cache| cache.strong_count() != 0);
@@ -165,20 +165,8 @@ impl Shared {
         !caches.is_closed
     }
 
-    /// An element for a thread that keeps none, which keeps some more then.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn refill(self: &Arc<Self>) -> Result<Spare, PoolError> {
-        let mut taken = [const { None }; CACHED_MAX.div_ceil(2)];
-        self.take(&mut taken[..self.cached_max.div_ceil(2)])?;
-        let mut taken = taken.into_iter().flatten();
-        let first = taken.next().expect("one was taken at least");
-        taken.for_each(cache::keep);
-        Ok(first)
-    }
-
     /// Takes as many elements as `to` has room for, or fewer, but one at least.
-    fn take(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
+    pub(super) fn take(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
         if self.chunks.lock().take(to) {
             return Ok(());
         }

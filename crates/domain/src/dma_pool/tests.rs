@@ -81,7 +81,7 @@ fn a_thread_forgets_pools_that_are_gone() {
     for _ in 0..10 {
         let pool = domain.dma_pool(64, 64, DmaPoolOptions::new().limit(1)).unwrap();
         drop(pool.take().unwrap());
-        assert_eq!(cache::count(), 1);
+        assert_eq!(threads::count(), 1);
     }
     assert_eq!(process_is_at_rest(&domain), (0, 0));
 }
