@@ -62,7 +62,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
         if let Some(first) = self.ranges.first() {
             let len_bytes = self.ranges.iter().map(|range| range.len_bytes()).sum();
             // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
-            let unmapped = unsafe { self.door.inner().core.backend.unmap(&self.ranges) };
+            let unmapped = unsafe { self.door.state().core.backend.unmap(&self.ranges) };
             unmapped.map_err(|source| Error::Backend {
                 operation: "unmapping a batch of",
                 iova: first.start(),

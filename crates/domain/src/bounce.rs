@@ -10,8 +10,8 @@ use longshore_mem::isa::Path;
 use longshore_mem::with_path;
 
 use crate::direction::Direction;
-use crate::domain::Inner;
 use crate::pool::chunk::Slot;
+use crate::state::State;
 
 /// Copies `len_bytes` from `from` to a slot, `offset` bytes behind its start. The other bytes that the
 /// device could read in the slot are zero then.
@@ -106,9 +106,9 @@ pub(crate) unsafe fn copy_out(
 
 /// The slot after a transfer: what the device could write is perhaps written.
 #[inline]
-pub(crate) fn used(mut slot: Slot, inner: &Inner) -> Slot {
+pub(crate) fn used(mut slot: Slot, state: &State) -> Slot {
     if slot.kind().direction != Direction::ToDevice {
-        let bytes = slot.kind().class.granules() * inner.core.limits.granule.bytes();
+        let bytes = slot.kind().class.granules() * state.core.limits.granule.bytes();
         slot.set_stale_bytes(bytes);
     }
     slot

@@ -1,7 +1,6 @@
 //! From which length on a transfer is better mapped than copied: measured, on this backend and machine.
 #![expect(unsafe_code, reason = "maps parts of a buffer that it keeps")]
 
-use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,36 +9,14 @@ use std::time::{Duration, Instant};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{DmaMemory, FileOffset};
 
+use crate::calibration::{Calibration, Step};
 use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::Error;
 use crate::local::Local;
 use crate::mapping::Mapping;
-use crate::policy::Bounce;
 use crate::pool::classes;
 use crate::trace::span;
-
-/// What a domain's mappings cost, and what follows for its bounce buffers.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Calibration {
-    /// By length, ascending.
-    pub steps: Vec<Step>,
-    /// What is best by that: for [`Domain::set_bounce`].
-    pub bounce: Bounce,
-}
-
-/// What transfers of one length cost, towards the device, made and taken back by one thread.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Step {
-    /// How long they are, in bytes.
-    pub len_bytes: u64,
-    /// Each, through a bounce buffer.
-    pub bounced: Duration,
-    /// Each, mapped itself.
-    pub mapped: Duration,
-}
 
 /// The first bytes of a buffer. Each mapping keeps the buffer, so that it outlives one that cannot be
 /// unmapped and is leaked.
@@ -84,7 +61,7 @@ impl Domain {
     /// # Errors
     /// [`Error`], where there is no memory, or the backend does not map.
     pub fn calibrate(&self) -> Result<Calibration, Error> {
-        let _span = span!("calibrate", backend = self.inner().core.backend.name());
+        let _span = span!("calibrate", backend = self.state().core.backend.name());
         let granule_bytes = self.limits().granule.bytes();
         let most_bytes = classes::LARGEST * granule_bytes;
         let mut buffer = Heap::Memfd.allocate(most_bytes).map_err(Error::Memory)?;
@@ -101,8 +78,7 @@ impl Domain {
             steps.push(Step { len_bytes, bounced, mapped });
             len_bytes *= 2;
         }
-        let bounce = best(&steps);
-        Ok(Calibration { steps, bounce })
+        Ok(Calibration::new(steps))
     }
 }
 
@@ -115,7 +91,7 @@ impl Domain {
     /// Bounces what is best bounced on this kind of backend. The domain is as new afterwards, and where
     /// the backend does not map, that is for whoever asks for a mapping to learn.
     pub(crate) fn use_calibration(&self) {
-        let name = self.inner().core.backend.name();
+        let name = self.state().core.backend.name();
         let measured = || MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
         let find = |measured: &[(&str, Arc<Calibration>)]| {
             measured.iter().find(|known| known.0 == name).map(|known| Arc::clone(&known.1))
@@ -124,8 +100,8 @@ impl Domain {
         let calibration = known.or_else(|| {
             let calibration = Arc::new(self.calibrate().ok()?);
             let _ = self.shrink(Duration::ZERO);
-            self.inner().tallies.forget();
-            self.inner().pools.forget();
+            self.state().tallies.forget();
+            self.state().pools.forget();
             let mut measured = measured();
             find(&measured).or_else(|| {
                 measured.push((name, Arc::clone(&calibration)));
@@ -134,7 +110,7 @@ impl Domain {
         });
         if let Some(calibration) = calibration {
             self.set_bounce(calibration.bounce);
-            let _ = self.inner().calibration.set(calibration);
+            let _ = self.state().calibration.set(calibration);
         }
     }
 }
@@ -158,32 +134,6 @@ fn each<'l, 'd: 'l>(
     Ok(best)
 }
 
-/// Bounces up to the longest transfer for which that was faster by a quarter, it and all that are
-/// shorter. Where they cost about the same, nothing is won by a copy, and what is chosen should not
-/// depend on chance.
-fn best(steps: &[Step]) -> Bounce {
-    let is_faster = |step: &&Step| step.bounced * 5 <= step.mapped * 4;
-    let faster = steps.iter().take_while(is_faster).last();
-    match faster {
-        Some(step) => Bounce::Below(step.len_bytes + 1),
-        None => Bounce::Never,
-    }
-}
-
-impl fmt::Display for Calibration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:>10}  {:>12}  {:>12}", "bytes", "bounced, ns", "mapped, ns")?;
-        for Step { len_bytes, bounced, mapped } in &self.steps {
-            writeln!(f, "{len_bytes:>10}  {:>12}  {:>12}", bounced.as_nanos(), mapped.as_nanos())?;
-        }
-        match self.bounce {
-            Bounce::Below(bytes) => write!(f, "best bounced: up to {} bytes", bytes - 1),
-            Bounce::Never => f.write_str("best bounced: nothing that can be mapped"),
-            Bounce::Always => f.write_str("best bounced: all that fits"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -193,23 +143,8 @@ mod tests {
     use longshore_pagetable::Prot;
 
     use super::*;
+    use crate::Bounce;
     use crate::backend::{Backend, BackendError, Limits, Piece, Soft};
-
-    fn step(len_bytes: u64, bounced_ns: u64, mapped_ns: u64) -> Step {
-        let (bounced, mapped) = (Duration::from_nanos(bounced_ns), Duration::from_nanos(mapped_ns));
-        Step { len_bytes, bounced, mapped }
-    }
-
-    #[test]
-    fn what_is_faster_is_chosen_up_to_the_first_that_is_not() {
-        assert_eq!(best(&[step(4096, 50, 40), step(8192, 50, 60)]), Bounce::Never);
-        assert_eq!(best(&[step(4096, 50, 60)]), Bounce::Never);
-        let steps = [step(4096, 50, 900), step(8192, 90, 900), step(16_384, 990, 900)];
-        assert_eq!(best(&steps), Bounce::Below(8193));
-        assert_eq!(best(&steps[..2]), Bounce::Below(8193));
-        let text = Calibration { steps: steps.to_vec(), bounce: best(&steps) }.to_string();
-        assert!(text.contains("16384") && text.ends_with("up to 8192 bytes"), "{text}");
-    }
 
     #[test]
     fn every_length_is_measured_and_nothing_stays_mapped() {

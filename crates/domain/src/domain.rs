@@ -1,28 +1,26 @@
 //! A device's view of memory.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::Batch;
-use crate::calibrate::Calibration;
+use crate::calibration::Calibration;
 use crate::core::Core;
-use crate::counters::{Counters, Tallies};
+use crate::counters::Counters;
 use crate::direction::Direction;
-use crate::dma_pool::shared::Shared as DmaShared;
 use crate::dump::Dump;
 use crate::error::{Error, Failed};
 use crate::iova::{IovaAllocator, Iovas, Placement};
-use crate::local::{Local, Shelved};
+use crate::local::Local;
 use crate::mapping::Mapping;
 use crate::policy::{Bounce, Policy, WhenFull};
-use crate::pool::error::NotFreed;
 use crate::pool::reclaim_thread::{self, Reclaim};
 use crate::pool::{Pools, budget};
+use crate::state::State;
 use crate::trace::span;
 use crate::watch::{Misuse, Watch};
 
@@ -32,26 +30,7 @@ use crate::watch::{Misuse, Watch};
 /// It is shared by any number of threads. A thread that maps much opens a door of its own
 /// ([`local`](Self::local)), which takes no lock.
 pub struct Domain {
-    inner: Arc<Inner>,
-}
-
-/// The state of a domain, which its pools and the reclaim thread share.
-pub(crate) struct Inner {
-    pub(crate) core: Core,
-    pub(crate) pools: Pools,
-    /// DMA pools. Those that were dropped may be among them.
-    dma_pools: Mutex<Vec<Weak<DmaShared>>>,
-    /// The [`Domain`] was dropped.
-    is_dropped: AtomicBool,
-    pub(crate) policy: Policy,
-    pub(crate) tallies: Tallies,
-    doors: Mutex<Vec<Weak<Shelved>>>,
-    /// The time after which chunks that no transfer uses are freed.
-    idle: Option<Duration>,
-    /// Where mappings are looked at while a program is tested.
-    pub(crate) watch: Option<Watch>,
-    /// What the policy was first set by.
-    pub(crate) calibration: OnceLock<Arc<Calibration>>,
+    state: Arc<State>,
 }
 
 /// How a domain is set up.
@@ -191,24 +170,16 @@ impl Builder {
         let placement = Placement { align: limits.granule, ..Placement::ANYWHERE };
         let is_trusted = self.trusted && !limits.in_process;
         let bounce = self.bounce.unwrap_or(Bounce::Never);
-        let inner = Inner {
-            core: Core { backend: self.backend, limits, iovas, placement },
-            pools: Pools::new(self.pool_limit_bytes, &budget::PROCESS),
-            dma_pools: Mutex::default(),
-            is_dropped: AtomicBool::new(false),
-            policy: Policy::new(bounce, self.when_full, is_trusted, self.align_mask),
-            tallies: Tallies::default(),
-            doors: Mutex::default(),
-            idle: self.idle,
-            watch: self.watch,
-            calibration: OnceLock::new(),
-        };
-        let domain = Domain { inner: Arc::new(inner) };
+        let core = Core { backend: self.backend, limits, iovas, placement };
+        let pools = Pools::new(self.pool_limit_bytes, &budget::PROCESS);
+        let policy = Policy::new(bounce, self.when_full, is_trusted, self.align_mask);
+        let state = State::new(core, pools, policy, self.watch, self.idle);
+        let domain = Domain { state: Arc::new(state) };
         if self.bounce.is_none() && !domain.limits().maps_cheaply {
             domain.use_calibration();
         }
         if self.idle.is_some() {
-            let state: Weak<Inner> = Arc::downgrade(&domain.inner);
+            let state: Weak<State> = Arc::downgrade(&domain.state);
             reclaim_thread::add(state);
         }
         domain
@@ -302,9 +273,7 @@ impl Domain {
     /// A door for the calling thread.
     pub fn local(&self) -> Local<'_> {
         let local = Local::new(self);
-        let mut doors = self.inner.lock_doors();
-        doors.retain(|door| door.strong_count() != 0);
-        doors.push(local.shelved());
+        self.state.caches.add(local.cache());
         local
     }
 
@@ -323,53 +292,53 @@ impl Domain {
     /// because of a pin or a lease of its own, the chunk is kept instead, and can be freed later.
     pub fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
         let _span = span!("shrink", idle = idle);
-        self.inner.shrink(idle)
+        self.state.shrink(idle)
     }
 
     /// Changes which transfers go through bounce buffers, of those that begin from here on.
     pub fn set_bounce(&self, bounce: Bounce) {
-        self.inner.policy.set(bounce);
+        self.state.policy.set(bounce);
     }
 
     /// What was measured when the domain was built without being told what to bounce; `None` where it
     /// was told, where mapping is cheap, and where the backend did not map.
     pub fn calibration(&self) -> Option<&Calibration> {
-        self.inner.calibration.get().map(Arc::as_ref)
+        self.state.calibration.get().map(Arc::as_ref)
     }
 
     /// What the backend can map, and where.
     pub fn limits(&self) -> &Limits {
-        &self.inner.core.limits
+        &self.state.core.limits
     }
 
     /// Returns a view of the addresses: how many there are, and how many are free.
     pub fn iovas(&self) -> Iovas<'_> {
-        Iovas::new(&self.inner.core.iovas)
+        Iovas::new(&self.state.core.iovas)
     }
 
     /// Which transfers go through bounce buffers now.
     pub fn bounce(&self) -> Bounce {
-        self.inner.policy.bounce()
+        self.state.policy.bounce()
     }
 
     /// All there is to know of it now, to be printed: limits, addresses, pools, counters, and the
     /// mappings of a domain that is [watched](Builder::watch).
     pub fn dump(&self) -> Dump {
         Dump {
-            backend: self.inner.core.backend.name(),
+            backend: self.state.core.backend.name(),
             limits: self.limits().clone(),
             bounce: self.bounce(),
             iovas: self.iovas().usage(),
-            pools: self.inner.pools.usage(self.limits().granule.bytes()),
-            dma_pools: self.inner.dma_pools().iter().map(|pool| pool.usage()).collect(),
+            pools: self.state.pools.usage(self.limits().granule.bytes()),
+            dma_pools: self.state.dma_pools.all().iter().map(|pool| pool.usage()).collect(),
             counters: self.counters(),
-            mappings: self.inner.watch.as_ref().map(Watch::live),
+            mappings: self.state.watch.as_ref().map(Watch::live),
         }
     }
 
     /// What has been done so far.
     pub fn counters(&self) -> Counters {
-        let Inner { pools, tallies, .. } = &*self.inner;
+        let State { pools, tallies, .. } = &*self.state;
         let (pool_grows, pool_shrinks) = pools.changes();
         Counters {
             pool_bytes: pools.held_bytes(),
@@ -381,78 +350,21 @@ impl Domain {
     }
 
     #[inline(always)]
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
-    }
-}
-
-impl Inner {
-    pub(crate) fn add_dma_pool(&self, pool: &Arc<DmaShared>) {
-        let mut pools = self.dma_pools.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|pool| pool.strong_count() != 0);
-        pools.push(Arc::downgrade(pool));
-    }
-
-    /// Those that can have chunks: a pool that was dropped is among them until its last chunk is freed.
-    fn dma_pools(&self) -> Vec<Arc<DmaShared>> {
-        let pools = self.dma_pools.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    fn lock_doors(&self) -> MutexGuard<'_, Vec<Weak<Shelved>>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Reclaim for Inner {
-    fn idle(&self) -> Option<Duration> {
-        self.idle
-    }
-
-    fn shrink(&self, idle: Duration) -> Result<u64, BackendError> {
-        let doors: Vec<_> = self.lock_doors().iter().filter_map(Weak::upgrade).collect();
-        for door in doors {
-            door.claim(|kept| kept.clear(self));
-        }
-        let mut freed_bytes = self.pools.shrink(&self.core, idle)?;
-        for pool in self.dma_pools() {
-            freed_bytes += pool.shrink(idle)?;
-        }
-        Ok(freed_bytes)
-    }
-
-    fn may_shrink(&self) -> bool {
-        self.pools.held_bytes() != 0 || self.dma_pools().iter().any(|pool| pool.may_shrink())
-    }
-
-    fn end(&self) -> Result<(), BackendError> {
-        self.dma_pools().iter().try_for_each(|pool| pool.end().map(drop))?;
-        while self.is_dropped.load(Ordering::Acquire) {
-            match self.pools.shrink(&self.core, Duration::ZERO) {
-                Ok(_) => break,
-                Err(NotFreed::Kept(error)) => return Err(error),
-                // Nothing can report it: the domain was dropped.
-                Err(NotFreed::Leaked(_)) => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn is_held_by_caller(&self) -> bool {
-        self.core.limits.usable.iter().any(|range| self.core.backend.check_unmap(*range).is_err())
+    pub(crate) fn state(&self) -> &Arc<State> {
+        &self.state
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
         // From here on only DMA pools have what is inside.
-        reclaim_thread::remove(&*self.inner);
-        if let Some(watch) = &self.inner.watch {
+        reclaim_thread::remove(&*self.state);
+        if let Some(watch) = &self.state.watch {
             watch.end();
         }
-        self.inner.is_dropped.store(true, Ordering::Release);
-        if self.inner.end().is_err() {
-            reclaim_thread::end_later(Arc::clone(&self.inner) as _);
+        self.state.set_dropped();
+        if self.state.end().is_err() {
+            reclaim_thread::end_later(Arc::clone(&self.state) as _);
         }
     }
 }
@@ -460,9 +372,9 @@ impl Drop for Domain {
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Domain")
-            .field("backend", &self.inner.core.backend)
+            .field("backend", &self.state.core.backend)
             .field("iovas", &self.iovas())
-            .field("policy", &self.inner.policy)
+            .field("policy", &self.state.policy)
             .field("counters", &self.counters())
             .finish_non_exhaustive()
     }

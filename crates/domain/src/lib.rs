@@ -55,7 +55,11 @@ mod batch;
 #[cfg(not(loom))]
 mod bounce;
 #[cfg(not(loom))]
+mod cache;
+#[cfg(not(loom))]
 mod calibrate;
+#[cfg(not(loom))]
+mod calibration;
 #[cfg(not(loom))]
 mod coherent;
 #[cfg(not(loom))]
@@ -99,6 +103,8 @@ mod scoped;
 mod sg;
 
 #[cfg(not(loom))]
+mod state;
+#[cfg(not(loom))]
 mod summed;
 #[cfg(not(loom))]
 mod synced;
@@ -114,7 +120,7 @@ mod way;
 #[cfg(not(loom))]
 pub use {
     batch::Batch,
-    calibrate::{Calibration, Step},
+    calibration::{Calibration, Step},
     coherent::Coherent,
     counters::Counters,
     direction::Direction,

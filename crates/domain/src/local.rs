@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 use longshore_mem::DmaMemory;
 
 use crate::batch::Batch;
+use crate::cache::LocalCache;
 use crate::counters::Tally;
 use crate::direction::Direction;
-use crate::domain::{Domain, Inner};
+use crate::domain::Domain;
 use crate::error::Failed;
-use crate::iova::IovaCache;
 use crate::mapping::Mapping;
 use crate::policy::WhenFull;
 use crate::pool::chunk::Slot;
 use crate::pool::error::PoolError;
 use crate::pool::kind::Kind;
-use crate::pool::magazines::{self, Magazines, Refill};
+use crate::pool::magazines::{self, Refill};
 use crate::pool::reclaim_thread::Reclaim as _;
+use crate::state::State;
 use longshore_sync::Barrier;
 use longshore_sync::Biased;
 
@@ -30,44 +31,28 @@ use longshore_sync::Biased;
 /// gives them back when it is dropped, or when [`Domain::shrink`] asks for them.
 pub struct Local<'d> {
     domain: &'d Domain,
-    inner: &'d Inner,
-    kept: Arc<Shelved>,
+    state: &'d State,
+    cache: Arc<Biased<LocalCache>>,
     tally: Arc<Tally>,
     /// One thread at a time.
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// What a door keeps, where others can take it from.
-pub(crate) type Shelved = Biased<Kept>;
-
-#[derive(Debug)]
-pub(crate) struct Kept {
-    iovas: IovaCache,
-    slots: Magazines,
-}
-
-impl Kept {
-    pub(crate) fn clear(&mut self, inner: &Inner) {
-        self.iovas.clear(&inner.core.iovas);
-        self.slots.clear(&inner.pools);
-    }
-}
-
 impl<'d> Local<'d> {
     pub(crate) fn new(domain: &'d Domain) -> Self {
-        let inner = domain.inner();
-        let kept = Kept { iovas: IovaCache::new(&inner.core.iovas), slots: Magazines::new() };
+        let state = domain.state();
+        let cache = LocalCache::new(&state.core);
         Self {
             domain,
-            inner,
-            kept: Arc::new(Biased::new(kept, Barrier::best())),
-            tally: inner.tallies.open(),
+            state,
+            cache: Arc::new(Biased::new(cache, Barrier::best())),
+            tally: state.tallies.open(),
             not_sync: PhantomData,
         }
     }
 
-    pub(crate) fn shelved(&self) -> Weak<Shelved> {
-        Arc::downgrade(&self.kept)
+    pub(crate) fn cache(&self) -> Weak<Biased<LocalCache>> {
+        Arc::downgrade(&self.cache)
     }
 
     /// As [`Domain::map`], without a lock once it is warm.
@@ -111,10 +96,10 @@ impl<'d> Local<'d> {
     /// use: growing is a span, whose subscriber may map by this handle.
     #[cold]
     fn refill(&self, kind: Kind) -> Result<Slot, PoolError> {
-        let Inner { core, pools, .. } = self.inner;
+        let State { core, pools, .. } = self.state;
         let Refill(slot, others) = magazines::refill(core, pools, kind)?;
         let mut others = others.into_iter().flatten();
-        self.own(|kept| others.by_ref().for_each(|slot| kept.slots.give(pools, slot)));
+        self.own(|cache| others.by_ref().for_each(|slot| cache.slots.give(pools, slot)));
         if let Some(left) = others.next() {
             pools.give(kind, iter::once(left).chain(others));
         }
@@ -124,16 +109,16 @@ impl<'d> Local<'d> {
     /// Returns `None`, and has not called `then`, within a call of itself: `then` can allocate, and the
     /// program's allocator can use this handle. The caller does then without what is kept.
     #[inline(always)]
-    fn own<R>(&self, then: impl FnOnce(&mut Kept) -> R) -> Option<R> {
+    fn own<R>(&self, then: impl FnOnce(&mut LocalCache) -> R) -> Option<R> {
         // SAFETY: this is not `Sync`, so one thread at a time is here.
-        unsafe { self.kept.own(then) }
+        unsafe { self.cache.own(then) }
     }
 }
 
 impl Drop for Local<'_> {
     fn drop(&mut self) {
-        self.own(|kept| kept.clear(self.inner));
-        self.inner.tallies.close(&self.tally);
+        self.own(|cache| cache.clear(&self.state.core, &self.state.pools));
+        self.state.tallies.close(&self.tally);
     }
 }
 
@@ -170,15 +155,15 @@ pub(crate) fn await_slot<D: Door>(
 ) -> Result<Slot, PoolError> {
     /// How long slots that doors keep may stay unseen.
     const ROUND: Duration = Duration::from_millis(1);
-    let inner = door.inner();
-    let patience = match inner.policy.when_full {
+    let state = door.state();
+    let patience = match state.policy.when_full {
         WhenFull::Wait(time) => time,
         WhenFull::MapDirectly | WhenFull::Refuse => Duration::ZERO,
     };
     let began = Instant::now();
     while let PoolError::Limit { .. } = error {
         // A chunk that cannot be unmapped is leaked, and counts as held.
-        let _ = inner.shrink(Duration::ZERO);
+        let _ = state.shrink(Duration::ZERO);
         error = match door.take_slot(kind) {
             Ok(slot) => return Ok(slot),
             Err(error) => error,
@@ -187,13 +172,13 @@ pub(crate) fn await_slot<D: Door>(
         if left.is_zero() {
             break;
         }
-        inner.pools.wait(left.min(ROUND));
+        state.pools.wait(left.min(ROUND));
     }
     Err(error)
 }
 
 pub(crate) mod sealed {
-    use super::{Domain, Inner, Local};
+    use super::{Domain, Local, State};
     use crate::counters::Event;
     use crate::iova::{IovaError, IovaRange, Placement};
     use crate::pool::chunk::Slot;
@@ -212,7 +197,7 @@ pub(crate) mod sealed {
     /// The operations that differ between a domain and a thread's handle to it.
     #[expect(private_interfaces, reason = "no other crate can name this trait")]
     pub trait Door {
-        fn inner(&self) -> &Inner;
+        fn state(&self) -> &State;
         fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError>;
         fn give(&self, _: Seal, range: IovaRange);
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError>;
@@ -222,54 +207,54 @@ pub(crate) mod sealed {
 
     #[expect(private_interfaces, reason = "as above")]
     impl Door for Domain {
-        fn inner(&self) -> &Inner {
-            Domain::inner(self)
+        fn state(&self) -> &State {
+            Domain::state(self)
         }
 
         fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            Domain::inner(self).core.iovas.take(len, placement)
+            Domain::state(self).core.iovas.take(len, placement)
         }
 
         fn give(&self, _: Seal, range: IovaRange) {
-            Domain::inner(self).core.iovas.give(range);
+            Domain::state(self).core.iovas.give(range);
         }
 
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
             let mut taken = None;
-            Domain::inner(self)
+            Domain::state(self)
                 .pools
-                .take(&Domain::inner(self).core, kind, 1, |slot| taken = Some(slot))?;
+                .take(&Domain::state(self).core, kind, 1, |slot| taken = Some(slot))?;
             Ok(taken.expect("one at least is taken"))
         }
 
         fn give_slot(&self, slot: Slot) {
-            Domain::inner(self).pools.give(slot.kind(), [slot]);
+            Domain::state(self).pools.give(slot.kind(), [slot]);
         }
 
         fn add(&self, event: Event, amount: u64) {
-            Domain::inner(self).tallies.shared.add_shared(event, amount);
+            Domain::state(self).tallies.shared.add_shared(event, amount);
         }
     }
 
     #[expect(private_interfaces, reason = "as above")]
     impl Door for Local<'_> {
         #[inline(always)]
-        fn inner(&self) -> &Inner {
-            self.inner
+        fn state(&self) -> &State {
+            self.state
         }
 
         #[inline(always)]
         fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-            let iovas = &self.inner.core.iovas;
-            let taken = self.own(|kept| kept.iovas.take(iovas, len, placement));
+            let iovas = &self.state.core.iovas;
+            let taken = self.own(|cache| cache.iovas.take(iovas, len, placement));
             taken.unwrap_or_else(|| iovas.take(len, placement))
         }
 
         #[inline(always)]
         fn give(&self, _: Seal, range: IovaRange) {
-            let iovas = &self.inner.core.iovas;
+            let iovas = &self.state.core.iovas;
             let mut given = Some(range);
-            self.own(|kept| given.take().map(|range| kept.iovas.give(iovas, range)));
+            self.own(|cache| given.take().map(|range| cache.iovas.give(iovas, range)));
             if let Some(range) = given {
                 iovas.give(range);
             }
@@ -277,7 +262,7 @@ pub(crate) mod sealed {
 
         #[inline(always)]
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError> {
-            match self.own(|kept| kept.slots.take(kind)).flatten() {
+            match self.own(|cache| cache.slots.take(kind)).flatten() {
                 Some(slot) => Ok(slot),
                 None => self.refill(kind),
             }
@@ -285,9 +270,9 @@ pub(crate) mod sealed {
 
         #[inline(always)]
         fn give_slot(&self, slot: Slot) {
-            let pools = &self.inner.pools;
+            let pools = &self.state.pools;
             let mut given = Some(slot);
-            self.own(|kept| given.take().map(|slot| kept.slots.give(pools, slot)));
+            self.own(|cache| given.take().map(|slot| cache.slots.give(pools, slot)));
             if let Some(slot) = given {
                 pools.give(slot.kind(), [slot]);
             }

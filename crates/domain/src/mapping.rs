@@ -11,7 +11,7 @@ use longshore_mem::{AddrRange, DmaMemory, Iova};
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::domain::{Domain, Inner};
+use crate::domain::Domain;
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
 use crate::local::sealed::Seal;
@@ -22,6 +22,7 @@ use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
 use crate::scoped::abort_if_borrowed;
+use crate::state::State;
 use crate::synced::Elsewhere;
 use crate::trace::{Span, span};
 use crate::watch::{Made, Slack};
@@ -95,7 +96,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Err(error) = check(&memory, direction) {
             return Err(Failed { error, value: memory });
         }
-        let Inner { core, policy, .. } = door.inner();
+        let State { core, policy, .. } = door.state();
         let (start, len_bytes) = extent(&memory);
         let for_slot = core.slot_direction(direction, false);
         let route = policy.route(core.limits.granule, start, len_bytes, for_slot);
@@ -123,8 +124,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[track_caller]
     pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         let (start, len_bytes) = extent(&memory);
-        let len_bytes = door.inner().policy.slot_offset(start) + len_bytes;
-        let class = Class::of_bytes(len_bytes, door.inner().core.limits.granule.log2());
+        let len_bytes = door.state().policy.slot_offset(start) + len_bytes;
+        let class = Class::of_bytes(len_bytes, door.state().core.limits.granule.log2());
         let kind = Kind { class: class.expect("a slot has room for it"), direction };
         let slot = check(&memory, direction)
             .and_then(|()| door.take_slot(kind).map_err(|error| Box::new(error.into())));
@@ -141,7 +142,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         memory: B,
         direction: Direction,
     ) -> Result<Self, Failed<B>> {
-        let core = &door.inner().core;
+        let core = &door.state().core;
         let (start, len_bytes) = extent(&memory);
         let placed = if let Err(error) = check(&memory, direction) {
             Err(error)
@@ -164,7 +165,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
         let way = Way::new(direction, is_reported);
         let mapping = Self { door, memory, place, way };
-        if door.inner().watch.is_some() {
+        if door.state().watch.is_some() {
             return mapping.watched(Location::caller());
         }
         mapping
@@ -175,7 +176,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[cold]
     #[inline(never)]
     fn watched(self, by: &'static Location<'static>) -> Self {
-        if let Some(watch) = &self.door.inner().watch {
+        if let Some(watch) = &self.door.state().watch {
             let (iova, is_bounced) = (self.iova(), self.is_bounced());
             let (len_bytes, direction) = (self.len_bytes(), self.way.direction());
             let host = self.host().addr().get() as u64;
@@ -211,7 +212,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ) -> Result<B, Failed<Self>> {
         self.set_unmapped();
         let iova = self.iova();
-        if let Some(watch) = &self.door.inner().watch {
+        if let Some(watch) = &self.door.state().watch {
             match said {
                 Some(at) => watch.completed(iova, written_bytes, at),
                 None if self.way.is_reported() => watch.silent(iova),
@@ -224,7 +225,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             return Err(Failed { error, value: self });
         }
         // Before anybody else has the address.
-        if let Some(watch) = &self.door.inner().watch {
+        if let Some(watch) = &self.door.state().watch {
             watch.ended(iova);
         }
         Ok(Self::into_memory(ManuallyDrop::new(self)))
@@ -279,7 +280,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub fn unmap(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
         let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
-        if self.door.inner().watch.is_some() {
+        if self.door.state().watch.is_some() {
             return self.end_watched(written_bytes, None, copy_back);
         }
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
@@ -311,7 +312,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        if self.door.inner().watch.is_some() {
+        if self.door.state().watch.is_some() {
             return self.end_watched(written_bytes, Some(at), copy_back);
         }
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
@@ -390,7 +391,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn slack(&self, written_bytes: u64) -> Option<Slack> {
         let written_bytes = if self.way.is_reported() { written_bytes } else { self.len_bytes() };
-        let granule = self.door.inner().core.limits.granule.bytes();
+        let granule = self.door.state().core.limits.granule.bytes();
         match &*self.place {
             Place::Slot(slot) => {
                 let slot_bytes = slot.kind().class.granules() * granule;
@@ -424,7 +425,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Direct(iovas) => ranges.push(self.range(iovas)),
             Place::Slot(_) => {}
             Place::Ragged(ragged) => {
-                let granule = self.door.inner().core.limits.granule.bytes();
+                let granule = self.door.state().core.limits.granule.bytes();
                 ranges.extend(ragged.mapped(granule));
             }
         }
@@ -434,20 +435,20 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
-        start & (self.door.inner().core.limits.granule.bytes() - 1)
+        start & (self.door.state().core.limits.granule.bytes() - 1)
     }
 
     /// Where in its slot the transfer begins, of a mapping that is bounced.
     #[inline(always)]
     fn slot_offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
-        self.door.inner().policy.slot_offset(start)
+        self.door.state().policy.slot_offset(start)
     }
 
     /// Of a mapping that is not bounced.
     #[inline(always)]
     fn range(&self, iovas: &IovaRange) -> AddrRange<Iova> {
-        let granule = self.door.inner().core.limits.granule.bytes();
+        let granule = self.door.state().core.limits.granule.bytes();
         let len_bytes = (self.offset() + self.len_bytes()).next_multiple_of(granule);
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
@@ -459,7 +460,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
         self.set_unmapped();
         let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
-        if self.door.inner().watch.is_some() {
+        if self.door.state().watch.is_some() {
             let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
             return self.take_watched(written_bytes, None, copy_back);
         }
@@ -497,7 +498,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn unmap_range(&self, range: AddrRange<Iova>) -> Result<(), Box<Error>> {
         // SAFETY: mapped as it is, and this mapping's alone.
-        let unmapped = unsafe { self.door.inner().core.backend.unmap(&[range]) };
+        let unmapped = unsafe { self.door.state().core.backend.unmap(&[range]) };
         let (iova, len_bytes) = (self.iova(), self.len_bytes());
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
@@ -541,7 +542,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas) => self.door.give(Seal, iovas),
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.inner())),
+            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.state())),
             Place::Ragged(ragged) => ragged.give(self.door),
         }
     }
@@ -555,7 +556,7 @@ impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
             self.door.add(Event::Leak, 1);
             return;
         }
-        if let Some(watch) = &self.door.inner().watch {
+        if let Some(watch) = &self.door.state().watch {
             watch.ended(self.iova());
         }
         // SAFETY: unmapped, and this is the end.

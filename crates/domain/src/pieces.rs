@@ -36,7 +36,7 @@ pub(crate) unsafe fn map_all<D: Door>(
     if let Some((range, _)) = pieces.clone().next() {
         check_unmap(door, range).map_err(|error| Partly { error, still_mapped: 0 })?;
     }
-    let backend = &door.inner().core.backend;
+    let backend = &door.state().core.backend;
     let unmap_first = |count| {
         let before: Vec<_> = pieces.clone().take(count).map(|(range, _)| range).collect();
         // SAFETY: mapped just now, and used by no other code.
@@ -66,7 +66,7 @@ pub(crate) unsafe fn map_all<D: Door>(
 /// # Errors
 /// [`Error::Backend`].
 pub(crate) fn check_unmap<D: Door>(door: &D, range: AddrRange<Iova>) -> Result<(), Error> {
-    let checked = door.inner().core.backend.check_unmap(range);
+    let checked = door.state().core.backend.check_unmap(range);
     let (iova, len_bytes) = (range.start(), range.len_bytes());
     checked.map_err(|source| Error::Backend { operation: "mapping", iova, len_bytes, source })
 }
@@ -85,7 +85,7 @@ pub(crate) unsafe fn unmap_all<D: Door>(
     len_bytes: u64,
 ) -> Result<(), Error> {
     // SAFETY: the caller's promise.
-    let unmapped = unsafe { door.inner().core.backend.unmap(ranges) };
+    let unmapped = unsafe { door.state().core.backend.unmap(ranges) };
     let operation = "unmapping";
     unmapped.map_err(|source| Error::Backend { operation, iova, len_bytes, source })?;
     door.add(Event::Flush, 1);

@@ -9,7 +9,6 @@ use crate::backend::Piece;
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::domain::Inner;
 use crate::error::Error;
 use crate::iova::IovaRange;
 use crate::local::sealed::Seal;
@@ -20,6 +19,7 @@ use crate::pool::chunk::Slot;
 use crate::pool::kind::Kind;
 use crate::ragged::Ragged;
 use crate::scoped::is_borrowed;
+use crate::state::State;
 
 /// Where the device finds the bytes.
 ///
@@ -83,7 +83,7 @@ pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
     direction: Direction,
     is_reported: bool,
 ) -> Result<Place, Box<Error>> {
-    let Inner { core, policy, .. } = door.inner();
+    let State { core, policy, .. } = door.state();
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
     let for_slot = core.slot_direction(direction, is_reported);
@@ -116,7 +116,7 @@ pub(crate) fn fill<B: DmaMemory, D: Door>(
     is_reported: bool,
 ) -> Result<Slot, Box<Error>> {
     let (start, len_bytes) = extent(memory);
-    let offset = door.inner().policy.slot_offset(start);
+    let offset = door.state().policy.slot_offset(start);
     if !is_reported {
         // SAFETY: the slot has as many bytes there, and the memory is the caller's.
         let copied = unsafe { bounce::copy_in(&mut slot, offset, host(memory), len_bytes) };
@@ -138,7 +138,7 @@ pub(crate) fn map_somewhere<B: DmaMemory + 'static, D: Door>(
     memory: &B,
     direction: Direction,
 ) -> Result<Place, Box<Error>> {
-    let core = &door.inner().core;
+    let core = &door.state().core;
     let (start, len_bytes) = extent(memory);
     let offset = start & (core.limits.granule.bytes() - 1);
     let iovas = core
@@ -155,7 +155,7 @@ pub(crate) fn map<B: DmaMemory + 'static, D: Door>(
     direction: Direction,
     iovas: IovaRange,
 ) -> Result<Place, Box<Error>> {
-    let core = &door.inner().core;
+    let core = &door.state().core;
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
     let offset = start & (granule.bytes() - 1);

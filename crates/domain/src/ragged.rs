@@ -67,7 +67,7 @@ impl End {
     }
 
     fn give<D: Door>(self, door: &D) {
-        door.give_slot(bounce::used(self.slot, door.inner()));
+        door.give_slot(bounce::used(self.slot, door.state()));
     }
 }
 
@@ -83,7 +83,7 @@ impl Ragged {
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Error> {
-        let core = &door.inner().core;
+        let core = &door.state().core;
         let granule = core.limits.granule.bytes();
         let start = host.addr().get() as u64;
         let offset = start & (granule - 1);
@@ -143,7 +143,7 @@ impl Ragged {
         host: NonNull<u8>,
         direction: Direction,
     ) -> Result<(), Partly> {
-        let granule = door.inner().core.limits.granule;
+        let granule = door.state().core.limits.granule;
         let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
         let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.
@@ -181,7 +181,7 @@ impl Ragged {
     /// Unmaps it, of a transfer of so many bytes. Once only: not again where what the device has written
     /// could not be copied.
     pub(crate) fn unmap<D: Door>(&mut self, door: &D, len_bytes: u64) -> Result<(), Box<Error>> {
-        let granule = door.inner().core.limits.granule;
+        let granule = door.state().core.limits.granule;
         let ranges: Vec<_> = self.mapped(granule.bytes()).collect();
         if !ranges.is_empty() {
             let iova = Iova::new(self.iovas.start().raw() + self.offset);

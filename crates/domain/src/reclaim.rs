@@ -58,9 +58,9 @@ impl Domain {
     /// kept then and can be freed later.
     pub fn reclaim(&self) -> Result<Reclaimed, BackendError> {
         let _span = span!("reclaim",);
-        let inner = self.inner();
-        let pool_bytes = inner.shrink(Duration::ZERO);
-        let core = &inner.core;
+        let state = self.state();
+        let pool_bytes = state.shrink(Duration::ZERO);
+        let core = &state.core;
         let ends = core.limits.usable.iter().filter_map(|range| range.last());
         let end = ends.map(|last| last.raw().saturating_add(1)).max().unwrap_or(0);
         let mut each_unused =

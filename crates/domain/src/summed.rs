@@ -109,7 +109,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let host = memory.host();
         let (start, len_bytes) = (host.cast::<u8>(), host.len() as u64);
         let copy = |slot: &mut Slot| {
-            let offset = door.inner().policy.slot_offset(start.addr().get() as u64);
+            let offset = door.state().policy.slot_offset(start.addr().get() as u64);
             let iova = Iova::new(slot.iova().raw() + offset);
             let range = offset..offset + len_bytes;
             // SAFETY: the slot was taken for the length and the offset.

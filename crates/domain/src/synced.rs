@@ -35,7 +35,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     pub fn sync_for_cpu(&mut self, bytes: Range<u64>) -> Result<(), Error> {
         let _span = span!("sync_for_cpu", iova = self.iova().raw(), bytes = bytes);
         self.check(&bytes)?;
-        if let Some(watch) = &self.door().inner().watch {
+        if let Some(watch) = &self.door().state().watch {
             watch.synced(self.iova(), &bytes, true);
         }
         if self.direction() == Direction::ToDevice {
@@ -52,7 +52,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     pub fn sync_for_device(&mut self, bytes: Range<u64>) -> Result<(), Error> {
         let _span = span!("sync_for_device", iova = self.iova().raw(), bytes = bytes);
         self.check(&bytes)?;
-        if let Some(watch) = &self.door().inner().watch {
+        if let Some(watch) = &self.door().state().watch {
             watch.synced(self.iova(), &bytes, false);
         }
         // Its slot is not wiped before the next transfer, which a device may be able to read.
@@ -69,7 +69,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     #[track_caller]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let from = self.host_of(offset, into.len())?;
-        if let Some(watch) = &self.door().inner().watch {
+        if let Some(watch) = &self.door().state().watch {
             let bytes = offset..offset + into.len() as u64;
             watch.touched(self.iova(), bytes, "read", Location::caller());
         }
@@ -89,7 +89,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
         self.check_writable("writing to a mapping")?;
         let to = self.host_of(offset, from.len())?;
-        if let Some(watch) = &self.door().inner().watch {
+        if let Some(watch) = &self.door().state().watch {
             let bytes = offset..offset + from.len() as u64;
             watch.touched(self.iova(), bytes, "written", Location::caller());
         }

@@ -13,13 +13,14 @@ mod threads;
 mod usage;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::backend::BackendError;
 use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::Error;
+use crate::state::DmaChunks as _;
 pub use element::{DmaElement, DmaSlice, SliceError};
 pub use options::DmaPoolOptions;
 use shared::Shared;
@@ -103,9 +104,10 @@ impl Domain {
         align: u64,
         options: DmaPoolOptions,
     ) -> Result<DmaPool, Error> {
-        let pool = DmaPool { shared: Shared::new(self.inner(), element_len, align, &options)? };
+        let pool = DmaPool { shared: Shared::new(self.state(), element_len, align, &options)? };
         // If this fails, the pool is dropped, and frees its chunks.
-        self.inner().add_dma_pool(&pool.shared);
+        let chunks: Weak<Shared> = Arc::downgrade(&pool.shared);
+        self.state().dma_pools.add(chunks);
         pool.shared.reserve()?;
         Ok(pool)
     }

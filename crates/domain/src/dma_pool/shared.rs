@@ -21,7 +21,6 @@ use super::usage::DmaPoolUsage;
 use crate::backend::BackendError;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::domain::Inner;
 use crate::error::Error;
 use crate::pool::budget;
 use crate::pool::chunk::{Chunk, Slot};
@@ -29,6 +28,7 @@ use crate::pool::error::{NotFreed, PoolError};
 use crate::pool::layout::Layout;
 use crate::pool::reclaim_thread;
 use crate::pool::shelf::{self, Chunks};
+use crate::state::{DmaChunks, State};
 use crate::trace::span;
 use crate::undo::Undo;
 
@@ -60,7 +60,7 @@ impl Element {
 /// The state that the elements of a pool share.
 pub(crate) struct Shared {
     id: u64,
-    domain: Arc<Inner>,
+    domain: Arc<State>,
     layout: Layout,
     direction: Direction,
     chunks_max: u64,
@@ -99,7 +99,7 @@ const CACHED_BYTES: u64 = 256 << 10;
 
 impl Shared {
     pub(super) fn new(
-        domain: &Arc<Inner>,
+        domain: &Arc<State>,
         element_len: u64,
         align: u64,
         options: &DmaPoolOptions,
@@ -253,29 +253,6 @@ impl Shared {
         elements
     }
 
-    /// Whether there are chunks that may be freed some day.
-    pub(crate) fn may_shrink(&self) -> bool {
-        self.chunks.lock().shelf.stock().chunks > self.chunks_min
-    }
-
-    /// Frees the chunks all of whose elements have been free for `idle`, but for the reserve. Returns
-    /// how many bytes they had.
-    ///
-    /// # Errors
-    /// [`NotFreed`] of the first chunk that could not be unmapped. A chunk that is leaked counts as
-    /// held for ever.
-    pub(crate) fn shrink(&self, idle: Duration) -> Result<u64, NotFreed> {
-        let mut freed_bytes = self.end().map_err(NotFreed::Kept)?;
-        if !self.may_shrink() {
-            return Ok(freed_bytes);
-        }
-        self.give(self.collect_cached(false));
-        let freed = self.free_idle(idle);
-        // The pool may have been dropped while a chunk was out of it.
-        freed_bytes += self.end_or_later();
-        Ok(freed_bytes + freed?)
-    }
-
     fn free_idle(&self, idle: Duration) -> Result<u64, NotFreed> {
         let mut freed_bytes = 0;
         while let Some(chunk) = self.take_idle(idle, self.chunks_min).map_err(NotFreed::Kept)? {
@@ -306,33 +283,7 @@ impl Shared {
         self.give(cached);
     }
 
-    /// Frees the idle chunks of a pool that was dropped, and with the last of them what keeps this.
-    /// Does nothing while the pool is there. The caller keeps this, too. Returns how many bytes the
-    /// chunks had.
-    ///
-    /// # Errors
-    /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
-    pub(crate) fn end(&self) -> Result<u64, BackendError> {
-        let mut freed_bytes = 0;
-        if !self.chunks.lock().more.is_closed {
-            return Ok(freed_bytes);
-        }
-        while let Some(chunk) = self.take_idle(Duration::ZERO, 0)? {
-            match self.destroy(chunk) {
-                Ok(len_bytes) => freed_bytes += len_bytes,
-                // It cannot be unmapped, so it is leaked.
-                Err(_) => self.domain.tallies.shared.add_shared(Event::Leak, 1),
-            }
-        }
-        let mut books = self.chunks.lock();
-        let is_over = books.shelf.is_empty();
-        let itself = if is_over { books.more.itself.take() } else { None };
-        drop(books);
-        drop(itself);
-        Ok(freed_bytes)
-    }
-
-    /// The same, by the reclaim thread if this thread cannot unmap one of them now.
+    /// As [`end`](DmaChunks::end), by the reclaim thread if this thread cannot unmap a chunk now.
     fn end_or_later(&self) -> u64 {
         self.end().unwrap_or_else(|_| {
             reclaim_thread::end_later(Arc::clone(&self.domain) as _);
@@ -347,8 +298,10 @@ impl Shared {
         self.chunks.lock().more.held_chunks -= 1;
         Ok(len_bytes)
     }
+}
 
-    pub(crate) fn usage(&self) -> DmaPoolUsage {
+impl DmaChunks for Shared {
+    fn usage(&self) -> DmaPoolUsage {
         let caches = lock(&self.caches);
         let cached = caches.of_threads.iter().filter_map(Weak::upgrade);
         let cached = cached.map(|cache| u64::from(cache.len())).sum();
@@ -366,6 +319,42 @@ impl Shared {
             free: stock.free_slots,
             peak: books.more.peak,
         }
+    }
+
+    fn may_shrink(&self) -> bool {
+        self.chunks.lock().shelf.stock().chunks > self.chunks_min
+    }
+
+    fn shrink(&self, idle: Duration) -> Result<u64, NotFreed> {
+        let mut freed_bytes = self.end().map_err(NotFreed::Kept)?;
+        if !self.may_shrink() {
+            return Ok(freed_bytes);
+        }
+        self.give(self.collect_cached(false));
+        let freed = self.free_idle(idle);
+        // The pool may have been dropped while a chunk was out of it.
+        freed_bytes += self.end_or_later();
+        Ok(freed_bytes + freed?)
+    }
+
+    fn end(&self) -> Result<u64, BackendError> {
+        let mut freed_bytes = 0;
+        if !self.chunks.lock().more.is_closed {
+            return Ok(freed_bytes);
+        }
+        while let Some(chunk) = self.take_idle(Duration::ZERO, 0)? {
+            match self.destroy(chunk) {
+                Ok(len_bytes) => freed_bytes += len_bytes,
+                // It cannot be unmapped, so it is leaked.
+                Err(_) => self.domain.tallies.shared.add_shared(Event::Leak, 1),
+            }
+        }
+        let mut books = self.chunks.lock();
+        let is_over = books.shelf.is_empty();
+        let itself = if is_over { books.more.itself.take() } else { None };
+        drop(books);
+        drop(itself);
+        Ok(freed_bytes)
     }
 }
 

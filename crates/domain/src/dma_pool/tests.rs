@@ -59,17 +59,17 @@ fn nothing_is_left_of_a_pool_whose_elements_are_dropped() {
     for drops_elsewhere in [false, true] {
         let (domain, pool) = pool(DmaPoolOptions::new());
         let shared = Arc::downgrade(&pool.shared);
-        let inner = Arc::downgrade(domain.inner());
+        let state = Arc::downgrade(domain.state());
         let kept = pool.take().unwrap();
         drop(pool);
         drop(domain);
-        assert!(shared.strong_count() == 1 && inner.strong_count() == 1);
+        assert!(shared.strong_count() == 1 && state.strong_count() == 1);
         if drops_elsewhere {
             thread::spawn(move || drop(kept)).join().unwrap();
         } else {
             drop(kept);
         }
-        assert!(shared.upgrade().is_none() && Weak::upgrade(&inner).is_none());
+        assert!(shared.upgrade().is_none() && Weak::upgrade(&state).is_none());
     }
 }
 

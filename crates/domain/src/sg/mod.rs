@@ -94,9 +94,9 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         if runs.is_empty() {
             return Err(Failed { error: empty("mapping several places"), value: memory });
         }
-        let inner = door.inner();
+        let state = door.state();
         // What may lie before and after a run, so that it keeps its alignment.
-        let around_bytes = 2 * inner.core.limits.granule.bytes().max(inner.policy.align_mask + 1);
+        let around_bytes = 2 * state.core.limits.granule.bytes().max(state.policy.align_mask + 1);
         let add = |sum: u64, run: &Run| sum.checked_add(run.len_bytes)?.checked_add(around_bytes);
         if runs.iter().try_fold(0, add).is_none() {
             let error = Error::TooLong { places: runs.len() }.into();
@@ -111,7 +111,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
         let mapping = Self { door, memory, place, runs, segments, len_bytes, direction, is_lent };
-        if let Some(watch) = &door.inner().watch {
+        if let Some(watch) = &door.state().watch {
             let (iova, is_bounced, by) =
                 (mapping.first(), mapping.is_bounced(), Location::caller());
             watch.made(Made { iova, len_bytes, direction, is_bounced, by }, 0..0);
@@ -187,7 +187,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
             let error = Error::Reported { iova, len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        if let Some(watch) = &self.door.inner().watch {
+        if let Some(watch) = &self.door.state().watch {
             watch.completed(iova, written_bytes, Location::caller());
         }
         self.end(written_bytes)
@@ -250,14 +250,14 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     fn elsewhere(&self) -> Box<dyn Iterator<Item = Elsewhere> + '_> {
         match &*self.place {
             Place::Slot(slot) => {
-                Box::new(in_slot(slot, &self.runs, self.door.inner().policy.align_mask))
+                Box::new(in_slot(slot, &self.runs, self.door.state().policy.align_mask))
             }
             Place::Spread(spread) => Box::new(spread.elsewhere()),
         }
     }
 
     fn granule(&self) -> u64 {
-        self.door.inner().core.limits.granule.bytes()
+        self.door.state().core.limits.granule.bytes()
     }
 
     fn check(&self, bytes: &Range<u64>) -> Result<(), Error> {
@@ -273,12 +273,12 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     /// The memory must be the caller's again, and this not be called twice.
     unsafe fn give_back(&mut self) {
         self.door.add(Event::Unmap, 1);
-        if let Some(watch) = &self.door.inner().watch {
+        if let Some(watch) = &self.door.state().watch {
             watch.ended(self.first());
         }
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.inner())),
+            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.state())),
             Place::Spread(spread) => spread.give(self.door),
         }
     }

@@ -13,7 +13,6 @@ use super::limits::{SgLimits, SgSegment};
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::domain::Inner;
 use crate::error::Error;
 use crate::iova::IovaRange;
 use crate::local::sealed::Seal;
@@ -24,6 +23,7 @@ use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
 use crate::scoped::abort;
+use crate::state::State;
 
 pub(super) enum Place {
     /// All of it in one bounce buffer.
@@ -78,7 +78,7 @@ impl Spread {
     /// Gives slots and addresses back, of a transfer that is not mapped.
     pub(super) fn give<D: Door>(self, door: &D) {
         let Self { iovas, slots, .. } = self;
-        slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, door.inner())));
+        slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, door.state())));
         door.give(Seal, iovas);
     }
 }
@@ -134,7 +134,7 @@ pub(super) unsafe fn place<D: Door>(
     direction: Direction,
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
-    let Inner { core, policy, .. } = door.inner();
+    let State { core, policy, .. } = door.state();
     let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
     let slot_bytes = gathered(runs, policy.align_mask).last().map_or(0, |range| range.end);
     let class = Class::of_bytes(slot_bytes, core.limits.granule.log2());
@@ -171,7 +171,7 @@ fn gather<D: Door>(
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
     let iova = slot.iova();
-    let mask = door.inner().policy.align_mask;
+    let mask = door.state().policy.align_mask;
     // What lies side by side in the slot is one segment.
     let mut whole: Vec<(Iova, u64)> = Vec::new();
     let mut end = None;
@@ -214,7 +214,7 @@ unsafe fn spread<D: Door>(
     direction: Direction,
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
-    let Inner { core, policy, .. } = door.inner();
+    let State { core, policy, .. } = door.state();
     let granule = core.limits.granule;
     let layout = Layout::new(runs, granule, policy.trusted);
     let iovas = door.take(Seal, layout.range_bytes, core.placement)?;
@@ -255,7 +255,7 @@ unsafe fn spread<D: Door>(
 
 /// Takes a slot for each place that is copied, and copies.
 fn prepare<D: Door>(door: &D, spread: &mut Spread, direction: Direction) -> Result<u64, Error> {
-    let core = &door.inner().core;
+    let core = &door.state().core;
     let class = Class::of(1).expect("a slot of one granule");
     let kind = Kind { class, direction: core.slot_direction(direction, false) };
     let mut copied = 0;
