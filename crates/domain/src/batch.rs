@@ -7,8 +7,9 @@ use longshore_mem::{AddrRange, DmaMemory, Iova};
 
 use crate::counters::Event;
 use crate::domain::Domain;
+use crate::door::Door;
 use crate::error::{Error, Failed};
-use crate::local::Door;
+use crate::local::Local;
 use crate::mapping::Mapping;
 use crate::trace::span;
 
@@ -34,8 +35,22 @@ impl<B: DmaMemory + 'static, D: Door> Drop for Unmapped<'_, '_, B, D> {
     }
 }
 
+impl Domain {
+    /// Returns an empty batch, whose mappings are unmapped together.
+    pub fn batch<B: DmaMemory + 'static>(&self) -> Batch<'_, B> {
+        Batch::new(self)
+    }
+}
+
+impl Local<'_> {
+    /// Returns an empty batch, whose mappings are unmapped together.
+    pub fn batch<B: DmaMemory + 'static>(&self) -> Batch<'_, B, Self> {
+        Batch::new(self)
+    }
+}
+
 impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
-    pub(crate) fn new(door: &'d D) -> Self {
+    fn new(door: &'d D) -> Self {
         Self { door, mappings: Vec::new(), ranges: Vec::new() }
     }
 

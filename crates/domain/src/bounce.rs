@@ -9,9 +9,17 @@ use longshore_mem::copy::{self, CopyFault};
 use longshore_mem::isa::Path;
 use longshore_mem::with_path;
 
+use crate::core::Core;
 use crate::direction::Direction;
 use crate::pool::chunk::Slot;
-use crate::state::State;
+
+/// Bytes of a transfer that the device finds in a slot, and not in the memory.
+pub(crate) struct Elsewhere {
+    pub(crate) host: NonNull<u8>,
+    /// Where in the transfer they begin, and how many they are.
+    pub(crate) at: u64,
+    pub(crate) len_bytes: u64,
+}
 
 /// Copies `len_bytes` from `from` to a slot, `offset` bytes behind its start. The other bytes that the
 /// device could read in the slot are zero then.
@@ -106,9 +114,9 @@ pub(crate) unsafe fn copy_out(
 
 /// The slot after a transfer: what the device could write is perhaps written.
 #[inline]
-pub(crate) fn used(mut slot: Slot, state: &State) -> Slot {
+pub(crate) fn used(mut slot: Slot, core: &Core) -> Slot {
     if slot.kind().direction != Direction::ToDevice {
-        let bytes = slot.kind().class.granules() * state.core.limits.granule.bytes();
+        let bytes = slot.kind().class.granules() * core.limits.granule.bytes();
         slot.set_stale_bytes(bytes);
     }
     slot

@@ -5,10 +5,11 @@ use std::fmt;
 use crate::backend::Limits;
 use crate::counters::Counters;
 use crate::dma_pool::DmaPoolUsage;
+use crate::domain::Domain;
 use crate::iova::IovaUsage;
 use crate::policy::Bounce;
 use crate::pool::PoolUsage;
-use crate::watch::Made;
+use crate::watch::{Made, Watch};
 
 /// What a domain was like at one time, as exact as may be while others use it.
 #[derive(Clone, Debug)]
@@ -30,6 +31,23 @@ pub struct Dump {
     pub counters: Counters,
     /// What is mapped, by address; of a domain that is watched.
     pub mappings: Option<Vec<Made>>,
+}
+
+impl Domain {
+    /// All there is to know of it now, to be printed: limits, addresses, pools, counters, and the
+    /// mappings of a domain that is [watched](Builder::watch).
+    pub fn dump(&self) -> Dump {
+        Dump {
+            backend: self.state().core.backend.name(),
+            limits: self.limits().clone(),
+            bounce: self.bounce(),
+            iovas: self.iovas().usage(),
+            pools: self.state().pools.usage(self.limits().granule.bytes()),
+            dma_pools: self.state().dma_pools.all().iter().map(|pool| pool.usage()).collect(),
+            counters: self.counters(),
+            mappings: self.state().watch.as_ref().map(Watch::live),
+        }
+    }
 }
 
 impl fmt::Display for Dump {

@@ -53,7 +53,11 @@ pub mod backend;
 #[cfg(not(loom))]
 mod batch;
 #[cfg(not(loom))]
+mod borrowed;
+#[cfg(not(loom))]
 mod bounce;
+#[cfg(not(loom))]
+mod builder;
 #[cfg(not(loom))]
 mod cache;
 #[cfg(not(loom))]
@@ -75,6 +79,8 @@ mod dma_pool;
 pub mod dma_pool_refs;
 #[cfg(not(loom))]
 mod domain;
+#[cfg(not(loom))]
+mod door;
 #[cfg(not(loom))]
 mod dump;
 #[cfg(not(loom))]
@@ -120,15 +126,17 @@ mod way;
 #[cfg(not(loom))]
 pub use {
     batch::Batch,
+    builder::Builder,
     calibration::{Calibration, Step},
     coherent::Coherent,
     counters::Counters,
     direction::Direction,
     dma_pool::{DmaElement, DmaPool, DmaPoolOptions, DmaPoolUsage, DmaSlice, SliceError},
-    domain::{Builder, Domain},
+    domain::Domain,
+    door::Door,
     dump::Dump,
     error::{Error, Failed},
-    local::{Door, Local},
+    local::Local,
     mapping::Mapping,
     policy::{Bounce, WhenFull},
     pool::PoolUsage,

@@ -8,22 +8,22 @@ use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
-use crate::bounce;
+use crate::borrowed::abort_if_borrowed;
+use crate::bounce::{self, Elsewhere};
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
+use crate::door::sealed::Seal;
+use crate::door::{Door, await_slot};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
-use crate::local::sealed::Seal;
-use crate::local::{Door, await_slot};
+use crate::local::Local;
 use crate::place::{Place, check, extent, fill, host, map, map_somewhere, place, read_only};
 use crate::policy::Route;
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
-use crate::scoped::abort_if_borrowed;
 use crate::state::State;
-use crate::synced::Elsewhere;
 use crate::trace::{Span, span};
 use crate::watch::{Made, Slack};
 use crate::way::Way;
@@ -41,6 +41,77 @@ pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
     place: ManuallyDrop<Place>,
     door: &'d D,
     way: Way,
+}
+
+impl Domain {
+    /// Lets the device reach all of `memory`, as `direction` says, until the mapping is unmapped.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
+    pub fn map<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+        direction: Direction,
+    ) -> Result<Mapping<'_, B>, Failed<B>> {
+        Mapping::new(self, memory, direction, false)
+    }
+
+    /// The same of memory that the device only writes, and says how much it has written: what was
+    /// there before is not copied, and [`Mapping::complete`] takes it back.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
+    pub fn map_reported<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+    ) -> Result<Mapping<'_, B>, Failed<B>> {
+        Mapping::new(self, memory, Direction::FromDevice, true)
+    }
+
+    /// As [`map`](Self::map), at an address that the caller chooses; never bounced.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[track_caller]
+    pub fn map_at<B: DmaMemory + 'static>(
+        &self,
+        iova: Iova,
+        memory: B,
+        direction: Direction,
+    ) -> Result<Mapping<'_, B>, Failed<B>> {
+        Mapping::at(self, iova, memory, direction)
+    }
+}
+
+impl Local<'_> {
+    /// As [`Domain::map`], without a lock once it is warm.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[inline(always)]
+    #[track_caller]
+    pub fn map<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+        direction: Direction,
+    ) -> Result<Mapping<'_, B, Self>, Failed<B>> {
+        Mapping::new(self, memory, direction, false)
+    }
+
+    /// As [`Domain::map_reported`], without a lock once it is warm.
+    ///
+    /// # Errors
+    /// [`Error`](crate::Error), with the memory.
+    #[inline(always)]
+    #[track_caller]
+    pub fn map_reported<B: DmaMemory + 'static>(
+        &self,
+        memory: B,
+    ) -> Result<Mapping<'_, B, Self>, Failed<B>> {
+        Mapping::new(self, memory, Direction::FromDevice, true)
+    }
 }
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
@@ -136,12 +207,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 
     #[track_caller]
-    pub(crate) fn at(
-        door: &'d D,
-        iova: Iova,
-        memory: B,
-        direction: Direction,
-    ) -> Result<Self, Failed<B>> {
+    fn at(door: &'d D, iova: Iova, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         let core = &door.state().core;
         let (start, len_bytes) = extent(&memory);
         let placed = if let Err(error) = check(&memory, direction) {
@@ -542,7 +608,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas) => self.door.give(Seal, iovas),
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.state())),
+            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, &self.door.state().core)),
             Place::Ragged(ragged) => ragged.give(self.door),
         }
     }

@@ -9,8 +9,8 @@ use longshore_mem::{AddrRange, Iova};
 use crate::backend::Piece;
 use crate::counters::Event;
 use crate::direction::Direction;
+use crate::door::Door;
 use crate::error::Error;
-use crate::local::Door;
 use crate::undo::Undo;
 
 /// The error of pieces of which not all were mapped.

@@ -16,18 +16,17 @@ use std::ptr::NonNull;
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{AddrRange, Iova};
 
-use crate::bounce;
+use crate::bounce::{self, Elsewhere};
 use crate::counters::Event;
 use crate::direction::Direction;
+use crate::door::sealed::Seal;
+use crate::door::{Door, await_slot};
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::local::sealed::Seal;
-use crate::local::{Door, await_slot};
 use crate::pieces::{Partly, map_all, unmap_all};
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
-use crate::synced::Elsewhere;
 use crate::watch::Slack;
 
 /// A transfer whose ends are bounced.
@@ -67,7 +66,7 @@ impl End {
     }
 
     fn give<D: Door>(self, door: &D) {
-        door.give_slot(bounce::used(self.slot, door.state()));
+        door.give_slot(bounce::used(self.slot, &door.state().core));
     }
 }
 

@@ -4,44 +4,18 @@
     reason = "lends borrowed bytes to a mapping that ends before the borrow does"
 )]
 
-use std::any::TypeId;
-use std::os::fd::BorrowedFd;
-use std::process;
 use std::ptr::NonNull;
 
-use longshore_mem::{DmaMemory, FileOffset, Iova};
+use longshore_mem::Iova;
 
+use crate::borrowed::{Borrowed, abort};
 use crate::direction::Direction;
 use crate::domain::Domain;
+use crate::door::Door;
 use crate::error::{Error, Failed};
-use crate::local::{Door, Local};
+use crate::local::Local;
 use crate::mapping::Mapping;
 use crate::trace::{Span, span};
-
-/// Borrowed bytes.
-struct Borrowed {
-    bytes: NonNull<[u8]>,
-    /// `true` if the borrow is exclusive.
-    is_writable: bool,
-}
-
-// SAFETY: `map` keeps the bytes borrowed for as long as the value lives.
-unsafe impl Send for Borrowed {}
-
-// SAFETY: the bytes stay borrowed, mutably where the device writes, until the mapping has ended.
-unsafe impl DmaMemory for Borrowed {
-    fn host(&self) -> NonNull<[u8]> {
-        self.bytes
-    }
-
-    fn is_writable(&self) -> bool {
-        self.is_writable
-    }
-
-    unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)> {
-        None
-    }
-}
 
 /// A mapping of borrowed bytes.
 pub(crate) trait Lent: Sized {
@@ -60,29 +34,6 @@ impl<D: Door> Lent for Mapping<'_, Borrowed, D> {
 
     fn unmap(self) -> Result<(), Failed<Self>> {
         self.unmap_lent()
-    }
-}
-
-/// Ends the process: the bytes go back to their owner whatever happens, and the device may still write
-/// to them.
-#[cold]
-pub(crate) fn abort(error: &Error) -> ! {
-    eprintln!("longshore: memory of the caller cannot be taken from a device: {error}");
-    process::abort();
-}
-
-/// Returns whether memory of type `B` is borrowed bytes.
-#[inline(always)]
-pub(crate) fn is_borrowed<B: 'static>() -> bool {
-    TypeId::of::<B>() == TypeId::of::<Borrowed>()
-}
-
-/// Ends the process if memory of type `B`, which cannot be unmapped, is borrowed. Other memory can be
-/// leaked.
-#[cold]
-pub(crate) fn abort_if_borrowed<B: 'static>(error: &Error) {
-    if is_borrowed::<B>() {
-        abort(error);
     }
 }
 

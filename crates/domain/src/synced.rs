@@ -11,18 +11,10 @@ use longshore_mem::copy::copy_bytes;
 
 use crate::counters::Event;
 use crate::direction::Direction;
+use crate::door::Door;
 use crate::error::Error;
-use crate::local::Door;
 use crate::mapping::Mapping;
 use crate::trace::span;
-
-/// Bytes of a transfer that the device finds elsewhere: in a slot.
-pub(crate) struct Elsewhere {
-    pub(crate) host: NonNull<u8>,
-    /// Where in the transfer they begin, and how many they are.
-    pub(crate) at: u64,
-    pub(crate) len_bytes: u64,
-}
 
 impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     /// Makes what the device has written to these bytes visible in the memory. The device must be

@@ -15,15 +15,17 @@ use longshore_iov::{Cursor, Dest, SegmentSource as _, Source};
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{DmaMemory, Iova};
 
+use crate::borrowed::abort;
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
+use crate::door::Door;
 use crate::error::{Error, Failed};
-use crate::local::{Door, Local};
+use crate::local::Local;
 use crate::pieces::unmap_all;
 use crate::place::{check_writable, empty};
-use crate::scoped::{Ending, Lent, abort};
+use crate::scoped::{Ending, Lent};
 use crate::trace::{Span, span};
 use crate::watch::Made;
 use layout::{Run, runs};
@@ -278,7 +280,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         }
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, self.door.state())),
+            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, &self.door.state().core)),
             Place::Spread(spread) => spread.give(self.door),
         }
     }

@@ -10,19 +10,19 @@ use longshore_mem::{AddrRange, Iova};
 
 use super::layout::{Layout, Run, gathered};
 use super::limits::{SgLimits, SgSegment};
+use crate::borrowed::abort;
 use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
+use crate::door::sealed::Seal;
+use crate::door::{Door, await_slot};
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::local::sealed::Seal;
-use crate::local::{Door, await_slot};
 use crate::pieces::{Partly, map_all};
 use crate::policy::WhenFull;
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
-use crate::scoped::abort;
 use crate::state::State;
 
 pub(super) enum Place {
@@ -78,7 +78,7 @@ impl Spread {
     /// Gives slots and addresses back, of a transfer that is not mapped.
     pub(super) fn give<D: Door>(self, door: &D) {
         let Self { iovas, slots, .. } = self;
-        slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, door.state())));
+        slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, &door.state().core)));
         door.give(Seal, iovas);
     }
 }

@@ -1,0 +1,212 @@
+//! The setup of a domain.
+
+use std::time::Duration;
+
+use longshore_mem::{AddrRange, Iova};
+
+use crate::backend::Backend;
+use crate::core::Core;
+use crate::domain::Domain;
+use crate::error::Error;
+use crate::iova::{IovaAllocator, Placement};
+use crate::policy::{Bounce, Policy, WhenFull};
+use crate::pool::{Pools, budget};
+use crate::state::State;
+use crate::watch::{Misuse, Watch};
+
+/// The setup of a [`Domain`].
+#[derive(Debug)]
+#[must_use = "nothing is made before `build`"]
+pub struct Builder {
+    backend: Box<dyn Backend>,
+    address_bits: u32,
+    guard_bytes: u64,
+    bounce: Option<Bounce>,
+    when_full: WhenFull,
+    trusted: bool,
+    align_mask: u64,
+    pool_limit_bytes: u64,
+    idle: Option<Duration>,
+    watch: Option<Watch>,
+}
+
+impl Builder {
+    /// Bits of an address that the device can say, where that is fewer than the IOMMU has: 32 for
+    /// many.
+    pub fn address_bits(self, bits: u32) -> Self {
+        Self { address_bits: bits, ..self }
+    }
+
+    /// So many bytes behind each mapping stay unmapped, rounded up to granules: a device that runs
+    /// past the end faults. None where this is not asked for.
+    pub fn guard_bytes(self, bytes: u64) -> Self {
+        Self { guard_bytes: bytes, ..self }
+    }
+
+    /// Which transfers go through bounce buffers.
+    ///
+    /// Where this is not asked for, those that are better copied than mapped: the first domain of the
+    /// process on a backend of its kind is [calibrated](Domain::calibrate) when it is built, and
+    /// [`Domain::calibration`] tells what was found. In this process mapping is cheap, and the default
+    /// is [`Bounce::Never`]; where unmapping has to wait for busy sessions, another choice may be
+    /// better.
+    ///
+    /// Memory that is bounced is not what the device sees while it is mapped: look at it after
+    /// [`sync_for_cpu`](Mapping::sync_for_cpu).
+    pub fn bounce(self, bounce: Bounce) -> Self {
+        Self { bounce: Some(bounce), ..self }
+    }
+
+    /// Trusts the device with the bytes that share a granule with a transfer, so that no transfer is
+    /// bounced for their sake.
+    ///
+    /// An IOMMU maps whole granules. While a transfer is mapped, a trusted device can therefore read
+    /// the other bytes of its first and its last granule, and in the directions in which it writes
+    /// also overwrite them: other objects of the heap, and of [borrowed](Domain::lend) bytes their
+    /// neighbors. No check stands between the device and them.
+    ///
+    /// If the devices are code of this process ([`Limits::in_process`], as with
+    /// [`Soft`](crate::backend::Soft)), this has no effect: a session could read and write other
+    /// objects of the process from safe code.
+    ///
+    /// # Safety
+    /// If [`Limits::in_process`] is `false`, each device of the domain must write only to bytes of
+    /// transfers that are mapped for it, and only in their directions. That includes the device, its
+    /// firmware, and the addresses and lengths that drivers give it, also from safe code, which can
+    /// write to the registers of a device.
+    #[expect(
+        unsafe_code,
+        reason = "the caller answers for devices that no IOMMU confines to bytes"
+    )]
+    pub unsafe fn trusted(self) -> Self {
+        Self { trusted: true, ..self }
+    }
+
+    /// Sets the bits of an address that a bounced transfer keeps: `iova & mask` is then the memory's
+    /// address in this process `& mask`, as with `dma_set_min_align_mask` of the kernel.
+    ///
+    /// Some devices derive the shape of a transfer from the low bits of its address, and a driver
+    /// computes it from the address of the memory: Linux sets `0xfff` for NVMe controllers with pages
+    /// of 4 KiB. A driver that computes it from the IOVA needs no mask. Without this call the mask is
+    /// zero, and bounced transfers begin at the start of a granule, which most devices can take.
+    /// Transfers that are mapped keep all bits below the granule in any case, and so do those of which
+    /// only the ends are bounced. Of a scattered transfer each place keeps the bits, so it can have
+    /// more segments than without a mask.
+    ///
+    /// A bounce buffer then has unused bytes before the transfer: they are zero, and they count
+    /// towards the size of the buffer.
+    ///
+    /// # Errors
+    /// [`Error::AlignMask`] if the mask has bits of the backend's granule or above: no transfer keeps
+    /// those.
+    pub fn min_align_mask(self, mask: u64) -> Result<Self, Error> {
+        let granule = self.backend.limits().granule;
+        if mask >= granule.bytes() {
+            return Err(Error::AlignMask { mask, granule });
+        }
+        Ok(Self { align_mask: mask, ..self })
+    }
+
+    /// The most that this domain's bounce buffers may have, and what happens to transfers then. No
+    /// limit, and [`WhenFull::MapDirectly`], where this is not asked for.
+    pub fn pool_limit(self, bytes: u64, when_full: WhenFull) -> Self {
+        Self { pool_limit_bytes: bytes, when_full, ..self }
+    }
+
+    /// Sets after how long bounce buffers that no transfer uses, and chunks of DMA pools of which no
+    /// element is in use, are freed. The default is one second; with `None` they are never freed.
+    ///
+    /// One thread of the process does this for all domains, and runs only while one of them has such
+    /// memory. If the kernel reports that memory is scarce, it frees all that is idle at once.
+    pub fn free_after(self, idle: Option<Duration>) -> Self {
+        Self { idle, ..self }
+    }
+
+    /// Looks at what is done with mappings, and tells `report` of each [`Misuse`]: for tests, as every
+    /// mapping then takes a lock. It may panic, print, or count.
+    ///
+    /// ```
+    /// # use longshore_domain::{Direction, Domain, backend::Soft};
+    /// # use longshore_heap::Heap;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let builder = Domain::builder(Soft::new()?).watch(|misuse| panic!("{misuse}"));
+    /// let domain = builder.build();
+    /// let mut mapping = domain.map(Heap::Memfd.allocate(4096)?, Direction::FromDevice)?;
+    /// mapping.sync_for_cpu(0..512)?;
+    /// let mut status = [0; 8];
+    /// mapping.read(0, &mut status)?;
+    /// // mapping.read(512, &mut status)?; would panic: the device has those bytes.
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(self, report: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
+        Self { watch: Some(Watch::new(Box::new(report))), ..self }
+    }
+
+    /// The domain.
+    pub fn build(self) -> Domain {
+        let limits = self.backend.limits();
+        let usable: Vec<_> = below(&limits.usable, self.address_bits);
+        let iovas = IovaAllocator::new(limits.granule, &usable, &limits.reserved, self.guard_bytes);
+        let placement = Placement { align: limits.granule, ..Placement::ANYWHERE };
+        let is_trusted = self.trusted && !limits.in_process;
+        let bounce = self.bounce.unwrap_or(Bounce::Never);
+        let core = Core { backend: self.backend, limits, iovas, placement };
+        let pools = Pools::new(self.pool_limit_bytes, &budget::PROCESS);
+        let policy = Policy::new(bounce, self.when_full, is_trusted, self.align_mask);
+        let state = State::new(core, pools, policy, self.watch, self.idle);
+        let domain = Domain::new(state);
+        if self.bounce.is_none() && !domain.limits().maps_cheaply {
+            domain.use_calibration();
+        }
+        if self.idle.is_some() {
+            domain.reclaim_when_idle();
+        }
+        domain
+    }
+}
+
+fn below(usable: &[AddrRange<Iova>], bits: u32) -> Vec<AddrRange<Iova>> {
+    let Some(all) = 1u64.checked_shl(bits) else { return usable.to_vec() };
+    let all = AddrRange::new(Iova::new(0), all).expect("it begins at zero");
+    usable.iter().filter_map(|range| range.intersection(all)).collect()
+}
+
+impl Domain {
+    /// Begins the setup of a domain over a backend.
+    pub fn builder(backend: impl Backend + 'static) -> Builder {
+        Builder {
+            backend: Box::new(backend),
+            address_bits: 64,
+            guard_bytes: 0,
+            bounce: None,
+            when_full: WhenFull::MapDirectly,
+            trusted: false,
+            align_mask: 0,
+            pool_limit_bytes: u64::MAX,
+            idle: Some(Duration::from_secs(1)),
+            watch: None,
+        }
+    }
+
+    /// Begins the setup of a domain over an address space of the kernel with the PCI device at
+    /// `address`, such as `0000:01:00.0`: by iommufd if the kernel has it, otherwise by VFIO type 1.
+    ///
+    /// # Errors
+    /// [`OpenError`](crate::backend::OpenError), which says what the administrator of the machine must
+    /// do.
+    #[cfg(all(feature = "vfio", feature = "iommufd"))]
+    pub fn open_device(
+        address: &str,
+    ) -> Result<(Builder, crate::backend::Device), crate::backend::OpenError> {
+        use crate::backend::{Iommufd, OpenError, Vfio};
+        match Iommufd::open_device(address) {
+            Ok((backend, device)) => Ok((Self::builder(backend), device)),
+            Err(OpenError::NoInterface { .. }) => {
+                let (backend, device) = Vfio::open_device(address)?;
+                Ok((Self::builder(backend), device))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
