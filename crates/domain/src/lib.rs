@@ -51,21 +51,7 @@
 #[cfg(not(loom))]
 pub mod backend;
 #[cfg(not(loom))]
-mod batch;
-#[cfg(not(loom))]
-mod borrowed;
-#[cfg(not(loom))]
-mod bounce;
-#[cfg(not(loom))]
-mod builder;
-#[cfg(not(loom))]
 mod cache;
-#[cfg(not(loom))]
-mod calibrate;
-#[cfg(not(loom))]
-mod calibration;
-#[cfg(not(loom))]
-mod coherent;
 #[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]
@@ -82,68 +68,47 @@ mod domain;
 #[cfg(not(loom))]
 mod door;
 #[cfg(not(loom))]
-mod dump;
-#[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 pub mod iova;
 #[cfg(not(loom))]
 mod local;
 #[cfg(not(loom))]
-mod mapping;
-#[cfg(not(loom))]
-mod pieces;
-#[cfg(not(loom))]
-mod place;
-#[cfg(not(loom))]
 mod policy;
 #[cfg(not(loom))]
 mod pool;
 #[cfg(not(loom))]
-mod ragged;
-#[cfg(not(loom))]
-mod reclaim;
-#[cfg(not(loom))]
-mod scoped;
-#[cfg(not(loom))]
-mod sg;
-
-#[cfg(not(loom))]
 mod state;
 #[cfg(not(loom))]
-mod summed;
-#[cfg(not(loom))]
-mod synced;
-#[cfg(not(loom))]
 mod trace;
+#[cfg(not(loom))]
+mod transfer;
 #[cfg(not(loom))]
 mod undo;
 #[cfg(not(loom))]
 mod watch;
-#[cfg(not(loom))]
-mod way;
 
 #[cfg(not(loom))]
 pub use {
-    batch::Batch,
-    builder::Builder,
-    calibration::{Calibration, Step},
-    coherent::Coherent,
     counters::Counters,
     direction::Direction,
     dma_pool::{DmaElement, DmaPool, DmaPoolOptions, DmaPoolUsage, DmaSlice, SliceError},
     domain::Domain,
+    domain::builder::Builder,
+    domain::calibration::{Calibration, Step},
+    domain::dump::Dump,
+    domain::reclaim::Reclaimed,
     door::Door,
-    dump::Dump,
     error::{Error, Failed},
     local::Local,
-    mapping::Mapping,
     policy::{Bounce, WhenFull},
     pool::PoolUsage,
     pool::budget::{process_pool_bytes, set_process_budget},
     pool::error::PoolError,
-    reclaim::Reclaimed,
-    sg::{Lendable, SgLimits, SgMapping, SgSegment},
-    summed::Sum,
+    transfer::batch::Batch,
+    transfer::coherent::Coherent,
+    transfer::mapping::Mapping,
+    transfer::sg::{Lendable, SgLimits, SgMapping, SgSegment},
+    transfer::summed::Sum,
     watch::{Made, Misuse},
 };

@@ -8,10 +8,10 @@ use longshore_sync::Biased;
 
 use crate::backend::BackendError;
 use crate::cache::LocalCache;
-use crate::calibration::Calibration;
 use crate::core::Core;
 use crate::counters::Tallies;
 use crate::dma_pool::DmaPoolUsage;
+use crate::domain::calibration::Calibration;
 use crate::policy::Policy;
 use crate::pool::Pools;
 use crate::pool::error::NotFreed;

@@ -8,11 +8,11 @@ use longshore_heap::{Buffer, Heap};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, Iova};
 
+use super::mapping::Mapping;
+use super::place::empty;
 use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::Error;
-use crate::mapping::Mapping;
-use crate::place::empty;
 
 /// Zeroed memory that the device can read and write for as long as this lives. What either of them
 /// writes the other sees; in which order is up to the barriers of whoever uses it.

@@ -5,20 +5,20 @@ use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
+use super::borrowed::is_borrowed;
+use super::bounce;
+use super::pieces::check_unmap;
+use super::ragged::Ragged;
 use crate::backend::Piece;
-use crate::borrowed::is_borrowed;
-use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::door::sealed::Seal;
 use crate::door::{Door, await_slot};
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::pieces::check_unmap;
 use crate::policy::Route;
 use crate::pool::chunk::Slot;
 use crate::pool::kind::Kind;
-use crate::ragged::Ragged;
 use crate::state::State;
 
 /// Where the device finds the bytes.

@@ -1,11 +1,16 @@
-//! A device's view of memory.
+//! A device's view of memory, and operations of all of it.
+
+pub(crate) mod builder;
+mod calibrate;
+pub(crate) mod calibration;
+pub(crate) mod dump;
+pub(crate) mod reclaim;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::backend::{BackendError, Limits};
-use crate::calibration::Calibration;
 use crate::counters::{Counters, Event};
 use crate::door::sealed::Seal;
 use crate::door::{Door, sealed};
@@ -17,6 +22,7 @@ use crate::pool::kind::Kind;
 use crate::pool::reclaim_thread::{self, Reclaim as _};
 use crate::state::State;
 use crate::trace::span;
+use calibration::Calibration;
 
 /// What one device, or one group of devices that cannot be kept apart, can reach: nothing but what is
 /// mapped here.

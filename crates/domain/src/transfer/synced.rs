@@ -9,11 +9,11 @@ use std::ptr::NonNull;
 use longshore_mem::DmaMemory;
 use longshore_mem::copy::copy_bytes;
 
+use super::mapping::Mapping;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::door::Door;
 use crate::error::Error;
-use crate::mapping::Mapping;
 use crate::trace::span;
 
 impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {

@@ -8,13 +8,13 @@ use std::ptr::NonNull;
 
 use longshore_mem::Iova;
 
-use crate::borrowed::{Borrowed, abort};
+use super::borrowed::{Borrowed, abort};
+use super::mapping::Mapping;
 use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::door::Door;
 use crate::error::{Error, Failed};
 use crate::local::Local;
-use crate::mapping::Mapping;
 use crate::trace::{Span, span};
 
 /// A mapping of borrowed bytes.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use super::Domain;
 use crate::backend::Limits;
 use crate::counters::Counters;
 use crate::dma_pool::DmaPoolUsage;
-use crate::domain::Domain;
 use crate::iova::IovaUsage;
 use crate::policy::Bounce;
 use crate::pool::PoolUsage;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use longshore_mem::AddrRange;
 
+use super::Domain;
 use crate::backend::BackendError;
-use crate::domain::Domain;
 use crate::pool::reclaim_thread::Reclaim as _;
 use crate::trace::span;
 

@@ -12,15 +12,15 @@ use longshore_mem::copy::CopyFault;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, Iova};
 
-use crate::bounce;
+use super::bounce;
+use super::mapping::Mapping;
+use super::place::check;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::door::Door;
 use crate::error::{Error, Failed};
 use crate::local::Local;
-use crate::mapping::Mapping;
-use crate::place::check;
 use crate::pool::chunk::Slot;
 
 /// A sum over bytes that come one after the other: [`Checksum`] (RFC 1071), [`Crc32c`].

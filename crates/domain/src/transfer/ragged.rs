@@ -16,14 +16,14 @@ use std::ptr::NonNull;
 use longshore_mem::copy::CopyFault;
 use longshore_mem::{AddrRange, Iova};
 
-use crate::bounce::{self, Elsewhere};
+use super::bounce::{self, Elsewhere};
+use super::pieces::{Partly, map_all, unmap_all};
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::door::sealed::Seal;
 use crate::door::{Door, await_slot};
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::pieces::{Partly, map_all, unmap_all};
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;

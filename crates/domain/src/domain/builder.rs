@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use longshore_mem::{AddrRange, Iova};
 
+use super::Domain;
 use crate::backend::Backend;
 use crate::core::Core;
-use crate::domain::Domain;
 use crate::error::Error;
 use crate::iova::{IovaAllocator, Placement};
 use crate::policy::{Bounce, Policy, WhenFull};

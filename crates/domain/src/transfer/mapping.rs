@@ -8,8 +8,10 @@ use std::ptr::NonNull;
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
-use crate::borrowed::abort_if_borrowed;
-use crate::bounce::{self, Elsewhere};
+use super::borrowed::abort_if_borrowed;
+use super::bounce::{self, Elsewhere};
+use super::place::{Place, check, extent, fill, host, map, map_somewhere, place, read_only};
+use super::way::Way;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
@@ -18,7 +20,6 @@ use crate::door::{Door, await_slot};
 use crate::error::{Error, Failed};
 use crate::iova::IovaRange;
 use crate::local::Local;
-use crate::place::{Place, check, extent, fill, host, map, map_somewhere, place, read_only};
 use crate::policy::Route;
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
@@ -26,7 +27,6 @@ use crate::pool::kind::Kind;
 use crate::state::State;
 use crate::trace::{Span, span};
 use crate::watch::{Made, Slack};
-use crate::way::Way;
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///

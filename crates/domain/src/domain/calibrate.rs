@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::{DmaMemory, FileOffset};
 
-use crate::calibration::{Calibration, Step};
+use super::Domain;
+use super::calibration::{Calibration, Step};
 use crate::direction::Direction;
-use crate::domain::Domain;
 use crate::error::Error;
 use crate::local::Local;
-use crate::mapping::Mapping;
 use crate::pool::classes;
 use crate::trace::span;
+use crate::transfer::mapping::Mapping;
 
 /// The first bytes of a buffer. Each mapping keeps the buffer, so that it outlives one that cannot be
 /// unmapped and is leaked.

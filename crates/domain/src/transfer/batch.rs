@@ -5,12 +5,12 @@ use std::{fmt, vec};
 
 use longshore_mem::{AddrRange, DmaMemory, Iova};
 
+use super::mapping::Mapping;
 use crate::counters::Event;
 use crate::domain::Domain;
 use crate::door::Door;
 use crate::error::{Error, Failed};
 use crate::local::Local;
-use crate::mapping::Mapping;
 use crate::trace::span;
 
 /// Mappings whose device is through with them, and which are to be taken back together: deferred

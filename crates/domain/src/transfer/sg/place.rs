@@ -10,20 +10,20 @@ use longshore_mem::{AddrRange, Iova};
 
 use super::layout::{Layout, Run, gathered};
 use super::limits::{SgLimits, SgSegment};
-use crate::borrowed::abort;
-use crate::bounce;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::door::sealed::Seal;
 use crate::door::{Door, await_slot};
 use crate::error::Error;
 use crate::iova::IovaRange;
-use crate::pieces::{Partly, map_all};
 use crate::policy::WhenFull;
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
 use crate::state::State;
+use crate::transfer::borrowed::abort;
+use crate::transfer::bounce;
+use crate::transfer::pieces::{Partly, map_all};
 
 pub(super) enum Place {
     /// All of it in one bounce buffer.

@@ -1,0 +1,20 @@
+//! Transfers: memory that a device can reach for a time, and how its bytes get there.
+//!
+//! A [`Mapping`](mapping::Mapping) owns memory in one [place](place::Place): its own granules, a bounce
+//! buffer, or its own granules with bounced ends ([`Ragged`](ragged::Ragged)).
+//! [Scattered](sg::SgMapping) memory is one transfer, too. The other files add ways to begin and to end
+//! a mapping.
+
+pub(crate) mod batch;
+mod borrowed;
+mod bounce;
+pub(crate) mod coherent;
+pub(crate) mod mapping;
+mod pieces;
+mod place;
+mod ragged;
+mod scoped;
+pub(crate) mod sg;
+pub(crate) mod summed;
+mod synced;
+mod way;
