@@ -61,7 +61,7 @@ pub(crate) enum Route {
     /// It is copied.
     Bounce { kind: Kind, else_direct: bool },
     /// What lies in whole granules is mapped, and the ends are copied.
-    Ragged,
+    Unaligned,
 }
 
 impl Policy {
@@ -118,6 +118,6 @@ impl Policy {
             let else_direct = maps && self.when_full == WhenFull::MapDirectly;
             return Route::Bounce { kind: Kind { class, direction }, else_direct };
         }
-        if maps { Route::Direct } else { Route::Ragged }
+        if maps { Route::Direct } else { Route::Unaligned }
     }
 }

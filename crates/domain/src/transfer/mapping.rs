@@ -312,7 +312,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match &*self.place {
             Place::Direct(iovas) => Iova::new(iovas.start().raw() + self.offset()),
             Place::Slot(slot) => Iova::new(slot.iova().raw() + self.slot_offset()),
-            Place::Ragged(ragged) => Iova::new(ragged.iovas.start().raw() + ragged.offset),
+            Place::Unaligned(unaligned) => {
+                Iova::new(unaligned.iovas.start().raw() + unaligned.offset)
+            }
         }
     }
 
@@ -423,8 +425,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
     /// The backend has unmapped it.
     pub(crate) fn set_unmapped(&mut self) {
-        if let Place::Ragged(ragged) = &mut *self.place {
-            ragged.set_unmapped();
+        if let Place::Unaligned(unaligned) = &mut *self.place {
+            unaligned.set_unmapped();
         }
         self.way.set_unmapped();
     }
@@ -448,7 +450,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
                 let host = unsafe { slot.host().add(self.slot_offset() as usize) };
                 [Some(Elsewhere { host, at: 0, len_bytes: self.len_bytes() }), None]
             }
-            Place::Ragged(ragged) => ragged.elsewhere(),
+            Place::Unaligned(unaligned) => unaligned.elsewhere(),
         }
     }
 
@@ -466,7 +468,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
                 let start = unsafe { slot.host().add(end as usize) };
                 Some((start, slot_bytes - end, written_bytes))
             }
-            Place::Ragged(ragged) => ragged.slack(granule, written_bytes),
+            Place::Unaligned(unaligned) => unaligned.slack(granule, written_bytes),
             Place::Direct(..) => None,
         }
     }
@@ -490,9 +492,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Direct(_) if self.way.is_unmapped() => {}
             Place::Direct(iovas) => ranges.push(self.range(iovas)),
             Place::Slot(_) => {}
-            Place::Ragged(ragged) => {
+            Place::Unaligned(unaligned) => {
                 let granule = self.door.state().core.limits.granule.bytes();
-                ranges.extend(ragged.mapped(granule));
+                ranges.extend(unaligned.mapped(granule));
             }
         }
     }
@@ -556,7 +558,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
         let len_bytes = self.len_bytes();
         match &mut *self.place {
-            Place::Ragged(ragged) => ragged.unmap(self.door, len_bytes),
+            Place::Unaligned(unaligned) => unaligned.unmap(self.door, len_bytes),
             Place::Direct(..) | Place::Slot(_) => Ok(()),
         }
     }
@@ -593,7 +595,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
                 copied.map(|()| written_bytes)
             }
             // SAFETY: it is what was mapped; the rest as above.
-            Place::Ragged(ragged) => unsafe { ragged.copy_back(host, written_bytes) },
+            Place::Unaligned(unaligned) => unsafe { unaligned.copy_back(host, written_bytes) },
         };
         let copied = copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
         self.door.add(Event::Copied, copied);
@@ -609,7 +611,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         match unsafe { ManuallyDrop::take(&mut self.place) } {
             Place::Direct(iovas) => self.door.give(Seal, iovas),
             Place::Slot(slot) => self.door.give_slot(bounce::used(slot, &self.door.state().core)),
-            Place::Ragged(ragged) => ragged.give(self.door),
+            Place::Unaligned(unaligned) => unaligned.give(self.door),
         }
     }
 }

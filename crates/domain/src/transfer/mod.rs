@@ -1,7 +1,7 @@
 //! Transfers: memory that a device can reach for a time, and how its bytes get there.
 //!
 //! A [`Mapping`](mapping::Mapping) owns memory in one [place](place::Place): its own granules, a bounce
-//! buffer, or its own granules with bounced ends ([`Ragged`](ragged::Ragged)).
+//! buffer, or its own granules with bounced ends ([`Unaligned`](unaligned::Unaligned)).
 //! [Scattered](sg::SgMapping) memory is one transfer, too. The other files add ways to begin and to end
 //! a mapping.
 
@@ -12,9 +12,9 @@ pub(crate) mod coherent;
 pub(crate) mod mapping;
 mod pieces;
 mod place;
-mod ragged;
 mod scoped;
 pub(crate) mod sg;
 pub(crate) mod summed;
 mod synced;
+mod unaligned;
 mod way;

@@ -8,7 +8,7 @@ use longshore_mem::{AddrRange, DmaMemory, Iova};
 use super::borrowed::is_borrowed;
 use super::bounce;
 use super::pieces::check_unmap;
-use super::ragged::Ragged;
+use super::unaligned::Unaligned;
 use crate::backend::Piece;
 use crate::counters::Event;
 use crate::direction::Direction;
@@ -32,7 +32,7 @@ pub(crate) enum Place {
     /// In a bounce buffer.
     Slot(Slot),
     /// In the memory, but for the ends.
-    Ragged(Box<Ragged>),
+    Unaligned(Box<Unaligned>),
 }
 
 /// Refuses a transfer of no bytes, and one that would write to read-only memory. Each mapping is made
@@ -97,11 +97,11 @@ pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
             fill(door, slot, kind, memory, is_reported).map(Place::Slot)
         }
         Route::Direct => map_somewhere(door, memory, direction),
-        Route::Ragged => {
+        Route::Unaligned => {
             // SAFETY: the mapping keeps the memory, with no reference to it, until it is taken back.
-            let ragged =
-                unsafe { Ragged::map(door, host(memory), len_bytes, direction, is_reported) };
-            Ok(Place::Ragged(Box::new(ragged?)))
+            let unaligned =
+                unsafe { Unaligned::map(door, host(memory), len_bytes, direction, is_reported) };
+            Ok(Place::Unaligned(Box::new(unaligned?)))
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const SLOTS: [u64; 20] =
 pub(crate) enum Route {
     Direct,
     Slot { else_direct: bool },
-    Ragged,
+    Unaligned,
 }
 
 /// What a domain is told.
@@ -43,7 +43,7 @@ impl Rules {
         match (may_map, wants || !may_map, len.div_ceil(PAGE) <= 64) {
             (_, true, true) => Route::Slot { else_direct: may_map && !self.refuses },
             (true, ..) => Route::Direct,
-            (false, ..) => Route::Ragged,
+            (false, ..) => Route::Unaligned,
         }
     }
 
@@ -62,7 +62,7 @@ pub(crate) enum Shape {
     Direct,
     /// All the granules of a slot.
     Slot(Vec<u16>),
-    Ragged {
+    Unaligned {
         head: Option<Vec<u16>>,
         tail: Option<Vec<u16>>,
     },
@@ -117,7 +117,7 @@ impl Transfer {
                 }
                 Shape::Slot(cells)
             }
-            Route::Ragged => {
+            Route::Unaligned => {
                 let (skip, end) = (first % page, (first + len as usize) % page);
                 let zeros = if is_reported || !rights.contains(Prot::READ) { UNKNOWN } else { 0 };
                 let head = (skip != 0).then(|| {
@@ -130,7 +130,7 @@ impl Transfer {
                     copy(&mut cells, &bytes[bytes.len() - end..]);
                     cells
                 });
-                Shape::Ragged { head, tail }
+                Shape::Unaligned { head, tail }
             }
         };
         let (is_shaky, is_vague) = (false, false);
@@ -167,7 +167,7 @@ impl Transfer {
         match &self.shape {
             Shape::Direct => Some((start, len, page_of_memory)),
             Shape::Slot(_) => None,
-            Shape::Ragged { head, tail } => {
+            Shape::Unaligned { head, tail } => {
                 let before = if head.is_some() { PAGE } else { 0 };
                 let after = if tail.is_some() { PAGE } else { 0 };
                 let len = len - before - after;
@@ -180,7 +180,7 @@ impl Transfer {
     pub(crate) fn ends(&self) -> impl Iterator<Item = u64> {
         let (start, len) = self.window();
         let (head, tail) = match &self.shape {
-            Shape::Ragged { head, tail } => (head.is_some(), tail.is_some()),
+            Shape::Unaligned { head, tail } => (head.is_some(), tail.is_some()),
             _ => (false, false),
         };
         head.then_some(start).into_iter().chain(tail.then_some(start + len.max(PAGE) - PAGE))
@@ -192,8 +192,8 @@ impl Transfer {
         let tail_at = self.window().1 - PAGE.min(self.window().1);
         match &self.shape {
             Shape::Slot(cells) => cells[at as usize],
-            Shape::Ragged { head: Some(head), .. } if at < PAGE => head[at as usize],
-            Shape::Ragged { tail: Some(tail), .. } if at >= tail_at => {
+            Shape::Unaligned { head: Some(head), .. } if at < PAGE => head[at as usize],
+            Shape::Unaligned { tail: Some(tail), .. } if at >= tail_at => {
                 tail[(at - tail_at) as usize]
             }
             _ => self.memory[page_of_memory + at as usize].into(),
@@ -218,8 +218,10 @@ impl Transfer {
         let tail_at = self.window().1 - PAGE.min(self.window().1);
         match &mut self.shape {
             Shape::Slot(cells) => cells[at as usize] = byte.into(),
-            Shape::Ragged { head: Some(head), .. } if at < PAGE => head[at as usize] = byte.into(),
-            Shape::Ragged { tail: Some(tail), .. } if at >= tail_at => {
+            Shape::Unaligned { head: Some(head), .. } if at < PAGE => {
+                head[at as usize] = byte.into();
+            }
+            Shape::Unaligned { tail: Some(tail), .. } if at >= tail_at => {
                 tail[(at - tail_at) as usize] = byte.into();
             }
             _ => self.memory[page_of_memory + at as usize] = byte,

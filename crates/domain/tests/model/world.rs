@@ -133,7 +133,7 @@ impl<'d, 'b> World<'d, 'b> {
                 }
                 if self.domain.counters().leaked != self.books.counts.leaked {
                     // What was mapped before the refusal could not be unmapped.
-                    assert!(route == Route::Ragged && refused >= 2);
+                    assert!(route == Route::Unaligned && refused >= 2);
                     self.books.counts.leaked += 1;
                     self.books.is_stuck = true;
                 }

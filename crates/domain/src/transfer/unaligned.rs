@@ -30,7 +30,7 @@ use crate::pool::kind::Kind;
 use crate::watch::Slack;
 
 /// A transfer whose ends are bounced.
-pub(crate) struct Ragged {
+pub(crate) struct Unaligned {
     pub(crate) iovas: IovaRange,
     /// Where in its granule the transfer begins.
     pub(crate) offset: u64,
@@ -70,7 +70,7 @@ impl End {
     }
 }
 
-impl Ragged {
+impl Unaligned {
     /// Maps `len_bytes` at `host`, which are more than two granules.
     ///
     /// # Safety
@@ -106,25 +106,25 @@ impl Ragged {
                     return Err(error.into());
                 }
             };
-        let mut ragged = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
+        let mut unaligned = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
         if !is_reported {
             // SAFETY: the caller's bytes.
-            if let Err(source) = unsafe { ragged.copy_in(host) } {
-                let iova = ragged.iovas.start();
-                ragged.give(door);
+            if let Err(source) = unsafe { unaligned.copy_in(host) } {
+                let iova = unaligned.iovas.start();
+                unaligned.give(door);
                 return Err(Error::Copy { iova, source });
             }
             door.add(Event::Copied, head_bytes + tail_bytes);
         }
         // SAFETY: the caller's promise.
-        match unsafe { ragged.map_pieces(door, host, direction) } {
+        match unsafe { unaligned.map_pieces(door, host, direction) } {
             Ok(()) => {
                 door.add(Event::Bounce, 1);
-                Ok(ragged)
+                Ok(unaligned)
             }
             Err(Partly { error, still_mapped }) => {
                 if still_mapped == 0 {
-                    ragged.give(door);
+                    unaligned.give(door);
                 } else {
                     // The device may reach the slots, so nobody gets them.
                     door.add(Event::Leak, 1);
