@@ -24,10 +24,10 @@ use crate::direction::Direction;
 use crate::error::Error;
 use crate::pool::budget;
 use crate::pool::chunk::{Chunk, Slot};
+use crate::pool::chunks::{self, Chunks};
 use crate::pool::error::{NotFreed, PoolError};
 use crate::pool::layout::Layout;
 use crate::pool::reclaim_thread;
-use crate::pool::shelf::{self, Chunks};
 use crate::state::{DmaChunks, State};
 use crate::trace::span;
 use crate::undo::Undo;
@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     caches: Mutex<Caches>,
 }
 
-type Books = shelf::Books<Element, More>;
+type Locked = chunks::Locked<Element, More>;
 
 /// What is under the lock of the chunks.
 #[derive(Default)]
@@ -171,7 +171,7 @@ impl Shared {
             return Ok(());
         }
         let _span = span!("grow", element_len = self.element_len(), direction = self.direction);
-        let Some(_turn) = self.chunks.turn(|books| books.take(to)) else { return Ok(()) };
+        let Some(_turn) = self.chunks.turn(|locked| locked.take(to)) else { return Ok(()) };
         let Err(error) = self.grow(to) else { return Ok(()) };
         let mut cached = self.collect_cached(false);
         to[0] = cached.pop();
@@ -182,10 +182,10 @@ impl Shared {
     /// Makes a chunk, and takes elements of it.
     fn grow(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
         let held = self.hold_chunk()?;
-        let mut books = self.chunks.grow(|number| self.make_chunk(number))?;
+        let mut locked = self.chunks.grow(|number| self.make_chunk(number))?;
         held.keep();
-        books.take(to);
-        drop(books);
+        locked.take(to);
+        drop(locked);
         if self.may_shrink() {
             reclaim_thread::wake();
         }
@@ -194,12 +194,12 @@ impl Shared {
 
     /// Counts a chunk that is to be made.
     fn hold_chunk(&self) -> Result<Undo<(), impl FnOnce(())>, PoolError> {
-        let mut books = self.chunks.lock();
-        if books.more.held_chunks >= self.chunks_max {
+        let mut locked = self.chunks.lock();
+        if locked.more.held_chunks >= self.chunks_max {
             let elements = self.chunks_max * u64::from(self.layout.count());
             return Err(PoolError::Exhausted { elements, element_len: self.layout.slot_bytes() });
         }
-        books.more.held_chunks += 1;
+        locked.more.held_chunks += 1;
         Ok(Undo::new((), |()| self.chunks.lock().more.held_chunks -= 1))
     }
 
@@ -227,11 +227,11 @@ impl Shared {
     pub(super) fn give(&self, elements: impl IntoIterator<Item = Spare>) {
         // Dropped without the lock: it may free memory, and the program's allocator take elements.
         let mut elements = elements.into_iter();
-        let mut books = self.chunks.lock();
-        elements.by_ref().for_each(|element| books.shelf.give(element));
-        let is_closed = books.more.is_closed;
-        self.chunks.notify(&books);
-        drop(books);
+        let mut locked = self.chunks.lock();
+        elements.by_ref().for_each(|element| locked.list.give(element));
+        let is_closed = locked.more.is_closed;
+        self.chunks.notify(&locked);
+        drop(locked);
         if is_closed {
             self.end_or_later();
         }
@@ -268,7 +268,7 @@ impl Shared {
         idle: Duration,
         chunks_min: u64,
     ) -> Result<Option<Chunk<Element>>, BackendError> {
-        let may = |books: &Books| books.shelf.stock().chunks > chunks_min;
+        let may = |locked: &Locked| locked.list.stock().chunks > chunks_min;
         self.chunks.take_idle(&self.domain.core, idle, may)
     }
 
@@ -276,10 +276,10 @@ impl Shared {
     /// come back.
     pub(super) fn close(self: &Arc<Self>) {
         let cached = self.collect_cached(true);
-        let mut books = self.chunks.lock();
-        books.more.is_closed = true;
-        books.more.itself = Some(Arc::clone(self));
-        drop(books);
+        let mut locked = self.chunks.lock();
+        locked.more.is_closed = true;
+        locked.more.itself = Some(Arc::clone(self));
+        drop(locked);
         self.give(cached);
     }
 
@@ -306,8 +306,8 @@ impl DmaChunks for Shared {
         let cached = caches.of_threads.iter().filter_map(Weak::upgrade);
         let cached = cached.map(|cache| u64::from(cache.len())).sum();
         drop(caches);
-        let books = self.chunks.lock();
-        let stock = books.shelf.stock();
+        let locked = self.chunks.lock();
+        let stock = locked.list.stock();
         DmaPoolUsage {
             element_len: self.layout.slot_bytes(),
             direction: self.direction,
@@ -317,12 +317,12 @@ impl DmaChunks for Shared {
             in_use: (stock.slots - stock.free_slots).saturating_sub(cached),
             cached,
             free: stock.free_slots,
-            peak: books.more.peak,
+            peak: locked.more.peak,
         }
     }
 
     fn may_shrink(&self) -> bool {
-        self.chunks.lock().shelf.stock().chunks > self.chunks_min
+        self.chunks.lock().list.stock().chunks > self.chunks_min
     }
 
     fn shrink(&self, idle: Duration) -> Result<u64, NotFreed> {
@@ -349,23 +349,23 @@ impl DmaChunks for Shared {
                 Err(_) => self.domain.tallies.shared.add_shared(Event::Leak, 1),
             }
         }
-        let mut books = self.chunks.lock();
-        let is_over = books.shelf.is_empty();
-        let itself = if is_over { books.more.itself.take() } else { None };
-        drop(books);
+        let mut locked = self.chunks.lock();
+        let is_over = locked.list.is_empty();
+        let itself = if is_over { locked.more.itself.take() } else { None };
+        drop(locked);
         drop(itself);
         Ok(freed_bytes)
     }
 }
 
-impl Books {
+impl Locked {
     /// Takes free elements of chunks that are there. Returns false if there is none.
     fn take(&mut self, to: &mut [Option<Spare>]) -> bool {
         let mut places = to.iter_mut();
         let count = places.len();
         let put = |element| *places.next().expect("no more are taken") = Some(element);
-        let taken = self.shelf.take(count, put);
-        let stock = self.shelf.stock();
+        let taken = self.list.take(count, put);
+        let stock = self.list.stock();
         self.more.peak = self.more.peak.max(stock.slots - stock.free_slots);
         taken != 0
     }
@@ -381,7 +381,7 @@ impl Shared {
     /// Holds all locks.
     pub(super) fn hold(&self) -> impl Drop {
         struct Held<'s>(
-            #[expect(dead_code, reason = "held")] (MutexGuard<'s, Books>, MutexGuard<'s, Caches>),
+            #[expect(dead_code, reason = "held")] (MutexGuard<'s, Locked>, MutexGuard<'s, Caches>),
         );
         impl Drop for Held<'_> {
             fn drop(&mut self) {}

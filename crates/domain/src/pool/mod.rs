@@ -4,7 +4,7 @@
 //!   a door        magazines: a few slots of each kind        no lock
 //!                    │  ▲
 //!                    ▼  │  several at once
-//!   the domain    shelves: one for each size and direction   a lock each
+//!   the domain    chunk lists: one for each size and direction   a lock each
 //!                    │  chunk 0 ████████░░░   the fullest first, so that
 //!                    │  chunk 1 █░░░░░░░░░░   the others become idle
 //!                    ▼
@@ -16,13 +16,13 @@
 
 pub(crate) mod budget;
 pub(crate) mod chunk;
+pub(crate) mod chunks;
 pub(crate) mod classes;
 pub(crate) mod error;
 pub(crate) mod kind;
 pub(crate) mod layout;
 pub(crate) mod magazines;
 pub(crate) mod reclaim_thread;
-pub(crate) mod shelf;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,11 +36,11 @@ use crate::trace::span;
 use crate::undo::Undo;
 use budget::Budget;
 use chunk::{Bounced, Chunk, Slot};
+use chunks::{Chunks, Stock};
 use classes::Class;
 use error::{NotFreed, PoolError};
 use kind::{DIRECTIONS, KINDS, Kind};
 use layout::Layout;
-use shelf::{Chunks, Stock};
 
 /// The bounce buffers of one size and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub struct PoolUsage {
 
 /// A domain's pools.
 pub(crate) struct Pools {
-    shelves: Box<[Chunks<Bounced, ()>]>,
+    by_kind: Box<[Chunks<Bounced, ()>]>,
     own: Budget,
     process: &'static Budget,
     peak_bytes: AtomicU64,
@@ -74,7 +74,7 @@ pub(crate) struct Pools {
 impl Pools {
     pub(crate) fn new(limit_bytes: u64, process: &'static Budget) -> Self {
         Self {
-            shelves: (0..KINDS).map(|_| Chunks::default()).collect(),
+            by_kind: (0..KINDS).map(|_| Chunks::default()).collect(),
             own: Budget::new(limit_bytes),
             process,
             peak_bytes: AtomicU64::new(0),
@@ -110,18 +110,18 @@ impl Pools {
         mut to: impl FnMut(Slot),
     ) -> Result<(), PoolError> {
         let chunks = self.of(kind);
-        if chunks.lock().shelf.take(count, &mut to) != 0 {
+        if chunks.lock().list.take(count, &mut to) != 0 {
             return Ok(());
         }
         // Entered before there is a turn, and left after it.
         let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
         let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
-        let turn = chunks.turn(|books| books.shelf.take(count, &mut to) != 0);
+        let turn = chunks.turn(|locked| locked.list.take(count, &mut to) != 0);
         let Some(_turn) = turn else { return Ok(()) };
-        let mut books = chunks.grow(|number| self.make_chunk(core, kind, number))?;
-        let taken = books.shelf.take(count, &mut to);
+        let mut locked = chunks.grow(|number| self.make_chunk(core, kind, number))?;
+        let taken = locked.list.take(count, &mut to);
         debug_assert!(taken > 0, "a new chunk has free slots");
-        drop(books);
+        drop(locked);
         reclaim_thread::wake();
         Ok(())
     }
@@ -129,10 +129,10 @@ impl Pools {
     /// Takes slots of one kind back.
     pub(crate) fn give(&self, kind: Kind, slots: impl IntoIterator<Item = Slot>) {
         let chunks = self.of(kind);
-        let mut books = chunks.lock();
-        slots.into_iter().for_each(|slot| books.shelf.give(slot));
-        chunks.notify(&books);
-        drop(books);
+        let mut locked = chunks.lock();
+        slots.into_iter().for_each(|slot| locked.list.give(slot));
+        chunks.notify(&locked);
+        drop(locked);
         self.tell();
     }
 
@@ -143,7 +143,7 @@ impl Pools {
     /// ever.
     pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, NotFreed> {
         let mut freed = 0;
-        for chunks in &self.shelves {
+        for chunks in &self.by_kind {
             let next = || chunks.take_idle(core, idle, |_| true).map_err(NotFreed::Kept);
             while let Some(chunk) = next()? {
                 let len_bytes = chunk.len_bytes();
@@ -215,7 +215,7 @@ impl Pools {
             .iter()
             .flat_map(|direction| Class::all().map(|class| Kind { class, direction: *direction }));
         let usage = |kind: Kind| {
-            let Stock { chunks, slots, free_slots } = self.of(kind).lock().shelf.stock();
+            let Stock { chunks, slots, free_slots } = self.of(kind).lock().list.stock();
             let slot_bytes = kind.class.granules() * granule_bytes;
             let usage =
                 PoolUsage { slot_bytes, direction: kind.direction, chunks, slots, free_slots };
@@ -225,7 +225,7 @@ impl Pools {
     }
 
     fn of(&self, kind: Kind) -> &Chunks<Bounced, ()> {
-        &self.shelves[kind.index()]
+        &self.by_kind[kind.index()]
     }
 
     fn lock_waiting(&self) -> MutexGuard<'_, u32> {

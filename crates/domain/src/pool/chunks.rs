@@ -16,14 +16,14 @@ use crate::undo::Undo;
 
 /// The chunks of one kind, with their lock.
 pub(crate) struct Chunks<T, M> {
-    books: Mutex<Books<T, M>>,
+    locked: Mutex<Locked<T, M>>,
     /// Waiting threads are notified when there are free slots, and when a thread has made a chunk.
     changed: Condvar,
 }
 
 /// What is under the lock.
-pub(crate) struct Books<T, M> {
-    pub(crate) shelf: Shelf<T>,
+pub(crate) struct Locked<T, M> {
+    pub(crate) list: ChunkList<T>,
     pub(crate) more: M,
     /// The thread that makes a chunk.
     growing: Option<ThreadId>,
@@ -33,21 +33,21 @@ pub(crate) struct Books<T, M> {
 
 impl<T, M: Default> Default for Chunks<T, M> {
     fn default() -> Self {
-        let (shelf, more) = (Shelf::default(), M::default());
-        let books = Books { shelf, more, growing: None, waiting: 0 };
-        Self { books: Mutex::new(books), changed: Condvar::new() }
+        let (list, more) = (ChunkList::default(), M::default());
+        let locked = Locked { list, more, growing: None, waiting: 0 };
+        Self { locked: Mutex::new(locked), changed: Condvar::new() }
     }
 }
 
 impl<T, M> Chunks<T, M> {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Books<T, M>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Locked<T, M>> {
         // Code under the lock does not panic halfway.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes the threads that wait while another makes a chunk.
-    pub(crate) fn notify(&self, books: &Books<T, M>) {
-        if books.waiting != 0 {
+    pub(crate) fn notify(&self, locked: &Locked<T, M>) {
+        if locked.waiting != 0 {
             self.changed.notify_all();
         }
     }
@@ -56,18 +56,18 @@ impl<T, M> Chunks<T, M> {
     /// that needs slots while it maps a chunk makes another one.
     pub(crate) fn turn(
         &self,
-        mut take: impl FnMut(&mut Books<T, M>) -> bool,
+        mut take: impl FnMut(&mut Locked<T, M>) -> bool,
     ) -> Option<Turn<'_, T, M>> {
         let me = thread::current().id();
-        let mut books = self.lock();
-        while !take(&mut books) {
-            if books.growing.is_none_or(|thread| thread == me) {
-                let before = books.growing.replace(me);
+        let mut locked = self.lock();
+        while !take(&mut locked) {
+            if locked.growing.is_none_or(|thread| thread == me) {
+                let before = locked.growing.replace(me);
                 return Some(Turn { chunks: self, before });
             }
-            books.waiting += 1;
-            books = self.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
-            books.waiting -= 1;
+            locked.waiting += 1;
+            locked = self.changed.wait(locked).unwrap_or_else(PoisonError::into_inner);
+            locked.waiting -= 1;
         }
         None
     }
@@ -80,19 +80,19 @@ impl<T, M> Chunks<T, M> {
     pub(crate) fn grow<E>(
         &self,
         make: impl FnOnce(u32) -> Result<Chunk<T>, E>,
-    ) -> Result<MutexGuard<'_, Books<T, M>>, E> {
-        let number = Undo::new(self.reserve(), |number| self.lock().shelf.cancel(number));
+    ) -> Result<MutexGuard<'_, Locked<T, M>>, E> {
+        let number = Undo::new(self.reserve(), |number| self.lock().list.cancel(number));
         let chunk = make(*number.get())?;
-        let mut books = self.lock();
-        books.shelf.put(number.keep(), chunk);
-        Ok(books)
+        let mut locked = self.lock();
+        locked.list.put(number.keep(), chunk);
+        Ok(locked)
     }
 
     fn reserve(&self) -> u32 {
         let mut room = Vec::new();
         loop {
             // The lock is released at the end of this line.
-            let reserved = self.lock().shelf.reserve(&mut room);
+            let reserved = self.lock().list.reserve(&mut room);
             match reserved {
                 Ok(number) => return number,
                 Err(capacity) => room = Vec::with_capacity(capacity),
@@ -109,25 +109,25 @@ impl<T, M> Chunks<T, M> {
         &self,
         core: &Core,
         idle: Duration,
-        may: impl FnOnce(&Books<T, M>) -> bool,
+        may: impl FnOnce(&Locked<T, M>) -> bool,
     ) -> Result<Option<Chunk<T>>, BackendError> {
-        let mut books = self.lock();
-        let taken = if may(&books) { books.shelf.take_idle(idle) } else { None };
-        drop(books);
+        let mut locked = self.lock();
+        let taken = if may(&locked) { locked.list.take_idle(idle) } else { None };
+        drop(locked);
         let Some((number, chunk)) = taken else { return Ok(None) };
         let chunk = Undo::new(chunk, |chunk| {
-            let mut books = self.lock();
-            books.shelf.put(number, chunk);
-            self.notify(&books);
+            let mut locked = self.lock();
+            locked.list.put(number, chunk);
+            self.notify(&locked);
         });
         core.backend.check_unmap(chunk.get().range())?;
-        self.lock().shelf.cancel(number);
+        self.lock().list.cancel(number);
         Ok(Some(chunk.keep()))
     }
 }
 
 #[cfg(test)]
-impl<T, M> Books<T, M> {
+impl<T, M> Locked<T, M> {
     /// How many threads wait while another makes a chunk.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
@@ -142,15 +142,15 @@ pub(crate) struct Turn<'c, T, M> {
 
 impl<T, M> Drop for Turn<'_, T, M> {
     fn drop(&mut self) {
-        let mut books = self.chunks.lock();
-        books.growing = self.before;
-        self.chunks.notify(&books);
+        let mut locked = self.chunks.lock();
+        locked.growing = self.before;
+        self.chunks.notify(&locked);
     }
 }
 
 /// The chunks whose slots are alike. Its methods do not allocate, because they are called with a lock
 /// that the program's allocator may need.
-pub(crate) struct Shelf<T> {
+pub(crate) struct ChunkList<T> {
     /// The number of a chunk is the index of its place.
     places: Vec<Place<T>>,
 }
@@ -172,7 +172,7 @@ impl<T> Place<T> {
     }
 }
 
-/// How many a shelf has.
+/// How many a list has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stock {
     pub(crate) chunks: u64,
@@ -180,13 +180,13 @@ pub(crate) struct Stock {
     pub(crate) free_slots: u64,
 }
 
-impl<T> Default for Shelf<T> {
+impl<T> Default for ChunkList<T> {
     fn default() -> Self {
         Self { places: Vec::new() }
     }
 }
 
-impl<T> Shelf<T> {
+impl<T> ChunkList<T> {
     /// Takes up to `count` free slots to `to`. Returns how many.
     pub(crate) fn take(&mut self, count: usize, mut to: impl FnMut(Slot<T>)) -> usize {
         let mut taken = 0;
