@@ -1,4 +1,4 @@
-//! What everything in a domain needs.
+//! The backend of a domain, and the addresses that it can map.
 
 use longshore_mem::Granule;
 
@@ -12,11 +12,11 @@ pub(crate) struct Core {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) limits: Limits,
     pub(crate) iovas: IovaAllocator,
-    /// What every mapping asks for.
+    /// The placement of each mapping.
     pub(crate) placement: Placement,
 }
 
-/// Sizes of large pages, from the largest on.
+/// The sizes of large pages, the largest first.
 const LARGE_PAGES: [Granule; 2] = [
     match Granule::new(1 << 30) {
         Ok(size) => size,
@@ -26,8 +26,8 @@ const LARGE_PAGES: [Granule; 2] = [
 ];
 
 impl Core {
-    /// Addresses for `len_bytes` at `start` of this process, so that its large pages can be mapped as
-    /// such, where there is room.
+    /// Takes addresses for `len_bytes` at `start` of this process. If there is room, they are
+    /// aligned so that large pages of the memory can be mapped as such.
     #[inline(always)]
     pub(crate) fn take_for<E>(
         &self,
@@ -61,10 +61,10 @@ impl Core {
         take(len_bytes, self.placement)
     }
 
-    /// What a device may do with the slots of such a transfer.
+    /// Returns the direction of the slots for a transfer.
     ///
-    /// Where it can read what is mapped for writing only, slots that are filled first are none of those
-    /// that only it fills: those stay free of others' bytes without being wiped.
+    /// If the IOMMU cannot enforce write-only mappings, a `FromDevice` slot is never filled by the
+    /// CPU, because those slots are not wiped between transfers.
     #[inline]
     pub(crate) fn slot_direction(&self, direction: Direction, is_reported: bool) -> Direction {
         match direction {

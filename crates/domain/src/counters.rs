@@ -1,27 +1,28 @@
-//! What was done, counted where it is done.
+//! Counters of the operations of a domain. Each thread counts its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What a domain has done.
+/// The operations of a domain since it was built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counters {
     /// Mappings made.
     pub maps: u64,
-    /// Mappings taken back.
+    /// Mappings that were unmapped.
     pub unmaps: u64,
-    /// Of the mappings made, those whose transfer goes through a bounce buffer.
+    /// Mappings whose transfer goes through a bounce buffer.
     pub bounced: u64,
     /// Bytes copied to and from bounce buffers.
     pub copied_bytes: u64,
     /// Invalidations: one for each strict unmapping that was not bounced, and for each batch.
     pub flushes: u64,
-    /// Mappings that could not be unmapped, whose memory was leaked rather than freed under a device.
+    /// Mappings that could not be unmapped. Their memory was leaked, because a device could still
+    /// write to it.
     pub leaked: u64,
-    /// Bytes that bounce buffers have now, and the most they had.
+    /// The bytes of all bounce buffers now.
     pub pool_bytes: u64,
-    /// The most that `pool_bytes` was.
+    /// The maximum of `pool_bytes` so far.
     pub pool_peak_bytes: u64,
     /// Chunks of bounce buffers made.
     pub pool_grows: u64,
@@ -29,7 +30,7 @@ pub struct Counters {
     pub pool_shrinks: u64,
 }
 
-/// What is counted by whoever maps.
+/// An operation that is counted by its thread.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Map,
@@ -42,7 +43,8 @@ pub enum Event {
 
 const EVENTS: usize = 6;
 
-/// What one door has done. Only its thread counts, so no instruction locks a line.
+/// The counters of one handle. Only its thread writes to them, so no atomic read-modify-write is
+/// needed.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Tally {
@@ -50,14 +52,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// By the one thread that counts here.
+    /// Adds to a counter, by the one thread that owns it.
     #[inline]
     pub(crate) fn add(&self, event: Event, amount: u64) {
         let count = &self.counts[event as usize];
         count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
     }
 
-    /// By any thread.
+    /// Adds to a counter, by any thread.
     pub(crate) fn add_shared(&self, event: Event, amount: u64) {
         self.counts[event as usize].fetch_add(amount, Ordering::Relaxed);
     }
@@ -69,16 +71,16 @@ impl Tally {
     }
 }
 
-/// The tallies of a domain.
+/// The counters of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
-    /// Of the domain's own door, and of doors that are gone.
+    /// The counters of the domain itself, and of handles that were dropped.
     pub(crate) shared: Tally,
     doors: Mutex<Vec<Weak<Tally>>>,
 }
 
 impl Tallies {
-    /// One more door's.
+    /// Returns the counters for one more handle.
     pub(crate) fn open(&self) -> Arc<Tally> {
         let tally = Arc::new(Tally::default());
         let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,21 +89,21 @@ impl Tallies {
         tally
     }
 
-    /// What a door has counted is kept when it is gone.
+    /// Adds the counters of a handle that is dropped to the shared ones.
     pub(crate) fn close(&self, tally: &Tally) {
-        // Not summed up meanwhile: else it would be counted twice.
+        // `sum` waits for this lock, so that it does not count them twice.
         let _doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
         for (kept, count) in self.shared.counts.iter().zip(&tally.counts) {
             kept.fetch_add(count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
-    /// From here on as if nothing had been done. No door may be open.
+    /// Resets the counters. No handle may exist.
     pub(crate) fn forget(&self) {
         self.shared.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
-    /// All together. Exact while nobody maps or unmaps.
+    /// Returns the sum of all counters. It is exact while no thread maps or unmaps.
     pub(crate) fn sum(&self) -> Counters {
         let mut sums = [0; EVENTS];
         let doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);

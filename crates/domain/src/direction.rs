@@ -1,21 +1,21 @@
-//! Which way bytes go.
+//! The direction of a transfer.
 
 use longshore_pagetable::Prot;
 
-/// Who reads and who writes the memory of a mapping, as in the kernel's DMA API.
+/// The direction of a transfer, as in the kernel's DMA API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// The device reads.
     ToDevice,
-    /// The device writes. It may not read what was there, where the backend can forbid that: few
-    /// IOMMUs can, or are driven so (see [`Backend`](crate::backend::Backend)).
+    /// The device writes. It cannot read the memory if the IOMMU enforces write-only mappings,
+    /// which few do (see [`Backend`](crate::backend::Backend)).
     FromDevice,
-    /// Both.
+    /// The device reads and writes.
     Bidirectional,
 }
 
 impl Direction {
-    /// What a device may do.
+    /// Returns the access that a device has.
     pub const fn prot(self) -> Prot {
         match self {
             Self::ToDevice => Prot::READ,

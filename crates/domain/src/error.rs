@@ -1,4 +1,4 @@
-//! What can go wrong, and what is given back then.
+//! The errors of the crate.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use crate::backend::BackendError;
 use crate::iova::IovaError;
 use crate::pool::error::PoolError;
 
-/// Why a domain could not do what was asked. Nothing has changed then.
+/// The reason that a domain could not do a request. Nothing has changed then.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no IOVA for it.
+    /// No IOVA is free.
     #[error(transparent)]
     Iova(#[from] IovaError),
-    /// Bits of an address that bounce buffers cannot keep.
+    /// The mask has bits of an address that bounce buffers cannot keep.
     #[error(
         "a minimum alignment mask of {mask:#x} has bits of the granule of {granule} or above, which \
          mappings do not keep; use a mask below the granule"
@@ -50,23 +50,23 @@ pub enum Error {
         /// The length of the memory in bytes.
         len_bytes: u64,
     },
-    /// The backend refused.
+    /// The backend returned an error.
     #[error("{operation} {len_bytes:#x} bytes at IOVA {iova:#x}: {source}")]
     Backend {
-        /// What was to be done.
+        /// The operation that was requested.
         operation: &'static str,
-        /// The first address.
+        /// The first IOVA.
         iova: Iova,
-        /// How many bytes.
+        /// The length in bytes.
         len_bytes: u64,
-        /// What the backend says.
+        /// The error of the backend.
         #[source]
         source: BackendError,
     },
-    /// There is no memory for what the domain allocates.
+    /// The domain could not allocate memory.
     #[error("memory for a device: {0}")]
     Memory(#[source] longshore_heap::Error),
-    /// There is no bounce buffer for it, and it must have one.
+    /// No bounce buffer is free, and the transfer must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The elements of a DMA pool cannot be laid out as asked.
@@ -79,27 +79,27 @@ pub enum Error {
         /// The rule that is broken.
         reason: &'static str,
     },
-    /// Bytes could not be copied: the memory is not there. Without a
+    /// Bytes could not be copied, because the memory is missing. Without a
     /// [`FaultGuard`](longshore_mem::fault::FaultGuard) such memory ends the process instead.
     #[error("copying between memory and the bounce buffer at IOVA {iova:#x}: {source}")]
     Copy {
-        /// Where the device finds the bounce buffer.
+        /// The IOVA of the bounce buffer.
         iova: Iova,
-        /// What was met.
+        /// The fault.
         #[source]
         source: CopyFault,
     },
-    /// A device says that it has written more than it could reach.
+    /// A device reports that it has written more bytes than the transfer has.
     #[error(
         "a device says that it has written {written_bytes:#x} bytes at IOVA {iova:#x}, where it can \
          reach {len_bytes:#x}"
     )]
     Reported {
-        /// Where the transfer is mapped.
+        /// The IOVA of the transfer.
         iova: Iova,
-        /// How many bytes.
+        /// The length in bytes.
         len_bytes: u64,
-        /// What the device says.
+        /// The number of bytes that the device reports.
         written_bytes: u64,
     },
     /// A scattered transfer has more segments than the device can take.
@@ -108,67 +108,69 @@ pub enum Error {
          {most}: make it fewer places, whole granules, or shorter"
     )]
     TooManySegments {
-        /// How many bytes.
+        /// The length in bytes.
         len_bytes: u64,
-        /// How many segments they are.
+        /// The number of segments.
         segments: usize,
-        /// How many there may be.
+        /// The number of segments that the device can take.
         most: usize,
     },
     /// The places of a scattered transfer have more bytes together than there are IOVAs.
     #[error("{places} places have more bytes together than there are IOVAs: make it fewer places")]
     TooLong {
-        /// How many places.
+        /// The number of places.
         places: usize,
     },
-    /// A range that does not lie in the mapping.
+    /// The range does not lie in the mapping.
     #[error(
         "bytes {start:#x} to {end:#x} of a mapping of {len_bytes:#x} bytes at IOVA {iova:#x}: it does \
          not have them"
     )]
     Outside {
-        /// Where the transfer is mapped.
+        /// The IOVA of the transfer.
         iova: Iova,
-        /// How many bytes it has.
+        /// The length in bytes.
         len_bytes: u64,
-        /// The first byte asked for.
+        /// The first byte of the range.
         start: u64,
-        /// The one behind the last.
+        /// The byte after the last one of the range.
         end: u64,
     },
-    /// A mapping was put into a batch of another domain, or of another thread's door.
-    #[error("the mapping at IOVA {iova:#x} was made by another door than the batch is of")]
+    /// The mapping was made by another handle than the batch.
+    #[error(
+        "the mapping at IOVA {iova:#x} was made by another handle than the batch; use a batch of its handle"
+    )]
     OtherDoor {
-        /// Where it is mapped.
+        /// The IOVA of the mapping.
         iova: Iova,
     },
-    /// Memory that is not made of whole granules cannot be mapped at an address that is.
+    /// The memory does not consist of whole granules, so it cannot be mapped at a chosen address.
     #[error(
         "{len_bytes:#x} bytes at {start:#x} are not whole granules of {granule}, and cannot be mapped \
          at a chosen address"
     )]
     Unaligned {
-        /// Where the memory begins in this process.
+        /// The address of the memory in this process.
         start: u64,
-        /// How many bytes it has.
+        /// The length in bytes.
         len_bytes: u64,
         /// The backend's granule.
         granule: Granule,
     },
 }
 
-/// What was not done, with what was to be used up by it.
+/// An error, with the value that the operation would have consumed.
 #[derive(Error)]
 #[error("{error}")]
 pub struct Failed<T> {
-    /// Why. Behind a pointer, so that what succeeds does not carry room for it about.
+    /// The error. It is boxed, so that successful results stay small.
     #[source]
     pub error: Box<Error>,
-    /// What the caller had, unchanged.
+    /// The value, unchanged.
     pub value: T,
 }
 
-/// For those who do not want back what they had: it is dropped.
+/// Drops the value.
 impl<T> From<Failed<T>> for Error {
     fn from(failed: Failed<T>) -> Self {
         *failed.error

@@ -1,4 +1,4 @@
-//! A DMA API in userspace: what a device may reach, and when it may no more.
+//! A DMA API in userspace: a domain decides which memory a device can reach, and for how long.
 //!
 //! ```text
 //!   memory ──map──► Mapping ── iova ──► (a device)          IovaAllocator   which addresses
@@ -11,15 +11,17 @@
 //!   is made.
 //! * A [`Mapping`] owns the memory that the device can reach; [`unmap`](Mapping::unmap) gives it back
 //!   when the device cannot reach it any more. A [`Batch`] does that for many at once.
-//! * A thread that maps much opens a [`Local`] door, which takes no lock.
+//! * A thread that maps often makes a [`Local`] handle, which takes no lock.
 //! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
 //!   begin or end within a granule must, unless the device is outside this process and
 //!   [trusted](Builder::trusted).
-//! * A program that is tested has its domains [watched](Builder::watch): what types cannot forbid is
-//!   reported then. With the feature `tracing`, each operation is a span.
+//! * Tests can [check](Builder::watch) the use of mappings, as the kernel's dma-debug does: misuse that
+//!   types cannot prevent is reported. With the feature `tracing`, each operation is a span.
 //! * Elements of a [`DmaPool`] stay mapped, for drivers that do not map per transfer.
-//! * Bytes in several places are [one mapping](Domain::map_sg), whose segments the device is told.
-//! * Borrowed bytes are [lent](Domain::lend) for a scope, also those that [a cursor](Domain::lend_sg) walks; [`Coherent`] memory is shared all the time.
+//! * Bytes in several places are [one mapping](Domain::map_sg), which has a list of segments for the
+//!   device.
+//! * Borrowed bytes are [lent](Domain::lend) for a scope, also those that [a cursor](Domain::lend_sg)
+//!   walks. CPU and device share [`Coherent`] memory all the time.
 //!
 //! ```
 //! use longshore_domain::{Direction, Domain, Error, backend::Soft};
@@ -46,7 +48,7 @@
 //! # }
 //! ```
 
-#![allow(clippy::result_large_err, reason = "what was not done is given back with the reason")]
+#![allow(clippy::result_large_err, reason = "an error gives the value back")]
 
 #[cfg(not(loom))]
 pub mod backend;

@@ -28,7 +28,7 @@ pub struct Local<'d> {
     state: &'d State,
     cache: Arc<Biased<LocalCache>>,
     tally: Arc<Tally>,
-    /// One thread at a time.
+    /// Not `Sync`: one thread at a time uses it.
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -48,8 +48,8 @@ impl<'d> Local<'d> {
         self.domain
     }
 
-    /// A slot from the pools, and some more to be kept. The pools are asked while what is kept is not in
-    /// use: growing is a span, whose subscriber may map by this handle.
+    /// Takes a slot from the pools, and some more for the cache. The cache is not in use during
+    /// that: a subscriber to the span of growing may map by this handle.
     #[cold]
     fn refill(&self, kind: Kind) -> Result<Slot, PoolError> {
         let State { core, pools, .. } = self.state;
@@ -62,8 +62,9 @@ impl<'d> Local<'d> {
         Ok(slot)
     }
 
-    /// Returns `None`, and has not called `then`, within a call of itself: `then` can allocate, and the
-    /// program's allocator can use this handle. The caller does then without what is kept.
+    /// Calls `then` with the cache. Returns `None`, without calling it, within a call of itself:
+    /// `then` can allocate, and the program's allocator can use this handle. The caller then does
+    /// without the cache.
     #[inline(always)]
     fn own<R>(&self, then: impl FnOnce(&mut LocalCache) -> R) -> Option<R> {
         // SAFETY: this is not `Sync`, so one thread at a time is here.

@@ -1,4 +1,4 @@
-//! Which transfers go through bounce buffers.
+//! The rules by which transfers go through bounce buffers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,58 +9,58 @@ use crate::direction::Direction;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
 
-/// When a transfer is copied through memory that stays mapped, instead of being mapped itself.
+/// The transfers that are copied through a bounce buffer, instead of being mapped themselves.
 ///
-/// A bounce buffer belongs to one transfer, and no two share a granule: all that the device can reach
-/// beyond the bytes of the transfer is zero. Bounce buffers lie in chunks of 2 MiB, each of which is
-/// mapped once, for one direction. A [`Local`](crate::Local) handle caches a few, so that its transfers
+/// A bounce buffer belongs to one transfer, and no two share a granule: all other bytes that the
+/// device can reach in it are zero. Bounce buffers lie in chunks of 2 MiB, each of which is mapped
+/// once, for one direction. A [`Local`](crate::Local) handle caches a few, so that its transfers
 /// take no lock once it is warm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bounce {
-    /// Only if it must be: the memory is not made of whole granules, and the device is not
-    /// [trusted](crate::Builder::trusted) with the bytes beside it. A transfer longer than the largest
-    /// bounce buffer (64 granules: 256 KiB with granules of 4 KiB) is mapped, and only its ends that
-    /// share a granule with other bytes are copied.
+    /// Bounce only the transfers that must be: the memory does not consist of whole granules, and
+    /// the device is not [trusted](crate::Builder::trusted) with the bytes beside it. A transfer
+    /// longer than the largest bounce buffer (64 granules: 256 KiB with granules of 4 KiB) is
+    /// mapped, and only its ends that share a granule with other bytes are copied.
     Never,
-    /// Where it has fewer bytes than this, and fits a slot.
+    /// Bounce also transfers of fewer bytes than this that fit into a bounce buffer.
     Below(u64),
-    /// Wherever it fits a slot: for tests.
+    /// Bounce all transfers that fit into a bounce buffer: for tests.
     Always,
 }
 
-/// What happens to a transfer that would be bounced when the pools may not grow any more.
+/// The handling of a transfer that would be bounced when the pools are at their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It is mapped itself, where it is made of whole granules, and else refused.
+    /// The transfer is mapped itself if it consists of whole granules. Otherwise it fails.
     MapDirectly,
-    /// It is refused.
+    /// The transfer fails.
     Refuse,
-    /// It waits so long for other transfers to end, and is refused then. A thread that has all the
-    /// slots itself waits in vain.
+    /// The transfer waits this long for other transfers to end, and fails then. A thread that has
+    /// all the slots itself waits in vain.
     Wait(Duration),
 }
 
-/// What a domain was told.
+/// The policy of a domain.
 #[derive(Debug)]
 pub(crate) struct Policy {
-    /// What has fewer bytes than this is bounced, where it fits.
+    /// Transfers of fewer bytes than this are bounced if they fit.
     below: AtomicU64,
     pub(crate) when_full: WhenFull,
-    /// `true` if the device may reach bytes that share a granule with a transfer; never for one that is
-    /// code of this process.
+    /// `true` if the device may reach bytes that share a granule with a transfer. Always `false`
+    /// for a device that is code of this process.
     pub(crate) trusted: bool,
-    /// Bits of an address that a bounce buffer keeps; all below the granule.
+    /// The bits of an address that a bounce buffer keeps, all below the granule.
     pub(crate) align_mask: u64,
 }
 
-/// How a transfer is made.
+/// The way in which a transfer is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// Its granules are mapped.
+    /// All its granules are mapped.
     Direct,
-    /// It is copied.
+    /// It is copied to a bounce buffer.
     Bounce { kind: Kind, else_direct: bool },
-    /// What lies in whole granules is mapped, and the ends are copied.
+    /// Its whole granules are mapped, and its ends are copied.
     Unaligned,
 }
 
@@ -71,7 +71,7 @@ impl Policy {
         policy
     }
 
-    /// For transfers that begin from here on.
+    /// Sets the policy for transfers that begin from here on.
     pub(crate) fn set(&self, bounce: Bounce) {
         let below = match bounce {
             Bounce::Never => 0,
@@ -89,13 +89,13 @@ impl Policy {
         }
     }
 
-    /// Whether so many bytes are better copied.
+    /// Returns true if a copy is better for this many bytes.
     pub(crate) fn bounces(&self, len_bytes: u64) -> bool {
         len_bytes < self.below.load(Ordering::Relaxed)
     }
 
-    /// Where in a slot a transfer begins whose memory is at `start`: slots begin with a granule, so the
-    /// bits that are kept are this offset.
+    /// Returns the offset in a slot of a transfer whose memory is at `start`. Slots begin with a
+    /// granule, so the bits that are kept are this offset.
     #[inline(always)]
     pub(crate) fn slot_offset(&self, start: u64) -> u64 {
         start & self.align_mask

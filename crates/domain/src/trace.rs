@@ -1,7 +1,7 @@
-//! A span of `tracing` for each operation, at level TRACE, where the feature `tracing` is on; else
-//! nothing at all.
+//! A span of `tracing` for each operation, at level TRACE. Without the feature `tracing` there is
+//! no code.
 
-/// Entered until it is dropped.
+/// A span that is entered until this is dropped.
 #[must_use]
 #[cfg(feature = "tracing")]
 pub(crate) struct Span(tracing::span::EnteredSpan);
@@ -10,7 +10,7 @@ pub(crate) struct Span(tracing::span::EnteredSpan);
 #[cfg(not(feature = "tracing"))]
 pub(crate) struct Span;
 
-/// A span with that name. Fields that follow are told later, by [`Span::tell`].
+/// Enters a span with this name. Fields after the `;` are recorded later, by [`Span::tell`].
 macro_rules! span {
     ($name:literal, $($field:ident = $value:expr),* $(; $($later:ident),*)?) => {{
         #[cfg(feature = "tracing")]
@@ -38,7 +38,7 @@ impl Span {
         Self(span.entered())
     }
 
-    /// Tells a field's value.
+    /// Records the value of a field.
     #[inline(always)]
     #[cfg_attr(not(feature = "tracing"), expect(clippy::unused_self, reason = "nobody listens"))]
     pub(crate) fn tell(&self, field: &'static str, value: u64) {

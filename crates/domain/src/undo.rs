@@ -1,6 +1,6 @@
 //! A step that is undone if the code after it fails or panics.
 
-/// A value, and a function that takes it when this is dropped.
+/// A value, and a function that is called with it when this is dropped.
 #[must_use = "dropped, the step is undone"]
 pub(crate) struct Undo<T, F: FnOnce(T)>(Option<(T, F)>);
 

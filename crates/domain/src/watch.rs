@@ -1,4 +1,4 @@
-//! What types cannot forbid, seen while a program is tested: as the kernel's `dma-debug` does.
+//! A debug checker for misuse of mappings that types cannot prevent, as the kernel's dma-debug.
 #![expect(unsafe_code, reason = "looks at what a device may have written to a slot")]
 
 use std::collections::BTreeMap;
@@ -12,67 +12,68 @@ use longshore_mem::Iova;
 
 use crate::direction::Direction;
 
-/// A mapping that somebody has made.
+/// A mapping, as the checker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Made {
-    /// Where the device finds it.
+    /// The IOVA.
     pub iova: Iova,
-    /// How many bytes.
+    /// The length in bytes.
     pub len_bytes: u64,
-    /// Who reads and who writes.
+    /// The direction.
     pub direction: Direction,
-    /// Whether it goes through bounce buffers, or its ends do.
+    /// `true` if it goes through a bounce buffer, or its ends do.
     pub is_bounced: bool,
-    /// Where the program made it.
+    /// The place in the program that made it.
     pub by: &'static Location<'static>,
 }
 
-/// What a program, or its device, should not have done.
+/// A misuse of a mapping, by the program or by the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// The domain ends, and the mapping was never unmapped nor dropped, or could not be.
+    /// The domain is dropped, and the mapping was forgotten or could not be unmapped.
     Leaked {
         /// The mapping.
         mapping: Made,
     },
-    /// The processor reads or writes bytes that the device has: they were not synchronised for it
-    /// before ([`sync_for_cpu`](crate::Mapping::sync_for_cpu)).
+    /// The CPU reads or writes bytes that the device owns: they were not synchronised before by
+    /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu).
     DeviceOwns {
         /// The mapping.
         mapping: Made,
-        /// Which of its bytes.
+        /// The bytes, from the start of the mapping.
         bytes: Range<u64>,
-        /// What the program does.
+        /// The operation of the program.
         operation: &'static str,
-        /// Where it does that.
+        /// The place in the program.
         at: &'static Location<'static>,
     },
-    /// The program says that the device has written, which cannot in that direction.
+    /// The program reports bytes that the device has written, which it cannot in that direction.
     WrongDirection {
         /// The mapping.
         mapping: Made,
-        /// Where it says so.
+        /// The place in the program.
         at: &'static Location<'static>,
     },
-    /// The device says how much it writes, and nobody has asked it: all of it counts as not written.
+    /// The device reports how much it writes, and the program unmapped without that number, so all
+    /// bytes count as not written.
     NotReported {
         /// The mapping.
         mapping: Made,
     },
-    /// Two mappings reach the same bytes of memory, and at least one of them is written to.
+    /// Two mappings contain the same bytes of memory, and at least one of them is written to.
     Overlap {
-        /// The later one.
+        /// The later mapping.
         mapping: Made,
-        /// The other.
+        /// The earlier mapping.
         with: Made,
     },
-    /// The device has written behind the end of its transfer, or more than it says.
+    /// The device has written beyond the end of its transfer, or more than it reports.
     WroteBeyond {
         /// The mapping.
         mapping: Made,
-        /// The first byte, from the mapping's start, that it should have left alone.
+        /// The first such byte, from the start of the mapping.
         offset: u64,
     },
 }
@@ -91,14 +92,17 @@ impl fmt::Display for Misuse {
             Self::Leaked { mapping } => write!(f, "a mapping was leaked: {mapping}"),
             Self::DeviceOwns { mapping, bytes: Range { start, end }, operation, at } => write!(
                 f,
-                "bytes {start:#x} to {end:#x}, which the device has, are {operation} at {at}: \
+                "bytes {start:#x} to {end:#x}, which the device owns, are {operation} at {at}: \
                  {mapping}"
             ),
             Self::WrongDirection { mapping, at } => {
-                write!(f, "the device is said, at {at}, to have written what it may not: {mapping}")
+                write!(
+                    f,
+                    "bytes written by a device that only reads are reported at {at}: {mapping}"
+                )
             }
             Self::NotReported { mapping } => {
-                write!(f, "what the device has written was not taken over: {mapping}")
+                write!(f, "unmapped without the number of written bytes; use `complete`: {mapping}")
             }
             Self::Overlap { mapping, with } => {
                 write!(f, "the same memory is mapped twice: {mapping}; {with}")
@@ -106,25 +110,25 @@ impl fmt::Display for Misuse {
             Self::WroteBeyond { mapping, offset } => {
                 write!(
                     f,
-                    "the device has written from byte {offset:#x} on, beyond its transfer: {mapping}"
+                    "the device has written beyond its transfer, from byte {offset:#x} on: {mapping}"
                 )
             }
         }
     }
 }
 
-/// Sees what is done with a domain's mappings.
+/// The checker of a domain.
 pub(crate) struct Watch {
     report: Box<dyn Fn(&Misuse) + Send + Sync>,
-    /// By their IOVAs.
+    /// The live mappings, by IOVA.
     live: Mutex<BTreeMap<u64, Live>>,
 }
 
 struct Live {
     made: Made,
-    /// Its bytes in this process.
+    /// The address range in this process.
     host: Range<u64>,
-    /// Bytes that the processor has, in order, none twice.
+    /// The bytes that the CPU owns: sorted ranges that do not overlap.
     of_cpu: Vec<Range<u64>>,
 }
 
@@ -133,12 +137,12 @@ impl Watch {
         Self { report, live: Mutex::default() }
     }
 
-    /// All mappings, by their addresses.
+    /// Returns all live mappings, by IOVA.
     pub(crate) fn live(&self) -> Vec<Made> {
         self.lock().values().map(|live| live.made).collect()
     }
 
-    /// `host` is empty where its bytes are in several places.
+    /// Adds a mapping. `host` is empty if its bytes are in several places.
     pub(crate) fn made(&self, made: Made, host: Range<u64>) {
         let mut live = self.lock();
         let is_shared = |other: &&Live| {
@@ -154,14 +158,14 @@ impl Watch {
         }
     }
 
-    /// The mapping is unmapped, with all that it had.
+    /// Removes a mapping that was unmapped.
     #[cold]
     #[inline(never)]
     pub(crate) fn ended(&self, iova: Iova) {
         self.lock().remove(&iova.raw());
     }
 
-    /// The device is through with these bytes, or gets them again.
+    /// Moves bytes of a mapping to the CPU, or back to the device.
     pub(crate) fn synced(&self, iova: Iova, bytes: &Range<u64>, for_cpu: bool) {
         let mut live = self.lock();
         let Some(live) = live.get_mut(&iova.raw()) else { return };
@@ -172,7 +176,7 @@ impl Watch {
         }
     }
 
-    /// The processor reads or writes these bytes.
+    /// Checks an access by the CPU.
     pub(crate) fn touched(
         &self,
         iova: Iova,
@@ -190,7 +194,7 @@ impl Watch {
         }
     }
 
-    /// Reports what is said of a mapping that is there.
+    /// Reports a misuse of a live mapping.
     fn misused(&self, iova: Iova, misuse: impl FnOnce(Made) -> Misuse) {
         self.misused_if(iova, |made| Some(misuse(made)));
     }
@@ -202,14 +206,14 @@ impl Watch {
         }
     }
 
-    /// The domain ends.
+    /// Reports all live mappings as leaked, because the domain is dropped.
     pub(crate) fn end(&self) {
         for mapping in self.live() {
             self.report(&Misuse::Leaked { mapping });
         }
     }
 
-    /// Never under the lock: whoever is told may map.
+    /// The lock is not held: the callback may map.
     fn report(&self, misuse: &Misuse) {
         (self.report)(misuse);
     }
@@ -219,33 +223,34 @@ impl Watch {
     }
 }
 
-/// Bytes of a bounce buffer behind what the device may write: where, how many, and where in the transfer.
+/// The bytes of a bounce buffer that the device must not write: address, length, and offset in the
+/// transfer.
 pub(crate) type Slack = (NonNull<u8>, u64, u64);
 
-/// What mappings tell, by value: a mapping whose address is given to anybody lies in memory, which costs
-/// more than making and ending it.
+/// Events of mappings. The arguments are values: a mapping whose address is taken cannot stay in
+/// registers, which costs more than to make and end it.
 impl Watch {
     /// # Safety
-    /// The slack must be the mapping's.
+    /// `slack` must be bytes of the mapping.
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn begin(&self, made: Made, host: u64, slack: Option<Slack>) {
         if let Some((start, count, _)) = slack {
-            // So that what the device writes there is seen at the end.
+            // Zero now, so that bytes which the device writes are found at the end.
             // SAFETY: the caller's promise.
             unsafe { start.as_ptr().write_bytes(0, count as usize) };
         }
         self.made(made, host..host + made.len_bytes);
     }
 
-    /// Unmapped, and nobody has said how much was written.
+    /// Reports a mapping that was unmapped without the number of written bytes.
     #[cold]
     #[inline(never)]
     pub(crate) fn silent(&self, iova: Iova) {
         self.misused(iova, |mapping| Misuse::NotReported { mapping });
     }
 
-    /// The program says how much was written.
+    /// Checks the number of written bytes that the program reports.
     #[cold]
     #[inline(never)]
     pub(crate) fn completed(&self, iova: Iova, written: u64, at: &'static Location<'static>) {
@@ -256,7 +261,7 @@ impl Watch {
     }
 
     /// # Safety
-    /// The slack must be the mapping's.
+    /// `slack` must be bytes of the mapping.
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn ending(&self, iova: Iova, slack: Option<Slack>) {
@@ -273,7 +278,7 @@ impl Watch {
     }
 }
 
-/// What is left of the ranges outside `of`.
+/// Returns the parts of the ranges that are outside `of`.
 fn without(ranges: &[Range<u64>], of: &Range<u64>) -> Vec<Range<u64>> {
     let cut = |range: &Range<u64>| {
         let before = range.start..range.end.min(of.start);

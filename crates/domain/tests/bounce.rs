@@ -111,7 +111,7 @@ fn bytes_of_every_length_and_place_arrive() {
     assert_eq!((counters.bounced, counters.flushes), (bounced, 0));
 }
 
-/// What the policy says is done, and counted.
+/// The policy is followed, and the counters show it.
 #[test]
 fn the_policy_decides() {
     let route = |bounce: Bounce, trusted: bool, bytes: Bytes| {
@@ -221,7 +221,7 @@ fn the_ends_of_a_long_transfer_are_bounced() {
     assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
 }
 
-/// What is synchronised is copied, and nothing else.
+/// Synchronised bytes are copied, and no others.
 #[test]
 fn only_the_bytes_asked_for_are_synchronised() {
     const LEN: usize = 300_000;
@@ -244,7 +244,8 @@ fn only_the_bytes_asked_for_are_synchronised() {
     }
 }
 
-/// What the device has not written is as it was, never what a transfer before left in the slot.
+/// Bytes that the device has not written are as before, never those that an earlier transfer left
+/// in the slot.
 #[test]
 fn memory_never_gets_stale_bytes() {
     let (domain, device) = domain(|builder| builder.bounce(Bounce::Always));
@@ -329,12 +330,12 @@ fn pools_grow_to_their_limit_and_shrink_to_nothing() {
                 assert_eq!(refused.value.get(), [3; 4096]);
             }
         }
-        // What must be bounced is refused either way.
+        // A transfer that must be bounced is refused either way.
         let refused = local.map(Bytes::odd(10, 1), Direction::Bidirectional).unwrap_err();
         assert!(matches!(*refused.error, Error::Pool(PoolError::Limit { .. })), "{refused}");
         assert_eq!(domain.shrink(Duration::ZERO).unwrap(), 0);
         drop(mappings);
-        // The door keeps a few slots for itself, and is asked for them.
+        // The handle keeps a few slots for itself, and is asked for them.
         assert_eq!(domain.shrink(Duration::from_secs(3600)).unwrap(), 0);
         assert_eq!(domain.shrink(Duration::ZERO).unwrap(), LIMIT);
         let counters = domain.counters();
@@ -370,7 +371,7 @@ fn pools_follow_the_bytes_in_flight() {
     assert_eq!(domain.counters().pool_bytes, 0);
 }
 
-/// Without being asked, and also what a door keeps whose thread is doing something else.
+/// Idle chunks are freed without a call, including slots that the handle of a busy thread keeps.
 #[test]
 fn what_is_idle_is_freed_after_a_time() {
     let idle = Some(Duration::from_millis(30));
@@ -403,7 +404,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// A door's slots are taken from it while its thread goes on.
+/// The slots of a handle are taken from it while its thread goes on.
 #[test]
 fn shrinking_does_not_disturb_transfers() {
     const TURNS: usize = 20_000;

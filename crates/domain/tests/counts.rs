@@ -1,4 +1,4 @@
-//! What a warm door and a warm pool do not do: allocate, lock, call the system.
+//! A warm handle and a warm pool do not allocate, lock, or make a system call.
 #![allow(unsafe_code, reason = "counts what the allocator is asked for")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,4 +1,4 @@
-//! What happens to transfers when the bounce buffers may not grow any more.
+//! Transfers when the bounce buffers are at their limit.
 
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
@@ -34,7 +34,7 @@ fn fill(domain: &Domain) -> Vec<Mapping<'_, Arc<SharedBuffer>>> {
     (0..SLOTS).map(|_| domain.map(page(), Direction::ToDevice).unwrap()).collect()
 }
 
-/// What only stands by, idle or with a thread's door, is no reason to refuse a transfer.
+/// A transfer is not refused while there are idle slots, or slots in the cache of another thread.
 #[test]
 fn what_stands_by_makes_room() {
     for when_full in [WhenFull::Refuse, WhenFull::Wait(MINUTE)] {
@@ -74,13 +74,13 @@ fn a_transfer_waits_for_another_to_end() {
     });
 }
 
-/// Slots that a door keeps for its next transfers are found by whoever waits.
+/// A waiting thread finds the slots that another thread keeps for its next transfers.
 #[test]
 fn a_transfer_waits_for_what_a_door_keeps() {
     let domain = domain(WhenFull::Wait(MINUTE));
     let mut all = fill(&domain);
     let (local, other) = (domain.local(), domain.local());
-    // Its only slot goes to the door that gives it back.
+    // Its only slot goes to the handle that gives it back.
     all.pop();
     let last = local.map(page(), Direction::ToDevice).unwrap();
     drop(last);

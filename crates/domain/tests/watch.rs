@@ -1,4 +1,4 @@
-//! What a watched domain reports, and what it does not.
+//! The reports of a checked domain, and the use that it does not report.
 
 use std::sync::{Arc, Mutex};
 

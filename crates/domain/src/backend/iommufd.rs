@@ -32,7 +32,7 @@ impl Iommufd {
     /// A device that outlives the domain reaches what the domain has leaked, and nothing else.
     ///
     /// # Errors
-    /// [`OpenError`], which says what whoever administers the machine must do.
+    /// [`OpenError`], which says what the administrator of the machine must do.
     pub fn open_device(address: &str) -> Result<(Self, Device), OpenError> {
         let sysfs = Sysfs::of_this_machine();
         let found = sysfs.find(address)?;

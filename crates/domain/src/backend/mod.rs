@@ -1,4 +1,4 @@
-//! What makes mappings real.
+//! Backends, which make mappings real.
 #![expect(unsafe_code, reason = "a backend is trusted to keep devices out of what was unmapped")]
 
 #[cfg(feature = "iommufd")]
@@ -30,45 +30,45 @@ pub use soft::Soft;
 #[cfg(feature = "vfio")]
 pub use vfio::Vfio;
 
-/// What a backend can map, and where.
+/// The limits of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The unit of everything: addresses, lengths, offsets.
+    /// The unit of addresses, lengths and offsets.
     pub granule: Granule,
-    /// Addresses that can be mapped.
+    /// The addresses that can be mapped.
     pub usable: Vec<AddrRange<Iova>>,
-    /// Of these, addresses that cannot: windows for interrupts, memory of firmware, registers of
-    /// devices on the same bus.
+    /// Addresses of these that cannot be mapped: windows for interrupts, memory of firmware,
+    /// registers of devices on the same bus.
     pub reserved: Vec<AddrRange<Iova>>,
-    /// A device cannot read what is mapped for writing only. An IOMMU of Arm (stage 1) has no such
-    /// entries, and Linux (seen in 6.12) makes those of VT-d readable all the same, so a backend that
-    /// does not know says `false`.
+    /// `true` if a device cannot read memory that is mapped for writing only. Arm IOMMUs (stage 1)
+    /// have no such entries, and Linux (seen in 6.12) makes those of VT-d readable, so a backend
+    /// that cannot find out says `false`.
     pub denies_reads: bool,
-    /// Mapping and unmapping a granule costs no more than bouncing it, so that nothing is bounced that
-    /// need not be.
+    /// `true` if mapping and unmapping a granule costs no more than bouncing it, so that only
+    /// transfers are bounced that must be.
     pub maps_cheaply: bool,
-    /// The devices are code of this process, which reaches memory by sessions. Safe code then reads
-    /// and writes all that is mapped, so a granule is mapped only if the whole granule belongs to the
-    /// transfer, whatever [`Builder::trusted`](crate::Builder::trusted) asks for.
+    /// `true` if the devices are code of this process, which accesses memory by sessions. Safe code
+    /// then reads and writes all that is mapped, so a granule is mapped only if the whole granule
+    /// belongs to the transfer, whatever [`Builder::trusted`](crate::Builder::trusted) asks for.
     pub in_process: bool,
 }
 
-/// Memory to be mapped: whole granules.
+/// Memory to be mapped, in whole granules.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Where it is mapped in this process.
+    /// The address in this process.
     pub host: NonNull<u8>,
-    /// How many bytes.
+    /// The length in bytes.
     pub len_bytes: u64,
-    /// The file whose pages these are, and where in it they begin, if it is known: what a backend
-    /// needs that cannot pin this process's mapping.
+    /// The file whose pages these are, and the offset in it, if it is known. A backend needs it
+    /// that cannot pin this process's mapping.
     pub file: Option<(BorrowedFd<'a>, FileOffset)>,
 }
 
 /// One kind of address space for devices: in this process, or the kernel's by VFIO or iommufd.
 ///
-/// The domain decides where things are mapped, and never maps two at one address; a backend only
-/// makes it so. Calls may come from several threads at once, for ranges that do not overlap.
+/// The domain chooses the addresses, and never maps two pieces at one address. Calls may come from
+/// several threads at once, for ranges that do not overlap.
 ///
 /// A backend may take elements of a DMA pool and map by its own domain during a call, except
 /// [`reclaim`](Self::reclaim).
@@ -82,10 +82,10 @@ pub struct Piece<'a> {
 /// If safe code of this process can read or write memory by these addresses, [`Limits::in_process`]
 /// must be `true`.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
-    /// Of what kind it is. What mapping costs is measured once for all that are alike.
+    /// Returns the name of the kind. Costs are measured once for all backends of a kind.
     fn name(&self) -> &'static str;
 
-    /// What can be mapped, and where. The same at every call.
+    /// Returns the limits, which are the same at every call.
     fn limits(&self) -> Limits;
 
     /// Maps `piece` at `iova`.
@@ -139,11 +139,11 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
 /// A function that calls its argument with ranges of addresses which are not mapped.
 pub type EachUnused<'a> = dyn FnMut(&mut dyn FnMut(AddrRange<Iova>)) + 'a;
 
-/// Why a backend refused.
+/// The error of a backend.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// The space of this process refused.
+    /// The space of this process returned an error.
     #[error(transparent)]
     Space(#[from] longshore_access::Error),
     /// A callback panicked during the unmapping, so the memory counts as mapped for ever.
@@ -152,12 +152,12 @@ pub enum BackendError {
          callbacks must not panic"
     )]
     CallbackPanicked,
-    /// The kernel refused.
+    /// The kernel returned an error.
     #[error("{operation}: {source}")]
     Io {
-        /// What was asked of it.
+        /// The operation that was requested.
         operation: &'static str,
-        /// What it said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },

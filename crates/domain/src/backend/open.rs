@@ -1,4 +1,5 @@
-//! Which device is meant, whether it is safe to use, and what to do where it is not.
+//! Opening devices: finding a device, checking that it is safe to use, and telling what to do if it
+//! is not.
 
 use std::fs;
 use std::io;
@@ -7,14 +8,15 @@ use std::path::PathBuf;
 use longshore_mem::{AddrRange, Iova};
 use thiserror::Error;
 
-/// Why a device could not be opened. The text says what whoever administers the machine must do.
+/// The reason that a device could not be opened. The text says what the administrator of the
+/// machine must do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The name is no address of a PCI device.
+    /// The name is not the address of a PCI device.
     #[error("{address:?} is no address of a PCI device, as 0000:01:00.0")]
     Name {
-        /// What was given.
+        /// The name.
         address: String,
     },
     /// There is no such device.
@@ -87,7 +89,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else has the device.
+    /// Another process has the device.
     #[error("{what} is in use: another process has it open (fuser -v {what})")]
     InUse {
         /// The file, or the device.
@@ -108,15 +110,15 @@ pub enum OpenError {
     /// The kernel does not have what is needed.
     #[error("{what} cannot be used")]
     Unsupported {
-        /// What it has.
+        /// The part of the kernel or the device that cannot be used.
         what: &'static str,
     },
     /// The kernel refused something else.
     #[error("{operation}: {source}")]
     Io {
-        /// What was asked of it.
+        /// The operation that was requested.
         operation: &'static str,
-        /// What it said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -141,7 +143,7 @@ impl OpenError {
     #[cfg(feature = "iommufd")]
     pub(super) fn binding(found: &Found, path: &std::path::Path, source: io::Error) -> Self {
         match source.raw_os_error() {
-            // EINVAL is what Linux 6.12 says of one that somebody has bound.
+            // Linux 6.12 returns EINVAL for a device that is bound already.
             Some(libc::EBUSY | libc::EINVAL) => Self::InUse { what: path.display().to_string() },
             _ => Self::isolation(found, "iommufd", "taking the device for an iommufd", source),
         }
@@ -169,7 +171,7 @@ pub(super) struct Found {
     pub(super) group: u32,
 }
 
-/// What the kernel says of its devices.
+/// The kernel's description of its devices.
 #[derive(Debug)]
 pub(super) struct Sysfs {
     root: PathBuf,

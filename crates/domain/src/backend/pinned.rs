@@ -1,4 +1,4 @@
-//! What VFIO and iommufd have in common: they pin pages of this process.
+//! The common part of VFIO and iommufd: they pin pages of this process.
 
 use std::io;
 use std::iter;
@@ -11,7 +11,8 @@ pub(super) fn access(prot: Prot) -> DmaAccess {
     DmaAccess { read: prot.contains(Prot::READ), write: prot.contains(Prot::WRITE) }
 }
 
-/// What to say of a call that failed: `operation`, with what can be done about the commonest reason.
+/// Returns the text for a call that failed: `operation`, with what can be done about the most
+/// common reason.
 pub(super) fn memory_advice(source: &io::Error, operation: &'static str) -> &'static str {
     match (source.raw_os_error(), operation) {
         (Some(libc::ENOMEM), _) => {

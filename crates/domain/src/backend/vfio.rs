@@ -36,7 +36,7 @@ use super::{Backend, BackendError, Limits, Piece};
 #[derive(Debug)]
 pub struct Vfio {
     container: Container,
-    // Held, so that nobody else opens it.
+    // Held, so that no other process opens it.
     _group: Group,
     limits: Limits,
 }
@@ -49,7 +49,7 @@ impl Vfio {
     /// domain reaches what the domain has leaked, and nothing else.
     ///
     /// # Errors
-    /// [`OpenError`], which says what whoever administers the machine must do.
+    /// [`OpenError`], which says what the administrator of the machine must do.
     pub fn open_device(address: &str) -> Result<(Self, Device), OpenError> {
         let sysfs = Sysfs::of_this_machine();
         let found = sysfs.find(address)?;

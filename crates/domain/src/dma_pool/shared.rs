@@ -74,7 +74,7 @@ pub(crate) struct Shared {
 
 type Locked = chunks::Locked<Element, More>;
 
-/// What is under the lock of the chunks.
+/// The state under the lock of the chunks.
 #[derive(Default)]
 struct More {
     /// With those that are being made or freed, and those that could not be unmapped.

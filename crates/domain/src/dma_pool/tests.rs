@@ -1,5 +1,5 @@
-//! What only the crate itself can see: locks that a warm pool does not take, threads that wait, and the
-//! shared part that ends with its last chunk.
+//! Tests of private state: locks that a warm pool does not take, threads that wait, and the shared
+//! part that ends with its last chunk.
 #![expect(unsafe_code, reason = "implements a backend")]
 
 use std::fmt;

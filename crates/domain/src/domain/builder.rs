@@ -31,28 +31,28 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Bits of an address that the device can say, where that is fewer than the IOMMU has: 32 for
-    /// many.
+    /// Sets the width of the device's addresses, if it is less than that of the IOMMU: 32 bits for
+    /// many devices.
     pub fn address_bits(self, bits: u32) -> Self {
         Self { address_bits: bits, ..self }
     }
 
-    /// So many bytes behind each mapping stay unmapped, rounded up to granules: a device that runs
-    /// past the end faults. None where this is not asked for.
+    /// Leaves this many bytes after each mapping unmapped, rounded up to granules, so that a device
+    /// which runs past the end faults. The default is zero.
     pub fn guard_bytes(self, bytes: u64) -> Self {
         Self { guard_bytes: bytes, ..self }
     }
 
-    /// Which transfers go through bounce buffers.
+    /// Sets which transfers go through bounce buffers.
     ///
-    /// Where this is not asked for, those that are better copied than mapped: the first domain of the
-    /// process on a backend of its kind is [calibrated](Domain::calibrate) when it is built, and
-    /// [`Domain::calibration`] tells what was found. In this process mapping is cheap, and the default
-    /// is [`Bounce::Never`]; where unmapping has to wait for busy sessions, another choice may be
-    /// better.
+    /// Without this call, transfers are bounced that are faster by a copy: the first domain of the
+    /// process on a kind of backend is [calibrated](Domain::calibrate) when it is built, and
+    /// [`Domain::calibration`] returns the result. In this process mapping is cheap, and the
+    /// default is [`Bounce::Never`]. If unmapping has to wait for busy sessions, another choice may
+    /// be better.
     ///
-    /// Memory that is bounced is not what the device sees while it is mapped: look at it after
-    /// [`sync_for_cpu`](Mapping::sync_for_cpu).
+    /// The device does not see bounced memory itself while it is mapped: read it after
+    /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu).
     pub fn bounce(self, bounce: Bounce) -> Self {
         Self { bounce: Some(bounce), ..self }
     }
@@ -65,15 +65,16 @@ impl Builder {
     /// also overwrite them: other objects of the heap, and of [borrowed](Domain::lend) bytes their
     /// neighbors. No check stands between the device and them.
     ///
-    /// If the devices are code of this process ([`Limits::in_process`], as with
+    /// If the devices are code of this process
+    /// ([`Limits::in_process`](crate::backend::Limits::in_process), as with
     /// [`Soft`](crate::backend::Soft)), this has no effect: a session could read and write other
     /// objects of the process from safe code.
     ///
     /// # Safety
-    /// If [`Limits::in_process`] is `false`, each device of the domain must write only to bytes of
-    /// transfers that are mapped for it, and only in their directions. That includes the device, its
-    /// firmware, and the addresses and lengths that drivers give it, also from safe code, which can
-    /// write to the registers of a device.
+    /// If [`Limits::in_process`](crate::backend::Limits::in_process) is `false`, each device of the
+    /// domain must write only to bytes of transfers that are mapped for it, and only in their
+    /// directions. That includes the device, its firmware, and the addresses and lengths that drivers
+    /// give it, also from safe code, which can write to the registers of a device.
     #[expect(
         unsafe_code,
         reason = "the caller answers for devices that no IOMMU confines to bytes"
@@ -107,8 +108,8 @@ impl Builder {
         Ok(Self { align_mask: mask, ..self })
     }
 
-    /// The most that this domain's bounce buffers may have, and what happens to transfers then. No
-    /// limit, and [`WhenFull::MapDirectly`], where this is not asked for.
+    /// Limits the bytes of this domain's bounce buffers, and sets what happens to transfers at the
+    /// limit. The default is no limit, and [`WhenFull::MapDirectly`].
     pub fn pool_limit(self, bytes: u64, when_full: WhenFull) -> Self {
         Self { pool_limit_bytes: bytes, when_full, ..self }
     }
@@ -116,14 +117,14 @@ impl Builder {
     /// Sets after how long bounce buffers that no transfer uses, and chunks of DMA pools of which no
     /// element is in use, are freed. The default is one second; with `None` they are never freed.
     ///
-    /// One thread of the process does this for all domains, and runs only while one of them has such
-    /// memory. If the kernel reports that memory is scarce, it frees all that is idle at once.
+    /// One thread of the process does this for all domains, and runs only while one of them has
+    /// such memory. If the kernel reports that memory is scarce, it frees all idle memory at once.
     pub fn free_after(self, idle: Option<Duration>) -> Self {
         Self { idle, ..self }
     }
 
-    /// Looks at what is done with mappings, and tells `report` of each [`Misuse`]: for tests, as every
-    /// mapping then takes a lock. It may panic, print, or count.
+    /// Checks the use of mappings, and calls `report` for each [`Misuse`]. This is for tests,
+    /// because every mapping then takes a lock. `report` may panic.
     ///
     /// ```
     /// # use longshore_domain::{Direction, Domain, backend::Soft};
@@ -143,7 +144,7 @@ impl Builder {
         Self { watch: Some(Watch::new(Box::new(report))), ..self }
     }
 
-    /// The domain.
+    /// Builds the domain.
     pub fn build(self) -> Domain {
         let limits = self.backend.limits();
         let usable: Vec<_> = below(&limits.usable, self.address_bits);

@@ -1,4 +1,4 @@
-//! From which length on a transfer is better mapped than copied: measured, on this backend and machine.
+//! Measures the length from which on a transfer is better mapped than copied.
 #![expect(unsafe_code, reason = "maps parts of a buffer that it keeps")]
 
 use std::os::fd::BorrowedFd;
@@ -18,8 +18,8 @@ use crate::pool::classes;
 use crate::trace::span;
 use crate::transfer::mapping::Mapping;
 
-/// The first bytes of a buffer. Each mapping keeps the buffer, so that it outlives one that cannot be
-/// unmapped and is leaked.
+/// The first bytes of a buffer. Each mapping keeps the buffer, so that it outlives a mapping that
+/// cannot be unmapped and is leaked.
 struct Part(Arc<Buffer>, usize);
 
 // SAFETY: the part keeps the buffer, which stays where it is and to which nobody has a reference.
@@ -37,14 +37,14 @@ unsafe impl DmaMemory for Part {
     }
 }
 
-/// How long each figure is measured, several times.
+/// The time of one measurement, of which there are several.
 const TIME: Duration = Duration::from_micros(200);
 const TIMES: u32 = 5;
 
 impl Domain {
-    /// Measures what mapping costs here, and what copying does, for lengths up to the largest bounce
-    /// buffer. It takes 14 ms, and longer where a mapping takes long; no device is involved, and its transfers are
-    /// counted as any others.
+    /// Measures the costs of mapping and of copying for lengths up to the largest bounce buffer.
+    /// This takes 14 ms, and longer if mapping is slow. No device is involved. The transfers are
+    /// counted like any others.
     ///
     /// ```
     /// use longshore_domain::{Domain, backend::Soft};
@@ -59,13 +59,13 @@ impl Domain {
     /// ```
     ///
     /// # Errors
-    /// [`Error`], where there is no memory, or the backend does not map.
+    /// [`Error`] if there is no memory, or the backend does not map.
     pub fn calibrate(&self) -> Result<Calibration, Error> {
         let _span = span!("calibrate", backend = self.state().core.backend.name());
         let granule_bytes = self.limits().granule.bytes();
         let most_bytes = classes::LARGEST * granule_bytes;
         let mut buffer = Heap::Memfd.allocate(most_bytes).map_err(Error::Memory)?;
-        // Its pages are there, as those of a transfer are.
+        // The pages are populated, as those of a transfer are.
         buffer.write().map_err(Error::Memory)?.fill(1);
         let buffer = Arc::new(buffer);
         let local = self.local();
@@ -82,14 +82,14 @@ impl Domain {
     }
 }
 
-/// By the backend's name, what was measured in this process. Not held while that is done, because a
-/// subscriber to its spans may build a domain; threads that measure at the same time use the result of
-/// the first.
+/// The results of this process by the backend's name. The lock is not held during a measurement,
+/// because a subscriber to its spans may build a domain. Threads that measure at the same time use
+/// the first result.
 static MEASURED: Mutex<Vec<(&'static str, Arc<Calibration>)>> = Mutex::new(Vec::new());
 
 impl Domain {
-    /// Bounces what is best bounced on this kind of backend. The domain is as new afterwards, and where
-    /// the backend does not map, that is for whoever asks for a mapping to learn.
+    /// Sets the best policy for this kind of backend. The domain is as new afterwards. If the
+    /// backend does not map, the first mapping returns the error.
     pub(crate) fn use_calibration(&self) {
         let name = self.state().core.backend.name();
         let measured = || MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +117,7 @@ impl Domain {
 
 const TOWARDS: Direction = Direction::ToDevice;
 
-/// The best of several means: what a machine shared with others takes away is not the mapping's.
+/// Returns the best of several means: delays by other load on the machine are not costs of mapping.
 fn each<'l, 'd: 'l>(
     mut map: impl FnMut() -> Result<Mapping<'l, Part, Local<'d>>, Error>,
 ) -> Result<Duration, Error> {
@@ -162,7 +162,7 @@ mod tests {
         assert!(counters.bounced != 0 && counters.flushes != 0);
     }
 
-    /// Costs as much as a trap to a hypervisor, and counts.
+    /// A backend whose calls are as slow as a trap to a hypervisor, and are counted.
     #[derive(Debug)]
     struct Slow(Soft, &'static str, Arc<AtomicU64>);
 
@@ -210,7 +210,7 @@ mod tests {
         drop(mapping);
         assert_ne!(maps.load(Ordering::Relaxed), 0);
 
-        // It is measured once for all of a kind, and not at all where it is not asked for.
+        // Each kind is measured once, and not at all if the policy is set.
         let (backend, maps) = slow("slow");
         let other = Domain::builder(backend).build();
         assert_eq!(other.calibration(), domain.calibration());

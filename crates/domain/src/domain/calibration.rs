@@ -49,8 +49,8 @@ impl fmt::Display for Calibration {
         }
         match self.bounce {
             Bounce::Below(bytes) => write!(f, "best bounced: up to {} bytes", bytes - 1),
-            Bounce::Never => f.write_str("best bounced: nothing that can be mapped"),
-            Bounce::Always => f.write_str("best bounced: all that fits"),
+            Bounce::Never => f.write_str("best bounced: none that can be mapped"),
+            Bounce::Always => f.write_str("best bounced: all that fit"),
         }
     }
 }

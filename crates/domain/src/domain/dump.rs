@@ -1,4 +1,4 @@
-//! A domain's state, to be looked at.
+//! A snapshot of a domain, to be printed.
 
 use std::fmt;
 
@@ -11,31 +11,31 @@ use crate::policy::Bounce;
 use crate::pool::PoolUsage;
 use crate::watch::{Made, Watch};
 
-/// What a domain was like at one time, as exact as may be while others use it.
+/// A snapshot of a domain. It may be inexact while other threads use the domain.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Dump {
-    /// Of what kind its backend is.
+    /// The name of the backend.
     pub backend: &'static str,
-    /// What can be mapped.
+    /// The limits of the backend.
     pub limits: Limits,
-    /// What goes through bounce buffers.
+    /// The policy of bounce buffers.
     pub bounce: Bounce,
-    /// Addresses.
+    /// The use of the addresses.
     pub iovas: IovaUsage,
-    /// The pools that have something.
+    /// The pools that have chunks.
     pub pools: Vec<PoolUsage>,
-    /// The DMA pools, with those that were dropped and have elements in use.
+    /// The DMA pools, including those that were dropped and have elements in use.
     pub dma_pools: Vec<DmaPoolUsage>,
-    /// What was done.
+    /// The counters.
     pub counters: Counters,
-    /// What is mapped, by address; of a domain that is watched.
+    /// The mappings by IOVA, if the domain is [checked](crate::Builder::watch).
     pub mappings: Option<Vec<Made>>,
 }
 
 impl Domain {
-    /// All there is to know of it now, to be printed: limits, addresses, pools, counters, and the
-    /// mappings of a domain that is [watched](Builder::watch).
+    /// Returns a snapshot to be printed: limits, addresses, pools, counters, and the mappings if
+    /// the domain is [checked](crate::Builder::watch).
     pub fn dump(&self) -> Dump {
         Dump {
             backend: self.state().core.backend.name(),
@@ -61,9 +61,9 @@ impl fmt::Display for Dump {
             "IOVAs   {used:#x} bytes used, {free_bytes:#x} free, {longest_free_bytes:#x} of them in one piece"
         )?;
         match bounce {
-            Bounce::Never => writeln!(f, "bounce  only what must be")?,
+            Bounce::Never => writeln!(f, "bounce  only if necessary")?,
             Bounce::Below(bytes) => writeln!(f, "bounce  below {bytes} bytes")?,
-            Bounce::Always => writeln!(f, "bounce  whatever fits")?,
+            Bounce::Always => writeln!(f, "bounce  all that fit")?,
         }
         let Counters { maps, unmaps, bounced, copied_bytes, flushes, leaked, .. } = counters;
         writeln!(

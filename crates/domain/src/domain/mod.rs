@@ -24,8 +24,8 @@ use crate::state::State;
 use crate::trace::span;
 use calibration::Calibration;
 
-/// What one device, or one group of devices that cannot be kept apart, can reach: nothing but what is
-/// mapped here.
+/// The memory that one device, or one group of devices which cannot be isolated from each other,
+/// can reach: only memory that is mapped here.
 ///
 /// Any number of threads can share it. A thread that maps often makes a [`local`](Self::local) handle of
 /// its own, which takes no lock.
@@ -62,13 +62,13 @@ impl Domain {
         self.state.policy.set(bounce);
     }
 
-    /// What was measured when the domain was built without being told what to bounce; `None` where it
-    /// was told, where mapping is cheap, and where the backend did not map.
+    /// Returns the measurement that chose the policy when the domain was built. `None` if the
+    /// builder set the policy, if mapping is cheap, or if the backend did not map.
     pub fn calibration(&self) -> Option<&Calibration> {
         self.state.calibration.get().map(Arc::as_ref)
     }
 
-    /// What the backend can map, and where.
+    /// Returns the limits of the backend.
     pub fn limits(&self) -> &Limits {
         &self.state.core.limits
     }
@@ -78,12 +78,12 @@ impl Domain {
         Iovas::new(&self.state.core.iovas)
     }
 
-    /// Which transfers go through bounce buffers now.
+    /// Returns which transfers go through bounce buffers now.
     pub fn bounce(&self) -> Bounce {
         self.state.policy.bounce()
     }
 
-    /// What has been done so far.
+    /// Returns the counters of the domain.
     pub fn counters(&self) -> Counters {
         let State { pools, tallies, .. } = &*self.state;
         let (pool_grows, pool_shrinks) = pools.changes();
@@ -104,7 +104,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // From here on only DMA pools have what is inside.
+        // From here on only DMA pools keep the state.
         reclaim_thread::remove(&*self.state);
         if let Some(watch) = &self.state.watch {
             watch.end();

@@ -1,4 +1,4 @@
-//! Giving back all that is free.
+//! Freeing all memory that is not in use.
 #![expect(unsafe_code, reason = "tells a backend which addresses are not mapped")]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::backend::BackendError;
 use crate::pool::reclaim_thread::Reclaim as _;
 use crate::trace::span;
 
-/// What [`Domain::reclaim`] has freed.
+/// The result of [`Domain::reclaim`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Reclaimed {

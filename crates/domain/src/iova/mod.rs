@@ -1,4 +1,4 @@
-//! Which IOVAs a mapping gets.
+//! The allocator of IOVAs.
 //!
 //! ```text
 //!   a thread          IovaCache ── one stack for each power of two of granules
@@ -26,12 +26,12 @@ use longshore_mem::{AddrRange, Granule, Iova};
 pub(crate) use cache::IovaCache;
 use ranges::{FreeRanges, Wanted};
 
-/// What a range of IOVAs must be like, beside its length.
+/// Wishes for a range of IOVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// What its start must be a multiple of, beside the allocator's granule.
+    /// The alignment of its start, if it is more than the allocator's granule.
     pub align: Granule,
-    /// The last address that may be in it: what the device can say.
+    /// The last address that may be in it, for devices with short addresses.
     pub last: Iova,
 }
 
@@ -53,7 +53,7 @@ impl Placement {
     }
 }
 
-/// Why there is no range.
+/// The reason that there is no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IovaError {
@@ -120,15 +120,15 @@ impl IovaRange {
     }
 }
 
-/// How a domain's addresses are used, those in caches counted as used.
+/// The use of a domain's addresses. Addresses in caches count as used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IovaUsage {
-    /// All that there are, in bytes.
+    /// All addresses, in bytes.
     pub all_bytes: u64,
-    /// What is free.
+    /// The free addresses.
     pub free_bytes: u64,
-    /// The longest range that is.
+    /// The longest free range.
     pub longest_free_bytes: u64,
 }
 

@@ -114,7 +114,7 @@ fn a_cache_takes_no_lock_once_it_is_warm() {
         let warm = cache.take(&allocator, len, Placement::ANYWHERE).unwrap();
         cache.give(&allocator, warm);
     }
-    // Held, so whoever needs the lock would wait for ever.
+    // Held, so a thread that needs the lock would wait for ever.
     let held = allocator.lock();
     for _ in 0..1000 {
         let ranges = lens.map(|len| cache.take(&allocator, len, Placement::ANYWHERE).unwrap());

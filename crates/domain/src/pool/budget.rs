@@ -1,15 +1,15 @@
-//! How much memory the pools of all domains of the process may have together.
+//! The limit of memory for the pools of all domains of the process together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that are taken, of bytes that may be.
+/// A number of bytes with a limit.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: AtomicU64,
     taken: AtomicU64,
 }
 
-/// The process's.
+/// The budget of the process.
 pub(crate) static PROCESS: Budget = Budget::new(u64::MAX);
 
 impl Budget {
@@ -17,7 +17,7 @@ impl Budget {
         Self { limit: AtomicU64::new(limit), taken: AtomicU64::new(0) }
     }
 
-    /// Takes so many bytes. Whether they were left.
+    /// Takes this many bytes. Returns false if the limit does not allow it.
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -36,7 +36,7 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// What is taken beyond a lower limit stays so until it is given back.
+    /// Bytes beyond a lower limit stay taken until they are given back.
     pub(crate) fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }

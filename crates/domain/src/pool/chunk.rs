@@ -18,10 +18,10 @@ use crate::direction::Direction;
 use crate::iova::{IovaRange, Placement};
 use crate::undo::Undo;
 
-/// A part of a chunk, which its owner alone has. Not `Clone`: its holder has the bytes.
+/// A part of a chunk with one owner. Not `Clone`: its holder owns the bytes.
 ///
-/// It is the address of what is known of it, which lies beside its chunk: short, because it is moved
-/// about with every transfer.
+/// It is the address of its state, which lies beside the chunk, so that it is short: it moves with
+/// every transfer.
 #[must_use = "dropped, it is never used again"]
 pub(crate) struct Slot<T = Bounced>(NonNull<Known<T>>);
 
@@ -30,17 +30,17 @@ pub(crate) struct Slot<T = Bounced>(NonNull<Known<T>>);
 struct Known<T> {
     host: NonNull<u8>,
     iova: Iova,
-    /// Of which chunk, and the how many-th of it.
+    /// The number of its chunk, and its index in the chunk.
     chunk: u32,
     nth: u32,
     state: T,
 }
 
-/// The state of a bounce slot. Its owner has it alone.
+/// The state of a bounce slot, which its owner can change.
 #[derive(Debug)]
 pub(crate) struct Bounced {
     kind: Kind,
-    /// Bytes from the start that are perhaps not zero.
+    /// The number of bytes from the start that may be non-zero.
     stale_bytes: u32,
 }
 
@@ -61,17 +61,17 @@ impl<T> Slot<T> {
         unsafe { self.0.as_ref() }
     }
 
-    /// Where its bytes are in this process.
+    /// Returns the address in this process.
     pub(crate) fn host(&self) -> NonNull<u8> {
         self.known().host
     }
 
-    /// Where a device finds them.
+    /// Returns the address for a device.
     pub(crate) fn iova(&self) -> Iova {
         self.known().iova
     }
 
-    /// The number of its chunk.
+    /// Returns the number of its chunk.
     pub(super) fn chunk(&self) -> u32 {
         self.known().chunk
     }
@@ -80,11 +80,11 @@ impl<T> Slot<T> {
         &self.known().state
     }
 
-    /// The same slot once more.
+    /// Returns the same slot again.
     ///
     /// # Safety
-    /// Only one of them may be given back, when none of the others is used any more, and `T` must not
-    /// be changed through them.
+    /// Only one of them may be given back, when none of the others is used any more, and `T` must
+    /// not be changed through them.
     pub(crate) unsafe fn share(&self) -> Self {
         Self(self.0)
     }
@@ -95,7 +95,7 @@ impl Slot {
         self.state().kind
     }
 
-    /// Bytes from the start that are perhaps not zero.
+    /// The number of bytes from the start that may be non-zero.
     pub(crate) fn stale_bytes(&self) -> u64 {
         self.state().stale_bytes.into()
     }
@@ -112,17 +112,17 @@ impl<T> fmt::Debug for Slot<T> {
     }
 }
 
-/// A chunk: so many slots that are alike.
+/// A chunk: memory that stays mapped, with slots of one size.
 pub(crate) struct Chunk<T> {
     memory: ManuallyDrop<Buffer>,
     iovas: ManuallyDrop<IovaRange>,
     count: u32,
     free_count: u32,
-    /// A bit for each slot that is free.
+    /// A bit for each slot, which is set if it is free.
     free: Vec<u64>,
-    /// What is known of each. Reached by slots' addresses alone, until all of them are back.
+    /// The states of the slots. They are only reached by slots' addresses until all slots are back.
     known: NonNull<[Known<T>]>,
-    /// Since when all slots are free.
+    /// The time since which all slots are free.
     idle_since: Option<Instant>,
 }
 
@@ -130,13 +130,13 @@ pub(crate) struct Chunk<T> {
 unsafe impl<T: Send> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
-    /// How many bytes are known of the slots of such a chunk.
+    /// Returns the length of the states of all slots in bytes.
     pub(crate) fn known_bytes(layout: &Layout) -> u64 {
         u64::from(layout.count()) * size_of::<Known<T>>() as u64
     }
 
-    /// The chunk with that number, in huge pages where there are some, mapped. All its slots are free,
-    /// and their state is what `state` returns.
+    /// Allocates and maps a chunk with this number, in huge pages if there are some. All its slots
+    /// are free, and `state` returns the state of each.
     pub(crate) fn new(
         core: &Core,
         layout: &Layout,
@@ -158,7 +158,7 @@ impl<T> Chunk<T> {
         // SAFETY: the memory is kept until it is unmapped, and nobody has a reference to it.
         unsafe { core.backend.map(iovas.get().start(), piece, direction.prot()) }
             .map_err(PoolError::Backend)?;
-        // The device reaches it from here on.
+        // From here on the device can reach it.
         let (iovas, memory) = (ManuallyDrop::new(iovas.keep()), ManuallyDrop::new(memory));
         let count = layout.count();
         let mut free = vec![u64::MAX; count.div_ceil(64) as usize];
@@ -188,17 +188,17 @@ impl<T> Chunk<T> {
         self.memory.len_bytes()
     }
 
-    /// How many slots, and how many of them are free.
+    /// Returns how many slots there are, and how many of them are free.
     pub(super) fn slots(&self) -> (u32, u32) {
         (self.count, self.free_count)
     }
 
-    /// Whether all slots are free, and since when.
+    /// Returns the time since which all slots are free; `None` if one is in use.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.idle_since
     }
 
-    /// A slot that is free.
+    /// Takes a free slot.
     pub(super) fn take(&mut self) -> Option<Slot<T>> {
         let word = self.free.iter().position(|word| *word != 0)?;
         let bit = self.free[word].trailing_zeros();
@@ -223,7 +223,7 @@ impl<T> Chunk<T> {
         }
     }
 
-    /// The addresses at which it is mapped.
+    /// Returns the addresses at which it is mapped.
     pub(super) fn range(&self) -> AddrRange<Iova> {
         AddrRange::new(self.iovas.start(), self.len_bytes()).expect("it was mapped")
     }

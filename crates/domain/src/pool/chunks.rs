@@ -21,7 +21,7 @@ pub(crate) struct Chunks<T, M> {
     changed: Condvar,
 }
 
-/// What is under the lock.
+/// The state under the lock.
 pub(crate) struct Locked<T, M> {
     pub(crate) list: ChunkList<T>,
     pub(crate) more: M,
@@ -76,7 +76,7 @@ impl<T, M> Chunks<T, M> {
     /// caller takes slots of that chunk.
     ///
     /// # Errors
-    /// That of `make`; its number is free again then, as it is if `make` panics.
+    /// The error of `make`. The number is free again then, and also if `make` panics.
     pub(crate) fn grow<E>(
         &self,
         make: impl FnOnce(u32) -> Result<Chunk<T>, E>,
@@ -172,7 +172,7 @@ impl<T> Place<T> {
     }
 }
 
-/// How many a list has.
+/// The numbers of chunks and slots of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stock {
     pub(crate) chunks: u64,
@@ -187,7 +187,7 @@ impl<T> Default for ChunkList<T> {
 }
 
 impl<T> ChunkList<T> {
-    /// Takes up to `count` free slots to `to`. Returns how many.
+    /// Passes up to `count` free slots to `to`. Returns how many.
     pub(crate) fn take(&mut self, count: usize, mut to: impl FnMut(Slot<T>)) -> usize {
         let mut taken = 0;
         for chunk in self.places.iter_mut().filter_map(Place::chunk_mut) {
@@ -211,7 +211,7 @@ impl<T> ChunkList<T> {
     /// and the caller frees what is there then, without the lock.
     ///
     /// # Errors
-    /// How many places `room` must have, which the caller allocates without the lock.
+    /// The number of places that `room` must have, which the caller allocates without the lock.
     pub(crate) fn reserve(&mut self, room: &mut Vec<Place<T>>) -> Result<u32, usize> {
         let is_empty = |place: &Place<T>| matches!(place, Place::Empty);
         let number = self.places.iter().position(is_empty).unwrap_or(self.places.len());

@@ -1,10 +1,10 @@
-//! Which sizes slots have.
+//! The sizes of slots.
 
-/// Slots have 1 to 64 granules: 256 KiB, where a granule is 4 KiB.
+/// The largest slot in granules: 256 KiB with granules of 4 KiB.
 pub(crate) const LARGEST: u64 = 64;
 
-/// Four sizes for each doubling, so that no transfer of whole granules takes more than a quarter
-/// more than it needs, what the end of its chunk has no room for included. That needs one more: a
+/// There are four sizes for each doubling, so that no transfer of whole granules takes more than a
+/// quarter more than it needs, including the unused end of its chunk. That needs one more size: a
 /// chunk of 512 has room for 12 slots of 40, in which 12 transfers of 33 waste 29%.
 const SIZES: [u64; COUNT] =
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, LARGEST];
@@ -16,7 +16,7 @@ pub(crate) const COUNT: usize = 21;
 pub(crate) struct Class(u8);
 
 impl Class {
-    /// The smallest that so many granules fit into; `None` where there is none.
+    /// Returns the smallest class that this many granules fit into; `None` if there is none.
     #[inline]
     pub(crate) fn of(granules: u64) -> Option<Self> {
         match granules {
@@ -34,13 +34,13 @@ impl Class {
         }
     }
 
-    /// The smallest class that `len_bytes` fit into, in granules of `2^granule_log2` bytes.
+    /// Returns the smallest class that `len_bytes` fit into, in granules of `2^granule_log2` bytes.
     #[inline]
     pub(crate) fn of_bytes(len_bytes: u64, granule_log2: u8) -> Option<Self> {
         Self::of(len_bytes.div_ceil(1 << granule_log2))
     }
 
-    /// From the smallest on.
+    /// Returns all classes, the smallest first.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..COUNT as u8).map(Self)
     }

@@ -2,10 +2,10 @@
 
 use longshore_mem::Granule;
 
-/// The usual size of a chunk: what is allocated and mapped at once.
+/// The usual size of a chunk, which is allocated and mapped at once.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 
-/// Where the slots of a chunk begin.
+/// The positions of the slots of a chunk.
 ///
 /// ```text
 ///   chunk   ┌ block ─────────────────┬ block ─────────────────┬ …
@@ -15,7 +15,7 @@ pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// How many bytes of a slot are used.
+    /// The number of used bytes of a slot.
     slot_bytes: u64,
     /// The distance between two slots of one block.
     stride_bytes: u64,
@@ -89,7 +89,7 @@ impl Layout {
         self.align
     }
 
-    /// How many slots a chunk has.
+    /// Returns the number of slots of a chunk.
     pub(crate) fn count(&self) -> u32 {
         let blocks = self.chunk_bytes / self.block_bytes;
         let rest_bytes = self.chunk_bytes % self.block_bytes;
@@ -100,7 +100,7 @@ impl Layout {
         (blocks * self.slots_per_block + in_rest) as u32
     }
 
-    /// Where a slot begins, in bytes from the chunk's start.
+    /// Returns the start of a slot, in bytes from the start of the chunk.
     pub(crate) fn offset_of(&self, nth: u32) -> u64 {
         let (block, within) =
             (u64::from(nth) / self.slots_per_block, u64::from(nth) % self.slots_per_block);

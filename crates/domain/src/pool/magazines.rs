@@ -1,4 +1,4 @@
-//! Slots that a door keeps for its next transfers.
+//! Slots that a `Local` handle keeps for its next transfers.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use super::error::PoolError;
 use super::kind::{KINDS, Kind};
 use crate::core::Core;
 
-/// Slots of one kind that are kept at most, and granules that they may have together.
+/// The most slots of one kind that are kept, and the most granules that they have together.
 const SLOTS: u64 = 8;
 const GRANULES: u64 = 16;
 
-/// One thread's slots. As long as they suffice, taking and giving back costs no lock. Before it is
-/// dropped they must be given back ([`clear`](Self::clear)).
+/// The slots of one thread. As long as they suffice, taking and giving back takes no lock. They
+/// must be given back ([`clear`](Self::clear)) before this is dropped.
 pub(crate) struct Magazines {
-    /// By kind. One that was never used has no memory.
+    /// The slots by kind. A kind that was never used has no memory.
     kept: Box<[Vec<Slot>]>,
 }
 
@@ -24,7 +24,7 @@ impl Magazines {
         Self { kept: (0..KINDS).map(|_| Vec::new()).collect() }
     }
 
-    /// A slot that is kept.
+    /// Takes a slot.
     #[inline(always)]
     pub(crate) fn take(&mut self, kind: Kind) -> Option<Slot> {
         self.kept[kind.index()].pop()
@@ -40,7 +40,7 @@ impl Magazines {
         kept.push(slot);
     }
 
-    /// Gives all of them back.
+    /// Gives all slots back.
     pub(crate) fn clear(&mut self, pools: &Pools) {
         for kept in &mut self.kept {
             if let Some(kind) = kept.first().map(Slot::kind) {
@@ -50,11 +50,11 @@ impl Magazines {
     }
 }
 
-/// Slots that were taken together: one for a transfer, the others to be kept.
+/// Slots that were taken together: one for a transfer, and others to be kept.
 pub(crate) struct Refill(pub(crate) Slot, pub(crate) [Option<Slot>; SLOTS as usize / 2]);
 
-/// Takes slots from the pools for magazines that have none of that kind. Not a method of them, because
-/// the pools must be asked while nothing is held.
+/// Takes slots from the pools for magazines that have none of this kind. This is not a method,
+/// because the cache must not be in use during the call.
 pub(crate) fn refill(core: &Core, pools: &Pools, kind: Kind) -> Result<Refill, PoolError> {
     let (mut first, mut others, mut count) = (None, [const { None }; SLOTS as usize / 2], 0);
     pools.take(core, kind, most(kind).div_ceil(2), |slot| match first {

@@ -1,7 +1,7 @@
-//! Bounce buffers: memory that stays mapped, through which short transfers go by a copy.
+//! Bounce buffers: memory that stays mapped, and through which short transfers are copied.
 //!
 //! ```text
-//!   a door        magazines: a few slots of each kind        no lock
+//!   a handle      magazines: a few slots of each kind            no lock
 //!                    │  ▲
 //!                    ▼  │  several at once
 //!   the domain    chunk lists: one for each size and direction   a lock each
@@ -11,8 +11,8 @@
 //!                 chunks of 2 MiB, mapped once, for one direction
 //! ```
 //!
-//! A slot belongs to one transfer, and no two share a granule: what a device can reach beyond the
-//! bytes of its transfer are zeros.
+//! A slot belongs to one transfer, and no two slots share a granule: all other bytes of the slot
+//! that a device can reach are zero.
 
 pub(crate) mod budget;
 pub(crate) mod chunk;
@@ -46,15 +46,15 @@ use layout::Layout;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// How large they are.
+    /// The length of a bounce buffer.
     pub slot_bytes: u64,
-    /// For which transfers.
+    /// The direction of the transfers.
     pub direction: Direction,
-    /// Pieces of memory that were mapped for them.
+    /// The number of chunks that are mapped.
     pub chunks: u64,
-    /// How many there are.
+    /// The number of bounce buffers.
     pub slots: u64,
-    /// Of these, how many are neither in use nor kept by a door.
+    /// The number of bounce buffers that are neither in use nor cached by a handle.
     pub free_slots: u64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Pools {
     peak_bytes: AtomicU64,
     grows: AtomicU64,
     shrinks: AtomicU64,
-    /// Who waits for a slot, and is to be told of any.
+    /// The number of threads that wait for a slot.
     waiting: Mutex<u32>,
     freed: Condvar,
 }
@@ -85,7 +85,8 @@ impl Pools {
         }
     }
 
-    /// Waits until a slot was given back, `time` at most: others are with doors, which tell nobody.
+    /// Waits until a slot was given back, at most for `time`: slots that go to a handle's cache are
+    /// not notified.
     pub(crate) fn wait(&self, time: Duration) {
         let mut waiting = self.lock_waiting();
         *waiting += 1;
@@ -99,9 +100,9 @@ impl Pools {
         }
     }
 
-    /// Takes up to `count` slots of a kind to `to`, at least one: a new chunk is made where none is
-    /// free. Its span runs code of the program, which may map: neither a lock nor the value of a
-    /// [`Biased`](longshore_sync::Biased) may be held by the caller.
+    /// Passes up to `count` slots of a kind to `to`, at least one. If none is free, it makes a
+    /// chunk, whose span runs code of the program, which may map: the caller may hold neither a
+    /// lock nor the value of a [`Biased`](longshore_sync::Biased).
     pub(crate) fn take(
         &self,
         core: &Core,
@@ -113,7 +114,7 @@ impl Pools {
         if chunks.lock().list.take(count, &mut to) != 0 {
             return Ok(());
         }
-        // Entered before there is a turn, and left after it.
+        // The span is entered before the turn begins, and left after it ends.
         let slot_bytes = kind.class.granules() * core.limits.granule.bytes();
         let _span = span!("grow", slot_bytes = slot_bytes, direction = kind.direction);
         let turn = chunks.turn(|locked| locked.list.take(count, &mut to) != 0);
@@ -136,11 +137,12 @@ impl Pools {
         self.tell();
     }
 
-    /// Frees the chunks all of whose slots have been free for `idle`. How many bytes that were.
+    /// Frees the chunks all of whose slots have been free for `idle`. Returns how many bytes they
+    /// had.
     ///
     /// # Errors
-    /// [`NotFreed`] of the first chunk that could not be unmapped. What was leaked counts as held for
-    /// ever.
+    /// [`NotFreed`] of the first chunk that could not be unmapped. A chunk that is leaked counts as
+    /// held for ever.
     pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, NotFreed> {
         let mut freed = 0;
         for chunks in &self.by_kind {
@@ -165,12 +167,12 @@ impl Pools {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// Chunks made, and chunks freed.
+    /// Returns how many chunks were made, and how many were freed.
     pub(crate) fn changes(&self) -> (u64, u64) {
         (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
     }
 
-    /// From here on as if they had always had what they have.
+    /// Resets the counters, as if the pools had always had their present size.
     pub(crate) fn forget(&self) {
         self.peak_bytes.store(self.own.taken(), Ordering::Relaxed);
         self.grows.store(0, Ordering::Relaxed);
@@ -209,7 +211,7 @@ impl Pools {
         self.process.give(len_bytes);
     }
 
-    /// What each pool has that has something.
+    /// Returns the use of each pool that has chunks.
     pub(crate) fn usage(&self, granule_bytes: u64) -> Vec<PoolUsage> {
         let kinds = DIRECTIONS
             .iter()

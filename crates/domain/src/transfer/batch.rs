@@ -1,4 +1,4 @@
-//! Many mappings taken back with one invalidation.
+//! Many mappings that are unmapped with one invalidation.
 #![expect(unsafe_code, reason = "unmaps what its mappings own")]
 
 use std::{fmt, vec};
@@ -13,10 +13,10 @@ use crate::error::{Error, Failed};
 use crate::local::Local;
 use crate::trace::span;
 
-/// Mappings whose device is through with them, and which are to be taken back together: deferred
-/// invalidation. Until [`flush`](Self::flush) returns the device can reach the memory.
+/// Mappings that the device has finished with, and that are unmapped together: deferred
+/// invalidation. The device can reach the memory until [`flush`](Self::flush) returns.
 ///
-/// One that is used again allocates nothing once it is warm. Dropped, it drops its mappings.
+/// A batch that is used again allocates nothing once it is warm. Dropped, it drops its mappings.
 #[must_use = "what is in it stays mapped until it is flushed"]
 pub struct Batch<'d, B: DmaMemory + 'static, D: Door = Domain> {
     door: &'d D,
@@ -54,22 +54,22 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
         Self { door, mappings: Vec::new(), ranges: Vec::new() }
     }
 
-    /// How many are waiting.
+    /// Returns the number of mappings in the batch.
     pub fn len(&self) -> usize {
         self.mappings.len()
     }
 
-    /// Whether none is.
+    /// Returns true if the batch has no mapping.
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()
     }
 
-    /// Takes back all that is in it, and passes each memory to `back`. If `back` panics, the memory of
-    /// the other mappings is dropped, out of the device's reach.
+    /// Unmaps all mappings, and passes the memory of each to `back`. If `back` panics, the memory
+    /// of the other mappings is dropped, out of the device's reach.
     ///
     /// # Errors
-    /// [`Error::Backend`]: all mappings stay in the batch, and each of them may still be there.
-    /// [`Error::Copy`]: those that were not given back stay.
+    /// [`Error::Backend`]: all mappings stay in the batch, and each of them may still be mapped.
+    /// [`Error::Copy`]: the mappings that could not be copied back stay.
     pub fn flush(&mut self, mut back: impl FnMut(B)) -> Result<(), Error> {
         let _span = span!("flush", mappings = self.mappings.len());
         self.ranges.clear();
@@ -104,10 +104,10 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
 }
 
 impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
-    /// Has the memory taken back when `batch` is flushed.
+    /// Puts the mapping into `batch`, which unmaps it when it is flushed.
     ///
     /// # Errors
-    /// [`Error::OtherDoor`] with the mapping, which was not made by the door that the batch is of.
+    /// [`Error::OtherDoor`] with the mapping, if another handle made it than the batch.
     pub fn unmap_deferred(self, batch: &mut Batch<'d, B, D>) -> Result<(), Failed<Self>> {
         if !std::ptr::eq(self.door(), batch.door) {
             let error = Error::OtherDoor { iova: self.iova() };

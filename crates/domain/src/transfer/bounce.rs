@@ -16,7 +16,7 @@ use crate::pool::chunk::Slot;
 /// Bytes of a transfer that the device finds in a slot, and not in the memory.
 pub(crate) struct Elsewhere {
     pub(crate) host: NonNull<u8>,
-    /// Where in the transfer they begin, and how many they are.
+    /// The offset in the transfer, and the length.
     pub(crate) at: u64,
     pub(crate) len_bytes: u64,
 }
@@ -112,7 +112,7 @@ pub(crate) unsafe fn copy_out(
     unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
-/// The slot after a transfer: what the device could write is perhaps written.
+/// Returns the slot after a transfer, in which the device may have written all bytes that it can.
 #[inline]
 pub(crate) fn used(mut slot: Slot, core: &Core) -> Slot {
     if slot.kind().direction != Direction::ToDevice {
@@ -122,7 +122,7 @@ pub(crate) fn used(mut slot: Slot, core: &Core) -> Slot {
     slot
 }
 
-/// The start of the granule that `at` lies in, so many bytes behind it.
+/// Returns the start of the granule that contains `at`, which is `offset` bytes behind it.
 #[inline]
 pub(crate) fn granule_of(at: NonNull<u8>, offset: u64) -> NonNull<u8> {
     let start = at.as_ptr().wrapping_sub(offset as usize);

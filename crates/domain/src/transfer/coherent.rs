@@ -1,4 +1,4 @@
-//! Memory that processor and device share all the time: rings, queues, status words.
+//! Memory that CPU and device share all the time: rings, queues, status words.
 #![expect(unsafe_code, reason = "views memory that a device writes to")]
 
 use std::fmt;
@@ -14,8 +14,8 @@ use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::Error;
 
-/// Zeroed memory that the device can read and write for as long as this lives. What either of them
-/// writes the other sees; in which order is up to the barriers of whoever uses it.
+/// Zeroed memory that the device can read and write as long as this lives. CPU and device see each
+/// other's writes; the user's memory barriers determine their order.
 pub struct Coherent<'d> {
     mapping: Mapping<'d, Buffer>,
     start: NonNull<u8>,
@@ -47,23 +47,23 @@ impl Domain {
 }
 
 impl Coherent<'_> {
-    /// Where the device finds it.
+    /// Returns the address for the device.
     pub fn iova(&self) -> Iova {
         self.mapping.iova()
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.mapping.len_bytes()
     }
 
-    /// To read.
+    /// Returns a view to read.
     pub fn view(&self) -> VolatileSlice<'_> {
         // SAFETY: mapped as long as this lives; written by views and devices alone.
         unsafe { VolatileSlice::from_raw_parts(self.start, self.len_bytes() as usize) }
     }
 
-    /// To read and write.
+    /// Returns a view to read and write.
     pub fn view_mut(&mut self) -> VolatileSliceMut<'_> {
         // SAFETY: as in `view`.
         unsafe { VolatileSliceMut::from_raw_parts(self.start, self.len_bytes() as usize) }

@@ -30,10 +30,9 @@ use crate::watch::{Made, Slack};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
-/// It owns the memory, so that nothing can free it meanwhile, even if the mapping itself is forgotten;
-/// [`unmap`](Self::unmap) gives it back. Where a mapping that is dropped cannot be unmapped, its memory
-/// and its addresses are leaked rather than given to somebody else while the device may still write to
-/// them.
+/// It owns the memory, so that no code can free it meanwhile, even if the mapping is forgotten;
+/// [`unmap`](Self::unmap) gives it back. If a mapping is dropped and cannot be unmapped, its memory
+/// and its addresses are leaked, because the device may still write to them.
 #[must_use = "dropped, the memory is unmapped"]
 #[repr(C)]
 pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
@@ -44,7 +43,7 @@ pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
 }
 
 impl Domain {
-    /// Lets the device reach all of `memory`, as `direction` says, until the mapping is unmapped.
+    /// Lets the device reach all of `memory` in this direction, until the mapping is unmapped.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -57,8 +56,8 @@ impl Domain {
         Mapping::new(self, memory, direction, false)
     }
 
-    /// The same of memory that the device only writes, and says how much it has written: what was
-    /// there before is not copied, and [`Mapping::complete`] takes it back.
+    /// Maps memory that the device only writes, and of which it reports how much it has written:
+    /// the previous bytes are not copied, and [`Mapping::complete`] takes the memory back.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -146,7 +145,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Maps whole granules, never bounced.
+    /// Maps the granules of the memory, never bounced.
     #[track_caller]
     pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         let checked = check(&memory, direction);
@@ -156,7 +155,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Through a slot that `copy` fills, where the policy wants one; else the memory again.
+    /// Makes a mapping through a slot that `copy` fills. Returns the memory if the policy asks for
+    /// none.
     #[track_caller]
     pub(crate) fn slotted(
         door: &'d D,
@@ -191,7 +191,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         Ok(Ok(Self::of(door, memory, Place::Slot(slot), direction, false)))
     }
 
-    /// Through a slot, which there must be for the length.
+    /// Makes a mapping through a slot, which must exist for the length.
     #[track_caller]
     pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
         let (start, len_bytes) = extent(&memory);
@@ -237,8 +237,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         mapping
     }
 
-    /// What is watched goes another way, by value: a mapping whose address is given to anybody lies in
-    /// memory, which costs more than making and ending it.
+    /// The checker's path takes the mapping by value: a mapping whose address is taken cannot stay
+    /// in registers, which costs more than to make and end it.
     #[cold]
     #[inline(never)]
     fn watched(self, by: &'static Location<'static>) -> Self {
@@ -253,7 +253,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self
     }
 
-    /// As [`end`](Self::end); `said` is where the program says how much was written.
+    /// As [`end`](Self::end), with a checker. `said` is the place where the program reports the
+    /// written bytes.
     #[cold]
     #[inline(never)]
     fn end_watched(
@@ -268,8 +269,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// The rest of that, of a mapping that the device cannot reach any more. A report that panics drops
-    /// the mapping.
+    /// The rest of that, for a mapping that the device cannot reach any more. A report that panics
+    /// drops the mapping.
     fn take_watched(
         mut self,
         written_bytes: u64,
@@ -290,7 +291,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Err(error) = copy_back(&self) {
             return Err(Failed { error, value: self });
         }
-        // Before anybody else has the address.
+        // Before another mapping can get the address.
         if let Some(watch) = &self.door.state().watch {
             watch.ended(iova);
         }
@@ -306,7 +307,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Where the device finds the memory's first byte.
+    /// Returns the address of the first byte for the device.
     #[inline]
     pub fn iova(&self) -> Iova {
         match &*self.place {
@@ -318,32 +319,32 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// How many bytes it finds there.
+    /// Returns the length in bytes.
     #[inline(always)]
     pub fn len_bytes(&self) -> u64 {
         let (_, len_bytes) = extent(&*self.memory);
         len_bytes
     }
 
-    /// Who reads and who writes.
+    /// Returns the direction.
     pub fn direction(&self) -> Direction {
         self.way.direction()
     }
 
-    /// Whether the transfer, or the ends of it, go through bounce buffers.
+    /// Returns true if the transfer, or an end of it, goes through bounce buffers.
     pub fn is_bounced(&self) -> bool {
         !matches!(*self.place, Place::Direct(..))
     }
 
-    /// Takes the memory back, with what the device has written. When this returns, the device cannot
-    /// reach it any more.
+    /// Unmaps the memory and returns it, with the bytes that the device has written. When this
+    /// returns, the device cannot reach it any more.
     ///
-    /// Of a mapping whose device says how much it has written
-    /// ([`map_reported`](Domain::map_reported)), that much must be said ([`complete`](Self::complete)):
-    /// here nothing counts as written.
+    /// If the device reports how much it has written ([`map_reported`](Domain::map_reported)), call
+    /// [`complete`](Self::complete) with that number instead: here all bytes count as not written.
     ///
     /// # Errors
-    /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
+    /// [`Error::Backend`] with the mapping, which may still be mapped; [`Error::Copy`] with the
+    /// mapping.
     #[inline(always)]
     pub fn unmap(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
@@ -354,12 +355,13 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
     }
 
-    /// The same when the device has written `written_bytes` from the start. No more is copied back
-    /// from bounce buffers: what lies behind is as it was before, whatever the device did there.
+    /// Unmaps the memory of which the device has written `written_bytes` from the start. No more is
+    /// copied back from bounce buffers: the bytes after them are as before, whatever the device
+    /// wrote there.
     ///
     /// # Errors
-    /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
-    /// is.
+    /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping if `written_bytes` is more
+    /// than its length.
     #[inline(always)]
     #[track_caller]
     pub fn complete(self, written_bytes: u64) -> Result<B, Failed<Self>> {
@@ -367,7 +369,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.finish(written_bytes, at, |mapping| mapping.copy_back(written_bytes))
     }
 
-    /// The end of a mapping whose device has written so much, which `copy_back` makes the memory have.
+    /// Ends a mapping of which the device has written this many bytes, which `copy_back` copies to
+    /// the memory.
     #[inline(always)]
     pub(crate) fn finish(
         self,
@@ -386,8 +389,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
     }
 
-    /// Not dropped by a panic, which leaks it: for that its address would be needed, and all of it be in
-    /// memory all the time.
+    /// `ManuallyDrop` keeps drop glue out of this path: unwinding leaks the mapping, and in return
+    /// it stays in registers.
     #[inline(always)]
     fn end(
         mut this: ManuallyDrop<Self>,
@@ -416,14 +419,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.take_watched(len_bytes, None, copy_back).map(drop)
     }
 
-    /// The span of that, and its fields.
+    /// Enters the span of unmapping, with its fields.
     pub(crate) fn unmap_span(&self) -> Span {
         let span = span!("unmap", written_bytes = self.len_bytes(); len_bytes, iova, is_bounced);
         self.tell(&span);
         span
     }
 
-    /// The backend has unmapped it.
+    /// Notes that the backend has unmapped it.
     pub(crate) fn set_unmapped(&mut self) {
         if let Place::Unaligned(unaligned) = &mut *self.place {
             unaligned.set_unmapped();
@@ -431,17 +434,17 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.way.set_unmapped();
     }
 
-    /// Whether the device says how much it has written.
+    /// Returns true if the device reports how much it has written.
     pub(crate) fn is_reported(&self) -> bool {
         self.way.is_reported()
     }
 
-    /// Where the memory is in this process.
+    /// Returns the address of the memory in this process.
     pub(crate) fn host(&self) -> NonNull<u8> {
         host(&*self.memory)
     }
 
-    /// Bytes that the device finds in slots, and not in the memory.
+    /// Returns the bytes that the device finds in slots, and not in the memory.
     pub(crate) fn elsewhere(&self) -> [Option<Elsewhere>; 2] {
         match &*self.place {
             Place::Direct(..) => [None, None],
@@ -454,8 +457,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Bytes behind what the device may have written, as far as they are in a slot: where they are, how
-    /// many, and where in the transfer.
+    /// Returns the bytes of a slot after those that the device may have written: address, length,
+    /// and offset in the transfer.
     #[inline(always)]
     fn slack(&self, written_bytes: u64) -> Option<Slack> {
         let written_bytes = if self.way.is_reported() { written_bytes } else { self.len_bytes() };
@@ -473,7 +476,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Refuses a write to the memory if it is read-only.
+    /// Returns an error if the memory is read-only.
     pub(crate) fn check_writable(&self, operation: &'static str) -> Result<(), Error> {
         if self.memory.is_writable() {
             return Ok(());
@@ -485,8 +488,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         self.door
     }
 
-    /// Puts what the backend must unmap to `ranges`: nothing of a mapping that is bounced, and up to
-    /// three ranges of one whose ends are.
+    /// Adds the ranges that the backend must unmap: none of a mapping that is bounced, and up to
+    /// three of one whose ends are.
     pub(crate) fn add_mapped(&self, ranges: &mut Vec<AddrRange<Iova>>) {
         match &*self.place {
             Place::Direct(_) if self.way.is_unmapped() => {}
@@ -499,21 +502,21 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Where in its granule the memory begins.
+    /// Returns the offset of the memory in its granule.
     #[inline(always)]
     fn offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
         start & (self.door.state().core.limits.granule.bytes() - 1)
     }
 
-    /// Where in its slot the transfer begins, of a mapping that is bounced.
+    /// Returns the offset of a bounced transfer in its slot.
     #[inline(always)]
     fn slot_offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
         self.door.state().policy.slot_offset(start)
     }
 
-    /// Of a mapping that is not bounced.
+    /// Returns the range of a mapping that is not bounced.
     #[inline(always)]
     fn range(&self, iovas: &IovaRange) -> AddrRange<Iova> {
         let granule = self.door.state().core.limits.granule.bytes();
@@ -521,7 +524,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
 
-    /// The memory of a mapping that was unmapped elsewhere.
+    /// Returns the memory of a mapping that was unmapped by a batch.
     ///
     /// # Errors
     /// [`Error::Copy`] with the mapping.
@@ -538,7 +541,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// Of a mapping that the device cannot reach any more.
+    /// Takes the memory out of a mapping that the device cannot reach any more.
     #[inline(always)]
     fn into_memory(mut this: ManuallyDrop<Self>) -> B {
         // SAFETY: not used again, and not dropped.
@@ -578,7 +581,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         Ok(())
     }
 
-    /// Copies what the device has written in bounce buffers.
+    /// Copies the bytes that the device has written to bounce buffers.
     #[inline(always)]
     fn copy_back(&self, written_bytes: u64) -> Result<(), Box<Error>> {
         if self.way.direction() == Direction::ToDevice || written_bytes == 0 {
@@ -618,7 +621,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 
 impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
     fn drop(&mut self) {
-        // Nobody looks at what the device has written.
+        // The bytes that the device has written are not copied back.
         if let Err(error) = self.unreach() {
             abort_if_borrowed::<B>(&error);
             self.door.add(Event::Leak, 1);

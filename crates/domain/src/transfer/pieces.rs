@@ -1,4 +1,4 @@
-//! Several mappings that are made together or not at all, and taken back together.
+//! Several ranges that are mapped together or not at all, and unmapped together.
 #![expect(unsafe_code, reason = "maps what its callers own")]
 
 use std::process;
@@ -16,7 +16,8 @@ use crate::undo::Undo;
 /// The error of pieces of which not all were mapped.
 pub(crate) struct Partly {
     pub(crate) error: Error,
-    /// How many pieces, from the first, are still mapped because the backend did not unmap them again.
+    /// The number of pieces, from the first, that are still mapped because the backend did not
+    /// unmap them again.
     pub(crate) still_mapped: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Where a device finds the bytes of a mapping, and how they get there.
+//! The places where a device finds the bytes of a mapping, and how the bytes get there.
 #![expect(unsafe_code, reason = "hands memory to a backend that a mapping keeps")]
 
 use std::ptr::NonNull;
@@ -21,23 +21,23 @@ use crate::pool::chunk::Slot;
 use crate::pool::kind::Kind;
 use crate::state::State;
 
-/// Where the device finds the bytes.
+/// The place where the device finds the bytes.
 ///
-/// What makes and ends a mapping is inlined where it is called, down to here: moved through memory
-/// from call to call, its parts would be stored by words and loaded by vectors, which costs more than
-/// all the rest.
+/// All code that makes and ends a mapping is inlined, down to here: moved through memory from call
+/// to call, the parts of a mapping would be stored by words and loaded by vectors, which costs more
+/// than all the rest.
 pub(crate) enum Place {
-    /// In the memory, whose granules are at these addresses.
+    /// In the memory itself, whose granules are at these addresses.
     Direct(IovaRange),
     /// In a bounce buffer.
     Slot(Slot),
-    /// In the memory, but for the ends.
+    /// In the memory itself, except the ends.
     Unaligned(Box<Unaligned>),
 }
 
-/// Refuses a transfer of no bytes, and one that would write to read-only memory. Each mapping is made
-/// after this check, whatever the policy, so the memory of a mapping whose direction is not
-/// [`Direction::ToDevice`] is writable.
+/// Returns an error for a transfer of no bytes, and for one that would write to read-only memory.
+/// Each mapping is made after this check, whatever the policy, so the memory of a mapping whose
+/// direction is not [`Direction::ToDevice`] is writable.
 ///
 /// # Errors
 /// [`Error::Empty`], [`Error::ReadOnly`].
@@ -75,7 +75,7 @@ pub(crate) fn read_only((start, len_bytes): (u64, u64), operation: &'static str)
     Error::ReadOnly { operation, start, len_bytes }.into()
 }
 
-/// Makes the memory reachable.
+/// Makes the memory reachable for the device.
 #[inline(always)]
 pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
     door: &D,
@@ -106,7 +106,7 @@ pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
     }
 }
 
-/// Copies what the device may read, and what it may leave as it is, into a slot.
+/// Copies the memory into a slot, unless the device reports what it writes.
 #[inline(always)]
 pub(crate) fn fill<B: DmaMemory, D: Door>(
     door: &D,
@@ -191,7 +191,7 @@ pub(crate) fn host<B: DmaMemory>(memory: &B) -> NonNull<u8> {
     memory.host().cast()
 }
 
-/// Where the memory is in this process, and how long it is.
+/// Returns the address of the memory in this process, and its length.
 #[inline(always)]
 pub(crate) fn extent<B: DmaMemory>(memory: &B) -> (u64, u64) {
     let host = memory.host();

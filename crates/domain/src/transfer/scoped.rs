@@ -54,7 +54,7 @@ impl<M: Lent> Ending<M> {
 
 impl<M: Lent> Drop for Ending<M> {
     fn drop(&mut self) {
-        // A scope that panics has nobody to tell.
+        // A scope that panics cannot return an error.
         let _ = self.end();
     }
 }

@@ -1,4 +1,4 @@
-//! Checksums of what a device reads or has written, made in the pass that copies it.
+//! Checksums of the bytes that a device reads or has written, made in the pass that copies them.
 #![expect(unsafe_code, reason = "views memory and slots of a mapping")]
 
 use std::iter;
@@ -31,7 +31,7 @@ impl<S: sealed::Sum> Sum for S {}
 mod sealed {
     use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 
-    /// What sums are made by.
+    /// The operations of a sum.
     pub trait Sum {
         fn transfer(
             &mut self,
@@ -67,10 +67,10 @@ macro_rules! sum {
 sum!(Checksum);
 sum!(Crc32c);
 
-/// The bytes from `start` on.
+/// Returns a view of the bytes from `start + at` on.
 ///
 /// # Safety
-/// They must be there, and nobody have a reference to them, for as long as the view is used.
+/// They must be mapped, and no reference to them may exist, as long as the view is used.
 unsafe fn view<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSlice<'v> {
     // SAFETY: within the bytes, by the caller's promise.
     let start = unsafe { start.add(at as usize) };
@@ -81,7 +81,7 @@ unsafe fn view<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSlice
 /// As [`view`], to write.
 ///
 /// # Safety
-/// As [`view`]; and nobody else writes to them.
+/// As [`view`]; and no other code may write to them.
 unsafe fn view_mut<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSliceMut<'v> {
     // SAFETY: within the bytes, by the caller's promise.
     let start = unsafe { start.add(at as usize) };
@@ -140,9 +140,9 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
     }
 
-    /// As [`complete`](Self::complete), with the bytes that the device has written added to `sum`. What
-    /// comes out of a bounce buffer is added in the pass that copies it, so the sum is that of the bytes
-    /// which the memory has then, whatever a device still writes.
+    /// As [`complete`](Self::complete), and adds the bytes that the device has written to `sum`.
+    /// Bytes from a bounce buffer are added in the pass that copies them, so the sum is that of the
+    /// bytes in the memory, whatever the device still writes.
     ///
     /// ```
     /// # use longshore_domain::{Bounce, Domain, backend::Soft};
@@ -163,7 +163,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// ```
     ///
     /// # Errors
-    /// As [`complete`](Self::complete); what `sum` has is of no use then.
+    /// As [`complete`](Self::complete); `sum` must not be used then.
     #[track_caller]
     pub fn complete_summed(
         self,
@@ -210,11 +210,11 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
 macro_rules! summed {
     ($door:ty) => {
         impl $door {
-            /// As [`map`](Self::map), with the bytes added to `sum`: those that go to a bounce buffer in
-            /// the pass that copies them.
+            /// As [`map`](Self::map), and adds the bytes to `sum`: those that go to a bounce buffer
+            /// in the pass that copies them.
             ///
             /// # Errors
-            /// As [`map`](Self::map); what `sum` has is of no use then.
+            /// As [`map`](Self::map); `sum` must not be used then.
             #[track_caller]
             pub fn map_summed<B: DmaMemory + 'static>(
                 &self,

@@ -1,5 +1,4 @@
-//! Memory that the processor looks at, or fills, while it stays mapped: streaming mappings that are used
-//! more than once.
+//! CPU access to memory that stays mapped: streaming mappings that are used more than once.
 #![expect(unsafe_code, reason = "copies between memory, slots and the caller's bytes")]
 
 use std::ops::Range;
@@ -17,10 +16,10 @@ use crate::error::Error;
 use crate::trace::span;
 
 impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
-    /// Makes what the device has written to these bytes visible in the memory. The device must be
-    /// through with them. Where it says how much it has written
-    /// ([`map_reported`](crate::Domain::map_reported)), ask for no more: behind that lies what a
-    /// transfer before has left.
+    /// Makes the device's writes to these bytes visible in the memory. The device must have
+    /// finished with them. If it reports how much it has written
+    /// ([`map_reported`](crate::Domain::map_reported)), ask for no more: the bytes after that are
+    /// left from an earlier transfer.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -36,8 +35,8 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
         self.each_elsewhere(&bytes, |slot, memory| (slot, memory))
     }
 
-    /// Makes what the memory has in these bytes visible to the device. Nothing of a mapping whose device
-    /// says how much it has written: that one only writes.
+    /// Makes these bytes of the memory visible to the device. This does nothing for a mapping whose
+    /// device reports how much it has written: that device only writes.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -47,7 +46,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
         if let Some(watch) = &self.door().state().watch {
             watch.synced(self.iova(), &bytes, false);
         }
-        // Its slot is not wiped before the next transfer, which a device may be able to read.
+        // The slot is not wiped before the next transfer, which a device may be able to read.
         if self.is_reported() {
             return Ok(());
         }
@@ -90,7 +89,8 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })
     }
 
-    /// Copies between slots and memory, of those bytes that are in slots; `order` says which way.
+    /// Copies those of the bytes that are in slots, between slot and memory; `order` returns source
+    /// and destination.
     fn each_elsewhere(
         &self,
         bytes: &Range<u64>,

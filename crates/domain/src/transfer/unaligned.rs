@@ -1,5 +1,5 @@
-//! Long transfers that begin or end within a granule, for a device that may not see what lies beside
-//! them.
+//! Long transfers that begin or end within a granule, for a device that must not reach the other
+//! bytes of that granule.
 //!
 //! ```text
 //!   memory      ░░░░▓▓▓▓│████████│████████│▓▓▓░░░░░       ▓ copied, █ mapped, ░ somebody else's
@@ -32,19 +32,20 @@ use crate::watch::Slack;
 /// A transfer whose ends are bounced.
 pub(crate) struct Unaligned {
     pub(crate) iovas: IovaRange,
-    /// Where in its granule the transfer begins.
+    /// The offset of the transfer in its granule.
     pub(crate) offset: u64,
     head: Option<End>,
     middle_bytes: u64,
     tail: Option<End>,
-    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    /// `true` if the device can reach it. It cannot if it was unmapped and could not be copied
+    /// back.
     is_mapped: bool,
 }
 
 /// An end of the transfer, in a slot.
 struct End {
     slot: Slot,
-    /// Where in the slot, where in the transfer, how much.
+    /// The offset in the slot, the offset in the transfer, and the length.
     in_slot: u64,
     in_memory: u64,
     len_bytes: u64,
@@ -126,7 +127,7 @@ impl Unaligned {
                 if still_mapped == 0 {
                     unaligned.give(door);
                 } else {
-                    // The device may reach the slots, so nobody gets them.
+                    // The device may reach the slots, so they are not used again.
                     door.add(Event::Leak, 1);
                 }
                 Err(error)
@@ -147,7 +148,7 @@ impl Unaligned {
         let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.
         let middle = unsafe { host.add(head_bytes as usize) };
-        // The caller's memory comes last: where it cannot be mapped, the device reaches none of it,
+        // The caller's memory comes last: if it cannot be mapped, the device reaches none of it,
         // even if the others cannot be unmapped again.
         let hosts = [slot(&self.head), slot(&self.tail), Some(middle)];
         let pieces = self.pieces(granule.bytes()).into_iter().zip(hosts);
@@ -156,7 +157,7 @@ impl Unaligned {
         unsafe { map_all(door, &pieces, direction) }
     }
 
-    /// What was mapped: the head's granule, the tail's granule, the middle.
+    /// Returns the mapped ranges: the granule of the head, the granule of the tail, the middle.
     fn pieces(&self, granule: u64) -> [Option<AddrRange<Iova>>; 3] {
         let start = self.iovas.start().raw();
         let head_bytes = if self.head.is_some() { granule } else { 0 };
@@ -172,13 +173,12 @@ impl Unaligned {
         ]
     }
 
-    /// What the backend must unmap.
+    /// Returns the ranges that the backend must unmap.
     pub(crate) fn mapped(&self, granule: u64) -> impl Iterator<Item = AddrRange<Iova>> {
         self.pieces(granule).into_iter().flatten().filter(|_| self.is_mapped)
     }
 
-    /// Unmaps it, of a transfer of so many bytes. Once only: not again where what the device has written
-    /// could not be copied.
+    /// Unmaps a transfer of this many bytes, once: a second call does nothing.
     pub(crate) fn unmap<D: Door>(&mut self, door: &D, len_bytes: u64) -> Result<(), Box<Error>> {
         let granule = door.state().core.limits.granule;
         let ranges: Vec<_> = self.mapped(granule.bytes()).collect();
@@ -191,13 +191,13 @@ impl Unaligned {
         Ok(())
     }
 
-    /// The backend has unmapped it.
+    /// Notes that the backend has unmapped it.
     pub(crate) fn set_unmapped(&mut self) {
         self.is_mapped = false;
     }
 
     /// # Safety
-    /// `host` must be what was mapped, and nothing else use it.
+    /// `host` must be the memory that was mapped, and no other code may use it.
     unsafe fn copy_in(&mut self, host: NonNull<u8>) -> Result<(), CopyFault> {
         for end in self.head.iter_mut().chain(&mut self.tail) {
             // SAFETY: the end lies within the caller's bytes.
@@ -208,10 +208,11 @@ impl Unaligned {
         Ok(())
     }
 
-    /// Copies of both ends what lies within the first `written_bytes`. How many that are.
+    /// Copies the bytes of both ends that lie within the first `written_bytes`. Returns how many
+    /// they are.
     ///
     /// # Safety
-    /// `host` must be what was mapped, and nothing else use it.
+    /// `host` must be the memory that was mapped, and no other code may use it.
     pub(crate) unsafe fn copy_back(
         &self,
         host: NonNull<u8>,
@@ -233,7 +234,7 @@ impl Unaligned {
         Ok(copied)
     }
 
-    /// The ends.
+    /// Returns the ends.
     pub(crate) fn elsewhere(&self) -> [Option<Elsewhere>; 2] {
         [&self.head, &self.tail].map(|end| {
             let End { slot, in_slot, in_memory, len_bytes } = end.as_ref()?;
@@ -243,8 +244,8 @@ impl Unaligned {
         })
     }
 
-    /// Of the tail's slot, what lies behind the first `written_bytes`: where, how many bytes, and where
-    /// in the transfer.
+    /// Returns the bytes of the tail's slot after the first `written_bytes`: address, length, and
+    /// offset in the transfer.
     pub(crate) fn slack(&self, granule: u64, written_bytes: u64) -> Option<Slack> {
         let End { slot, in_memory, len_bytes, .. } = self.tail.as_ref()?;
         let from = written_bytes.saturating_sub(*in_memory).min(*len_bytes);
@@ -252,7 +253,7 @@ impl Unaligned {
         Some((unsafe { slot.host().add(from as usize) }, granule - from, in_memory + from))
     }
 
-    /// Gives slots and addresses back, of a transfer that is not mapped.
+    /// Gives back the slots and the addresses of a transfer that is not mapped.
     pub(crate) fn give<D: Door>(self, door: &D) {
         let Self { iovas, head, tail, .. } = self;
         head.into_iter().chain(tail).for_each(|end| end.give(door));

@@ -1,10 +1,10 @@
-//! A mapping's direction, in a word.
+//! The direction of a mapping, and its flags, in a word.
 
 use crate::direction::Direction;
 
-/// Who reads and who writes, and whether the device says how much it has written.
+/// The direction, and whether the device reports how much it has written.
 ///
-/// A whole word: bytes that are stored one by one, and then moved with what lies beside them, made
+/// It is a whole word: bytes that are stored one by one, and then moved with their neighbours, made
 /// mapping and unmapping take 75 ns instead of 57 on a Zen 4 core.
 #[derive(Clone, Copy)]
 pub(crate) struct Way(u64);
@@ -29,7 +29,8 @@ impl Way {
         }
     }
 
-    /// `true` if the device cannot reach the memory any more, though the mapping is still there.
+    /// Returns true if the device cannot reach the memory any more, though the mapping still
+    /// exists.
     #[inline(always)]
     pub(crate) fn is_unmapped(self) -> bool {
         self.0 & Self::UNMAPPED != 0

@@ -195,7 +195,7 @@ fn a_batch_is_taken_back_at_once<R: Rig>(rig: &R) {
     assert!(back.iter().enumerate().all(|(nth, buffer)| nth == 3 || first(buffer) == nth as u8));
     batch.flush(|_| panic!("it is empty")).unwrap();
 
-    // Of another door it is refused, and still there.
+    // A mapping of another handle is refused, and still exists.
     let mapping = other.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
     let refused = mapping.unmap_deferred(&mut batch).unwrap_err();
     assert!(matches!(*refused.error, Error::OtherDoor { .. }));

@@ -57,7 +57,7 @@ fn some_setting() -> impl Strategy<Value = Setting> {
     )
 }
 
-/// Runs rounds of operations; between them all mappings end and doors close.
+/// Runs rounds of operations; between them all mappings end and all handles are dropped.
 fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
     let backend = Scripted::new(setting.denies_reads);
     let script = backend.script.clone();

@@ -18,7 +18,7 @@ use crate::memory::{Memory, PAGE, Place};
 use crate::ops::{End, Op, Part};
 use crate::oracle::{Route, Shape, Transfer};
 
-/// A mapping of any door.
+/// A mapping of any handle.
 enum Held<'d> {
     Domain(Mapping<'d, Memory>),
     Local(Mapping<'d, Memory, Local<'d>>),
@@ -209,7 +209,7 @@ impl<'d, 'b> World<'d, 'b> {
                 match *error {
                     Error::Unaligned { .. } => assert_ne!(skip, 0),
                     Error::Empty { .. } => assert_eq!(pages, 0),
-                    // In use by a transfer, or kept by a door.
+                    // In use by a transfer, or cached by a handle.
                     Error::Iova(IovaError::NotFree { start, .. }) => assert_eq!(start, iova),
                     Error::Backend { .. } => assert_ne!(self.books.script().refused, before),
                     other => panic!("{other}"),

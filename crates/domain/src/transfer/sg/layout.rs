@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use longshore_mem::Granule;
 
-/// Bytes that lie side by side.
+/// Adjacent bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) host: NonNull<u8>,
@@ -17,14 +17,14 @@ impl Run {
         self.host.addr().get() as u64
     }
 
-    /// Where it goes on after `bytes` of its bytes.
+    /// Returns the address after `bytes` of its bytes.
     fn at(&self, bytes: u64) -> NonNull<u8> {
         let at = self.host.as_ptr().wrapping_add(bytes as usize);
         NonNull::new(at).expect("memory does not wrap")
     }
 }
 
-/// The runs of these places, in their order. Places of no bytes are left out.
+/// Returns the runs of these places, in their order. Places of no bytes are left out.
 pub(super) fn runs(places: impl IntoIterator<Item = Run>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for place in places.into_iter().filter(|place| place.len_bytes != 0) {
@@ -41,8 +41,8 @@ pub(super) fn runs(places: impl IntoIterator<Item = Run>) -> Vec<Run> {
     runs
 }
 
-/// Where in one slot each of these runs lies: side by side, but for bytes that are left out so that the
-/// bits of its address that `align_mask` has are the same in the slot, which begins with a granule.
+/// Returns the range of each run in one slot. Runs are adjacent there, except for bytes that are
+/// left out to keep the bits of `align_mask` of each address: a slot begins with a granule.
 pub(super) fn gathered(runs: &[Run], align_mask: u64) -> impl Iterator<Item = Range<u64>> {
     let align = (align_mask + 1).next_power_of_two();
     let mut end = 0u64;
@@ -58,37 +58,37 @@ pub(super) fn gathered(runs: &[Run], align_mask: u64) -> impl Iterator<Item = Ra
 /// Some granules of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapped {
-    /// Where in the range they begin.
+    /// The offset in the range.
     pub(super) at: u64,
     pub(super) host: NonNull<u8>,
     pub(super) len_bytes: u64,
 }
 
-/// Bytes within one granule of the range, which go through a bounce buffer of one.
+/// Bytes within one granule of the range, which go through a bounce buffer of one granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copied {
-    /// Where in the range the granule begins, and where in it the bytes do.
+    /// The offset of the granule in the range, and that of the bytes in the granule.
     pub(super) at: u64,
     pub(super) in_slot: u64,
     pub(super) host: NonNull<u8>,
-    /// Where in the transfer, and how many.
+    /// The offset in the transfer, and the length.
     pub(super) in_transfer: u64,
     pub(super) len_bytes: u64,
 }
 
-/// What becomes of a transfer.
+/// The layout of a transfer.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     pub(super) mapped: Vec<Mapped>,
     pub(super) copied: Vec<Copied>,
-    /// Where in the range its bytes are, and how many there.
+    /// The offsets of its bytes in the range, and their lengths.
     pub(super) segments: Vec<(u64, u64)>,
-    /// All of the range.
+    /// The length of the range.
     pub(super) range_bytes: u64,
 }
 
 impl Layout {
-    /// Where `is_trusted`, whole granules are mapped, whatever else is in them.
+    /// If `is_trusted`, whole granules are mapped, whatever else is in them.
     pub(super) fn new(runs: &[Run], granule: Granule, is_trusted: bool) -> Self {
         let bytes = granule.bytes();
         let mut layout = Self::default();
@@ -115,7 +115,7 @@ impl Layout {
         layout
     }
 
-    /// A run of which nothing else may be seen.
+    /// Adds a run without making other bytes reachable.
     fn add(&mut self, run: &Run, start: u64, in_transfer: u64, granule_bytes: u64) {
         let in_slot = start & (granule_bytes - 1);
         let to_granule = (granule_bytes - in_slot) & (granule_bytes - 1);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a device finds, byte by byte: each of the transfer once, and nobody else's.
+        /// A device finds each byte of the transfer once, and no byte of other objects.
         #[test]
         fn every_byte_is_found_once(
             gaps in proptest::collection::vec((0u64..9000, 1u64..20_000), 1..6),
@@ -195,7 +195,7 @@ mod tests {
                 .collect();
             let runs = runs(places.iter().copied());
             let layout = Layout::new(&runs, GRANULE, is_trusted);
-            // By place in the range: which byte of memory is there, if any.
+            // By offset in the range: the byte of memory that is there, if any.
             let mut found = vec![0; layout.range_bytes as usize];
             for mapped in &layout.mapped {
                 prop_assert!(GRANULE.is_aligned(mapped.at | mapped.len_bytes | addr(mapped.host)));

@@ -1,4 +1,4 @@
-//! What a device can take of a transfer of bytes in several places.
+//! The limits of a device for a transfer of bytes in several places.
 
 use std::num::NonZero;
 
@@ -6,7 +6,7 @@ use longshore_mem::{Granule, Iova};
 
 use crate::error::Error;
 
-/// What a device can take of a scattered transfer. Everything, unless it is said.
+/// The limits of a device for a scattered transfer. The default has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SgLimits {
     segments: usize,
@@ -21,30 +21,30 @@ impl Default for SgLimits {
 }
 
 impl SgLimits {
-    /// No limits.
+    /// Returns limits that allow everything.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The most segments that a transfer may have.
+    /// Sets the most segments that a transfer may have.
     #[must_use]
     pub fn segments(self, most: usize) -> Self {
         Self { segments: most, ..self }
     }
 
-    /// The most bytes of a segment.
+    /// Sets the most bytes that a segment may have.
     #[must_use]
     pub fn segment_bytes(self, most: NonZero<u64>) -> Self {
         Self { segment_bytes: most.get(), ..self }
     }
 
-    /// No segment lies on both sides of a multiple of this.
+    /// Sets a boundary: no segment crosses a multiple of it.
     #[must_use]
     pub fn boundary(self, boundary: Granule) -> Self {
         Self { boundary: Some(boundary), ..self }
     }
 
-    /// Cuts what lies side by side into segments that the device can take.
+    /// Cuts adjacent bytes into segments that the device can take.
     pub(super) fn split(
         &self,
         whole: impl Iterator<Item = (Iova, u64)>,
@@ -72,11 +72,11 @@ impl SgLimits {
     }
 }
 
-/// Bytes that a device finds side by side.
+/// Bytes that are adjacent for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SgSegment {
-    /// Where.
+    /// The IOVA.
     pub iova: Iova,
-    /// How many.
+    /// The length in bytes.
     pub len_bytes: u64,
 }

@@ -97,7 +97,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
             return Err(Failed { error: empty("mapping several places"), value: memory });
         }
         let state = door.state();
-        // What may lie before and after a run, so that it keeps its alignment.
+        // The bytes that may be added before and after a run, so that it keeps its alignment.
         let around_bytes = 2 * state.core.limits.granule.bytes().max(state.policy.align_mask + 1);
         let add = |sum: u64, run: &Run| sum.checked_add(run.len_bytes)?.checked_add(around_bytes);
         if runs.iter().try_fold(0, add).is_none() {
@@ -121,22 +121,22 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         Ok(mapping)
     }
 
-    /// Where the device finds the bytes, in their order.
+    /// Returns the segments in which the device finds the bytes, in their order.
     pub fn segments(&self) -> &[SgSegment] {
         &self.segments
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Who reads and who writes.
+    /// Returns the direction.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Whether any of it goes through bounce buffers.
+    /// Returns true if any of it goes through bounce buffers.
     pub fn is_bounced(&self) -> bool {
         match &*self.place {
             Place::Slot(_) => true,
@@ -144,8 +144,8 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         }
     }
 
-    /// Makes what the device has written to these bytes visible in the memory. The device must be
-    /// through with them.
+    /// Makes the device's writes to these bytes visible in the memory. The device must have
+    /// finished with them.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -157,7 +157,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         self.copy_out(&bytes).map_err(|error| *error)
     }
 
-    /// Makes what the memory has in these bytes visible to the device.
+    /// Makes these bytes of the memory visible to the device.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -167,21 +167,22 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         self.count(copied).map_err(|error| *error)
     }
 
-    /// Takes the memory back, as [`Mapping::unmap`](crate::Mapping::unmap) does.
+    /// Unmaps the memory and returns it, as [`Mapping::unmap`](crate::Mapping::unmap) does.
     ///
     /// # Errors
-    /// [`Error::Backend`] with the mapping, which may still be there; [`Error::Copy`] with the mapping.
+    /// [`Error::Backend`] with the mapping, which may still be mapped; [`Error::Copy`] with the
+    /// mapping.
     pub fn unmap(self) -> Result<M, Failed<Self>> {
         let written_bytes = self.len_bytes;
         self.end(written_bytes)
     }
 
-    /// The same when the device has written `written_bytes` from the start. Of what lies behind,
-    /// nothing is copied back from bounce buffers.
+    /// Unmaps the memory of which the device has written `written_bytes` from the start. Bytes
+    /// after them are not copied back from bounce buffers.
     ///
     /// # Errors
-    /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping, where that is more than there
-    /// is.
+    /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping if `written_bytes` is more
+    /// than its length.
     #[track_caller]
     pub fn complete(self, written_bytes: u64) -> Result<M, Failed<Self>> {
         let (iova, len_bytes) = (self.first(), self.len_bytes);
@@ -213,7 +214,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
     }
 
-    /// Where it is known to be.
+    /// Returns the address by which errors and the checker name it.
     fn first(&self) -> Iova {
         match &*self.place {
             Place::Slot(slot) => slot.iova(),
@@ -221,7 +222,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         }
     }
 
-    /// Makes the memory the caller's again, and leaves everything else.
+    /// Unmaps the memory and copies it back, but gives nothing back yet.
     fn take_out(&mut self, written_bytes: u64) -> Result<(), Box<Error>> {
         if let Place::Spread(spread) = &*self.place
             && spread.is_mapped
@@ -288,7 +289,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
 
 impl<M, D: Door> Drop for SgMapping<'_, M, D> {
     fn drop(&mut self) {
-        // Nobody looks at what the device has written.
+        // The bytes that the device has written are not copied back.
         if let Err(error) = self.take_out(0) {
             if self.is_lent {
                 abort(&error);
@@ -313,9 +314,9 @@ impl<M, D: Door> fmt::Debug for SgMapping<'_, M, D> {
     }
 }
 
-/// Which way a device moves the bytes that a cursor walks.
+/// The direction of the bytes that a cursor walks.
 pub trait Lendable: longshore_iov::Direction {
-    /// That way.
+    /// The direction for the device.
     const DIRECTION: Direction;
 }
 
@@ -392,9 +393,9 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
 macro_rules! scattered {
     ($door:ty) => {
         impl $door {
-            /// Lets the device reach memory in several places as one transfer, in segments that it can
-            /// take: what lies side by side is merged, also where whole granules only do so at
-            /// IOVAs, and what is bounced is one.
+            /// Lets the device reach memory in several places as one transfer, in segments that it
+            /// can take. Adjacent bytes are merged, also granules that are only adjacent at IOVAs,
+            /// and a bounced transfer is one segment.
             ///
             /// ```
             /// # use longshore_domain::{Direction, Domain, SgLimits, backend::Soft};
@@ -413,7 +414,7 @@ macro_rules! scattered {
             /// ```
             ///
             /// # Errors
-            /// [`Error`], with the memory; [`Error::TooManySegments`] where the device cannot take it.
+            /// [`Error`], with the memory; [`Error::TooManySegments`] if the device cannot take it.
             #[track_caller]
             pub fn map_sg<B: DmaMemory + 'static>(
                 &self,
@@ -424,13 +425,13 @@ macro_rules! scattered {
                 map_owned(self, memories, direction, limits)
             }
 
-            /// Lets the device reach up to `len_bytes` that `cursor` walks while `work` runs, which is
-            /// told in which segments: to read what is a source, to write what is a destination.
-            /// Afterwards the cursor stands behind them.
+            /// Lets the device reach up to `len_bytes` that `cursor` walks while `work` runs, and
+            /// passes the segments to `work`. The device reads a source, and writes a destination.
+            /// Afterwards the cursor stands behind the bytes.
             ///
             /// # Errors
             /// As [`map_sg`](Self::map_sg); then `work` was not called, and the cursor stays.
-            /// Memory that cannot be taken back ends the process, as of [`lend`](Self::lend).
+            /// Memory that cannot be unmapped ends the process, as with [`lend`](Self::lend).
             #[track_caller]
             pub fn lend_sg<W: Lendable, K: IovKind<W>, R>(
                 &self,

@@ -1,5 +1,5 @@
-//! Where the bytes of a transfer in several places are for the device: in one bounce buffer, or where they
-//! are, but for what shares a granule with something else.
+//! The place of a scattered transfer for the device: one bounce buffer, or the memory itself,
+//! except for bytes that share a granule with other objects.
 #![expect(unsafe_code, reason = "hands memory to a backend that its caller keeps")]
 
 use std::ops::Range;
@@ -28,7 +28,7 @@ use crate::transfer::pieces::{Partly, map_all};
 pub(super) enum Place {
     /// All of it in one bounce buffer.
     Slot(Slot),
-    /// In the memory, but for what shares a granule with something else.
+    /// In the memory itself, except for bytes that share a granule with other objects.
     Spread(Spread),
 }
 
@@ -37,7 +37,8 @@ pub(super) struct Spread {
     pub(super) layout: Layout,
     /// One for each place that is copied.
     pub(super) slots: Vec<Slot>,
-    /// The device can reach it: not any more, where it was unmapped and could not be copied back.
+    /// `true` if the device can reach it. It cannot if it was unmapped and could not be copied
+    /// back.
     pub(super) is_mapped: bool,
 }
 
@@ -45,13 +46,13 @@ pub(super) struct Spread {
 pub(super) struct Elsewhere {
     pub(super) slot: NonNull<u8>,
     pub(super) host: NonNull<u8>,
-    /// Where in the transfer, and how many.
+    /// The offset in the transfer, and the length.
     pub(super) at: u64,
     pub(super) len_bytes: u64,
 }
 
 impl Spread {
-    /// What is mapped: the slots, and then the memory.
+    /// Returns the mapped ranges: the slots, and then the memory.
     pub(super) fn pieces(
         &self,
         granule: u64,
@@ -75,7 +76,7 @@ impl Spread {
         })
     }
 
-    /// Gives slots and addresses back, of a transfer that is not mapped.
+    /// Gives back the slots and the addresses of a transfer that is not mapped.
     pub(super) fn give<D: Door>(self, door: &D) {
         let Self { iovas, slots, .. } = self;
         slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, &door.state().core)));
@@ -100,7 +101,8 @@ pub(super) fn in_slot<'r>(
     })
 }
 
-/// Copies of these parts what lies within `bytes`; `order` says which way. How many bytes that were.
+/// Copies the bytes of these parts that lie within `bytes`; `order` returns source and destination.
+/// Returns how many bytes they were.
 pub(super) fn copy_each(
     parts: impl Iterator<Item = Elsewhere>,
     bytes: &Range<u64>,
@@ -123,8 +125,8 @@ pub(super) fn copy_each(
     Ok(all_bytes)
 }
 
-/// Makes the places reachable: in one bounce buffer where that is better, or else as few segments as
-/// they make.
+/// Makes the places reachable: in one bounce buffer if that is better, or else in as few segments
+/// as possible.
 ///
 /// # Safety
 /// The bytes must stay where they are, and no reference to them be used, until they are unmapped.
@@ -153,7 +155,7 @@ pub(super) unsafe fn place<D: Door>(
     }
     // SAFETY: the caller's promise.
     match (unsafe { spread(door, runs, direction, limits) }, kind) {
-        // What is side by side in a bounce buffer is one segment.
+        // Bytes that are adjacent in a bounce buffer are one segment.
         (Err(Error::TooManySegments { .. }), Some(kind)) => {
             let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
             gather(door, slot, runs, len_bytes, limits)
@@ -172,7 +174,7 @@ fn gather<D: Door>(
 ) -> Result<(Place, Vec<SgSegment>), Error> {
     let iova = slot.iova();
     let mask = door.state().policy.align_mask;
-    // What lies side by side in the slot is one segment.
+    // Bytes that are adjacent in the slot are one segment.
     let mut whole: Vec<(Iova, u64)> = Vec::new();
     let mut end = None;
     for range in gathered(runs, mask) {
@@ -204,7 +206,7 @@ fn gather<D: Door>(
     }
 }
 
-/// Maps what is whole granules, and copies the rest.
+/// Maps whole granules, and copies the rest.
 ///
 /// # Safety
 /// As [`place`].
