@@ -24,7 +24,7 @@ esac
 cd "$repository" || exit
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 # What is off unless asked for. The step with the oldest Rust builds without.
-features=(--features "longshore-access/vfio-user longshore-access/vhost-user longshore-access/vm-memory longshore-domain/tracing")
+features=(--features "longshore-access/vm-memory longshore-domain/tracing")
 locked=()
 bounded=()
 if [[ ${CI:-} == true ]]; then
@@ -72,8 +72,8 @@ loom_tests() {
     local loom=("${bounded[@]}" cargo test --release "${locked[@]}")
     "${loom[@]}" --package longshore-pagetable --test loom || status=1
     "${loom[@]}" --package longshore-sync --test loom_grace --test loom_biased || status=1
-    "${loom[@]}" --package longshore-access --test loom_dirty --test loom_mailbox ||
-        status=1
+    "${loom[@]}" --package longshore-access --test loom_dirty || status=1
+    "${loom[@]}" --package longshore-vfio-user --test loom_mailbox || status=1
     "${loom[@]}" --package longshore-domain --test loom || status=1
     return "$status"
 }

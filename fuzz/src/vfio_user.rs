@@ -21,15 +21,14 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use longshore_access::Space;
-use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
-use longshore_access::vfio_user::responder::{Files, Reply};
-use longshore_access::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Kind};
-use longshore_access::vfio_user::{
-    Description, Device, DirtyLog, DmaMap, DmaTarget, Limits, MAPPED_BYTES_MAX, Migration,
-    MigrationFailed, MigrationState, Refusal, Responder, Server, SpaceDma,
-};
 use longshore_mem::{AddrRange, Iova};
 use longshore_sys::{event_fd, memfd};
+use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
+use longshore_vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Kind};
+use longshore_vfio_user::{
+    Description, Device, DirtyLog, DmaMap, DmaTarget, Files, Limits, MAPPED_BYTES_MAX, Migration,
+    MigrationFailed, MigrationState, Refusal, Reply, Responder, Server, SpaceDma,
+};
 
 const LIMITS: Limits =
     Limits { transfer_bytes_max: 4096, dma_maps_max: 6, message_fds_max: 4, ..Limits::DEFAULT };

@@ -19,11 +19,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
-use longshore_access::vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
 use longshore_sys::closing::User;
 use longshore_sys::{event_fd, memfd, unix_socket};
 use longshore_vhost_example::wire::{HEADER_LEN_BYTES, Header, number};
 use longshore_vhost_example::{Counts, Disk, Server};
+use longshore_vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
 
 const MEMORY_BYTES: u64 = 1 << 20;
 /// The file behind it is longer and has no pages there, so that regions may be long.

@@ -15,9 +15,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use longshore_access::Space;
-use longshore_access::vfio_user::{Ended, Listener, Served};
 use longshore_device_example::trace::{Counts, Snapshot};
 use longshore_mem::Iova;
+use longshore_vfio_user::{Ended, Listener, Served};
 use longshore_vm_tests::protocol::{Event, Outcome};
 use longshore_vm_tests::{Machine, Qemu, Task, TestReport, expected, require};
 

@@ -41,13 +41,18 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["longshore-pagetable", "longshore-iov", "longshore-sync", "longshore-sys"],
     ),
     ("longshore-domain", &["longshore-access", "longshore-iov", "longshore-heap", "longshore-sys"]),
-    ("longshore", &["longshore-serve", "longshore-domain"]),
+    ("longshore-vfio-user", &["longshore-access"]),
+    ("longshore-vhost-user", &["longshore-access"]),
+    (
+        "longshore",
+        &["longshore-serve", "longshore-domain", "longshore-vfio-user", "longshore-vhost-user"],
+    ),
     ("longshore-cli", &["longshore"]),
     ("longshore-c", &["longshore-serve"]),
     ("longshore-python", &["longshore-serve"]),
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
-    ("longshore-device-example", &["longshore-access"]),
-    ("longshore-vhost-example", &["longshore-access"]),
+    ("longshore-device-example", &["longshore-vfio-user"]),
+    ("longshore-vhost-example", &["longshore-vhost-user"]),
     ("longshore-nvme-example", &["longshore-domain"]),
     ("longshore-vm-tests", &["longshore", "longshore-device-example"]),
     ("longshore-guest", &["longshore", "longshore-nvme-example", "longshore-vm-tests"]),
@@ -67,7 +72,7 @@ fn wrong_ways(metadata: &Metadata) -> Vec<String> {
             continue;
         };
         for target in targets(package) {
-            if !allowed.contains(target) {
+            if target != package.name && !allowed.contains(target) {
                 places.push(format!("{} → {target}: no arrow runs this way", package.name));
             }
         }

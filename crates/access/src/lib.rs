@@ -13,8 +13,8 @@
 //!   [`Lease`] for longer than a scope.
 //! * [`Space::map_raw`] and [`Space::unmap_raw`] are for those who keep the memory themselves: no
 //!   lock, no allocation.
-//! * With feature `vfio-user`, a server for devices; with `vhost-user`, a front-end's memory table,
-//!   IOTLB and dirty log in a space: modules of these names.
+//! * Module [`client`] limits what untrusted clients make a process map. The crates
+//!   `longshore-vfio-user` and `longshore-vhost-user` serve such clients.
 //! * With feature `vm-memory`, code written for rust-vmm runs on a session, a pin or a lease: module
 //!   `vm_memory`.
 //!
@@ -74,6 +74,8 @@
 //! call is cancelled. So the other side may answer calls after it was told that its memory is free.
 
 #[cfg(not(loom))]
+pub mod client;
+#[cfg(not(loom))]
 mod config;
 pub mod dirty;
 #[cfg(not(loom))]
@@ -86,8 +88,6 @@ mod holes;
 mod lease;
 #[cfg(not(loom))]
 mod logs;
-#[cfg(all(any(feature = "vfio-user", feature = "vhost-user"), not(loom)))]
-mod mapped;
 #[cfg(not(loom))]
 mod page_runs;
 #[cfg(not(loom))]
@@ -108,16 +108,6 @@ pub mod vm_memory;
 mod windows;
 #[cfg(not(loom))]
 mod words;
-
-#[cfg(all(feature = "vfio-user", not(loom)))]
-pub mod vfio_user;
-
-#[cfg(all(feature = "vhost-user", not(loom)))]
-pub mod vhost_user;
-
-#[cfg(loom)]
-#[path = "vfio_user/mailbox.rs"]
-pub mod mailbox;
 
 #[cfg(not(loom))]
 pub use {

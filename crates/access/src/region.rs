@@ -35,14 +35,7 @@ pub struct Region {
 
 pub(crate) enum Memory {
     /// Of this process, from here on; its owner is kept with it.
-    Host(
-        NonNull<u8>,
-        #[cfg_attr(
-            not(any(feature = "vfio-user", feature = "vhost-user")),
-            expect(dead_code, reason = "dropped with the region")
-        )]
-        Keep,
-    ),
+    Host(NonNull<u8>, Keep),
     /// Somebody else's.
     Remote(Arc<dyn RemoteMemory>),
 }
@@ -153,9 +146,8 @@ impl Region {
     }
 
     /// Returns `len_bytes` of `whole` from `offset` on as a region of its own, which keeps `whole`;
-    /// `None` where it is remote or the part is not inside of it.
-    #[cfg(feature = "vhost-user")]
-    pub(crate) fn part(whole: &Arc<Self>, offset: u64, len_bytes: u64) -> Option<Self> {
+    /// `None` if `whole` is remote or the part is not inside of it.
+    pub fn part(whole: &Arc<Self>, offset: u64, len_bytes: u64) -> Option<Self> {
         let Memory::Host(start, _) = &whole.memory else { return None };
         if offset.checked_add(len_bytes)? > whole.len_bytes {
             return None;
@@ -292,12 +284,12 @@ impl Region {
         self.address_bytes
     }
 
-    /// Keeps `permit` until the memory is unmapped. A remote region does not keep it.
-    #[cfg(any(feature = "vfio-user", feature = "vhost-user"))]
-    pub(crate) fn with_permit(self, permit: impl Send + 'static) -> Self {
+    /// Keeps `kept` until the memory is unmapped, and drops it then. A remote region drops it here.
+    #[must_use]
+    pub fn keeping(self, kept: impl Send + 'static) -> Self {
         let memory = match self.memory {
             // A tuple drops its first field first.
-            Memory::Host(start, keep) => Memory::Host(start, Keep(Some(Box::new((keep, permit))))),
+            Memory::Host(start, keep) => Memory::Host(start, Keep(Some(Box::new((keep, kept))))),
             remote @ Memory::Remote(_) => remote,
         };
         Self { memory, ..self }
@@ -326,11 +318,7 @@ impl fmt::Debug for Region {
 
 /// Checks that a regular file is as long as the range that is to be mapped of it, and returns whether
 /// it is regular. Other files refuse by themselves.
-pub(crate) fn check_file(
-    of: BorrowedFd<'_>,
-    offset: FileOffset,
-    len_bytes: u64,
-) -> Result<bool, Error> {
+fn check_file(of: BorrowedFd<'_>, offset: FileOffset, len_bytes: u64) -> Result<bool, Error> {
     let operation = "looking at a region's file";
     let status = file::status(of).map_err(|source| Error::Io { operation, source })?;
     let end = offset.checked_add(len_bytes).map(FileOffset::raw);

@@ -26,7 +26,9 @@
 //! | [`serve`] | sharing on a node: a server that loads each model once, and attaching to it |
 //! | [`heap`] | where buffers come from, how they are shared and sealed |
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
-//! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vfio-user` a server for devices, with `vhost-user` the memory of a front-end, with `vm-memory` memory for rust-vmm's code |
+//! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vm-memory` memory for rust-vmm's code |
+//! | `vfio_user` | with feature `vfio-user`: a server for PCI devices that QEMU drives |
+//! | `vhost_user` | with feature `vhost-user`: the memory table, IOTLB and dirty log of a vhost-user front-end |
 //! | [`domain`] | a DMA API: what a device may reach and until when, with bounce buffers; with features `vfio` and `iommufd` for devices of this machine, with `tracing` a span for each operation |
 //! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |
@@ -47,6 +49,10 @@ pub use longshore_load as load;
 pub use longshore_mem as mem;
 pub use longshore_pagetable as pagetable;
 pub use longshore_serve as serve;
+#[cfg(feature = "vfio-user")]
+pub use longshore_vfio_user as vfio_user;
+#[cfg(feature = "vhost-user")]
+pub use longshore_vhost_user as vhost_user;
 
 pub use longshore_heap::{Buffer, Export, Heap, Sealing, SharedBuffer};
 pub use longshore_load::{CancelToken, Loaded, Loader, Plan, Progress, ReadMode, SourceFile};

@@ -3,8 +3,8 @@
 use std::io;
 
 use longshore_access::Space;
-use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
-use longshore_access::vfio_user::{Description, Device, Link, Refusal};
+use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
+use longshore_vfio_user::{Description, Device, Link, Refusal};
 
 use crate::engine::{Engine, Ring};
 use crate::layout::{

@@ -27,7 +27,7 @@ mod work;
 use std::io;
 
 use longshore_access::Space;
-use longshore_access::vfio_user::{Server, SpaceDma};
+use longshore_vfio_user::{Server, SpaceDma};
 
 pub use device::CopyEngine;
 use trace::{Counted, Counts};

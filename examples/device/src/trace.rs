@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longshore_access::Fault;
-use longshore_access::vfio_user::{DirtyLog, DmaMap, DmaTarget, Link, Refusal};
 use longshore_mem::{AddrRange, Iova};
+use longshore_vfio_user::{DirtyLog, DmaMap, DmaTarget, Link, Refusal};
 
 use crate::layout::{Completion, outcome};
 

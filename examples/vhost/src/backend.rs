@@ -10,13 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use longshore_access::Space;
-use longshore_access::vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
 use longshore_sys::account::{OverLimit, Permit};
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::kept_descriptors;
+use longshore_vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 
 use crate::block;
 use crate::disk::Disk;

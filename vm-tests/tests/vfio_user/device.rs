@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex};
 
 use longshore_access::Space;
-use longshore_access::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
-use longshore_access::vfio_user::{Description, Device, Link, Refusal};
 use longshore_mem::Iova;
+use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
+use longshore_vfio_user::{Description, Device, Link, Refusal};
 
 /// Where to copy from: 8 bytes.
 pub(crate) const SOURCE: u64 = 0x00;

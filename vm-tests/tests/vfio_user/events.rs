@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use longshore_access::vfio_user::{Backing, DmaMap, DmaTarget, Link, Refusal};
 use longshore_mem::{AddrRange, Iova};
+use longshore_vfio_user::{Backing, DmaMap, DmaTarget, Link, Refusal};
 
 /// A map that was made, or taken back.
 #[derive(Clone, Copy, Debug)]

@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore_access::vfio_user::pci::MSIX_IRQ;
-use longshore_access::vfio_user::{Ended, Link, Listener, Served, Server, SpaceDma};
 use longshore_access::{Fault, Reason, Session, Space};
 use longshore_mem::Iova;
+use longshore_vfio_user::pci::MSIX_IRQ;
+use longshore_vfio_user::{Ended, Link, Listener, Served, Server, SpaceDma};
 use longshore_vm_tests::{Qemu, Qtest, require};
 
 use device::{Doorbell, MSIX_TABLE};

@@ -34,7 +34,6 @@ pub(super) const ALLOWED: &[Allowed] = &[
     allowed("bindings/python/src/buffer.rs", 3, "classes of Python that return each other"),
     allowed("cli/src/pt/args.rs", 2, "arguments name the format, which is made of the arguments"),
     allowed("cli/src/pt/dump.rs", 5, TABLE),
-    allowed("crates/access/src/vfio_user/device.rs", 7, TO_OPEN),
     allowed("crates/serve/src/server/core.rs", 12, STATE),
     allowed("examples/nvme/src/controller.rs", 2, TO_OPEN),
     allowed("examples/nvme/src/program.rs", 3, TABLE),

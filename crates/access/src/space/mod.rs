@@ -17,7 +17,6 @@ use longshore_pagetable::format::vtd_second::VtdSecondConfig;
 use longshore_pagetable::table_memory::HostPages;
 use longshore_pagetable::{Error as TableError, Format, Image, PageTable, Prot, TlbGather, Walker};
 
-#[cfg(any(feature = "vfio-user", feature = "vhost-user"))]
 use crate::config::CLIENT_TABLE_BYTES_MAX;
 use crate::config::SpaceConfig;
 use crate::error::Error;
@@ -257,7 +256,7 @@ impl Space {
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
-    pub(crate) fn attach_for(&self, region: &Arc<Region>, iova: Iova) -> Result<(), Error> {
+    pub fn attach_for(&self, region: &Arc<Region>, iova: Iova) -> Result<(), Error> {
         self.inner.check_door()?;
         let mut state = self.inner.lock();
         let key = key_of(region);
@@ -323,10 +322,9 @@ impl Space {
         self.tables() * TABLE_BYTES
     }
 
-    /// Limits the page tables to [`CLIENT_TABLE_BYTES_MAX`] unless they have a limit, and has unmapping
-    /// free empty ones: from here on a client maps in this space.
-    #[cfg(any(feature = "vfio-user", feature = "vhost-user"))]
-    pub(crate) fn serve_client(&self) {
+    /// Prepares the space for an untrusted client that maps in it: unmapping frees empty page tables from
+    /// here on, and if page tables have no limit yet, they get [`CLIENT_TABLE_BYTES_MAX`].
+    pub fn limit_for_client(&self) {
         let inner = &*self.inner;
         let (none, limit_bytes) = (u64::MAX, CLIENT_TABLE_BYTES_MAX);
         let relaxed = Ordering::Relaxed;

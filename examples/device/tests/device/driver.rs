@@ -9,15 +9,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore_access::Space;
-use longshore_access::vfio_user::client::{Client, Memory, NoMemory};
-use longshore_access::vfio_user::pci::{BAR0_REGION, CONFIG_REGION};
-use longshore_access::vfio_user::{Listener, Served, Stop};
 use longshore_device_example::layout::{
     Completion, Descriptor, ENTRY_BYTES, SEGMENT_BYTES, control, register,
 };
 use longshore_device_example::server;
 use longshore_device_example::trace::Counts;
 use longshore_sys::memfd;
+use longshore_vfio_user::client::{Client, Memory, NoMemory};
+use longshore_vfio_user::pci::{BAR0_REGION, CONFIG_REGION};
+use longshore_vfio_user::{Listener, Served, Stop};
 
 /// A part of a scatter list: its IOVA and its length in bytes.
 pub(crate) type Part = (u64, u64);

@@ -9,16 +9,16 @@ use std::time::Duration;
 use crate::driver::{
     Driver, ENTRIES, Host, PATIENCE, PIECE_BYTES, Part, RINGS, SOURCE, TARGET, piece, wait_until,
 };
-use longshore_access::vfio_user::Refusal;
-use longshore_access::vfio_user::client::{Memory, NoMemory};
-use longshore_access::vfio_user::pci::{BAR0_REGION, MSIX_IRQ};
-use longshore_access::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Request};
 use longshore_device_example::layout::{
     DESCRIPTOR_BYTES_MAX, Descriptor, IDENTITY, SEGMENTS_MAX, control, opcode, outcome, register,
     status,
 };
 use longshore_iov::checksum;
 use longshore_sys::event_fd;
+use longshore_vfio_user::Refusal;
+use longshore_vfio_user::client::{Memory, NoMemory};
+use longshore_vfio_user::pci::{BAR0_REGION, MSIX_IRQ};
+use longshore_vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Request};
 
 /// Bytes of which no two stretches are alike.
 fn content(len: usize) -> Vec<u8> {

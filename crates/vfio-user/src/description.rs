@@ -1,0 +1,91 @@
+//! The regions and interrupts of a device.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::wire::{IrqInfo, MappableArea, RegionInfo};
+
+/// What a device is.
+#[derive(Clone, Debug, Default)]
+pub struct Description {
+    /// Its regions, by index. One of no bytes is not there.
+    pub regions: Vec<Region>,
+    /// Its kinds of interrupts, by index. One of count 0 is not there.
+    pub irqs: Vec<Irqs>,
+    /// Whether it is a PCI device, whose indices are those of [`pci`](crate::pci).
+    pub is_pci: bool,
+    /// Whether it can be reset.
+    pub has_reset: bool,
+}
+
+/// A region of a device.
+#[derive(Clone, Debug, Default)]
+pub struct Region {
+    /// How long it is in bytes.
+    pub len_bytes: u64,
+    /// Whether the client may read it.
+    pub readable: bool,
+    /// Whether the client may write it.
+    pub writable: bool,
+    /// The memory that the client may map in its place.
+    pub mappable: Option<Mappable>,
+}
+
+impl Region {
+    /// A region that is read and written by messages only.
+    pub fn of_messages(len_bytes: u64) -> Self {
+        Self { len_bytes, readable: true, writable: true, mappable: None }
+    }
+
+    pub(crate) fn info(&self, index: u32) -> RegionInfo {
+        let mut flags = 0;
+        for (is_set, flag) in [
+            (self.readable, RegionInfo::READ),
+            (self.writable, RegionInfo::WRITE),
+            (self.mappable.is_some(), RegionInfo::MMAP),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        let (offset, areas) = match &self.mappable {
+            Some(mappable) => (mappable.offset, mappable.areas.clone()),
+            None => (0, Vec::new()),
+        };
+        RegionInfo { argsz: 0, flags, index, len_bytes: self.len_bytes, offset, areas }
+    }
+}
+
+/// Memory of the server that the client maps.
+#[derive(Clone, Debug)]
+pub struct Mappable {
+    /// The file.
+    pub file: Arc<OwnedFd>,
+    /// Where in it the region begins, in bytes.
+    pub offset: u64,
+    /// The parts that may be mapped; all of it where there are none.
+    pub areas: Vec<MappableArea>,
+}
+
+/// A kind of interrupts of a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Irqs {
+    /// How many there are.
+    pub count: u32,
+    /// Whether the client may mask them.
+    pub maskable: bool,
+    /// Whether one that was raised is masked until the client unmasks it, as a level-triggered
+    /// line is.
+    pub automasked: bool,
+}
+
+impl Irqs {
+    pub(crate) fn info(&self, index: u32) -> IrqInfo {
+        let mut flags = if self.count > 0 { IrqInfo::EVENTFD } else { 0 };
+        if self.maskable || self.automasked {
+            flags |= IrqInfo::MASKABLE;
+        }
+        if self.automasked {
+            flags |= IrqInfo::AUTOMASKED;
+        }
+        IrqInfo { flags, index, count: self.count }
+    }
+}

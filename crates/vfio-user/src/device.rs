@@ -1,0 +1,45 @@
+//! The trait that a device implements to be served.
+
+use crate::Refusal;
+use crate::description::Description;
+use crate::link::Link;
+use crate::migration::Migration;
+
+/// A device, as its client sees it. The server calls it from the thread that serves the client.
+///
+/// A call must not wait for the client's memory where that is read by messages ([`Link::read`]):
+/// a client may answer nothing before its own command is answered. Another thread may.
+pub trait Device {
+    /// What the device is. Asked once for each client, before anything else.
+    fn description(&self) -> Description;
+
+    /// Reads `into.len()` bytes at `offset` of a region. The server has checked that they lie in a
+    /// region that may be read, and that they are no more than was settled.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal>;
+
+    /// Writes to a region, with the same checks.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal>;
+
+    /// Brings the device into the state it begins with.
+    fn reset(&mut self);
+
+    /// A client has come and settled what both ends take. The link raises interrupts and reaches
+    /// memory that has no descriptor, from any thread, until the client is gone.
+    fn connected(&mut self, link: &Link) {
+        let _ = link;
+    }
+
+    /// The client is gone; its memory is taken back after this returns. The device's state stays.
+    fn disconnected(&mut self) {}
+
+    /// How the device's state is moved to another process; `None` where it cannot be.
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        None
+    }
+}

@@ -1,0 +1,188 @@
+//! The client's memory, as it comes and goes.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use longshore_mem::{AddrRange, FileOffset, Iova};
+
+use crate::Refusal;
+use crate::link::Link;
+use crate::negotiation::Limits;
+use crate::wire;
+
+/// What keeps the client's memory for the device. The server calls it from the thread that serves
+/// the client, and calls it only with what it has checked: maps do not overlap, are not empty, do
+/// not wrap around and consist of whole pages, and what is unmapped was mapped just so.
+pub trait DmaTarget {
+    /// A client has come. Memory without a descriptor is reached through the link.
+    fn connected(&mut self, link: &Link) {
+        let _ = link;
+    }
+
+    /// The client is gone, and its memory has been unmapped. The link leads nowhere any more.
+    fn disconnected(&mut self) {}
+
+    /// Makes memory of the client reachable.
+    ///
+    /// # Errors
+    /// What the client is told. Nothing must be left of the map then.
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal>;
+
+    /// Takes it back. When this returns, nothing reaches it any more.
+    ///
+    /// # Errors
+    /// What the client is told; the map then stays, as it does for the server.
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal>;
+
+    /// The log of what the device writes; `None` where there is none.
+    fn dirty_log(&mut self) -> Option<&mut dyn DirtyLog> {
+        None
+    }
+}
+
+/// A log of the pages that the device writes.
+pub trait DirtyLog {
+    /// Begins to log writes into `ranges`, or all where there are none; the size of the pages that
+    /// it logs, which may be another than wanted.
+    ///
+    /// # Errors
+    /// What the client is told; nothing is logged then.
+    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Refusal>;
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn stop(&mut self) -> Result<(), Refusal>;
+
+    /// Sets a bit in `bitmap` for each page of `page_bytes` in `range` that was written since this
+    /// was last called. The bitmap is all zeros and as long as the range needs.
+    ///
+    /// # Errors
+    /// What the client is told; what was written stays to be told later.
+    fn report(
+        &mut self,
+        range: AddrRange<Iova>,
+        page_bytes: u64,
+        bitmap: &mut [u64],
+    ) -> Result<(), Refusal>;
+}
+
+/// Memory of the client.
+#[derive(Debug)]
+pub struct DmaMap {
+    /// Where the device sees it.
+    pub range: AddrRange<Iova>,
+    /// Whether the device may read it.
+    pub readable: bool,
+    /// Whether the device may write it.
+    pub writable: bool,
+    /// Where it is.
+    pub backing: Backing,
+}
+
+/// How memory of the client is reached.
+#[derive(Debug)]
+pub enum Backing {
+    /// By mapping a file.
+    Mmap {
+        /// The file. What it is and how long it is has not been looked at.
+        file: OwnedFd,
+        /// Where in it the memory begins; a multiple of the page size.
+        offset: FileOffset,
+    },
+    /// By reading and writing a file, which waits if the client holds the lock of its inode.
+    FileIo {
+        /// The file, as above.
+        file: OwnedFd,
+        /// Where in it the memory begins.
+        offset: FileOffset,
+    },
+    /// By messages: [`Link::read`] and [`Link::write`].
+    Messages,
+}
+
+/// Which memory is mapped, as the server knows it.
+#[derive(Debug, Default)]
+pub(crate) struct DmaMaps {
+    /// By IOVA.
+    maps: BTreeMap<u64, AddrRange<Iova>>,
+}
+
+impl DmaMaps {
+    pub(crate) fn first(&self) -> Option<AddrRange<Iova>> {
+        self.maps.values().next().copied()
+    }
+
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange<Iova>> {
+        self.maps.values().copied()
+    }
+
+    /// Whether `range`, which is not empty, shares a byte with a map.
+    fn overlaps(&self, range: AddrRange<Iova>) -> bool {
+        let Some(last) = range.last() else { return false };
+        let below = self.maps.range(..=last.raw()).next_back();
+        below.is_some_and(|(_, other)| other.intersection(range).is_some())
+    }
+
+    /// What a client claims, checked against what is mapped. Nothing is entered.
+    pub(crate) fn check(
+        &self,
+        claim: &wire::DmaMap,
+        mut files: Vec<OwnedFd>,
+        limits: &Limits,
+    ) -> Result<DmaMap, Refusal> {
+        const KNOWN: u32 = wire::DmaMap::READ
+            | wire::DmaMap::WRITE
+            | wire::DmaMap::BY_MMAP
+            | wire::DmaMap::BY_FILE_IO;
+        let has = |flag| claim.flags & flag != 0;
+        let page_mask = limits.page_bytes() - 1;
+        let range =
+            AddrRange::new(Iova::new(claim.iova), claim.len_bytes).map_err(|_| Refusal::INVALID)?;
+        let (readable, writable) = (has(wire::DmaMap::READ), has(wire::DmaMap::WRITE));
+        let (by_mmap, by_file_io) = (has(wire::DmaMap::BY_MMAP), has(wire::DmaMap::BY_FILE_IO));
+        if claim.flags & !KNOWN != 0
+            || !(readable || writable)
+            || (by_mmap && by_file_io)
+            || range.is_empty()
+            || (claim.iova | claim.len_bytes) & page_mask != 0
+            || files.len() > 1
+        {
+            return Err(Refusal::INVALID);
+        }
+        let offset = FileOffset::new(claim.offset);
+        let file_end = claim.offset.checked_add(claim.len_bytes);
+        let backing = match files.pop() {
+            None if by_mmap || by_file_io => return Err(Refusal::INVALID),
+            None => Backing::Messages,
+            // What the kernel can address in a file.
+            Some(_) if file_end.is_none_or(|end| end > i64::MAX as u64) => {
+                return Err(Refusal::INVALID);
+            }
+            Some(file) if by_file_io => Backing::FileIo { file, offset },
+            Some(_) if claim.offset & page_mask != 0 => return Err(Refusal::INVALID),
+            Some(file) => Backing::Mmap { file, offset },
+        };
+        if self.overlaps(range) {
+            return Err(Refusal::EXISTS);
+        }
+        if self.maps.len() as u64 >= limits.dma_maps_max.into() {
+            return Err(Refusal::NO_SPACE);
+        }
+        Ok(DmaMap { range, readable, writable, backing })
+    }
+
+    pub(crate) fn enter(&mut self, range: AddrRange<Iova>) {
+        self.maps.insert(range.start().raw(), range);
+    }
+
+    /// The map that has exactly these addresses.
+    pub(crate) fn exact(&self, iova: u64, len_bytes: u64) -> Option<AddrRange<Iova>> {
+        self.maps.get(&iova).copied().filter(|range| range.len_bytes() == len_bytes)
+    }
+
+    pub(crate) fn remove(&mut self, range: AddrRange<Iova>) {
+        self.maps.remove(&range.start().raw());
+    }
+}

@@ -1,0 +1,174 @@
+//! Interrupts: eventfds of the client, signalled at once from any thread.
+//!
+//! The client shares them and may make them block, so they are signalled by
+//! [`SharedEvent`], which never waits.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use longshore_sys::account::Permit;
+use longshore_sys::closing::User;
+use longshore_sys::event_fd::{self, SharedEvent};
+use longshore_sys::kept_descriptors;
+
+use crate::Refusal;
+use crate::description::Irqs;
+use crate::wire::{IrqData, SetIrqs};
+
+/// The interrupts of a device. Clones are the same ones.
+#[derive(Clone)]
+pub struct Interrupts(Arc<Mutex<Vec<Kind>>>);
+
+#[derive(Debug)]
+struct Kind {
+    irqs: Irqs,
+    lines: Vec<Line>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    event: Option<SharedEvent>,
+    /// Counts the descriptor of `event`.
+    permit: Option<Permit>,
+    is_masked: bool,
+    /// It was raised while it was masked.
+    is_pending: bool,
+}
+
+impl Interrupts {
+    /// Interrupts that nobody is told of yet.
+    pub fn new(irqs: &[Irqs]) -> Self {
+        let kind = |irqs: &Irqs| {
+            let lines = (0..irqs.count).map(|_| Line::default()).collect();
+            Kind { irqs: *irqs, lines }
+        };
+        Self(Arc::new(Mutex::new(irqs.iter().map(kind).collect())))
+    }
+
+    /// Raises interrupt `line` of kind `index`; whether the client was told. It is not where it did
+    /// not ask to be, or has masked it: a masked one is told when it is unmasked.
+    ///
+    /// This takes a lock for as long as the kernel takes to signal an eventfd, which does not wait,
+    /// also where the client has filled the eventfd and lets it block.
+    ///
+    /// # Errors
+    /// `EINVAL` where the device has no such interrupt.
+    pub fn raise(&self, index: u32, line: u32) -> Result<bool, Refusal> {
+        let mut kinds = self.lock();
+        let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
+        let automasked = kind.irqs.automasked;
+        kind.lines.get_mut(line as usize).ok_or(Refusal::INVALID)?.raise(automasked)
+    }
+
+    /// Does what the client asks for. Its descriptors are counted for `user`.
+    pub(crate) fn set(
+        &self,
+        request: &SetIrqs<'_>,
+        events: Vec<OwnedFd>,
+        user: User,
+    ) -> Result<(), Refusal> {
+        let SetIrqs { action, index, start, count, data } = *request;
+        let mut kinds = self.lock();
+        let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
+        if (start, count, data, action) == (0, 0, IrqData::None, SetIrqs::TRIGGER) {
+            kind.lines.iter_mut().for_each(|line| *line = Line::default());
+            return Ok(());
+        }
+        let irqs = kind.irqs;
+        let end = start.checked_add(count).filter(|_| count > 0).ok_or(Refusal::INVALID)?;
+        let lines = kind.lines.get_mut(start as usize..end as usize).ok_or(Refusal::INVALID)?;
+        if action != SetIrqs::TRIGGER && !(irqs.maskable || irqs.automasked) {
+            return Err(Refusal::INVALID);
+        }
+        if data == IrqData::EventFds {
+            return attach(lines, action, events, user);
+        }
+        let is_meant = |at: usize| match data {
+            IrqData::Bools(bools) => bools.get(at).is_some_and(|meant| *meant != 0),
+            _ => true,
+        };
+        for (_, line) in lines.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
+            match action {
+                SetIrqs::MASK => line.is_masked = true,
+                SetIrqs::UNMASK => line.unmask(irqs.automasked)?,
+                _ => line.raise(irqs.automasked).map(drop)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes all the client's descriptors.
+    pub(crate) fn forget_client(&self) {
+        let mut kinds = self.lock();
+        let lines = kinds.iter_mut().flat_map(|kind| &mut kind.lines);
+        lines.for_each(|line| *line = Line::default());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Kind>> {
+        // Nothing here panics between two changes that belong together.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock().fmt(f)
+    }
+}
+
+/// Gives each line its eventfd, or takes back those of all.
+fn attach(
+    lines: &mut [Line],
+    action: u32,
+    events: Vec<OwnedFd>,
+    user: User,
+) -> Result<(), Refusal> {
+    if action != SetIrqs::TRIGGER {
+        // To be told of masking is for passing interrupts through a kernel, which is not there.
+        return Err(Refusal::UNSUPPORTED);
+    }
+    if events.is_empty() {
+        lines.iter_mut().for_each(|line| (line.event, line.permit) = (None, None));
+        return Ok(());
+    }
+    if events.len() != lines.len() {
+        return Err(Refusal::INVALID);
+    }
+    for event in &events {
+        // The kernel signals nothing else.
+        if !event_fd::is_one(event)? {
+            return Err(Refusal::INVALID);
+        }
+    }
+    // A line that has an eventfd gets another one in its place.
+    let more = lines.iter().filter(|line| line.permit.is_none());
+    let more: Result<Vec<_>, _> = more.map(|_| kept_descriptors::keep(user, 1)).collect();
+    let mut more = more.map_err(|_over_limit| Refusal::NO_SPACE)?;
+    for (line, event) in lines.iter_mut().zip(events) {
+        line.event = Some(SharedEvent::new(event));
+        line.permit = line.permit.take().or_else(|| more.pop());
+    }
+    Ok(())
+}
+
+impl Line {
+    fn raise(&mut self, automasked: bool) -> Result<bool, Refusal> {
+        if self.is_masked {
+            self.is_pending = true;
+            return Ok(false);
+        }
+        let Some(event) = &self.event else { return Ok(false) };
+        event.signal()?;
+        self.is_masked = automasked;
+        Ok(true)
+    }
+
+    fn unmask(&mut self, automasked: bool) -> Result<(), Refusal> {
+        self.is_masked = false;
+        if std::mem::take(&mut self.is_pending) {
+            self.raise(automasked)?;
+        }
+        Ok(())
+    }
+}

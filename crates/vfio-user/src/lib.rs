@@ -1,0 +1,175 @@
+//! A server for devices that a virtual machine monitor in another process drives: the vfio-user
+//! protocol over a Unix socket.
+//!
+//! ```text
+//!    QEMU, or client::Client               this process
+//!    ──────────────────────────            ────────────────────────────────────────────────
+//!    guest's driver ── registers ──► socket ──► Server ──► Device        region_read, reset, …
+//!    guest's memory ── DmaMap, fd ─► socket ──► Server ──► DmaTarget     map, unmap, dirty log
+//!                   ◄─ DmaRead ───── socket ◄── Link ◄──── a thread of the device
+//!    guest's CPU    ◄─────────────── eventfd ◄─ Interrupts
+//! ```
+//!
+//! ```
+//! use std::os::unix::net::UnixStream;
+//!
+//! use longshore_access::Space;
+//! use longshore_vfio_user::client::{Client, NoMemory};
+//! use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace};
+//! use longshore_vfio_user::{Description, Device, Refusal, Server, SpaceDma};
+//! use longshore_mem::Iova;
+//! use longshore_sys::memfd;
+//!
+//! /// A device that writes a word to the address in its one register.
+//! struct Writer {
+//!     config: ConfigSpace,
+//!     space: Space,
+//!     register: [u8; 16],
+//! }
+//!
+//! impl Device for Writer {
+//!     fn description(&self) -> Description {
+//!         self.config.description()
+//!     }
+//!
+//!     fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
+//!         if region == CONFIG_REGION {
+//!             return self.config.read(at, into);
+//!         }
+//!         into.copy_from_slice(&self.register[at as usize..][..into.len()]);
+//!         Ok(())
+//!     }
+//!
+//!     fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Refusal> {
+//!         if region == CONFIG_REGION {
+//!             return self.config.write(at, from);
+//!         }
+//!         self.register[at as usize..][..from.len()].copy_from_slice(from);
+//!         let target = Iova::new(u64::from_le_bytes(*self.register.first_chunk().unwrap()));
+//!         self.space.session().write(target, b"word").map_err(|_| Refusal::FAULT)
+//!     }
+//!
+//!     fn reset(&mut self) {
+//!         self.config.reset();
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let space = Space::new()?;
+//! let config = ConfigSpace::new(0x1234, 0x5678).bar(0, Bar::memory32(16));
+//! let device = Writer { config, space: space.clone(), register: [0; 16] };
+//! let mut server = Server::new(device, SpaceDma::new(space))?;
+//! let (ours, theirs) = UnixStream::pair()?; // QEMU wants a `Listener`
+//! let server = std::thread::spawn(move || server.serve(theirs));
+//!
+//! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
+//! memfd::set_len(&memory, 1 << 20)?;
+//! let mut client = Client::over(ours, NoMemory)?;
+//! client.dma_map(0x10_0000, 1 << 20, Some((std::os::fd::AsFd::as_fd(&memory), 0)), true)?;
+//! client.region_write(0, 0, &0x10_0040_u64.to_le_bytes())?;
+//! let mut word = [0; 4];
+//! std::os::unix::fs::FileExt::read_at(&std::fs::File::from(memory), &mut word, 0x40)?;
+//! assert_eq!(&word, b"word");
+//! assert!(client.region_write(0, 0, &[0; 8]).is_err()); // nothing is mapped there
+//! drop(client);
+//! assert_eq!(server.join().unwrap()?.refused_count, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | part | what it is for |
+//! | --- | --- |
+//! | [`Device`], [`pci`] | what a device implements; configuration spaces |
+//! | [`DmaTarget`], [`SpaceDma`] | called when the client maps and unmaps memory; keeps it in a [`Space`](longshore_access::Space) |
+//! | [`Server`], [`Listener`], [`Link`] | the socket |
+//! | [`Responder`] | the protocol without a socket |
+//! | [`Interrupts`], [`Migration`] | eventfds; moving a device's state to another process |
+//! | `client`, `wire` | with feature `client`: the other end, and messages as bytes, for tests and tools |
+//!
+//! # What a hostile client can do
+//!
+//! It is told what is wrong with a message, and the server goes on; where the bytes cannot be told
+//! apart any more, the connection ends and the next client is served. What a message claims is
+//! checked before anything is looked up or allocated by it: the server holds at most one message, and
+//! those that came while a device waited for an answer, at most twice the longest one in all.
+//! Descriptors that a message brought and nobody needs are closed with it.
+//!
+//! A client that does not answer, or does not take what it is sent, is waited for as long as
+//! [`Server::reply_timeout`] says: for all messages of an access together. One that dies leaves nothing
+//! mapped. It can shorten a file that it gave for memory: what maps the file must be prepared for that.
+//!
+//! [`SpaceDma`] limits what a client makes this process hold: 64 MiB of page tables
+//! ([`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX)), freed as it unmaps, and so many files
+//! and addresses ([`MAPPED_FILES_MAX`], [`MAPPED_BYTES_MAX`]). A map takes a few
+//! tables for its two ends and one for each 512 GiB, wherever it begins, and the time to fill these.
+//! Memory must lie inside of the file that it is mapped from.
+//!
+//! A client may fill its eventfds and let them block. Signalling them does not wait
+//! ([`SharedEvent`](longshore_sys::event_fd::SharedEvent)).
+//!
+//! # Which versions
+//!
+//! Major version 0. QEMU 11 speaks 0.0. Not spoken: the second socket for the server's
+//! commands ("twin socket"), descriptors for a region's accesses, eventfds that tell of masking.
+
+#[cfg(all(feature = "client", not(loom)))]
+pub mod client;
+#[cfg(not(loom))]
+mod description;
+#[cfg(not(loom))]
+mod device;
+#[cfg(not(loom))]
+mod dma;
+#[cfg(not(loom))]
+mod features;
+#[cfg(not(loom))]
+mod interrupts;
+#[cfg(not(loom))]
+mod link;
+#[cfg(loom)]
+pub mod mailbox;
+#[cfg(not(loom))]
+mod mailbox;
+#[cfg(not(loom))]
+mod migration;
+#[cfg(not(loom))]
+mod negotiation;
+#[cfg(not(loom))]
+pub mod pci;
+#[cfg(not(loom))]
+mod receiver;
+#[cfg(not(loom))]
+mod refusal;
+#[cfg(not(loom))]
+mod responder;
+#[cfg(not(loom))]
+mod server;
+#[cfg(not(loom))]
+mod space_dma;
+#[cfg(not(loom))]
+mod space_log;
+#[cfg(not(loom))]
+mod stop;
+#[cfg(all(feature = "client", not(loom)))]
+pub mod wire;
+#[cfg(not(any(feature = "client", loom)))]
+#[allow(dead_code, unreachable_pub, unused_imports, reason = "public with feature `client`")]
+mod wire;
+
+#[cfg(not(loom))]
+pub use {
+    description::{Description, Irqs, Mappable, Region},
+    device::Device,
+    dma::{Backing, DirtyLog, DmaMap, DmaTarget},
+    interrupts::Interrupts,
+    link::{AccessFailed, AccessFailure, Ended, Link, REPLY_TIMEOUT_DEFAULT},
+    migration::{Migration, MigrationFailed, MigrationState},
+    negotiation::Limits,
+    receiver::Files,
+    refusal::Refusal,
+    responder::{Refused, Reply, Responder},
+    server::{Listener, Served, Server},
+    space_dma::{MAPPED_BYTES_MAX, MAPPED_FILES_MAX, SpaceDma},
+    stop::Stop,
+    wire::{Header, MappableArea},
+};

@@ -1,0 +1,367 @@
+//! The protocol without a socket: what a server answers to each message.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use longshore_sys::closing::User;
+
+use crate::Refusal;
+use crate::description::Description;
+use crate::device::Device;
+use crate::dma::{DmaMaps, DmaTarget};
+use crate::features::{Features, State};
+use crate::interrupts::Interrupts;
+use crate::link::Link;
+use crate::migration::MigrationState;
+use crate::negotiation::{Limits, Settled, VERSION_MAJOR, settle};
+use crate::receiver::Files;
+use crate::wire::{
+    self, Command, DeviceInfo, Header, MigrationData, RegionAccess, RegionWriteMulti, Request,
+    SmallWrite,
+};
+
+/// What is sent back.
+#[derive(Debug)]
+pub struct Reply {
+    /// The whole message.
+    pub bytes: Vec<u8>,
+    /// The descriptor that goes with it.
+    pub file: Option<Arc<OwnedFd>>,
+}
+
+/// A message that was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The message's header.
+    pub header: Header,
+    /// What the client was told, unless it did not want to be.
+    pub why: Refusal,
+}
+
+/// A device with the protocol around it. It keeps what a client set up until that one is gone, and
+/// the state of the device for the next one.
+///
+/// It takes messages from wherever they come, one after the other; [`Server`](crate::Server) gives
+/// it those of a socket. Memory that it takes for a message is bounded by its [`Limits`].
+#[derive(Debug)]
+pub struct Responder<D, M> {
+    device: D,
+    dma: M,
+    description: Description,
+    interrupts: Interrupts,
+    limits: Limits,
+    maps: DmaMaps,
+    settled: Option<Settled>,
+    /// For whom descriptors are counted.
+    user: User,
+    state: State,
+    refused_count: u64,
+    last_refused: Option<Refused>,
+}
+
+impl<D: Device, M: DmaTarget> Responder<D, M> {
+    /// A device that no client uses yet.
+    pub fn new(device: D, dma: M, limits: Limits) -> Self {
+        let description = device.description();
+        let interrupts = Interrupts::new(&description.irqs);
+        Self {
+            device,
+            dma,
+            description,
+            interrupts,
+            limits,
+            maps: DmaMaps::default(),
+            settled: None,
+            user: User::own(),
+            state: State::default(),
+            refused_count: 0,
+            last_refused: None,
+        }
+    }
+
+    /// What a client sent, done and answered; `None` where it wants no answer.
+    pub fn respond(&mut self, header: &Header, payload: &[u8], files: Files) -> Option<Reply> {
+        let done = match files.are_lost {
+            true => Err(Refusal::INVALID),
+            false => Request::parse(header.command, payload)
+                .and_then(|request| self.answer(&request, files.arrived)),
+        };
+        self.reply(header, done)
+    }
+
+    /// The answer to a message that is refused unread.
+    pub(crate) fn refuse(&mut self, header: &Header, why: Refusal) -> Option<Reply> {
+        self.reply(header, Err(why))
+    }
+
+    fn reply(&mut self, header: &Header, done: Result<Answer, Refusal>) -> Option<Reply> {
+        if let Err(why) = &done {
+            self.refused_count += 1;
+            self.last_refused = Some(Refused { header: *header, why: *why });
+        }
+        if !header.wants_reply() {
+            return None;
+        }
+        Some(match done {
+            Ok(Answer { payload, file }) => {
+                let header = header.reply(payload.len()).encode();
+                Reply { bytes: [&header[..], &payload].concat(), file }
+            }
+            Err(why) => {
+                let header = header.error_reply(why.errno());
+                Reply { bytes: header.encode().to_vec(), file: None }
+            }
+        })
+    }
+
+    /// What the client takes; `None` before it has said so.
+    pub fn client_limits(&self) -> Option<Limits> {
+        Some(self.settled.as_ref()?.client)
+    }
+
+    /// How many messages were refused, and the last of them.
+    pub fn refused(&self) -> (u64, Option<Refused>) {
+        (self.refused_count, self.last_refused)
+    }
+
+    /// The client's memory that is mapped, in the order of its addresses.
+    pub fn maps(&self) -> impl Iterator<Item = longshore_mem::AddrRange<longshore_mem::Iova>> {
+        self.maps.ranges()
+    }
+
+    /// The device's interrupts.
+    pub fn interrupts(&self) -> &Interrupts {
+        &self.interrupts
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// What keeps the client's memory.
+    pub fn dma(&mut self) -> &mut M {
+        &mut self.dma
+    }
+
+    pub(crate) fn connected(&mut self, link: &Link) {
+        self.user = link.user();
+        self.dma.connected(link);
+        self.device.connected(link);
+    }
+
+    /// The client is gone: its memory is unmapped and its descriptors are closed. How many maps
+    /// could not be taken back, because what keeps the memory refused.
+    pub fn disconnect(&mut self) -> usize {
+        if self.settled.take().is_some() {
+            self.device.disconnected();
+        }
+        self.interrupts.forget_client();
+        if std::mem::take(&mut self.state.is_logging)
+            && let Some(log) = self.dma.dirty_log()
+        {
+            // There is nobody to tell, and the next client starts anew.
+            let _ = log.stop();
+        }
+        let mut left = 0;
+        while let Some(range) = self.maps.first() {
+            left += usize::from(self.dma.dma_unmap(range).is_err());
+            self.maps.remove(range);
+        }
+        self.dma.disconnected();
+        left
+    }
+
+    fn answer(&mut self, request: &Request<'_>, files: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+        let takes_files = matches!(request.command(), Command::DmaMap | Command::DeviceSetIrqs);
+        let is_first = matches!(request, Request::Version { .. });
+        if (!files.is_empty() && !takes_files)
+            || files.len() as u64 > self.limits.message_fds_max.into()
+            || is_first != self.settled.is_none()
+        {
+            return Err(Refusal::INVALID);
+        }
+        let payload = match *request {
+            Request::Version { major, minor, capabilities } => {
+                let settled = settle(&self.limits, (major, minor), capabilities)?;
+                let (minor, answer) = (settled.minor, &settled.answer);
+                let reply = Request::Version { major: VERSION_MAJOR, minor, capabilities: answer };
+                let reply = reply.encode();
+                self.settled = Some(settled);
+                reply
+            }
+            Request::DmaMap(claim) => {
+                let map = self.maps.check(&claim, files, &self.limits)?;
+                let range = map.range;
+                self.dma.dma_map(map)?;
+                self.maps.enter(range);
+                Vec::new()
+            }
+            Request::DmaUnmap(unmap) => {
+                self.dma_unmap(&unmap)?;
+                unmap.encode()
+            }
+            Request::DeviceGetInfo { .. } => self.device_info().encode(),
+            Request::DeviceGetRegionInfo { argsz, index } => return self.region_info(argsz, index),
+            // They would let a hypervisor's kernel talk to the device past this socket.
+            Request::DeviceGetRegionIoFds { .. } => return Err(Refusal::UNSUPPORTED),
+            Request::DeviceGetIrqInfo { index, .. } => {
+                let irqs = self.description.irqs.get(index as usize).ok_or(Refusal::INVALID)?;
+                irqs.info(index).encode()
+            }
+            Request::DeviceSetIrqs(ref set) => {
+                if set.data != wire::IrqData::EventFds && !files.is_empty() {
+                    return Err(Refusal::INVALID);
+                }
+                self.interrupts.set(set, files, self.user)?;
+                Vec::new()
+            }
+            Request::RegionRead { offset, region, count } => {
+                self.check_access(region, offset, count, Access::Read)?;
+                let mut payload = RegionAccess { offset, region, count, data: &[] }.encode();
+                let data_at = payload.len();
+                payload.resize(data_at + count as usize, 0);
+                self.device.region_read(region, offset, &mut payload[data_at..])?;
+                payload
+            }
+            Request::RegionWrite { offset, region, data } => {
+                let count = data.len() as u32;
+                self.region_write(region, offset, data)?;
+                RegionAccess { offset, region, count, data: &[] }.encode()
+            }
+            Request::DeviceReset => {
+                if !self.description.has_reset {
+                    return Err(Refusal::UNSUPPORTED);
+                }
+                self.device.reset();
+                self.state.migration = MigrationState::Running;
+                Vec::new()
+            }
+            Request::RegionWriteMulti(writes) => {
+                let mut done = 0;
+                for write in writes.iter() {
+                    match self.small_write(&write) {
+                        Ok(()) => done += 1,
+                        Err(why) if done == 0 => return Err(why),
+                        // The client sees how many were done.
+                        Err(_) => break,
+                    }
+                }
+                RegionWriteMulti { done }.encode()
+            }
+            Request::DeviceFeature(ref feature) => {
+                let bitmap_bytes_max = self.limits.transfer_bytes_max;
+                let Self { device, dma, state, .. } = self;
+                Features { device, dma, state }.answer(feature, bitmap_bytes_max)?
+            }
+            Request::MigrationDataRead { argsz, size } => self.read_state(argsz, size)?,
+            Request::MigrationDataWrite { data } => {
+                self.check_transfer(data.len() as u64)?;
+                let migration = self.device.migration().ok_or(Refusal::UNSUPPORTED)?;
+                if self.state.migration != MigrationState::Resuming {
+                    return Err(Refusal::INVALID);
+                }
+                migration.write_state(data)?;
+                Vec::new()
+            }
+        };
+        Ok(Answer { payload, file: None })
+    }
+
+    fn dma_unmap(&mut self, unmap: &wire::DmaUnmap) -> Result<(), Refusal> {
+        let wire::DmaUnmap { flags, iova, len_bytes, .. } = *unmap;
+        match flags {
+            0 => {
+                let range = self.maps.exact(iova, len_bytes).ok_or(Refusal::NOT_FOUND)?;
+                self.dma.dma_unmap(range)?;
+                self.maps.remove(range);
+            }
+            wire::DmaUnmap::ALL if (iova, len_bytes) == (0, 0) => {
+                while let Some(range) = self.maps.first() {
+                    self.dma.dma_unmap(range)?;
+                    self.maps.remove(range);
+                }
+            }
+            _ => return Err(Refusal::INVALID),
+        }
+        Ok(())
+    }
+
+    fn device_info(&self) -> DeviceInfo {
+        let Description { regions, irqs, is_pci, has_reset } = &self.description;
+        let flags = if *is_pci { DeviceInfo::PCI } else { 0 };
+        let flags = if *has_reset { flags | DeviceInfo::RESET } else { flags };
+        DeviceInfo { flags, regions: regions.len() as u32, irqs: irqs.len() as u32 }
+    }
+
+    fn region_info(&self, argsz: u32, index: u32) -> Result<Answer, Refusal> {
+        let region = self.description.regions.get(index as usize).ok_or(Refusal::INVALID)?;
+        let file = region.mappable.as_ref().map(|mappable| Arc::clone(&mappable.file));
+        Ok(Answer { payload: region.info(index).encode(argsz), file })
+    }
+
+    fn check_transfer(&self, len_bytes: u64) -> Result<(), Refusal> {
+        if len_bytes <= self.limits.transfer_bytes_max.into() {
+            Ok(())
+        } else {
+            Err(Refusal::TOO_LONG)
+        }
+    }
+
+    fn check_access(
+        &self,
+        region: u32,
+        offset: u64,
+        count: u32,
+        access: Access,
+    ) -> Result<(), Refusal> {
+        let region = self.description.regions.get(region as usize).ok_or(Refusal::INVALID)?;
+        self.check_transfer(count.into())?;
+        let is_allowed = match access {
+            Access::Read => region.readable,
+            Access::Write => region.writable,
+        };
+        let end = offset.checked_add(count.into());
+        match end.is_some_and(|end| end <= region.len_bytes) {
+            true if is_allowed => Ok(()),
+            true => Err(Refusal::NOT_PERMITTED),
+            false => Err(Refusal::INVALID),
+        }
+    }
+
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Refusal> {
+        let count = u32::try_from(data.len()).map_err(|_| Refusal::TOO_LONG)?;
+        self.check_access(region, offset, count, Access::Write)?;
+        self.device.region_write(region, offset, data)
+    }
+
+    fn small_write(&mut self, write: &SmallWrite) -> Result<(), Refusal> {
+        let SmallWrite { offset, region, count, data } = write;
+        let data = data.get(..*count as usize).ok_or(Refusal::INVALID)?;
+        self.region_write(*region, *offset, data)
+    }
+
+    fn read_state(&mut self, argsz: u32, size: u32) -> Result<Vec<u8>, Refusal> {
+        self.check_transfer(size.into())?;
+        let migration = self.device.migration().ok_or(Refusal::UNSUPPORTED)?;
+        // The answer is the data and eight bytes before it.
+        if !self.state.migration.is_saving() || argsz - 8 < size {
+            return Err(Refusal::INVALID);
+        }
+        let mut data = vec![0; size as usize];
+        let read = migration.read_state(&mut data)?;
+        let data = data.get(..read).ok_or(Refusal::IO)?;
+        Ok(MigrationData { data }.encode())
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Access {
+    Read,
+    Write,
+}
+
+struct Answer {
+    payload: Vec<u8>,
+    file: Option<Arc<OwnedFd>>,
+}

@@ -1,0 +1,272 @@
+//! A server on a Unix socket.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use longshore_sys::closing::Disposable;
+use longshore_sys::descriptors;
+use longshore_sys::disposal;
+use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest, Ready};
+
+use crate::Refusal;
+use crate::device::Device;
+use crate::dma::DmaTarget;
+use crate::link::{Ended, Link, REPLY_TIMEOUT_DEFAULT};
+use crate::negotiation::Limits;
+use crate::receiver::Receiver;
+use crate::responder::{Refused, Responder};
+use crate::stop::Stop;
+use crate::wire::HEADER_LEN_BYTES;
+
+/// What a message may have beside its data: the longest list of capabilities and any prefix.
+const PAYLOAD_OVERHEAD_BYTES: u32 = (64 << 10) + 64;
+
+/// A device, served to one client after the other.
+#[derive(Debug)]
+pub struct Server<D, M> {
+    responder: Responder<D, M>,
+    limits: Limits,
+    reply_timeout: Duration,
+    stop: Stop,
+}
+
+/// How serving a client went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Why it ended.
+    pub ended: Ended,
+    /// How many messages were answered, or done without an answer.
+    pub messages_count: u64,
+    /// How many of them were refused.
+    pub refused_count: u64,
+    /// The last one that was refused, since the server was made.
+    pub last_refused: Option<Refused>,
+    /// Answers of the client to nothing that it was asked; they were dropped.
+    pub stray_replies_count: u64,
+    /// Maps that could not be taken back when the client was gone.
+    pub maps_left_count: usize,
+}
+
+impl<D: Device, M: DmaTarget> Server<D, M> {
+    /// A server of `device`, which keeps the client's memory in `dma`.
+    ///
+    /// This raises the soft limit of descriptors of this process (`RLIMIT_NOFILE`) to the hard one: clients
+    /// of one user can have a quarter of them, and those of all users a half. Eventfds that a client
+    /// attaches beyond that are refused with [`Refusal::NO_SPACE`]. Code of this process that uses
+    /// `select(2)` must not be given descriptors of 1,024 or more.
+    ///
+    /// # Errors
+    /// Descriptors exhausted.
+    pub fn new(device: D, dma: M) -> io::Result<Self> {
+        Self::with_limits(device, dma, Limits::DEFAULT)
+    }
+
+    /// The same, which takes as much at once as is said.
+    ///
+    /// # Errors
+    /// Descriptors exhausted; `InvalidInput` for pages below 4 KiB, or more descriptors in a message
+    /// than a call takes ([`DESCRIPTORS_MAX`]).
+    pub fn with_limits(device: D, dma: M, limits: Limits) -> io::Result<Self> {
+        let takes_all = limits.message_fds_max as usize <= DESCRIPTORS_MAX;
+        if limits.page_sizes == 0 || limits.page_bytes() < 4096 || !takes_all {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // Where this is refused, clients can have a part of the limit that there is.
+        let _ = descriptors::raise_limit();
+        // Before there is a descriptor of a client.
+        disposal::prepare();
+        Ok(Self {
+            responder: Responder::new(device, dma, limits),
+            limits,
+            reply_timeout: REPLY_TIMEOUT_DEFAULT,
+            stop: Stop::new()?,
+        })
+    }
+
+    /// Waits this long for a client to answer all messages of an access, or to take a message, instead
+    /// of [`REPLY_TIMEOUT_DEFAULT`].
+    #[must_use]
+    pub fn reply_timeout(mut self, reply_timeout: Duration) -> Self {
+        self.reply_timeout = reply_timeout;
+        self
+    }
+
+    /// What ends this server from another thread.
+    pub fn stop_handle(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Serves a client until it is gone or the server is stopped. All it set up is taken back then;
+    /// the state of the device stays for the next one.
+    ///
+    /// # Errors
+    /// Only where serving cannot begin: descriptors exhausted.
+    pub fn serve(&mut self, stream: UnixStream) -> io::Result<Served> {
+        let stream = Disposable::new(stream);
+        let Limits { transfer_bytes_max, message_fds_max, .. } = self.limits;
+        let payload_bytes_max = transfer_bytes_max.saturating_add(PAYLOAD_OVERHEAD_BYTES);
+        let link = Link::new(
+            stream,
+            Receiver::new(payload_bytes_max, message_fds_max),
+            payload_bytes_max as usize + HEADER_LEN_BYTES,
+            self.reply_timeout,
+            self.stop.clone(),
+            self.responder.interrupts().clone(),
+        )?;
+        let refused_before = self.responder.refused().0;
+        let mut messages_count = 0;
+        let ended = loop {
+            match self.serve_one(&link) {
+                Ok(()) => messages_count += 1,
+                Err(ended) => break ended,
+            }
+        };
+        // Whoever waits for the client is let go before its memory is.
+        link.end(ended.clone());
+        let maps_left_count = self.responder.disconnect();
+        let (refused, last_refused) = self.responder.refused();
+        Ok(Served {
+            ended,
+            messages_count,
+            refused_count: refused - refused_before,
+            last_refused,
+            stray_replies_count: link.stray_replies_count(),
+            maps_left_count,
+        })
+    }
+
+    fn serve_one(&mut self, link: &Link) -> Result<(), Ended> {
+        let message = link.next_request()?;
+        let was_settled = self.responder.client_limits().is_some();
+        let reply = match message.is_too_long {
+            true => self.responder.refuse(&message.header, Refusal::TOO_LONG),
+            false => self.responder.respond(&message.header, &message.payload, message.files),
+        };
+        if let Some(reply) = reply {
+            let file: Vec<_> = reply.file.iter().map(AsFd::as_fd).collect();
+            link.send(&reply.bytes, &file)?;
+        }
+        if let (false, Some(client)) = (was_settled, self.responder.client_limits()) {
+            link.settle(&client, &self.limits);
+            self.responder.connected(link);
+        }
+        Ok(())
+    }
+
+    /// Serves clients of `listener`, one after the other, until the server is stopped, and calls
+    /// `served` with how each ended. While the process has no descriptors left, clients wait.
+    ///
+    /// # Errors
+    /// Those of `accept(2)`.
+    pub fn serve_all(
+        &mut self,
+        listener: &Listener,
+        mut served: impl FnMut(&Served),
+    ) -> io::Result<()> {
+        while let Some(stream) = listener.accept(&self.stop)? {
+            match self.serve(stream) {
+                Ok(ended) => served(&ended),
+                Err(error) if unix_socket::is_for_now(&error) => {
+                    unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later()))?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The device with the protocol around it.
+    pub fn responder(&mut self) -> &mut Responder<D, M> {
+        &mut self.responder
+    }
+}
+
+/// A Unix socket that clients connect to. Its name is removed when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    /// Its close also closes the connections that were not accepted, with what is queued on them.
+    listener: Disposable<UnixListener>,
+    path: PathBuf,
+    /// Device and inode of the name.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Makes a socket at `path`. A socket that is there and that nobody listens on is replaced.
+    ///
+    /// # Errors
+    /// Those of `bind(2)`: `AddrInUse` where someone listens, or something else is there.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let bound = UnixListener::bind(path).or_else(|error| {
+            let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+            let is_deaf = || {
+                let tried = UnixStream::connect(path);
+                tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+            };
+            if error.kind() != io::ErrorKind::AddrInUse || !is_socket || !is_deaf() {
+                return Err(error);
+            }
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        })?;
+        bound.set_nonblocking(true)?;
+        let name = fs::symlink_metadata(path)?;
+        let listener = Disposable::new(bound);
+        Ok(Self { listener, path: path.to_owned(), identity: (name.dev(), name.ino()) })
+    }
+
+    /// Returns the next client; `None` when `stop` is used. While the process has no descriptors left,
+    /// clients wait.
+    ///
+    /// # Errors
+    /// Those of `accept(2)`.
+    pub fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
+        loop {
+            if stop.is_stopped() {
+                return Ok(None);
+            }
+            match self.listener.accept() {
+                Ok((stream, _)) => return Ok(Some(stream)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // It was gone before it was here.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if unix_socket::is_for_now(&error) => {
+                    unix_socket::wait(stop.as_fd(), Interest::Receive, &[], Some(later()))?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            let listener = self.listener.as_fd();
+            if let Ready::Event(_) =
+                unix_socket::wait(listener, Interest::Receive, &[stop.as_fd()], None)?
+            {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// When to try again what failed for a lack of descriptors or memory.
+fn later() -> Instant {
+    Instant::now() + Duration::from_millis(100)
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Another one may have taken its name.
+        let ours = fs::symlink_metadata(&self.path);
+        if ours.is_ok_and(|it| (it.dev(), it.ino()) == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

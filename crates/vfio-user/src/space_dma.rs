@@ -1,0 +1,366 @@
+//! The client's memory in a [`Space`], where sessions find it by IOVA.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use longshore_mem::{AddrRange, Iova, VolatileSlice, VolatileSliceMut};
+use longshore_pagetable::Prot;
+use longshore_sys::file;
+
+use crate::Refusal;
+use crate::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
+use crate::link::{AccessFailed, AccessFailure, Link};
+use crate::space_log::SpaceLog;
+use longshore_access::client::MappingQuota;
+use longshore_access::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
+
+/// How many files of a client are mapped at a time. A mapping is an area of the process's address
+/// space, of which the kernel allows 65,530 by default (`vm.max_map_count`), for everything else too.
+///
+/// All clients of one user together can have a quarter of these, and those of all users a half.
+pub const MAPPED_FILES_MAX: usize = 16_384;
+
+/// How many bytes of addresses the mapped files of a client take in all: 16 TiB of the 128 TiB that a
+/// process has, unless [`SpaceDma::with_mapped_bytes_max`] sets another limit. All clients of one user
+/// together can have 32 TiB, and those of all users 64 TiB.
+///
+/// The kernel's own page tables take up to 1/512 of the addresses that are touched, and it charges
+/// them to this process: set the limit to what the machine has if clients are not trusted.
+pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
+
+/// Keeps the client's memory in a space, for the device's sessions.
+///
+/// * Memory with a descriptor is mapped, only for reading where the device may only read, and guarded
+///   against becoming shorter, also if the client wants the file read and written
+///   ([`Backing::FileIo`]). It must lie inside of its file and begin at a multiple of the page size.
+/// * Memory without one is remote: it can be copied and not pinned. Accesses fail with
+///   [`Reason::Permission`] where the client refuses,
+///   [`Reason::Revoked`] where it takes the memory back meanwhile, [`Reason::TimedOut`] where it does
+///   not answer, and [`Reason::BackingLost`] where it is gone.
+/// * Unmapping returns when no session can reach the memory any more. A session of the server's own
+///   thread must hold neither a pin nor a lease then.
+/// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
+///   log has a bit for each page from the lowest address to the highest that the client names, at
+///   most 2^31; pages are larger than it asks for where they would be more.
+/// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`]) and their addresses
+///   ([`MAPPED_BYTES_MAX`]) are limited, also those of all clients of one user and of all users: a map
+///   beyond a limit is refused with [`Refusal::NO_SPACE`]. The user is the one that connected to the
+///   [`Server`](crate::Server); without a connection it is the user of this process.
+#[derive(Debug)]
+pub struct SpaceDma {
+    space: Space,
+    link: Option<Link>,
+    /// By the IOVA they are mapped at.
+    regions: BTreeMap<u64, Held>,
+    used: Cost,
+    mapped_bytes_max: u64,
+    /// Of the user for whom files are mapped.
+    quota: MappingQuota,
+    log: SpaceLog,
+}
+
+/// A region that is mapped.
+#[derive(Debug)]
+struct Held {
+    region: Arc<Region>,
+    cost: Cost,
+}
+
+/// The resources of this process that the memory of a client takes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    mapped_files: usize,
+    mapped_bytes: u64,
+}
+
+impl Cost {
+    /// Of a region that has no descriptor.
+    const NONE: Self = Self { mapped_files: 0, mapped_bytes: 0 };
+
+    /// Both together; `None` where that is beyond a limit.
+    fn checked_add(self, more: Self, mapped_bytes_max: u64) -> Option<Self> {
+        let both = Self {
+            mapped_files: self.mapped_files + more.mapped_files,
+            mapped_bytes: self.mapped_bytes.saturating_add(more.mapped_bytes),
+        };
+        let fits = both.mapped_files <= MAPPED_FILES_MAX && both.mapped_bytes <= mapped_bytes_max;
+        fits.then_some(both)
+    }
+
+    fn remove(&mut self, less: Self) {
+        self.mapped_files -= less.mapped_files;
+        self.mapped_bytes -= less.mapped_bytes;
+    }
+}
+
+impl SpaceDma {
+    /// Keeps the client's memory in `space`, of which nothing may be mapped where the client maps.
+    ///
+    /// From here on the space frees page tables when they are empty, and they take at most
+    /// [`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX) unless the space has a limit
+    /// ([`SpaceConfig::table_bytes_max`](longshore_access::SpaceConfig::table_bytes_max)).
+    pub fn new(space: Space) -> Self {
+        space.limit_for_client();
+        let log = SpaceLog::new(space.clone());
+        let (regions, used) = (BTreeMap::new(), Cost::NONE);
+        let (mapped_bytes_max, quota) = (MAPPED_BYTES_MAX, MappingQuota::of_process());
+        Self { space, link: None, regions, used, mapped_bytes_max, quota, log }
+    }
+
+    /// Sets how many bytes of addresses the mapped files of a client take in all.
+    #[must_use]
+    pub fn with_mapped_bytes_max(self, bytes: u64) -> Self {
+        Self { mapped_bytes_max: bytes, ..self }
+    }
+
+    /// The space; clones of it are the same one.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn region(&self, map: DmaMap) -> Result<(Region, Cost), Refusal> {
+        let len_bytes = map.range.len_bytes();
+        let is_by_io = matches!(map.backing, Backing::FileIo { .. });
+        match map.backing {
+            // Files that the client wants read and written are mapped, too: a write waits for the lock of
+            // the file, which the client can hold for ever, and a page fault does not.
+            Backing::Mmap { file, offset } | Backing::FileIo { file, offset } => {
+                if is_by_io && file::status(&file)?.kind != file::Kind::Regular {
+                    return Err(Refusal::INVALID);
+                }
+                let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes };
+                self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
+                let access = if map.writable { MapAccess::ReadWrite } else { MapAccess::Read };
+                let region = self.quota.map_file(file, offset, len_bytes, access)?;
+                let mapped_bytes = region.address_bytes();
+                Ok((region, Cost { mapped_bytes, ..cost }))
+            }
+            Backing::Messages => {
+                let link = self.link.clone().ok_or(Refusal::IO)?;
+                let memory = LinkMemory { link, start: map.range.start() };
+                Ok((Region::remote(Arc::new(memory), len_bytes)?, Cost::NONE))
+            }
+        }
+    }
+}
+
+impl DmaTarget for SpaceDma {
+    fn connected(&mut self, link: &Link) {
+        self.link = Some(link.clone());
+        self.quota = self.quota.with_user(link.user());
+    }
+
+    fn disconnected(&mut self) {
+        self.link = None;
+    }
+
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+        let prot = match (map.readable, map.writable) {
+            (true, true) => Prot::READ_WRITE,
+            (false, true) => Prot::WRITE,
+            _ => Prot::READ,
+        };
+        let range = map.range;
+        let (region, cost) = self.region(map)?;
+        let used = self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
+        let region = Arc::new(region);
+        self.space.attach_for(&region, range.start())?;
+        let mapped = self.space.map(range.start(), &region, 0, range.len_bytes(), prot);
+        if let Err(error) = mapped {
+            self.space.detach(&region)?;
+            return Err(error.into());
+        }
+        self.regions.insert(range.start().raw(), Held { region, cost });
+        self.used = used;
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+        let start = range.start().raw();
+        let held = self.regions.get(&start).ok_or(Refusal::NOT_FOUND)?;
+        self.space.unmap(range.start(), range.len_bytes())?;
+        self.space.detach(&held.region)?;
+        self.used.remove(held.cost);
+        self.regions.remove(&start);
+        Ok(())
+    }
+
+    fn dirty_log(&mut self) -> Option<&mut dyn DirtyLog> {
+        Some(&mut self.log)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io { source, .. } => source.into(),
+            Error::PinnedByCaller { .. } => Self::BUSY,
+            Error::OutOfMemory | Error::NoWindow { .. } => Self::NO_MEMORY,
+            Error::TableLimit { .. } | Error::ClientLimit(_) => Self::NO_SPACE,
+            // An IOVA that the space does not translate, above all.
+            _ => Self::INVALID,
+        }
+    }
+}
+
+/// Memory that is read and written by messages.
+#[derive(Debug)]
+struct LinkMemory {
+    link: Link,
+    start: Iova,
+}
+
+impl LinkMemory {
+    fn at(&self, offset: u64) -> Iova {
+        // The region was validated from its start on, and offsets are within it.
+        Iova::new(self.start.raw().wrapping_add(offset))
+    }
+}
+
+impl RemoteMemory for LinkMemory {
+    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+        fill(into, |at, part| {
+            let read = self.link.read(self.at(offset + at), part);
+            read.map_err(|failed| partial(&failed))
+        })
+    }
+
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+        drain(from, |at, part| {
+            let written = self.link.write(self.at(offset + at), part);
+            written.map_err(|failed| partial(&failed))
+        })
+    }
+
+    fn cancel(&self, range: Range<u64>) {
+        self.link.cancel(&(self.at(range.start).raw()..self.at(range.end).raw()));
+    }
+}
+
+fn partial(failed: &AccessFailed) -> Partial {
+    let reason = match failed.why {
+        AccessFailure::Refused(_) => Reason::Permission,
+        AccessFailure::Cancelled => Reason::Revoked,
+        AccessFailure::TimedOut => Reason::TimedOut,
+        _ => Reason::BackingLost,
+    };
+    Partial { done: failed.done_bytes, reason }
+}
+
+/// What is copied at once by way of memory of our own.
+const BOUNCE_BYTES: usize = 64 << 10;
+
+/// Fills foreign memory by parts that `read` fills, from an offset on.
+fn fill(
+    mut into: VolatileSliceMut<'_>,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Partial>,
+) -> Result<(), Partial> {
+    let len_bytes = into.len_bytes();
+    let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
+    for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
+        let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
+        let read = read(at as u64, part);
+        let done = read.map_or_else(|partial| partial.done.min(part.len()), |()| part.len());
+        // It is within what there is.
+        let copied = into.write(at, &part[..done]);
+        let lost = |_| Partial { done: at, reason: Reason::BackingLost };
+        copied.map_err(lost)?;
+        read.map_err(|partial| Partial { done: at + done, ..partial })?;
+    }
+    Ok(())
+}
+
+/// Takes foreign memory apart into parts that `write` takes, from an offset on.
+fn drain(
+    from: VolatileSlice<'_>,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), Partial>,
+) -> Result<(), Partial> {
+    let len_bytes = from.len_bytes();
+    let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
+    for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
+        let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
+        let lost = |_| Partial { done: at, reason: Reason::BackingLost };
+        from.read(at, part).map_err(lost)?;
+        write(at as u64, part).map_err(|partial| Partial { done: at + partial.done, ..partial })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use longshore_access::client::{Limits, MappingAccounts, User};
+    use longshore_mem::FileOffset;
+    use longshore_sys::memfd;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    /// A quota in accounts of their own, which allow one user so much and all users twice as much.
+    fn quota(files: u64, bytes: u64) -> MappingQuota {
+        let limits = |max| Limits { per_user: max, all_users: 2 * max };
+        let accounts = Box::leak(Box::new(MappingAccounts::new(limits(files), limits(bytes))));
+        MappingQuota::new(accounts, User::own())
+    }
+
+    fn file(len_bytes: u64) -> OwnedFd {
+        let file = memfd::create("client", memfd::Backing::Shmem).unwrap();
+        memfd::set_len(&file, len_bytes).unwrap();
+        file
+    }
+
+    fn range(page: u64) -> AddrRange<Iova> {
+        AddrRange::new(Iova::new(page * PAGE), PAGE).unwrap()
+    }
+
+    fn map(file: &OwnedFd, page: u64) -> DmaMap {
+        let (file, offset) = (file.try_clone().unwrap(), FileOffset::new(0));
+        let backing = Backing::Mmap { file, offset };
+        DmaMap { range: range(page), readable: true, writable: true, backing }
+    }
+
+    fn dma_of(quota: MappingQuota) -> SpaceDma {
+        SpaceDma { quota, ..SpaceDma::new(Space::new().unwrap()) }
+    }
+
+    #[test]
+    fn files_of_a_client_are_limited() {
+        // The user may have more.
+        let (mut dma, one) = (dma_of(quota(1 << 20, 1 << 46)), file(PAGE));
+        for page in 0..MAPPED_FILES_MAX as u64 {
+            dma.dma_map(map(&one, page)).unwrap();
+        }
+        let page = MAPPED_FILES_MAX as u64;
+        assert_eq!(dma.dma_map(map(&one, page)), Err(Refusal::NO_SPACE));
+        let backing =
+            Backing::FileIo { file: one.try_clone().unwrap(), offset: FileOffset::new(0) };
+        let by_file_io = DmaMap { backing, ..map(&one, page) };
+        assert_eq!(dma.dma_map(by_file_io), Err(Refusal::NO_SPACE));
+        dma.dma_unmap(range(7)).unwrap();
+        dma.dma_map(map(&one, page)).unwrap();
+    }
+
+    #[test]
+    fn files_of_all_clients_of_a_user_are_limited_and_return() {
+        let (quota, one) = (quota(3, 1 << 46), file(PAGE));
+        let (mut first, mut second) = (dma_of(quota), dma_of(quota));
+        first.dma_map(map(&one, 1)).unwrap();
+        first.dma_map(map(&one, 2)).unwrap();
+        // Refused by the space, after it was mapped and counted.
+        assert!(first.dma_map(map(&one, 2)).is_err());
+        second.dma_map(map(&one, 1)).unwrap();
+        for dma in [&mut first, &mut second] {
+            assert_eq!(dma.dma_map(map(&one, 9)), Err(Refusal::NO_SPACE));
+        }
+        first.dma_unmap(range(1)).unwrap();
+        second.dma_map(map(&one, 2)).unwrap();
+        assert_eq!(first.dma_map(map(&one, 1)), Err(Refusal::NO_SPACE));
+        drop(second);
+        first.dma_map(map(&one, 1)).unwrap();
+        first.dma_map(map(&one, 3)).unwrap();
+        assert_eq!(first.dma_map(map(&one, 4)), Err(Refusal::NO_SPACE));
+    }
+}

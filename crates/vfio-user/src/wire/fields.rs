@@ -1,0 +1,80 @@
+//! Numbers out of and into a payload.
+
+use crate::Refusal;
+
+/// What is left of a payload that is being read from its start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(crate) fn of(payload: &'a [u8]) -> Self {
+        Self(payload)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(Refusal::INVALID)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16, Refusal> {
+        self.array().map(u16::from_ne_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, Refusal> {
+        self.array().map(u32::from_ne_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, Refusal> {
+        self.array().map(u64::from_ne_bytes)
+    }
+
+    pub(crate) fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
+        self.array()
+    }
+
+    /// All that is left.
+    pub(crate) fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// All that is left, which must be as long as is said elsewhere.
+    pub(crate) fn rest_of(self, len_bytes: u64) -> Result<&'a [u8], Refusal> {
+        if self.0.len() as u64 == len_bytes { Ok(self.0) } else { Err(Refusal::INVALID) }
+    }
+
+    /// Nothing must be left.
+    pub(crate) fn end(self) -> Result<(), Refusal> {
+        if self.0.is_empty() { Ok(()) } else { Err(Refusal::INVALID) }
+    }
+}
+
+/// A payload that is being written.
+#[derive(Debug, Default)]
+pub(crate) struct Builder(Vec<u8>);
+
+impl Builder {
+    pub(crate) fn u16(mut self, value: u16) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn u32(mut self, value: u32) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn u64(mut self, value: u64) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    pub(crate) fn end(self) -> Vec<u8> {
+        self.0
+    }
+}

@@ -1,0 +1,35 @@
+//! Clients that have this process map more than all clients of one user may. The limits are those of the
+//! process, so there is one test.
+
+#![cfg(not(loom))]
+
+use std::os::fd::OwnedFd;
+
+use longshore_access::Space;
+use longshore_mem::{AddrRange, FileOffset, Iova};
+use longshore_sys::memfd;
+use longshore_vfio_user::{Backing, DmaMap, DmaTarget, MAPPED_BYTES_MAX, Refusal, SpaceDma};
+
+fn range() -> AddrRange<Iova> {
+    AddrRange::new(Iova::new(0), MAPPED_BYTES_MAX).unwrap()
+}
+
+/// All that a client may have.
+fn all_of(file: &OwnedFd) -> DmaMap {
+    let backing = Backing::Mmap { file: file.try_clone().unwrap(), offset: FileOffset::new(0) };
+    DmaMap { range: range(), readable: true, writable: true, backing }
+}
+
+#[test]
+fn addresses_of_all_clients_of_a_user_are_limited() {
+    let file = memfd::create("client", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&file, MAPPED_BYTES_MAX).unwrap();
+    let mut clients = [(); 3].map(|()| SpaceDma::new(Space::new().unwrap()));
+    let [first, second, third] = &mut clients;
+    first.dma_map(all_of(&file)).unwrap();
+    second.dma_map(all_of(&file)).unwrap();
+    assert_eq!(third.dma_map(all_of(&file)), Err(Refusal::NO_SPACE));
+    first.dma_unmap(range()).unwrap();
+    third.dma_map(all_of(&file)).unwrap();
+    assert_eq!(first.dma_map(all_of(&file)), Err(Refusal::NO_SPACE));
+}

@@ -1,0 +1,271 @@
+//! A client with a file system that it serves itself, and that never answers.
+
+#![cfg(not(loom))]
+#![expect(unsafe_code, reason = "writes to memory whose pages do not come")]
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::ptr;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use longshore_access::Space;
+use longshore_mem::{AddrRange, FileOffset, Iova};
+use longshore_sys::memfd;
+use longshore_vfio_user::client::{Client, NoMemory};
+use longshore_vfio_user::{Backing, DmaMap, DmaTarget, Ended, Server, SpaceDma};
+use rustix::event::epoll;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::Uid;
+
+#[expect(dead_code, reason = "the other tests use more of it")]
+#[path = "server/rig.rs"]
+mod rig;
+
+#[path = "server/fuse.rs"]
+mod fuse;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of `linux/fuse.h`: what a page fault asks for.
+const READ: u32 = 15;
+
+#[test]
+fn a_file_that_the_client_itself_serves_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
+    let daemon = {
+        let device = device.try_clone().unwrap();
+        thread::spawn(move || fuse::serve_opens(&device, |_| {}))
+    };
+    let path = folder.path().join("memory");
+    let opened = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    // Closing it waits for the daemon.
+    let opened = ManuallyDrop::new(opened);
+
+    for use_by_mmap in [true, false] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let device = rig::device(&rig::Shared::default(), Vec::new());
+        let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
+        let mut client = Client::over(ours, NoMemory).unwrap();
+        client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), use_by_mmap).unwrap_err();
+        let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
+        assert_eq!(ended, Ended::Failed(ErrorKind::InvalidData));
+    }
+
+    drop((mounted, device));
+    drop(ManuallyDrop::into_inner(opened));
+    daemon.join().unwrap();
+}
+
+/// Two sockets whose other ends are those of this user; `None` where that is not possible.
+fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
+    let made = thread::spawn(move || {
+        let uid = Some(Uid::from_raw(uid));
+        // Of this thread only, which ends.
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        UnixStream::pair()
+    });
+    match made.join().unwrap() {
+        Ok(pair) => Some(pair),
+        Err(error) => {
+            println!("SKIPPED: a connection of user {uid} cannot be made: {error}");
+            None
+        }
+    }
+}
+
+/// A client that is this user's, its server, and how serving it ended.
+fn served_to(uid: u32) -> (Client<NoMemory>, Receiver<Ended>) {
+    let (ours, theirs) = pair_of(uid).expect("it was possible before");
+    let device = rig::device(&rig::Shared::default(), Vec::new());
+    let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
+    (Client::over(ours, NoMemory).unwrap(), told)
+}
+
+#[test]
+fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
+    const HOSTILE: u32 = 12_001;
+    const OTHER: u32 = 12_002;
+    if pair_of(HOSTILE).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
+    let daemon = {
+        let device = device.try_clone().unwrap();
+        thread::spawn(move || fuse::serve_opens(&device, |_| {}))
+    };
+    let path = folder.path().join("memory");
+    let opened = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    // Closing it waits for the daemon.
+    let opened = ManuallyDrop::new(opened);
+    let memory = memfd::create("client", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&memory, 4096).unwrap();
+
+    let (mut before, _told) = served_to(OTHER);
+    let (mut quiet, told_quiet) = served_to(HOSTILE);
+    for kind in [[ErrorKind::InvalidData; 4], [ErrorKind::ResourceBusy; 4]].concat() {
+        let (mut client, told) = served_to(HOSTILE);
+        client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), true).unwrap_err();
+        let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
+        assert_eq!(ended, Ended::Failed(kind));
+    }
+
+    // Without descriptors the user is served, and with good ones it is not.
+    quiet.device_info().unwrap();
+    quiet.dma_map(0x1000, 0x1000, None, true).unwrap();
+    quiet.dma_map(0x2000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap_err();
+    let ended = told_quiet.recv_timeout(PATIENCE).expect("the server goes on");
+    assert_eq!(ended, Ended::Failed(ErrorKind::ResourceBusy));
+
+    // Another user is served as ever.
+    let (mut after, _told) = served_to(OTHER);
+    for client in [&mut before, &mut after] {
+        client.dma_map(0x1000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap();
+        client.device_info().unwrap();
+    }
+
+    // The closes end with the file system, and the user is served again.
+    drop((mounted, device));
+    drop(ManuallyDrop::into_inner(opened));
+    daemon.join().unwrap();
+    let begin = Instant::now();
+    while let Err(error) = {
+        let (mut client, _told) = served_to(HOSTILE);
+        client.dma_map(0x1000, 0x1000, Some((memory.as_fd(), 0)), true)
+    } {
+        assert!(begin.elapsed() < PATIENCE, "closes that have ended are counted: {error}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A page that does not come, of a file system that this test serves.
+struct Absent {
+    page: usize,
+    opened: ManuallyDrop<File>,
+    served: Option<(fuse::Mounted, File)>,
+    daemon: Option<JoinHandle<()>>,
+    asked: Receiver<u32>,
+}
+
+impl Absent {
+    fn new(folder: &Path) -> Option<Self> {
+        let (mounted, device) = fuse::mount(folder)?;
+        let (ask, asked) = mpsc::channel();
+        let daemon = {
+            let device = device.try_clone().unwrap();
+            // The test may be over.
+            thread::spawn(move || fuse::serve_opens(&device, |request| _ = ask.send(request)))
+        };
+        let opened = OpenOptions::new().read(true).write(true).open(folder.join("memory")).unwrap();
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let page = unsafe { rustix::mm::mmap(ptr::null_mut(), 4096, prot, flags, &opened, 0) };
+        let page = page.unwrap().expose_provenance();
+        // Closing it waits for the daemon.
+        let opened = ManuallyDrop::new(opened);
+        Some(Self { page, opened, served: Some((mounted, device)), daemon: Some(daemon), asked })
+    }
+
+    /// Returns when the page is asked for.
+    fn wait_for_fault(&self) {
+        assert!(self.asked.iter().any(|request| request == READ), "the page is asked for");
+    }
+
+    /// Ends the file system, so that what waits for the page fails, and then `holder`.
+    fn end<T>(mut self, holder: JoinHandle<T>) -> T {
+        drop(self.served.take());
+        let ended = holder.join().unwrap();
+        // SAFETY: the thread that used it has ended.
+        unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(self.page), 4096) }.unwrap();
+        // SAFETY: it is not used after that.
+        drop(unsafe { ManuallyDrop::take(&mut self.opened) });
+        self.daemon.take().unwrap().join().unwrap();
+        ended
+    }
+}
+
+/// Whoever writes to a file holds a lock of it while the bytes are read from memory.
+#[test]
+fn memory_whose_lock_the_client_holds_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(absent) = Absent::new(folder.path()) else { return };
+    let memory = memfd::create("locked", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&memory, 4096).unwrap();
+    let holder = {
+        let (memory, page) = (memory.try_clone().unwrap(), absent.page);
+        thread::spawn(move || {
+            let page = ptr::with_exposed_provenance::<u8>(page);
+            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
+            // else uses.
+            let bytes = unsafe { std::slice::from_raw_parts(page, 64) };
+            rustix::io::pwrite(&memory, bytes, 0).unwrap_err()
+        })
+    };
+    absent.wait_for_fault();
+
+    let space = Space::new().unwrap();
+    let mut dma = SpaceDma::new(space.clone());
+    let (tell, told) = mpsc::channel();
+    let file = memory.try_clone().unwrap();
+    let device = thread::spawn(move || {
+        let backing = Backing::FileIo { file, offset: FileOffset::new(0) };
+        let range = AddrRange::new(Iova::new(0x1000), 4096).unwrap();
+        dma.dma_map(DmaMap { range, readable: true, writable: true, backing }).unwrap();
+        space.session().write(Iova::new(0x1100), b"written").unwrap();
+        dma.dma_unmap(range).unwrap();
+        tell.send(()).unwrap();
+    });
+    let done = told.recv_timeout(PATIENCE);
+    absent.end(holder);
+    device.join().unwrap();
+    done.expect("the device waits for the lock of the client's memory");
+    let mut written = [0; 7];
+    rustix::io::pread(&memory, &mut written, 0x100).unwrap();
+    assert_eq!(&written, b"written");
+}
+
+/// Whoever waits for an epoll holds a lock of it while the events are written to memory: for ever, if
+/// that is a page which does not come.
+#[test]
+fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(absent) = Absent::new(folder.path()) else { return };
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let event = longshore_sys::event_fd::create().unwrap();
+    longshore_sys::event_fd::signal(&event).unwrap();
+    epoll::add(&epoll, &event, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+    let holder = {
+        let (epoll, page): (OwnedFd, usize) = (epoll.try_clone().unwrap(), absent.page);
+        thread::spawn(move || {
+            let page = ptr::with_exposed_provenance_mut::<MaybeUninit<epoll::Event>>(page);
+            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
+            // else uses.
+            let events = unsafe { std::slice::from_raw_parts_mut(page, 1) };
+            // The page does not come.
+            epoll::wait(&epoll, events, None).map(|_| ()).unwrap_err()
+        })
+    };
+    absent.wait_for_fault();
+
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let served = rig::device(&rig::Shared::default(), Vec::new());
+    let mut server = Server::new(served, SpaceDma::new(Space::new().unwrap())).unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
+    let mut client = Client::over(ours, NoMemory).unwrap();
+    client.dma_map(0x1000, 0x1000, Some((epoll.as_fd(), 0)), true).unwrap_err();
+    let ended = told.recv_timeout(PATIENCE);
+    absent.end(holder);
+    let ended = ended.expect("the server waits for the client's epoll");
+    assert_eq!(ended, Ended::Failed(ErrorKind::InvalidData));
+}

@@ -1,0 +1,285 @@
+//! Every interleaving of threads that ask the other side of a connection, of the one that takes its
+//! commands and of one that cancels, with loom in the place of the locks:
+//! `RUSTFLAGS="--cfg loom" cargo test -p longshore-vfio-user --release --test loom_mailbox`.
+//!
+//! The socket is a queue here, and the event that ends a wait for it a flag. Whoever waits in vain for
+//! ever is a deadlock, which loom reports.
+#![cfg(loom)]
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+
+use longshore_vfio_user::mailbox::{Came, Letter, Mailbox, NothingCame};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message {
+    Command(u8),
+    Reply { id: u16, says: u8 },
+}
+
+impl Letter for Message {
+    fn reply_to(&self) -> Option<u16> {
+        match self {
+            Self::Command(_) => None,
+            Self::Reply { id, .. } => Some(*id),
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        1
+    }
+
+    fn held_descriptors(&self) -> usize {
+        0
+    }
+}
+
+/// What the other side has sent.
+#[derive(Default)]
+struct Socket {
+    messages: VecDeque<Message>,
+    is_closed: bool,
+    is_signalled: bool,
+}
+
+struct World {
+    mailbox: Mailbox<Message, ()>,
+    socket: Mutex<Socket>,
+    readable: Condvar,
+    /// What waking leaves out, to show what it is for.
+    defect: Option<Defect>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Defect {
+    NoSignal,
+    NoNotice,
+}
+
+impl World {
+    fn new(requests_bytes_max: usize, defect: Option<Defect>) -> Arc<Self> {
+        Arc::new(Self {
+            mailbox: Mailbox::new(requests_bytes_max),
+            socket: Mutex::new(Socket::default()),
+            readable: Condvar::new(),
+            defect,
+        })
+    }
+
+    /// As a thread that has found nothing in the socket waits for it and for the event.
+    fn read(&self) -> Came<Message, ()> {
+        let mut socket = self.socket.lock().unwrap();
+        loop {
+            if let Some(message) = socket.messages.pop_front() {
+                return Came::Message(message);
+            }
+            if socket.is_closed {
+                return Came::End(());
+            }
+            if std::mem::take(&mut socket.is_signalled) {
+                return Came::Nothing;
+            }
+            socket = self.readable.wait(socket).unwrap();
+        }
+    }
+
+    fn send(&self, messages: &[Message]) {
+        self.socket.lock().unwrap().messages.extend(messages);
+        self.readable.notify_all();
+    }
+
+    fn close(&self) {
+        self.socket.lock().unwrap().is_closed = true;
+        self.readable.notify_all();
+    }
+
+    /// As `Link::wake`.
+    fn wake(&self) {
+        if self.defect != Some(Defect::NoSignal) {
+            self.socket.lock().unwrap().is_signalled = true;
+            self.readable.notify_all();
+        }
+        if self.defect != Some(Defect::NoNotice) {
+            self.mailbox.notify();
+        }
+    }
+
+    fn enter(&self, about: u64) -> u16 {
+        self.mailbox.inbox().enter(about..about + 1).unwrap()
+    }
+
+    fn answer(&self, id: u16) -> Result<Option<u8>, NothingCame> {
+        let answer = self.mailbox.answer(id, None, false, || self.read())?;
+        Ok(answer.map(|message| match message {
+            Message::Reply { says, .. } => says,
+            Message::Command(_) => panic!("a command is no answer"),
+        }))
+    }
+
+    fn request(&self) -> Result<Message, NothingCame> {
+        self.mailbox.request(|| self.read())
+    }
+}
+
+/// All interleavings, of which threads are preempted at most so often.
+fn model(preemptions: usize, work: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(work);
+}
+
+fn spawn<R: 'static>(
+    world: &Arc<World>,
+    work: impl FnOnce(&World) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let world = Arc::clone(world);
+    thread::spawn(move || work(&world))
+}
+
+#[test]
+fn each_who_asks_gets_its_answer() {
+    model(3, || {
+        let world = World::new(8, None);
+        let (first, second) = (world.enter(0), world.enter(1));
+        let asking = spawn(&world, move |world| world.answer(first));
+        let replies = [second, first].map(|id| Message::Reply { id, says: id as u8 });
+        let client = spawn(&world, move |world| world.send(&replies));
+        assert_eq!(world.answer(second), Ok(Some(second as u8)));
+        assert_eq!(asking.join().unwrap(), Ok(Some(first as u8)));
+        client.join().unwrap();
+        assert_eq!(world.mailbox.inbox().stray_replies_count, 0);
+    });
+}
+
+#[test]
+fn a_command_comes_through_while_another_reads_and_an_answer_too() {
+    model(3, || {
+        let world = World::new(8, None);
+        let id = world.enter(0);
+        let asking = spawn(&world, move |world| world.answer(id));
+        let client = spawn(&world, move |world| {
+            world.send(&[Message::Command(5)]);
+            world.send(&[Message::Reply { id, says: 7 }]);
+        });
+        assert_eq!(world.request(), Ok(Message::Command(5)));
+        assert_eq!(asking.join().unwrap(), Ok(Some(7)));
+        client.join().unwrap();
+    });
+}
+
+#[test]
+fn commands_that_find_no_room_wait_and_the_answer_behind_them_comes() {
+    model(3, || {
+        let world = World::new(1, None);
+        let id = world.enter(0);
+        let asking = spawn(&world, move |world| world.answer(id));
+        world.send(&[Message::Command(1), Message::Command(2), Message::Reply { id, says: 7 }]);
+        assert_eq!(world.request(), Ok(Message::Command(1)));
+        assert_eq!(world.request(), Ok(Message::Command(2)));
+        assert_eq!(asking.join().unwrap(), Ok(Some(7)));
+    });
+}
+
+/// Two wait for answers that do not come; one of them is cancelled, then the other.
+fn cancelled(defect: Option<Defect>) {
+    model(3, move || {
+        // Nothing of loom's may be dropped when it has found a deadlock.
+        let world = ManuallyDrop::new(World::new(8, defect));
+        let (first, second) = (world.enter(0), world.enter(1));
+        let asking = spawn(&world, move |world| world.answer(first));
+        let other = spawn(&world, move |world| world.answer(second));
+        for about in [1, 0] {
+            assert_eq!(world.mailbox.inbox().cancel(&(about..about + 1)), 1);
+            world.wake();
+        }
+        assert_eq!(asking.join().unwrap(), Ok(None));
+        assert_eq!(other.join().unwrap(), Ok(None));
+        // Late answers are no answers to anything else, and free the ids.
+        world.send(&[first, second].map(|id| Message::Reply { id, says: 0 }));
+        world.close();
+        assert_eq!(world.request(), Err(NothingCame::Ended));
+        assert_eq!(world.mailbox.inbox().stray_replies_count, 0);
+        drop(ManuallyDrop::into_inner(world));
+    });
+}
+
+#[test]
+fn who_is_cancelled_does_not_wait() {
+    cancelled(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_event_who_reads_is_found_to_wait() {
+    cancelled(Some(Defect::NoSignal));
+}
+
+/// One waits for an answer, and reads no more because commands fill what there is room for.
+fn cancelled_beside_commands(defect: Option<Defect>) {
+    model(3, move || {
+        let world = ManuallyDrop::new(World::new(1, defect));
+        world.send(&[Message::Command(1)]);
+        let id = world.enter(0);
+        let asking = spawn(&world, move |world| world.answer(id));
+        assert_eq!(world.mailbox.inbox().cancel(&(0..1)), 1);
+        world.wake();
+        assert_eq!(asking.join().unwrap(), Ok(None));
+        assert_eq!(world.request(), Ok(Message::Command(1)));
+        drop(ManuallyDrop::into_inner(world));
+    });
+}
+
+#[test]
+fn who_is_cancelled_does_not_wait_for_room() {
+    cancelled_beside_commands(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_notice_who_does_not_read_is_found_to_wait() {
+    cancelled_beside_commands(Some(Defect::NoNotice));
+}
+
+#[test]
+fn an_answer_beside_its_cancelling_is_one_or_the_other() {
+    model(3, || {
+        let world = World::new(8, None);
+        let id = world.enter(0);
+        let client = spawn(&world, move |world| world.send(&[Message::Reply { id, says: 7 }]));
+        let canceller = spawn(&world, |world| {
+            let count = world.mailbox.inbox().cancel(&(0..1));
+            if count > 0 {
+                world.wake();
+            }
+            count
+        });
+        let answer = world.answer(id).unwrap();
+        let cancelled = canceller.join().unwrap();
+        // It may have been answered and taken before.
+        assert_eq!(answer, if cancelled == 0 { Some(7) } else { None });
+        client.join().unwrap();
+        world.close();
+        assert_eq!(world.request(), Err(NothingCame::Ended));
+        assert_eq!(world.mailbox.inbox().stray_replies_count, 0);
+    });
+}
+
+#[test]
+fn nobody_waits_for_who_is_gone() {
+    model(3, || {
+        let world = World::new(8, None);
+        let (first, second) = (world.enter(0), world.enter(1));
+        let asking = spawn(&world, move |world| world.answer(first));
+        let client = spawn(&world, move |world| {
+            world.send(&[Message::Reply { id: second, says: 3 }]);
+            world.close();
+        });
+        let answer = world.answer(second);
+        assert_eq!(answer, Ok(Some(3)));
+        assert_eq!(asking.join().unwrap(), Err(NothingCame::Ended));
+        assert_eq!(world.request(), Err(NothingCame::Ended));
+        client.join().unwrap();
+    });
+}

@@ -1,0 +1,515 @@
+//! Each command, and what the client gets back.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_sys::event_fd;
+use longshore_sys::memfd::{self, Backing};
+use longshore_vfio_user::client::{Client, ClientError, NoMemory};
+use longshore_vfio_user::pci::{CONFIG_REGION, INTX_IRQ, MSIX_IRQ};
+use longshore_vfio_user::wire::{
+    DmaMap, DmaUnmap, Feature, IrqData, MappableArea, MigrationData, RegionInfo, RegionWriteMulti,
+    Request, SetIrqs, SmallWrite, SmallWrites, feature,
+};
+use longshore_vfio_user::{
+    Ended, Limits, Listener, Mappable, MigrationFailed, Refusal, Region, Server,
+};
+
+use crate::rig::{self, BAR_BYTES, REFUSES, Rig, Shared};
+
+fn errno<T: std::fmt::Debug>(done: Result<T, ClientError>) -> u32 {
+    match done {
+        Err(ClientError::Refused(refusal)) => refusal.errno(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn memory(len_bytes: u64) -> OwnedFd {
+    let file = memfd::create("vfio-user-test", Backing::Shmem).unwrap();
+    memfd::set_len(&file, len_bytes).unwrap();
+    file
+}
+
+#[test]
+fn a_device_is_described_read_and_written() {
+    let mut rig = Rig::new(NoMemory);
+    let info = rig.client.device_info().unwrap();
+    assert_eq!((info.flags, info.regions, info.irqs), (3, 9, 5));
+    let lengths: Vec<u64> =
+        (0..9).map(|index| rig.client.region_info(index).unwrap().0.len_bytes).collect();
+    assert_eq!(lengths, [BAR_BYTES, 0, 0, 0, 0, 0, 0, 256, 0]);
+    assert_eq!(rig.client.irq_info(MSIX_IRQ).unwrap().count, 8);
+    assert_eq!(rig.client.irq_info(INTX_IRQ).unwrap().flags, 7);
+    assert_eq!(errno(rig.client.region_info(9)), 22);
+    assert_eq!(errno(rig.client.irq_info(5)), 22);
+
+    let mut id = [0; 4];
+    rig.client.region_read(CONFIG_REGION, 0, &mut id).unwrap();
+    assert_eq!(id, [0x34, 0x12, 0x78, 0x56]);
+    rig.client.region_write(0, 0x40, &[1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
+    let mut back = [0; 11];
+    rig.client.region_read(0, 0x3f, &mut back).unwrap();
+    assert_eq!(back, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]);
+    rig.client.reset().unwrap();
+    assert_eq!(rig.noted().resets, 1);
+    let io_fds = Request::DeviceGetRegionIoFds { argsz: 64, index: 0 };
+    assert_eq!(errno(rig.client.ask(&io_fds, &[])), Refusal::UNSUPPORTED.errno());
+    let (served, noted) = rig.hang_up();
+    assert_eq!(served.ended, Ended::ClosedByClient);
+    assert_eq!((served.refused_count, served.maps_left_count), (3, 0));
+    assert_eq!(noted.lock().unwrap().disconnects, 1);
+}
+
+#[test]
+fn accesses_past_a_region_or_against_its_mode_are_refused() {
+    let read_only = Region { writable: false, ..Region::of_messages(64) };
+    let write_only = Region { readable: false, ..Region::of_messages(64) };
+    let small = Limits { transfer_bytes_max: 4096, ..Limits::DEFAULT };
+    let mut rig = Rig::unsettled(NoMemory, small, vec![read_only, write_only]);
+    rig.client.settle(&Limits::DEFAULT).unwrap();
+    assert_eq!(rig.client.server_limits().transfer_bytes_max, 4096);
+    let mut read = |region, offset, count| {
+        let request = Request::RegionRead { offset, region, count };
+        rig.client.ask(&request, &[])
+    };
+    let past = [(0, BAR_BYTES, 1), (0, BAR_BYTES - 1, 2), (0, u64::MAX, 1), (1, 0, 1), (99, 0, 1)];
+    for (region, offset, count) in past {
+        assert_eq!(errno(read(region, offset, count)), 22, "{region} {offset:#x} {count}");
+    }
+    assert!(read(0, BAR_BYTES, 0).is_ok() && read(0, 0, 4096).is_ok());
+    for count in [4097, u32::MAX] {
+        assert_eq!(errno(read(0, 0, count)), Refusal::TOO_LONG.errno());
+    }
+    assert_eq!(errno(read(10, 0, 1)), Refusal::NOT_PERMITTED.errno());
+    assert!(read(9, 63, 1).is_ok());
+    assert_eq!(errno(rig.client.region_write(9, 0, &[0])), Refusal::NOT_PERMITTED.errno());
+    assert_eq!(errno(rig.client.region_write(0, BAR_BYTES - 3, &[0; 4])), 22);
+    assert_eq!(errno(rig.client.region_write(0, 0, &[0; 4097])), Refusal::TOO_LONG.errno());
+    // As long as it may be at all, so it is not even read.
+    assert_eq!(errno(rig.client.region_write(0, 0, &[0; 200_000])), Refusal::TOO_LONG.errno());
+    assert_eq!(errno(rig.client.region_write(0, REFUSES, &[0])), Refusal::NO_SPACE.errno());
+    assert!(rig.client.region_write(10, 0, &[0; 64]).is_ok());
+}
+
+#[test]
+fn several_writes_come_in_one_message() {
+    let mut rig = Rig::new(NoMemory);
+    assert!(rig.client.server_limits().write_multiple);
+    let write = |offset, count| SmallWrite { offset, region: 0, count, data: *b"ABCDEFGH" };
+    let mut ask = |writes: &[SmallWrite]| {
+        let payload = SmallWrites::encode(writes);
+        let request = Request::parse(15, &payload).unwrap();
+        let answer = rig.client.ask(&request, &[])?;
+        Ok(RegionWriteMulti::parse(&answer.payload).unwrap().done)
+    };
+    assert_eq!(ask(&[write(0, 8), write(8, 1), write(9, 0)]).unwrap(), 3);
+    assert_eq!(ask(&[]).unwrap(), 0);
+    assert_eq!(ask(&[write(16, 2), write(REFUSES, 1), write(24, 2)]).unwrap(), 1);
+    assert_eq!(errno(ask(&[write(24, 9)])), 22);
+    assert_eq!(errno(ask(&[write(BAR_BYTES, 1)])), 22);
+    assert_eq!(&rig.noted().registers[..26], b"ABCDEFGHA\0\0\0\0\0\0\0AB\0\0\0\0\0\0\0\0");
+}
+
+#[test]
+fn a_region_is_mapped_by_its_client_in_parts() {
+    let file = Arc::new(memory(0x5000));
+    rustix::io::pwrite(&*file, b"shared", 0x2000).unwrap();
+    let areas = vec![
+        MappableArea { offset: 0x1000, len_bytes: 0x1000 },
+        MappableArea { offset: 0x3000, len_bytes: 0x1000 },
+    ];
+    let mappable = Mappable { file, offset: 0x1000, areas: areas.clone() };
+    let region = Region { mappable: Some(mappable), ..Region::of_messages(0x4000) };
+    let mut rig = Rig::unsettled(NoMemory, Limits::DEFAULT, vec![region]);
+    rig.client.settle(&Limits::DEFAULT).unwrap();
+    let (info, file) = rig.client.region_info(9).unwrap();
+    assert_eq!((info.offset, info.flags), (0x1000, 7));
+    assert_eq!(info.areas, areas);
+    let mut bytes = [0; 6];
+    rustix::io::pread(file.unwrap(), &mut bytes, info.offset + areas[0].offset).unwrap();
+    assert_eq!(&bytes, b"shared");
+    // Where there is no room for the areas, their place is said, and the descriptor comes too.
+    let short = Request::DeviceGetRegionInfo { argsz: 79, index: 9 };
+    let answer = rig.client.ask(&short, &[]).unwrap();
+    assert_eq!((answer.payload.len(), answer.files.len()), (32, 1));
+    assert_eq!(RegionInfo::parse(&answer.payload).unwrap().argsz, 80);
+    let too_short = Request::DeviceGetRegionInfo { argsz: 31, index: 9 };
+    assert_eq!(errno(rig.client.ask(&too_short, &[])), 22);
+}
+
+#[test]
+fn memory_is_mapped_and_taken_back() {
+    let mut rig = Rig::new(NoMemory);
+    let file = memory(0x10_0000);
+    let fd = Some((file.as_fd(), 0x3000));
+    rig.client.dma_map(0x10_0000, 0x2000, fd, true).unwrap();
+    rig.client.dma_map(0x10_2000, 0x1000, None, false).unwrap();
+    // The very top of the address space, and the byte before what is mapped.
+    rig.client.dma_map(u64::MAX - 0xfff, 0x1000, fd, true).unwrap();
+    rig.client.dma_map(0xf_f000, 0x1000, fd, true).unwrap();
+    for (iova, len_bytes) in [
+        (0x10_0000, 0x2000),
+        (0x10_1000, 0x1000),
+        (0xf_f000, 0x5000),
+        (0xf_e000, 0x2000),
+        (u64::MAX - 0xfff, 0x1000),
+        (0, 0x1_0000_0000),
+    ] {
+        assert_eq!(errno(rig.client.dma_map(iova, len_bytes, fd, true)), 17, "{iova:#x}");
+    }
+    for (iova, len_bytes, offset) in [
+        (0x20_0000, 0, 0),
+        (0x20_0001, 0x1000, 0),
+        (0x20_0000, 0x1001, 0),
+        (0x20_0000, 0x1000, 1),
+        (u64::MAX - 0xfff, 0x2000, 0),
+        (0x1000, u64::MAX, 0),
+        (0x20_0000, u64::MAX - 0xfff, 0),
+        (0x20_0000, 0x1000, u64::MAX - 0xfff),
+        (0x20_0000, 0x1000, 1 << 63),
+    ] {
+        let fd = Some((file.as_fd(), offset));
+        let mapped = rig.client.dma_map(iova, len_bytes, fd, true);
+        assert_eq!(errno(mapped), 22, "{iova:#x} {len_bytes:#x} {offset:#x}");
+    }
+    let (read, mmap, file_io) = (DmaMap::READ, DmaMap::BY_MMAP, DmaMap::BY_FILE_IO);
+    for (flags, has_file) in [
+        (0, true),
+        (read | 1 << 4, true),
+        (read | mmap, false),
+        (read | file_io, false),
+        (read | mmap | file_io, true),
+        (mmap, true),
+        (u32::MAX, true),
+    ] {
+        let map = DmaMap { flags, offset: 0, iova: 0x20_0000, len_bytes: 0x1000 };
+        let files = if has_file { vec![file.as_fd()] } else { vec![] };
+        let mapped = rig.client.ask(&Request::DmaMap(map), &files);
+        assert_eq!(errno(mapped), 22, "{flags:#x} {has_file}");
+    }
+    // One that cannot be kept leaves nothing behind.
+    rig.noted().refuse_next_map = Some(Refusal::NO_MEMORY);
+    assert_eq!(errno(rig.client.dma_map(0x20_0000, 0x1000, fd, true)), 12);
+    assert_eq!(rig.noted().mapped.len(), 4);
+    rig.client.dma_map(0x20_0000, 0x1000, fd, true).unwrap();
+
+    // Only what was mapped can be taken back, and just so.
+    for (iova, len_bytes) in [(0x10_0000, 0x1000), (0x10_1000, 0x1000), (0, 0), (0x30_0000, 1)] {
+        assert_eq!(errno(rig.client.dma_unmap(iova, len_bytes)), 2, "{iova:#x}");
+    }
+    rig.noted().refuse_next_unmap = Some(Refusal::IO);
+    assert_eq!(errno(rig.client.dma_unmap(0x10_0000, 0x2000)), 5);
+    rig.client.dma_unmap(0x10_0000, 0x2000).unwrap();
+    assert_eq!(errno(rig.client.dma_unmap(0x10_0000, 0x2000)), 2);
+    let mut all = DmaUnmap { argsz: 24, flags: DmaUnmap::ALL, iova: 0, len_bytes: 1 };
+    assert_eq!(errno(rig.client.ask(&Request::DmaUnmap(all), &[])), 22);
+    (all.len_bytes, all.flags) = (0, 1);
+    assert_eq!(errno(rig.client.ask(&Request::DmaUnmap(all), &[])), 22);
+    all.flags = DmaUnmap::ALL;
+    assert_eq!(rig.client.ask(&Request::DmaUnmap(all), &[]).unwrap().payload, all.encode());
+    assert!(rig.noted().mapped.is_empty() && rig.noted().files.is_empty());
+}
+
+#[test]
+fn there_are_no_more_maps_than_was_settled() {
+    let limits = Limits { dma_maps_max: 3, page_sizes: 0x1_0000, ..Limits::DEFAULT };
+    let mut rig = Rig::unsettled(NoMemory, limits, Vec::new());
+    let proposed = Limits { page_sizes: 0x1_1000, ..Limits::DEFAULT };
+    rig.client.settle(&proposed).unwrap();
+    assert_eq!(rig.client.server_limits().page_sizes, 0x1_0000);
+    assert_eq!(errno(rig.client.dma_map(0x1000, 0x1_0000, None, true)), 22);
+    for at in 0..3 {
+        rig.client.dma_map(at << 20, 0x1_0000, None, true).unwrap();
+    }
+    assert_eq!(errno(rig.client.dma_map(3 << 20, 0x1_0000, None, true)), 28);
+    rig.client.dma_unmap(0, 0x1_0000).unwrap();
+    rig.client.dma_map(3 << 20, 0x1_0000, None, true).unwrap();
+}
+
+#[test]
+fn interrupts_are_told_by_eventfds() {
+    let mut rig = Rig::new(NoMemory);
+    let irqs = rig.link().interrupts().clone();
+    assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(false), "nobody asked yet");
+    let events: Vec<OwnedFd> = (0..8).map(|_| event_fd::create().unwrap()).collect();
+    let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
+    rig.client.set_irq_events(MSIX_IRQ, 2, &fds[2..5]).unwrap();
+    assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(true));
+    assert_eq!(irqs.raise(MSIX_IRQ, 1), Ok(false));
+    assert_eq!(irqs.raise(MSIX_IRQ, 8), Err(Refusal::INVALID));
+    assert_eq!(irqs.raise(9, 0), Err(Refusal::INVALID));
+    let told = || events.iter().map(|event| event_fd::drain(event).unwrap()).collect::<Vec<_>>();
+    assert_eq!(told(), [0, 0, 0, 1, 0, 0, 0, 0]);
+    let mut set = |action, index, start, count, data| {
+        rig.client.ask(&Request::DeviceSetIrqs(SetIrqs { action, index, start, count, data }), &[])
+    };
+    // The client raises them itself, all or some.
+    let trigger = SetIrqs::TRIGGER;
+    set(trigger, MSIX_IRQ, 1, 4, IrqData::Bools(&[1, 1, 0, 1])).unwrap();
+    assert_eq!(told(), [0, 0, 1, 0, 1, 0, 0, 0]);
+    set(trigger, MSIX_IRQ, 0, 8, IrqData::None).unwrap();
+    assert_eq!(told(), [0, 0, 1, 1, 1, 0, 0, 0]);
+    for (start, count) in [(0, 9), (8, 1), (u32::MAX, 2), (1, u32::MAX), (1, 0)] {
+        assert_eq!(errno(set(trigger, MSIX_IRQ, start, count, IrqData::None)), 22);
+    }
+    assert_eq!(errno(set(SetIrqs::MASK, MSIX_IRQ, 0, 1, IrqData::None)), 22, "not maskable");
+    assert_eq!(errno(set(trigger, 4, 0, 1, IrqData::None)), 22, "there is none");
+    assert_eq!(errno(set(trigger, 5, 0, 1, IrqData::None)), 22, "no such kind");
+    // Some are taken back, then all.
+    set(trigger, MSIX_IRQ, 3, 1, IrqData::EventFds).unwrap();
+    assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(false));
+    assert_eq!(irqs.raise(MSIX_IRQ, 4), Ok(true));
+    set(trigger, MSIX_IRQ, 0, 0, IrqData::None).unwrap();
+    assert_eq!(irqs.raise(MSIX_IRQ, 4), Ok(false));
+}
+
+#[test]
+fn a_line_is_masked_once_it_was_raised() {
+    let mut rig = Rig::new(NoMemory);
+    let irqs = rig.link().interrupts().clone();
+    let event = event_fd::create().unwrap();
+    rig.client.set_irq_events(INTX_IRQ, 0, &[event.as_fd()]).unwrap();
+    let mut set = |action| {
+        let set = SetIrqs { action, index: INTX_IRQ, start: 0, count: 1, data: IrqData::None };
+        rig.client.ask(&Request::DeviceSetIrqs(set), &[]).map(drop)
+    };
+    assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(true));
+    assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false), "masked until the client has seen to it");
+    assert_eq!(event_fd::drain(&event).unwrap(), 1);
+    set(SetIrqs::UNMASK).unwrap();
+    assert_eq!(event_fd::drain(&event).unwrap(), 1, "what was raised meanwhile");
+    set(SetIrqs::UNMASK).unwrap();
+    assert_eq!(event_fd::drain(&event).unwrap(), 0);
+    set(SetIrqs::MASK).unwrap();
+    assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false));
+    set(SetIrqs::UNMASK).unwrap();
+    assert_eq!(event_fd::drain(&event).unwrap(), 1);
+    // To be told of masking is not there.
+    let data = IrqData::EventFds;
+    let set = SetIrqs { action: SetIrqs::UNMASK, index: INTX_IRQ, start: 0, count: 1, data };
+    let told = rig.client.ask(&Request::DeviceSetIrqs(set), &[event.as_fd()]);
+    assert_eq!(errno(told), Refusal::UNSUPPORTED.errno());
+}
+
+/// Asks for a feature; the data that came back.
+fn ask_feature(client: &mut Client, flags: u32, data: &[u8]) -> Result<Vec<u8>, ClientError> {
+    let argsz = 8 + 4096;
+    let answer = client.ask(&Request::DeviceFeature(Feature { argsz, flags, data }), &[])?;
+    Ok(answer.payload[8..].to_vec())
+}
+
+#[test]
+fn a_device_is_moved_through_its_states() {
+    let mut rig = Rig::new(NoMemory);
+    rig.noted().state = (0..=99).collect();
+    let go = |client: &mut Client, state: u32| {
+        let data = [state.to_ne_bytes(), [0; 4]].concat();
+        ask_feature(client, feature::MIGRATION_STATE | Feature::SET, &data)
+    };
+    let state = |client: &mut Client| {
+        ask_feature(client, feature::MIGRATION_STATE | Feature::GET, &[]).unwrap()[0]
+    };
+    let client = &mut rig.client;
+    let flags = ask_feature(client, feature::MIGRATION | Feature::GET, &[]).unwrap();
+    assert_eq!(flags, 0b101_u64.to_ne_bytes());
+    assert_eq!(state(client), 2);
+    let read = |client: &mut Client, size, argsz| {
+        let answer = client.ask(&Request::MigrationDataRead { argsz, size }, &[])?;
+        Ok(MigrationData::parse(&answer.payload).unwrap().data.to_vec())
+    };
+    assert_eq!(errno(read(client, 10, 18)), 22, "it runs");
+    go(client, 3).unwrap();
+    assert_eq!(state(client), 3);
+    assert_eq!(errno(read(client, 60, 67)), 22, "no room for the answer");
+    assert_eq!(errno(read(client, u32::MAX, u32::MAX)), Refusal::TOO_LONG.errno());
+    assert_eq!(read(client, 60, 68).unwrap(), (0..60).collect::<Vec<u8>>());
+    assert_eq!(read(client, 60, 68).unwrap(), (60..100).collect::<Vec<u8>>());
+    assert_eq!(errno(go(client, 6)), 22, "not back to pre-copy");
+    for nonsense in [0, 5, 7, u32::MAX] {
+        assert_eq!(errno(go(client, nonsense)), 22);
+    }
+    let write = Request::MigrationDataWrite { data: b"state" };
+    assert_eq!(errno(client.ask(&write, &[])), 22, "not resuming");
+    go(client, 4).unwrap();
+    assert!(client.ask(&write, &[]).is_ok());
+    go(client, 2).unwrap();
+    let passed = [
+        "Running to Stop",
+        "Stop to StopCopy",
+        "StopCopy to Stop",
+        "Stop to Resuming",
+        "Resuming to Stop",
+        "Stop to Running",
+    ];
+    assert_eq!(rig.noted().log, passed);
+    assert!(rig.noted().state.ends_with(b"state"));
+    // One that fails halfway stays where it got to; a broken one is helped by a reset only.
+    let failed = MigrationFailed { refusal: Refusal::IO, is_broken: true };
+    rig.noted().refuse_state = Some(failed);
+    assert_eq!(errno(go(&mut rig.client, 1)), 5);
+    assert_eq!(state(&mut rig.client), 0);
+    assert_eq!(errno(go(&mut rig.client, 2)), 22);
+    rig.client.reset().unwrap();
+    assert_eq!(state(&mut rig.client), 2);
+    go(&mut rig.client, 6).unwrap();
+    assert_eq!(read(&mut rig.client, 2, 10).unwrap(), [0, 1]);
+}
+
+#[test]
+fn writes_of_the_device_are_logged() {
+    let mut rig = Rig::new(NoMemory);
+    let words = |words: &[u64]| words.iter().flat_map(|it| it.to_ne_bytes()).collect::<Vec<u8>>();
+    let report = |client: &mut Client, range: [u64; 3], argsz| {
+        let flags = feature::DMA_LOGGING_REPORT | Feature::GET;
+        let data = words(&range);
+        let asked = Feature { argsz, flags, data: &data };
+        client.ask(&Request::DeviceFeature(asked), &[]).map(|answer| answer.payload)
+    };
+    let (start, stop) =
+        (feature::DMA_LOGGING_START | Feature::SET, feature::DMA_LOGGING_STOP | Feature::SET);
+    let client = &mut rig.client;
+    assert_eq!(errno(report(client, [0, 4096, 4096], 4096)), 22, "it is off");
+    assert_eq!(errno(ask_feature(client, stop, &[])), 22);
+    let ranges = words(&[512, 2, 0x1000, 0x2000, 0x8000, 0x1000]);
+    for wrong in [
+        words(&[0, 0]),
+        words(&[3000, 0]),
+        words(&[4096, 3, 0x1000, 0x2000]),
+        words(&[4096]),
+        words(&[4096, 1, u64::MAX, 2]),
+        words(&[4096, 1, 0, 0]),
+        words(&[4096, 0xffff_ffff]),
+    ] {
+        assert_eq!(errno(ask_feature(client, start, &wrong)), 22, "{wrong:?}");
+    }
+    let started = ask_feature(client, start, &ranges).unwrap();
+    assert_eq!(started[..8], 4096_u64.to_ne_bytes(), "the size that is logged");
+    assert_eq!(started[8..], ranges[8..]);
+    assert_eq!(errno(ask_feature(client, start, &ranges)), 22, "it is on");
+    let answer = report(client, [0x1000, 65 * 4096, 4096], 4096).unwrap();
+    assert_eq!(answer[8..], words(&[0x1000, 65 * 4096, 4096, 0b101, 0]));
+    // No room for the answer: how much there must be is said, and nothing is lost.
+    let short = report(client, [0x1000, 65 * 4096, 4096], 47).unwrap();
+    assert_eq!((short.len(), short[0]), (8, 48));
+    for wrong in [[0, 0, 4096], [u64::MAX, 2, 4096], [0, 4096, 0], [0, 4096, 5000]] {
+        assert_eq!(errno(report(client, wrong, 4096)), 22, "{wrong:x?}");
+    }
+    let huge = report(client, [0, u64::MAX, 1], 4096);
+    assert_eq!(errno(huge), Refusal::TOO_LONG.errno());
+    ask_feature(client, stop, &[]).unwrap();
+    ask_feature(client, start, &words(&[4096, 0])).unwrap();
+    let (_, noted) = rig.hang_up();
+    let log = noted.lock().unwrap().log.clone();
+    assert_eq!(log.len(), 4, "{log:?}");
+    assert_eq!(log[3], "stop", "the client is gone");
+}
+
+#[test]
+fn features_are_asked_for_before_they_are_used() {
+    let mut rig = Rig::new(NoMemory);
+    let mut ask = |flags| ask_feature(&mut rig.client, flags, &[]);
+    let probe = Feature::PROBE;
+    for (number, there_is) in [
+        (feature::MIGRATION, Feature::GET),
+        (feature::MIGRATION_STATE, Feature::GET | Feature::SET),
+        (feature::DMA_LOGGING_START, Feature::SET),
+        (feature::DMA_LOGGING_STOP, Feature::SET),
+        (feature::DMA_LOGGING_REPORT, Feature::GET),
+    ] {
+        assert!(ask(number | probe | there_is).is_ok() && ask(number | probe).is_ok());
+        let more = Feature::GET | Feature::SET;
+        assert_eq!(ask(number | probe | more).is_ok(), there_is == more, "{number}");
+        assert_eq!(errno(ask(number)), 22, "nothing is asked");
+        assert_eq!(errno(ask(number | more)), 22);
+        assert_eq!(errno(ask(number | Feature::GET | 1 << 19)), 22);
+    }
+    for unknown in [0, 3, 5, 9, 0xffff] {
+        assert_eq!(errno(ask(unknown | probe)), Refusal::NO_FEATURE.errno());
+        assert_eq!(errno(ask(unknown | Feature::GET)), Refusal::NO_FEATURE.errno());
+    }
+}
+
+#[test]
+fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let noted = Shared::default();
+    let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
+    let listener = Listener::bind(&path).unwrap();
+    let in_use = Listener::bind(&path).unwrap_err();
+    assert_eq!(in_use.kind(), std::io::ErrorKind::AddrInUse);
+    let stop = server.stop_handle();
+    let thread = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        server.serve_all(&listener, |served| all.push(served.clone())).unwrap();
+        all
+    });
+    let file = memory(0x10_0000);
+    let event = event_fd::create().unwrap();
+    for round in 0_u8..5 {
+        let mut client = Client::connect(&path, NoMemory).unwrap();
+        client.dma_map(0x1000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
+        client.dma_map(0x2000, 0x1000, None, true).unwrap();
+        client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
+        let mut register = [0];
+        client.region_read(0, 0, &mut register).unwrap();
+        assert_eq!(register, [round], "the device's state stays");
+        client.region_write(0, 0, &[round + 1]).unwrap();
+    }
+    // One more that is served until the server is stopped.
+    let mut client = Client::connect(&path, NoMemory).unwrap();
+    client.dma_map(0x1000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
+    let held = noted.lock().unwrap().link.clone().unwrap();
+    assert_eq!(held.interrupts().raise(MSIX_IRQ, 0), Ok(false), "another one asked for it");
+    assert_eq!(event_fd::drain(&event).unwrap(), 0);
+    stop.stop();
+    let mut all = thread.join().unwrap();
+    // Binding a second time looked whether anybody listens.
+    all.retain(|served| served.messages_count > 0);
+    assert_eq!(all.len(), 6);
+    assert!(all[..5].iter().all(|served| served.ended == Ended::ClosedByClient), "{all:?}");
+    assert_eq!(all[5].ended, Ended::Stopped);
+    let noted = noted.lock().unwrap();
+    assert!(noted.mapped.is_empty() && noted.files.is_empty());
+    assert_eq!((noted.connects, noted.disconnects), (6, 6));
+    assert!(!path.exists(), "the name goes with the listener");
+    assert!(matches!(client.device_info(), Err(ClientError::Closed)));
+    // Also where a thread of the device still holds the link.
+    assert!(!held.is_connected());
+}
+
+#[test]
+fn a_name_that_nobody_listens_at_is_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let listener = Listener::bind(&path).unwrap();
+    assert!(UnixStream::connect(&path).is_ok());
+    // What is there now is not the listener's, and stays.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "a file").unwrap();
+    drop(listener);
+    let mut text = String::new();
+    File::open(&path).unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text, "a file");
+    assert!(Listener::bind(&path).is_err(), "and a file is not taken over");
+}
+
+#[test]
+fn an_idle_server_is_stopped_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = Listener::bind(&dir.path().join("socket")).unwrap();
+    let noted = Shared::default();
+    let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
+    let stop = server.stop_handle();
+    let thread = std::thread::spawn(move || server.serve_all(&listener, |_| ()));
+    std::thread::sleep(Duration::from_millis(10));
+    stop.stop();
+    thread.join().unwrap().unwrap();
+    assert_eq!(noted.lock().unwrap().connects, 0);
+}

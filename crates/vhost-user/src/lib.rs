@@ -1,0 +1,93 @@
+//! The memory of a vhost-user front-end in a [`Space`](longshore_access::Space): what each back-end needs,
+//! whatever its device is.
+//!
+//! ```text
+//!   front-end (QEMU)                          back-end (this process)
+//!   ────────────────                          ───────────────────────────────────────────────
+//!   SET_MEM_TABLE, descriptors ──► socket ──► SpaceMemory::set_table ──► Regions, attached
+//!   IOTLB_MSG: update, invalidate ──────────► iotlb_update, _invalidate ──► Space ◄── Session of
+//!   IOTLB_MSG: miss ◄────────────── socket ◄── Fault { Unmapped } ◄────────────────── each ring
+//!   SET_LOG_BASE, LOG_ALL ────────► socket ──► set_log, log_writes ──► ExternalLog
+//! ```
+//!
+//! There are four address spaces in the protocol, which are four types here:
+//!
+//! | address | type | where it occurs |
+//! | --- | --- | --- |
+//! | of the front-end's process | [`UserAddr`] | the memory table, rings without an IOMMU, IOTLB updates |
+//! | guest-physical | [`GuestPhys`](longshore_mem::GuestPhys) | the memory table, the dirty log |
+//! | what the device uses | [`Iova`](longshore_mem::Iova) | descriptors; rings with an IOMMU |
+//! | in a descriptor's file | [`FileOffset`](longshore_mem::FileOffset) | the memory table, the log's beginning |
+//!
+//! Without an IOMMU the device uses guest-physical addresses, so the table is mapped one to one. With
+//! one (`VIRTIO_F_ACCESS_PLATFORM`) nothing is mapped but what the front-end says; a session that
+//! finds nothing faults with [`Reason::Unmapped`](longshore_access::Reason::Unmapped), and the back-end asks by a
+//! miss and tries again. An invalidation returns when no session can reach the memory any more, and
+//! is to be acknowledged only then.
+//!
+//! The messages themselves, the rings and the device are not here: `examples/vhost` has a server of
+//! all of it. Source: QEMU's `docs/interop/vhost-user.rst`.
+//!
+//! ```
+//! use longshore_vhost_user::{SpaceMemory, TableRegion, Translation, UserAddr};
+//! use longshore_access::{Reason, Space};
+//! use longshore_mem::{FileOffset, GuestPhys, Iova};
+//! use longshore_pagetable::Prot;
+//! use longshore_sys::memfd;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = memfd::create("guest", memfd::Backing::Shmem)?;
+//! memfd::set_len(&file, 1 << 20)?;
+//! let mut memory = SpaceMemory::new(Space::new()?);
+//! memory.set_translation(Translation::Iotlb)?;
+//! let user = UserAddr::new(0x7f00_0000_0000);
+//! memory.set_table(&[TableRegion {
+//!     guest_phys: GuestPhys::new(0),
+//!     len_bytes: 1 << 20,
+//!     user,
+//!     file: std::os::fd::AsFd::as_fd(&file),
+//!     offset: FileOffset::new(0),
+//! }])?;
+//!
+//! let session = memory.space().session();
+//! let at = Iova::new(0xffff_f000);
+//! let miss = session.read_obj::<u32>(at).unwrap_err();
+//! assert_eq!(miss.reason, Reason::Unmapped); // tell the front-end, which answers:
+//! memory.iotlb_update(at, 0x1000, user, Prot::READ)?;
+//! assert_eq!(session.read_obj::<u32>(at)?, 0);
+//! memory.iotlb_invalidate(at, 0x1000)?; // acknowledge now
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What a hostile front-end can do
+//!
+//! What it says is checked before anything changes, and refused as a whole where any of it is wrong:
+//! [`MemoryError`] says what. It can have at most [`REGIONS_MAX`] regions and [`IOTLB_ENTRIES_MAX`]
+//! translations at a time, regions of [`TABLE_BYTES_MAX`] in all, each inside of its file, and page
+//! tables of 64 MiB ([`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX)). A region or a
+//! translation takes a few tables for its two ends and one for each 512 GiB, wherever it begins, and
+//! the time to fill these. The front-ends of one user together can have a quarter of the mappings
+//! (`vm.max_map_count`) and addresses of this process, and those of all users a half
+//! ([`SpaceMemory::with_user`]).
+//!
+//! The front-end can shorten the files behind its memory and its log: accesses fault then
+//! ([`Reason::BackingLost`](longshore_access::Reason::BackingLost)), and writes count as not logged
+//! ([`SpaceMemory::unlogged_count`]).
+
+mod memory;
+
+/// The user of a front-end, for [`SpaceMemory::with_user`].
+#[doc(inline)]
+pub use longshore_access::client::User;
+/// Eventfds. A front-end shares those by which a back-end signals it, and may let them block:
+/// [`SharedEvent`](event_fd::SharedEvent) signals such an eventfd without waiting.
+#[doc(inline)]
+pub use longshore_sys::event_fd;
+pub use memory::{
+    IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
+    Translation, UserAddr,
+};
+
+#[cfg(test)]
+mod tests;

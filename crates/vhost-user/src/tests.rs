@@ -1,0 +1,66 @@
+//! The limits of what is mapped for front-ends of one user.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use longshore_access::client::{Limits, MappingAccounts, MappingQuota, User};
+use longshore_access::{Error, Space};
+use longshore_mem::{FileOffset, GuestPhys};
+use longshore_sys::memfd;
+
+use crate::{MemoryError, SpaceMemory, TableRegion, UserAddr};
+
+const PAGE: u64 = 4096;
+
+fn region(file: &OwnedFd, page: u64) -> TableRegion<'_> {
+    TableRegion {
+        guest_phys: GuestPhys::new(page * PAGE),
+        len_bytes: PAGE,
+        user: UserAddr::new(0x7f00_0000_0000 + page * PAGE),
+        file: file.as_fd(),
+        offset: FileOffset::new(0),
+    }
+}
+
+/// A quota in accounts of their own, which allow one user so much and all users twice as much.
+fn quota(files: u64, bytes: u64) -> MappingQuota {
+    let limits = |max| Limits { per_user: max, all_users: 2 * max };
+    let accounts = Box::leak(Box::new(MappingAccounts::new(limits(files), limits(bytes))));
+    MappingQuota::new(accounts, User::own())
+}
+
+fn file(len_bytes: u64) -> OwnedFd {
+    let file = memfd::create("front-end", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&file, len_bytes).unwrap();
+    file
+}
+
+fn memory_of(quota: MappingQuota) -> SpaceMemory {
+    SpaceMemory::new(Space::new().unwrap()).with_quota(quota)
+}
+
+fn is_over_limit(done: &Result<(), MemoryError>) -> bool {
+    matches!(done, Err(MemoryError::Space(Error::ClientLimit(_))))
+}
+
+#[test]
+fn tables_and_logs_of_all_front_ends_of_a_user_are_limited_and_return() {
+    let (quota, file) = (quota(4, 1 << 40), file(PAGE));
+    let (mut first, mut second) = (memory_of(quota), memory_of(quota));
+    first.set_table(&[region(&file, 0), region(&file, 1)]).unwrap();
+    first.set_log(&file, FileOffset::new(0), PAGE).unwrap();
+    assert!(is_over_limit(&second.set_table(&[region(&file, 0), region(&file, 1)])));
+    second.set_table(&[region(&file, 0)]).unwrap();
+    assert!(is_over_limit(&second.set_log(&file, FileOffset::new(0), PAGE)));
+    // Tables that are refused for another reason.
+    for _ in 0..3 {
+        assert!(first.set_table(&[region(&file, 0), region(&file, 0)]).is_err());
+    }
+    // A table without regions ends the former one; the log stays.
+    first.set_table(&[]).unwrap();
+    // The new table is mapped while the former one is.
+    second.set_table(&[region(&file, 0), region(&file, 1)]).unwrap();
+    first.reset().unwrap();
+    second.set_log(&file, FileOffset::new(0), PAGE).unwrap();
+    drop(second);
+    first.set_table(&[0, 1, 2, 3].map(|page| region(&file, page))).unwrap();
+}
