@@ -21,8 +21,8 @@ use std::os::unix::net::UnixStream;
 
 use longshore_sys::closing::User;
 use longshore_sys::{event_fd, memfd, unix_socket};
-use longshore_vhost_example::wire::{HEADER_LEN_BYTES, Header, number};
-use longshore_vhost_example::{Counts, Disk, Server};
+use longshore_vhost_example::{BlockDevice, Counts, Disk, Server};
+use longshore_vhost_user::wire::{HEADER_LEN_BYTES, Header, number};
 use longshore_vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
 
 const MEMORY_BYTES: u64 = 1 << 20;
@@ -94,7 +94,7 @@ pub fn vhost_user(data: &[u8]) {
     memfd::set_len(&disk, 1 << 16).unwrap();
     let disk = Disk::of_file(File::from(disk), false, "fuzzed").unwrap();
     let counts = Counts::default();
-    let server = Server::new(disk, counts.clone()).unwrap();
+    let server = Server::new(BlockDevice::new(disk, counts.clone())).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let files = Files::new();
     let mut rest = data;

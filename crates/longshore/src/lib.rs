@@ -28,7 +28,7 @@
 //! | [`iov`] | one cursor over every kind of memory, with copies, checksums and digests |
 //! | [`access`] | reading and writing memory by IOVA, as a device does; with feature `vm-memory` memory for rust-vmm's code |
 //! | `vfio_user` | with feature `vfio-user`: a server for PCI devices that QEMU drives |
-//! | `vhost_user` | with feature `vhost-user`: the memory table, IOTLB and dirty log of a vhost-user front-end |
+//! | `vhost_user` | with feature `vhost-user`: a server for virtio devices, also behind a virtual IOMMU |
 //! | [`domain`] | a DMA API: what a device may reach and until when, with bounce buffers; with features `vfio` and `iommufd` for devices of this machine, with `tracing` a span for each operation |
 //! | [`pagetable`] | IO page tables in every common format, and a walker that reads them out of any image |
 //! | [`mem`] | address types, ranges, volatile views, `DmaMemory` |

@@ -81,7 +81,7 @@
 //! | --- | --- |
 //! | [`Device`], [`pci`] | what a device implements; configuration spaces |
 //! | [`DmaTarget`], [`SpaceDma`] | called when the client maps and unmaps memory; keeps it in a [`Space`](longshore_access::Space) |
-//! | [`Server`], [`Listener`], [`Link`] | the socket |
+//! | [`Server`], [`Link`] | the socket; [`Listener`] and [`Stop`] are those of `longshore-access` |
 //! | [`Responder`] | the protocol without a socket |
 //! | [`Interrupts`], [`Migration`] | eventfds; moving a device's state to another process |
 //! | `client`, `wire` | with feature `client`: the other end, and messages as bytes, for tests and tools |
@@ -148,8 +148,6 @@ mod server;
 mod space_dma;
 #[cfg(not(loom))]
 mod space_log;
-#[cfg(not(loom))]
-mod stop;
 #[cfg(all(feature = "client", not(loom)))]
 pub mod wire;
 #[cfg(not(any(feature = "client", loom)))]
@@ -163,13 +161,13 @@ pub use {
     dma::{Backing, DirtyLog, DmaMap, DmaTarget},
     interrupts::Interrupts,
     link::{AccessFailed, AccessFailure, Ended, Link, REPLY_TIMEOUT_DEFAULT},
+    longshore_access::client::{Listener, Stop},
     migration::{Migration, MigrationFailed, MigrationState},
     negotiation::Limits,
     receiver::Files,
     refusal::Refusal,
     responder::{Refused, Reply, Responder},
-    server::{Listener, Served, Server},
+    server::{Served, Server},
     space_dma::{MAPPED_BYTES_MAX, MAPPED_FILES_MAX, SpaceDma},
-    stop::Stop,
     wire::{Header, MappableArea},
 };

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use longshore_access::client::Stop;
 use longshore_mem::Iova;
 use longshore_sys::account::Permit;
 use longshore_sys::closing::{Disposable, User};
@@ -33,7 +34,6 @@ use crate::interrupts::Interrupts;
 use crate::mailbox::{Came, Letter, Mailbox, NothingCame};
 use crate::negotiation::Limits;
 use crate::receiver::{Message, Received, Receiver};
-use crate::stop::Stop;
 use crate::wire::{Command, DmaAccess, Header};
 
 /// A client takes this long to answer all messages of an access, or to take a message, at most.

@@ -1,17 +1,15 @@
 //! A server on a Unix socket.
 
-use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use longshore_access::client::{Listener, Stop};
 use longshore_sys::closing::Disposable;
 use longshore_sys::descriptors;
 use longshore_sys::disposal;
-use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest, Ready};
+use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest};
 
 use crate::Refusal;
 use crate::device::Device;
@@ -20,7 +18,6 @@ use crate::link::{Ended, Link, REPLY_TIMEOUT_DEFAULT};
 use crate::negotiation::Limits;
 use crate::receiver::Receiver;
 use crate::responder::{Refused, Responder};
-use crate::stop::Stop;
 use crate::wire::HEADER_LEN_BYTES;
 
 /// What a message may have beside its data: the longest list of capabilities and any prefix.
@@ -172,7 +169,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
             match self.serve(stream) {
                 Ok(ended) => served(&ended),
                 Err(error) if unix_socket::is_for_now(&error) => {
-                    unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later()))?;
+                    let later = Instant::now() + Duration::from_millis(100);
+                    unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -183,90 +181,5 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// The device with the protocol around it.
     pub fn responder(&mut self) -> &mut Responder<D, M> {
         &mut self.responder
-    }
-}
-
-/// A Unix socket that clients connect to. Its name is removed when it is dropped.
-#[derive(Debug)]
-pub struct Listener {
-    /// Its close also closes the connections that were not accepted, with what is queued on them.
-    listener: Disposable<UnixListener>,
-    path: PathBuf,
-    /// Device and inode of the name.
-    identity: (u64, u64),
-}
-
-impl Listener {
-    /// Makes a socket at `path`. A socket that is there and that nobody listens on is replaced.
-    ///
-    /// # Errors
-    /// Those of `bind(2)`: `AddrInUse` where someone listens, or something else is there.
-    pub fn bind(path: &Path) -> io::Result<Self> {
-        let bound = UnixListener::bind(path).or_else(|error| {
-            let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
-            let is_deaf = || {
-                let tried = UnixStream::connect(path);
-                tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-            };
-            if error.kind() != io::ErrorKind::AddrInUse || !is_socket || !is_deaf() {
-                return Err(error);
-            }
-            fs::remove_file(path)?;
-            UnixListener::bind(path)
-        })?;
-        bound.set_nonblocking(true)?;
-        let name = fs::symlink_metadata(path)?;
-        let listener = Disposable::new(bound);
-        Ok(Self { listener, path: path.to_owned(), identity: (name.dev(), name.ino()) })
-    }
-
-    /// Returns the next client; `None` when `stop` is used. While the process has no descriptors left,
-    /// clients wait.
-    ///
-    /// # Errors
-    /// Those of `accept(2)`.
-    pub fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
-        loop {
-            if stop.is_stopped() {
-                return Ok(None);
-            }
-            match self.listener.accept() {
-                Ok((stream, _)) => return Ok(Some(stream)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // It was gone before it was here.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) if unix_socket::is_for_now(&error) => {
-                    unix_socket::wait(stop.as_fd(), Interest::Receive, &[], Some(later()))?;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            }
-            let listener = self.listener.as_fd();
-            if let Ready::Event(_) =
-                unix_socket::wait(listener, Interest::Receive, &[stop.as_fd()], None)?
-            {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-/// When to try again what failed for a lack of descriptors or memory.
-fn later() -> Instant {
-    Instant::now() + Duration::from_millis(100)
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // Another one may have taken its name.
-        let ours = fs::symlink_metadata(&self.path);
-        if ours.is_ok_and(|it| (it.dev(), it.ino()) == self.identity) {
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }

@@ -1,5 +1,9 @@
-//! The memory of a vhost-user front-end in a [`Space`](longshore_access::Space): what each back-end needs,
-//! whatever its device is.
+//! A vhost-user back-end: a server for virtio devices whose front-end is in another process, also behind a
+//! virtual IOMMU and while the machine is migrated.
+//!
+//! A device implements [`Device`], and serves the rings of its [`Queue`]s. [`Server`] does the protocol.
+//! [`SpaceMemory`] alone is for back-ends with a server of their own: the front-end's memory table, IOTLB
+//! and dirty log in a [`Space`](longshore_access::Space). The crates of rust-vmm have no IOTLB messages.
 //!
 //! ```text
 //!   front-end (QEMU)                          back-end (this process)
@@ -25,8 +29,8 @@
 //! miss and tries again. An invalidation returns when no session can reach the memory any more, and
 //! is to be acknowledged only then.
 //!
-//! The messages themselves, the rings and the device are not here: `examples/vhost` has a server of
-//! all of it. Source: QEMU's `docs/interop/vhost-user.rst`.
+//! The rings and the device are not here: `examples/vhost` serves a disk. Source: QEMU's
+//! `docs/interop/vhost-user.rst`.
 //!
 //! ```
 //! use longshore_vhost_user::{SpaceMemory, TableRegion, Translation, UserAddr};
@@ -75,19 +79,29 @@
 //! ([`Reason::BackingLost`](longshore_access::Reason::BackingLost)), and writes count as not logged
 //! ([`SpaceMemory::unlogged_count`]).
 
+mod backend;
+mod channel;
+mod device;
 mod memory;
+mod misses;
+mod queue;
+mod queue_memory;
+mod server;
+#[cfg(test)]
+mod tests;
+pub mod wire;
 
-/// The user of a front-end, for [`SpaceMemory::with_user`].
-#[doc(inline)]
-pub use longshore_access::client::User;
 /// Eventfds. A front-end shares those by which a back-end signals it, and may let them block:
 /// [`SharedEvent`](event_fd::SharedEvent) signals such an eventfd without waiting.
 #[doc(inline)]
 pub use longshore_sys::event_fd;
+
+pub use device::{ACCESS_PLATFORM, Device, Event};
+pub use longshore_access::client::{Listener, Stop, User};
 pub use memory::{
     IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
     Translation, UserAddr,
 };
-
-#[cfg(test)]
-mod tests;
+pub use queue::{Queue, QueueLayout, RunningQueue, Stopped};
+pub use queue_memory::{Halt, QueueMemory};
+pub use server::{Ended, Server};

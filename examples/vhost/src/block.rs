@@ -10,11 +10,13 @@
 //!
 //! Source: VIRTIO 1.2, 5.2.
 
+use longshore_vhost_user::wire::CONFIG_LEN_BYTES;
+use longshore_vhost_user::{Halt, QueueMemory};
+
 use crate::disk::{Disk, SERIAL_BYTES};
-use crate::dma::{Dma, Halt};
 use crate::ring::{Chain, Segment};
+use crate::status::Status;
 use crate::trace::Counts;
-use crate::wire::CONFIG_LEN_BYTES;
 
 /// Feature bits of the device.
 pub mod feature {
@@ -32,8 +34,6 @@ pub mod feature {
     pub const INDIRECT_DESC: u64 = 1 << 28;
     /// It is as VIRTIO 1 says.
     pub const VERSION_1: u64 = 1 << 32;
-    /// Addresses are those that an IOMMU translates.
-    pub const ACCESS_PLATFORM: u64 = 1 << 33;
 }
 
 /// How many segments a request of a driver may have, besides header and status.
@@ -47,14 +47,6 @@ mod kind {
     pub(super) const OUT: u32 = 1;
     pub(super) const FLUSH: u32 = 4;
     pub(super) const GET_ID: u32 = 8;
-}
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
-    Ok = 0,
-    IoError = 1,
-    Unsupported = 2,
 }
 
 /// The configuration space, as it reads.
@@ -73,7 +65,7 @@ pub(crate) fn config_space(disk: &Disk, rings: u16) -> [u8; CONFIG_LEN_BYTES] {
 /// # Errors
 /// [`Halt`], where the thread is to stop, or the status cannot be written.
 pub(crate) fn serve(
-    dma: &Dma<'_>,
+    memory: &QueueMemory<'_>,
     disk: &Disk,
     counts: &Counts,
     chain: &Chain,
@@ -81,7 +73,7 @@ pub(crate) fn serve(
 ) -> Result<Option<u32>, Halt> {
     let mut writable = Parts::new(&chain.writable);
     let Some(data_bytes) = writable.left_bytes.checked_sub(1) else { return Ok(None) };
-    let mut request = Request { dma, disk, counts, bounce, written_bytes: 0 };
+    let mut request = Request { memory, disk, counts, bounce, written_bytes: 0 };
     let outcome = request.serve(&mut Parts::new(&chain.readable), &mut writable, data_bytes);
     let status = match outcome {
         Ok(status) => status,
@@ -96,7 +88,7 @@ pub(crate) fn serve(
     }
     let mut last = Parts::new(&chain.writable);
     last.skip(data_bytes);
-    last.each(1, |at, _| dma.write_obj(at, status as u8))?;
+    last.each(1, |at, _| memory.write_obj(at, status as u8))?;
     // The status is the last byte of all, and what comes before it counts as written only where all
     // of it was.
     let is_whole = request.written_bytes == data_bytes;
@@ -104,7 +96,7 @@ pub(crate) fn serve(
 }
 
 struct Request<'r, 't> {
-    dma: &'r Dma<'t>,
+    memory: &'r QueueMemory<'t>,
     disk: &'r Disk,
     counts: &'r Counts,
     bounce: &'r mut [u8],
@@ -122,7 +114,7 @@ impl Request<'_, '_> {
         if readable.left_bytes < HEADER_BYTES as u64 {
             return Ok(Status::IoError);
         }
-        readable.read(self.dma, &mut header)?;
+        readable.read(self.memory, &mut header)?;
         let [word, sector] = *header.as_chunks::<8>().0 else { return Ok(Status::IoError) };
         let (word, sector) = (u64::from_le_bytes(word), u64::from_le_bytes(sector));
         match word as u32 {
@@ -135,7 +127,7 @@ impl Request<'_, '_> {
             kind::GET_ID => {
                 let serial = self.disk.serial();
                 let len = data_bytes.min(SERIAL_BYTES as u64) as usize;
-                writable.write(self.dma, &serial[..len])?;
+                writable.write(self.memory, &serial[..len])?;
                 self.written_bytes = len as u64;
                 self.counts.get_id();
                 Ok(Status::Ok)
@@ -153,13 +145,13 @@ impl Request<'_, '_> {
     ) -> Result<Status, Halt> {
         let Some(start) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
         while self.written_bytes < data_bytes {
-            self.dma.check_stop()?;
+            self.memory.check_stop()?;
             let part = self.bounce.len().min((data_bytes - self.written_bytes) as usize);
             let part = &mut self.bounce[..part];
             if self.disk.read(start + self.written_bytes, part).is_err() {
                 return Ok(Status::IoError);
             }
-            writable.write(self.dma, part)?;
+            writable.write(self.memory, part)?;
             self.written_bytes += part.len() as u64;
         }
         self.counts.read(data_bytes);
@@ -171,10 +163,10 @@ impl Request<'_, '_> {
         let data_bytes = readable.left_bytes;
         let Some(mut at) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
         while readable.left_bytes > 0 {
-            self.dma.check_stop()?;
+            self.memory.check_stop()?;
             let part = self.bounce.len().min(readable.left_bytes as usize);
             let part = &mut self.bounce[..part];
-            readable.read(self.dma, part)?;
+            readable.read(self.memory, part)?;
             if self.disk.write(at, part).is_err() {
                 return Ok(Status::IoError);
             }
@@ -203,21 +195,21 @@ impl<'c> Parts<'c> {
         let Ok(()) = self.each(len_bytes, |_, _| Ok::<_, std::convert::Infallible>(()));
     }
 
-    fn read(&mut self, dma: &Dma<'_>, into: &mut [u8]) -> Result<(), Halt> {
+    fn read(&mut self, memory: &QueueMemory<'_>, into: &mut [u8]) -> Result<(), Halt> {
         let mut done = 0;
         self.each(into.len() as u64, |at, len_bytes| {
             let part = &mut into[done..done + len_bytes as usize];
             done += part.len();
-            dma.read(at, part)
+            memory.read(at, part)
         })
     }
 
-    fn write(&mut self, dma: &Dma<'_>, from: &[u8]) -> Result<(), Halt> {
+    fn write(&mut self, memory: &QueueMemory<'_>, from: &[u8]) -> Result<(), Halt> {
         let mut done = 0;
         self.each(from.len() as u64, |at, len_bytes| {
             let part = &from[done..done + len_bytes as usize];
             done += part.len();
-            dma.write(at, part)
+            memory.write(at, part)
         })
     }
 

@@ -9,36 +9,28 @@
 //!     └──── guest's memory ◄── requests' data, used rings, dirty log ──┴───────────────┘
 //! ```
 //!
+//! `longshore-vhost-user` has the protocol; here is the disk.
+//!
 //! | module | what it is for |
 //! | --- | --- |
-//! | [`wire`] | messages, as bytes |
-//! | `channel` | messages and descriptors over a socket |
-//! | [`server`] | one front-end after the other |
-//! | `backend` | what each message does |
+//! | `device` | the device, as the protocol sees it |
 //! | `worker` | the thread of a ring |
 //! | `ring` | the split virtqueue |
-//! | `dma` | access to the guest's memory, which asks for what is not translated |
-//! | `misses` | whom it asks |
-//! | [`block`] | what a request asks for |
+//! | [`block`] | requests of a virtio disk |
 //! | [`disk`] | the file |
-//! | [`trace`] | counts, and a line for each thing that happens |
+//! | [`trace`] | counts, and a line for each event |
 
 #![forbid(unsafe_code)]
 
-mod backend;
 pub mod block;
-mod channel;
+mod device;
 pub mod disk;
-mod dma;
-mod misses;
 mod ring;
-pub mod server;
-pub mod stop;
+mod status;
 pub mod trace;
-pub mod wire;
 mod worker;
 
-pub use backend::RINGS;
+pub use device::{BlockDevice, RINGS};
 pub use disk::Disk;
-pub use server::{Ended, Listener, Server};
+pub use longshore_vhost_user::{Ended, Listener, Server, Stop};
 pub use trace::Counts;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use longshore_vhost_example::{Counts, Disk, Listener, Server};
+use longshore_vhost_example::{BlockDevice, Counts, Disk, Listener, Server};
 
 const HELP: &str = "\
 A virtio block device for virtual machines, served over vhost-user.
@@ -100,7 +100,8 @@ fn serve(options: &Options) -> io::Result<()> {
         counts.print();
     }
     let disk = Disk::open(&options.disk, options.is_read_only, &options.serial);
-    let mut server = Server::new(disk.map_err(named(&options.disk))?, counts.clone())?;
+    let device = BlockDevice::new(disk.map_err(named(&options.disk))?, counts.clone());
+    let mut server = Server::new(device)?;
     if options.is_log_left_out {
         server = server.leaving_out_the_log();
     }

@@ -8,13 +8,10 @@
 //!
 //! Source: VIRTIO 1.2, 2.7. Numbers are little-endian.
 
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use longshore_access::dirty::{BeyondLog, ExternalLog};
-use longshore_mem::GuestPhys;
-
-use crate::dma::{Dma, Halt};
+use longshore_access::dirty::BeyondLog;
+use longshore_vhost_user::{Halt, Queue, QueueLayout, QueueMemory};
 
 /// The most entries that a ring may have.
 pub(crate) const ENTRIES_MAX: u16 = 1024;
@@ -25,34 +22,6 @@ const INDIRECT: u16 = 4;
 const DESCRIPTOR_BYTES: u64 = 16;
 /// In the available ring: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
-
-/// Where a ring is, as the device finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) entries: u16,
-    pub(crate) descriptors: u64,
-    pub(crate) available: u64,
-    pub(crate) used: u64,
-}
-
-impl Placement {
-    /// How long each part is: descriptors, available, used.
-    pub(crate) fn lens(entries: u16) -> [u64; 3] {
-        let entries = u64::from(entries);
-        [DESCRIPTOR_BYTES * entries, 4 + 2 * entries, 4 + 8 * entries]
-    }
-
-    /// Whether its parts are aligned and inside of the address space.
-    pub(crate) fn is_valid(&self) -> bool {
-        let parts = [(self.descriptors, 16), (self.available, 2), (self.used, 4)];
-        let is_placed = |((at, alignment), len): ((u64, u64), u64)| {
-            at.is_multiple_of(alignment) && at.checked_add(len).is_some()
-        };
-        self.entries.is_power_of_two()
-            && self.entries <= ENTRIES_MAX
-            && parts.into_iter().zip(Self::lens(self.entries)).all(is_placed)
-    }
-}
 
 /// Why a ring is not served any more.
 #[derive(Debug, thiserror::Error)]
@@ -102,28 +71,24 @@ pub(crate) struct Chain {
     pub(crate) writable: Vec<Segment>,
 }
 
-/// Where the used ring is logged, beside where its memory is.
-#[derive(Clone, Debug)]
-pub(crate) struct UsedLog {
-    pub(crate) log: Arc<ExternalLog>,
-    pub(crate) at: GuestPhys,
-}
-
 /// A ring that is being served. Requests are done one after the other, so what was taken is what was
 /// completed.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    pub(crate) placement: Placement,
+pub(crate) struct Ring<'q> {
+    queue: &'q Queue,
     /// Entries that are done, modulo 2^16.
     pub(crate) next: u16,
-    pub(crate) used_log: Option<UsedLog>,
 }
 
-impl Ring {
+impl<'q> Ring<'q> {
+    pub(crate) fn new(queue: &'q Queue) -> Self {
+        Self { queue, next: queue.next }
+    }
+
     /// Whether something is available; and then [`chain`](Self::chain) has it.
-    pub(crate) fn is_available(&self, dma: &Dma<'_>) -> Result<bool, RingError> {
-        let index = u16::from_le(dma.load(self.placement.available + 2, Ordering::Acquire)?);
-        let (ahead, entries) = (index.wrapping_sub(self.next), self.placement.entries);
+    pub(crate) fn is_available(&self, memory: &QueueMemory<'_>) -> Result<bool, RingError> {
+        let index = u16::from_le(memory.load(self.queue.layout.available + 2, Ordering::Acquire)?);
+        let (ahead, entries) = (index.wrapping_sub(self.next), self.queue.layout.entries);
         if ahead > entries {
             return Err(RingError::TooManyAvailable { ahead, entries });
         }
@@ -131,12 +96,16 @@ impl Ring {
     }
 
     /// Reads the chain that is next into `chain`.
-    pub(crate) fn chain(&self, dma: &Dma<'_>, chain: &mut Chain) -> Result<(), RingError> {
-        let slot = u64::from(self.next % self.placement.entries);
-        chain.head = u16::from_le(dma.read_obj(self.placement.available + 4 + 2 * slot)?);
+    pub(crate) fn chain(
+        &self,
+        memory: &QueueMemory<'_>,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        let slot = u64::from(self.next % self.queue.layout.entries);
+        chain.head = u16::from_le(memory.read_obj(self.queue.layout.available + 4 + 2 * slot)?);
         chain.readable.clear();
         chain.writable.clear();
-        let mut table = (self.placement.descriptors, u64::from(self.placement.entries));
+        let mut table = (self.queue.layout.descriptors, u64::from(self.queue.layout.entries));
         let (mut index, mut left, mut is_indirect) = (chain.head, ENTRIES_MAX, false);
         loop {
             let (start, entries) = table;
@@ -146,7 +115,7 @@ impl Ring {
             // The last one of its table ends below the end of the address space: it was checked, or
             // the access faults.
             let at = start.wrapping_add(DESCRIPTOR_BYTES * u64::from(index));
-            let [address, word] = dma.read_obj::<[u64; 2]>(at)?.map(u64::from_le);
+            let [address, word] = memory.read_obj::<[u64; 2]>(at)?.map(u64::from_le);
             let (len_bytes, flags, next) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
             if flags & INDIRECT != 0 {
                 let entries = u64::from(len_bytes) / DESCRIPTOR_BYTES;
@@ -181,31 +150,24 @@ impl Ring {
     /// wants to be told.
     pub(crate) fn complete(
         &mut self,
-        dma: &Dma<'_>,
+        memory: &QueueMemory<'_>,
         head: u16,
         written_bytes: u32,
     ) -> Result<bool, RingError> {
-        let Placement { entries, used, available, .. } = self.placement;
+        let QueueLayout { entries, used, available, .. } = self.queue.layout;
         let offset = 4 + 8 * u64::from(self.next % entries);
         let element = u64::from(head) | u64::from(written_bytes) << 32;
         // In two words, as the ring is aligned to four bytes.
         let words = [element as u32, (element >> 32) as u32].map(u32::to_le);
-        dma.write_obj(used + offset, words)?;
-        self.log_used(offset, 8)?;
+        memory.write_obj(used + offset, words)?;
+        self.queue.log_used(offset, 8)?;
         let next = self.next.wrapping_add(1);
-        dma.store(used + 2, next.to_le(), Ordering::Release)?;
-        self.log_used(2, 2)?;
+        memory.store(used + 2, next.to_le(), Ordering::Release)?;
+        self.queue.log_used(2, 2)?;
         self.next = next;
         // The index is there before the driver's wish is looked at.
         fence(Ordering::SeqCst);
-        let flags = u16::from_le(dma.load(available, Ordering::Relaxed)?);
+        let flags = u16::from_le(memory.load(available, Ordering::Relaxed)?);
         Ok(flags & NO_INTERRUPT == 0)
-    }
-
-    fn log_used(&self, offset: u64, len_bytes: u64) -> Result<(), RingError> {
-        if let Some(UsedLog { log, at }) = &self.used_log {
-            log.mark(GuestPhys::new(at.raw().saturating_add(offset)), len_bytes)?;
-        }
-        Ok(())
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longshore_access::Fault;
 use longshore_mem::Iova;
+use longshore_vhost_user::Event;
 
-use crate::block::Status;
+use crate::status::Status;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident)*) => {
@@ -95,32 +96,24 @@ impl Counts {
         self.0.is_printed.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn client(&self) {
-        self.count(&self.0.clients, format_args!("a front-end has come"));
-    }
-
-    pub(crate) fn message(&self, what: &dyn fmt::Debug) {
-        self.count(&self.0.messages, format_args!("{what:x?}"));
-    }
-
-    pub(crate) fn refused(&self, why: &dyn fmt::Display) {
-        self.count(&self.0.refused, format_args!("refused: {why}"));
-    }
-
-    pub(crate) fn table(&self) {
-        self.add(&self.0.tables, 1);
-    }
-
-    pub(crate) fn page_tables(&self, bytes: u64) {
-        self.0.page_table_bytes_max.fetch_max(bytes, Ordering::Release);
-    }
-
-    pub(crate) fn update(&self) {
-        self.add(&self.0.updates, 1);
-    }
-
-    pub(crate) fn invalidation(&self) {
-        self.add(&self.0.invalidations, 1);
+    pub(crate) fn event(&self, event: &Event<'_>) {
+        let counts = &self.0;
+        match event {
+            Event::Connected => self.count(&counts.clients, format_args!("a front-end has come")),
+            Event::Message(request) => self.count(&counts.messages, format_args!("{request:x?}")),
+            Event::Refused(reason) => {
+                self.count(&counts.refused, format_args!("refused: {reason}"));
+            }
+            Event::TableSet => self.add(&counts.tables, 1),
+            Event::TableBytes(bytes) => {
+                counts.page_table_bytes_max.fetch_max(*bytes, Ordering::Release);
+            }
+            Event::IotlbUpdated => self.add(&counts.updates, 1),
+            Event::IotlbInvalidated => self.add(&counts.invalidations, 1),
+            Event::Logging(is_on) => self.logging(*is_on),
+            Event::QueueBroken { index, reason } => self.ring_error(*index, reason),
+            _ => {}
+        }
     }
 
     pub(crate) fn miss(&self, iova: Iova, is_write: bool) {
@@ -160,7 +153,7 @@ impl Counts {
     }
 
     /// The front-end wants writes logged, or no longer.
-    pub(crate) fn logging(&self, is_on: bool) {
+    fn logging(&self, is_on: bool) {
         if is_on && !self.0.is_logging.swap(is_on, Ordering::Relaxed) {
             self.count(&self.0.logs, format_args!("writes are logged"));
         }

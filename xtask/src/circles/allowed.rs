@@ -37,7 +37,6 @@ pub(super) const ALLOWED: &[Allowed] = &[
     allowed("crates/serve/src/server/core.rs", 12, STATE),
     allowed("examples/nvme/src/controller.rs", 2, TO_OPEN),
     allowed("examples/nvme/src/program.rs", 3, TABLE),
-    allowed("examples/vhost/src/block.rs", 4, TO_OPEN),
     allowed("vm-tests/guest/src/init.rs", 6, TABLE),
     allowed("vm-tests/guest/src/suite.rs", 11, TABLE),
     allowed("vm-tests/src/kernel.rs", 2, "a kernel is one of two kinds, each of which is a kernel"),

@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore_vhost_example::wire::number;
-use longshore_vhost_example::{Counts, Disk, Ended, Server};
+use longshore_vhost_example::{BlockDevice, Counts, Disk, Ended, Server};
+use longshore_vhost_user::wire::number;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Uid;
@@ -120,7 +120,7 @@ fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<Ended>)> {
     let disk = tempfile::tempfile().unwrap();
     disk.set_len(512).unwrap();
     let disk = Disk::of_file(disk, false, "a disk").unwrap();
-    let server = Server::new(disk, Counts::default()).unwrap();
+    let server = Server::new(BlockDevice::new(disk, Counts::default())).unwrap();
     let server = thread::spawn(move || server.serve(&theirs).unwrap());
     Some((Frontend::over(ours), server))
 }

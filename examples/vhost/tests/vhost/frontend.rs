@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
-use longshore_vhost_example::stop::Stop;
-use longshore_vhost_example::wire::{Header, number};
-use longshore_vhost_example::{Counts, Disk, Listener, Server};
+use longshore_vhost_example::Stop;
+use longshore_vhost_example::{BlockDevice, Counts, Disk, Listener, Server};
+use longshore_vhost_user::wire::{Header, number};
 
 /// The guest's memory begins here, guest-physical,
 pub(crate) const GUEST: u64 = 0x10_0000;
@@ -70,7 +70,7 @@ impl Served {
         disk.write_all_at(&content, 0).unwrap();
         let of_server = Disk::of_file(disk.try_clone().unwrap(), false, SERIAL).unwrap();
         let counts = Counts::default();
-        let server = Server::new(of_server, counts.clone()).unwrap();
+        let server = Server::new(BlockDevice::new(of_server, counts.clone())).unwrap();
         let (stop, listener) = (server.stop_handle(), Listener::bind(&path).unwrap());
         let (sender, ended) = mpsc::channel();
         let thread = thread::spawn(move || {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use longshore_sys::{event_fd, memfd, unix_socket};
-use longshore_vhost_example::wire::number;
+use longshore_vhost_user::wire::number;
 use rustix::fs::OFlags;
 
 use crate::frontend::{

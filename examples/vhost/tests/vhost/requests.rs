@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use longshore_vhost_example::wire::number;
+use longshore_vhost_user::wire::number;
 
 use crate::frontend::{
     DATA, DESCRIPTORS, DISK_BYTES, Descriptor, Frontend, GUEST, INDIRECT, IOVA, MEMORY_BYTES, NEXT,
@@ -17,7 +17,7 @@ fn the_configuration_says_how_large_it_is() {
     let answer = frontend.ask(number::GET_CONFIG, &[ask, vec![0; 60]].concat());
     assert_eq!(answer.len(), 72);
     assert_eq!(answer[12..20], (DISK_BYTES / 512).to_le_bytes());
-    assert_eq!(frontend.ask_u64(number::GET_QUEUE_NUM), longshore_vhost_example::RINGS as u64);
+    assert_eq!(frontend.ask_u64(number::GET_QUEUE_NUM), u64::from(longshore_vhost_example::RINGS));
 }
 
 /// Reads, writes, flushes and names, as both kinds of machine do it.

@@ -22,13 +22,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use longshore_access::client::Stop;
 use longshore_mem::Iova;
 use longshore_sys::account::{Account, Limits, Permit};
 use longshore_sys::closing::Disposable;
 use longshore_sys::kept_descriptors;
 
 use crate::channel::{self, Message, Receiver};
-use crate::stop::Stop;
 use crate::wire::{self, Header, number};
 
 /// How long a front-end may take to translate. QEMU needs its main thread for it, which may be busy.
@@ -54,7 +54,7 @@ pub(crate) enum NoTranslation {
 
 /// The channel. Threads take turns. When it is dropped, its thread ends without being waited for.
 #[derive(Debug)]
-pub(crate) struct Misses(Arc<Shared>);
+pub(crate) struct MissChannel(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -80,7 +80,7 @@ struct State {
     is_lost: bool,
 }
 
-impl Misses {
+impl MissChannel {
     /// Starts the thread that receives.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ fn outcome(message: &Message) -> Option<u64> {
     is_answer.then_some(u64::from_ne_bytes(outcome))
 }
 
-impl Drop for Misses {
+impl Drop for MissChannel {
     fn drop(&mut self) {
         let _is_first = self.0.former.set(FORMER.count(self.0.socket.user(), 1));
         self.0.stop.stop();
@@ -205,9 +205,9 @@ mod tests {
 
     use super::*;
 
-    fn channel_of(user: User) -> io::Result<(Misses, UnixStream)> {
+    fn channel_of(user: User) -> io::Result<(MissChannel, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
-        Ok((Misses::new(Disposable::of_user(ours, user))?, theirs))
+        Ok((MissChannel::new(Disposable::of_user(ours, user))?, theirs))
     }
 
     #[test]

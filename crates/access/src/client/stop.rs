@@ -1,4 +1,4 @@
-//! Ending what another thread waits in.
+//! Ending a server from another thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,20 +7,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore_sys::event_fd;
 
-/// Ends a server, or a ring's thread, from any thread and at once where it waits. Clones are the
-/// same one.
+/// Ends a server or one of its threads, from any other thread, also while it waits. Clones are the same
+/// one.
+///
+/// Its descriptor becomes readable then, for those who wait with `poll(2)`.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     is_stopped: AtomicBool,
-    /// Counts something from then on.
+    /// Readable from then on.
     event: OwnedFd,
 }
 
 impl Stop {
-    /// One that has not been used.
+    /// Makes one that has not been used.
     ///
     /// # Errors
     /// Descriptors exhausted.
@@ -32,11 +34,11 @@ impl Stop {
     /// Ends what was given a clone of this.
     pub fn stop(&self) {
         self.0.is_stopped.store(true, Ordering::Release);
-        // A counter that is full counts something, too.
+        // A counter that is full is readable, too.
         let _ = event_fd::signal(&self.0.event);
     }
 
-    /// Whether it was used.
+    /// Returns whether [`stop`](Self::stop) was called.
     pub fn is_stopped(&self) -> bool {
         self.0.is_stopped.load(Ordering::Acquire)
     }

@@ -5,11 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use longshore_access::client::{Stop, User};
 use longshore_sys::closing::Disposable;
-use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
-use crate::stop::Stop;
 use crate::wire::{HEADER_LEN_BYTES, Header, Malformed};
 
 /// How long a peer may take to read what it is sent.

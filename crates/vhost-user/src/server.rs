@@ -1,28 +1,20 @@
 //! The socket: one front-end after the other.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::os::unix::net::UnixStream;
 
 use longshore_access::Space;
-use longshore_sys::closing::{Disposable, User};
+use longshore_access::client::{Listener, Stop, User};
+use longshore_sys::closing::Disposable;
 use longshore_sys::descriptors;
 use longshore_sys::disposal;
 use longshore_sys::kept_descriptors;
-use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::backend::{Answer, Backend, Refusal};
 use crate::channel::{self, Message, NoMessage, Receiver};
-use crate::disk::Disk;
-use crate::stop::Stop;
-use crate::trace::Counts;
+use crate::device::{Device, Event};
 use crate::wire::{Header, Malformed, Request, number};
 
 /// How a connection ended.
@@ -32,7 +24,7 @@ pub enum Ended {
     Closed,
     /// The server was stopped.
     Stopped,
-    /// What came cannot be gone on from; and why.
+    /// The server ended it, for this reason.
     Failed(String),
 }
 
@@ -46,37 +38,36 @@ impl fmt::Display for Ended {
     }
 }
 
-/// Serves a disk.
+/// Serves a device to front-ends.
 #[derive(Debug)]
-pub struct Server {
-    disk: Arc<Disk>,
-    counts: Counts,
+pub struct Server<D> {
+    device: D,
     stop: Stop,
     is_log_left_out: bool,
 }
 
-impl Server {
-    /// A server of `disk`, which counts what it does. It raises the soft limit of descriptors of this
-    /// process to the hard one, because front-ends of one user can have a quarter of them.
+impl<D: Device> Server<D> {
+    /// Makes a server of `device`. It raises the soft limit of descriptors of this process to the hard one,
+    /// because front-ends of one user can have a quarter of them.
     ///
     /// # Errors
     /// Descriptors exhausted.
-    pub fn new(disk: Disk, counts: Counts) -> io::Result<Self> {
+    pub fn new(device: D) -> io::Result<Self> {
         // Where this is refused, front-ends can have a part of the limit that there is.
         let _ = descriptors::raise_limit();
         // Before there is a descriptor of a front-end.
         disposal::prepare();
-        Ok(Self { disk: Arc::new(disk), counts, stop: Stop::new()?, is_log_left_out: false })
+        Ok(Self { device, stop: Stop::new()?, is_log_left_out: false })
     }
 
-    /// The same, that takes a dirty log and marks nothing in it: a machine that is migrated breaks.
-    /// For the test that shows it.
+    /// Has the server accept a dirty log and mark nothing in it, which breaks a machine that is migrated.
+    /// This is for tests that show that the log is needed.
     #[must_use]
     pub fn leaving_out_the_log(self) -> Self {
         Self { is_log_left_out: true, ..self }
     }
 
-    /// Ends the server.
+    /// Returns a handle that ends the server from another thread.
     pub fn stop_handle(&self) -> Stop {
         self.stop.clone()
     }
@@ -84,14 +75,13 @@ impl Server {
     /// Serves one front-end until it is gone.
     ///
     /// # Errors
-    /// No page tables to be had, or no socket that works; what the front-end does is none.
+    /// No memory for page tables. Errors of the front-end are no errors here.
     pub fn serve(&self, socket: &UnixStream) -> io::Result<Ended> {
-        self.counts.client();
+        self.device.event(&Event::Connected);
         let space = Space::new().map_err(io::Error::other)?;
-        let (disk, counts) = (Arc::clone(&self.disk), self.counts.clone());
         let user = User::of_peer(socket);
         let _socket = kept_descriptors::keep_anyway(user, 1);
-        let mut backend = Backend::new(space, disk, counts, self.is_log_left_out, user);
+        let mut backend = Backend::new(&self.device, space, self.is_log_left_out, user);
         let mut receiver = Receiver::with_sockets(user);
         loop {
             let ended = receiver
@@ -103,7 +93,7 @@ impl Server {
                 Err(Failure::NoMessage(NoMessage::Closed)) => return Ok(Ended::Closed),
                 Err(Failure::NoMessage(NoMessage::Stopped)) => return Ok(Ended::Stopped),
                 Err(failure) => {
-                    self.counts.refused(&failure);
+                    self.device.event(&Event::Refused(&failure));
                     return Ok(Ended::Failed(failure.to_string()));
                 }
             }
@@ -131,13 +121,13 @@ impl Server {
 
     fn answer(
         &self,
-        backend: &mut Backend,
+        backend: &mut Backend<'_, D>,
         socket: &UnixStream,
         message: Message,
     ) -> Result<(), Failure> {
         let Message { header, payload, descriptors, sockets } = message;
         let request = Request::decode(header.request, &payload).map_err(NoMessage::from)?;
-        self.counts.message(&request);
+        self.device.event(&Event::Message(&request));
         let wants_done = header.needs_reply && backend.acknowledges();
         let (reply, refused) = match backend.handle(request, descriptors, sockets) {
             Ok(Answer::Payload(payload)) => (Some(payload), None),
@@ -153,7 +143,7 @@ impl Server {
             Err(refusal) => return Err(Failure::Refused(refusal)),
         };
         if let Some(refusal) = refused {
-            self.counts.refused(&refusal);
+            self.device.event(&Event::Refused(&refusal));
         }
         if let Some(payload) = reply {
             let header = Header::new(header.request, true, false, payload.len());
@@ -174,70 +164,5 @@ enum Failure {
 impl From<Malformed> for Failure {
     fn from(malformed: Malformed) -> Self {
         Self::NoMessage(malformed.into())
-    }
-}
-
-/// A Unix socket that front-ends connect to. Its name is removed when it is dropped.
-#[derive(Debug)]
-pub struct Listener {
-    /// Its close also closes the connections that were not accepted, with what is queued on them.
-    listener: Disposable<UnixListener>,
-    path: PathBuf,
-}
-
-impl Listener {
-    /// Makes a socket at `path`. A socket that is there and that nobody listens on is replaced.
-    ///
-    /// # Errors
-    /// Those of `bind(2)`: `AddrInUse` where someone listens, or something else is there.
-    pub fn bind(path: &Path) -> io::Result<Self> {
-        let bound = UnixListener::bind(path).or_else(|error| {
-            let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
-            let is_deaf = || {
-                let tried = UnixStream::connect(path);
-                tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-            };
-            if error.kind() != io::ErrorKind::AddrInUse || !is_socket || !is_deaf() {
-                return Err(error);
-            }
-            fs::remove_file(path)?;
-            UnixListener::bind(path)
-        })?;
-        bound.set_nonblocking(true)?;
-        Ok(Self { listener: Disposable::new(bound), path: path.to_owned() })
-    }
-
-    /// The next front-end; `None` when `stop` is used. While the process has no descriptors left,
-    /// front-ends wait.
-    fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
-        loop {
-            if stop.is_stopped() {
-                return Ok(None);
-            }
-            match self.listener.accept() {
-                Ok((socket, _)) => return Ok(Some(socket)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // It was gone before it was here.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) if unix_socket::is_for_now(&error) => {
-                    let later = Some(Instant::now() + Duration::from_millis(100));
-                    unix_socket::wait(stop.as_fd(), Interest::Receive, &[], later)?;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            }
-            let listener = self.listener.as_fd();
-            if let Ready::Event(_) =
-                unix_socket::wait(listener, Interest::Receive, &[stop.as_fd()], None)?
-            {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
     }
 }

@@ -9,7 +9,8 @@
 //! Source: QEMU's `docs/interop/vhost-user.rst`.
 
 use longshore_mem::{FileOffset, GuestPhys, Iova};
-use longshore_vhost_user::{REGIONS_MAX, UserAddr};
+
+use crate::memory::{REGIONS_MAX, UserAddr};
 
 /// Length of a header in bytes.
 pub const HEADER_LEN_BYTES: usize = 12;

@@ -1,33 +1,29 @@
-//! What each message does: negotiation, memory, and rings that start and stop.
+//! The effect of each message: negotiation, memory, and queues that start and stop.
 //!
-//! A ring runs while it has addresses, a kick descriptor and a size, and is enabled. Whatever changes
-//! under it stops it first: stopping is cheap, and a request that was not completed is begun anew.
+//! A queue runs while it has addresses, a kick descriptor and a size, and is enabled. Each change beneath
+//! it stops it first: stopping is cheap, and a request that was not completed is begun anew.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use longshore_access::Space;
+use longshore_access::client::{OverLimit, Stop, User};
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
-use longshore_sys::account::{OverLimit, Permit};
-use longshore_sys::closing::{Disposable, User};
+use longshore_sys::account::Permit;
+use longshore_sys::closing::Disposable;
 use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::kept_descriptors;
-use longshore_vhost_user::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 
-use crate::block;
-use crate::disk::Disk;
-use crate::misses::Misses;
-use crate::ring::{ENTRIES_MAX, Placement, Ring, UsedLog};
-use crate::trace::Counts;
-use crate::wire::{Iotlb, RegionClaim, Request, RingAddresses, feature, protocol};
-use crate::worker::{Work, Worker};
-
-/// How many rings there are.
-pub const RINGS: usize = 4;
+use crate::device::{ACCESS_PLATFORM, Device, Event};
+use crate::memory::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
+use crate::misses::MissChannel;
+use crate::queue::{Queue, QueueLayout, RunningQueue, UsedLog, signal};
+use crate::wire::{
+    CONFIG_LEN_BYTES, Iotlb, RegionClaim, Request, RingAddresses, feature, protocol,
+};
 
 const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::LOG_SHMFD
@@ -35,7 +31,7 @@ const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::BACKEND_REQ
     | protocol::CONFIG;
 
-/// Why a message was not done. Nothing has changed then, but for what [`MemoryError`] says.
+/// The reason why a message was refused. Nothing has changed then, but for what [`MemoryError`] says.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(transparent)]
@@ -44,10 +40,10 @@ pub(crate) enum Refusal {
     Descriptors { descriptors: usize, wanted: usize },
     #[error("a descriptor of the wrong kind: a socket is for the back-end channel, which is one")]
     Kind,
-    #[error("ring {index} is none of {RINGS}")]
-    NoRing { index: u32 },
-    #[error("a ring of {num} entries; a power of two up to {ENTRIES_MAX} is wanted")]
-    RingSize { num: u32 },
+    #[error("ring {index} is none of {count}")]
+    NoRing { index: u32, count: usize },
+    #[error("a ring of {num} entries; a power of two up to {max} is wanted")]
+    RingSize { num: u32, max: u16 },
     #[error("an index of {num}, which has more than 16 bits")]
     RingIndex { num: u32 },
     #[error("ring {index} is at addresses that are not aligned, or pass their space's end")]
@@ -76,20 +72,19 @@ pub(crate) enum Answer {
 }
 
 /// The device, as one front-end has set it up.
-pub(crate) struct Backend {
+pub(crate) struct Backend<'d, D: Device> {
     memory: SpaceMemory,
-    disk: Arc<Disk>,
-    counts: Counts,
+    device: &'d D,
     is_log_left_out: bool,
     features: u64,
     protocol_features: u64,
-    misses: Option<Arc<Misses>>,
-    rings: [RingState; RINGS],
+    misses: Option<Arc<MissChannel>>,
+    rings: Vec<RingState>,
     /// For whom descriptors are counted.
     user: User,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct RingState {
     entries: u16,
     addresses: Option<RingAddresses>,
@@ -100,7 +95,13 @@ struct RingState {
     is_enabled: bool,
     /// Until the front-end sets it up anew.
     is_broken: bool,
-    worker: Option<Worker>,
+    running: Option<Running>,
+}
+
+/// A queue that the device serves.
+struct Running {
+    queue: Box<dyn RunningQueue>,
+    stop: Stop,
 }
 
 /// An eventfd of the front-end, which is counted for its user.
@@ -111,35 +112,29 @@ struct Kept<E> {
 }
 
 impl RingState {
-    /// When this returns its memory is left alone.
+    /// When this returns, the device does not access memory for it any more.
     fn stop(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            let stopped = worker.stop();
+        if let Some(running) = self.running.take() {
+            running.stop.stop();
+            let stopped = running.queue.stop();
             self.next = stopped.next;
             self.is_broken |= stopped.is_broken;
         }
     }
 }
 
-impl Backend {
-    /// `is_log_left_out` has nothing marked in the dirty log, to show what it is for. What the front-end
-    /// has this process keep is counted for `user`.
-    pub(crate) fn new(
-        space: Space,
-        disk: Arc<Disk>,
-        counts: Counts,
-        is_log_left_out: bool,
-        user: User,
-    ) -> Self {
+impl<'d, D: Device> Backend<'d, D> {
+    /// If `is_log_left_out`, nothing is marked in the dirty log. Memory, descriptors and threads are counted
+    /// for `user`.
+    pub(crate) fn new(device: &'d D, space: Space, is_log_left_out: bool, user: User) -> Self {
         Self {
             memory: SpaceMemory::new(space).with_user(user),
-            disk,
-            counts,
+            device,
             is_log_left_out,
             features: 0,
             protocol_features: 0,
             misses: None,
-            rings: Default::default(),
+            rings: (0..device.queues_count()).map(|_| RingState::default()).collect(),
             user,
         }
     }
@@ -157,7 +152,7 @@ impl Backend {
         sockets: Vec<Disposable<UnixStream>>,
     ) -> Result<Answer, Refusal> {
         let answer = self.change_by(request, descriptors, sockets);
-        self.counts.page_tables(self.memory.space().table_bytes());
+        self.device.event(&Event::TableBytes(self.memory.space().table_bytes()));
         self.start_all();
         answer
     }
@@ -179,7 +174,7 @@ impl Backend {
         match request {
             Request::GetFeatures => return number(self.offered()),
             Request::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
-            Request::GetQueueNum => return number(RINGS as u64),
+            Request::GetQueueNum => return number(self.rings.len() as u64),
             Request::GetConfig { offset, len_bytes, flags } => {
                 return Ok(self.config(offset, len_bytes, flags));
             }
@@ -204,8 +199,9 @@ impl Backend {
             Request::SetMemTable(claims) => self.set_table(&claims, &descriptors)?,
             Request::SetVringNum { index, num } => {
                 let entries = u16::try_from(num).ok().filter(|it| it.is_power_of_two());
-                let entries = entries.filter(|entries| *entries <= ENTRIES_MAX);
-                let entries = entries.ok_or(Refusal::RingSize { num })?;
+                let max = self.device.queue_entries_max();
+                let entries = entries.filter(|entries| *entries <= max);
+                let entries = entries.ok_or(Refusal::RingSize { num, max })?;
                 self.change(index, |ring| ring.entries = entries)?;
             }
             Request::SetVringAddr { index, addresses } => self.place(index, addresses)?,
@@ -243,7 +239,7 @@ impl Backend {
                 // The thread of the former channel ends first.
                 self.misses = None;
                 let io = |source| Refusal::Io { what: "the back-end channel", source };
-                self.misses = Some(Arc::new(Misses::new(socket).map_err(io)?));
+                self.misses = Some(Arc::new(MissChannel::new(socket).map_err(io)?));
             }
             // Rings go on meanwhile: the one that waits for an update among them.
             Request::Iotlb(message) => self.iotlb(message)?,
@@ -252,22 +248,13 @@ impl Backend {
     }
 
     fn offered(&self) -> u64 {
-        let read_only = if self.disk.is_read_only() { block::feature::READ_ONLY } else { 0 };
-        block::feature::SEG_MAX
-            | block::feature::BLK_SIZE
-            | block::feature::FLUSH
-            | block::feature::MQ
-            | block::feature::INDIRECT_DESC
-            | block::feature::VERSION_1
-            | block::feature::ACCESS_PLATFORM
-            | feature::LOG_ALL
-            | feature::PROTOCOL_FEATURES
-            | read_only
+        self.device.features() | feature::LOG_ALL | feature::PROTOCOL_FEATURES
     }
 
     fn config(&self, offset: u32, len_bytes: u32, flags: u32) -> Answer {
-        let space = block::config_space(&self.disk, RINGS as u16);
-        // The message was checked for that.
+        let mut space = self.device.config();
+        // The message was checked to lie within that length. A space that is shorter reads as zeros.
+        space.resize(CONFIG_LEN_BYTES, 0);
         let bytes = space.get(offset as usize..).and_then(|from| from.get(..len_bytes as usize));
         let bytes = bytes.unwrap_or_default();
         let mut payload = Vec::with_capacity(12 + bytes.len());
@@ -281,7 +268,7 @@ impl Backend {
         if features & !self.offered() != 0 {
             return Err(Refusal::Features { features });
         }
-        let translation = if features & block::feature::ACCESS_PLATFORM != 0 {
+        let translation = if features & ACCESS_PLATFORM != 0 {
             Translation::Iotlb
         } else {
             Translation::Identity
@@ -294,7 +281,7 @@ impl Backend {
         if !self.is_log_left_out {
             self.memory.log_writes(logs)?;
         }
-        self.counts.logging(logs);
+        self.device.event(&Event::Logging(logs));
         self.memory.set_translation(translation)?;
         self.features = features;
         Ok(())
@@ -329,7 +316,7 @@ impl Backend {
             })
             .collect();
         self.memory.set_table(&regions)?;
-        self.counts.table();
+        self.device.event(&Event::TableSet);
         Ok(())
     }
 
@@ -343,11 +330,11 @@ impl Backend {
                     (false, false) => Prot::NONE,
                 };
                 self.memory.iotlb_update(iova, len_bytes, user, prot)?;
-                self.counts.update();
+                self.device.event(&Event::IotlbUpdated);
             }
             Iotlb::Invalidate { iova, len_bytes } => {
                 self.memory.iotlb_invalidate(iova, len_bytes)?;
-                self.counts.invalidation();
+                self.device.event(&Event::IotlbInvalidated);
             }
         }
         Ok(())
@@ -366,7 +353,7 @@ impl Backend {
     fn place(&mut self, index: u32, addresses: RingAddresses) -> Result<(), Refusal> {
         let entries = self.ring(index)?.entries.max(1);
         // Also refused now where it could only fail later.
-        if !self.placement(entries, &addresses)?.is_valid() {
+        if !self.layout(entries, &addresses)?.is_valid(self.device.queue_entries_max()) {
             return Err(Refusal::RingPlacement { index });
         }
         self.change(index, |ring| {
@@ -376,15 +363,15 @@ impl Backend {
     }
 
     /// Where the device finds a ring.
-    fn placement(&self, entries: u16, at: &RingAddresses) -> Result<Placement, MemoryError> {
-        let [descriptors_bytes, available_bytes, used_bytes] = Placement::lens(entries);
+    fn layout(&self, entries: u16, at: &RingAddresses) -> Result<QueueLayout, MemoryError> {
+        let [descriptors_bytes, available_bytes, used_bytes] = QueueLayout::lens(entries);
         let find = |at: u64, len_bytes| match self.memory.translation() {
             Translation::Iotlb => Ok(at),
             Translation::Identity => {
                 self.memory.guest_phys_of(UserAddr::new(at), len_bytes).map(GuestPhys::raw)
             }
         };
-        Ok(Placement {
+        Ok(QueueLayout {
             entries,
             descriptors: find(at.descriptors, descriptors_bytes)?,
             available: find(at.available, available_bytes)?,
@@ -393,7 +380,8 @@ impl Backend {
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut RingState, Refusal> {
-        self.rings.get_mut(index as usize).ok_or(Refusal::NoRing { index })
+        let count = self.rings.len();
+        self.rings.get_mut(index as usize).ok_or(Refusal::NoRing { index, count })
     }
 
     /// Keeps an eventfd of the front-end.
@@ -417,9 +405,9 @@ impl Backend {
     /// Starts what has all that it needs. A ring that cannot be started is broken.
     fn start_all(&mut self) {
         let starts_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
-        for index in 0..RINGS {
+        for index in 0..self.rings.len() {
             let ring = &self.rings[index];
-            let is_ready = ring.worker.is_none()
+            let is_ready = ring.running.is_none()
                 && !ring.is_broken
                 && ring.entries != 0
                 && (ring.is_enabled || starts_enabled);
@@ -429,14 +417,11 @@ impl Backend {
             let started = self.start(index, &at, Arc::clone(&kick.event));
             let ring = &mut self.rings[index];
             match started {
-                Ok(worker) => ring.worker = Some(worker),
+                Ok(running) => ring.running = Some(running),
                 Err(refusal) => {
                     ring.is_broken = true;
-                    self.counts.ring_error(index, &refusal);
-                    if let Some(kept) = &ring.error {
-                        // Nobody may listen.
-                        let _ = kept.event.signal();
-                    }
+                    self.device.event(&Event::QueueBroken { index, reason: &refusal });
+                    signal(ring.error.as_ref().map(|kept| &kept.event));
                 }
             }
         }
@@ -447,10 +432,10 @@ impl Backend {
         index: usize,
         at: &RingAddresses,
         kick: Arc<OwnedFd>,
-    ) -> Result<Worker, Refusal> {
+    ) -> Result<Running, Refusal> {
         let ring = &self.rings[index];
-        let placement = self.placement(ring.entries, at)?;
-        if !placement.is_valid() {
+        let layout = self.layout(ring.entries, at)?;
+        if !layout.is_valid(self.device.queue_entries_max()) {
             return Err(Refusal::RingPlacement { index: index as u32 });
         }
         // Behind an IOMMU the address to log by is an IOVA, and what is used is logged by where it is
@@ -459,32 +444,30 @@ impl Backend {
         let log = self.memory.log().filter(|_| at.is_logged && !is_translated);
         let log = log.filter(|_| !self.is_log_left_out);
         let used_log = log.map(|log| UsedLog { log: Arc::clone(log), at: at.log_at });
-        let work = Work {
+        let io = |what| move |source| Refusal::Io { what, source };
+        let stop = Stop::new().map_err(io("a queue's eventfd"))?;
+        let queue = Queue {
             index,
-            ring: Ring { placement, next: ring.next, used_log },
+            layout,
+            next: ring.next,
             space: self.memory.space().clone(),
-            disk: Arc::clone(&self.disk),
-            counts: self.counts.clone(),
             misses: self.misses.clone().filter(|_| is_translated),
+            used_log,
             kick,
             call: ring.call.as_ref().map(|kept| kept.event.clone()),
             error: ring.error.as_ref().map(|kept| kept.event.clone()),
+            stop: stop.clone(),
         };
-        Worker::start(work).map_err(|source| Refusal::Io { what: "a ring's thread", source })
+        let queue = self.device.start(queue).map_err(io("the device did not start the queue"))?;
+        Ok(Running { queue, stop })
     }
 }
 
-impl Drop for Backend {
+impl<D: Device> Drop for Backend<'_, D> {
     fn drop(&mut self) {
         // Before its memory goes.
         self.stop_all();
-        self.counts.logging(false);
-    }
-}
-
-impl fmt::Debug for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backend").field("rings", &self.rings).finish_non_exhaustive()
+        self.device.event(&Event::Logging(false));
     }
 }
 
@@ -516,22 +499,34 @@ fn event(descriptor: OwnedFd) -> Result<OwnedFd, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use longshore_sys::descriptors;
 
     use super::*;
 
+    struct OneQueue;
+
+    impl Device for OneQueue {
+        fn queues_count(&self) -> u16 {
+            1
+        }
+
+        fn features(&self) -> u64 {
+            0
+        }
+
+        fn config(&self) -> Vec<u8> {
+            Vec::new()
+        }
+
+        fn start(&self, _: Queue) -> io::Result<Box<dyn RunningQueue>> {
+            unreachable!("it has no addresses")
+        }
+    }
+
     #[test]
     fn eventfds_beyond_the_limit_of_their_user_are_refused() {
         let user = User::from_uid(4_000_000_011);
-        let disk = File::from(
-            longshore_sys::memfd::create("disk", longshore_sys::memfd::Backing::Shmem).unwrap(),
-        );
-        disk.set_len(512).unwrap();
-        let disk = Arc::new(Disk::of_file(disk, false, "a disk").unwrap());
-        let space = Space::new().unwrap();
-        let mut backend = Backend::new(space, disk, Counts::default(), false, user);
+        let mut backend = Backend::new(&OneQueue, Space::new().unwrap(), false, user);
         let mut set_all = || {
             let (index, has_descriptor) = (0, true);
             for request in [

@@ -9,19 +9,14 @@
 //!   files          16,384         32,768       65,530
 //!   addresses      32 TiB         64 TiB      128 TiB
 //! ```
-//!
-//! The servers in `longshore-vfio-user` and the memory in `longshore-vhost-user` map files with
-//! [`MappingQuota::map_file`]. A server of another protocol should do the same.
 
 use std::os::fd::AsFd;
 use std::sync::LazyLock;
 
 use longshore_mem::FileOffset;
-use longshore_sys::account::{Account, Permit};
+use longshore_sys::account::{Account, Limits, OverLimit, Permit};
+use longshore_sys::closing::User;
 use longshore_sys::mapping;
-
-pub use longshore_sys::account::{Limits, OverLimit, Whose};
-pub use longshore_sys::closing::User;
 
 use crate::{Error, MapAccess, Region};
 
@@ -127,6 +122,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
+    use longshore_sys::account::Whose;
     use longshore_sys::memfd;
 
     use super::*;
