@@ -12,9 +12,7 @@ use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, Dest, Source};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
 
-use outside::Outside;
-
-mod outside;
+use crate::outside::Outside;
 
 /// No bytes, some bytes into a buffer.
 #[derive(Debug)]

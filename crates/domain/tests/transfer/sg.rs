@@ -18,9 +18,7 @@ use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use proptest::prelude::*;
 
-use outside::Outside;
-
-mod outside;
+use crate::outside::Outside;
 
 const PAGE: u64 = 4096;
 

@@ -40,7 +40,7 @@ fn buffer(len_bytes: u64) -> Buffer {
 
 /// Made in this file, at that line.
 fn is_here(made: &Made, line: u32) -> bool {
-    made.by.file().ends_with("tests/watch.rs") && made.by.line() == line
+    made.by.file().ends_with("transfer/watch.rs") && made.by.line() == line
 }
 
 #[test]

@@ -12,9 +12,7 @@ use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Builder, Direction, Domain, Error, PoolError, WhenFull};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
 
-use outside::Outside;
-
-mod outside;
+use crate::outside::Outside;
 
 const PAGE: u64 = 4096;
 

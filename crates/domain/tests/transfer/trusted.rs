@@ -9,9 +9,7 @@ use longshore_domain::{Direction, Domain, SgLimits};
 use longshore_iov::{Cursor, Dest, Source};
 use longshore_mem::Iova;
 
-use outside::Outside;
-
-mod outside;
+use crate::outside::Outside;
 
 /// In one granule, in two, and with whole granules between unaligned ends.
 const LENGTHS: [usize; 4] = [1, 64, 5000, 400_000];
