@@ -40,7 +40,7 @@ impl Span {
 
     /// Records the value of a field.
     #[inline(always)]
-    #[cfg_attr(not(feature = "tracing"), expect(clippy::unused_self, reason = "nobody listens"))]
+    #[cfg_attr(not(feature = "tracing"), expect(clippy::unused_self, reason = "there is no span"))]
     pub(crate) fn tell(&self, field: &'static str, value: u64) {
         #[cfg(feature = "tracing")]
         self.0.record(field, value);

@@ -80,7 +80,7 @@ pub enum OpenError {
     NoInterface {
         /// The file.
         path: PathBuf,
-        /// What provides it.
+        /// The module that provides it.
         module: &'static str,
     },
     /// This process may not open a file of the interface.
@@ -214,8 +214,8 @@ impl Sysfs {
             .ok_or(OpenError::NoInterface { path: folder, module: "vfio_pci" })
     }
 
-    /// Where registers of devices, and windows of bridges, are on the bus. A device that uses such an
-    /// address may reach another device, or itself, and never get as far as the IOMMU.
+    /// Returns the bus addresses of registers of devices, and of windows of bridges. A device that
+    /// uses such an address may reach another device, or itself, and never reach the IOMMU.
     pub(super) fn bus_windows(&self) -> Vec<AddrRange<Iova>> {
         /// `IORESOURCE_MEM` of the kernel.
         const MEMORY: u64 = 0x200;

@@ -35,14 +35,14 @@ impl Soft {
         Ok(Self { space: Space::with_config(config)? })
     }
 
-    /// What device models reach: sessions, logs, counters.
+    /// Returns the space, in which device models open sessions, and which has logs and counters.
     pub fn space(&self) -> &Space {
         &self.space
     }
 }
 
 // SAFETY: a space's unmapping returns when no session can reach what was unmapped, and sessions
-// check permissions; the safe door is closed, so nobody else maps or unmaps without a promise.
+// check permissions; the safe API is closed, so no other code maps or unmaps without a promise.
 unsafe impl Backend for Soft {
     fn name(&self) -> &'static str {
         "soft"

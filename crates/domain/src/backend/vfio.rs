@@ -74,8 +74,8 @@ impl Vfio {
         Ok((Self { container, _group: group, limits }, device))
     }
 
-    /// How many more mappings there can be now, where the kernel says (Linux 5.10): the parameter
-    /// `dma_entry_limit` of `vfio_iommu_type1`, less those that there are.
+    /// Returns how many more mappings there can be now, if the kernel reports it (Linux 5.10): the
+    /// parameter `dma_entry_limit` of `vfio_iommu_type1`, less the present mappings.
     ///
     /// # Errors
     /// Those of the kernel.

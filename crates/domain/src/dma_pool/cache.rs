@@ -12,7 +12,7 @@ pub(super) struct Cache<T> {
     /// Never longer than its capacity, so the owner allocates nothing.
     elements: Biased<Vec<T>>,
     len_max: usize,
-    /// How many there are, for other threads.
+    /// The number of elements, for other threads.
     len: AtomicU32,
     /// `true` if the pool was dropped: nothing is kept any more. Changed by a claim alone.
     is_closed: AtomicBool,
@@ -74,7 +74,7 @@ impl<T> Cache<T> {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// How many there are, or were a moment ago.
+    /// Returns the number of elements, which may be out of date.
     pub(super) fn len(&self) -> u32 {
         self.len.load(Ordering::Relaxed)
     }

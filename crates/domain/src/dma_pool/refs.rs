@@ -3,7 +3,8 @@
 
 use longshore_sync::primitives::{AtomicU32, Ordering, fence};
 
-/// How many handles an element has. One, while it is free: the next to take it has that one.
+/// The number of handles of an element. It is one while the element is free, for the next thread
+/// that takes it.
 #[derive(Debug)]
 pub struct Refs(AtomicU32);
 

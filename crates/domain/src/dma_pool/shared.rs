@@ -217,8 +217,8 @@ impl Shared {
         Ok(chunk)
     }
 
-    /// What a chunk costs: its bytes, and what is known of each element, which is more than a short
-    /// element has.
+    /// Returns the cost of a chunk: its bytes, and the state of each element, which is longer than
+    /// a short element.
     fn chunk_cost_bytes(&self) -> u64 {
         self.layout.chunk_bytes() + Chunk::<Element>::known_bytes(&self.layout)
     }
@@ -389,7 +389,7 @@ impl Shared {
         Held((self.chunks.lock(), lock(&self.caches)))
     }
 
-    /// How many threads wait while another makes a chunk.
+    /// Returns the number of threads that wait while another makes a chunk.
     pub(super) fn waiting(&self) -> usize {
         self.chunks.lock().waiting()
     }

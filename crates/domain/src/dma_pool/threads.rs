@@ -113,7 +113,7 @@ fn with<R>(pool_id: u64, then: impl FnOnce(&Cache<Spare>) -> R) -> Option<R> {
     CACHES.try_with(look).ok()?
 }
 
-/// How many pools this thread has a cache of.
+/// Returns the number of pools of which this thread has a cache.
 #[cfg(test)]
 pub(super) fn count() -> usize {
     CACHES.with(|caches| caches.borrow().len())

@@ -64,14 +64,14 @@ pub enum IovaError {
          something, or give the domain a wider range of addresses"
     )]
     Full {
-        /// How many bytes were asked for, with the guard gap, rounded up to granules; `u64::MAX` if
-        /// they are more.
+        /// The length that was requested, with the guard gap, rounded up to granules; `u64::MAX` if
+        /// it is more.
         len_bytes: u64,
         /// The alignment asked for.
         align: Granule,
         /// The last address that was allowed.
         last: Iova,
-        /// How many bytes are free.
+        /// The number of free bytes.
         free_bytes: u64,
         /// The longest free range.
         longest_bytes: u64,
@@ -97,7 +97,7 @@ pub enum IovaError {
     Claim {
         /// The first address asked for.
         start: Iova,
-        /// How many bytes.
+        /// The length in bytes.
         len_bytes: u64,
         /// The allocator's granule.
         granule: Granule,
@@ -181,7 +181,7 @@ impl<'d> Iovas<'d> {
 pub struct IovaAllocator {
     granule: Granule,
     guard: u64,
-    /// How many granules there are, free or not.
+    /// The number of all granules, free or not.
     all: u64,
     /// The ranges that are free if nothing is in use: first granules and those behind the last, in order.
     usable: Vec<(u64, u64)>,
@@ -223,12 +223,12 @@ impl IovaAllocator {
         self.granule
     }
 
-    /// How many bytes no range has, those in caches not counted.
+    /// Returns the number of free bytes, without those in caches.
     pub fn free_bytes(&self) -> u64 {
         self.lock().free() << self.granule.log2()
     }
 
-    /// How much is in use, and how much room is left in one piece.
+    /// Returns how much is in use, and the longest free range.
     pub fn usage(&self) -> IovaUsage {
         let log2 = self.granule.log2();
         let free = self.lock();
@@ -239,7 +239,7 @@ impl IovaAllocator {
         }
     }
 
-    /// How many bytes there are, in use or not.
+    /// Returns the number of all bytes, in use or not.
     pub fn all_bytes(&self) -> u64 {
         self.all << self.granule.log2()
     }
@@ -268,8 +268,8 @@ impl IovaAllocator {
     /// Gives a range back.
     ///
     /// # Panics
-    /// Where it is another allocator's, and free here: two owners of one range would write to each
-    /// other's memory.
+    /// If the range is another allocator's, and free here: two owners of one range would write to
+    /// each other's memory.
     #[expect(clippy::needless_pass_by_value, reason = "the caller has it no more")]
     pub fn give(&self, range: IovaRange) {
         self.give_locked(&mut self.lock(), &range);

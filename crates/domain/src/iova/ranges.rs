@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// No two ranges touch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FreeRanges {
-    /// Where each begins, and how long it is.
+    /// The length of each range, by its start.
     by_start: BTreeMap<u64, u64>,
     /// Length and start.
     by_len: BTreeSet<(u64, u64)>,
@@ -16,18 +16,18 @@ pub(super) struct FreeRanges {
     free: u64,
 }
 
-/// What a range that is looked for must be like.
+/// The properties of a range that is searched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) len: u64,
-    /// What the start is a multiple of: a power of two.
+    /// The alignment of the start: a power of two.
     pub(super) align: u64,
     /// The last granule that may be in it.
     pub(super) last: u64,
 }
 
 impl FreeRanges {
-    /// How many granules are free.
+    /// Returns the number of free granules.
     pub(super) fn free(&self) -> u64 {
         self.free
     }

@@ -27,7 +27,7 @@ pub(crate) struct Locked<T, M> {
     pub(crate) more: M,
     /// The thread that makes a chunk.
     growing: Option<ThreadId>,
-    /// How many threads wait for it.
+    /// The number of threads that wait for it.
     waiting: usize,
 }
 
@@ -128,7 +128,7 @@ impl<T, M> Chunks<T, M> {
 
 #[cfg(test)]
 impl<T, M> Locked<T, M> {
-    /// How many threads wait while another makes a chunk.
+    /// Returns the number of threads that wait while another makes a chunk.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }

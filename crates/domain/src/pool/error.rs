@@ -15,9 +15,9 @@ pub enum PoolError {
          have; let transfers end, or raise the limit"
     )]
     Limit {
-        /// What they have.
+        /// The bytes that the pools have.
         held_bytes: u64,
-        /// What they may have.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
     /// All elements of a DMA pool are in use, and it has as many as it may.
@@ -26,7 +26,7 @@ pub enum PoolError {
          the pool with a higher limit"
     )]
     Exhausted {
-        /// How many elements there may be.
+        /// The limit of elements.
         elements: u64,
         /// The length of one.
         element_len: u64,

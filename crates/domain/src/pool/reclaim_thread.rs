@@ -65,7 +65,7 @@ static SIGNAL: Mutex<Signal> = Mutex::new(Signal { has_grown: false, is_running:
 static GROWN: Condvar = Condvar::new();
 
 struct Signal {
-    /// Whether a pool has grown since the last visit of all domains.
+    /// `true` if a pool has grown since the last visit of all domains.
     has_grown: bool,
     is_running: bool,
 }

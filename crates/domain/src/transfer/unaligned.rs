@@ -2,7 +2,7 @@
 //! bytes of that granule.
 //!
 //! ```text
-//!   memory      ░░░░▓▓▓▓│████████│████████│▓▓▓░░░░░       ▓ copied, █ mapped, ░ somebody else's
+//!   memory      ░░░░▓▓▓▓│████████│████████│▓▓▓░░░░░       ▓ copied, █ mapped, ░ other objects
 //!                   │       │        │      │
 //!                   ▼       │        │      ▼
 //!   slots       0000▓▓▓▓    │        │    ▓▓▓00000        a granule each

@@ -63,7 +63,7 @@ unsafe impl Send for Run {}
 
 impl<'d, M, D: Door> SgMapping<'d, M, D> {
     /// # Safety
-    /// The places must be memory that `M` keeps where it is, and to which it lets nobody have a
+    /// The places must be memory that `M` keeps where it is, and to which it lets no code have a
     /// reference that a device's access would contradict; where `M` does not, the caller must, until
     /// this is unmapped. If the device may write, the memory must be writable.
     #[track_caller]
@@ -377,7 +377,7 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
     };
     let places: Vec<_> = segments.iter().map(place).collect();
     // SAFETY: the cursor, whose bytes these are, is borrowed until the scope ends: the segments are
-    // used there for the last time. Where it can be written to, nobody else has them.
+    // used there for the last time. If it can be written to, no other code has them.
     let mapping = unsafe { SgMapping::make(door, (), places, W::DIRECTION, &limits, true) };
     let mapping = mapping.map_err(|failed| *failed.error)?;
     let told = mapping.segments.clone();
