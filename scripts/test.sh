@@ -24,7 +24,7 @@ esac
 cd "$repository" || exit
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 # What is off unless asked for. The step with the oldest Rust builds without.
-features=(--features "longshore-access/vm-memory longshore-domain/tracing")
+features=(--features "longshore/vfio-user longshore/vhost-user longshore/vm-memory longshore/tracing")
 locked=()
 bounded=()
 if [[ ${CI:-} == true ]]; then
@@ -43,7 +43,15 @@ format() { cargo fmt --all --check; }
 shell_scripts() { shellcheck --external-sources scripts/*.sh bindings/*/*.sh .ci/*; }
 
 lints() {
-    cargo clippy --workspace --all-targets "${features[@]}" "${locked[@]}" -- --deny warnings
+    local status=0 wing
+    local -r deny=(-- --deny warnings)
+    cargo clippy --workspace --all-targets "${features[@]}" "${locked[@]}" "${deny[@]}" || status=1
+    # Each wing also without the other.
+    for wing in models devices; do
+        cargo clippy --package longshore --no-default-features --features "$wing" \
+            "${locked[@]}" "${deny[@]}" || status=1
+    done
+    return "$status"
 }
 
 rules() { cargo xtask check; }
