@@ -14,6 +14,8 @@ RUST_TO_INSTALL=1.95.0
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 rust_oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$repository/Cargo.toml")
+# Miri and the texts of the public API come from this compiler.
+rust_nightly=nightly-2026-05-20
 
 : "${HOME:=$(getent passwd "$(id -u)" | cut -d: -f6)}"
 export HOME
@@ -154,12 +156,12 @@ ensure_lints() {
     rustup component add rustfmt clippy
 }
 
-# Makes `cargo +nightly miri` callable.
+# Makes Miri callable as `cargo +$rust_nightly miri`.
 ensure_miri() {
-    cargo +nightly miri --version >/dev/null 2>&1 && return
+    cargo "+$rust_nightly" miri --version >/dev/null 2>&1 && return
     has_program rustup || return
     say "installing Miri"
-    rustup toolchain install nightly --profile minimal --no-self-update \
+    rustup toolchain install "$rust_nightly" --profile minimal --no-self-update \
         --component miri --component rust-src
 }
 

@@ -113,7 +113,7 @@ miri_tests() {
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
     local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain sync heap)
     at_once=$(nproc)
-    cargo +nightly miri --version
+    cargo "+$rust_nightly" miri --version
     for package in "${packages[@]}"; do
         if [[ $running -ge $at_once ]]; then
             wait -n || status=1
@@ -134,7 +134,7 @@ miri_tests() {
 # Filters are modules. One that names none any more, after a move, is an error.
 miri() {
     local output status=0 argument filters=false
-    output=$("${bounded[@]}" cargo +nightly miri test "${locked[@]}" "$@" 2>&1) || status=1
+    output=$("${bounded[@]}" cargo "+$rust_nightly" miri test "${locked[@]}" "$@" 2>&1) || status=1
     printf '%s\n' "$output"
     for argument; do
         if $filters && ! grep --quiet "^test $argument" <<<"$output"; then
@@ -210,6 +210,18 @@ aarch64_tests() {
 
 documentation() {
     RUSTDOCFLAGS='--deny warnings' cargo doc --workspace --no-deps "${features[@]}" "${locked[@]}"
+}
+
+# Whether a change of a crate's public API was meant.
+public_api() { cargo xtask api; }
+
+# Each published crate is built from its package alone.
+packages() {
+    local crate names=()
+    for crate in crates/*/Cargo.toml; do
+        names+=(--package "$(sed -n 's/^name = "\(.*\)"$/\1/p;/^name/q' "$crate")")
+    done
+    cargo package --allow-dirty "${names[@]}" "${locked[@]}"
 }
 
 oldest_rust() { cargo "+$rust_oldest" check --workspace --all-targets "${locked[@]}"; }
@@ -350,6 +362,7 @@ run rules
 run unit_tests
 if $quick; then
     for step in loom_tests scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
+        public_api packages \
         oldest_rust fuzz_targets load_a_model c_tests python_tests guest_tests bench; do
         skip "$step" "--quick"
     done
@@ -358,9 +371,11 @@ else
     run scalar_tests
     run_if avx2_tests "this machine has no AVX2, or not all that goes with it" has_isa avx2
     run_if avx512_tests "this machine has no AVX-512, or not all that goes with it" has_isa avx512
-    run_if miri_tests "there is no nightly toolchain with Miri" cargo +nightly miri --version
+    run_if miri_tests "there is no $rust_nightly with Miri" cargo "+$rust_nightly" miri --version
     run_if aarch64_tests "nothing here builds and runs programs for AArch64" has_aarch64
     run documentation
+    run_if public_api "there is no $rust_nightly" cargo "+$rust_nightly" --version
+    run packages
     run_if oldest_rust "there is no Rust $rust_oldest" cargo "+$rust_oldest" --version
     run fuzz_targets
     run load_a_model

@@ -3,6 +3,7 @@
 //! A rule is a function from the [`Repository`] to the places that break it; each has tests that
 //! show it both kept and broken.
 
+mod api;
 mod arrows;
 mod blocks;
 mod circles;
@@ -25,6 +26,7 @@ use repository::Repository;
 
 const USAGE: &str = "\
 usage: cargo xtask check                    hold the tree against the rules of the house
+       cargo xtask api [--update]           compare the public API of each crate with its api.txt
        cargo xtask blocks PAGE LANGUAGE     print what a page of docs/ has in a language";
 
 /// A rule of the house.
@@ -56,20 +58,29 @@ fn main() -> ExitCode {
         ["check"] => match check() {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("error: {error:#}");
+            Err(error) => fail(&error),
+        },
+        ["api"] => match api::compare(false) {
+            Ok(places) if places.is_empty() => ExitCode::SUCCESS,
+            Ok(places) => {
+                places.iter().for_each(|place| println!("{place}"));
+                println!(
+                    "error: the public API changed; if it should, run cargo xtask api --update"
+                );
                 ExitCode::FAILURE
             }
+            Err(error) => fail(&error),
+        },
+        ["api", "--update"] => match api::compare(true) {
+            Ok(_) => ExitCode::SUCCESS,
+            Err(error) => fail(&error),
         },
         ["blocks", page, language] => match manual::program(page, language) {
             Ok(program) => {
                 print!("{program}");
                 ExitCode::SUCCESS
             }
-            Err(error) => {
-                eprintln!("error: {error:#}");
-                ExitCode::FAILURE
-            }
+            Err(error) => fail(&error),
         },
         ["--help" | "-h" | "help"] => {
             println!("{USAGE}");
@@ -80,6 +91,11 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
 }
 
 /// Whether every rule is kept. Says of each whether it is.

@@ -5,11 +5,11 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::api;
 use crate::repository::Repository;
 
 /// Keys of `[package]`.
-const INHERITED: [&str; 6] =
-    ["version", "edition", "rust-version", "license", "repository", "publish"];
+const INHERITED: [&str; 5] = ["version", "edition", "rust-version", "license", "repository"];
 
 /// The keys that a crate sets for itself or leaves out.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
@@ -17,22 +17,35 @@ pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     for package in repository.metadata.members() {
         let path = &package.manifest_path;
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        for key in not_inherited(&text).with_context(|| path.display().to_string())? {
+        let manifest: Value =
+            basic_toml::from_str(&text).with_context(|| path.display().to_string())?;
+        for key in not_inherited(&manifest) {
             places.push(format!("{}: {key}.workspace is not true", package.name));
+        }
+        let publish = &manifest["package"]["publish"];
+        if api::is_published(package, &repository.root) {
+            if !publish.is_null() {
+                places
+                    .push(format!("{}: publish is set, but the crate is published", package.name));
+            }
+        } else if !inherits(publish) {
+            places.push(format!("{}: publish.workspace is not true", package.name));
         }
     }
     Ok(places)
 }
 
-fn not_inherited(manifest: &str) -> Result<Vec<String>> {
-    let manifest: Value = basic_toml::from_str(manifest)?;
-    let inherits = |value: &Value| *value == json!({ "workspace": true });
+fn inherits(value: &Value) -> bool {
+    *value == json!({ "workspace": true })
+}
+
+fn not_inherited(manifest: &Value) -> Vec<String> {
     let of_package = INHERITED.into_iter().filter(|key| !inherits(&manifest["package"][key]));
     let mut keys: Vec<String> = of_package.map(str::to_owned).collect();
     if !inherits(&manifest["lints"]) {
         keys.push("lints".to_owned());
     }
-    Ok(keys)
+    keys
 }
 
 #[cfg(test)]
@@ -48,16 +61,16 @@ mod tests {
             edition = "2021"
             license.workspace = true
             rust-version = { workspace = true }
-            publish.workspace = false
             [lints.rust]
             unsafe_code = "allow"
         "#;
-        let keys = not_inherited(manifest).unwrap();
-        assert_eq!(keys, ["edition", "repository", "publish", "lints"]);
+        let keys = not_inherited(&basic_toml::from_str(manifest).unwrap());
+        assert_eq!(keys, ["edition", "repository", "lints"]);
     }
 
     #[test]
     fn this_crate_inherits_everything() {
-        assert_eq!(not_inherited(include_str!("../Cargo.toml")).unwrap(), [""; 0]);
+        let manifest = basic_toml::from_str(include_str!("../Cargo.toml")).unwrap();
+        assert_eq!(not_inherited(&manifest), [""; 0]);
     }
 }

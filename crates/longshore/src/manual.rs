@@ -8,7 +8,7 @@
 [page tables]: page_tables
 [moving bytes]: moving_bytes
 "]
-#![doc = include_str!("../../../docs/README.md")]
+#![doc = include_str!("../docs/README.md")]
 
 macro_rules! page {
     ($name:ident, $file:literal, $items:literal) => {
@@ -20,7 +20,7 @@ macro_rules! page {
 [page tables]: crate::manual::page_tables
 [moving bytes]: crate::manual::moving_bytes
 "]
-        #[doc = include_str!(concat!("../../../docs/", $file))]
+        #[doc = include_str!(concat!("../docs/", $file))]
         #[doc = concat!("\n## In this reference\n\n", $items)]
         pub mod $name {}
     };
