@@ -43,6 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-domain", &["longshore-access", "longshore-iov", "longshore-heap", "longshore-sys"]),
     ("longshore-vfio-user", &["longshore-access"]),
     ("longshore-vhost-user", &["longshore-access"]),
+    ("longshore-nvme", &["longshore-domain"]),
     (
         "longshore",
         &["longshore-serve", "longshore-domain", "longshore-vfio-user", "longshore-vhost-user"],
@@ -53,9 +54,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-bench", &["longshore", "longshore-vm-tests"]),
     ("longshore-device-example", &["longshore-vfio-user"]),
     ("longshore-vhost-example", &["longshore-vhost-user"]),
-    ("longshore-nvme-example", &["longshore-domain"]),
+    ("longshore-nvme-example", &["longshore-nvme"]),
     ("longshore-vm-tests", &["longshore", "longshore-device-example"]),
-    ("longshore-guest", &["longshore", "longshore-nvme-example", "longshore-vm-tests"]),
+    ("longshore-guest", &["longshore", "longshore-nvme", "longshore-vm-tests"]),
     ("xtask", &[]),
 ];
 

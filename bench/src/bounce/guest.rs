@@ -1,4 +1,4 @@
-//! The driver of `examples/nvme` in a guest, behind each virtual IOMMU.
+//! The program of `examples/nvme` in a guest, behind each virtual IOMMU.
 //!
 //! ```text
 //!   host: this bench              guest: Linux 6.12, plain TCG
@@ -27,7 +27,7 @@ use crate::harness::{Against, CommonOptions, Row, Session};
 /// Where the device is, for QEMU and for Linux.
 const SLOT: &str = "05.0";
 const ADDRESS: &str = "0000:00:05.0";
-/// The package of the driver, and its program.
+/// The package of the program, and where the guest has it.
 const DRIVER: &str = "longshore-nvme-example";
 const PROGRAM: &str = "/bin/nvme";
 const DISK_BYTES: u64 = 1 << 30;

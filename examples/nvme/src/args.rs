@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use longshore_heap::Heap;
-use longshore_nvme_example::bench::Scheme;
-use longshore_nvme_example::data::Format;
-use longshore_nvme_example::hardware::Interface;
+use longshore_nvme::data::Format;
+use longshore_nvme::hardware::Interface;
+
+use crate::bench::Scheme;
 
 /// Drives an NVMe controller from userspace, by VFIO or iommufd.
 ///

@@ -18,18 +18,21 @@ use std::time::{Duration, Instant};
 use longshore_domain::{Batch, Bounce, Counters, Domain, Local, Mapping};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::DmaMemory;
+use longshore_nvme::command::Verb;
+use longshore_nvme::controller::{Controller, Namespace};
+use longshore_nvme::data::Segment;
+use longshore_nvme::hardware::Hardware;
+use longshore_nvme::queue::Queue;
 use serde::Serialize;
 
-use crate::command::Verb;
-use crate::controller::{Controller, Namespace};
-use crate::data::Segment;
-use crate::error::Error;
-use crate::hardware::Hardware;
-use crate::queue::Queue;
+use crate::failure::{Failure, Result};
+
+#[cfg(test)]
+mod tests;
 
 /// How memory gets to be where the device finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Scheme {
+pub(crate) enum Scheme {
     /// Mapped and unmapped, each transfer.
     Map,
     /// Mapped each transfer, and unmapped many at once.
@@ -44,11 +47,11 @@ pub enum Scheme {
 
 impl Scheme {
     /// All, in the order in which they take turns.
-    pub const ALL: [Self; 5] =
+    pub(crate) const ALL: [Self; 5] =
         [Self::Map, Self::Bounce, Self::Static, Self::Policy, Self::MapBatched];
 
     /// As rows have it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Map => "map",
             Self::MapBatched => "map, batched",
@@ -61,71 +64,71 @@ impl Scheme {
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Bytes of a transfer: whole blocks.
-    pub block_bytes: u64,
+    pub(crate) block_bytes: u64,
     /// Commands in flight.
-    pub depth: u16,
+    pub(crate) depth: u16,
     /// How often each scheme has its turn.
-    pub rounds: u32,
+    pub(crate) rounds: u32,
     /// Transfers of a pass.
-    pub ios: u64,
+    pub(crate) ios: u64,
     /// The doorbell is rung after so many submissions, and whenever there is nothing else to do.
-    pub doorbell_batch: u16,
+    pub(crate) doorbell_batch: u16,
     /// Which schemes.
-    pub schemes: Vec<Scheme>,
+    pub(crate) schemes: Vec<Scheme>,
     /// What calibration says: for [`Scheme::Policy`].
-    pub policy: Bounce,
+    pub(crate) policy: Bounce,
 }
 
 /// A turn of a scheme. All but the last two are of the pass that is timed as a whole.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// The scheme's name.
-    pub scheme: &'static str,
+    pub(crate) scheme: &'static str,
     /// Bytes of a transfer.
-    pub block_bytes: u64,
+    pub(crate) block_bytes: u64,
     /// Commands in flight.
-    pub depth: u16,
+    pub(crate) depth: u16,
     /// Which turn, from 0.
-    pub round: u32,
+    pub(crate) round: u32,
     /// Transfers.
-    pub ios: u64,
+    pub(crate) ios: u64,
     /// Bytes read.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// What that took.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Transfers through bounce buffers.
-    pub bounced: u64,
+    pub(crate) bounced: u64,
     /// Mappings made.
-    pub maps: u64,
+    pub(crate) maps: u64,
     /// Mappings taken back.
-    pub unmaps: u64,
+    pub(crate) unmaps: u64,
     /// Bytes copied from and to bounce buffers.
-    pub copied_bytes: u64,
+    pub(crate) copied_bytes: u64,
     /// Invalidations.
-    pub flushes: u64,
+    pub(crate) flushes: u64,
     /// The most bytes that bounce buffers had in this turn. Pools are empty before it, and nothing is
     /// freed before its end.
-    pub pool_peak_bytes: u64,
+    pub(crate) pool_peak_bytes: u64,
     /// Time within map, summed over a pass of as many transfers, without that of the clock.
-    pub map_seconds: f64,
+    pub(crate) map_seconds: f64,
     /// Time within unmap, or taking back and copying out, of the same.
-    pub unmap_seconds: f64,
+    pub(crate) unmap_seconds: f64,
 }
 
 /// Runs all of it; each row is given to `each` when it is there. The domain must not free bounce
 /// buffers by itself ([`Builder::free_after`](longshore_domain::Builder::free_after) of `None`).
 ///
 /// # Errors
-/// [`Error`].
-pub fn run<'d, H: Hardware>(
+/// [`Failure`].
+pub(crate) fn run<'d, H: Hardware>(
     domain: &'d Domain,
     controller: &Controller<'d, H>,
     namespace: &Namespace,
     plan: &Plan,
     mut each: impl FnMut(Row),
-) -> Result<(), Error> {
+) -> Result<()> {
     let depth = usize::from(plan.depth);
     let buffers = (0..2 * depth).map(|_| {
         let mut buffer = Heap::Memfd.allocate(plan.block_bytes)?;
@@ -133,7 +136,7 @@ pub fn run<'d, H: Hardware>(
         buffer.write()?.fill(1);
         Ok(buffer)
     });
-    let mut idle = buffers.collect::<Result<Vec<_>, Error>>()?;
+    let mut idle = buffers.collect::<Result<Vec<_>>>()?;
     for round in 0..plan.rounds {
         for scheme in &plan.schemes {
             domain.set_bounce(match scheme {
@@ -142,7 +145,7 @@ pub fn run<'d, H: Hardware>(
                 Scheme::Policy => plan.policy,
             });
             let shrunk = domain.shrink(Duration::ZERO);
-            shrunk.map_err(|error| Error::Unsupported { what: error.to_string() })?;
+            shrunk.map_err(Failure::Shrink)?;
             // The same ones for each scheme, in each round: what mapping one costs depends on how its pages
             // lie in memory.
             idle.sort_by_key(|buffer| buffer.host().cast::<u8>().addr());
@@ -195,7 +198,7 @@ fn reading_a_clock() -> Duration {
 }
 
 impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
-    fn run(&mut self, round: u32) -> Result<Row, Error> {
+    fn run(&mut self, round: u32) -> Result<Row> {
         let Plan { block_bytes, depth, ios, .. } = *self.plan;
         if self.scheme == Scheme::Static {
             for _ in 0..depth {
@@ -237,7 +240,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
 
     /// Reads `ios` times, from the start of the namespace on, and again. Nothing is in flight before
     /// and after it.
-    fn pass<const TIMED: bool>(&mut self, ios: u64) -> Result<(), Error> {
+    fn pass<const TIMED: bool>(&mut self, ios: u64) -> Result<()> {
         let first = ios.min(u64::from(self.plan.depth));
         let (mut given, mut ended) = (first, 0);
         self.lba = 0;
@@ -275,7 +278,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
     }
 
     #[inline]
-    fn submit(&mut self, mapping: Mapping<'l, Buffer, Local<'d>>) -> Result<(), Error> {
+    fn submit(&mut self, mapping: Mapping<'l, Buffer, Local<'d>>) -> Result<()> {
         let blocks = self.plan.block_bytes >> self.namespace.block_log2;
         if self.lba + blocks > self.namespace.blocks {
             self.lba = 0;
@@ -288,7 +291,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
 
     /// Memory that the device finds.
     #[inline]
-    fn next<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>, Error> {
+    fn next<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>> {
         match self.mapped.pop() {
             Some(mapping) => Ok(mapping),
             None => self.map::<TIMED>(),
@@ -296,7 +299,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
     }
 
     #[inline]
-    fn map<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>, Error> {
+    fn map<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>> {
         if self.idle.is_empty() {
             self.flush::<TIMED>()?;
         }
@@ -310,10 +313,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
     }
 
     #[inline]
-    fn unmap<const TIMED: bool>(
-        &mut self,
-        mapping: Mapping<'l, Buffer, Local<'d>>,
-    ) -> Result<(), Error> {
+    fn unmap<const TIMED: bool>(&mut self, mapping: Mapping<'l, Buffer, Local<'d>>) -> Result<()> {
         let started = TIMED.then(Instant::now);
         if self.scheme == Scheme::MapBatched {
             mapping.unmap_deferred(&mut self.batch).map_err(longshore_domain::Error::from)?;
@@ -327,7 +327,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
         Ok(())
     }
 
-    fn flush<const TIMED: bool>(&mut self) -> Result<(), Error> {
+    fn flush<const TIMED: bool>(&mut self) -> Result<()> {
         if self.batch.is_empty() {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! What a measurement was made on.
 
 use longshore_domain::{Bounce, Calibration};
-use longshore_nvme_example::controller::{Controller, Namespace};
+use longshore_nvme::controller::{Controller, Namespace};
 use serde::Serialize;
 
 use crate::args::DeviceArgs;

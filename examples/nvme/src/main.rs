@@ -2,7 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
+mod device;
 mod environment;
+mod failure;
 mod program;
 mod sysfs;
 

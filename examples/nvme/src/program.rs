@@ -3,33 +3,13 @@
 mod copy;
 mod measure;
 
-use longshore_domain::{Builder, Domain};
-use longshore_nvme_example::controller::{Controller, Namespace, Options};
-use longshore_nvme_example::error::Error;
-use longshore_nvme_example::hardware::{PassError, Passed};
+use longshore_nvme::controller::{Controller, Options};
 use serde_json::json;
 
 use crate::args::{Args, Command, DeviceArgs};
+use crate::device::open;
+use crate::failure::Result;
 use crate::sysfs;
-
-/// Why the program did not do what it was asked for.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
-    #[error(transparent)]
-    Pass(#[from] PassError),
-    #[error(transparent)]
-    Driver(#[from] Error),
-    #[error("{0}")]
-    Arguments(String),
-}
-
-impl From<longshore_domain::Error> for Failure {
-    fn from(error: longshore_domain::Error) -> Self {
-        Self::Driver(error.into())
-    }
-}
-
-type Result<T> = std::result::Result<T, Failure>;
 
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.command {
@@ -38,28 +18,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
             if allow_unsafe_interrupts {
                 sysfs::allow_unsafe_interrupts()?;
             }
-            Ok(sysfs::bind(&device, &driver)?)
+            sysfs::bind(&device, &driver)
         }
         Command::Bench(args) => measure::bench(&args),
         Command::Extents { file } => copy::extents(&file),
         Command::Load(args) => copy::load(&args),
         Command::Write(args) => copy::write(&args),
     }
-}
-
-fn open(args: &DeviceArgs) -> Result<(Builder, Passed)> {
-    Ok(args.backend.interface().open(&args.device)?)
-}
-
-fn start<'d>(
-    domain: &'d Domain,
-    passed: Passed,
-    args: &DeviceArgs,
-) -> Result<(Controller<'d>, Namespace)> {
-    let options = Options { format: args.pointers.format(), ..Options::default() };
-    let controller = Controller::new(domain, passed, options)?;
-    let namespace = controller.namespace(args.namespace)?;
-    Ok((controller, namespace))
 }
 
 fn info(args: &DeviceArgs, is_json: bool) -> Result<()> {

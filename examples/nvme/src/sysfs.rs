@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use longshore_nvme_example::error::Error;
+use crate::failure::{Failure, Result};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 /// Where an administrator allows devices whose interrupts cannot be isolated.
@@ -25,7 +25,7 @@ pub(crate) fn iommu(address: &str) -> Option<String> {
 }
 
 /// Takes the device from the driver that it has, and gives it to another.
-pub(crate) fn bind(address: &str, driver: &str) -> Result<(), Error> {
+pub(crate) fn bind(address: &str, driver: &str) -> Result<()> {
     let folder = folder(address)?;
     let has = link(&folder, "driver");
     if has.as_deref() == Some(driver) {
@@ -41,7 +41,7 @@ pub(crate) fn bind(address: &str, driver: &str) -> Result<(), Error> {
     write(Path::new("/sys/bus/pci/drivers_probe"), address)?;
     match link(&folder, "driver") {
         Some(now) if now == driver => Ok(()),
-        now => Err(Error::Io {
+        now => Err(Failure::Io {
             operation: format!(
                 "giving {address} to {driver} (it has {} now): is the driver there? modprobe {driver}",
                 now.as_deref().unwrap_or("no driver")
@@ -52,18 +52,18 @@ pub(crate) fn bind(address: &str, driver: &str) -> Result<(), Error> {
 }
 
 /// Allows it for both interfaces, as far as they are there.
-pub(crate) fn allow_unsafe_interrupts() -> Result<(), Error> {
+pub(crate) fn allow_unsafe_interrupts() -> Result<()> {
     let mut there = UNSAFE_INTERRUPTS.iter().map(Path::new).filter(|path| path.exists());
     there.try_for_each(|path| write(path, "1"))
 }
 
-fn folder(address: &str) -> Result<PathBuf, Error> {
+fn folder(address: &str) -> Result<PathBuf> {
     let is_name = address.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
     let folder = Path::new(DEVICES).join(address);
     if is_name && address.contains(':') && folder.is_dir() {
         return Ok(folder);
     }
-    Err(Error::Io {
+    Err(Failure::Io {
         operation: format!("finding the PCI device {address:?} (as 0000:00:05.0) in {DEVICES}"),
         source: io::ErrorKind::NotFound.into(),
     })
@@ -75,9 +75,9 @@ fn link(folder: &Path, name: &str) -> Option<String> {
     Some(target.file_name()?.to_str()?.to_owned())
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Error> {
+fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(|source| {
         let operation = format!("writing {:?} to {}", text.trim_end(), path.display());
-        Error::Io { operation, source }
+        Failure::Io { operation, source }
     })
 }

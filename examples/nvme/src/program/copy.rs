@@ -7,15 +7,16 @@ use std::time::Instant;
 
 use longshore_heap::Heap;
 use longshore_iov::crc32c;
-use longshore_nvme_example::controller::Namespace;
-use longshore_nvme_example::error::Error;
-use longshore_nvme_example::extents::List;
-use longshore_nvme_example::load;
-use longshore_nvme_example::stream::Stretch;
+use longshore_nvme::controller::Namespace;
+use longshore_nvme::error::Error;
+use longshore_nvme::extents::List;
+use longshore_nvme::load;
+use longshore_nvme::stream::Stretch;
 use serde_json::json;
 
-use super::{Failure, Result, open, start};
 use crate::args::{LoadArgs, WriteArgs};
+use crate::device::{open, start};
+use crate::failure::{Failure, Result};
 
 pub(crate) fn extents(file: &Path) -> Result<()> {
     let list = List::of_file(file)?;
@@ -37,7 +38,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
         return Err(Failure::Arguments("there is nothing to load: no bytes".to_owned()));
     }
     let memory_bytes = len_bytes.next_multiple_of(namespace.block_bytes());
-    let buffer = args.heap.allocate(memory_bytes).map_err(Error::from)?;
+    let buffer = args.heap.allocate(memory_bytes)?;
     let started = Instant::now();
     let mut progress = Progress::new("loaded", stretches.iter().map(|s| s.len_bytes).sum());
     let depth = args.device.depth;
@@ -45,7 +46,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
         progress.tell(done);
     })?;
     let seconds = started.elapsed().as_secs_f64();
-    let content = buffer.read().map_err(Error::from)?;
+    let content = buffer.read()?;
     let content = &content[..len_bytes as usize];
     let crc = crc32c::of(content);
     if let Some(path) = &args.output {
@@ -89,8 +90,8 @@ pub(crate) fn write(args: &WriteArgs) -> Result<()> {
     let domain = builder.build();
     let (controller, namespace) = start(&domain, passed, &args.device)?;
     let memory_bytes = len_bytes.next_multiple_of(namespace.block_bytes());
-    let mut buffer = Heap::Memfd.allocate(memory_bytes).map_err(Error::from)?;
-    let mut content = buffer.write().map_err(Error::from)?;
+    let mut buffer = Heap::Memfd.allocate(memory_bytes)?;
+    let mut content = buffer.write()?;
     file.read_exact(&mut content[..len_bytes as usize]).map_err(named("reading"))?;
     drop(content);
     let stretch = Stretch { disk_offset: args.offset, offset: 0, len_bytes: memory_bytes };
@@ -139,7 +140,7 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
 
 fn failed(operation: &str) -> impl FnOnce(io::Error) -> Failure + use<> {
     let operation = operation.to_owned();
-    move |source| Error::Io { operation, source }.into()
+    move |source| Failure::Io { operation, source }
 }
 
 /// How far it is: a line that changes on a terminal, a line for each tenth elsewhere.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use longshore_nvme_example::bench::{self, Plan, Row};
-
-use super::{Failure, Result, open, start};
 use crate::args::BenchArgs;
+use crate::bench::{self, Plan, Row};
+use crate::device::{open, start};
 use crate::environment::Line;
+use crate::failure::{Failure, Result};
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     let (builder, passed) = open(&args.device)?;

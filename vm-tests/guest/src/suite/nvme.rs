@@ -1,13 +1,13 @@
-//! `examples/nvme` in a machine: QEMU's NVMe controllers, driven by this process.
+//! `longshore-nvme` in a machine: this process drives QEMU's NVMe controllers.
 
 mod flight;
 mod rig;
 mod transfers;
 mod whole;
 
-use longshore_nvme_example::controller::Options;
-use longshore_nvme_example::hardware::Interface;
-use longshore_nvme_example::identify::SglSupport;
+use longshore_nvme::controller::Options;
+use longshore_nvme::hardware::Interface;
+use longshore_nvme::identify::SglSupport;
 use longshore_vm_tests::fixture;
 
 use super::{Suite, Test};

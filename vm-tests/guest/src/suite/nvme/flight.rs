@@ -6,12 +6,12 @@ use std::time::Duration;
 use longshore_domain::{Bounce, Direction, Domain, Error as DomainError, Local, Mapping};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::Iova;
-use longshore_nvme_example::command::Verb;
-use longshore_nvme_example::controller::{Controller, Namespace, Options};
-use longshore_nvme_example::data::Segment;
-use longshore_nvme_example::error::Error;
-use longshore_nvme_example::hardware::{Interface, Passed};
-use longshore_nvme_example::queue::Queue;
+use longshore_nvme::command::Verb;
+use longshore_nvme::controller::{Controller, Namespace, Options};
+use longshore_nvme::data::Segment;
+use longshore_nvme::error::Error;
+use longshore_nvme::hardware::{Interface, Passed};
+use longshore_nvme::queue::Queue;
 use longshore_vm_tests::fixture;
 
 use super::rig::{self, KernelLog};

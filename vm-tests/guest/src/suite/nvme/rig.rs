@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use longshore_domain::{Builder, Domain};
-use longshore_nvme_example::controller::{Controller, Namespace, Options};
-use longshore_nvme_example::hardware::{Interface, Passed};
+use longshore_nvme::controller::{Controller, Namespace, Options};
+use longshore_nvme::hardware::{Interface, Passed};
 use longshore_vm_tests::pattern;
 
 pub(super) type Result<T> = std::result::Result<T, Box<dyn Error>>;

@@ -3,13 +3,13 @@
 use longshore_domain::{Bounce, Direction, Error as DomainError};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::Iova;
-use longshore_nvme_example::command::Verb;
-use longshore_nvme_example::controller::Options;
-use longshore_nvme_example::data::{Format, Segment};
-use longshore_nvme_example::error::Error;
-use longshore_nvme_example::hardware::Interface;
-use longshore_nvme_example::load::{load, store};
-use longshore_nvme_example::stream::Stretch;
+use longshore_nvme::command::Verb;
+use longshore_nvme::controller::Options;
+use longshore_nvme::data::{Format, Segment};
+use longshore_nvme::error::Error;
+use longshore_nvme::hardware::Interface;
+use longshore_nvme::load::{load, store};
+use longshore_nvme::stream::Stretch;
 use longshore_vm_tests::{fixture, pattern};
 
 use super::rig;

@@ -4,11 +4,11 @@ use std::fs;
 use std::process::Command;
 
 use longshore_heap::Heap;
-use longshore_nvme_example::controller::Options;
-use longshore_nvme_example::extents::List;
-use longshore_nvme_example::hardware::Interface;
-use longshore_nvme_example::load::load;
-use longshore_nvme_example::stream::Stretch;
+use longshore_nvme::controller::Options;
+use longshore_nvme::extents::List;
+use longshore_nvme::hardware::Interface;
+use longshore_nvme::load::load;
+use longshore_nvme::stream::Stretch;
 use longshore_vm_tests::{fixture, pattern};
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::Value;

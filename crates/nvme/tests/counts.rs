@@ -11,10 +11,10 @@ mod model;
 use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Domain};
 use longshore_heap::Heap;
-use longshore_nvme_example::command::Verb;
-use longshore_nvme_example::controller::{Controller, Options};
-use longshore_nvme_example::data::{Format, Segment};
-use longshore_nvme_example::hardware::Hardware;
+use longshore_nvme::command::Verb;
+use longshore_nvme::controller::{Controller, Options};
+use longshore_nvme::data::{Format, Segment};
+use longshore_nvme::hardware::Hardware;
 
 use self::model::{Model, Traits};
 

@@ -7,8 +7,8 @@ use std::io;
 
 use longshore_access::Session;
 use longshore_mem::Iova;
-use longshore_nvme_example::hardware::Hardware;
-use longshore_nvme_example::registers::{ACQ, AQA, ASQ, CAP, CC, CSTS, DOORBELLS, VS};
+use longshore_nvme::hardware::Hardware;
+use longshore_nvme::registers::{ACQ, AQA, ASQ, CAP, CC, CSTS, DOORBELLS, VS};
 
 const PAGE: u64 = 4096;
 const ENTRIES_MAX: u64 = 256;

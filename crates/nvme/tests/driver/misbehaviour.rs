@@ -5,11 +5,11 @@ use std::time::Duration;
 use longshore_domain::backend::Soft;
 use longshore_domain::{Domain, Local, Mapping};
 use longshore_heap::Buffer;
-use longshore_nvme_example::command::Verb;
-use longshore_nvme_example::controller::Controller;
-use longshore_nvme_example::data::Segment;
-use longshore_nvme_example::error::Error;
-use longshore_nvme_example::queue::Queue;
+use longshore_nvme::command::Verb;
+use longshore_nvme::controller::Controller;
+use longshore_nvme::data::Segment;
+use longshore_nvme::error::Error;
+use longshore_nvme::queue::Queue;
 
 use crate::model::{Model, Traits};
 use crate::{buffer, content, options, with_model};

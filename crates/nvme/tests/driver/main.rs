@@ -3,21 +3,19 @@
 
 mod misbehaviour;
 mod model;
-mod program;
 
 use std::time::Duration;
 
 use longshore_domain::backend::Soft;
-use longshore_domain::{Bounce, Direction, Domain, Error as DomainError};
+use longshore_domain::{Direction, Domain, Error as DomainError};
 use longshore_heap::{Buffer, Heap};
-use longshore_nvme_example::bench::{self, Plan, Scheme};
-use longshore_nvme_example::command::Verb;
-use longshore_nvme_example::controller::{Controller, Options};
-use longshore_nvme_example::data::{Format, Segment};
-use longshore_nvme_example::error::Error;
-use longshore_nvme_example::extents::{Extent, List};
-use longshore_nvme_example::load::{load, store};
-use longshore_nvme_example::stream::Stretch;
+use longshore_nvme::command::Verb;
+use longshore_nvme::controller::{Controller, Options};
+use longshore_nvme::data::{Format, Segment};
+use longshore_nvme::error::Error;
+use longshore_nvme::extents::{Extent, List};
+use longshore_nvme::load::{load, store};
+use longshore_nvme::stream::Stretch;
 
 use self::model::{Model, Traits};
 
@@ -202,42 +200,4 @@ fn it_is_shut_down_and_stopped_in_the_end() {
     assert!(model.is_enabled() && !model.was_shut_down());
     drop(controller);
     assert!(!model.is_enabled() && model.was_shut_down());
-}
-
-#[test]
-fn each_scheme_does_what_it_says() {
-    with_model(Traits::default(), options(), |_, domain, controller| {
-        let namespace = controller.namespace(1).unwrap();
-        let plan = Plan {
-            block_bytes: 8192,
-            depth: 8,
-            rounds: 2,
-            ios: 100,
-            doorbell_batch: 2,
-            schemes: Scheme::ALL.to_vec(),
-            policy: Bounce::Below(4096),
-        };
-        let mut rows = Vec::new();
-        bench::run(domain, controller, &namespace, &plan, |row| rows.push(row)).unwrap();
-        let names: Vec<_> = rows.iter().map(|row| (row.scheme, row.round)).collect();
-        assert_eq!(
-            names[..5],
-            [("map", 0), ("bounce", 0), ("static", 0), ("policy", 0), ("map, batched", 0)]
-        );
-        assert_eq!((names.len(), names[5]), (10, ("map", 1)));
-        for row in &rows {
-            assert_eq!((row.ios, row.bytes, row.depth), (100, 819_200, 8));
-            let expected = match row.scheme {
-                "bounce" => [100, 100, 100, 819_200, 0],
-                "static" => [0; 5],
-                // As many buffers as twice the depth: taken back eight at once, and the rest at the end.
-                "map, batched" => [0, 100, 100, 0, row.flushes],
-                _ => [0, 100, 100, 0, 100],
-            };
-            let counts = [row.bounced, row.maps, row.unmaps, row.copied_bytes, row.flushes];
-            assert_eq!(counts, expected, "{row:?}");
-            assert_eq!(row.pool_peak_bytes, if row.scheme == "bounce" { 2 << 20 } else { 0 });
-        }
-        assert!(rows[4].flushes < 15, "{:?}", rows[4]);
-    });
 }

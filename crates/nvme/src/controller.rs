@@ -19,11 +19,11 @@ use crate::data::{Describer, Format, PRPS_MAX};
 use crate::error::Error;
 use crate::hardware::{Hardware, Passed};
 use crate::identify::{ControllerData, IDENTIFY_BYTES, NamespaceData, namespace_list};
-use crate::queue::{Queue, Waiting};
 use crate::registers::{
     ACQ, AQA, ASQ, CAP, CC, CSTS, Capabilities, Configuration, ControllerStatus, VS, Version,
 };
 use crate::rings::Rings;
+use crate::waiting::Waiting;
 
 /// Commands of the admin command set (Base Specification 2.0, section 5).
 mod admin_opcode {
@@ -300,48 +300,43 @@ impl<'d, H: Hardware> Controller<'d, H> {
         Ok(Namespace { id, blocks, block_log2 })
     }
 
-    /// An I/O queue for `depth` commands in flight, each of which keeps a `T` until it ends.
-    ///
-    /// # Errors
-    /// [`Error::NoQueue`]; [`Error`] where the controller refuses it, or there is no memory.
-    pub fn queue<T>(&self, depth: u16) -> Result<Queue<'_, 'd, H, T>, Error> {
-        let refused = |reason: &str| Error::NoQueue { depth, reason: reason.to_owned() };
-        if depth == 0 || depth > self.depth_max() {
-            return Err(refused(&format!("1 to {} are possible", self.depth_max())));
-        }
+    /// Creates an I/O queue for `depth` commands in flight, and returns its rings.
+    pub(crate) fn create_queue<T>(&self, depth: u16) -> Result<Rings<'d, T>, Error> {
         let mut admin = self.lock();
         let admin = self.running(&mut admin)?;
-        let id = admin.free_queues.pop().ok_or_else(|| refused("all queues are in use"))?;
-        let made = Queue::new(self, id, depth);
-        let created = made.and_then(|queue| {
-            let [submissions, completions] = queue.iovas();
-            let size = u32::from(queue.entries() - 1) << 16 | u32::from(id);
-            let create = |opcode, iova, eleven| Command {
-                opcode,
-                namespace: 0,
-                data: DataPointer::Prp(iova, 0),
-                words: [size, eleven, 0],
-            };
-            let (name, opcode) =
-                ("Create I/O Completion Queue", admin_opcode::CREATE_COMPLETION_QUEUE);
-            let command = create(opcode, completions, PHYSICALLY_CONTIGUOUS);
-            self.execute(admin, command, What::Admin { name, word: size })?;
-            let (name, opcode) =
-                ("Create I/O Submission Queue", admin_opcode::CREATE_SUBMISSION_QUEUE);
-            let command = create(opcode, submissions, PHYSICALLY_CONTIGUOUS | u32::from(id) << 16);
-            let created = self.execute(admin, command, What::Admin { name, word: size });
-            if let Err(error) = created {
-                self.delete_completion_queue(admin, id)?;
-                return Err(error);
-            }
-            Ok(queue)
-        });
-        if created.is_err() {
+        let id = admin.free_queues.pop().ok_or_else(|| {
+            let reason = "all queues are in use".to_owned();
+            Error::NoQueue { depth, reason }
+        })?;
+        let rings = Rings::new(self.domain, self.capabilities, id, depth)
+            .and_then(|rings| self.create(admin, &rings).map(|()| rings));
+        if rings.is_err() {
             admin.free_queues.push(id);
         }
-        let mut queue = created?;
-        queue.is_created();
-        Ok(queue)
+        rings
+    }
+
+    fn create<T>(&self, admin: &mut Admin<'d>, rings: &Rings<'d, T>) -> Result<(), Error> {
+        let [submissions, completions] = rings.iovas();
+        let size = u32::from(rings.entries() - 1) << 16 | u32::from(rings.id);
+        let create = |opcode, iova, eleven| Command {
+            opcode,
+            namespace: 0,
+            data: DataPointer::Prp(iova, 0),
+            words: [size, eleven, 0],
+        };
+        let (name, opcode) = ("Create I/O Completion Queue", admin_opcode::CREATE_COMPLETION_QUEUE);
+        let command = create(opcode, completions, PHYSICALLY_CONTIGUOUS);
+        self.execute(admin, command, What::Admin { name, word: size })?;
+        let (name, opcode) = ("Create I/O Submission Queue", admin_opcode::CREATE_SUBMISSION_QUEUE);
+        let eleven = PHYSICALLY_CONTIGUOUS | u32::from(rings.id) << 16;
+        let command = create(opcode, submissions, eleven);
+        let created = self.execute(admin, command, What::Admin { name, word: size });
+        if let Err(error) = created {
+            self.delete_completion_queue(admin, rings.id)?;
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Makes the controller give up a queue: when this returns `Ok`, it does not have any of its
@@ -377,7 +372,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
     }
 
     /// Stops it: when this returns `Ok`, it does not have any command, and reaches no memory. What
-    /// queues keep for commands in flight can be had back ([`Queue::close`]).
+    /// queues keep for commands in flight can be had back ([`Queue::close`](crate::queue::Queue::close)).
     ///
     /// # Errors
     /// [`Error::Lost`]: nothing that it was given is freed any more.
@@ -508,7 +503,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
                 Ok(None) => {}
                 Err(error) => break Err(error),
             }
-            if let Err(error) = waiting.spin(self, || Some(what)) {
+            if let Err(error) = waiting.spin(|| Some(what), || self.check()) {
                 break Err(error);
             }
         };

@@ -19,14 +19,13 @@
 //! | [`queue`] | commands in flight, and what is kept until they end |
 //! | [`stream`], [`load`] | long transfers, cut into what a command takes |
 //! | [`extents`] | where a file is on its disk |
-//! | [`mod@bench`] | reads by each scheme of mapping |
 //!
 //! ```no_run
 //! use longshore_heap::Heap;
-//! use longshore_nvme_example::controller::{Controller, Options};
-//! use longshore_nvme_example::hardware::Interface;
-//! use longshore_nvme_example::load::load;
-//! use longshore_nvme_example::stream::Stretch;
+//! use longshore_nvme::controller::{Controller, Options};
+//! use longshore_nvme::hardware::Interface;
+//! use longshore_nvme::load::load;
+//! use longshore_nvme::stream::Stretch;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (builder, passed) = Interface::Vfio.open("0000:00:05.0")?;
@@ -44,7 +43,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::result_large_err, reason = "what was not done is given back with the reason")]
 
-pub mod bench;
 pub mod command;
 pub mod controller;
 pub mod data;
@@ -58,3 +56,4 @@ pub mod registers;
 mod rings;
 pub mod status;
 pub mod stream;
+mod waiting;

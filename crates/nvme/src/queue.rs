@@ -1,10 +1,7 @@
 //! An I/O queue: commands in flight, and what is kept for them until they end.
 
 use std::fmt;
-use std::hint;
 use std::mem;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use longshore_domain::Coherent;
 
@@ -12,8 +9,9 @@ use crate::command::{Command, CommandError, DataPointer, Verb, What};
 use crate::controller::{Controller, Namespace};
 use crate::data::{Describer, LIST_BYTES, Segment};
 use crate::error::{Error, Refused};
-use crate::hardware::{Hardware, Passed};
+use crate::hardware::Hardware;
 use crate::rings::{Ended, Rings};
+use crate::waiting::Waiting;
 
 /// Flush (NVM Command Set Specification 1.0, section 3.2.2).
 const OPCODE_FLUSH: u8 = 0x00;
@@ -37,7 +35,6 @@ pub struct Queue<'c, 'd, H: Hardware, T> {
     max_transfer_bytes: u64,
     /// What a list is made in, before it is copied to where the controller finds it.
     scratch: Box<[u8; LIST_BYTES]>,
-    is_created: bool,
     id: u16,
     /// `None` once it was closed.
     parts: Option<Parts<'d, T>>,
@@ -50,9 +47,6 @@ struct Parts<'d, T> {
     lists: Coherent<'d>,
 }
 
-/// A queue of a device that was passed through.
-pub type PassedQueue<'c, 'd, T> = Queue<'c, 'd, Passed, T>;
-
 /// A command that ended.
 #[derive(Debug)]
 pub struct Done<T> {
@@ -62,40 +56,30 @@ pub struct Done<T> {
     pub result: Result<(), CommandError>,
 }
 
-impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
-    /// Makes the rings; the controller does not know of them yet.
-    pub(crate) fn new(
-        controller: &'c Controller<'d, H>,
-        id: u16,
-        depth: u16,
-    ) -> Result<Self, Error> {
-        let domain = controller.domain();
-        let rings = Rings::new(domain, controller.capabilities(), id, depth)?;
-        let lists = domain.alloc_coherent(u64::from(depth) * LIST_BYTES as u64)?;
-        Ok(Self {
-            controller,
-            describer: controller.describer(),
-            max_transfer_bytes: controller.max_transfer_bytes(),
+impl<'d, H: Hardware> Controller<'d, H> {
+    /// An I/O queue for `depth` commands in flight, each of which keeps a `T` until it ends.
+    ///
+    /// # Errors
+    /// [`Error::NoQueue`]; [`Error`] where the controller refuses it, or there is no memory.
+    pub fn queue<T>(&self, depth: u16) -> Result<Queue<'_, 'd, H, T>, Error> {
+        if depth == 0 || depth > self.depth_max() {
+            let reason = format!("1 to {} are possible", self.depth_max());
+            return Err(Error::NoQueue { depth, reason });
+        }
+        let lists = self.domain().alloc_coherent(u64::from(depth) * LIST_BYTES as u64)?;
+        let rings = self.create_queue(depth)?;
+        Ok(Queue {
+            controller: self,
+            describer: self.describer(),
+            max_transfer_bytes: self.max_transfer_bytes(),
             scratch: Box::new([0; LIST_BYTES]),
-            is_created: false,
-            id,
+            id: rings.id,
             parts: Some(Parts { rings, lists }),
         })
     }
+}
 
-    /// The controller has it from here on.
-    pub(crate) fn is_created(&mut self) {
-        self.is_created = true;
-    }
-
-    pub(crate) fn iovas(&self) -> [u64; 2] {
-        self.rings().iovas()
-    }
-
-    pub(crate) fn entries(&self) -> u16 {
-        self.rings().entries()
-    }
-
+impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
     /// How many commands can be in flight.
     pub fn depth(&self) -> u16 {
         self.rings().depth()
@@ -179,7 +163,7 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
                 return Ok(done);
             }
             let rings = self.rings();
-            waiting.spin(self.controller, || rings.any_in_flight())?;
+            waiting.spin(|| rings.any_in_flight(), || self.controller.check())?;
         }
     }
 
@@ -195,8 +179,7 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
 
     fn end(&mut self) -> Result<Option<Parts<'d, T>>, Error> {
         let parts = self.parts.take();
-        if self.is_created
-            && parts.is_some()
+        if parts.is_some()
             && let Err(error) = self.controller.give_up(self.id)
         {
             mem::forget(parts);
@@ -265,53 +248,5 @@ impl<H: Hardware, T> fmt::Debug for Queue<'_, '_, H, T> {
             .field("id", &self.id)
             .field("in_flight", &self.parts.as_ref().map(|parts| parts.rings.in_flight()))
             .finish_non_exhaustive()
-    }
-}
-
-/// Polling, which looks at the clock and at the controller now and then.
-pub(crate) struct Waiting {
-    timeout: Duration,
-    spins: u32,
-    started: Option<Instant>,
-    looked: Duration,
-}
-
-/// So often nothing ends before the clock is looked at, and others may run.
-const SPINS: u32 = 1024;
-/// How often CSTS is looked at, which is slower than memory by far.
-const LOOK: Duration = Duration::from_millis(50);
-
-impl Waiting {
-    pub(crate) fn new(timeout: Duration) -> Self {
-        Self { timeout, spins: 0, started: None, looked: Duration::ZERO }
-    }
-
-    #[inline]
-    pub(crate) fn spin<H: Hardware>(
-        &mut self,
-        controller: &Controller<'_, H>,
-        in_flight: impl FnOnce() -> Option<What>,
-    ) -> Result<(), Error> {
-        self.spins += 1;
-        if self.spins < SPINS {
-            hint::spin_loop();
-            return Ok(());
-        }
-        self.spins = 0;
-        let what = in_flight().ok_or(Error::Idle)?;
-        let Some(started) = self.started else {
-            self.started = Some(Instant::now());
-            return Ok(());
-        };
-        let waited = started.elapsed();
-        if waited >= self.looked + LOOK {
-            self.looked = waited;
-            controller.check()?;
-        }
-        if waited > self.timeout {
-            return Err(Error::TimedOut { what, waited: self.timeout });
-        }
-        thread::yield_now();
-        Ok(())
     }
 }

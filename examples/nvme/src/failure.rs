@@ -1,0 +1,41 @@
+//! Why the program did not do what it was asked for.
+
+use std::io;
+
+use longshore_domain::backend::BackendError;
+use longshore_nvme::command::CommandError;
+use longshore_nvme::error::{Error, Refused};
+use longshore_nvme::hardware::PassError;
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// Why the program failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Pass(#[from] PassError),
+    #[error(transparent)]
+    Driver(#[from] Error),
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error(transparent)]
+    Domain(#[from] longshore_domain::Error),
+    #[error(transparent)]
+    Memory(#[from] longshore_heap::Error),
+    #[error("freeing bounce buffers: {0}")]
+    Shrink(#[source] BackendError),
+    #[error("{operation}: {source}")]
+    Io {
+        operation: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{0}")]
+    Arguments(String),
+}
+
+impl<T> From<Refused<T>> for Failure {
+    fn from(refused: Refused<T>) -> Self {
+        Self::Driver(refused.error)
+    }
+}
