@@ -1,43 +1,41 @@
-//! Commands and completions, as they lie in the queues (NVM Express Base Specification 2.0, sections
+//! The layout of commands and completions in the queues (NVM Express Base Specification 2.0, sections
 //! 3.3.3.1 and 3.3.3.2; NVM Command Set Specification 1.0, section 3.2).
 
 use std::fmt;
 
 use crate::status::Status;
 
-/// Bytes of an entry of a submission queue.
-pub const SUBMISSION_BYTES: usize = 64;
-/// Bytes of an entry of a completion queue.
-pub const COMPLETION_BYTES: usize = 16;
+/// The length of a submission queue entry, in bytes.
+pub(crate) const SUBMISSION_BYTES: usize = 64;
+/// The length of a completion queue entry, in bytes.
+pub(crate) const COMPLETION_BYTES: usize = 16;
 
-/// Where the data of a command is: the field DPTR.
+/// The field DPTR: the place of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataPointer {
+pub(crate) enum DataPointer {
     /// No data.
     None,
-    /// PRP entries 1 and 2; what the second one is follows from the length.
+    /// PRP entries 1 and 2. The length decides whether the second one is a page or a list.
     Prp(u64, u64),
-    /// An SGL descriptor: its address, and its other half.
+    /// An SGL descriptor: its address and its other half.
     Sgl(u64, u64),
 }
 
-/// A command that is not numbered yet.
+/// A command that has no identifier yet.
 #[derive(Clone, Copy, Debug)]
-pub struct Command {
-    /// What is to be done.
-    pub opcode: u8,
+pub(crate) struct Command {
+    pub(crate) opcode: u8,
     /// NSID: the namespace, or 0.
-    pub namespace: u32,
-    /// DPTR.
-    pub data: DataPointer,
-    /// CDW10 to CDW12; all others are 0 in the commands of this driver.
-    pub words: [u32; 3],
+    pub(crate) namespace: u32,
+    pub(crate) data: DataPointer,
+    /// CDW10 to CDW12. The others are 0 in the commands of this driver.
+    pub(crate) words: [u32; 3],
 }
 
 impl Command {
-    /// The entry of a submission queue.
+    /// Returns the entry for the submission queue.
     #[inline]
-    pub fn entry(&self, id: u16) -> [u8; SUBMISSION_BYTES] {
+    pub(crate) fn entry(&self, id: u16) -> [u8; SUBMISSION_BYTES] {
         const BY_SGL: u32 = 1 << 14;
         let (flags, pointer) = match self.data {
             DataPointer::None => (0, [0; 2]),
@@ -65,47 +63,49 @@ impl Command {
     }
 }
 
-/// The second half of an entry of a completion queue: all but what the command returns.
+/// The second half of a completion queue entry: all but the value that the command returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion(pub u64);
+pub(crate) struct CompletionEntry(pub(crate) u64);
 
-impl Completion {
-    /// P: whether the entry is of this round or of the one before.
+impl CompletionEntry {
+    /// Returns the phase tag (P), which tells a new entry from one of the round before.
     #[inline]
-    pub fn phase(self) -> bool {
+    pub(crate) fn phase(self) -> bool {
         self.0 & 1 << 48 != 0
     }
 
-    /// CID: which command ended.
+    /// Returns the command identifier (CID).
     #[inline]
-    pub fn command_id(self) -> u16 {
+    pub(crate) fn command_id(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    /// SQID: of which queue it was.
-    pub fn queue_id(self) -> u16 {
+    /// Returns the submission queue identifier (SQID).
+    #[cfg(test)]
+    fn queue_id(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// How it ended.
+    /// Returns the status field.
     #[inline]
-    pub fn status(self) -> Status {
+    pub(crate) fn status(self) -> Status {
         Status((self.0 >> 49) as u16)
     }
 }
 
-/// Which way data goes.
+/// The opcode of a command that transfers blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// From the disk.
+#[non_exhaustive]
+pub enum Opcode {
+    /// Read: from the disk to memory.
     Read,
-    /// To the disk.
+    /// Write: from memory to the disk.
     Write,
 }
 
-impl Verb {
-    /// The opcode of the NVM command set.
-    pub fn opcode(self) -> u8 {
+impl Opcode {
+    /// Returns the opcode of the NVM command set.
+    pub(crate) fn raw(self) -> u8 {
         match self {
             Self::Write => 0x01,
             Self::Read => 0x02,
@@ -113,7 +113,7 @@ impl Verb {
     }
 }
 
-impl fmt::Display for Verb {
+impl fmt::Display for Opcode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Read => "Read",
@@ -122,39 +122,40 @@ impl fmt::Display for Verb {
     }
 }
 
-/// A command in words, for whoever reads an error.
+/// A description of a command, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// A command of the NVM command set, with blocks.
+#[non_exhaustive]
+pub enum CommandInfo {
+    /// A command that transfers blocks.
     Blocks {
-        /// Read or write.
-        verb: Verb,
-        /// How many.
+        /// The opcode.
+        opcode: Opcode,
+        /// The number of blocks.
         blocks: u32,
-        /// The first.
+        /// The first block.
         lba: u64,
-        /// Where.
+        /// The namespace.
         namespace: u32,
     },
-    /// Flush.
+    /// Flush: writes the volatile write cache to the medium.
     Flush {
-        /// What is flushed.
+        /// The namespace.
         namespace: u32,
     },
     /// A command of the admin command set.
     Admin {
-        /// Its name.
+        /// The name of the command.
         name: &'static str,
-        /// CDW10, which says most of it.
+        /// CDW10.
         word: u32,
     },
 }
 
-impl fmt::Display for What {
+impl fmt::Display for CommandInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Blocks { verb, blocks, lba, namespace } => {
-                write!(f, "{verb} of {blocks} blocks from LBA {lba:#x} of namespace {namespace}")
+            Self::Blocks { opcode, blocks, lba, namespace } => {
+                write!(f, "{opcode} of {blocks} blocks from LBA {lba:#x} of namespace {namespace}")
             }
             Self::Flush { namespace } => write!(f, "Flush of namespace {namespace}"),
             Self::Admin { name, word } => write!(f, "{name} (CDW10 {word:#x})"),
@@ -162,13 +163,14 @@ impl fmt::Display for What {
     }
 }
 
-/// A command that the controller refused, or failed at.
+/// An error of a command that the controller ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {status}")]
+#[error("{command}: {status}")]
+#[non_exhaustive]
 pub struct CommandError {
-    /// What was asked for.
-    pub what: What,
-    /// What it said.
+    /// The command.
+    pub command: CommandInfo,
+    /// The status of the completion.
     pub status: Status,
 }
 
@@ -177,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_what_the_specification_has() {
+    fn an_entry_has_the_layout_of_the_specification() {
         let command = Command {
             opcode: 0x02,
             namespace: 1,
@@ -200,18 +202,19 @@ mod tests {
     fn a_completion_is_decoded() {
         // SQHD 5, SQID 3, CID 0x1234, phase 1, LBA out of range, do not retry.
         let raw = 5 | 3 << 16 | 0x1234 << 32 | (1 | 0x80 << 1 | 1 << 15) << 48;
-        let completion = Completion(raw);
+        let completion = CompletionEntry(raw);
         assert!(completion.phase());
         assert_eq!((completion.command_id(), completion.queue_id()), (0x1234, 3));
         let status = completion.status();
         assert_eq!((status.code_type(), status.code(), status.is_final()), (0, 0x80, true));
-        assert!(!Completion(0).phase() && Completion(1 << 48).status().is_success());
+        assert!(!CompletionEntry(0).phase() && CompletionEntry(1 << 48).status().is_success());
     }
 
     #[test]
-    fn an_error_says_command_and_status() {
-        let what = What::Blocks { verb: Verb::Read, blocks: 8, lba: 0x10_0000, namespace: 1 };
-        let text = CommandError { what, status: Status(0x4080) }.to_string();
+    fn an_error_names_command_and_status() {
+        let command =
+            CommandInfo::Blocks { opcode: Opcode::Read, blocks: 8, lba: 0x10_0000, namespace: 1 };
+        let text = CommandError { command, status: Status(0x4080) }.to_string();
         assert_eq!(
             text,
             "Read of 8 blocks from LBA 0x100000 of namespace 1: LBA Out of Range \

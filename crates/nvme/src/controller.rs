@@ -1,9 +1,9 @@
-//! The controller: bringing it up, admin commands, and stopping it whatever happens.
+//! The controller: enabling it, admin commands, and stopping it in every case.
 //!
 //! ```text
 //!   start:   EN = 0, wait ──► admin rings ──► EN = 1, wait ──► Identify, Number of Queues
-//!   close:   SHN = normal, wait ──► EN = 0, wait ──► no bus master ──► memory goes back
-//!   trouble: EN = 0, wait ──► else no bus master and a reset by the bus ──► else memory is leaked
+//!   drop:    SHN = normal, wait ──► EN = 0, wait ──► no bus master ──► memory is freed
+//!   error:   EN = 0, wait ──► else no bus master and a reset by the bus ──► else memory is leaked
 //! ```
 
 use std::mem;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use longshore_domain::{Coherent, Domain};
 
-use crate::command::{Command, CommandError, DataPointer, What};
-use crate::data::{Describer, Format, PRPS_MAX};
-use crate::error::Error;
-use crate::hardware::{Hardware, Passed};
-use crate::identify::{ControllerData, IDENTIFY_BYTES, NamespaceData, namespace_list};
+use crate::command::{Command, CommandError, CommandInfo, DataPointer};
+use crate::data::{DataPointerFormat, Describer, PRPS_MAX};
+use crate::error::{Error, NamespaceError, Unsupported};
+use crate::hardware::{Hardware, PciDevice};
+use crate::identify::{IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, namespace_list};
 use crate::registers::{
     ACQ, AQA, ASQ, CAP, CC, CSTS, Capabilities, Configuration, ControllerStatus, VS, Version,
 };
@@ -37,35 +37,64 @@ mod admin_opcode {
 
 /// Feature Identifier of Number of Queues (5.27.1.5).
 const NUMBER_OF_QUEUES: u32 = 0x07;
-/// In CDW11 of those that create queues: the ring is in one piece.
+/// CDW11.PC of the commands that create queues: the ring is physically contiguous.
 const PHYSICALLY_CONTIGUOUS: u32 = 1;
-/// One command at a time is in the admin queue.
+/// The admin queue has one command in flight at a time.
 const ADMIN_DEPTH: u16 = 3;
-/// How often a register is looked at while the controller becomes what it is to become.
-const LOOK: Duration = Duration::from_micros(100);
-/// How long a shutdown may take where the controller does not say how long it takes.
+/// The interval between two reads of CSTS while the controller changes its state.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// The time limit of a shutdown if the controller reports none or a shorter one.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(5);
-/// How long it may take, whatever the controller says.
+/// The longest time limit of a shutdown.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// How a controller is used.
+/// The options of a [`Controller`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let options = longshore_nvme::Options::default().queues(2).io_timeout(Duration::from_secs(5));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How many I/O queues are asked for. The controller may have fewer.
-    pub queues: u16,
-    /// How data is described.
-    pub format: Format,
-    /// How long nothing may end while admin commands are in flight.
-    pub admin_timeout: Duration,
-    /// The same of commands of I/O queues.
-    pub io_timeout: Duration,
+    queues: u16,
+    format: DataPointerFormat,
+    admin_timeout: Duration,
+    io_timeout: Duration,
 }
 
+impl Options {
+    /// Sets the number of I/O queues that the driver requests. The controller may grant fewer.
+    #[must_use]
+    pub fn queues(self, queues: u16) -> Self {
+        Self { queues, ..self }
+    }
+
+    /// Sets how commands describe the place of their data.
+    #[must_use]
+    pub fn format(self, format: DataPointerFormat) -> Self {
+        Self { format, ..self }
+    }
+
+    /// Sets the time limit of admin commands.
+    #[must_use]
+    pub fn admin_timeout(self, admin_timeout: Duration) -> Self {
+        Self { admin_timeout, ..self }
+    }
+
+    /// Sets the time limit of commands of I/O queues: the longest time in which none of them ends.
+    #[must_use]
+    pub fn io_timeout(self, io_timeout: Duration) -> Self {
+        Self { io_timeout, ..self }
+    }
+}
+
+/// Eight queues, the shortest description of data, 60 seconds for admin commands and 30 for others.
 impl Default for Options {
     fn default() -> Self {
         Self {
             queues: 8,
-            format: Format::Shortest,
+            format: DataPointerFormat::Shortest,
             admin_timeout: Duration::from_secs(60),
             io_timeout: Duration::from_secs(30),
         }
@@ -74,63 +103,66 @@ impl Default for Options {
 
 /// An NVMe controller that this process drives.
 ///
-/// Dropped, it is shut down, so that it no longer runs when its memory goes back.
-pub struct Controller<'d, H: Hardware = Passed> {
+/// Dropping it shuts the controller down and stops it before its memory is freed.
+pub struct Controller<'d, H: Hardware = PciDevice> {
     domain: &'d Domain,
     hardware: H,
     options: Options,
     capabilities: Capabilities,
-    /// CAP.MPS in use.
+    /// CC.MPS, as the binary logarithm of the page size in bytes.
     page_log2: u32,
     state: AtomicU8,
-    /// `None` only where it was leaked.
+    /// `None` before the first start, and after a leak.
     admin: Mutex<Option<Admin<'d>>>,
-    data: ControllerData,
+    data: IdentifyController,
 }
 
 struct Admin<'d> {
     rings: Rings<'d, ()>,
-    /// What Identify returns.
+    /// The data structure that Identify returns.
     page: Coherent<'d>,
-    /// Numbers of I/O queues that nobody has.
+    /// The identifiers of I/O queues that are not in use.
     free_queues: Vec<u16>,
 }
 
-/// It runs.
+/// The controller accepts commands.
 const RUNNING: u8 = 0;
-/// It was stopped, and reaches no memory.
+/// The controller was stopped, and accesses no memory.
 const STOPPED: u8 = 1;
-/// It was to be stopped, and may reach memory still.
+/// The controller could not be stopped, and may still access memory.
 const LOST: u8 = 2;
 
-/// A namespace: blocks that can be read and written.
+/// A namespace: a number of logical blocks that can be read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Namespace {
-    /// Its number.
+    /// The namespace identifier (NSID).
     pub id: u32,
-    /// How many blocks it has.
+    /// The number of logical blocks (NSZE).
     pub blocks: u64,
-    /// The binary logarithm of a block's bytes.
+    /// The binary logarithm of the block size, in bytes (LBADS).
     pub block_log2: u32,
 }
 
 impl Namespace {
-    /// Bytes of a block.
+    /// Returns the block size, in bytes.
     pub fn block_bytes(&self) -> u64 {
         1 << self.block_log2
     }
 
-    /// How many bytes it has.
+    /// Returns the length of the namespace, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.blocks << self.block_log2
     }
 }
 
 impl<'d, H: Hardware> Controller<'d, H> {
-    /// Brings it up; its queues and lists are memory of `domain`, in which the device must be.
+    /// Resets and enables a controller. Its queues are in memory of `domain`, to which the device
+    /// must belong.
     ///
     /// # Errors
-    /// [`Error`]. It does no DMA then.
+    /// Returns an [`Error`] if the controller cannot be used, does not answer, or refuses a command. It
+    /// does no DMA then.
     pub fn new(domain: &'d Domain, hardware: H, options: Options) -> Result<Self, Error> {
         let status = ControllerStatus(hardware.read_u32(CSTS));
         if status.is_gone() {
@@ -138,16 +170,13 @@ impl<'d, H: Hardware> Controller<'d, H> {
         }
         let capabilities = Capabilities(hardware.read_u64(CAP));
         let page_log2 = page_log2(capabilities, domain)?;
-        let (end, there_are) = (capabilities.head_doorbell(0) + 4, hardware.registers_len_bytes());
-        if end > there_are {
-            let what = format!(
-                "the doorbells of its admin queue end at byte {end:#x} (CAP.DSTRD), but it has \
-                 {there_are:#x} bytes of registers"
-            );
-            return Err(unsupported(what));
+        let (end, registers_bytes) =
+            (capabilities.head_doorbell(0) + 4, hardware.registers_len_bytes());
+        if end > registers_bytes {
+            return Err(Unsupported::Doorbells { end, registers_bytes }.into());
         }
         if !capabilities.has_nvm_commands() {
-            return Err(unsupported("it does not have the NVM command set (CAP.CSS)"));
+            return Err(Unsupported::CommandSet.into());
         }
         let mut controller = Self {
             domain,
@@ -157,19 +186,19 @@ impl<'d, H: Hardware> Controller<'d, H> {
             page_log2,
             state: AtomicU8::new(STOPPED),
             admin: Mutex::new(None),
-            data: ControllerData::decode(&[0; IDENTIFY_BYTES]),
+            data: IdentifyController::decode(&[0; IDENTIFY_BYTES]),
         };
         controller.restart()?;
         Ok(controller)
     }
 
-    /// Stops it if it runs, and brings it up anew. There is no queue then.
+    /// Stops the controller if it runs, and enables it again. No queue exists at that time.
     ///
     /// # Errors
-    /// [`Error`]. It does no DMA then.
+    /// Returns an [`Error`] as [`new`](Self::new) does. The controller does no DMA then.
     pub fn restart(&mut self) -> Result<(), Error> {
         self.stop()?;
-        // What the device was doing when it was opened ends here, before it may do DMA.
+        // Commands that the device had when it was opened end here, before it may do DMA.
         self.enable(false)?;
         let rings = Rings::new(self.domain, self.capabilities, 0, ADMIN_DEPTH)?;
         let page = self.domain.alloc_coherent(IDENTIFY_BYTES as u64)?;
@@ -179,21 +208,21 @@ impl<'d, H: Hardware> Controller<'d, H> {
         self.hardware.write_u64(ASQ, submissions);
         self.hardware.write_u64(ACQ, completions);
         *self.lock() = Some(Admin { rings, page, free_queues: Vec::new() });
-        self.hardware.set_bus_master(true).map_err(Error::io("letting the device do DMA"))?;
+        self.hardware.set_bus_master(true).map_err(Error::device("letting the device do DMA"))?;
         self.state.store(RUNNING, Ordering::Release);
-        let brought_up = self.enable(true).and_then(|()| self.introduce());
-        if brought_up.is_err() {
+        let started = self.enable(true).and_then(|()| self.introduce());
+        if started.is_err() {
             self.stop()?;
         }
-        brought_up
+        started
     }
 
-    /// What can be done once it answers.
+    /// Reads the properties of the controller, and requests I/O queues.
     fn introduce(&mut self) -> Result<(), Error> {
-        let data = self.identify(1, 0, |page| Ok(ControllerData::decode(page)))?;
-        self.data = data;
+        self.data = self.identify_page(1, 0, IdentifyController::decode)?;
         let wanted = u32::from(self.options.queues.max(1) - 1);
-        let what = What::Admin { name: "Set Features, Number of Queues", word: NUMBER_OF_QUEUES };
+        let info =
+            CommandInfo::Admin { name: "Set Features, Number of Queues", word: NUMBER_OF_QUEUES };
         let command = Command {
             opcode: admin_opcode::SET_FEATURES,
             namespace: 0,
@@ -202,40 +231,39 @@ impl<'d, H: Hardware> Controller<'d, H> {
         };
         let mut admin = self.lock();
         let admin = self.running(&mut admin)?;
-        let granted = self.execute(admin, command, what)?;
+        let granted = self.execute(admin, command, info)?;
         let queues = (granted & 0xffff).min(granted >> 16).min(wanted) as u16 + 1;
-        let there_are = self.hardware.registers_len_bytes();
-        let fits = |id: &u16| self.capabilities.head_doorbell(*id) + 4 <= there_are;
+        let registers_bytes = self.hardware.registers_len_bytes();
+        let fits = |id: &u16| self.capabilities.head_doorbell(*id) + 4 <= registers_bytes;
         admin.free_queues = (1..=queues).filter(fits).rev().collect();
         Ok(())
     }
 
-    /// What it says of itself.
-    pub fn data(&self) -> &ControllerData {
+    /// Returns the Identify Controller data structure.
+    pub fn identify(&self) -> &IdentifyController {
         &self.data
     }
 
-    /// What its registers say it can do.
+    /// Returns the value of the register CAP.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// Which version of the specification it follows.
+    /// Returns the version of the specification that the controller follows.
     pub fn version(&self) -> Version {
         Version(self.hardware.read_u32(VS))
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn hardware(&self) -> &H {
         &self.hardware
     }
 
-    /// The domain it is in.
+    /// Returns the domain of the device.
     pub fn domain(&self) -> &'d Domain {
         self.domain
     }
 
-    /// How data is described to it.
     pub(crate) fn describer(&self) -> Describer {
         Describer {
             page_bytes: 1 << self.page_log2,
@@ -244,8 +272,8 @@ impl<'d, H: Hardware> Controller<'d, H> {
         }
     }
 
-    /// The most bytes that a command may transfer, at any address: its own limit (MDTS), or that of
-    /// the lists that this driver makes.
+    /// Returns the largest transfer of a command at any address, in bytes: the limit of the controller
+    /// (MDTS), or of the lists that this driver makes.
     pub fn max_transfer_bytes(&self) -> u64 {
         let by_lists = (PRPS_MAX as u64) << self.page_log2;
         let log2 = u32::from(self.data.max_transfer_log2_pages);
@@ -256,47 +284,44 @@ impl<'d, H: Hardware> Controller<'d, H> {
             .min(1_u64.checked_shl(self.capabilities.page_log2_min() + log2).unwrap_or(u64::MAX))
     }
 
-    /// The most commands that can be in flight in a queue.
+    /// Returns the largest possible depth of a queue.
     pub fn depth_max(&self) -> u16 {
         (self.capabilities.queue_entries_max() - 1).min(u32::from(u16::MAX) - 1) as u16
     }
 
-    /// How many more queues there can be.
+    /// Returns the number of queues that can still be created.
     pub fn queues_left(&self) -> usize {
         self.lock().as_ref().map_or(0, |admin| admin.free_queues.len())
     }
 
-    /// The numbers of its active namespaces, the first 1024 of them.
+    /// Returns the identifiers of the first 1024 active namespaces.
     ///
     /// # Errors
-    /// [`Error`].
+    /// Returns [`Error::Command`] if the controller refuses Identify, and other errors if it does not
+    /// work any more.
     pub fn namespace_ids(&self) -> Result<Vec<u32>, Error> {
-        self.identify(2, 0, |page| Ok(namespace_list(page).collect()))
+        self.identify_page(2, 0, |page| namespace_list(page).collect())
     }
 
-    /// A namespace by its number; the first is 1.
+    /// Returns a namespace by its identifier. The first identifier is 1.
     ///
     /// # Errors
-    /// [`Error::Namespace`] where it has none of this number, or blocks with metadata;
-    /// [`Error::Command`].
+    /// Returns [`Error::Namespace`] if the namespace is not active or has blocks with metadata, and
+    /// [`Error::Command`] if the controller refuses Identify.
     pub fn namespace(&self, id: u32) -> Result<Namespace, Error> {
-        let refused = |reason: String| Error::Namespace { id, reason };
-        let NamespaceData { blocks, block_log2, metadata_bytes } =
-            self.identify(0, id, |page| Ok(NamespaceData::decode(page)))?;
+        let refused = |reason| Err(Error::Namespace { id, reason });
+        let IdentifyNamespace { blocks, block_log2, metadata_bytes } =
+            self.identify_page(0, id, IdentifyNamespace::decode)?;
         if blocks == 0 {
-            return Err(refused("the controller has none of this number".to_owned()));
+            return refused(NamespaceError::Inactive);
         }
         if metadata_bytes != 0 {
-            return Err(refused(format!(
-                "its blocks have {metadata_bytes} bytes of metadata each, which this driver does not \
-                 transfer: format it without"
-            )));
+            return refused(NamespaceError::Metadata { bytes: metadata_bytes });
+        }
+        if !(9..32).contains(&block_log2) || blocks.leading_zeros() < u32::from(block_log2) {
+            return refused(NamespaceError::Size { blocks, block_log2 });
         }
         let block_log2 = u32::from(block_log2);
-        if !(9..32).contains(&block_log2) || blocks.leading_zeros() < block_log2 {
-            let bytes = format!("{blocks:#x} blocks of 2^{block_log2} bytes");
-            return Err(refused(format!("it says that it has {bytes}")));
-        }
         Ok(Namespace { id, blocks, block_log2 })
     }
 
@@ -304,10 +329,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
     pub(crate) fn create_queue<T>(&self, depth: u16) -> Result<Rings<'d, T>, Error> {
         let mut admin = self.lock();
         let admin = self.running(&mut admin)?;
-        let id = admin.free_queues.pop().ok_or_else(|| {
-            let reason = "all queues are in use".to_owned();
-            Error::NoQueue { depth, reason }
-        })?;
+        let id = admin.free_queues.pop().ok_or(Error::NoQueue)?;
         let rings = Rings::new(self.domain, self.capabilities, id, depth)
             .and_then(|rings| self.create(admin, &rings).map(|()| rings));
         if rings.is_err() {
@@ -327,11 +349,11 @@ impl<'d, H: Hardware> Controller<'d, H> {
         };
         let (name, opcode) = ("Create I/O Completion Queue", admin_opcode::CREATE_COMPLETION_QUEUE);
         let command = create(opcode, completions, PHYSICALLY_CONTIGUOUS);
-        self.execute(admin, command, What::Admin { name, word: size })?;
+        self.execute(admin, command, CommandInfo::Admin { name, word: size })?;
         let (name, opcode) = ("Create I/O Submission Queue", admin_opcode::CREATE_SUBMISSION_QUEUE);
         let eleven = PHYSICALLY_CONTIGUOUS | u32::from(rings.id) << 16;
         let command = create(opcode, submissions, eleven);
-        let created = self.execute(admin, command, What::Admin { name, word: size });
+        let created = self.execute(admin, command, CommandInfo::Admin { name, word: size });
         if let Err(error) = created {
             self.delete_completion_queue(admin, rings.id)?;
             return Err(error);
@@ -339,8 +361,8 @@ impl<'d, H: Hardware> Controller<'d, H> {
         Ok(())
     }
 
-    /// Makes the controller give up a queue: when this returns `Ok`, it does not have any of its
-    /// commands, and reaches none of its memory.
+    /// Deletes an I/O queue. When this returns `Ok`, the controller has none of its commands and
+    /// accesses none of its memory.
     pub(crate) fn give_up(&self, id: u16) -> Result<(), Error> {
         let mut guard = self.lock();
         match self.state.load(Ordering::Acquire) {
@@ -349,18 +371,18 @@ impl<'d, H: Hardware> Controller<'d, H> {
             _ => return Err(Error::Lost(Box::new(Error::Stopped))),
         }
         let Some(admin) = guard.as_mut() else { return Err(Error::Stopped) };
-        // Deleting the one ends its commands: those that did not end before are aborted (5.6).
+        // Deleting the submission queue aborts the commands that have not ended (5.6).
         let name = "Delete I/O Submission Queue";
         let opcode = admin_opcode::DELETE_SUBMISSION_QUEUE;
         let deleted = self
-            .execute(admin, delete(opcode, id), What::Admin { name, word: u32::from(id) })
+            .execute(admin, delete(opcode, id), CommandInfo::Admin { name, word: u32::from(id) })
             .and_then(|_| self.delete_completion_queue(admin, id));
         match deleted {
             Ok(()) => {
                 admin.free_queues.push(id);
                 Ok(())
             }
-            // Then everything is stopped.
+            // Only a stopped controller has given the commands up for certain.
             Err(_) => self.stop_locked(),
         }
     }
@@ -368,20 +390,22 @@ impl<'d, H: Hardware> Controller<'d, H> {
     fn delete_completion_queue(&self, admin: &mut Admin<'d>, id: u16) -> Result<(), Error> {
         let name = "Delete I/O Completion Queue";
         let opcode = admin_opcode::DELETE_COMPLETION_QUEUE;
-        self.execute(admin, delete(opcode, id), What::Admin { name, word: u32::from(id) }).map(drop)
+        self.execute(admin, delete(opcode, id), CommandInfo::Admin { name, word: u32::from(id) })
+            .map(drop)
     }
 
-    /// Stops it: when this returns `Ok`, it does not have any command, and reaches no memory. What
-    /// queues keep for commands in flight can be had back ([`Queue::close`](crate::queue::Queue::close)).
+    /// Stops the controller. When this returns `Ok`, it has no command and accesses no memory. Each
+    /// queue still returns the values of its commands in flight
+    /// ([`Queue::close`](crate::Queue::close)).
     ///
     /// # Errors
-    /// [`Error::Lost`]: nothing that it was given is freed any more.
+    /// Returns [`Error::Lost`] if the controller does not stop. Its memory is never freed then.
     pub fn stop(&self) -> Result<(), Error> {
         let _admin = self.lock();
         self.stop_locked()
     }
 
-    /// By whoever has the admin queue.
+    /// Stops the controller. The caller holds the lock of the admin queue.
     fn stop_locked(&self) -> Result<(), Error> {
         match self.state.load(Ordering::Acquire) {
             STOPPED => return Ok(()),
@@ -391,7 +415,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
         let stopped = self.enable(false);
         let is_quiet = match &stopped {
             Ok(()) => true,
-            // It does not stop by itself: then the bus does it.
+            // The controller does not stop, so the bus resets it.
             Err(_) => self.hardware.set_bus_master(false).is_ok() && self.hardware.reset().is_ok(),
         };
         if is_quiet {
@@ -402,12 +426,12 @@ impl<'d, H: Hardware> Controller<'d, H> {
         stopped.map_err(|error| Error::Lost(Box::new(error)))
     }
 
-    /// Whether commands can be given to it.
+    /// Returns whether the controller accepts commands.
     pub fn is_running(&self) -> bool {
         self.state.load(Ordering::Acquire) == RUNNING
     }
 
-    /// What the register CSTS says, and whether that is an error.
+    /// Fails if the controller was stopped or reports an error in the register CSTS.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !self.is_running() {
             return Err(Error::Stopped);
@@ -435,7 +459,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
         admin.as_mut().ok_or(Error::Stopped)
     }
 
-    /// Sets CC.EN, and waits until CSTS.RDY is the same.
+    /// Sets CC.EN, and waits until CSTS.RDY has the same value.
     fn enable(&self, is_enabled: bool) -> Result<(), Error> {
         let configuration =
             Configuration { is_enabled, is_shutting_down: false, page_log2: self.page_log2 };
@@ -443,7 +467,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
         self.hardware.write_u32(CC, raw);
         let wanted = if is_enabled { "become ready" } else { "stop" };
         self.wait_for(wanted, self.capabilities.ready_timeout(), |status| {
-            // While it stops, a fatal error is what is to be ended.
+            // Stopping the controller clears a fatal error.
             if is_enabled && status.is_fatal() {
                 return Err(Error::Fatal { status });
             }
@@ -459,7 +483,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
     ) -> Result<(), Error> {
         let started = Instant::now();
         loop {
-            // Time first: it may be this thread that had to wait.
+            // The clock is read first, because this thread may have been suspended.
             let is_late = started.elapsed() > time;
             let status = ControllerStatus(self.hardware.read_u32(CSTS));
             if status.is_gone() {
@@ -471,30 +495,35 @@ impl<'d, H: Hardware> Controller<'d, H> {
             if is_late {
                 return Err(Error::NotReady { wanted, waited: time, status });
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    fn identify<R>(
+    fn identify_page<R>(
         &self,
         structure: u32,
         namespace: u32,
-        decode: impl FnOnce(&[u8; IDENTIFY_BYTES]) -> Result<R, Error>,
+        decode: impl FnOnce(&[u8; IDENTIFY_BYTES]) -> R,
     ) -> Result<R, Error> {
         let mut admin = self.lock();
         let admin = self.running(&mut admin)?;
         let data = DataPointer::Prp(admin.page.iova().raw(), 0);
         let words = [structure, 0, 0];
         let command = Command { opcode: admin_opcode::IDENTIFY, namespace, data, words };
-        self.execute(admin, command, What::Admin { name: "Identify", word: structure })?;
+        self.execute(admin, command, CommandInfo::Admin { name: "Identify", word: structure })?;
         let mut page = [0; IDENTIFY_BYTES];
         admin.page.view().read(0, &mut page).expect("the page is as long");
-        decode(&page)
+        Ok(decode(&page))
     }
 
-    /// One command, and what it returns. Where it does not end, the controller is stopped.
-    fn execute(&self, admin: &mut Admin<'d>, command: Command, what: What) -> Result<u32, Error> {
-        admin.rings.submit(&command, what, ())?;
+    /// Executes a command and returns its result. Stops the controller if the command does not end.
+    fn execute(
+        &self,
+        admin: &mut Admin<'d>,
+        command: Command,
+        info: CommandInfo,
+    ) -> Result<u32, Error> {
+        admin.rings.submit(&command, info, ())?;
         admin.rings.ring(&self.hardware);
         let mut waiting = Waiting::new(self.options.admin_timeout);
         let ended = loop {
@@ -503,15 +532,15 @@ impl<'d, H: Hardware> Controller<'d, H> {
                 Ok(None) => {}
                 Err(error) => break Err(error),
             }
-            if let Err(error) = waiting.spin(|| Some(what), || self.check()) {
+            if let Err(error) = waiting.spin(|| Some(info), || self.check()) {
                 break Err(error);
             }
         };
-        // Told at once: nobody else may come for long.
+        // The next admin command may come much later.
         admin.rings.ring(&self.hardware);
         match ended {
             Ok(ended) if ended.status.is_success() => Ok(ended.value),
-            Ok(ended) => Err(CommandError { what, status: ended.status }.into()),
+            Ok(ended) => Err(CommandError { command: info, status: ended.status }.into()),
             Err(error) => {
                 self.stop_locked()?;
                 Err(error)
@@ -519,13 +548,13 @@ impl<'d, H: Hardware> Controller<'d, H> {
         }
     }
 
-    /// Tells it that power may go, and waits until it has written what it must.
+    /// Shuts the controller down, so that it writes its volatile data to the medium.
     fn shut_down(&self) {
         let configuration =
             Configuration { is_enabled: true, is_shutting_down: true, page_log2: self.page_log2 };
         self.hardware.write_u32(CC, configuration.raw());
         let time = self.data.shutdown_time.clamp(SHUTDOWN_TIME, SHUTDOWN_TIME_MAX);
-        // Whether or not it did, it is stopped next.
+        // The caller stops the controller next in any case.
         let _ = self
             .wait_for("shut down", time, |status| Ok(status.is_shut_down() || status.is_fatal()));
     }
@@ -536,7 +565,7 @@ impl<H: Hardware> Drop for Controller<'_, H> {
         if self.is_running() {
             self.shut_down();
         }
-        // Nobody is left who could be told.
+        // A drop cannot return the error.
         if self.stop().is_err() {
             mem::forget(self.lock().take());
         }
@@ -558,19 +587,13 @@ fn delete(opcode: u8, id: u16) -> Command {
     Command { opcode, namespace: 0, data: DataPointer::None, words: [u32::from(id), 0, 0] }
 }
 
-fn unsupported(what: impl Into<String>) -> Error {
-    Error::Unsupported { what: what.into() }
-}
-
-/// The largest page that the controller can be set to and that the domain's memory is aligned to.
-fn page_log2(capabilities: Capabilities, domain: &Domain) -> Result<u32, Error> {
+/// Returns the largest page size that the controller supports and that memory of the domain is aligned
+/// to, as a binary logarithm.
+fn page_log2(capabilities: Capabilities, domain: &Domain) -> Result<u32, Unsupported> {
     let granule_log2 = u32::from(domain.limits().granule.log2());
-    if granule_log2 < capabilities.page_log2_min() {
-        return Err(unsupported(format!(
-            "its memory pages are 2^{} bytes at least (CAP.MPSMIN), and memory is mapped for it in \
-             2^{granule_log2}",
-            capabilities.page_log2_min()
-        )));
+    let page_log2_min = capabilities.page_log2_min();
+    if granule_log2 < page_log2_min {
+        return Err(Unsupported::PageSize { page_log2_min, granule_log2 });
     }
     Ok(granule_log2.min(capabilities.page_log2_max()))
 }

@@ -1,4 +1,4 @@
-//! Where the data of a command is: PRP entries and lists (NVM Express Base Specification 2.0, section
+//! The description of a command's data: PRP entries and lists (NVM Express Base Specification 2.0, section
 //! 4.1.1), scatter-gather lists (section 4.1.2).
 //!
 //! ```text
@@ -9,118 +9,117 @@
 //!   more         SGL1 = last segment ──► list of data blocks
 //! ```
 //!
-//! A PRP leads to one page, however many lie side by side; a data block of an SGL is any range. Only the
-//! first PRP may begin, and only the last page end, within a page.
+//! A PRP entry names one page, and a data block of an SGL is any range. Only the first PRP entry may start
+//! within a page, and only the last page may end early.
 
 use longshore_mem::Iova;
 
 use crate::command::DataPointer;
 use crate::identify::SglSupport;
 
-/// Bytes of a list, PRP or SGL: one for each command that may be in flight.
-pub const LIST_BYTES: usize = 4096;
-/// The most PRP entries of a list. More would need a list of lists, which this driver does not make.
-pub const PRPS_MAX: usize = LIST_BYTES / 8;
-/// The most data blocks of a list.
-pub const BLOCKS_MAX: usize = LIST_BYTES / 16;
+/// The length of a PRP or SGL list, in bytes. Each command in flight has one.
+pub(crate) const LIST_BYTES: usize = 4096;
+/// The largest number of PRP entries of a list. More need a list of lists, which this driver does not
+/// make.
+pub(crate) const PRPS_MAX: usize = LIST_BYTES / 8;
+/// The largest number of SGL data blocks of a list.
+const BLOCKS_MAX: usize = LIST_BYTES / 16;
 
-/// A range of what a device can reach.
+/// A range of memory that the controller reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it begins.
+    /// The start of the range.
     pub iova: Iova,
-    /// How many bytes.
+    /// The length of the range.
     pub len_bytes: u64,
 }
 
-/// How data is described.
+/// The format in which commands describe the place of their data (PSDT, PRP or SGL for Data Transfer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Format {
-    /// By PRP entries.
+#[non_exhaustive]
+pub enum DataPointerFormat {
+    /// PRP entries and lists.
     Prp,
-    /// By scatter-gather lists.
+    /// Scatter-gather lists.
     Sgl,
-    /// By a scatter-gather list where PRP entries would need a list and the controller takes the
-    /// other, else by PRP entries.
+    /// A scatter-gather list if PRP entries would need a list and the controller supports SGLs, else
+    /// PRP entries.
     #[default]
     Shortest,
 }
 
-/// Why data cannot be described.
+/// The reason why the data of a command cannot be described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum DataError {
-    /// A segment has no bytes, or there is none.
-    #[error("a transfer of no bytes")]
+pub enum DataPointerError {
+    /// A segment is empty, or there is no segment.
+    #[error("the transfer has no bytes")]
     Empty,
-    /// An address or a length that the controller cannot take.
-    #[error("{len_bytes:#x} bytes at IOVA {iova:#x}: the controller wants multiples of four")]
+    /// An address or a length is not a multiple of four.
+    #[error(
+        "{len_bytes:#x} bytes at IOVA {iova:#x}: the controller supports multiples of four only"
+    )]
     Unaligned {
-        /// The address.
+        /// The address of the segment.
         iova: u64,
-        /// The length.
+        /// The length of the segment.
         len_bytes: u64,
     },
-    /// Segments that touch within a page.
+    /// A segment starts or ends within a page in the middle of a transfer.
     #[error(
         "the segment at IOVA {iova:#x} begins or ends within a page of {page_bytes:#x} bytes in the \
-         middle of a transfer, which PRP entries cannot say"
+         middle of a transfer, which PRP entries cannot describe"
     )]
-    Ragged {
-        /// The address.
+    PartialPage {
+        /// The address of the segment.
         iova: u64,
-        /// The page's length.
+        /// The page size.
         page_bytes: u64,
     },
-    /// A list has no room for it.
-    #[error("a transfer of more than {entries_max} pieces: no list has room for it")]
+    /// The transfer has more pages or segments than a list has entries.
+    #[error("the transfer has more than the {entries_max} pages or segments that fit into a list")]
     TooMany {
-        /// What it has room for.
+        /// The largest number of entries.
         entries_max: usize,
     },
-    /// The controller has no scatter-gather lists.
-    #[error("the controller takes no scatter-gather lists")]
+    /// The controller does not support scatter-gather lists.
+    #[error("the controller does not support scatter-gather lists")]
     NoSgl,
 }
 
-/// What a controller takes.
+/// Makes the descriptions that a controller supports.
 #[derive(Clone, Copy, Debug)]
-pub struct Describer {
-    /// The length of its memory pages, a power of two.
-    pub page_bytes: u64,
-    /// Whether it takes scatter-gather lists.
-    pub sgl: SglSupport,
-    /// Which of them are made.
-    pub format: Format,
+pub(crate) struct Describer {
+    /// The size of a memory page, a power of two.
+    pub(crate) page_bytes: u64,
+    pub(crate) sgl: SglSupport,
+    pub(crate) format: DataPointerFormat,
 }
 
-/// Where the data is, and how many bytes of the list that takes.
+/// A description, and the length of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Described {
-    /// For the command.
-    pub pointer: DataPointer,
-    /// So many bytes of the list are the controller's to read.
-    pub list_len_bytes: usize,
+pub(crate) struct Described {
+    pub(crate) pointer: DataPointer,
+    /// The bytes of the list that the controller reads.
+    pub(crate) list_len_bytes: usize,
 }
 
 impl Describer {
-    /// Describes `segments`. What goes into the list, which the controller finds at `list_iova`, is put
-    /// into `list`.
-    ///
-    /// # Errors
-    /// [`DataError`].
+    /// Describes `segments`, and writes the list, which has the address `list_iova`, to `list`.
     #[inline]
-    pub fn describe(
+    pub(crate) fn describe(
         &self,
         segments: &[Segment],
         list_iova: u64,
         list: &mut [u8; LIST_BYTES],
-    ) -> Result<Described, DataError> {
+    ) -> Result<Described, DataPointerError> {
         match self.format {
-            Format::Prp => self.prp(segments, list_iova, list),
-            Format::Sgl => self.sgl(segments, list_iova, list),
-            Format::Shortest if self.sgl == SglSupport::None => self.prp(segments, list_iova, list),
-            Format::Shortest => match segments {
+            DataPointerFormat::Prp => self.prp(segments, list_iova, list),
+            DataPointerFormat::Sgl => self.sgl(segments, list_iova, list),
+            DataPointerFormat::Shortest if self.sgl == SglSupport::None => {
+                self.prp(segments, list_iova, list)
+            }
+            DataPointerFormat::Shortest => match segments {
                 [one] if self.pages(one) <= 2 => self.prp(segments, list_iova, list),
                 _ => self.sgl(segments, list_iova, list),
             },
@@ -137,7 +136,7 @@ impl Describer {
         segments: &[Segment],
         list_iova: u64,
         list: &mut [u8; LIST_BYTES],
-    ) -> Result<Described, DataError> {
+    ) -> Result<Described, DataPointerError> {
         let mask = self.page_bytes - 1;
         let (mut first, mut second, mut count) = (0, 0, 0_usize);
         for (index, segment) in segments.iter().enumerate() {
@@ -146,7 +145,7 @@ impl Describer {
             let begins_within = index != 0 && iova & mask != 0;
             let ends_within = index + 1 != segments.len() && (iova + len_bytes) & mask != 0;
             if begins_within || ends_within {
-                return Err(DataError::Ragged { iova, page_bytes: self.page_bytes });
+                return Err(DataPointerError::PartialPage { iova, page_bytes: self.page_bytes });
             }
             let mut page = iova;
             for _ in 0..self.pages(segment) {
@@ -156,7 +155,7 @@ impl Describer {
                         let at = (count - 1) * 8;
                         let entry = list.get_mut(at..at + 8);
                         let entry =
-                            entry.ok_or(DataError::TooMany { entries_max: PRPS_MAX + 1 })?;
+                            entry.ok_or(DataPointerError::TooMany { entries_max: PRPS_MAX + 1 })?;
                         entry.copy_from_slice(&page.to_le_bytes());
                         second = page;
                     }
@@ -166,7 +165,7 @@ impl Describer {
             }
         }
         let (second, list_len_bytes) = match count {
-            0 => return Err(DataError::Empty),
+            0 => return Err(DataPointerError::Empty),
             1 => (0, 0),
             2 => (second, 0),
             _ => (list_iova, (count - 1) * 8),
@@ -179,14 +178,14 @@ impl Describer {
         segments: &[Segment],
         list_iova: u64,
         list: &mut [u8; LIST_BYTES],
-    ) -> Result<Described, DataError> {
-        /// SGL Last Segment descriptor, in the descriptor's last byte. A Data Block's is 0.
+    ) -> Result<Described, DataPointerError> {
+        /// The type SGL Last Segment, in the last byte of a descriptor. The type Data Block is 0.
         const LAST_SEGMENT: u64 = 0x30 << 56;
         for segment in segments {
             check(segment, self.sgl)?;
         }
         match segments {
-            [] => Err(DataError::Empty),
+            [] => Err(DataPointerError::Empty),
             [one] => Ok(Described {
                 pointer: DataPointer::Sgl(one.iova.raw(), one.len_bytes),
                 list_len_bytes: 0,
@@ -194,7 +193,7 @@ impl Describer {
             _ => {
                 let list_len_bytes = segments.len() * 16;
                 let into = list.get_mut(..list_len_bytes);
-                let into = into.ok_or(DataError::TooMany { entries_max: BLOCKS_MAX })?;
+                let into = into.ok_or(DataPointerError::TooMany { entries_max: BLOCKS_MAX })?;
                 for (into, segment) in into.as_chunks_mut::<16>().0.iter_mut().zip(segments) {
                     into[..8].copy_from_slice(&segment.iova.raw().to_le_bytes());
                     into[8..].copy_from_slice(&segment.len_bytes.to_le_bytes());
@@ -206,20 +205,20 @@ impl Describer {
     }
 }
 
-/// Whether the controller can take the segment at all.
-fn check(segment: &Segment, support: SglSupport) -> Result<(), DataError> {
+/// Fails if the controller supports no such segment.
+fn check(segment: &Segment, support: SglSupport) -> Result<(), DataPointerError> {
     let (iova, len_bytes) = (segment.iova.raw(), segment.len_bytes);
     match support {
-        SglSupport::None => return Err(DataError::NoSgl),
+        SglSupport::None => return Err(DataPointerError::NoSgl),
         SglSupport::Dwords if (iova | len_bytes) & 3 != 0 => {
-            return Err(DataError::Unaligned { iova, len_bytes });
+            return Err(DataPointerError::Unaligned { iova, len_bytes });
         }
         _ => {}
     }
     match u32::try_from(len_bytes) {
-        Ok(0) => Err(DataError::Empty),
+        Ok(0) => Err(DataPointerError::Empty),
         Ok(_) if iova.checked_add(len_bytes).is_some() => Ok(()),
-        _ => Err(DataError::TooMany { entries_max: PRPS_MAX + 1 }),
+        _ => Err(DataPointerError::TooMany { entries_max: PRPS_MAX + 1 }),
     }
 }
 
@@ -231,7 +230,7 @@ mod tests {
 
     const LIST: u64 = 0x7777_0000;
 
-    fn describer(format: Format) -> Describer {
+    fn describer(format: DataPointerFormat) -> Describer {
         Describer { page_bytes: 4096, sgl: SglSupport::Bytes, format }
     }
 
@@ -242,14 +241,14 @@ mod tests {
     fn describe(
         describer: Describer,
         segments: &[Segment],
-    ) -> Result<(DataPointer, Vec<u64>), DataError> {
+    ) -> Result<(DataPointer, Vec<u64>), DataPointerError> {
         let mut list = [0; LIST_BYTES];
         let described = describer.describe(segments, LIST, &mut list)?;
         let words = list[..described.list_len_bytes].as_chunks().0;
         Ok((described.pointer, words.iter().copied().map(u64::from_le_bytes).collect()))
     }
 
-    /// The bytes that a controller finds, as ranges, by the specification's words alone.
+    /// Returns the ranges that a controller accesses, by the words of the specification alone.
     fn found(pointer: DataPointer, list: &[u64], len_bytes: u64) -> Vec<(u64, u64)> {
         match pointer {
             DataPointer::None => vec![],
@@ -281,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Each byte's address, in order.
+    /// Joins adjacent ranges.
     fn bytes(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
         let mut joined: Vec<(u64, u64)> = Vec::new();
         for &(start, len) in ranges {
@@ -294,8 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn the_three_kinds_of_prp() {
-        let prp = |iova, len| describe(describer(Format::Prp), &[segment(iova, len)]).unwrap();
+    fn prp_entries_are_one_two_or_a_list() {
+        let prp =
+            |iova, len| describe(describer(DataPointerFormat::Prp), &[segment(iova, len)]).unwrap();
         assert_eq!(prp(0x1004, 0xffc), (DataPointer::Prp(0x1004, 0), vec![]));
         assert_eq!(prp(0x1004, 0x1000), (DataPointer::Prp(0x1004, 0x2000), vec![]));
         let (pointer, list) = prp(0x1e00, 0x2000);
@@ -303,32 +303,34 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_said_is_refused() {
-        let prp = |segments: &[Segment]| describe(describer(Format::Prp), segments).unwrap_err();
-        assert_eq!(prp(&[]), DataError::Empty);
-        assert_eq!(prp(&[segment(0x1000, 0)]), DataError::Empty);
-        assert!(matches!(prp(&[segment(0x1002, 512)]), DataError::Unaligned { .. }));
+    fn segments_that_cannot_be_described_are_refused() {
+        let prp = |segments: &[Segment]| {
+            describe(describer(DataPointerFormat::Prp), segments).unwrap_err()
+        };
+        assert_eq!(prp(&[]), DataPointerError::Empty);
+        assert_eq!(prp(&[segment(0x1000, 0)]), DataPointerError::Empty);
+        assert!(matches!(prp(&[segment(0x1002, 512)]), DataPointerError::Unaligned { .. }));
         let torn = [segment(0x1000, 512), segment(0x2000, 512)];
-        assert!(matches!(prp(&torn), DataError::Ragged { iova: 0x1000, .. }));
+        assert!(matches!(prp(&torn), DataPointerError::PartialPage { iova: 0x1000, .. }));
         let torn = [segment(0x1000, 4096), segment(0x3200, 512)];
-        assert!(matches!(prp(&torn), DataError::Ragged { iova: 0x3200, .. }));
-        assert!(describe(describer(Format::Sgl), &torn).is_ok());
+        assert!(matches!(prp(&torn), DataPointerError::PartialPage { iova: 0x3200, .. }));
+        assert!(describe(describer(DataPointerFormat::Sgl), &torn).is_ok());
         let most = (PRPS_MAX as u64 + 1) * 4096;
-        assert!(describe(describer(Format::Prp), &[segment(0, most)]).is_ok());
-        assert!(matches!(prp(&[segment(0, most + 4)]), DataError::TooMany { .. }));
-        assert!(matches!(prp(&[segment(0, u64::MAX - 3)]), DataError::TooMany { .. }));
-        let none = Describer { sgl: SglSupport::None, ..describer(Format::Sgl) };
-        assert_eq!(describe(none, &[segment(0, 4)]).unwrap_err(), DataError::NoSgl);
+        assert!(describe(describer(DataPointerFormat::Prp), &[segment(0, most)]).is_ok());
+        assert!(matches!(prp(&[segment(0, most + 4)]), DataPointerError::TooMany { .. }));
+        assert!(matches!(prp(&[segment(0, u64::MAX - 3)]), DataPointerError::TooMany { .. }));
+        let none = Describer { sgl: SglSupport::None, ..describer(DataPointerFormat::Sgl) };
+        assert_eq!(describe(none, &[segment(0, 4)]).unwrap_err(), DataPointerError::NoSgl);
         let dwords = Describer { sgl: SglSupport::Dwords, ..none };
         assert!(matches!(
             describe(dwords, &[segment(0, 6)]).unwrap_err(),
-            DataError::Unaligned { .. }
+            DataPointerError::Unaligned { .. }
         ));
     }
 
     #[test]
-    fn the_shortest_has_no_list_where_that_is_possible() {
-        let shortest = describer(Format::Shortest);
+    fn the_shortest_format_avoids_lists() {
+        let shortest = describer(DataPointerFormat::Shortest);
         let one = |iova, len| describe(shortest, &[segment(iova, len)]).unwrap();
         assert!(matches!(one(0x1000, 0x2000), (DataPointer::Prp(0x1000, 0x2000), _)));
         assert_eq!(one(0x1000, 0x3000), (DataPointer::Sgl(0x1000, 0x3000), vec![]));
@@ -340,13 +342,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// What a controller reads out of it are the segments, byte by byte.
+        /// A controller accesses the bytes of the segments, in order.
         #[test]
         fn a_controller_finds_each_byte(
             head in 0_u64..1024,
             pages in prop::collection::vec((0_u64..1 << 20, 1_u64..40), 1..8),
             cut in 0_u64..1024,
-            format in prop::sample::select(vec![Format::Prp, Format::Sgl, Format::Shortest]),
+            format in prop::sample::select(vec![DataPointerFormat::Prp, DataPointerFormat::Sgl, DataPointerFormat::Shortest]),
             has_sgl: bool,
         ) {
             let mut segments: Vec<_> =
@@ -365,7 +367,7 @@ mod tests {
                     prop_assert_eq!(bytes(&found(pointer, &list, len_bytes)), bytes(&wanted));
                 }
                 Err(error) => {
-                    prop_assert!(error == DataError::NoSgl && !has_sgl && format == Format::Sgl);
+                    prop_assert!(error == DataPointerError::NoSgl && !has_sgl && format == DataPointerFormat::Sgl);
                 }
             }
         }

@@ -1,172 +1,316 @@
-//! What can go wrong.
+//! The errors of the driver.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::command::{CommandError, What};
-use crate::data::DataError;
+use longshore_domain::backend::OpenError;
+
+use crate::command::{CommandError, CommandInfo};
+use crate::data::DataPointerError;
 use crate::registers::ControllerStatus;
 
-/// Why something was not done.
+/// An error of the driver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Memory for the device, or its mapping.
+    /// The kernel does not let this process have the device. The text says what the administrator
+    /// must do.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Memory for the device, or its mapping, is not available.
     #[error(transparent)]
     Domain(#[from] longshore_domain::Error),
-    /// The controller cannot do what this driver needs.
-    #[error("the controller cannot be used: {what}")]
-    Unsupported {
-        /// What it has, or has not.
-        what: String,
-    },
-    /// It did not become what it was to become in the time that it asks for.
+    /// The controller lacks a feature that this driver needs.
+    #[error("the controller cannot be used: {0}")]
+    Unsupported(#[from] Unsupported),
+    /// The controller did not change its state within the time that it asks for.
     #[error("the controller did not {wanted} within {waited:?} (CSTS is {:#x})", status.0)]
     NotReady {
-        /// What it was to do.
+        /// The change that was requested, as the end of a sentence: "become ready".
         wanted: &'static str,
-        /// How long it had.
+        /// The time limit.
         waited: Duration,
-        /// What it said last.
+        /// The last value of the register CSTS.
         status: ControllerStatus,
     },
-    /// CSTS.CFS: it must be reset.
+    /// The controller reports a fatal error (CSTS.CFS) and must be reset.
     #[error("the controller has met a fatal error (CSTS is {:#x}), and must be reset", status.0)]
     Fatal {
-        /// What it said.
+        /// The value of the register CSTS.
         status: ControllerStatus,
     },
-    /// Registers read as ones.
+    /// The device does not answer on the bus: its registers read as ones.
     #[error("the controller does not answer on the bus any more")]
     Gone,
-    /// The controller was stopped, by whomever.
+    /// The controller was stopped, by this thread or another one.
     #[error("the controller was stopped; commands that were in flight will not end")]
     Stopped,
-    /// The controller could not be stopped, and may still reach memory.
+    /// The controller could not be stopped, and may still access memory.
     #[error("the controller could not be stopped, so memory it was given is never freed: {0}")]
     Lost(#[source] Box<Error>),
-    /// A command was refused, or failed.
+    /// The controller ended a command with an error.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// A command did not end.
-    #[error("{what} did not end within {waited:?}")]
+    /// No command ended within the time limit.
+    #[error("{command} did not end within {waited:?}")]
     TimedOut {
-        /// The one that has waited, or one of them.
-        what: What,
-        /// How long nothing ended.
+        /// One of the commands in flight.
+        command: CommandInfo,
+        /// The time limit.
         waited: Duration,
     },
-    /// There is nothing to wait for.
+    /// No command is in flight, so none can end.
     #[error("no command is in flight")]
     Idle,
-    /// It says that a command ended which it did not have.
-    #[error("the controller says that command {id} of queue {queue} ended, which it does not have")]
-    Unasked {
-        /// The queue.
+    /// The controller completed a command that it was not given.
+    #[error("the controller completed command {id} of queue {queue}, which it does not have")]
+    UnexpectedCompletion {
+        /// The identifier of the queue.
         queue: u16,
-        /// The command.
+        /// The identifier of the command.
         id: u16,
     },
-    /// Data that cannot be described to the controller.
+    /// The data of a command cannot be described to the controller.
     #[error(transparent)]
-    Data(#[from] DataError),
-    /// More than one command can transfer.
+    DataPointer(#[from] DataPointerError),
+    /// The transfer is longer than one command can be.
     #[error(
         "{len_bytes:#x} bytes are more than a command of this controller takes: {max_bytes:#x}"
     )]
     TooLong {
-        /// How many were to be transferred.
+        /// The length of the transfer.
         len_bytes: u64,
-        /// The most.
+        /// The largest possible length.
         max_bytes: u64,
     },
-    /// Not whole blocks.
+    /// An offset or a length is not a multiple of the block size.
     #[error("{bytes:#x} bytes are not whole blocks of {block_bytes}")]
-    NotBlocks {
-        /// A length, or a place.
+    PartialBlock {
+        /// The offset or the length.
         bytes: u64,
-        /// What it must be a multiple of.
+        /// The block size.
         block_bytes: u64,
     },
     /// The queue has as many commands in flight as it can.
     #[error("{depth} commands are in flight, and the queue is no deeper")]
-    Full {
-        /// Its depth.
+    QueueFull {
+        /// The depth of the queue.
         depth: u16,
     },
-    /// There are no more queues, or none as deep.
-    #[error("no queue of depth {depth}: {reason}")]
-    NoQueue {
-        /// What was asked for.
+    /// The controller has no queue of this depth.
+    #[error("no queue of depth {depth}: 1 to {depth_max} are possible")]
+    QueueDepth {
+        /// The requested depth.
         depth: u16,
-        /// Why not.
-        reason: String,
+        /// The largest possible depth.
+        depth_max: u16,
     },
-    /// There is no such namespace, or it cannot be used.
+    /// All queues that the controller granted are in use.
+    #[error("all queues are in use")]
+    NoQueue,
+    /// The namespace cannot be used.
     #[error("namespace {id}: {reason}")]
     Namespace {
-        /// Its number.
+        /// The identifier of the namespace.
         id: u32,
-        /// Why not.
-        reason: String,
+        /// The reason.
+        reason: NamespaceError,
     },
-    /// A range that the namespace does not have.
+    /// A range ends behind the end of the namespace.
     #[error(
         "{len_bytes:#x} bytes at {offset:#x} are not in the namespace, which has {namespace_bytes:#x}"
     )]
-    Beyond {
-        /// Where it begins.
+    OutOfRange {
+        /// The start of the range.
         offset: u64,
-        /// How many bytes.
+        /// The length of the range.
         len_bytes: u64,
-        /// How many there are.
+        /// The length of the namespace.
         namespace_bytes: u64,
     },
-    /// A list of extents that cannot be right.
-    #[error("the list of extents: {reason}")]
-    Extents {
-        /// What is wrong with it.
-        reason: String,
+    /// A range ends behind the end of the memory that is mapped for it.
+    #[error("{len_bytes:#x} bytes at {offset:#x} are not in {mapped_bytes:#x} of memory")]
+    OutOfMapping {
+        /// The start of the range.
+        offset: u64,
+        /// The length of the range.
+        len_bytes: u64,
+        /// The length of the mapping.
+        mapped_bytes: u64,
     },
-    /// Memory for what is read.
+    /// A list of extents cannot be made or used.
+    #[error("the list of extents: {0}")]
+    Extents(#[from] ExtentsError),
+    /// Memory for the data is not available.
     #[error(transparent)]
     Memory(#[from] longshore_heap::Error),
-    /// A file, or the kernel.
+    /// An operation on the PCI device failed.
     #[error("{operation}: {source}")]
-    Io {
-        /// What was asked for.
-        operation: String,
-        /// What it said.
+    Device {
+        /// The operation.
+        operation: &'static str,
+        /// The error of the kernel.
+        #[source]
+        source: io::Error,
+    },
+    /// An operation on a file failed.
+    #[error("{operation} {}: {source}", path.display())]
+    File {
+        /// The operation.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
 impl Error {
-    pub(crate) fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { operation: operation.into(), source }
+    pub(crate) fn device(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Device { operation, source }
     }
 }
 
-/// A command that was not given to the controller, with what was to be kept until it ends.
+/// The reason why a controller cannot be used by this driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// The doorbells of the admin queue lie behind the end of the registers.
+    #[error(
+        "the doorbells of its admin queue end at byte {end:#x} (CAP.DSTRD), but it has \
+         {registers_bytes:#x} bytes of registers"
+    )]
+    Doorbells {
+        /// The end of the doorbells, in BAR 0.
+        end: usize,
+        /// The length of BAR 0.
+        registers_bytes: usize,
+    },
+    /// The controller lacks the NVM command set.
+    #[error("it does not have the NVM command set (CAP.CSS)")]
+    CommandSet,
+    /// The smallest memory page of the controller is larger than the granule of the domain.
+    #[error(
+        "its memory pages are 2^{page_log2_min} bytes at least (CAP.MPSMIN), and memory is mapped \
+         for it in 2^{granule_log2}"
+    )]
+    PageSize {
+        /// The binary logarithm of the smallest memory page, in bytes.
+        page_log2_min: u32,
+        /// The binary logarithm of the granule, in bytes.
+        granule_log2: u32,
+    },
+}
+
+/// The reason why a namespace cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NamespaceError {
+    /// The controller has no active namespace with this identifier.
+    #[error("the controller has none of this number")]
+    Inactive,
+    /// The blocks of the namespace have metadata, which this driver does not transfer.
+    #[error(
+        "its blocks have {bytes} bytes of metadata each, which this driver does not transfer: \
+         format it without"
+    )]
+    Metadata {
+        /// The bytes of metadata of a block.
+        bytes: u16,
+    },
+    /// The size that the controller reports is not valid.
+    #[error("the controller reports {blocks:#x} blocks of 2^{block_log2} bytes")]
+    Size {
+        /// The number of blocks.
+        blocks: u64,
+        /// The binary logarithm of the block size, in bytes.
+        block_log2: u8,
+    },
+}
+
+/// The reason why a list of extents cannot be made or used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExtentsError {
+    /// The path does not name a regular file.
+    #[error("{} is no file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Bytes of the file are not on the disk in plain form.
+    #[error(
+        "the file's bytes at {file_offset:#x} are not on the disk as they are: compressed, \
+         encrypted, or in a block with others"
+    )]
+    Opaque {
+        /// The start of these bytes in the file.
+        file_offset: u64,
+    },
+    /// The file system has no disk of its own.
+    #[error(
+        "the file system ({major}:{minor}) is on no disk of its own: btrfs, overlayfs and those in \
+         memory do not say where on a disk a file is"
+    )]
+    NoDisk {
+        /// The major number of the file system's device.
+        major: u32,
+        /// The minor number of the file system's device.
+        minor: u32,
+    },
+    /// The disk is made of other disks.
+    #[error("{} is made of other disks (device mapper or RAID)", disk.display())]
+    Stacked {
+        /// The folder of the disk in sysfs.
+        disk: PathBuf,
+    },
+    /// The kernel does not say where a partition starts.
+    #[error("no start in {}", disk.display())]
+    NoStart {
+        /// The folder of the partition in sysfs.
+        disk: PathBuf,
+    },
+    /// The file is longer than a file can be.
+    #[error("a file of {len_bytes:#x} bytes")]
+    TooLong {
+        /// The length in the list.
+        len_bytes: u64,
+    },
+    /// An extent overlaps the one before, or starts behind the end of the file.
+    #[error(
+        "the extent of {len_bytes:#x} bytes at {file_offset:#x} begins before the end of the one \
+         before, or behind the file's end"
+    )]
+    Order {
+        /// The start of the extent in the file.
+        file_offset: u64,
+        /// The length of the extent.
+        len_bytes: u64,
+    },
+}
+
+/// An error of a command that was not given to the controller, with the caller's value.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct Refused<T> {
-    /// Why.
+#[non_exhaustive]
+pub struct SubmitError<T> {
+    /// The reason.
     #[source]
     pub error: Error,
-    /// What the caller had.
+    /// The value that the queue would have kept until the command ends.
     pub payload: T,
 }
 
-impl<T> std::fmt::Debug for Refused<T> {
+impl<T> std::fmt::Debug for SubmitError<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("SubmitError").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<T> From<Refused<T>> for Error {
-    fn from(refused: Refused<T>) -> Self {
+impl<T> From<SubmitError<T>> for Error {
+    fn from(refused: SubmitError<T>) -> Self {
         refused.error
     }
 }

@@ -1,76 +1,75 @@
-//! Where a file is on its disk, told by the kernel while it has the disk, and used when this driver does.
+//! The place of a file on its disk. The kernel reports it while it has the disk, and this driver uses it
+//! afterwards.
 //!
 //! ```text
-//!   kernel's driver    FILE ──► of_file ──► List ──► JSON
-//!   this driver                                        └──► List ──► stretches ──► transfer
+//!   kernel's driver    FILE ──► from_file ──► ExtentList ──► JSON
+//!   this driver                                        └──► ExtentList ──► ranges ──► transfer
 //! ```
 //!
-//! Nothing may write to the file system in between: unmount it.
+//! The file system must be unmounted in between, so that nothing writes to it.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::linux::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longshore_sys::fiemap;
 use serde::{Deserialize, Serialize};
 
 use crate::controller::Namespace;
-use crate::error::Error;
-use crate::stream::Stretch;
+use crate::error::{Error, ExtentsError};
+use crate::stream::DiskRange;
 
-/// The extents of a file.
+/// The extents of a file. It is serialized as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct List {
-    /// The file, for whoever reads it.
+pub struct ExtentList {
+    /// The path of the file, for people.
     pub file: String,
-    /// The disk, as the kernel called it, for whoever reads it.
+    /// The kernel's name of the disk, for people.
     pub disk: String,
-    /// How long the file is.
+    /// The length of the file, in bytes.
     pub len_bytes: u64,
-    /// Its extents, in its order. What no extent has reads as zeros.
+    /// The extents, in the order of the file. Bytes outside the extents are zeros.
     pub extents: Vec<Extent>,
 }
 
-/// Bytes of a file that lie side by side on the disk.
+/// A range of a file that is contiguous on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extent {
-    /// Where in the file they begin.
+    /// The start in the file, in bytes.
     pub file_offset: u64,
-    /// Where on the whole disk, not on a partition of it.
+    /// The start on the whole disk, not on a partition, in bytes.
     pub disk_offset: u64,
-    /// How many.
+    /// The length, in bytes.
     pub len_bytes: u64,
 }
 
-impl List {
-    /// Of a file on a file system that lies on one disk, or on a partition of one.
+impl ExtentList {
+    /// Returns the extents of a file on a file system on one disk or on a partition of one.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Extents`] where the file's bytes are not to be found on a disk as they
-    /// are.
-    pub fn of_file(path: &Path) -> Result<Self, Error> {
-        let named = |what: &str| Error::io(format!("{what} {}", path.display()));
-        let file = File::open(path).map_err(named("opening"))?;
-        let metadata = file.metadata().map_err(named("looking at"))?;
+    /// Returns [`Error::File`] if the file cannot be opened or the kernel refuses to list its extents, and
+    /// [`Error::Extents`] if the bytes of the file are not on one disk in plain form.
+    pub fn from_file(path: &Path) -> Result<Self, Error> {
+        let failed =
+            |operation| move |source| Error::File { operation, path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed("opening"))?;
+        let metadata = file.metadata().map_err(failed("reading the metadata of"))?;
         if !metadata.is_file() {
-            return Err(bad(format!("{} is no file", path.display())));
+            return Err(ExtentsError::NotAFile { path: path.to_owned() }.into());
         }
         let device = metadata.st_dev();
         let disk = Disk::find(rustix::fs::major(device), rustix::fs::minor(device))?;
-        let found = fiemap::extents(&file).map_err(named("asking for the extents of"))?;
+        let found = fiemap::extents(&file).map_err(failed("reading the extents of"))?;
         let mut extents = Vec::new();
         for extent in found {
             let file_offset = extent.file_offset.raw();
             if extent.is_opaque {
-                return Err(bad(format!(
-                    "the file's bytes at {file_offset:#x} are not on the disk as they are: compressed, \
-                     encrypted, or in a block with others"
-                )));
+                return Err(ExtentsError::Opaque { file_offset }.into());
             }
-            // Blocks behind the file's end hold nothing of it.
+            // Blocks behind the end of the file have none of its bytes.
             if extent.is_unwritten || file_offset >= metadata.len() {
                 continue;
             }
@@ -85,85 +84,71 @@ impl List {
         })
     }
 
-    /// How much memory it takes: the file, and the rest of its last block.
+    /// Returns the length of the memory for the file, in bytes: whole blocks.
     ///
     /// # Errors
-    /// [`Error::Extents`] for a length that nothing can have.
-    pub fn memory_bytes(&self, namespace: &Namespace) -> Result<u64, Error> {
+    /// Returns [`ExtentsError::TooLong`] if the length is not valid.
+    pub fn memory_bytes(&self, namespace: &Namespace) -> Result<u64, ExtentsError> {
         let whole = self.len_bytes.checked_next_multiple_of(namespace.block_bytes());
-        whole.ok_or_else(|| bad(format!("a file of {:#x} bytes", self.len_bytes)))
+        whole.ok_or(ExtentsError::TooLong { len_bytes: self.len_bytes })
     }
 
-    /// What is to be read, and to where. The list may come from anywhere.
+    /// Returns the ranges of the disk to read, with their place in memory. The list is not trusted.
     ///
     /// # Errors
-    /// [`Error::Extents`] where extents overlap in the file or go past its end.
-    pub fn stretches(&self, namespace: &Namespace) -> Result<Vec<Stretch>, Error> {
+    /// Returns [`ExtentsError::Order`] if extents overlap in the file or start behind its end, and
+    /// [`ExtentsError::TooLong`] as [`memory_bytes`](Self::memory_bytes) does.
+    pub fn disk_ranges(&self, namespace: &Namespace) -> Result<Vec<DiskRange>, ExtentsError> {
         let memory_bytes = self.memory_bytes(namespace)?;
-        let mut stretches = Vec::with_capacity(self.extents.len());
+        let mut ranges = Vec::with_capacity(self.extents.len());
         let mut end = 0;
         for extent in &self.extents {
             let Extent { file_offset, disk_offset, len_bytes } = *extent;
             if file_offset < end || file_offset >= memory_bytes {
-                return Err(bad(format!(
-                    "{extent:x?} begins before the end of the one before, or behind the file's end"
-                )));
+                return Err(ExtentsError::Order { file_offset, len_bytes });
             }
             let offset = file_offset;
-            // The file system's last block may be larger than the disk's.
+            // The last block of the file system may be larger than the last block of the disk.
             let len_bytes = len_bytes.min(memory_bytes - offset);
             end = offset + len_bytes;
-            stretches.push(Stretch { disk_offset, offset, len_bytes });
+            ranges.push(DiskRange { disk_offset, offset, len_bytes });
         }
-        Ok(stretches)
+        Ok(ranges)
     }
 }
 
-/// What a file system lies on.
+/// The disk of a file system.
 struct Disk {
     name: String,
-    /// Where the file system's device begins on it.
+    /// The start of the file system's device on the disk, in bytes.
     start_bytes: u64,
 }
 
 impl Disk {
-    fn find(major: u32, minor: u32) -> Result<Self, Error> {
+    fn find(major: u32, minor: u32) -> Result<Self, ExtentsError> {
         Self::find_in(Path::new("/sys/dev/block"), major, minor)
     }
 
-    fn find_in(blocks: &Path, major: u32, minor: u32) -> Result<Self, Error> {
-        /// Of sysfs, whatever blocks the disk has.
+    fn find_in(blocks: &Path, major: u32, minor: u32) -> Result<Self, ExtentsError> {
+        /// The unit of sysfs, whatever the block size of the disk is.
         const SECTOR_BYTES: u64 = 512;
         let link = blocks.join(format!("{major}:{minor}"));
-        let missing = |_| {
-            bad(format!(
-                "the file system ({major}:{minor}) is on no disk of its own: btrfs, overlayfs and those \
-                 in memory do not say where on a disk a file is"
-            ))
-        };
-        let folder: PathBuf = fs::canonicalize(&link).map_err(missing)?;
-        let mut below = fs::read_dir(folder.join("slaves")).into_iter().flatten();
+        let disk = fs::canonicalize(link).map_err(|_| ExtentsError::NoDisk { major, minor })?;
+        let mut below = fs::read_dir(disk.join("slaves")).into_iter().flatten();
         if below.next().is_some() {
-            return Err(bad(format!(
-                "{} is made of other disks (device mapper or RAID)",
-                folder.display()
-            )));
+            return Err(ExtentsError::Stacked { disk });
         }
-        let start = match fs::read_to_string(folder.join("start")) {
+        let start = match fs::read_to_string(disk.join("start")) {
             Ok(text) => text.trim().parse::<u64>().ok(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some(0),
             Err(_) => None,
         };
         let start = start.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
-        let start_bytes = start.ok_or_else(|| bad(format!("no start in {}", folder.display())))?;
-        let whole = if start_bytes == 0 { Some(folder.as_path()) } else { folder.parent() };
+        let Some(start_bytes) = start else { return Err(ExtentsError::NoStart { disk }) };
+        let whole = if start_bytes == 0 { Some(disk.as_path()) } else { disk.parent() };
         let name = whole.and_then(Path::file_name).unwrap_or_default();
         Ok(Self { name: name.to_string_lossy().into_owned(), start_bytes })
     }
-}
-
-fn bad(reason: String) -> Error {
-    Error::Extents { reason }
 }
 
 #[cfg(test)]
@@ -172,39 +157,43 @@ mod tests {
 
     const NAMESPACE: Namespace = Namespace { id: 1, blocks: 1 << 20, block_log2: 9 };
 
-    fn list(len_bytes: u64, extents: &[(u64, u64, u64)]) -> List {
+    fn list(len_bytes: u64, extents: &[(u64, u64, u64)]) -> ExtentList {
         let extent = |&(file_offset, disk_offset, len_bytes): &(u64, u64, u64)| Extent {
             file_offset,
             disk_offset,
             len_bytes,
         };
         let extents = extents.iter().map(extent).collect();
-        List { file: "f".to_owned(), disk: "d".to_owned(), len_bytes, extents }
+        ExtentList { file: "f".to_owned(), disk: "d".to_owned(), len_bytes, extents }
     }
 
     #[test]
-    fn the_last_block_is_cut_to_what_memory_has() {
+    fn the_last_block_is_cut_to_the_length_of_the_memory() {
         let list = list(5000, &[(0, 0x10_000, 4096), (4096, 0x40_000, 4096)]);
         assert_eq!(list.memory_bytes(&NAMESPACE).unwrap(), 5120);
-        let stretches = list.stretches(&NAMESPACE).unwrap();
-        assert_eq!(stretches[0], Stretch { disk_offset: 0x10_000, offset: 0, len_bytes: 4096 });
-        assert_eq!(stretches[1], Stretch { disk_offset: 0x40_000, offset: 4096, len_bytes: 1024 });
+        let ranges = list.disk_ranges(&NAMESPACE).unwrap();
+        assert_eq!(ranges[0], DiskRange { disk_offset: 0x10_000, offset: 0, len_bytes: 4096 });
+        assert_eq!(ranges[1], DiskRange { disk_offset: 0x40_000, offset: 4096, len_bytes: 1024 });
         let back = serde_json::to_string(&list).unwrap();
-        assert_eq!(serde_json::from_str::<List>(&back).unwrap(), list);
+        assert_eq!(serde_json::from_str::<ExtentList>(&back).unwrap(), list);
     }
 
     #[test]
-    fn lists_that_cannot_be_are_refused() {
+    fn lists_that_are_not_valid_are_refused() {
         for bad in [
             list(8192, &[(0, 0, 4096), (2048, 8192, 4096)]),
             list(8192, &[(4096, 0, 4096), (0, 8192, 4096)]),
             list(4096, &[(4096, 0, 4096)]),
             list(u64::MAX, &[]),
         ] {
-            let refused = bad.stretches(&NAMESPACE).unwrap_err();
-            assert!(matches!(refused, Error::Extents { .. }), "{refused}");
+            let refused = bad.disk_ranges(&NAMESPACE).unwrap_err();
+            let is_typed =
+                matches!(refused, ExtentsError::Order { .. } | ExtentsError::TooLong { .. });
+            assert!(is_typed, "{refused}");
         }
-        assert!(serde_json::from_str::<List>(r#"{"file":"a","disk":"b","len_bytes":1}"#).is_err());
+        assert!(
+            serde_json::from_str::<ExtentList>(r#"{"file":"a","disk":"b","len_bytes":1}"#).is_err()
+        );
     }
 
     #[test]

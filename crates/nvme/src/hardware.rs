@@ -1,14 +1,16 @@
-//! The controller as a driver reaches it: registers, and the switch that lets it do DMA.
+//! The controller as a PCI device: registers, bus mastering, reset.
 
 use std::io;
 
-use longshore_domain::backend::{Device, Iommufd, OpenError, Registers, Vfio};
+use longshore_domain::backend::{Device, Iommufd, Registers, Vfio};
 use longshore_domain::{Builder, Domain};
 
-/// What a driver needs of the bus. [`Passed`] is a device that the kernel passes through; a test can
-/// have a model of a controller instead.
+use crate::error::Error;
+
+/// A PCI device, as the driver uses it. [`PciDevice`] is a device that the kernel passes through; a
+/// test can implement the trait for a model of a controller.
 pub trait Hardware {
-    /// How many bytes of registers there are.
+    /// Returns the length of the registers (BAR 0), in bytes.
     fn registers_len_bytes(&self) -> usize;
     /// Reads a register of four bytes.
     fn read_u32(&self, at: usize) -> u32;
@@ -18,39 +20,43 @@ pub trait Hardware {
     fn write_u32(&self, at: usize, value: u32);
     /// Writes a register of eight bytes.
     fn write_u64(&self, at: usize, value: u64);
-    /// Lets the device do DMA, or forbids it.
+    /// Enables or disables bus mastering. The device can do DMA only while it is enabled.
     ///
     /// # Errors
-    /// Those of the bus.
-    fn set_bus_master(&self, may: bool) -> io::Result<()>;
-    /// Resets the device by the bus: what it was doing is over when this returns.
+    /// Returns the errors of the bus.
+    fn set_bus_master(&self, is_enabled: bool) -> io::Result<()>;
+    /// Resets the device by the bus. The device does no DMA any more when this returns `Ok`.
     ///
     /// # Errors
-    /// Those of the bus; also where the device cannot be reset.
+    /// Returns the errors of the bus, also if the device has no reset.
     fn reset(&self) -> io::Result<()>;
 }
 
-/// A device that was passed through to this process.
+/// A PCI device that the kernel passes through to this process.
 #[derive(Debug)]
-pub struct Passed {
+pub struct PciDevice {
     registers: Registers,
     device: Device,
 }
 
-impl Passed {
-    /// Maps its registers.
+impl PciDevice {
+    /// Maps the registers of a device.
     ///
     /// # Errors
-    /// Those of the kernel; `InvalidInput` where BAR 0 cannot be mapped.
-    pub fn new(device: Device) -> io::Result<Self> {
-        // It answers at its BARs from here on, and does no DMA yet.
+    /// Returns [`Error::Device`], also if BAR 0 cannot be mapped.
+    pub fn new(device: Device) -> Result<Self, Error> {
+        Self::map(device).map_err(Error::device("mapping the registers (BAR 0) of the device"))
+    }
+
+    fn map(device: Device) -> io::Result<Self> {
+        // The device answers at its BARs from here on, and does no DMA yet.
         device.set_bus_master(false)?;
         let registers = device.map(&device.region(0)?)?;
         Ok(Self { registers, device })
     }
 }
 
-impl Hardware for Passed {
+impl Hardware for PciDevice {
     fn registers_len_bytes(&self) -> usize {
         self.registers.len_bytes()
     }
@@ -73,8 +79,8 @@ impl Hardware for Passed {
         self.registers.write_u64(at, value);
     }
 
-    fn set_bus_master(&self, may: bool) -> io::Result<()> {
-        self.device.set_bus_master(may)
+    fn set_bus_master(&self, is_enabled: bool) -> io::Result<()> {
+        self.device.set_bus_master(is_enabled)
     }
 
     fn reset(&self) -> io::Result<()> {
@@ -82,7 +88,7 @@ impl Hardware for Passed {
     }
 }
 
-/// Which of the kernel's interfaces a device is passed through by.
+/// A kernel interface that passes devices through to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
     /// VFIO, with a container of type 1.
@@ -91,24 +97,14 @@ pub enum Interface {
     Iommufd,
 }
 
-/// Why a device could not be had.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PassError {
-    /// It could not be opened; the text says what whoever administers the machine must do.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its registers could not be reached.
-    #[error("mapping the registers (BAR 0) of the device: {0}")]
-    Registers(#[source] io::Error),
-}
-
 impl Interface {
-    /// The device at a PCI address, as `0000:01:00.0`, and a domain in the making for it.
+    /// Opens the device at a PCI address such as `0000:01:00.0`, and returns it with a builder for
+    /// the domain that it is in.
     ///
     /// # Errors
-    /// [`PassError`].
-    pub fn open(self, address: &str) -> Result<(Builder, Passed), PassError> {
+    /// Returns [`Error::Open`] if this process cannot have the device, and [`Error::Device`] if its
+    /// registers cannot be mapped.
+    pub fn open(self, address: &str) -> Result<(Builder, PciDevice), Error> {
         let (builder, device) = match self {
             Self::Vfio => {
                 let (backend, device) = Vfio::open_device(address)?;
@@ -119,6 +115,6 @@ impl Interface {
                 (Domain::builder(backend), device)
             }
         };
-        Ok((builder, Passed::new(device).map_err(PassError::Registers)?))
+        Ok((builder, PciDevice::new(device)?))
     }
 }

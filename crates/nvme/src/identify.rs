@@ -1,47 +1,47 @@
-//! What a controller and a namespace say of themselves (NVM Express Base Specification 2.0, section
+//! The data structures that Identify returns (NVM Express Base Specification 2.0, section
 //! 5.17.2.1; NVM Command Set Specification 1.0, section 4.1.5.1).
 
 use std::time::Duration;
 
-/// Bytes of what Identify returns.
-pub const IDENTIFY_BYTES: usize = 4096;
+/// The length of a data structure, in bytes.
+pub(crate) const IDENTIFY_BYTES: usize = 4096;
 
-/// Whether scatter-gather lists can be used, and how they must be aligned (SGLS).
+/// The field SGLS: support for scatter-gather lists, and their alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SglSupport {
-    /// They cannot.
+    /// The controller does not support SGLs.
     None,
-    /// Any address, any length.
+    /// SGLs with any address and any length.
     Bytes,
-    /// Addresses and lengths that are multiples of four.
+    /// SGLs with addresses and lengths that are multiples of four.
     Dwords,
 }
 
-/// Of the controller (CNS 01h).
+/// The fields of the Identify Controller data structure (CNS 01h) that this driver uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ControllerData {
-    /// SN.
+#[non_exhaustive]
+pub struct IdentifyController {
+    /// SN: the serial number.
     pub serial: String,
-    /// MN.
+    /// MN: the model number.
     pub model: String,
-    /// FR.
+    /// FR: the firmware revision.
     pub firmware: String,
-    /// MDTS: the most that a command may transfer, as the binary logarithm of smallest memory pages;
-    /// 0 is no limit.
+    /// MDTS: the largest transfer of a command, as the binary logarithm of a number of smallest
+    /// memory pages; 0 means no limit.
     pub max_transfer_log2_pages: u8,
-    /// RTD3E: how long a shutdown may take; zero where it does not say.
+    /// RTD3E: the longest time of a shutdown; zero if the controller does not report it.
     pub shutdown_time: Duration,
-    /// NN: no namespace has a number above this.
+    /// NN: the largest namespace identifier.
     pub namespaces_max: u32,
-    /// VWC: it has a volatile write cache, so a Flush does something.
+    /// VWC: the controller has a volatile write cache, which Flush writes to the medium.
     pub has_write_cache: bool,
-    /// SGLS.
+    /// SGLS: support for scatter-gather lists.
     pub sgl: SglSupport,
 }
 
-impl ControllerData {
-    /// Decodes it.
-    pub fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> Self {
+impl IdentifyController {
+    pub(crate) fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> Self {
         Self {
             serial: text(&bytes[4..24]),
             model: text(&bytes[24..64]),
@@ -59,20 +59,19 @@ impl ControllerData {
     }
 }
 
-/// Of a namespace (CNS 00h).
+/// The fields of the Identify Namespace data structure (CNS 00h) that this driver uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NamespaceData {
-    /// NSZE: how many blocks it has.
-    pub blocks: u64,
-    /// LBADS: the binary logarithm of a block's bytes.
-    pub block_log2: u8,
-    /// MS: how many bytes of metadata come with each block.
-    pub metadata_bytes: u16,
+pub(crate) struct IdentifyNamespace {
+    /// NSZE: the number of blocks.
+    pub(crate) blocks: u64,
+    /// LBADS: the binary logarithm of the block size, in bytes.
+    pub(crate) block_log2: u8,
+    /// MS: the bytes of metadata of a block.
+    pub(crate) metadata_bytes: u16,
 }
 
-impl NamespaceData {
-    /// Decodes it.
-    pub fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> Self {
+impl IdentifyNamespace {
+    pub(crate) fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> Self {
         // FLBAS: four bits, and two more where there are more than 16 formats.
         let (formats, flbas) = (usize::from(bytes[25]) + 1, usize::from(bytes[26]));
         let upper = if formats > 16 { flbas >> 5 & 3 } else { 0 };
@@ -85,8 +84,8 @@ impl NamespaceData {
     }
 }
 
-/// The numbers of a list of namespaces (CNS 02h), which ends with a zero.
-pub fn namespace_list(bytes: &[u8; IDENTIFY_BYTES]) -> impl Iterator<Item = u32> {
+/// Returns the identifiers of an active namespace list (CNS 02h), which ends with a zero.
+pub(crate) fn namespace_list(bytes: &[u8; IDENTIFY_BYTES]) -> impl Iterator<Item = u32> {
     let words = bytes.as_chunks().0.iter().copied().map(u32::from_le_bytes);
     words.take_while(|id| *id != 0)
 }
@@ -97,7 +96,7 @@ fn word(bytes: &[u8; IDENTIFY_BYTES], at: usize) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// ASCII, padded with spaces. A controller may say anything.
+/// Decodes ASCII that is padded with spaces. Other bytes become question marks.
 fn text(bytes: &[u8]) -> String {
     let printable = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '?' };
     let text: String = bytes.iter().take_while(|byte| **byte != 0).map(printable).collect();
@@ -120,17 +119,17 @@ mod tests {
         bytes[516] = 2;
         bytes[525] = 7;
         bytes[536] = 1;
-        let data = ControllerData::decode(&bytes);
+        let data = IdentifyController::decode(&bytes);
         assert_eq!((data.serial.as_str(), data.model.as_str()), ("serial 7", "model?X"));
         assert_eq!((data.firmware.as_str(), data.namespaces_max), ("1.0", 2));
         assert_eq!((data.max_transfer_log2_pages, data.shutdown_time.as_secs()), (5, 3));
         assert!(data.has_write_cache && data.sgl == SglSupport::Bytes);
         bytes[536] = 2;
-        assert_eq!(ControllerData::decode(&bytes).sgl, SglSupport::Dwords);
+        assert_eq!(IdentifyController::decode(&bytes).sgl, SglSupport::Dwords);
     }
 
     #[test]
-    fn the_format_in_use_is_the_one_that_counts() {
+    fn the_block_size_is_that_of_the_format_in_use() {
         let mut bytes = [0; IDENTIFY_BYTES];
         bytes[..8].copy_from_slice(&0x1_0000_0001_u64.to_le_bytes());
         let put = |bytes: &mut [u8; IDENTIFY_BYTES], index: usize, log2: u8, metadata: u8| {
@@ -141,12 +140,12 @@ mod tests {
         put(&mut bytes, 3, 12, 8);
         put(&mut bytes, 35, 13, 0);
         bytes[25] = 3;
-        let data = |bytes: &[u8; IDENTIFY_BYTES]| NamespaceData::decode(bytes);
+        let data = |bytes: &[u8; IDENTIFY_BYTES]| IdentifyNamespace::decode(bytes);
         let blocks = 0x1_0000_0001;
-        let first = NamespaceData { blocks, block_log2: 9, metadata_bytes: 0 };
+        let first = IdentifyNamespace { blocks, block_log2: 9, metadata_bytes: 0 };
         assert_eq!(data(&bytes), first);
         bytes[26] = 3;
-        assert_eq!(data(&bytes), NamespaceData { blocks, block_log2: 12, metadata_bytes: 8 });
+        assert_eq!(data(&bytes), IdentifyNamespace { blocks, block_log2: 12, metadata_bytes: 8 });
         // The upper bits count only where there are as many formats.
         bytes[26] = 3 | 2 << 5;
         assert_eq!(data(&bytes).block_log2, 12);

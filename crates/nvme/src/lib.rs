@@ -1,59 +1,73 @@
-//! A small NVMe driver in userspace, on `longshore-domain`: it reads and writes a disk, and loads a range
-//! of it, or a file's extents, straight into a buffer.
+//! An NVMe driver in userspace, on [`longshore_domain`]. It reads and writes a disk, and loads ranges of it
+//! or the extents of a file straight into a buffer.
 //!
 //! ```text
-//!   Interface::open ──► Domain ◄── rings, lists: coherent memory     (controller, queue, rings)
+//!   Interface::open ──► Domain ◄── rings, lists: coherent memory     Controller, Queue
 //!        │                 ▲
-//!        │                 ├── a buffer, mapped once                 (stream, load)
-//!        ▼                 └── a buffer each transfer, or a slot     (bench)
-//!     Passed ── registers, doorbells ──► the controller ── DMA ──► IOMMU ──► what is mapped
+//!        │                 ├── a buffer, mapped once                 transfer, load, store
+//!        ▼                 └── a buffer for each transfer            the caller, with a Queue
+//!     PciDevice ── registers, doorbells ──► controller ── DMA ──► IOMMU ──► mapped memory
 //! ```
 //!
-//! | module | what it is for |
+//! | item | purpose |
 //! | --- | --- |
-//! | [`hardware`] | a device that the kernel passes through, or a model of one |
-//! | [`registers`], [`command`], [`status`], [`identify`] | what the specifications say, decoded |
-//! | [`data`] | PRP entries and lists, scatter-gather lists |
-//! | `rings` | a submission and a completion queue: phase tags, numbers of commands, doorbells |
-//! | [`controller`] | bringing it up, admin commands, stopping it whatever happens |
-//! | [`queue`] | commands in flight, and what is kept until they end |
-//! | [`stream`], [`load`] | long transfers, cut into what a command takes |
-//! | [`extents`] | where a file is on its disk |
+//! | [`Interface`], [`PciDevice`], [`Hardware`] | a device that the kernel passes through, or a model of one |
+//! | [`Controller`], [`Options`] | enabling and stopping the controller; its namespaces and queues |
+//! | [`Queue`] | commands in flight, and the memory that is kept until they end |
+//! | [`transfer`], [`load()`], [`store`] | long transfers, split into commands |
+//! | [`ExtentList`] | the place of a file on its disk |
+//! | [`registers`] | the registers of a controller |
+//!
+//! The memory of a command is never unmapped while the controller may access it: a [`Queue`] keeps a value
+//! for each command in flight, such as the mapping of its memory, and returns the value when the
+//! command has ended or the controller has given it up.
 //!
 //! ```no_run
 //! use longshore_heap::Heap;
-//! use longshore_nvme::controller::{Controller, Options};
-//! use longshore_nvme::hardware::Interface;
-//! use longshore_nvme::load::load;
-//! use longshore_nvme::stream::Stretch;
+//! use longshore_nvme::{Controller, DiskRange, Interface, Options, load};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (builder, passed) = Interface::Vfio.open("0000:00:05.0")?;
+//! let (builder, device) = Interface::Vfio.open("0000:00:05.0")?;
 //! let domain = builder.build();
-//! let controller = Controller::new(&domain, passed, Options::default())?;
+//! let controller = Controller::new(&domain, device, Options::default())?;
 //! let namespace = controller.namespace(1)?;
 //! let buffer = Heap::Memfd.allocate(1 << 30)?;
-//! let stretch = Stretch { disk_offset: 0, offset: 0, len_bytes: 1 << 30 };
-//! let buffer = load(&controller, &namespace, 64, &[stretch], buffer, |_| {})?;
+//! let range = DiskRange { disk_offset: 0, offset: 0, len_bytes: 1 << 30 };
+//! let buffer = load(&controller, &namespace, 64, &[range], buffer, |_| {})?;
 //! println!("{} bytes", buffer.len_bytes());
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Sources: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe over PCIe Transport
+//! Specification 1.0.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::result_large_err, reason = "what was not done is given back with the reason")]
+#![allow(clippy::result_large_err, reason = "an error returns the memory of the operation")]
 
-pub mod command;
-pub mod controller;
-pub mod data;
-pub mod error;
-pub mod extents;
-pub mod hardware;
-pub mod identify;
-pub mod load;
-pub mod queue;
+mod command;
+mod controller;
+mod data;
+mod error;
+mod extents;
+mod hardware;
+mod identify;
+mod load;
+mod queue;
 pub mod registers;
 mod rings;
-pub mod status;
-pub mod stream;
+mod status;
+mod stream;
 mod waiting;
+
+pub use command::{CommandError, CommandInfo, Opcode};
+pub use controller::{Controller, Namespace, Options};
+pub use data::{DataPointerError, DataPointerFormat, Segment};
+pub use error::{Error, ExtentsError, NamespaceError, SubmitError, Unsupported};
+pub use extents::{Extent, ExtentList};
+pub use hardware::{Hardware, Interface, PciDevice};
+pub use identify::{IdentifyController, SglSupport};
+pub use load::{load, store};
+pub use queue::{Completion, Queue};
+pub use status::Status;
+pub use stream::{DiskRange, transfer};

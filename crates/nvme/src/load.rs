@@ -1,48 +1,48 @@
-//! From the disk straight into a buffer, and from a buffer to the disk.
+//! Loads from the disk into a buffer, and stores from a buffer to the disk.
 
 use longshore_domain::{Direction, Error as DomainError};
 use longshore_heap::Buffer;
 
-use crate::command::Verb;
+use crate::command::Opcode;
 use crate::controller::{Controller, Namespace};
 use crate::error::Error;
 use crate::hardware::Hardware;
-use crate::stream::{Stretch, transfer};
+use crate::stream::{DiskRange, transfer};
 
-/// Reads `stretches` into `buffer`, which is mapped once, for all of it, and given back when the device
-/// cannot reach it any more. What no stretch has stays as it is. `progress` is told how many bytes
-/// are there.
+/// Reads `ranges` into `buffer`, which is mapped once, and returns the buffer when the device cannot access
+/// it any more. Bytes outside the ranges do not change. `progress` receives the number of bytes read so
+/// far.
 ///
 /// # Errors
-/// [`Error`]; the buffer is gone then.
+/// Returns the errors of [`transfer`], of mapping, and of [`Controller::queue`]. The buffer is dropped
+/// then.
 pub fn load<H: Hardware>(
     controller: &Controller<'_, H>,
     namespace: &Namespace,
     depth: u16,
-    stretches: &[Stretch],
+    ranges: &[DiskRange],
     buffer: Buffer,
     progress: impl FnMut(u64),
 ) -> Result<Buffer, Error> {
     let place = (controller, namespace, depth);
-    through(place, Verb::Read, stretches, buffer, progress)
+    through(place, Opcode::Read, ranges, buffer, progress)
 }
 
-/// Writes `stretches` from `buffer`, and has the disk keep them: a Flush ends it, where there is a
-/// volatile cache.
+/// Writes `ranges` from `buffer`, and then flushes the volatile write cache, if the controller has one.
 ///
 /// # Errors
-/// As [`load`]. Which blocks were written is unknown then.
+/// Returns the errors of [`load`]. Any of the blocks may have been written then.
 pub fn store<H: Hardware>(
     controller: &Controller<'_, H>,
     namespace: &Namespace,
     depth: u16,
-    stretches: &[Stretch],
+    ranges: &[DiskRange],
     buffer: Buffer,
     progress: impl FnMut(u64),
 ) -> Result<Buffer, Error> {
     let place = (controller, namespace, depth);
-    let buffer = through(place, Verb::Write, stretches, buffer, progress)?;
-    if controller.data().has_write_cache {
+    let buffer = through(place, Opcode::Write, ranges, buffer, progress)?;
+    if controller.identify().has_write_cache {
         let mut queue = controller.queue(1)?;
         queue.submit_flush(namespace, ())?;
         queue.wait()?.result?;
@@ -52,19 +52,19 @@ pub fn store<H: Hardware>(
 
 fn through<H: Hardware>(
     (controller, namespace, depth): (&Controller<'_, H>, &Namespace, u16),
-    verb: Verb,
-    stretches: &[Stretch],
+    opcode: Opcode,
+    ranges: &[DiskRange],
     buffer: Buffer,
     progress: impl FnMut(u64),
 ) -> Result<Buffer, Error> {
-    let direction = match verb {
-        Verb::Read => Direction::FromDevice,
-        Verb::Write => Direction::ToDevice,
+    let direction = match opcode {
+        Opcode::Read => Direction::FromDevice,
+        Opcode::Write => Direction::ToDevice,
     };
     let mapping = controller.domain().map(buffer, direction).map_err(DomainError::from)?;
     let mut queue = controller.queue(depth)?;
-    let moved = transfer(&mut queue, verb, namespace, stretches, &mapping, progress);
-    // The mapping is taken back only once the controller has none of its commands.
+    let moved = transfer(&mut queue, opcode, namespace, ranges, &mapping, progress);
+    // The buffer is unmapped only after the controller has none of the commands.
     queue.close()?.for_each(drop);
     moved?;
     Ok(mapping.unmap().map_err(DomainError::from)?)

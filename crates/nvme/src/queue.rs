@@ -1,70 +1,73 @@
-//! An I/O queue: commands in flight, and what is kept for them until they end.
+//! An I/O queue: commands in flight, and the values that it keeps until they end.
 
 use std::fmt;
 use std::mem;
 
 use longshore_domain::Coherent;
 
-use crate::command::{Command, CommandError, DataPointer, Verb, What};
+use crate::command::{Command, CommandError, CommandInfo, DataPointer, Opcode};
 use crate::controller::{Controller, Namespace};
 use crate::data::{Describer, LIST_BYTES, Segment};
-use crate::error::{Error, Refused};
+use crate::error::{Error, SubmitError};
 use crate::hardware::Hardware;
 use crate::rings::{Ended, Rings};
 use crate::waiting::Waiting;
 
 /// Flush (NVM Command Set Specification 1.0, section 3.2.2).
 const OPCODE_FLUSH: u8 = 0x00;
-/// The most blocks of a command: NLB has 16 bits, and 0 is one block.
+/// The largest number of blocks of a command: NLB has 16 bits, and 0 means one block.
 const BLOCKS_MAX: u64 = 1 << 16;
 
-/// An I/O queue of a [`Controller`]. `T` is what a command needs until it ends: most of all the mapping
-/// of the memory it reads or writes.
+/// An I/O queue of a [`Controller`]. It keeps a `T` for each command until the command ends, usually the
+/// mapping of the memory that the command reads or writes.
 ///
 /// ```text
 ///   submit, submit … ──► ring ──► take, take … ──► submit … ──► ring
-///                         └── one write of each doorbell for all that came together
+///                         └── one write of each doorbell for all commands
 /// ```
 ///
-/// Nothing is allocated between making it and dropping it. Dropped while commands are in flight, it
-/// first makes the controller give them up, and drops what it keeps for them then; where that is
-/// impossible, it leaks it.
+/// A queue allocates nothing after it was made. Dropping it while commands are in flight makes the controller
+/// give them up first, and then drops the values. If the controller cannot be stopped, the values are
+/// leaked, because it may still access their memory.
 pub struct Queue<'c, 'd, H: Hardware, T> {
     controller: &'c Controller<'d, H>,
     describer: Describer,
     max_transfer_bytes: u64,
-    /// What a list is made in, before it is copied to where the controller finds it.
+    /// A buffer for a list, which is then copied to the memory that the controller reads.
     scratch: Box<[u8; LIST_BYTES]>,
     id: u16,
-    /// `None` once it was closed.
+    /// `None` after the queue was closed.
     parts: Option<Parts<'d, T>>,
 }
 
-/// What the controller can reach, or has.
+/// The parts that the controller can access.
 struct Parts<'d, T> {
     rings: Rings<'d, T>,
-    /// A list for each command that can be in flight.
+    /// A PRP or SGL list for each command that can be in flight.
     lists: Coherent<'d>,
 }
 
-/// A command that ended.
+/// A completed command.
 #[derive(Debug)]
-pub struct Done<T> {
-    /// What was kept for it. Of a read that failed, any part of the memory may have been written.
+#[non_exhaustive]
+pub struct Completion<T> {
+    /// The value that the queue kept. After a read that failed, any part of its memory may have been
+    /// written.
     pub payload: T,
-    /// How it ended.
+    /// The result of the command.
     pub result: Result<(), CommandError>,
 }
 
 impl<'d, H: Hardware> Controller<'d, H> {
-    /// An I/O queue for `depth` commands in flight, each of which keeps a `T` until it ends.
+    /// Creates an I/O queue for `depth` commands in flight. The queue keeps a `T` for each of them.
     ///
     /// # Errors
-    /// [`Error::NoQueue`]; [`Error`] where the controller refuses it, or there is no memory.
+    /// Returns [`Error::QueueDepth`] if the depth is not possible, [`Error::NoQueue`] if all queues are in
+    /// use, [`Error::Command`] if the controller refuses the queue, and [`Error::Domain`] if there is no
+    /// memory.
     pub fn queue<T>(&self, depth: u16) -> Result<Queue<'_, 'd, H, T>, Error> {
         if depth == 0 || depth > self.depth_max() {
-            let reason = format!("1 to {} are possible", self.depth_max());
-            return Err(Error::NoQueue { depth, reason });
+            return Err(Error::QueueDepth { depth, depth_max: self.depth_max() });
         }
         let lists = self.domain().alloc_coherent(u64::from(depth) * LIST_BYTES as u64)?;
         let rings = self.create_queue(depth)?;
@@ -80,82 +83,91 @@ impl<'d, H: Hardware> Controller<'d, H> {
 }
 
 impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
-    /// How many commands can be in flight.
+    /// Returns the number of commands that can be in flight.
     pub fn depth(&self) -> u16 {
         self.rings().depth()
     }
 
-    /// How many are.
+    /// Returns the number of commands in flight.
     pub fn in_flight(&self) -> u16 {
         self.rings().in_flight()
     }
 
-    /// The controller.
+    /// Returns the controller.
     pub fn controller(&self) -> &'c Controller<'d, H> {
         self.controller
     }
 
-    /// Reads blocks from `lba` on into `data`, as many as that has room for, or writes them from
-    /// there. The controller is told when the queue is rung.
+    /// Submits a command that reads blocks from `lba` on into `data`, or writes them from `data`. The
+    /// length of `data` is the length of the transfer. The controller sees the command after
+    /// [`ring`](Self::ring).
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::NotBlocks`], [`Error::TooLong`], [`Error::Data`], with the payload.
+    /// Returns the payload with [`Error::QueueFull`], [`Error::PartialBlock`], [`Error::TooLong`] or
+    /// [`Error::DataPointer`].
     #[inline]
     pub fn submit(
         &mut self,
-        verb: Verb,
+        opcode: Opcode,
         namespace: &Namespace,
         lba: u64,
         data: &[Segment],
         payload: T,
-    ) -> Result<(), Refused<T>> {
-        match self.describe(verb, namespace, lba, data) {
-            Ok((command, what)) => self.rings_mut().submit(&command, what, payload),
-            Err(error) => Err(Refused { error, payload }),
+    ) -> Result<(), SubmitError<T>> {
+        match self.describe(opcode, namespace, lba, data) {
+            Ok((command, info)) => self.rings_mut().submit(&command, info, payload),
+            Err(error) => Err(SubmitError { error, payload }),
         }
     }
 
-    /// Writes what the controller has in its volatile cache to the medium.
+    /// Submits a Flush, which writes the volatile write cache of the controller to the medium.
     ///
     /// # Errors
-    /// [`Error::Full`], with the payload.
-    pub fn submit_flush(&mut self, namespace: &Namespace, payload: T) -> Result<(), Refused<T>> {
+    /// Returns the payload with [`Error::QueueFull`].
+    pub fn submit_flush(
+        &mut self,
+        namespace: &Namespace,
+        payload: T,
+    ) -> Result<(), SubmitError<T>> {
         let command = Command {
             opcode: OPCODE_FLUSH,
             namespace: namespace.id,
             data: DataPointer::None,
             words: [0; 3],
         };
-        self.rings_mut().submit(&command, What::Flush { namespace: namespace.id }, payload)
+        self.rings_mut().submit(&command, CommandInfo::Flush { namespace: namespace.id }, payload)
     }
 
-    /// Tells the controller of what was submitted, and of what was taken.
+    /// Writes the doorbells: the controller sees the commands that were submitted, and the completions
+    /// that were taken.
     #[inline]
     pub fn ring(&mut self) {
         let hardware = self.controller.hardware();
         self.rings_mut().ring(hardware);
     }
 
-    /// The next command that ended, if there is one.
+    /// Returns the next completed command, if there is one.
     ///
     /// # Errors
-    /// [`Error::Unasked`]; the controller cannot be relied on then.
+    /// Returns [`Error::UnexpectedCompletion`] if the controller completes a command that it does not
+    /// have. It must be stopped then.
     #[inline]
-    pub fn take(&mut self) -> Result<Option<Done<T>>, Error> {
-        let Some(Ended { payload, what, status, .. }) = self.rings_mut().take()? else {
+    pub fn take(&mut self) -> Result<Option<Completion<T>>, Error> {
+        let Some(Ended { payload, info, status, .. }) = self.rings_mut().take()? else {
             return Ok(None);
         };
-        let result = if status.is_success() { Ok(()) } else { Err(CommandError { what, status }) };
-        Ok(Some(Done { payload, result }))
+        let result =
+            if status.is_success() { Ok(()) } else { Err(CommandError { command: info, status }) };
+        Ok(Some(Completion { payload, result }))
     }
 
-    /// Rings, and waits for a command to end.
+    /// Writes the doorbells and waits for a command to end.
     ///
     /// # Errors
-    /// [`Error::Idle`] where nothing is in flight; [`Error::TimedOut`], [`Error::Fatal`],
-    /// [`Error::Gone`], [`Error::Stopped`], [`Error::Unasked`]. Commands in flight stay with the
-    /// controller.
-    pub fn wait(&mut self) -> Result<Done<T>, Error> {
+    /// Returns [`Error::Idle`] if no command is in flight, else [`Error::TimedOut`], [`Error::Fatal`],
+    /// [`Error::Gone`], [`Error::Stopped`] or [`Error::UnexpectedCompletion`]. The controller still has the
+    /// commands in flight then.
+    pub fn wait(&mut self) -> Result<Completion<T>, Error> {
         self.ring();
         let mut waiting = Waiting::new(self.controller.io_timeout());
         loop {
@@ -167,11 +179,11 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
         }
     }
 
-    /// Gives up the queue. What was kept for commands in flight comes back: the controller does not
-    /// have them any more when this returns, and what they did is unknown.
+    /// Deletes the queue and returns the values of the commands in flight. The controller has none of these
+    /// commands any more, and any of them may have been executed.
     ///
     /// # Errors
-    /// [`Error::Lost`]; all of it is leaked then.
+    /// Returns [`Error::Lost`] if the controller cannot be stopped. The values are leaked then.
     pub fn close(mut self) -> Result<impl Iterator<Item = T> + use<'d, H, T>, Error> {
         let parts = self.end()?.expect("it is closed once");
         Ok(parts.rings.into_payloads())
@@ -191,11 +203,11 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
     #[inline]
     fn describe(
         &mut self,
-        verb: Verb,
+        opcode: Opcode,
         namespace: &Namespace,
         lba: u64,
         data: &[Segment],
-    ) -> Result<(Command, What), Error> {
+    ) -> Result<(Command, CommandInfo), Error> {
         let len_bytes: u64 =
             data.iter().fold(0, |sum, segment| segment.len_bytes.saturating_add(sum));
         let block_bytes = namespace.block_bytes();
@@ -204,11 +216,11 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
             return Err(Error::TooLong { len_bytes, max_bytes });
         }
         if len_bytes & (block_bytes - 1) != 0 || len_bytes == 0 {
-            return Err(Error::NotBlocks { bytes: len_bytes, block_bytes });
+            return Err(Error::PartialBlock { bytes: len_bytes, block_bytes });
         }
         let blocks = (len_bytes >> namespace.block_log2) as u32;
         let Parts { rings, lists } = self.parts.as_mut().expect("it is not closed");
-        let id = rings.next_id().ok_or(Error::Full { depth: rings.depth() })?;
+        let id = rings.next_id().ok_or(Error::QueueFull { depth: rings.depth() })?;
         let list_at = usize::from(id) * LIST_BYTES;
         let list_iova = lists.iova().raw() + list_at as u64;
         let described = self.describer.describe(data, list_iova, &mut self.scratch)?;
@@ -217,12 +229,12 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
             lists.view_mut().write(list_at, list).expect("there is a list for each command");
         }
         let command = Command {
-            opcode: verb.opcode(),
+            opcode: opcode.raw(),
             namespace: namespace.id,
             data: described.pointer,
             words: [lba as u32, (lba >> 32) as u32, blocks - 1],
         };
-        Ok((command, What::Blocks { verb, blocks, lba, namespace: namespace.id }))
+        Ok((command, CommandInfo::Blocks { opcode, blocks, lba, namespace: namespace.id }))
     }
 
     fn rings(&self) -> &Rings<'d, T> {
@@ -237,7 +249,7 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
 
 impl<H: Hardware, T> Drop for Queue<'_, '_, H, T> {
     fn drop(&mut self) {
-        // What could not be taken back is leaked, and nobody is left who could be told.
+        // Values that the controller may still access are leaked. A drop cannot return the error.
         drop(self.end());
     }
 }

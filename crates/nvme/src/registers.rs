@@ -1,73 +1,73 @@
-//! The controller's registers in BAR 0 (NVM Express Base Specification 2.0, section 3.1.3; their place
-//! on PCI Express is that of the NVMe over PCIe Transport Specification 1.0).
+//! The registers of a controller in BAR 0 (NVM Express Base Specification 2.0, section 3.1.3; NVMe over
+//! PCIe Transport Specification 1.0): their offsets and their fields.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Controller Capabilities (3.1.3.1).
+/// The offset of Controller Capabilities (3.1.3.1).
 pub const CAP: usize = 0x00;
-/// Version (3.1.3.2).
+/// The offset of Version (3.1.3.2).
 pub const VS: usize = 0x08;
-/// Controller Configuration (3.1.3.5).
+/// The offset of Controller Configuration (3.1.3.5).
 pub const CC: usize = 0x14;
-/// Controller Status (3.1.3.6).
+/// The offset of Controller Status (3.1.3.6).
 pub const CSTS: usize = 0x1c;
-/// Admin Queue Attributes (3.1.3.8).
+/// The offset of Admin Queue Attributes (3.1.3.8).
 pub const AQA: usize = 0x24;
-/// Admin Submission Queue Base Address (3.1.3.9).
+/// The offset of Admin Submission Queue Base Address (3.1.3.9).
 pub const ASQ: usize = 0x28;
-/// Admin Completion Queue Base Address (3.1.3.10).
+/// The offset of Admin Completion Queue Base Address (3.1.3.10).
 pub const ACQ: usize = 0x30;
-/// Where the doorbells begin (PCIe Transport, 3.1.2).
+/// The offset of the first doorbell (PCIe Transport, 3.1.2).
 pub const DOORBELLS: usize = 0x1000;
 
-/// What the register CAP says.
+/// The value of the register CAP, Controller Capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(pub u64);
 
 impl Capabilities {
-    /// MQES: the most entries that an I/O queue may have.
+    /// Returns the largest number of entries of an I/O queue (MQES).
     pub fn queue_entries_max(self) -> u32 {
         (self.0 & 0xffff) as u32 + 1
     }
 
-    /// TO: how long the controller may take to become ready, or to stop.
+    /// Returns the longest time that the controller takes to become ready or to stop (TO).
     pub fn ready_timeout(self) -> Duration {
         Duration::from_millis(500 * ((self.0 >> 24) & 0xff))
     }
 
-    /// DSTRD: how many bytes lie between two doorbells.
+    /// Returns the distance between two doorbells, in bytes (DSTRD).
     pub fn doorbell_stride_bytes(self) -> usize {
         4 << ((self.0 >> 32) & 0xf)
     }
 
-    /// CSS: whether it has the NVM command set.
+    /// Returns whether the controller has the NVM command set (CSS).
     pub fn has_nvm_commands(self) -> bool {
         self.0 & 1 << 37 != 0
     }
 
-    /// MPSMIN: the binary logarithm of the smallest memory page that it can be set to, in bytes.
+    /// Returns the binary logarithm of the smallest memory page, in bytes (MPSMIN).
     pub fn page_log2_min(self) -> u32 {
         12 + ((self.0 >> 48) & 0xf) as u32
     }
 
-    /// MPSMAX: the same of the largest.
+    /// Returns the binary logarithm of the largest memory page, in bytes (MPSMAX).
     pub fn page_log2_max(self) -> u32 {
         12 + ((self.0 >> 52) & 0xf) as u32
     }
 
-    /// The doorbell that tells the controller of new entries of the submission queue `id`.
+    /// Returns the offset of the tail doorbell of submission queue `id`.
     pub fn tail_doorbell(self, id: u16) -> usize {
         DOORBELLS + 2 * usize::from(id) * self.doorbell_stride_bytes()
     }
 
-    /// The doorbell that tells it up to where the completion queue `id` was read.
+    /// Returns the offset of the head doorbell of completion queue `id`.
     pub fn head_doorbell(self, id: u16) -> usize {
         DOORBELLS + (2 * usize::from(id) + 1) * self.doorbell_stride_bytes()
     }
 }
 
-/// What the register VS says.
+/// The value of the register VS, Version. It is displayed as `1.4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version(pub u32);
 
@@ -79,20 +79,20 @@ impl fmt::Display for Version {
     }
 }
 
-/// What is written to the register CC: entries of 64 and 16 bytes, round robin, the NVM command set.
+/// The value that the driver writes to the register CC: entries of 64 and 16 bytes, round robin
+/// arbitration, the NVM command set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Configuration {
+pub(crate) struct Configuration {
     /// EN.
-    pub is_enabled: bool,
-    /// SHN: a normal shutdown is asked for.
-    pub is_shutting_down: bool,
-    /// MPS, as the binary logarithm of a page's bytes.
-    pub page_log2: u32,
+    pub(crate) is_enabled: bool,
+    /// SHN: a normal shutdown is requested.
+    pub(crate) is_shutting_down: bool,
+    /// MPS, as the binary logarithm of the page size in bytes.
+    pub(crate) page_log2: u32,
 }
 
 impl Configuration {
-    /// The register.
-    pub fn raw(self) -> u32 {
+    pub(crate) fn raw(self) -> u32 {
         const SUBMISSION_LOG2: u32 = 6;
         const COMPLETION_LOG2: u32 = 4;
         u32::from(self.is_enabled)
@@ -103,27 +103,27 @@ impl Configuration {
     }
 }
 
-/// What the register CSTS says.
+/// The value of the register CSTS, Controller Status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerStatus(pub u32);
 
 impl ControllerStatus {
-    /// RDY.
+    /// Returns whether the controller is ready (RDY).
     pub fn is_ready(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// CFS: it has met an error that it cannot tell otherwise, and must be reset.
+    /// Returns whether the controller has met a fatal error and must be reset (CFS).
     pub fn is_fatal(self) -> bool {
         self.0 & 1 << 1 != 0
     }
 
-    /// SHST: it was shut down, so that power may go.
+    /// Returns whether a shutdown is complete (SHST), so that power may be removed.
     pub fn is_shut_down(self) -> bool {
         self.0 >> 2 & 3 == 2
     }
 
-    /// Nothing answers on the bus.
+    /// Returns whether the device does not answer on the bus: all bits are ones.
     pub fn is_gone(self) -> bool {
         self.0 == u32::MAX
     }
@@ -133,7 +133,7 @@ impl ControllerStatus {
 mod tests {
     use super::*;
 
-    /// What QEMU's controller says (7.2), with DSTRD set to 2.
+    /// The value in QEMU's controller (7.2), with DSTRD set to 2.
     const CAPABILITIES: Capabilities = Capabilities(0x0040_0022_0f01_07ff | 1 << 37);
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_lie_as_far_apart_as_the_stride_says() {
+    fn doorbells_are_one_stride_apart() {
         assert_eq!(CAPABILITIES.doorbell_stride_bytes(), 16);
         assert_eq!(CAPABILITIES.tail_doorbell(0), 0x1000);
         assert_eq!(CAPABILITIES.head_doorbell(0), 0x1010);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_what_the_specification_has() {
+    fn a_configuration_has_the_layout_of_the_specification() {
         let configuration =
             Configuration { is_enabled: true, is_shutting_down: false, page_log2: 12 };
         assert_eq!(configuration.raw(), 0x0046_0001);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_written_as_the_specification_calls_it() {
+    fn a_version_is_displayed_as_the_specification_names_it() {
         assert_eq!(Version(0x0001_0400).to_string(), "1.4");
         assert_eq!(Version(0x0001_0201).to_string(), "1.2.1");
     }

@@ -2,26 +2,26 @@
 //!
 //! ```text
 //!   submit ──► [ submissions ]──► tail doorbell ──► controller
-//!                  slots: what is kept until it ends    │
+//!                  slots: values kept until they end    │
 //!   take  ◄── [ completions ] ◄── phase tag ◄───────────┘
-//!                  └── head doorbell: read up to here
+//!                  └── head doorbell: entries up to here are free
 //! ```
 //!
-//! Both rings have one entry more than commands may be in flight, so neither can be full when there is
-//! a command to put in, and nobody needs to look at the heads. Doorbells are rung once for all that came
-//! together ([`Rings::ring`]).
+//! Both rings have one entry more than commands can be in flight, so neither is full when a command is
+//! submitted, and the driver does not need the heads. [`Rings::ring`] writes each doorbell once for all
+//! entries since it was called last.
 
 use std::sync::atomic::{Ordering, fence};
 
 use longshore_domain::{Coherent, Domain};
 
-use crate::command::{COMPLETION_BYTES, Command, Completion, SUBMISSION_BYTES, What};
-use crate::error::{Error, Refused};
+use crate::command::{COMPLETION_BYTES, Command, CommandInfo, CompletionEntry, SUBMISSION_BYTES};
+use crate::error::{Error, SubmitError};
 use crate::hardware::Hardware;
 use crate::registers::Capabilities;
 use crate::status::Status;
 
-/// A pair of rings; `T` is what is kept while a command is in flight.
+/// A submission and a completion queue, which keep a `T` for each command in flight.
 pub(crate) struct Rings<'d, T> {
     pub(crate) id: u16,
     submissions: Coherent<'d>,
@@ -31,10 +31,10 @@ pub(crate) struct Rings<'d, T> {
     rung_tail: u16,
     head: u16,
     rung_head: u16,
-    /// The phase tag of entries that are new in this round.
+    /// The phase tag of new entries in this round.
     phase: bool,
     slots: Box<[Slot<T>]>,
-    /// Numbers of commands that are not in flight.
+    /// The command identifiers that are not in flight.
     free: Vec<u16>,
     tail_doorbell: usize,
     head_doorbell: usize,
@@ -42,20 +42,20 @@ pub(crate) struct Rings<'d, T> {
 
 struct Slot<T> {
     payload: Option<T>,
-    what: What,
+    info: CommandInfo,
 }
 
-/// A command that ended.
+/// A completed command.
 pub(crate) struct Ended<T> {
     pub(crate) payload: T,
-    pub(crate) what: What,
+    pub(crate) info: CommandInfo,
     pub(crate) status: Status,
-    /// DW0: what it returns.
+    /// DW0: the result of the command.
     pub(crate) value: u32,
 }
 
 impl<'d, T> Rings<'d, T> {
-    /// Rings for `depth` commands in flight, in memory of their own.
+    /// Allocates rings for `depth` commands in flight.
     pub(crate) fn new(
         domain: &'d Domain,
         capabilities: Capabilities,
@@ -64,7 +64,7 @@ impl<'d, T> Rings<'d, T> {
     ) -> Result<Self, Error> {
         let entries = depth + 1;
         let coherent = |bytes| domain.alloc_coherent(u64::from(entries) * bytes as u64);
-        let nothing = What::Flush { namespace: 0 };
+        let nothing = CommandInfo::Flush { namespace: 0 };
         Ok(Self {
             id,
             submissions: coherent(SUBMISSION_BYTES)?,
@@ -75,7 +75,7 @@ impl<'d, T> Rings<'d, T> {
             head: 0,
             rung_head: 0,
             phase: true,
-            slots: (0..depth).map(|_| Slot { payload: None, what: nothing }).collect(),
+            slots: (0..depth).map(|_| Slot { payload: None, info: nothing }).collect(),
             free: (0..depth).rev().collect(),
             tail_doorbell: capabilities.tail_doorbell(id),
             head_doorbell: capabilities.head_doorbell(id),
@@ -94,62 +94,62 @@ impl<'d, T> Rings<'d, T> {
         self.depth() - self.free.len() as u16
     }
 
-    /// Where the controller finds submissions, and completions.
+    /// Returns the addresses of the submission and of the completion queue.
     pub(crate) fn iovas(&self) -> [u64; 2] {
         [self.submissions.iova().raw(), self.completions.iova().raw()]
     }
 
-    /// The number that the next command gets.
+    /// Returns the identifier of the next command.
     #[inline]
     pub(crate) fn next_id(&self) -> Option<u16> {
         self.free.last().copied()
     }
 
-    /// Puts a command into the ring; the controller is told when it is rung.
+    /// Adds a command to the ring. The controller sees it after [`Rings::ring`].
     #[inline]
     pub(crate) fn submit(
         &mut self,
         command: &Command,
-        what: What,
+        info: CommandInfo,
         payload: T,
-    ) -> Result<(), Refused<T>> {
+    ) -> Result<(), SubmitError<T>> {
         let Some(id) = self.free.pop() else {
-            return Err(Refused { error: Error::Full { depth: self.depth() }, payload });
+            return Err(SubmitError { error: Error::QueueFull { depth: self.depth() }, payload });
         };
         let at = usize::from(self.tail) * SUBMISSION_BYTES;
         let written = self.submissions.view_mut().write(at, &command.entry(id));
         written.expect("the ring has as many entries");
-        self.slots[usize::from(id)] = Slot { payload: Some(payload), what };
+        self.slots[usize::from(id)] = Slot { payload: Some(payload), info };
         self.tail = next(self.tail, self.entries);
         Ok(())
     }
 
-    /// The next command that ended, if there is one.
+    /// Returns the next completed command, if there is one.
     #[inline]
     pub(crate) fn take(&mut self) -> Result<Option<Ended<T>>, Error> {
         let at = usize::from(self.head) * COMPLETION_BYTES;
         let ring = self.completions.view();
-        // The number of the command and the phase tag are in one word, so both are of one moment.
-        let completion = Completion(ring.read_u64_le(at + 8).expect("inside of the ring"));
+        // One read returns the command identifier and the phase tag, so that both belong together.
+        let completion = CompletionEntry(ring.read_u64_le(at + 8).expect("inside of the ring"));
         if completion.phase() != self.phase {
             return Ok(None);
         }
-        // What the controller wrote before the phase tag is looked at after it.
+        // The controller writes the phase tag last, so the rest of the entry is read after it.
         fence(Ordering::Acquire);
         let value = ring.read_u64_le(at).expect("inside of the ring") as u32;
         self.head = next(self.head, self.entries);
         self.phase ^= self.head == 0;
         let id = completion.command_id();
         let slot = self.slots.get_mut(usize::from(id));
-        let Some((payload, what)) = slot.and_then(|slot| Some((slot.payload.take()?, slot.what)))
+        let Some((payload, info)) = slot.and_then(|slot| Some((slot.payload.take()?, slot.info)))
         else {
-            return Err(Error::Unasked { queue: self.id, id });
+            return Err(Error::UnexpectedCompletion { queue: self.id, id });
         };
         self.free.push(id);
-        Ok(Some(Ended { payload, what, status: completion.status(), value }))
+        Ok(Some(Ended { payload, info, status: completion.status(), value }))
     }
 
-    /// Tells the controller of what was submitted and taken since it was told last.
+    /// Writes the doorbells if commands were submitted or completions taken since the last call.
     #[inline]
     pub(crate) fn ring(&mut self, hardware: &impl Hardware) {
         if self.head != self.rung_head {
@@ -163,21 +163,21 @@ impl<'d, T> Rings<'d, T> {
         }
     }
 
-    /// One of the commands in flight.
-    pub(crate) fn any_in_flight(&self) -> Option<What> {
-        self.slots.iter().find(|slot| slot.payload.is_some()).map(|slot| slot.what)
+    /// Returns one of the commands in flight.
+    pub(crate) fn any_in_flight(&self) -> Option<CommandInfo> {
+        self.slots.iter().find(|slot| slot.payload.is_some()).map(|slot| slot.info)
     }
 
-    /// What was kept for commands that will not end.
+    /// Returns the values of commands that will not end.
     pub(crate) fn into_payloads(self) -> impl Iterator<Item = T> {
         self.slots.into_iter().filter_map(|slot| slot.payload)
     }
 }
 
-/// All that was written to memory can be seen by the controller before the doorbell is.
+/// Orders all writes to memory before the write of a doorbell.
 #[inline]
 fn before_doorbell() {
-    // A processor of x86 makes stores in order, also those to a device; only the compiler must be kept.
+    // An x86 processor makes stores in order, also those to a device, so this only stops the compiler.
     let order = if cfg!(target_arch = "x86_64") { Ordering::Release } else { Ordering::SeqCst };
     fence(order);
 }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use crate::command::DataPointer;
 
-    /// The other end of the rings.
+    /// The controller's end of the rings.
     struct Far {
         session: Session,
         rings: [u64; 2],
@@ -208,7 +208,7 @@ mod tests {
         head: u64,
         tail: u64,
         phase: bool,
-        /// Numbers of commands that were fetched and have not ended.
+        /// The identifiers of commands that were fetched and have not ended.
         fetched: VecDeque<u16>,
     }
 
@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Doorbells that are noted.
+    /// Hardware that records the doorbells.
     #[derive(Default)]
     struct Doorbells(RefCell<Vec<(usize, u32)>>);
 
@@ -283,10 +283,10 @@ mod tests {
         work(&mut rings, far, &Doorbells::default());
     }
 
-    fn submit(rings: &mut Rings<'_, u32>, payload: u32) -> Result<(), Refused<u32>> {
+    fn submit(rings: &mut Rings<'_, u32>, payload: u32) -> Result<(), SubmitError<u32>> {
         let data = DataPointer::None;
         let command = Command { opcode: 0, namespace: 1, data, words: [payload, 0, 0] };
-        rings.submit(&command, What::Flush { namespace: payload }, payload)
+        rings.submit(&command, CommandInfo::Flush { namespace: payload }, payload)
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
                 assert_eq!(at, 0x1000 + 2 * 2 * 4);
                 far.fetch(u64::from(tail));
                 assert_eq!((rings.in_flight(), far.fetched.len()), (3, 3));
-                // In another order than they came.
+                // Commands end in another order than they were submitted in.
                 for nth in [1, 0] {
                     far.end(nth, round * 2 + nth as u32);
                 }
@@ -311,7 +311,9 @@ mod tests {
                     ended.iter().map(|e| e.value).collect::<Vec<_>>(),
                     [round * 2 + 1, round * 2]
                 );
-                assert!(ended.iter().all(|e| e.what == What::Flush { namespace: e.payload }));
+                assert!(
+                    ended.iter().all(|e| e.info == CommandInfo::Flush { namespace: e.payload })
+                );
                 assert_eq!(rings.in_flight(), 1);
             }
             assert_eq!(given, 3 + 49 * 2);
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_are_rung_once_for_all() {
+    fn doorbells_are_written_once_for_all_entries() {
         with_rings(8, |rings, far, doorbells| {
             rings.ring(doorbells);
             assert!(doorbells.0.borrow().is_empty());
@@ -337,30 +339,32 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_gives_back_what_it_was_given() {
+    fn a_full_queue_returns_the_payload() {
         with_rings(1, |rings, _, _| {
             submit(rings, 7).unwrap();
             let refused = submit(rings, 8).unwrap_err();
             assert_eq!(refused.payload, 8);
-            assert!(matches!(refused.error, Error::Full { depth: 1 }));
-            assert_eq!(rings.any_in_flight(), Some(What::Flush { namespace: 7 }));
+            assert!(matches!(refused.error, Error::QueueFull { depth: 1 }));
+            assert_eq!(rings.any_in_flight(), Some(CommandInfo::Flush { namespace: 7 }));
         });
     }
 
     #[test]
-    fn what_nobody_asked_for_is_an_error() {
+    fn an_unexpected_completion_is_an_error() {
         with_rings(2, |rings, far, _| {
             far.fetched.extend([1, 77]);
             for id in [1, 77] {
                 far.end(0, 0);
                 let unasked = rings.take().map(|_| ()).unwrap_err();
-                assert!(matches!(unasked, Error::Unasked { queue: 2, id: said } if said == id));
+                assert!(
+                    matches!(unasked, Error::UnexpectedCompletion { queue: 2, id: said } if said == id)
+                );
             }
         });
     }
 
     #[test]
-    fn what_was_kept_comes_back() {
+    fn payloads_of_unfinished_commands_are_returned() {
         let soft = Soft::new().unwrap();
         let domain = Domain::builder(soft).build();
         let mut rings = Rings::new(&domain, Capabilities(0), 1, 4).unwrap();

@@ -1,34 +1,35 @@
-//! How a command ended (NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set
+//! The status of a completed command (NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set
 //! Specification 1.0, section 3.1.2).
 
 use std::fmt;
 
-/// The status field of a completion, without the phase tag.
+/// The status field of a completion queue entry, without the phase tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u16);
 
 impl Status {
-    /// All went well.
+    /// Returns whether the command succeeded.
     pub fn is_success(self) -> bool {
         self.0 & 0x7ff == 0
     }
 
-    /// SC: what happened, within its type.
+    /// Returns the status code (SC), whose meaning depends on the type.
     pub fn code(self) -> u8 {
         self.0 as u8
     }
 
-    /// SCT: 0 generic, 1 of the command, 2 of media and data, 3 of the path, 7 the vendor's.
+    /// Returns the status code type (SCT): 0 generic, 1 command specific, 2 media and data integrity
+    /// errors, 3 path related, 7 vendor specific.
     pub fn code_type(self) -> u8 {
         (self.0 >> 8) as u8 & 7
     }
 
-    /// DNR: the same command would end the same way.
+    /// Returns the bit Do Not Retry (DNR): the same command would fail again.
     pub fn is_final(self) -> bool {
         self.0 & 1 << 14 != 0
     }
 
-    /// The name that the specifications have for it.
+    /// Returns the name in the specifications.
     fn name(self) -> &'static str {
         match (self.code_type(), self.code()) {
             (0, 0x00) => "Successful Completion",
@@ -64,8 +65,8 @@ impl Status {
             (2, 0x81) => "Unrecovered Read Error",
             (2, 0x86) => "Access Denied",
             (2, 0x87) => "Deallocated or Unwritten Logical Block",
-            (7, _) => "a status of the vendor's",
-            _ => "a status without a name here",
+            (7, _) => "a vendor specific status",
+            _ => "a status that this driver has no name for",
         }
     }
 }
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_taken_apart() {
+    fn a_status_is_decoded() {
         let status = Status(1 << 14 | 2 << 8 | 0x81);
         assert!(!status.is_success() && status.is_final());
         assert_eq!((status.code_type(), status.code()), (2, 0x81));
@@ -91,7 +92,7 @@ mod tests {
             status.to_string(),
             "Unrecovered Read Error (status code type 0x2, code 0x81, do not retry)"
         );
-        // Where to find more about an error does not make it one.
+        // The bit More (M) alone is no error.
         assert!(Status(1 << 13).is_success());
     }
 

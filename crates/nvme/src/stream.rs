@@ -1,116 +1,106 @@
-//! Long transfers: what is on a disk into memory that is mapped once, and back.
+//! Long transfers between a disk and memory that is mapped once.
 //!
 //! ```text
-//!   Stretch ──► commands of at most max_transfer_bytes ──► Queue, as full as it can be
+//!   DiskRange ──► commands of at most max_transfer_bytes ──► a full Queue
 //!     disk_offset, len_bytes ──► offset in the mapping
 //! ```
 
 use longshore_domain::{Door, Mapping};
 use longshore_mem::{DmaMemory, Iova};
 
-use crate::command::Verb;
+use crate::command::Opcode;
 use crate::controller::Namespace;
 use crate::data::Segment;
-use crate::error::{Error, Refused};
+use crate::error::Error;
 use crate::hardware::Hardware;
 use crate::queue::Queue;
 
-/// Bytes that lie side by side on the disk and in memory.
+/// A range that is contiguous on the disk and in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// Where they begin in the namespace, in bytes.
+pub struct DiskRange {
+    /// The start in the namespace, in bytes.
     pub disk_offset: u64,
-    /// Where they begin in the mapping.
+    /// The start in the mapping, in bytes.
     pub offset: u64,
-    /// How many.
+    /// The length, in bytes.
     pub len_bytes: u64,
 }
 
-/// Cuts a stretch into what commands take: each begins where the one before ends, none has more than
-/// `max_bytes`, and all but the last have just as many.
-///
-/// # Panics
-/// Where `max_bytes` is zero.
-pub fn pieces(stretch: Stretch, max_bytes: u64) -> impl Iterator<Item = Stretch> {
-    assert!(max_bytes != 0, "a command that takes nothing");
-    let mut rest = stretch;
+/// Splits a range into consecutive ranges of `max_bytes`, of which the last may be shorter.
+fn split(range: DiskRange, max_bytes: u64) -> impl Iterator<Item = DiskRange> {
+    assert!(max_bytes != 0, "a command transfers at least one byte");
+    let mut rest = range;
     std::iter::from_fn(move || {
         let len_bytes = rest.len_bytes.min(max_bytes);
-        let piece = Stretch { len_bytes, ..rest };
-        rest = Stretch {
+        let part = DiskRange { len_bytes, ..rest };
+        rest = DiskRange {
             disk_offset: rest.disk_offset + len_bytes,
             offset: rest.offset + len_bytes,
             len_bytes: rest.len_bytes - len_bytes,
         };
-        (len_bytes != 0).then_some(piece)
+        (len_bytes != 0).then_some(part)
     })
 }
 
-/// Whether a stretch can be transferred at all.
-///
-/// # Errors
-/// [`Error::NotBlocks`], [`Error::Beyond`].
-pub fn check(stretch: &Stretch, namespace: &Namespace, mapped_bytes: u64) -> Result<(), Error> {
-    let Stretch { disk_offset, offset, len_bytes } = *stretch;
+/// Fails if a range cannot be transferred.
+fn check(range: &DiskRange, namespace: &Namespace, mapped_bytes: u64) -> Result<(), Error> {
+    let DiskRange { disk_offset, offset, len_bytes } = *range;
     let block_bytes = namespace.block_bytes();
     for bytes in [disk_offset, len_bytes] {
         if bytes & (block_bytes - 1) != 0 {
-            return Err(Error::NotBlocks { bytes, block_bytes });
+            return Err(Error::PartialBlock { bytes, block_bytes });
         }
     }
     let is_within = |at: u64, all: u64| at.checked_add(len_bytes).is_some_and(|end| end <= all);
     if !is_within(disk_offset, namespace.len_bytes()) {
         let namespace_bytes = namespace.len_bytes();
-        return Err(Error::Beyond { offset: disk_offset, len_bytes, namespace_bytes });
+        return Err(Error::OutOfRange { offset: disk_offset, len_bytes, namespace_bytes });
     }
     if !is_within(offset, mapped_bytes) {
-        let reason =
-            format!("{len_bytes:#x} bytes at {offset:#x} are not in {mapped_bytes:#x} of memory");
-        return Err(Error::Extents { reason });
+        return Err(Error::OutOfMapping { offset, len_bytes, mapped_bytes });
     }
     Ok(())
 }
 
-/// Reads stretches of the disk into a mapping, or writes them from it, with as many commands in flight
-/// as the queue takes. `progress` is told how many bytes are done, each time some are.
+/// Reads ranges of the disk into a mapping, or writes them from it, with a full queue of commands in flight.
+/// Returns the number of bytes. `progress` receives the number of bytes transferred so far, approximately.
 ///
-/// Commands keep the mapping borrowed, so that it cannot be unmapped before the queue is gone.
+/// Each command borrows the mapping, which therefore cannot be unmapped before the queue is dropped.
 ///
 /// # Errors
-/// [`Error`], the first there is. What was in flight then has ended, unless the controller does not
-/// answer.
+/// Returns [`Error::PartialBlock`], [`Error::OutOfRange`] or [`Error::OutOfMapping`] for a range that cannot
+/// be transferred, else the first error of a command. No command is in flight then, unless the controller
+/// does not answer.
 pub fn transfer<'m, 'l, H: Hardware, B: DmaMemory + 'static, D: Door>(
     queue: &mut Queue<'_, '_, H, &'m Mapping<'l, B, D>>,
-    verb: Verb,
+    opcode: Opcode,
     namespace: &Namespace,
-    stretches: &[Stretch],
+    ranges: &[DiskRange],
     mapping: &'m Mapping<'l, B, D>,
     mut progress: impl FnMut(u64),
 ) -> Result<u64, Error> {
-    for stretch in stretches {
-        check(stretch, namespace, mapping.len_bytes())?;
+    for range in ranges {
+        check(range, namespace, mapping.len_bytes())?;
     }
-    // Whole blocks, and at least one.
+    // A transfer has whole blocks, and at least one.
     let max_bytes = queue.controller().max_transfer_bytes() & !(namespace.block_bytes() - 1);
     if max_bytes == 0 {
         let (len_bytes, max_bytes) =
             (namespace.block_bytes(), queue.controller().max_transfer_bytes());
         return Err(Error::TooLong { len_bytes, max_bytes });
     }
-    let mut pieces = stretches.iter().flat_map(|stretch| pieces(*stretch, max_bytes)).peekable();
-    let (mut given_bytes, mut first) = (0, None);
-    while pieces.peek().is_some() || queue.in_flight() != 0 {
-        while first.is_none() && queue.in_flight() < queue.depth() {
-            let Some(piece) = pieces.next() else { break };
-            let iova = Iova::new(mapping.iova().raw() + piece.offset);
-            let segment = Segment { iova, len_bytes: piece.len_bytes };
-            let lba = piece.disk_offset >> namespace.block_log2;
-            if let Err(Refused { error, .. }) =
-                queue.submit(verb, namespace, lba, &[segment], mapping)
-            {
-                first = Some(error);
+    let mut parts = ranges.iter().flat_map(|range| split(*range, max_bytes)).peekable();
+    let (mut submitted_bytes, mut error) = (0, None);
+    while parts.peek().is_some() || queue.in_flight() != 0 {
+        while error.is_none() && queue.in_flight() < queue.depth() {
+            let Some(part) = parts.next() else { break };
+            let iova = Iova::new(mapping.iova().raw() + part.offset);
+            let segment = Segment { iova, len_bytes: part.len_bytes };
+            let lba = part.disk_offset >> namespace.block_log2;
+            if let Err(refused) = queue.submit(opcode, namespace, lba, &[segment], mapping) {
+                error = Some(refused.error);
             } else {
-                given_bytes += piece.len_bytes;
+                submitted_bytes += part.len_bytes;
             }
         }
         if queue.in_flight() == 0 {
@@ -118,16 +108,16 @@ pub fn transfer<'m, 'l, H: Hardware, B: DmaMemory + 'static, D: Door>(
         }
         let mut done = Some(queue.wait()?);
         while let Some(ended) = done {
-            if let Err(error) = ended.result {
-                first.get_or_insert(error.into());
+            if let Err(failed) = ended.result {
+                error.get_or_insert(failed.into());
             }
             done = queue.take()?;
         }
-        // Near enough: commands end in any order.
-        progress(given_bytes.saturating_sub(u64::from(queue.in_flight()) * max_bytes));
+        // Commands end in any order, so the number is not exact.
+        progress(submitted_bytes.saturating_sub(u64::from(queue.in_flight()) * max_bytes));
     }
     queue.ring();
-    first.map_or(Ok(given_bytes), Err)
+    error.map_or(Ok(submitted_bytes), Err)
 }
 
 #[cfg(test)]
@@ -139,42 +129,42 @@ mod tests {
     const NAMESPACE: Namespace = Namespace { id: 1, blocks: 1000, block_log2: 9 };
 
     #[test]
-    fn what_cannot_be_transferred_is_refused() {
-        let stretch = Stretch { disk_offset: 512, offset: 0, len_bytes: 1024 };
-        check(&stretch, &NAMESPACE, 1024).unwrap();
-        let refused = |stretch| check(&stretch, &NAMESPACE, 1024).unwrap_err();
-        let beyond = Stretch { disk_offset: 999 * 512, ..stretch };
-        assert!(matches!(refused(beyond), Error::Beyond { namespace_bytes: 512_000, .. }));
-        let around = Stretch { disk_offset: u64::MAX - 511, ..stretch };
-        assert!(matches!(refused(around), Error::Beyond { .. }));
-        let torn = Stretch { disk_offset: 100, ..stretch };
-        assert!(matches!(refused(torn), Error::NotBlocks { bytes: 100, block_bytes: 512 }));
-        let torn = Stretch { len_bytes: 513, ..stretch };
-        assert!(matches!(refused(torn), Error::NotBlocks { bytes: 513, .. }));
-        let outside = Stretch { offset: 1, ..stretch };
-        assert!(matches!(refused(outside), Error::Extents { .. }));
+    fn ranges_that_are_not_valid_are_refused() {
+        let range = DiskRange { disk_offset: 512, offset: 0, len_bytes: 1024 };
+        check(&range, &NAMESPACE, 1024).unwrap();
+        let refused = |range| check(&range, &NAMESPACE, 1024).unwrap_err();
+        let beyond = DiskRange { disk_offset: 999 * 512, ..range };
+        assert!(matches!(refused(beyond), Error::OutOfRange { namespace_bytes: 512_000, .. }));
+        let around = DiskRange { disk_offset: u64::MAX - 511, ..range };
+        assert!(matches!(refused(around), Error::OutOfRange { .. }));
+        let torn = DiskRange { disk_offset: 100, ..range };
+        assert!(matches!(refused(torn), Error::PartialBlock { bytes: 100, block_bytes: 512 }));
+        let torn = DiskRange { len_bytes: 513, ..range };
+        assert!(matches!(refused(torn), Error::PartialBlock { bytes: 513, .. }));
+        let outside = DiskRange { offset: 1, ..range };
+        assert!(matches!(refused(outside), Error::OutOfMapping { .. }));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn pieces_are_the_stretch(
+        fn the_parts_are_the_range(
             disk_offset in 0_u64..1 << 40,
             offset in 0_u64..1 << 40,
             len_bytes in 0_u64..1 << 20,
             max_blocks in 1_u64..300,
         ) {
             let max_bytes = max_blocks * 512;
-            let stretch = Stretch { disk_offset, offset, len_bytes };
-            let all: Vec<_> = pieces(stretch, max_bytes).collect();
+            let range = DiskRange { disk_offset, offset, len_bytes };
+            let all: Vec<_> = split(range, max_bytes).collect();
             prop_assert_eq!(all.len() as u64, len_bytes.div_ceil(max_bytes));
             let mut at = 0;
-            for piece in &all {
-                prop_assert_eq!(piece.disk_offset, disk_offset + at);
-                prop_assert_eq!(piece.offset, offset + at);
-                at += piece.len_bytes;
-                prop_assert!(piece.len_bytes == max_bytes || at == len_bytes);
+            for part in &all {
+                prop_assert_eq!(part.disk_offset, disk_offset + at);
+                prop_assert_eq!(part.offset, offset + at);
+                at += part.len_bytes;
+                prop_assert!(part.len_bytes == max_bytes || at == len_bytes);
             }
             prop_assert_eq!(at, len_bytes);
         }

@@ -4,7 +4,7 @@ use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::command::What;
+use crate::command::CommandInfo;
 use crate::error::Error;
 
 /// This many polls find nothing before the clock is read and other threads may run.
@@ -30,7 +30,7 @@ impl Waiting {
     #[inline]
     pub(crate) fn spin(
         &mut self,
-        in_flight: impl FnOnce() -> Option<What>,
+        in_flight: impl FnOnce() -> Option<CommandInfo>,
         check: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.spins += 1;
@@ -39,7 +39,7 @@ impl Waiting {
             return Ok(());
         }
         self.spins = 0;
-        let what = in_flight().ok_or(Error::Idle)?;
+        let command = in_flight().ok_or(Error::Idle)?;
         let Some(started) = self.started else {
             self.started = Some(Instant::now());
             return Ok(());
@@ -50,7 +50,7 @@ impl Waiting {
             check()?;
         }
         if waited > self.timeout {
-            return Err(Error::TimedOut { what, waited: self.timeout });
+            return Err(Error::TimedOut { command, waited: self.timeout });
         }
         thread::yield_now();
         Ok(())

@@ -1,20 +1,17 @@
-//! What a queue does not do once it is made: allocate.
-#![allow(unsafe_code, reason = "counts what the allocator is asked for")]
+//! A queue does not allocate memory after it was made.
+#![allow(unsafe_code, reason = "counts calls of the allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 #[path = "driver/model.rs"]
-#[allow(dead_code, reason = "it can misbehave, too")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod model;
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Domain};
 use longshore_heap::Heap;
-use longshore_nvme::command::Verb;
-use longshore_nvme::controller::{Controller, Options};
-use longshore_nvme::data::{Format, Segment};
-use longshore_nvme::hardware::Hardware;
+use longshore_nvme::{Controller, DataPointerFormat, Hardware, Opcode, Options, Segment};
 
 use self::model::{Model, Traits};
 
@@ -40,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A model whose own allocations are not counted.
+/// A model whose allocations are not counted.
 struct Uncounted<'a>(&'a Model);
 
 impl Hardware for Uncounted<'_> {
@@ -78,13 +75,13 @@ impl Hardware for Uncounted<'_> {
 #[test]
 fn a_warm_queue_allocates_nothing() {
     const LEN_BYTES: u64 = 32 << 10;
-    for format in [Format::Prp, Format::Sgl] {
+    for format in [DataPointerFormat::Prp, DataPointerFormat::Sgl] {
         for bounce in [Bounce::Never, Bounce::Always] {
             let soft = Soft::new().unwrap();
             let session = soft.space().session();
             let model = Model::new(session, Traits::default(), vec![7; 1 << 20]);
             let domain = Domain::builder(soft).free_after(None).bounce(bounce).build();
-            let options = Options { format, ..Options::default() };
+            let options = Options::default().format(format);
             let controller = Controller::new(&domain, Uncounted(&model), options).unwrap();
             let namespace = controller.namespace(1).unwrap();
             let local = domain.local();
@@ -95,7 +92,7 @@ fn a_warm_queue_allocates_nothing() {
                 while let Some(buffer) = idle.pop() {
                     let mapping = local.map_reported(buffer).unwrap();
                     let segment = Segment { iova: mapping.iova(), len_bytes: LEN_BYTES };
-                    queue.submit(Verb::Read, &namespace, 0, &[segment], mapping).unwrap();
+                    queue.submit(Opcode::Read, &namespace, 0, &[segment], mapping).unwrap();
                 }
                 queue.ring();
                 while let Some(done) = queue.take().unwrap() {

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use longshore_heap::Heap;
-use longshore_nvme::data::Format;
-use longshore_nvme::hardware::Interface;
+use longshore_nvme::{DataPointerFormat, Interface};
 
 use crate::bench::Scheme;
 
@@ -182,11 +181,11 @@ pub(crate) enum Pointers {
 }
 
 impl Pointers {
-    pub(crate) fn format(self) -> Format {
+    pub(crate) fn format(self) -> DataPointerFormat {
         match self {
-            Self::Prp => Format::Prp,
-            Self::Sgl => Format::Sgl,
-            Self::Shortest => Format::Shortest,
+            Self::Prp => DataPointerFormat::Prp,
+            Self::Sgl => DataPointerFormat::Sgl,
+            Self::Shortest => DataPointerFormat::Shortest,
         }
     }
 
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_bytes() {
+    fn numbers_of_bytes_are_parsed() {
         for (word, number) in [
             ("0", 0),
             ("4096", 4096),

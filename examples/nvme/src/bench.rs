@@ -1,10 +1,10 @@
-//! Sequential reads as fast as they go, by each scheme of mapping: what bounce buffers are measured by.
+//! Measures sequential reads with each scheme of mapping, to compare bounce buffers with the others.
 //!
 //! ```text
 //!   map           map, read, unmap             each transfer, strictly
 //!   map, batched  map, read … unmap together   as many as are in flight, with one invalidation
 //!   bounce        slot, read, copy out         each transfer that fits a slot
-//!   policy        what calibration says is best
+//!   policy        the choice of the calibration
 //!   static        read                         mapped before the clock starts
 //! ```
 //!
@@ -18,11 +18,7 @@ use std::time::{Duration, Instant};
 use longshore_domain::{Batch, Bounce, Counters, Domain, Local, Mapping};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::DmaMemory;
-use longshore_nvme::command::Verb;
-use longshore_nvme::controller::{Controller, Namespace};
-use longshore_nvme::data::Segment;
-use longshore_nvme::hardware::Hardware;
-use longshore_nvme::queue::Queue;
+use longshore_nvme::{Controller, Hardware, Namespace, Opcode, Queue, Segment};
 use serde::Serialize;
 
 use crate::failure::{Failure, Result};
@@ -30,7 +26,7 @@ use crate::failure::{Failure, Result};
 #[cfg(test)]
 mod tests;
 
-/// How memory gets to be where the device finds it.
+/// A scheme of mapping memory for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Scheme {
     /// Mapped and unmapped, each transfer.
@@ -39,18 +35,18 @@ pub(crate) enum Scheme {
     MapBatched,
     /// Copied out of a bounce buffer, each transfer.
     Bounce,
-    /// Whatever calibration says.
+    /// Mapped or bounced, as the calibration chose.
     Policy,
     /// Mapped once.
     Static,
 }
 
 impl Scheme {
-    /// All, in the order in which they take turns.
+    /// All schemes, in the order of their turns.
     pub(crate) const ALL: [Self; 5] =
         [Self::Map, Self::Bounce, Self::Static, Self::Policy, Self::MapBatched];
 
-    /// As rows have it.
+    /// Returns the name in rows.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Map => "map",
@@ -62,22 +58,22 @@ impl Scheme {
     }
 }
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// Bytes of a transfer: whole blocks.
     pub(crate) block_bytes: u64,
     /// Commands in flight.
     pub(crate) depth: u16,
-    /// How often each scheme has its turn.
+    /// The number of turns of each scheme.
     pub(crate) rounds: u32,
     /// Transfers of a pass.
     pub(crate) ios: u64,
-    /// The doorbell is rung after so many submissions, and whenever there is nothing else to do.
+    /// The doorbell is written after this number of submissions, and before waiting.
     pub(crate) doorbell_batch: u16,
-    /// Which schemes.
+    /// The schemes that take turns.
     pub(crate) schemes: Vec<Scheme>,
-    /// What calibration says: for [`Scheme::Policy`].
+    /// The choice of the calibration, for [`Scheme::Policy`].
     pub(crate) policy: Bounce,
 }
 
@@ -90,38 +86,35 @@ pub(crate) struct Row {
     pub(crate) block_bytes: u64,
     /// Commands in flight.
     pub(crate) depth: u16,
-    /// Which turn, from 0.
+    /// The number of the turn, from 0.
     pub(crate) round: u32,
     /// Transfers.
     pub(crate) ios: u64,
     /// Bytes read.
     pub(crate) bytes: u64,
-    /// What that took.
+    /// The duration of the pass.
     pub(crate) seconds: f64,
     /// Transfers through bounce buffers.
     pub(crate) bounced: u64,
     /// Mappings made.
     pub(crate) maps: u64,
-    /// Mappings taken back.
+    /// Mappings that were unmapped.
     pub(crate) unmaps: u64,
     /// Bytes copied from and to bounce buffers.
     pub(crate) copied_bytes: u64,
     /// Invalidations.
     pub(crate) flushes: u64,
-    /// The most bytes that bounce buffers had in this turn. Pools are empty before it, and nothing is
-    /// freed before its end.
+    /// The peak of the bytes in bounce buffers. Pools are empty before the turn, and free nothing before
+    /// its end.
     pub(crate) pool_peak_bytes: u64,
-    /// Time within map, summed over a pass of as many transfers, without that of the clock.
+    /// The sum of the times of map in the second pass, without the time of reading the clock.
     pub(crate) map_seconds: f64,
-    /// Time within unmap, or taking back and copying out, of the same.
+    /// The sum of the times of unmap, with the copy out of the bounce buffer, in the second pass.
     pub(crate) unmap_seconds: f64,
 }
 
-/// Runs all of it; each row is given to `each` when it is there. The domain must not free bounce
-/// buffers by itself ([`Builder::free_after`](longshore_domain::Builder::free_after) of `None`).
-///
-/// # Errors
-/// [`Failure`].
+/// Runs the measurement, and passes each row to `each`. The domain must not free bounce buffers by itself
+/// ([`Builder::free_after`](longshore_domain::Builder::free_after) of `None`).
 pub(crate) fn run<'d, H: Hardware>(
     domain: &'d Domain,
     controller: &Controller<'d, H>,
@@ -132,7 +125,7 @@ pub(crate) fn run<'d, H: Hardware>(
     let depth = usize::from(plan.depth);
     let buffers = (0..2 * depth).map(|_| {
         let mut buffer = Heap::Memfd.allocate(plan.block_bytes)?;
-        // Its pages are there, as those of a program that reads again and again.
+        // The pages exist before the measurement, as in a program that reads again and again.
         buffer.write()?.fill(1);
         Ok(buffer)
     });
@@ -146,8 +139,7 @@ pub(crate) fn run<'d, H: Hardware>(
             });
             let shrunk = domain.shrink(Duration::ZERO);
             shrunk.map_err(Failure::Shrink)?;
-            // The same ones for each scheme, in each round: what mapping one costs depends on how its pages
-            // lie in memory.
+            // All schemes use the same buffers, because the cost of mapping one depends on its pages.
             idle.sort_by_key(|buffer| buffer.host().cast::<u8>().addr());
             let local = domain.local();
             let mut turn = Turn {
@@ -173,10 +165,10 @@ pub(crate) fn run<'d, H: Hardware>(
 
 /// A scheme's turn.
 struct Turn<'a, 'c, 'd, 'l, H: Hardware> {
-    /// Before the door, by which what is in flight was mapped.
+    /// Declared before `local`, which made the mappings in flight.
     queue: Queue<'c, 'd, H, Mapping<'l, Buffer, Local<'d>>>,
     batch: Batch<'l, Buffer, Local<'d>>,
-    /// What stays mapped, and is not in flight.
+    /// Mappings that are not in flight.
     mapped: Vec<Mapping<'l, Buffer, Local<'d>>>,
     local: &'l Local<'d>,
     namespace: &'a Namespace,
@@ -186,12 +178,12 @@ struct Turn<'a, 'c, 'd, 'l, H: Hardware> {
     lba: u64,
     map_time: Duration,
     unmap_time: Duration,
-    /// What reading it takes, which is not counted.
+    /// The time of reading the clock, which is subtracted.
     clock: Duration,
 }
 
-/// What is seen between two readings of a clock with nothing between them: where it is a system call,
-/// as in a guest whose time-stamp counter is not trusted, that is more than a bounce takes.
+/// Returns the time between two reads of the clock. If reading the clock is a system call, as in a guest whose
+/// time-stamp counter is not trusted, this is more than the time of a bounce.
 fn reading_a_clock() -> Duration {
     let least = (0..1000).map(|_| Instant::now().elapsed()).min();
     least.unwrap_or(Duration::ZERO)
@@ -238,8 +230,8 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
         })
     }
 
-    /// Reads `ios` times, from the start of the namespace on, and again. Nothing is in flight before
-    /// and after it.
+    /// Reads `ios` times, from the start of the namespace on, and from its start again at the end. No command
+    /// is in flight before and after it.
     fn pass<const TIMED: bool>(&mut self, ios: u64) -> Result<()> {
         let first = ios.min(u64::from(self.plan.depth));
         let (mut given, mut ended) = (first, 0);
@@ -249,9 +241,9 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
             self.submit(mapping)?;
         }
         while ended < ios {
-            // It rings first.
+            // This writes the doorbells first.
             let mut next = Some(self.queue.wait()?);
-            let mut not_told = 0;
+            let mut not_rung = 0;
             while let Some(done) = next {
                 done.result?;
                 ended += 1;
@@ -264,10 +256,10 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
                     given += 1;
                     let mapping = self.next::<TIMED>()?;
                     self.submit(mapping)?;
-                    not_told += 1;
-                    if not_told == self.plan.doorbell_batch {
+                    not_rung += 1;
+                    if not_rung == self.plan.doorbell_batch {
                         self.queue.ring();
-                        not_told = 0;
+                        not_rung = 0;
                     }
                 }
                 next = self.queue.take()?;
@@ -284,12 +276,12 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
             self.lba = 0;
         }
         let segment = Segment { iova: mapping.iova(), len_bytes: self.plan.block_bytes };
-        self.queue.submit(Verb::Read, self.namespace, self.lba, &[segment], mapping)?;
+        self.queue.submit(Opcode::Read, self.namespace, self.lba, &[segment], mapping)?;
         self.lba += blocks;
         Ok(())
     }
 
-    /// Memory that the device finds.
+    /// Returns memory that is mapped for the device.
     #[inline]
     fn next<const TIMED: bool>(&mut self) -> Result<Mapping<'l, Buffer, Local<'d>>> {
         match self.mapped.pop() {

@@ -1,22 +1,21 @@
 //! The device that the arguments name.
 
 use longshore_domain::{Builder, Domain};
-use longshore_nvme::controller::{Controller, Namespace, Options};
-use longshore_nvme::hardware::Passed;
+use longshore_nvme::{Controller, Namespace, Options, PciDevice};
 
 use crate::args::DeviceArgs;
 use crate::failure::Result;
 
-pub(crate) fn open(args: &DeviceArgs) -> Result<(Builder, Passed)> {
+pub(crate) fn open(args: &DeviceArgs) -> Result<(Builder, PciDevice)> {
     Ok(args.backend.interface().open(&args.device)?)
 }
 
 pub(crate) fn start<'d>(
     domain: &'d Domain,
-    passed: Passed,
+    passed: PciDevice,
     args: &DeviceArgs,
 ) -> Result<(Controller<'d>, Namespace)> {
-    let options = Options { format: args.pointers.format(), ..Options::default() };
+    let options = Options::default().format(args.pointers.format());
     let controller = Controller::new(domain, passed, options)?;
     let namespace = controller.namespace(args.namespace)?;
     Ok((controller, namespace))

@@ -1,7 +1,7 @@
 //! What a measurement was made on.
 
 use longshore_domain::{Bounce, Calibration};
-use longshore_nvme::controller::{Controller, Namespace};
+use longshore_nvme::{Controller, Namespace};
 use serde::Serialize;
 
 use crate::args::DeviceArgs;
@@ -51,7 +51,7 @@ impl Line {
         calibration: &Calibration,
         doorbell_batch: u16,
     ) -> Self {
-        let data = controller.data();
+        let data = controller.identify();
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let step = |step: &longshore_domain::Step| Step {
             len_bytes: step.len_bytes,

@@ -3,9 +3,7 @@
 use std::io;
 
 use longshore_domain::backend::BackendError;
-use longshore_nvme::command::CommandError;
-use longshore_nvme::error::{Error, Refused};
-use longshore_nvme::hardware::PassError;
+use longshore_nvme::{CommandError, Error, ExtentsError, SubmitError};
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
@@ -13,11 +11,11 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
-    Pass(#[from] PassError),
-    #[error(transparent)]
     Driver(#[from] Error),
     #[error(transparent)]
     Command(#[from] CommandError),
+    #[error("the list of extents: {0}")]
+    Extents(#[from] ExtentsError),
     #[error(transparent)]
     Domain(#[from] longshore_domain::Error),
     #[error(transparent)]
@@ -34,8 +32,8 @@ pub(crate) enum Failure {
     Arguments(String),
 }
 
-impl<T> From<Refused<T>> for Failure {
-    fn from(refused: Refused<T>) -> Self {
+impl<T> From<SubmitError<T>> for Failure {
+    fn from(refused: SubmitError<T>) -> Self {
         Self::Driver(refused.error)
     }
 }

@@ -3,7 +3,7 @@
 mod copy;
 mod measure;
 
-use longshore_nvme::controller::{Controller, Options};
+use longshore_nvme::{Controller, Options};
 use serde_json::json;
 
 use crate::args::{Args, Command, DeviceArgs};
@@ -32,7 +32,7 @@ fn info(args: &DeviceArgs, is_json: bool) -> Result<()> {
     let domain = builder.build();
     let options = Options::default();
     let controller = Controller::new(&domain, passed, options)?;
-    let (data, capabilities) = (controller.data(), controller.capabilities());
+    let (data, capabilities) = (controller.identify(), controller.capabilities());
     let mut namespaces = Vec::new();
     for id in controller.namespace_ids()? {
         namespaces.push((id, controller.namespace(id)));

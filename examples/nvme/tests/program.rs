@@ -32,7 +32,7 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused() {
+fn arguments_that_are_not_valid_are_refused() {
     for args in [
         &["load", "--device", "0000:00:05.0", "--len", "much"][..],
         &["load", "--device", "0000:00:05.0", "--extents", "x", "--offset", "1"],
@@ -49,7 +49,7 @@ fn what_cannot_be_asked_for_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_on_no_disk_has_no_extents() {
+fn a_file_on_no_disk_has_no_extents() {
     let (output, said) = run(&["extents", "/proc/self/status"]);
     assert!(!output.status.success() && said.contains("no disk of its own"), "{said}");
     let (output, said) = run(&["extents", "/proc/self"]);

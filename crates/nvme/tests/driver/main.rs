@@ -1,5 +1,5 @@
-//! The driver and a model of a controller in one process: the driver's domain is a space, and the model
-//! reaches it by IOVA, through a session.
+//! Tests of the driver on a model of a controller in the same process. The driver's domain is a space, and
+//! the model accesses it by IOVA through a session.
 
 mod misbehaviour;
 mod model;
@@ -9,29 +9,26 @@ use std::time::Duration;
 use longshore_domain::backend::Soft;
 use longshore_domain::{Direction, Domain, Error as DomainError};
 use longshore_heap::{Buffer, Heap};
-use longshore_nvme::command::Verb;
-use longshore_nvme::controller::{Controller, Options};
-use longshore_nvme::data::{Format, Segment};
-use longshore_nvme::error::Error;
-use longshore_nvme::extents::{Extent, List};
-use longshore_nvme::load::{load, store};
-use longshore_nvme::stream::Stretch;
+use longshore_nvme::{
+    Controller, DataPointerFormat, DiskRange, Error, Extent, ExtentList, Opcode, Options, Segment,
+    load, store,
+};
 
 use self::model::{Model, Traits};
 
 const DISK_BYTES: usize = 4 << 20;
 
-/// Each word another.
+/// Returns the content of the disk. All words differ.
 fn content() -> Vec<u8> {
     (0..DISK_BYTES as u64 / 8).flat_map(|word| (word * 0x9e37_79b9).to_le_bytes()).collect()
 }
 
 fn options() -> Options {
     let timeout = Duration::from_millis(200);
-    Options { admin_timeout: timeout, io_timeout: timeout, ..Options::default() }
+    Options::default().admin_timeout(timeout).io_timeout(timeout)
 }
 
-/// A driver and a controller; afterwards nothing is mapped, and nothing went astray.
+/// Runs `work` with a model and its driver. Fails if memory stays mapped or an access of the model failed.
 fn with_model(
     traits: Traits,
     options: Options,
@@ -53,20 +50,20 @@ fn buffer(len_bytes: u64) -> Buffer {
 }
 
 #[test]
-fn what_is_read_is_what_is_there() {
+fn reads_return_the_content_of_the_disk() {
     for (stride_log2, block_log2, max_transfer_log2_pages, sgl) in
         [(0, 9, 3, 1), (2, 12, 0, 0), (7, 9, 1, 2), (0, 13, 5, 1)]
     {
-        for format in [Format::Prp, Format::Shortest] {
+        for format in [DataPointerFormat::Prp, DataPointerFormat::Shortest] {
             let ready_timeout = 1;
             let traits =
                 Traits { stride_log2, block_log2, max_transfer_log2_pages, sgl, ready_timeout };
-            let options = Options { format, ..options() };
+            let options = options().format(format);
             with_model(traits, options, |model, _, controller| {
                 let namespace = controller.namespace(1).unwrap();
                 assert_eq!(namespace.len_bytes(), DISK_BYTES as u64);
-                let stretch = Stretch { disk_offset: 1 << 13, offset: 0, len_bytes: 3 << 20 };
-                let read = load(controller, &namespace, 7, &[stretch], buffer(3 << 20), |_| {});
+                let range = DiskRange { disk_offset: 1 << 13, offset: 0, len_bytes: 3 << 20 };
+                let read = load(controller, &namespace, 7, &[range], buffer(3 << 20), |_| {});
                 let expected = &model.disk()[1 << 13..][..3 << 20];
                 assert!(*read.unwrap().read().unwrap() == *expected, "{stride_log2} {block_log2}");
             });
@@ -75,13 +72,13 @@ fn what_is_read_is_what_is_there() {
 }
 
 #[test]
-fn what_is_written_is_there() {
+fn writes_change_the_content_of_the_disk() {
     with_model(Traits::default(), options(), |model, _, controller| {
         let namespace = controller.namespace(1).unwrap();
         let mut source = buffer(100 << 10);
         source.write().unwrap().fill(0x5a);
-        let stretch = Stretch { disk_offset: 512, offset: 0, len_bytes: 100 << 10 };
-        store(controller, &namespace, 3, &[stretch], source, |_| {}).unwrap();
+        let range = DiskRange { disk_offset: 512, offset: 0, len_bytes: 100 << 10 };
+        store(controller, &namespace, 3, &[range], source, |_| {}).unwrap();
         let mut expected = content();
         expected[512..512 + (100 << 10)].fill(0x5a);
         assert!(model.disk() == expected);
@@ -93,7 +90,7 @@ fn what_is_written_is_there() {
 fn a_files_extents_become_the_file() {
     let extent =
         |file_offset, disk_offset, len_bytes| Extent { file_offset, disk_offset, len_bytes };
-    let list = List {
+    let list = ExtentList {
         file: "file".into(),
         disk: "disk".into(),
         len_bytes: 50_000,
@@ -107,8 +104,8 @@ fn a_files_extents_become_the_file() {
     with_model(Traits::default(), options(), |_, _, controller| {
         let namespace = controller.namespace(1).unwrap();
         let memory = buffer(list.memory_bytes(&namespace).unwrap());
-        let stretches = list.stretches(&namespace).unwrap();
-        let file = load(controller, &namespace, 4, &stretches, memory, |_| {}).unwrap();
+        let ranges = list.disk_ranges(&namespace).unwrap();
+        let file = load(controller, &namespace, 4, &ranges, memory, |_| {}).unwrap();
         let (bytes, disk) = (file.read().unwrap(), content());
         assert!(bytes[..8192] == disk[1 << 20..][..8192]);
         assert!(bytes[8192..12_288] == disk[4096..8192]);
@@ -118,7 +115,7 @@ fn a_files_extents_become_the_file() {
 }
 
 #[test]
-fn doorbells_are_rung_once_for_all_that_came_together() {
+fn doorbells_are_written_once_for_all_commands() {
     with_model(Traits::default(), options(), |model, domain, controller| {
         let namespace = controller.namespace(1).unwrap();
         let mapping = domain.map(buffer(4096), Direction::FromDevice).unwrap();
@@ -127,10 +124,10 @@ fn doorbells_are_rung_once_for_all_that_came_together() {
         assert_eq!(model.doorbells(), 0);
         for round in 0..20 {
             for lba in 0..16 {
-                queue.submit(Verb::Read, &namespace, lba, &[segment], lba).unwrap();
+                queue.submit(Opcode::Read, &namespace, lba, &[segment], lba).unwrap();
             }
-            let full = queue.submit(Verb::Read, &namespace, 0, &[segment], 99).unwrap_err();
-            assert!(matches!(full.error, Error::Full { depth: 16 }) && full.payload == 99);
+            let full = queue.submit(Opcode::Read, &namespace, 0, &[segment], 99).unwrap_err();
+            assert!(matches!(full.error, Error::QueueFull { depth: 16 }) && full.payload == 99);
             queue.ring();
             // Completions of the round before, and submissions.
             assert_eq!(model.doorbells(), if round == 0 { 1 } else { 2 });
@@ -146,8 +143,8 @@ fn doorbells_are_rung_once_for_all_that_came_together() {
 
 #[test]
 fn segments_of_many_mappings_are_one_transfer() {
-    for format in [Format::Prp, Format::Sgl] {
-        let options = Options { format, ..options() };
+    for format in [DataPointerFormat::Prp, DataPointerFormat::Sgl] {
+        let options = options().format(format);
         with_model(Traits::default(), options, |_, domain, controller| {
             let namespace = controller.namespace(1).unwrap();
             let map = |len| domain.map(buffer(len), Direction::FromDevice).unwrap();
@@ -157,7 +154,7 @@ fn segments_of_many_mappings_are_one_transfer() {
                 .map(|mapping| Segment { iova: mapping.iova(), len_bytes: mapping.len_bytes() })
                 .collect();
             let mut queue = controller.queue(1).unwrap();
-            queue.submit(Verb::Read, &namespace, 40, &segments, ()).unwrap();
+            queue.submit(Opcode::Read, &namespace, 40, &segments, ()).unwrap();
             queue.wait().unwrap().result.unwrap();
             let disk = content();
             let mut at = 40 * 512;
@@ -172,13 +169,13 @@ fn segments_of_many_mappings_are_one_transfer() {
 }
 
 #[test]
-fn a_failed_command_says_what_it_was() {
+fn the_error_of_a_failed_command_names_the_command() {
     with_model(Traits::default(), options(), |_, domain, controller| {
         let namespace = controller.namespace(1).unwrap();
         let mapping = domain.map(buffer(4096), Direction::FromDevice).unwrap();
         let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
         let mut queue = controller.queue(1).unwrap();
-        queue.submit(Verb::Read, &namespace, namespace.blocks - 7, &[segment], ()).unwrap();
+        queue.submit(Opcode::Read, &namespace, namespace.blocks - 7, &[segment], ()).unwrap();
         let error = queue.wait().unwrap().result.unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -192,7 +189,7 @@ fn a_failed_command_says_what_it_was() {
 }
 
 #[test]
-fn it_is_shut_down_and_stopped_in_the_end() {
+fn dropping_a_controller_shuts_it_down_and_stops_it() {
     let soft = Soft::new().unwrap();
     let model = &Model::new(soft.space().session(), Traits::default(), content());
     let domain = Domain::builder(soft).build();

@@ -1,22 +1,18 @@
-//! A controller that does not do what it should: nothing is unmapped while it may be used.
+//! Tests of controllers that misbehave: memory is not unmapped while the controller may access it.
 
 use std::time::Duration;
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{Domain, Local, Mapping};
 use longshore_heap::Buffer;
-use longshore_nvme::command::Verb;
-use longshore_nvme::controller::Controller;
-use longshore_nvme::data::Segment;
-use longshore_nvme::error::Error;
-use longshore_nvme::queue::Queue;
+use longshore_nvme::{Controller, Error, Opcode, Queue, Segment};
 
 use crate::model::{Model, Traits};
 use crate::{buffer, content, options, with_model};
 
 type Held<'l, 'd> = Mapping<'l, Buffer, Local<'d>>;
 
-/// Three reads that do not end.
+/// Submits three reads that do not end.
 fn fill<'l, 'd>(
     local: &'l Local<'d>,
     queue: &mut Queue<'_, 'd, &Model, Held<'l, 'd>>,
@@ -27,13 +23,13 @@ fn fill<'l, 'd>(
     for lba in 0..3 {
         let mapping = local.map_reported(buffer(4096)).unwrap();
         let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
-        queue.submit(Verb::Read, &namespace, lba, &[segment], mapping).unwrap();
+        queue.submit(Opcode::Read, &namespace, lba, &[segment], mapping).unwrap();
     }
     queue.ring();
 }
 
 #[test]
-fn a_command_that_does_not_end_is_an_error_and_its_memory_comes_back_with_the_queue() {
+fn a_command_that_does_not_end_times_out_and_close_returns_its_memory() {
     with_model(Traits::default(), options(), |model, domain, controller| {
         let local = domain.local();
         let mut queue = controller.queue(4).unwrap();
@@ -42,7 +38,7 @@ fn a_command_that_does_not_end_is_an_error_and_its_memory_comes_back_with_the_qu
         assert!(late.to_string().starts_with("Read of 8 blocks from LBA 0x"), "{late}");
         assert!(late.to_string().contains("did not end within 200ms"), "{late}");
         assert_eq!(queue.close().unwrap().count(), 3);
-        // It has given them up: there is nothing to go on with.
+        // The controller has given the commands up, so none is left to execute.
         assert_eq!(model.go_on(), 0);
         assert!(controller.is_running());
     });
@@ -66,7 +62,7 @@ fn a_late_command_still_reaches_its_memory() {
 }
 
 #[test]
-fn where_the_queue_cannot_be_deleted_the_controller_is_stopped() {
+fn a_controller_that_does_not_delete_a_queue_is_stopped() {
     with_model(Traits::default(), options(), |model, domain, controller| {
         let local = domain.local();
         let mut queue = controller.queue(4).unwrap();
@@ -84,7 +80,7 @@ fn where_the_queue_cannot_be_deleted_the_controller_is_stopped() {
 }
 
 #[test]
-fn where_it_does_not_stop_the_bus_resets_it() {
+fn a_controller_that_does_not_stop_is_reset_by_the_bus() {
     with_model(Traits::default(), options(), |model, domain, controller| {
         let local = domain.local();
         let mut queue = controller.queue(4).unwrap();
@@ -96,9 +92,9 @@ fn where_it_does_not_stop_the_bus_resets_it() {
     });
 }
 
-/// Nothing stops it: what it was given stays mapped for ever, and is never anybody else's.
+/// The memory stays mapped, and is never used for anything else.
 #[test]
-fn what_cannot_be_taken_back_is_leaked() {
+fn memory_of_a_controller_that_does_not_stop_is_leaked() {
     let soft = Soft::new().unwrap();
     let model = &Model::new(soft.space().session(), Traits::default(), content());
     let domain = Domain::builder(soft).build();
@@ -121,7 +117,7 @@ fn what_cannot_be_taken_back_is_leaked() {
 }
 
 #[test]
-fn a_fatal_status_and_a_missing_device_are_told() {
+fn a_fatal_status_and_a_missing_device_are_reported() {
     for is_gone in [false, true] {
         with_model(Traits::default(), options(), |model, domain, controller| {
             let local = domain.local();
@@ -141,7 +137,7 @@ fn a_fatal_status_and_a_missing_device_are_told() {
 }
 
 #[test]
-fn what_does_not_become_ready_is_refused_and_leaves_nothing() {
+fn a_controller_that_does_not_become_ready_leaves_nothing_mapped() {
     let soft = Soft::new().unwrap();
     let model = &Model::new(soft.space().session(), Traits::default(), content());
     let domain = Domain::builder(soft).build();

@@ -1,5 +1,5 @@
-//! A tiny NVMe controller, which reaches memory by IOVA as a device does: through a session of the soft
-//! backend's space. It does what it is told when a doorbell is rung, and can be told to misbehave.
+//! A model of an NVMe controller, which accesses memory by IOVA through a session of the soft backend's
+//! space. It executes commands when a doorbell is written, and can misbehave.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -7,20 +7,20 @@ use std::io;
 
 use longshore_access::Session;
 use longshore_mem::Iova;
-use longshore_nvme::hardware::Hardware;
+use longshore_nvme::Hardware;
 use longshore_nvme::registers::{ACQ, AQA, ASQ, CAP, CC, CSTS, DOORBELLS, VS};
 
 const PAGE: u64 = 4096;
 const ENTRIES_MAX: u64 = 256;
 
-/// How the controller is, and how it misbehaves.
+/// The properties of the controller.
 pub(crate) struct Traits {
     pub(crate) stride_log2: u32,
     pub(crate) block_log2: u32,
     pub(crate) max_transfer_log2_pages: u8,
     /// SGLS.
     pub(crate) sgl: u8,
-    /// So long it takes to become ready, in units of 500 ms.
+    /// CAP.TO, in units of 500 ms.
     pub(crate) ready_timeout: u64,
 }
 
@@ -30,7 +30,7 @@ impl Default for Traits {
     }
 }
 
-/// What it does not do, of what it should.
+/// The ways in which the controller misbehaves.
 #[derive(Default)]
 pub(crate) struct Faulty {
     /// Commands of I/O queues do not end.
@@ -39,11 +39,11 @@ pub(crate) struct Faulty {
     pub(crate) holds_admin: Cell<bool>,
     /// EN = 0 does not stop it.
     pub(crate) does_not_stop: Cell<bool>,
-    /// Nor does a reset by the bus.
+    /// A reset by the bus fails.
     pub(crate) does_not_reset: Cell<bool>,
     /// CSTS.CFS.
     pub(crate) is_fatal: Cell<bool>,
-    /// Nothing answers.
+    /// Registers read as ones.
     pub(crate) is_gone: Cell<bool>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Model {
     registers: RefCell<BTreeMap<usize, u64>>,
     queues: RefCell<BTreeMap<u16, Queue>>,
     disk: RefCell<Vec<u8>>,
-    /// Accesses that went nowhere.
+    /// The number of accesses that failed.
     strays: Cell<u32>,
     doorbells: Cell<u32>,
     flushes: Cell<u32>,
@@ -102,7 +102,7 @@ impl Model {
         self.strays.get()
     }
 
-    /// How often doorbells of I/O queues were rung since this was asked last.
+    /// Returns the number of writes to doorbells of I/O queues since the last call.
     pub(crate) fn doorbells(&self) -> u32 {
         self.doorbells.replace(0)
     }
@@ -123,7 +123,7 @@ impl Model {
         self.disk.borrow().clone()
     }
 
-    /// Does what it has held back. How many commands that were.
+    /// Executes the commands that it has held back, and returns their number.
     pub(crate) fn go_on(&self) -> usize {
         self.faulty.holds_io.set(false);
         let mut queues = self.queues.borrow_mut();

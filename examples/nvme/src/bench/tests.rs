@@ -6,13 +6,13 @@ mod model;
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Domain};
-use longshore_nvme::controller::{Controller, Options};
+use longshore_nvme::{Controller, Options};
 
 use self::model::{Model, Traits};
 use super::{Plan, Scheme, run};
 
 #[test]
-fn each_scheme_does_what_it_says() {
+fn each_scheme_has_its_counts() {
     let soft = Soft::new().unwrap();
     let disk = vec![0; 4 << 20];
     let model = &Model::new(soft.space().session(), Traits::default(), disk);

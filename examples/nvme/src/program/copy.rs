@@ -7,11 +7,7 @@ use std::time::Instant;
 
 use longshore_heap::Heap;
 use longshore_iov::crc32c;
-use longshore_nvme::controller::Namespace;
-use longshore_nvme::error::Error;
-use longshore_nvme::extents::List;
-use longshore_nvme::load;
-use longshore_nvme::stream::Stretch;
+use longshore_nvme::{DiskRange, Error, ExtentList, Namespace, store};
 use serde_json::json;
 
 use crate::args::{LoadArgs, WriteArgs};
@@ -19,7 +15,7 @@ use crate::device::{open, start};
 use crate::failure::{Failure, Result};
 
 pub(crate) fn extents(file: &Path) -> Result<()> {
-    let list = List::of_file(file)?;
+    let list = ExtentList::from_file(file)?;
     let text = serde_json::to_string_pretty(&list).expect("numbers and text");
     writeln!(io::stdout(), "{text}").map_err(failed("writing the list"))
 }
@@ -30,8 +26,8 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
     let (builder, passed) = open(&args.device)?;
     let domain = builder.build();
     let (controller, namespace) = start(&domain, passed, &args.device)?;
-    let (stretches, len_bytes) = match &list {
-        Some(list) => (list.stretches(&namespace)?, list.len_bytes),
+    let (ranges, len_bytes) = match &list {
+        Some(list) => (list.disk_ranges(&namespace)?, list.len_bytes),
         None => range(args, &namespace)?,
     };
     if len_bytes == 0 {
@@ -40,9 +36,9 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
     let memory_bytes = len_bytes.next_multiple_of(namespace.block_bytes());
     let buffer = args.heap.allocate(memory_bytes)?;
     let started = Instant::now();
-    let mut progress = Progress::new("loaded", stretches.iter().map(|s| s.len_bytes).sum());
+    let mut progress = Progress::new("loaded", ranges.iter().map(|s| s.len_bytes).sum());
     let depth = args.device.depth;
-    let buffer = load::load(&controller, &namespace, depth, &stretches, buffer, |done| {
+    let buffer = longshore_nvme::load(&controller, &namespace, depth, &ranges, buffer, |done| {
         progress.tell(done);
     })?;
     let seconds = started.elapsed().as_secs_f64();
@@ -58,7 +54,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
             "{}",
             json!({
                 "len_bytes": len_bytes,
-                "stretches": stretches.len(),
+                "stretches": ranges.len(),
                 "seconds": seconds,
                 "mib_per_second": mib_per_second,
                 "crc32c": format!("{crc:08x}"),
@@ -66,9 +62,9 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
             })
         );
     } else {
-        let stretches = stretches.len();
+        let ranges = ranges.len();
         println!(
-            "{len_bytes} bytes of {stretches} stretches in {seconds:.3} s, {mib_per_second:.1} MiB/s; \
+            "{len_bytes} bytes of {ranges} ranges in {seconds:.3} s, {mib_per_second:.1} MiB/s; \
              CRC-32C {crc:08x}"
         );
     }
@@ -94,11 +90,11 @@ pub(crate) fn write(args: &WriteArgs) -> Result<()> {
     let mut content = buffer.write()?;
     file.read_exact(&mut content[..len_bytes as usize]).map_err(named("reading"))?;
     drop(content);
-    let stretch = Stretch { disk_offset: args.offset, offset: 0, len_bytes: memory_bytes };
+    let range = DiskRange { disk_offset: args.offset, offset: 0, len_bytes: memory_bytes };
     let started = Instant::now();
     let mut progress = Progress::new("written", memory_bytes);
     let depth = args.device.depth;
-    load::store(&controller, &namespace, depth, &[stretch], buffer, |done| progress.tell(done))?;
+    store(&controller, &namespace, depth, &[range], buffer, |done| progress.tell(done))?;
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
         println!("{}", json!({"len_bytes": memory_bytes, "seconds": seconds}));
@@ -108,18 +104,18 @@ pub(crate) fn write(args: &WriteArgs) -> Result<()> {
     Ok(())
 }
 
-fn range(args: &LoadArgs, namespace: &Namespace) -> Result<(Vec<Stretch>, u64)> {
+fn range(args: &LoadArgs, namespace: &Namespace) -> Result<(Vec<DiskRange>, u64)> {
     let disk_offset = args.offset;
     let rest = namespace.len_bytes().saturating_sub(disk_offset);
     let len_bytes = args.len.unwrap_or(rest);
     if len_bytes > rest {
         let namespace_bytes = namespace.len_bytes();
-        return Err(Error::Beyond { offset: disk_offset, len_bytes, namespace_bytes }.into());
+        return Err(Error::OutOfRange { offset: disk_offset, len_bytes, namespace_bytes }.into());
     }
-    Ok((vec![Stretch { disk_offset, offset: 0, len_bytes }], len_bytes))
+    Ok((vec![DiskRange { disk_offset, offset: 0, len_bytes }], len_bytes))
 }
 
-fn read_list(path: &Path) -> Result<List> {
+fn read_list(path: &Path) -> Result<ExtentList> {
     let text = fs::read_to_string(path).map_err(failed(&format!("reading {}", path.display())))?;
     serde_json::from_str(&text).map_err(|error| {
         Failure::Arguments(format!("{}: no list of extents: {error}", path.display()))

@@ -5,9 +5,7 @@ mod rig;
 mod transfers;
 mod whole;
 
-use longshore_nvme::controller::Options;
-use longshore_nvme::hardware::Interface;
-use longshore_nvme::identify::SglSupport;
+use longshore_nvme::{Interface, Options, SglSupport};
 use longshore_vm_tests::fixture;
 
 use super::{Suite, Test};
@@ -47,7 +45,7 @@ pub(super) const IOMMUFD_VIRTIO: Suite =
 fn identify_is_right(interface: Interface) -> TestResult {
     rig::drive(interface, fixture::DRIVEN_RAW, Options::default(), |_, controller, namespace| {
         println!("{controller:?}, {namespace:?}");
-        let data = controller.data();
+        let data = controller.identify();
         ensure!((&*data.model, &*data.serial) == ("QEMU NVMe Ctrl", "nvme-raw"), "{data:?}");
         ensure!(data.sgl == SglSupport::Bytes && data.has_write_cache, "{data:?}");
         ensure!(namespace.len_bytes() == fixture::DRIVEN_BYTES, "{namespace:?}");

@@ -6,12 +6,9 @@ use std::time::Duration;
 use longshore_domain::{Bounce, Direction, Domain, Error as DomainError, Local, Mapping};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::Iova;
-use longshore_nvme::command::Verb;
-use longshore_nvme::controller::{Controller, Namespace, Options};
-use longshore_nvme::data::Segment;
-use longshore_nvme::error::Error;
-use longshore_nvme::hardware::{Interface, Passed};
-use longshore_nvme::queue::Queue;
+use longshore_nvme::{
+    Controller, Error, Interface, Namespace, Opcode, Options, PciDevice, Queue, Segment,
+};
 use longshore_vm_tests::fixture;
 
 use super::rig::{self, KernelLog};
@@ -28,7 +25,7 @@ type Held<'l, 'd> = Mapping<'l, Buffer, Local<'d>>;
 fn fill<'l, 'd>(
     domain: &Domain,
     local: &'l Local<'d>,
-    queue: &mut Queue<'_, 'd, Passed, Held<'l, 'd>>,
+    queue: &mut Queue<'_, 'd, PciDevice, Held<'l, 'd>>,
     namespace: &Namespace,
     len_bytes: u64,
 ) -> rig::Result<()> {
@@ -38,7 +35,7 @@ fn fill<'l, 'd>(
         let mapping = local.map_reported(buffer).map_err(DomainError::from)?;
         let segment = Segment { iova: mapping.iova(), len_bytes };
         let lba = u64::from(index) * 128;
-        queue.submit(Verb::Read, namespace, lba, &[segment], mapping).map_err(Error::from)?;
+        queue.submit(Opcode::Read, namespace, lba, &[segment], mapping).map_err(Error::from)?;
     }
     queue.ring();
     std::thread::sleep(Duration::from_millis(30));
@@ -126,7 +123,7 @@ pub(super) fn dropped(interface: Interface) -> TestResult {
         let mut queue = controller.queue(1)?;
         // Nothing is mapped there, and nothing else is on the bus there.
         let segment = Segment { iova: Iova::new(0x1234_5000), len_bytes: 4096 };
-        queue.submit(Verb::Read, &namespace, 0, &[segment], ())?;
+        queue.submit(Opcode::Read, &namespace, 0, &[segment], ())?;
         println!("a stray read: {:?}", queue.wait()?.result);
         Ok(())
     })?;
@@ -138,7 +135,7 @@ pub(super) fn dropped(interface: Interface) -> TestResult {
 
 /// Reads that do not end in time: an error that says so, and nothing is lost.
 pub(super) fn timed_out(interface: Interface) -> TestResult {
-    let options = Options { io_timeout: Duration::from_millis(100), ..Options::default() };
+    let options = Options::default().io_timeout(Duration::from_millis(100));
     rig::drive(interface, SLOW, options, |domain, controller, namespace| {
         let local = domain.local();
         let mut queue = controller.queue(DEPTH)?;
@@ -160,7 +157,7 @@ pub(super) fn timed_out(interface: Interface) -> TestResult {
 }
 
 /// A command that is not looked at.
-fn submit(queue: &mut Queue<'_, '_, Passed, ()>, namespace: &Namespace) -> rig::Result<()> {
+fn submit(queue: &mut Queue<'_, '_, PciDevice, ()>, namespace: &Namespace) -> rig::Result<()> {
     Ok(queue.submit_flush(namespace, ())?)
 }
 
@@ -171,7 +168,7 @@ fn reads(domain: &Domain, controller: &Controller<'_>, namespace: &Namespace) ->
     let mapping = domain.map(buffer, Direction::FromDevice).map_err(DomainError::from)?;
     let mut queue = controller.queue(1)?;
     let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
-    queue.submit(Verb::Read, namespace, 9, &[segment], ())?;
+    queue.submit(Opcode::Read, namespace, 9, &[segment], ())?;
     queue.wait()?.result?;
     queue.close()?.for_each(drop);
     let buffer = mapping.unmap().map_err(DomainError::from)?;

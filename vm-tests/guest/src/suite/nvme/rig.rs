@@ -7,14 +7,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use longshore_domain::{Builder, Domain};
-use longshore_nvme::controller::{Controller, Namespace, Options};
-use longshore_nvme::hardware::{Interface, Passed};
+use longshore_nvme::{Controller, Interface, Namespace, Options, PciDevice};
 use longshore_vm_tests::pattern;
 
 pub(super) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Gives the device to vfio-pci; what it takes behind virtio-iommu, which isolates no interrupts.
-pub(super) fn open(interface: Interface, address: &str) -> Result<(Builder, Passed)> {
+pub(super) fn open(interface: Interface, address: &str) -> Result<(Builder, PciDevice)> {
     set_driver(address, Some("vfio-pci"))?;
     if !Path::new("/sys/class/iommu/dmar0").exists() {
         let module = match interface {
@@ -89,7 +88,7 @@ impl KernelLog {
         Ok(Self(file))
     }
 
-    /// What IOMMUs have said: accesses that they did not let through.
+    /// Returns the faults that IOMMUs have reported.
     pub(super) fn faults(&mut self) -> Result<Vec<String>> {
         let lines = read_all(&mut self.0)?;
         let is_fault = |line: &String| {

@@ -3,13 +3,9 @@
 use longshore_domain::{Bounce, Direction, Error as DomainError};
 use longshore_heap::{Buffer, Heap};
 use longshore_mem::Iova;
-use longshore_nvme::command::Verb;
-use longshore_nvme::controller::Options;
-use longshore_nvme::data::{Format, Segment};
-use longshore_nvme::error::Error;
-use longshore_nvme::hardware::Interface;
-use longshore_nvme::load::{load, store};
-use longshore_nvme::stream::Stretch;
+use longshore_nvme::{
+    DataPointerFormat, DiskRange, Error, Interface, Opcode, Options, Segment, load, store,
+};
 use longshore_vm_tests::{fixture, pattern};
 
 use super::rig;
@@ -29,15 +25,15 @@ fn buffer_with(seed: u64, offset: u64, len_bytes: u64) -> rig::Result<Buffer> {
 pub(super) fn written(interface: Interface) -> TestResult {
     // What is there to be written, less a block at each end.
     let (start, len_bytes) = (fixture::DRIVEN_SMALL_BYTES + 4096, (1 << 20) + 4096 * 3);
-    let stretch = Stretch { disk_offset: start, offset: 0, len_bytes };
-    let around = Stretch { disk_offset: start - 4096, offset: 0, len_bytes: len_bytes + 8192 };
+    let range = DiskRange { disk_offset: start, offset: 0, len_bytes };
+    let around = DiskRange { disk_offset: start - 4096, offset: 0, len_bytes: len_bytes + 8192 };
     let mut before = Vec::new();
     for seed in [21, 22] {
         rig::drive(interface, SMALL, Options::default(), |_, controller, namespace| {
             let read = Heap::Memfd.allocate(around.len_bytes)?;
             before = load(controller, &namespace, 8, &[around], read, |_| {})?.read()?.to_vec();
             let buffer = buffer_with(seed, 0, len_bytes)?;
-            let buffer = store(controller, &namespace, 8, &[stretch], buffer, |_| {})?;
+            let buffer = store(controller, &namespace, 8, &[range], buffer, |_| {})?;
             rig::expect(seed, 0, &buffer.read()?)
         })?;
         // By a controller that was reset in between.
@@ -70,7 +66,7 @@ pub(super) fn unaligned(interface: Interface) -> TestResult {
                 Direction::FromDevice,
                 |iova| {
                     let segment = Segment { iova, len_bytes: len_bytes as u64 };
-                    queue.submit(Verb::Read, &namespace, lba, &[segment], ())?;
+                    queue.submit(Opcode::Read, &namespace, lba, &[segment], ())?;
                     Ok::<_, Error>(queue.wait()?.result?)
                 },
             )?;
@@ -94,31 +90,31 @@ pub(super) fn unaligned(interface: Interface) -> TestResult {
 /// Longer transfers are cut, also where that takes hundreds of commands; what is not cut is refused, by
 /// the driver or by the controller.
 pub(super) fn limit(interface: Interface) -> TestResult {
-    for format in [Format::Prp, Format::Sgl] {
-        let options = Options { format, ..Options::default() };
+    for format in [DataPointerFormat::Prp, DataPointerFormat::Sgl] {
+        let options = Options::default().format(format);
         rig::drive(interface, SMALL, options, |domain, controller, namespace| {
             let len_bytes = fixture::DRIVEN_SMALL_BYTES;
-            let stretch = Stretch { disk_offset: 0, offset: 0, len_bytes };
+            let range = DiskRange { disk_offset: 0, offset: 0, len_bytes };
             let buffer = Heap::Memfd.allocate(len_bytes)?;
-            let buffer = load(controller, &namespace, 64, &[stretch], buffer, |_| {})?;
+            let buffer = load(controller, &namespace, 64, &[range], buffer, |_| {})?;
             rig::expect(SMALL_SEED, 0, &buffer.read()?)?;
 
             let mapping = domain.map(buffer, Direction::FromDevice).map_err(DomainError::from)?;
             let mut queue = controller.queue(1)?;
             let most = Segment { iova: mapping.iova(), len_bytes: 16 << 10 };
-            queue.submit(Verb::Read, &namespace, 0, &[most], ())?;
+            queue.submit(Opcode::Read, &namespace, 0, &[most], ())?;
             queue.wait()?.result?;
             let more = Segment { len_bytes: (16 << 10) + 4096, ..most };
-            let refused = queue.submit(Verb::Read, &namespace, 0, &[more], ());
+            let refused = queue.submit(Opcode::Read, &namespace, 0, &[more], ());
             let refused = refused.err().ok_or("more than the limit was accepted")?;
             ensure!(
                 matches!(refused.error, Error::TooLong { len_bytes: 0x5000, max_bytes: 0x4000 }),
                 "{refused}"
             );
             let torn = Segment { len_bytes: 512, ..most };
-            let refused = queue.submit(Verb::Read, &namespace, 0, &[torn], ());
+            let refused = queue.submit(Opcode::Read, &namespace, 0, &[torn], ());
             let refused = refused.err().ok_or("an eighth of a block was accepted")?;
-            ensure!(matches!(refused.error, Error::NotBlocks { .. }), "{refused}");
+            ensure!(matches!(refused.error, Error::PartialBlock { .. }), "{refused}");
             Ok(())
         })?;
     }
@@ -127,8 +123,8 @@ pub(super) fn limit(interface: Interface) -> TestResult {
 
 /// One range and many, whole pages and parts of them, by both kinds of lists.
 pub(super) fn pointers(interface: Interface) -> TestResult {
-    for format in [Format::Prp, Format::Sgl, Format::Shortest] {
-        let options = Options { format, ..Options::default() };
+    for format in [DataPointerFormat::Prp, DataPointerFormat::Sgl, DataPointerFormat::Shortest] {
+        let options = Options::default().format(format);
         rig::drive(interface, RAW, options, |domain, controller, namespace| {
             let map = |len_bytes| -> rig::Result<_> {
                 let buffer = Heap::Memfd.allocate(len_bytes)?;
@@ -150,7 +146,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 vec![segment(3, 0, 0), segment(1, 0, 0)],
                 vec![segment(4, 512, 0), segment(0, 0, 0), segment(2, 0, 0), segment(1, 0, 3584)],
             ];
-            if format != Format::Prp {
+            if format != DataPointerFormat::Prp {
                 // Pages that are not whole, in the middle.
                 shapes.push(vec![segment(0, 512, 512), segment(2, 1024, 512), segment(4, 0, 4)]);
                 shapes.last_mut().ok_or("a shape")?[2].len_bytes -= 508;
@@ -158,7 +154,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
             let mut queue = controller.queue(2)?;
             for (index, shape) in shapes.iter().enumerate() {
                 let lba = 1000 + 777 * index as u64;
-                queue.submit(Verb::Read, &namespace, lba, shape, ())?;
+                queue.submit(Opcode::Read, &namespace, lba, shape, ())?;
                 queue.wait()?.result.map_err(|error| format!("{format:?}, {index}: {error}"))?;
                 let mut at = lba * 512;
                 for segment in shape {
@@ -205,7 +201,7 @@ pub(super) fn wrapping(interface: Interface) -> TestResult {
                     // No two reads are of the same blocks, nor side by side.
                     let lba = given * 1009;
                     queue
-                        .submit(Verb::Read, &namespace, lba, &[segment], (lba, mapping))
+                        .submit(Opcode::Read, &namespace, lba, &[segment], (lba, mapping))
                         .map_err(Error::from)?;
                     given += 1;
                 }
@@ -238,20 +234,20 @@ pub(super) fn refused(interface: Interface) -> TestResult {
         let mut queue = controller.queue(4)?;
         // The last blocks, and one further.
         let last = namespace.blocks - 8;
-        queue.submit(Verb::Read, &namespace, last, &[segment], ())?;
+        queue.submit(Opcode::Read, &namespace, last, &[segment], ())?;
         queue.wait()?.result?;
-        queue.submit(Verb::Read, &namespace, last + 1, &[segment], ())?;
+        queue.submit(Opcode::Read, &namespace, last + 1, &[segment], ())?;
         let refused = queue.wait()?.result.err().ok_or("blocks behind the end were read")?;
         ensure!((refused.status.code_type(), refused.status.code()) == (0, 0x80), "{refused}");
         let text = refused.to_string();
         let words = ["Read of 8 blocks", &format!("{:#x}", last + 1), "LBA Out of Range"];
         ensure!(words.iter().all(|word| text.contains(word)), "{text}");
         // The disk is read-only.
-        queue.submit(Verb::Write, &namespace, 0, &[segment], ())?;
+        queue.submit(Opcode::Write, &namespace, 0, &[segment], ())?;
         let refused = queue.wait()?.result.err().ok_or("a read-only disk was written")?;
         ensure!(refused.to_string().contains("Write of 8 blocks"), "{refused}");
         // The queue goes on.
-        queue.submit(Verb::Read, &namespace, 5, &[segment], ())?;
+        queue.submit(Opcode::Read, &namespace, 5, &[segment], ())?;
         queue.wait()?.result?;
         let mut bytes = [0; 4096];
         mapping.sync_for_cpu(0..4096)?;
@@ -261,11 +257,11 @@ pub(super) fn refused(interface: Interface) -> TestResult {
             let refused = controller.queue::<()>(depth).err().ok_or("such a queue was made")?;
             ensure!(refused.to_string().contains("possible"), "{refused}");
         }
-        let beyond = Stretch { disk_offset: namespace.len_bytes(), offset: 0, len_bytes: 512 };
+        let beyond = DiskRange { disk_offset: namespace.len_bytes(), offset: 0, len_bytes: 512 };
         let buffer = Heap::Memfd.allocate(4096)?;
         let refused = load(controller, &namespace, 4, &[beyond], buffer, |_| {});
         let refused = refused.err().ok_or("what is not there was loaded")?;
-        ensure!(matches!(refused, Error::Beyond { .. }), "{refused}");
+        ensure!(matches!(refused, Error::OutOfRange { .. }), "{refused}");
         Ok(Passed::Yes)
     })
 }

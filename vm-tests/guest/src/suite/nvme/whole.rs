@@ -4,11 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use longshore_heap::Heap;
-use longshore_nvme::controller::Options;
-use longshore_nvme::extents::List;
-use longshore_nvme::hardware::Interface;
-use longshore_nvme::load::load;
-use longshore_nvme::stream::Stretch;
+use longshore_nvme::{DiskRange, ExtentList, Interface, Options, load};
 use longshore_vm_tests::{fixture, pattern};
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::Value;
@@ -26,10 +22,10 @@ pub(super) fn raw(interface: Interface) -> TestResult {
         Options::default(),
         |domain, controller, namespace| {
             let buffer = Heap::Memfd.allocate(len_bytes)?;
-            let stretch = Stretch { disk_offset, offset: 0, len_bytes };
+            let range = DiskRange { disk_offset, offset: 0, len_bytes };
             let mut told = Vec::new();
             let buffer =
-                load(controller, &namespace, 64, &[stretch], buffer, |done| told.push(done))?;
+                load(controller, &namespace, 64, &[range], buffer, |done| told.push(done))?;
             rig::expect(fixture::DRIVEN_SEED, disk_offset, &buffer.read()?)?;
             ensure!(told.last() == Some(&len_bytes) && told.is_sorted(), "{:?}", told.last());
             let counters = domain.counters();
@@ -42,8 +38,8 @@ pub(super) fn raw(interface: Interface) -> TestResult {
 pub(super) fn file(interface: Interface) -> TestResult {
     let odd = fixture::DRIVEN_ODD_BYTES;
     let lists = with_file_system(|| {
-        let content = List::of_file(format!("{FOLDER}/{}", fixture::DRIVEN_FILE).as_ref())?;
-        let odd = List::of_file(format!("{FOLDER}/{}", fixture::file_name(odd)).as_ref())?;
+        let content = ExtentList::from_file(format!("{FOLDER}/{}", fixture::DRIVEN_FILE).as_ref())?;
+        let odd = ExtentList::from_file(format!("{FOLDER}/{}", fixture::file_name(odd)).as_ref())?;
         Ok([content, odd])
     })?;
     let [content, small] = &lists;
@@ -54,8 +50,8 @@ pub(super) fn file(interface: Interface) -> TestResult {
     rig::drive(interface, address, Options::default(), |_, controller, namespace| {
         for (list, seed) in [(content, fixture::DRIVEN_SEED), (small, odd)] {
             let buffer = Heap::Memfd.allocate(list.memory_bytes(&namespace)?)?;
-            let stretches = list.stretches(&namespace)?;
-            let buffer = load(controller, &namespace, 64, &stretches, buffer, |_| {})?;
+            let ranges = list.disk_ranges(&namespace)?;
+            let buffer = load(controller, &namespace, 64, &ranges, buffer, |_| {})?;
             let bytes = buffer.read()?;
             rig::expect(seed, 0, &bytes[..list.len_bytes as usize])?;
         }
