@@ -330,12 +330,20 @@ impl<'d, H: Hardware> Controller<'d, H> {
         let mut admin = self.lock();
         let admin = self.running(&mut admin)?;
         let id = admin.free_queues.pop().ok_or(Error::NoQueue)?;
-        let rings = Rings::new(self.domain, self.capabilities, id, depth)
-            .and_then(|rings| self.create(admin, &rings).map(|()| rings));
-        if rings.is_err() {
+        let rings = Rings::new(self.domain, self.capabilities, id, depth);
+        let created = rings.and_then(|rings| match self.create(admin, &rings) {
+            Ok(()) => Ok(rings),
+            Err(error) => {
+                if matches!(error, Error::Lost(_)) {
+                    mem::forget(rings);
+                }
+                Err(error)
+            }
+        });
+        if created.is_err() {
             admin.free_queues.push(id);
         }
-        rings
+        created
     }
 
     fn create<T>(&self, admin: &mut Admin<'d>, rings: &Rings<'d, T>) -> Result<(), Error> {

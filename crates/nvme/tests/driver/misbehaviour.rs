@@ -117,6 +117,22 @@ fn memory_of_a_controller_that_does_not_stop_is_leaked() {
 }
 
 #[test]
+fn rings_of_a_queue_that_was_lost_while_it_was_created_are_leaked() {
+    let soft = Soft::new().unwrap();
+    let model = &Model::new(soft.space().session(), Traits::default(), content());
+    let domain = Domain::builder(soft).build();
+    let controller = Controller::new(&domain, model, options()).unwrap();
+    let before = domain.iovas().free_bytes();
+    model.faulty.does_not_stop.set(true);
+    model.faulty.does_not_reset.set(true);
+    model.faulty.holds_admin.set(true);
+    let lost = controller.queue::<()>(4).unwrap_err();
+    assert!(matches!(lost, Error::Lost(_)), "{lost}");
+    // The submission and the completion queue. The list was not given to the controller.
+    assert_eq!(domain.iovas().free_bytes(), before - 2 * 4096);
+}
+
+#[test]
 fn a_fatal_status_and_a_missing_device_are_reported() {
     for is_gone in [false, true] {
         with_model(Traits::default(), options(), |model, domain, controller| {
