@@ -2,9 +2,9 @@
 
 use std::io;
 
-use longshore_access::Space;
-use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
-use longshore_vfio_user::{Description, Device, Link, Refusal};
+use longshore::access::Space;
+use longshore::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
+use longshore::vfio_user::{Description, Device, Link, Refusal};
 
 use crate::engine::{Engine, Ring};
 use crate::layout::{

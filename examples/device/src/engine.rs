@@ -13,10 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use longshore_access::{Fault, Session, Space};
-use longshore_mem::Iova;
-use longshore_vfio_user::Link;
-use longshore_vfio_user::pci::MSIX_IRQ;
+use longshore::access::{Fault, Session, Space};
+use longshore::mem::Iova;
+use longshore::vfio_user::Link;
+use longshore::vfio_user::pci::MSIX_IRQ;
 
 use crate::layout::{Completion, Descriptor, ENTRIES_MAX, ENTRY_BYTES, SEQUENCE_AT, status};
 use crate::trace::Counts;

@@ -26,8 +26,8 @@ mod work;
 
 use std::io;
 
-use longshore_access::Space;
-use longshore_vfio_user::{Server, SpaceDma};
+use longshore::access::Space;
+use longshore::vfio_user::{Server, SpaceDma};
 
 pub use device::CopyEngine;
 use trace::{Counted, Counts};

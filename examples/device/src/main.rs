@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use longshore_access::Space;
+use longshore::access::Space;
+use longshore::vfio_user::Listener;
 use longshore_device_example::trace::Counts;
-use longshore_vfio_user::Listener;
 
 const HELP: &str = "\
 A PCI device that copies and sums the memory of a virtual machine, served over vfio-user.

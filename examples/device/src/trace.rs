@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use longshore_access::Fault;
-use longshore_mem::{AddrRange, Iova};
-use longshore_vfio_user::{DirtyLog, DmaMap, DmaTarget, Link, Refusal};
+use longshore::access::Fault;
+use longshore::mem::{AddrRange, Iova};
+use longshore::vfio_user::{DirtyLog, DmaMap, DmaTarget, Link, Refusal};
 
 use crate::layout::{Completion, outcome};
 

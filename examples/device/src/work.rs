@@ -3,11 +3,11 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use longshore_access::{Fault, Reason, Session};
-use longshore_iov::checksum::Checksum;
-use longshore_iov::crc32c::Crc32c;
-use longshore_iov::{Cursor, Dest, SegmentSource, Source};
-use longshore_mem::Iova;
+use longshore::access::{Fault, Reason, Session};
+use longshore::iov::checksum::Checksum;
+use longshore::iov::crc32c::Crc32c;
+use longshore::iov::{Cursor, Dest, SegmentSource, Source};
+use longshore::mem::Iova;
 
 use crate::layout::{
     Completion, DESCRIPTOR_BYTES_MAX, Descriptor, SEGMENT_BYTES, SEGMENTS_MAX, opcode, outcome,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use longshore_heap::Heap;
+use longshore::heap::Heap;
 use longshore_nvme::{DataPointerFormat, Interface};
 
 use crate::bench::Scheme;

@@ -15,9 +15,9 @@
 
 use std::time::{Duration, Instant};
 
-use longshore_domain::{Batch, Bounce, Counters, Domain, Local, Mapping};
-use longshore_heap::{Buffer, Heap};
-use longshore_mem::DmaMemory;
+use longshore::domain::{Batch, Bounce, Counters, Domain, Local, Mapping};
+use longshore::heap::{Buffer, Heap};
+use longshore::mem::DmaMemory;
 use longshore_nvme::{Controller, Hardware, Namespace, Opcode, Queue, Segment};
 use serde::Serialize;
 
@@ -114,7 +114,7 @@ pub(crate) struct Row {
 }
 
 /// Runs the measurement, and passes each row to `each`. The domain must not free bounce buffers by itself
-/// ([`Builder::free_after`](longshore_domain::Builder::free_after) of `None`).
+/// ([`Builder::free_after`](longshore::domain::Builder::free_after) of `None`).
 pub(crate) fn run<'d, H: Hardware>(
     domain: &'d Domain,
     controller: &Controller<'d, H>,
@@ -297,7 +297,7 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
         }
         let buffer = self.idle.pop().expect("there are more buffers than commands");
         let started = TIMED.then(Instant::now);
-        let mapping = self.local.map_reported(buffer).map_err(longshore_domain::Error::from)?;
+        let mapping = self.local.map_reported(buffer).map_err(longshore::domain::Error::from)?;
         if let Some(started) = started {
             self.map_time += started.elapsed().saturating_sub(self.clock);
         }
@@ -308,10 +308,10 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
     fn unmap<const TIMED: bool>(&mut self, mapping: Mapping<'l, Buffer, Local<'d>>) -> Result<()> {
         let started = TIMED.then(Instant::now);
         if self.scheme == Scheme::MapBatched {
-            mapping.unmap_deferred(&mut self.batch).map_err(longshore_domain::Error::from)?;
+            mapping.unmap_deferred(&mut self.batch).map_err(longshore::domain::Error::from)?;
         } else {
             let buffer = mapping.complete(self.plan.block_bytes);
-            self.idle.push(buffer.map_err(longshore_domain::Error::from)?);
+            self.idle.push(buffer.map_err(longshore::domain::Error::from)?);
         }
         if let Some(started) = started {
             self.unmap_time += started.elapsed().saturating_sub(self.clock);

@@ -1,6 +1,6 @@
 //! The device that the arguments name.
 
-use longshore_domain::{Builder, Domain};
+use longshore::domain::{Builder, Domain};
 use longshore_nvme::{Controller, Namespace, Options, PciDevice};
 
 use crate::args::DeviceArgs;

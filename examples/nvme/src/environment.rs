@@ -1,6 +1,6 @@
 //! What a measurement was made on.
 
-use longshore_domain::{Bounce, Calibration};
+use longshore::domain::{Bounce, Calibration};
 use longshore_nvme::{Controller, Namespace};
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ impl Line {
     ) -> Self {
         let data = controller.identify();
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let step = |step: &longshore_domain::Step| Step {
+        let step = |step: &longshore::domain::Step| Step {
             len_bytes: step.len_bytes,
             bounced_ns: ns(step.bounced),
             mapped_ns: ns(step.mapped),

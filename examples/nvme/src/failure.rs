@@ -2,7 +2,7 @@
 
 use std::io;
 
-use longshore_domain::backend::BackendError;
+use longshore::domain::backend::BackendError;
 use longshore_nvme::{CommandError, Error, ExtentsError, SubmitError};
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -17,9 +17,9 @@ pub(crate) enum Failure {
     #[error("the list of extents: {0}")]
     Extents(#[from] ExtentsError),
     #[error(transparent)]
-    Domain(#[from] longshore_domain::Error),
+    Domain(#[from] longshore::domain::Error),
     #[error(transparent)]
-    Memory(#[from] longshore_heap::Error),
+    Memory(#[from] longshore::heap::Error),
     #[error("freeing bounce buffers: {0}")]
     Shrink(#[source] BackendError),
     #[error("{operation}: {source}")]

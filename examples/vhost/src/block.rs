@@ -10,8 +10,8 @@
 //!
 //! Source: VIRTIO 1.2, 5.2.
 
-use longshore_vhost_user::wire::CONFIG_LEN_BYTES;
-use longshore_vhost_user::{Halt, QueueMemory};
+use longshore::vhost_user::wire::CONFIG_LEN_BYTES;
+use longshore::vhost_user::{Halt, QueueMemory};
 
 use crate::disk::{Disk, SERIAL_BYTES};
 use crate::ring::{Chain, Segment};

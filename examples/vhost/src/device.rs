@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use longshore_vhost_user::{ACCESS_PLATFORM, Device, Event, Queue, RunningQueue};
+use longshore::vhost_user::{ACCESS_PLATFORM, Device, Event, Queue, RunningQueue};
 
 use crate::block::{self, feature};
 use crate::disk::Disk;

@@ -10,8 +10,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use longshore_access::dirty::BeyondLog;
-use longshore_vhost_user::{Halt, Queue, QueueLayout, QueueMemory};
+use longshore::access::dirty::BeyondLog;
+use longshore::vhost_user::{Halt, Queue, QueueLayout, QueueMemory};
 
 /// The most entries that a ring may have.
 pub(crate) const ENTRIES_MAX: u16 = 1024;
@@ -27,7 +27,7 @@ const NO_INTERRUPT: u16 = 1;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RingError {
     #[error("{0}")]
-    Fault(longshore_access::Fault),
+    Fault(longshore::access::Fault),
     #[error("it is to stop")]
     Stopped,
     #[error("{ahead} entries are available at once, of {entries}")]

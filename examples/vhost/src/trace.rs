@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use longshore_access::Fault;
-use longshore_mem::Iova;
-use longshore_vhost_user::Event;
+use longshore::access::Fault;
+use longshore::mem::Iova;
+use longshore::vhost_user::Event;
 
 use crate::status::Status;
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use longshore_vhost_user::{Queue, QueueMemory, RunningQueue, Stop, Stopped};
+use longshore::vhost_user::{Queue, QueueMemory, RunningQueue, Stop, Stopped};
 
 use crate::block::{self, BOUNCE_BYTES};
 use crate::disk::Disk;

@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore_access::Space;
+use longshore::access::Space;
+use longshore::vfio_user::client::{Client, Memory, NoMemory};
+use longshore::vfio_user::pci::{BAR0_REGION, CONFIG_REGION};
+use longshore::vfio_user::{Listener, Served, Stop};
 use longshore_device_example::layout::{
     Completion, Descriptor, ENTRY_BYTES, SEGMENT_BYTES, control, register,
 };
 use longshore_device_example::server;
 use longshore_device_example::trace::Counts;
-use longshore_sys::memfd;
-use longshore_vfio_user::client::{Client, Memory, NoMemory};
-use longshore_vfio_user::pci::{BAR0_REGION, CONFIG_REGION};
-use longshore_vfio_user::{Listener, Served, Stop};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// A part of a scatter list: its IOVA and its length in bytes.
 pub(crate) type Part = (u64, u64);
@@ -79,9 +79,10 @@ impl Host {
 
 /// Memory of the driver: zeros at first.
 pub(crate) fn piece() -> File {
-    let memory = memfd::create("piece", memfd::Backing::Shmem).unwrap();
-    memfd::set_len(&memory, PIECE_BYTES).unwrap();
-    memory.into()
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = File::from(memfd_create("piece", flags).unwrap());
+    memory.set_len(PIECE_BYTES).unwrap();
+    memory
 }
 
 /// A driver. Its memory is at [`RINGS`], [`SOURCE`] and [`TARGET`].

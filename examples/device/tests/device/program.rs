@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use crate::driver::{Driver, SOURCE, TARGET};
+use longshore::vfio_user::client::NoMemory;
 use longshore_device_example::layout::{opcode, outcome};
-use longshore_vfio_user::client::NoMemory;
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_longshore-device-example"))

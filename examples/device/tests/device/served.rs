@@ -9,16 +9,17 @@ use std::time::Duration;
 use crate::driver::{
     Driver, ENTRIES, Host, PATIENCE, PIECE_BYTES, Part, RINGS, SOURCE, TARGET, piece, wait_until,
 };
+use longshore::iov::checksum;
+use longshore::vfio_user::Refusal;
+use longshore::vfio_user::client::{Memory, NoMemory};
+use longshore::vfio_user::pci::{BAR0_REGION, MSIX_IRQ};
+use longshore::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Request};
 use longshore_device_example::layout::{
     DESCRIPTOR_BYTES_MAX, Descriptor, IDENTITY, SEGMENTS_MAX, control, opcode, outcome, register,
     status,
 };
-use longshore_iov::checksum;
-use longshore_sys::event_fd;
-use longshore_vfio_user::Refusal;
-use longshore_vfio_user::client::{Memory, NoMemory};
-use longshore_vfio_user::pci::{BAR0_REGION, MSIX_IRQ};
-use longshore_vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Request};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 
 /// Bytes of which no two stretches are alike.
 fn content(len: usize) -> Vec<u8> {
@@ -211,9 +212,16 @@ fn what_stops_it_leaves_memory_alone() {
 fn interrupts_follow_completions() {
     let host = Host::start();
     let mut driver = host.driver();
-    let event = event_fd::create().unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     driver.client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
-    let count = || event_fd::drain(&event).unwrap();
+    let count = || {
+        let mut count = [0; 8];
+        match rustix::io::read(&event, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(Errno::AGAIN) => 0,
+            Err(error) => panic!("{error}"),
+        }
+    };
     works(&mut driver);
     // It is over, interrupt and all, when it is stopped.
     driver.write(register::CONTROL, 0);

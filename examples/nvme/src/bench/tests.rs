@@ -4,8 +4,8 @@
 #[allow(dead_code, reason = "the driver's tests use all of it")]
 mod model;
 
-use longshore_domain::backend::Soft;
-use longshore_domain::{Bounce, Domain};
+use longshore::domain::backend::Soft;
+use longshore::domain::{Bounce, Domain};
 use longshore_nvme::{Controller, Options};
 
 use self::model::{Model, Traits};

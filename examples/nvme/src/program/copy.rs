@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use longshore_heap::Heap;
-use longshore_iov::crc32c;
+use longshore::heap::Heap;
+use longshore::iov::crc32c;
 use longshore_nvme::{DiskRange, Error, ExtentList, Namespace, store};
 use serde_json::json;
 

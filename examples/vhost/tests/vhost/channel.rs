@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use longshore::vhost_user::wire::number;
 use longshore_vhost_example::{BlockDevice, Counts, Disk, Ended, Server};
-use longshore_vhost_user::wire::number;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Uid;

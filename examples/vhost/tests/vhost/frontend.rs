@@ -9,12 +9,12 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore_sys::closing::User;
+use longshore::vhost_user::User;
+use longshore::vhost_user::wire::{Header, number};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
 use longshore_vhost_example::Stop;
 use longshore_vhost_example::{BlockDevice, Counts, Disk, Listener, Server};
-use longshore_vhost_user::wire::{Header, number};
 
 /// The guest's memory begins here, guest-physical,
 pub(crate) const GUEST: u64 = 0x10_0000;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use longshore::vhost_user::wire::number;
 use longshore_sys::{event_fd, memfd, unix_socket};
-use longshore_vhost_user::wire::number;
 use rustix::fs::OFlags;
 
 use crate::frontend::{

@@ -3,7 +3,7 @@
 //! space that does not wait for sessions (`Space::without_grace_periods`) this was seen to fail in the
 //! fourth round.
 
-use longshore_vhost_user::wire::number;
+use longshore::vhost_user::wire::number;
 
 use crate::frontend::{
     DISK_BYTES, Descriptor, Frontend, IOVA, MEMORY_BYTES, Served, USER, WRITE, iotlb,

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use longshore_vhost_user::wire::number;
+use longshore::vhost_user::wire::number;
 
 use crate::frontend::{Frontend, Served};
 use sockets::{lingering, many, nested, send};

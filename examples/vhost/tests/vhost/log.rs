@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use longshore::vhost_user::wire::number;
 use longshore_sys::memfd;
-use longshore_vhost_user::wire::number;
 
 use crate::frontend::{
     AVAILABLE, DATA, Descriptor, Frontend, GUEST, IOVA, LOG_ALL, MEMORY_BYTES, PROTOCOL_FEATURES,

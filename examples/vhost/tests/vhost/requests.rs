@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use longshore_vhost_user::wire::number;
+use longshore::vhost_user::wire::number;
 
 use crate::frontend::{
     DATA, DESCRIPTORS, DISK_BYTES, Descriptor, Frontend, GUEST, INDIRECT, IOVA, MEMORY_BYTES, NEXT,
