@@ -156,7 +156,10 @@ fn code_of_loading(error: &Error) -> u8 {
         Error::NotRegular { .. } => 11,
         Error::Read { .. } => 13,
         Error::Truncated { .. } | Error::Changed { .. } => 14,
-        Error::Format { .. } | Error::Manifest { .. } => 15,
+        Error::Format { .. }
+        | Error::Manifest { .. }
+        | Error::NoTensors { .. }
+        | Error::Refused { .. } => 15,
         Error::Mismatch { .. } => 16,
         Error::NotEnoughMemory { .. } => 20,
         Error::Heap(heap::Error::OutOfMemory { .. } | heap::Error::TooLong { .. }) => 20,

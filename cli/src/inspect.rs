@@ -19,7 +19,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let choice = if [".index.json", ".gguf"].iter().any(|end| name.ends_with(end)) {
         FormatChoice::Auto
     } else {
-        FormatChoice::of_content(&SourceFile::open(&args.file)?)?
+        FormatChoice::from_content(&SourceFile::open(&args.file)?)?
     };
     let opened = longshore::load::open(std::slice::from_ref(&args.file), choice)?;
     let text = if args.json {
@@ -41,7 +41,7 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
         text,
         "{}: {}, {} tensors, data from byte {}",
         source.path().display(),
-        Decimal(source.len_bytes() as f64),
+        Decimal(source.len() as f64),
         header.tensor_count(),
         header.data_offset()
     )?;
@@ -201,7 +201,7 @@ fn as_json(opened: &Opened) -> Value {
                 .collect();
             json!({
                 "path": source.path().to_string_lossy(),
-                "bytes": source.len_bytes(),
+                "bytes": source.len(),
                 "format": file.header.format(),
                 "data_offset": file.header.data_offset(),
                 "metadata": metadata_json(&file.header),

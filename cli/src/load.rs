@@ -61,7 +61,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     }
     let loaded = loader.load(&opened.plan)?;
     drop(display);
-    let Loaded { buffer, files, report } = loaded;
+    let Loaded { buffer, files, report, .. } = loaded;
     let sealing = if args.read_only { Sealing::Content } else { Sealing::Size };
     let shared = buffer.share(sealing).map_err(longshore::load::Error::from)?;
 

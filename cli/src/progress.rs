@@ -43,7 +43,7 @@ impl Display {
 
     /// Shows how far the load has come.
     pub(crate) fn show(&mut self, progress: Progress) {
-        let Progress { done_bytes, total_bytes, elapsed } = progress;
+        let Progress { done_bytes, total_bytes, elapsed, .. } = progress;
         match self {
             Self::Silent => {}
             Self::Bar(bar) if elapsed >= PATIENCE => {

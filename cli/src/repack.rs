@@ -6,8 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use longshore::Progress;
 use longshore::formats::TensorView;
-use longshore::load::repack;
-use longshore::load::{FormatChoice, Opened};
+use longshore::load::{FormatChoice, Opened, copy_file, repack};
 use serde_json::json;
 
 use crate::exit::failure;
@@ -85,14 +84,14 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
         }
         repack(file, target, &cancel, |progress| {
             let done_bytes = before_bytes + progress.done_bytes;
-            display.show(Progress { done_bytes, total_bytes, elapsed: began.elapsed() });
+            display.show(Progress::new(done_bytes, total_bytes, began.elapsed()));
         })?;
         before_bytes += image_bytes(file);
     }
     drop(display);
     // Last, so that a folder without one is known to be half done.
     if let Some(index) = targets.get(opened.plan.files().len()) {
-        repack::copy(&args.file, index)?;
+        copy_file(&args.file, index)?;
     }
     if args.json {
         let files: Vec<_> = targets.iter().map(|target| target.to_string_lossy()).collect();

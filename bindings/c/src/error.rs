@@ -155,7 +155,9 @@ impl From<load::Error> for Failure {
             E::ModeUnavailable { .. } => (C::LONGSHORE_UNAVAILABLE, libc::EOPNOTSUPP),
             E::Cancelled { .. } => (C::LONGSHORE_CANCELLED, libc::ECANCELED),
             E::Mismatch { .. } => (C::LONGSHORE_MISMATCH, libc::EBADMSG),
-            E::Manifest { .. } | E::Format { .. } => (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG),
+            E::Manifest { .. } | E::Format { .. } | E::NoTensors { .. } | E::Refused { .. } => {
+                (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
+            }
             // Processes run out of things, and errors to come are of the system as well.
             _ => (C::LONGSHORE_SYSTEM, libc::EIO),
         };

@@ -76,7 +76,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         opened = opened.align(alignment)?;
     }
     let manifest = options.manifest.map(|path| Manifest::open(path_of(path))).transpose()?;
-    let Loaded { buffer, files, report } = run(&opened, options, manifest.as_ref())?;
+    let Loaded { buffer, files, report, .. } = run(&opened, options, manifest.as_ref())?;
 
     let fd_len = buffer.file_len_bytes();
     let sealing = if options.writable { Sealing::Size } else { Sealing::Content };

@@ -77,7 +77,10 @@ fn class(error: &Error) -> (&'static str, i32) {
         Error::Cancelled { .. } => ("CancelledError", libc::ECANCELED),
         Error::Mismatch { .. } => ("ChecksumError", libc::EBADMSG),
         Error::Format { format: "safetensors", .. } => ("SafetensorFormatError", libc::EBADMSG),
-        Error::Format { .. } | Error::Manifest { .. } => ("FormatError", libc::EBADMSG),
+        Error::Format { .. }
+        | Error::Manifest { .. }
+        | Error::NoTensors { .. }
+        | Error::Refused { .. } => ("FormatError", libc::EBADMSG),
         _ => ("LongshoreError", libc::EIO),
     }
 }
@@ -128,7 +131,9 @@ fn path(error: &Error) -> Option<&Path> {
         | Error::ModeUnavailable { path, .. }
         | Error::Mismatch { path, .. }
         | Error::Manifest { path, .. }
-        | Error::Format { path, .. } => Some(path),
+        | Error::Format { path, .. }
+        | Error::NoTensors { path }
+        | Error::Refused { path, .. } => Some(path),
         _ => None,
     }
 }

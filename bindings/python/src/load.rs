@@ -126,7 +126,7 @@ impl OpenedFiles {
         for file in self.0.plan.files() {
             plan.push(file.source().try_clone()?)?;
         }
-        Ok(Opened { plan, tensors: self.0.tensors.clone() })
+        Ok(Opened::new(plan, self.0.tensors.clone()))
     }
 }
 
@@ -238,7 +238,7 @@ impl Request {
         if let Some(manifest) = &manifest {
             loader = loader.manifest(manifest);
         }
-        let Loaded { buffer, files, report } = loader.load(&opened.plan)?;
+        let Loaded { buffer, files, report, .. } = loader.load(&opened.plan)?;
         let shared = buffer.share(sealing)?;
         Ok(Done { opened, shared, files, report })
     }
@@ -246,7 +246,7 @@ impl Request {
 
 /// Of what was opened the tensor of that name and nothing else, or nothing at all.
 fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
-    let mut found = Opened { plan: Plan::new(), tensors: Vec::new() };
+    let mut found = Opened::new(Plan::new(), Vec::new());
     let Some(placed) = opened.placed_tensors().find(|placed| placed.tensor.name == name) else {
         return Ok(found);
     };
@@ -259,7 +259,7 @@ fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
     let header =
         safetensors::Header { tensors: vec![tensor], metadata: BTreeMap::new(), data_offset: 0 };
     found.plan.push_range(source, data)?;
-    found.tensors.push(FileTensors { file_index: 0, header: Header::Safetensors(header) });
+    found.tensors.push(FileTensors::new(0, Header::Safetensors(header)));
     Ok(found)
 }
 

@@ -177,7 +177,7 @@ impl<H> Synthetic<H> {
             self.fill(*done_bytes, block);
             out.write_all(block)?;
             *done_bytes += len;
-            observe(Progress { done_bytes: *done_bytes, total_bytes, elapsed: began.elapsed() });
+            observe(Progress::new(*done_bytes, total_bytes, began.elapsed()));
         }
         Ok(true)
     }

@@ -9,6 +9,7 @@ use longshore_sys::memory::{self, Available};
 
 use crate::error::{Error, Result};
 use crate::fill::STAGING_MAX_BYTES;
+use crate::reason::MemoryLimit;
 
 /// What the load itself takes beside the content: page tables, threads, the queue, digests; and
 /// what bytes are read into that the disk cannot write to their place.
@@ -81,8 +82,7 @@ pub(crate) fn check(
         return Err(Error::NotEnoughMemory {
             needed_bytes: content_bytes,
             limit_bytes,
-            limit_name: "the limit given for this load".to_owned(),
-            hint: "raise it, or load less",
+            limit: MemoryLimit::Load,
         });
     }
     let may_be_pool = match heap {
@@ -128,20 +128,14 @@ fn check_against(
     others_bytes: u64,
 ) -> Result<()> {
     let needed_bytes = content_bytes.saturating_add(OVERHEAD_BYTES);
-    let refuse = |limit_bytes, limit_name, hint| {
-        Err(Error::NotEnoughMemory { needed_bytes, limit_bytes, limit_name, hint })
-    };
+    let refuse =
+        |limit_bytes, limit| Err(Error::NotEnoughMemory { needed_bytes, limit_bytes, limit });
     // What the machine has, others may be about to take.
     let left = |limit_bytes: u64| limit_bytes.saturating_sub(others_bytes);
-    let beside = |name: String| match others_bytes {
-        0 => name,
-        bytes => format!("{name}, with the {bytes} bytes that other loads are to take,"),
-    };
     // The mapping is rounded up to a huge page and placed at one.
     let addresses_bytes = needed_bytes.saturating_add(2 * Granule::SIZE_2M.bytes());
     if let Some(limit) = available.address_space_bytes.filter(|left| addresses_bytes > *left) {
-        let name = "this process's address space limit (ulimit -v)".to_owned();
-        return refuse(limit, name, "raise it, or load less");
+        return refuse(limit, MemoryLimit::AddressSpace);
     }
     if from_pool {
         return Ok(());
@@ -149,12 +143,11 @@ fn check_against(
     if let Some((limit, path)) = &available.control_group
         && needed_bytes > left(*limit)
     {
-        let name = beside(format!("the control group's {}", path.display()));
-        return refuse(left(*limit), name, "raise it, or load less");
+        let path = path.clone();
+        return refuse(left(*limit), MemoryLimit::ControlGroup { path, others_bytes });
     }
     if let Some(limit) = available.machine_bytes.filter(|limit| needed_bytes > left(*limit)) {
-        let name = beside("this machine's available memory (MemAvailable)".to_owned());
-        return refuse(left(limit), name, "free some, or load less");
+        return refuse(left(limit), MemoryLimit::Machine { others_bytes });
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use longshore_heap as heap;
 
 use crate::digest_kind::DigestKind;
 use crate::mode::ReadMode;
+use crate::reason::{Change, FileKind, ManifestProblem, MemoryLimit, ModeProblem};
 
 /// The result of a load.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -27,14 +28,12 @@ pub enum Error {
         source: io::Error,
     },
     /// The name leads to something that is no regular file.
-    #[error("{} is {kind}, not a regular file{hint}", path.display())]
+    #[error("{} is {kind}, not a regular file{}", path.display(), kind.hint())]
     NotRegular {
         /// The name.
         path: PathBuf,
-        /// What it is.
-        kind: &'static str,
-        /// What to do instead, or nothing.
-        hint: &'static str,
+        /// The kind of file that it leads to.
+        kind: FileKind,
     },
     /// A range was asked for that the file does not have.
     #[error(
@@ -88,24 +87,24 @@ pub enum Error {
         len_bytes: u64,
     },
     /// The file was written to while it was read, so what was read may be of two versions.
-    #[error("{} changed while it was read: {what}", path.display())]
+    #[error("{} changed while it was read: {change}", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
-        /// What tells that it changed.
-        what: String,
+        /// The change.
+        change: Change,
     },
     /// The content does not fit in memory.
-    #[error("{needed_bytes} bytes are needed, but {limit_name} leaves {limit_bytes}; {hint}")]
+    #[error(
+        "{needed_bytes} bytes are needed, but {limit} leaves {limit_bytes}; {}", limit.hint()
+    )]
     NotEnoughMemory {
         /// What the load needs.
         needed_bytes: u64,
         /// What there is.
         limit_bytes: u64,
-        /// Who says so.
-        limit_name: String,
-        /// What can be done.
-        hint: &'static str,
+        /// The limit.
+        limit: MemoryLimit,
     },
     /// The memory could not be had.
     #[error(transparent)]
@@ -117,8 +116,8 @@ pub enum Error {
         path: PathBuf,
         /// The mode asked for.
         mode: ReadMode,
-        /// Why, and what to do.
-        reason: String,
+        /// The reason.
+        reason: ModeProblem,
     },
     /// The caller cancelled the load.
     #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
@@ -145,8 +144,8 @@ pub enum Error {
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
+        /// The problem.
+        reason: ManifestProblem,
     },
     /// A file is not of the format it is meant to be of.
     #[error("{} is not a valid {format} file: {reason}", path.display())]
@@ -157,6 +156,21 @@ pub enum Error {
         format: &'static str,
         /// What is wrong with it.
         reason: String,
+    },
+    /// Tensors were to be aligned, but the format of the file has none.
+    #[error("no tensors are known in {}, so none can be aligned", path.display())]
+    NoTensors {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The caller's [`Opener`](crate::Opener) refused a file or its header.
+    #[error("{} is refused", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// The opener's reason.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A thread could not be started, or another resource of this process is exhausted.
     #[error("{operation} failed")]

@@ -17,35 +17,38 @@
 //! Files are opened by [`open`](open()): what their headers say is checked before anything is
 //! allocated.
 
-pub mod error;
-pub mod loader;
-pub mod mode;
-pub mod plan;
-pub mod progress;
-pub mod repack;
-pub mod report;
-pub mod source;
-pub mod verify;
-
 mod atomic_file;
 mod budget;
 mod digest_kind;
+mod error;
 mod fill;
+mod loader;
+mod mode;
 mod open;
+mod plan;
+mod progress;
+mod reason;
+mod repack;
+mod report;
+mod source;
+mod verify;
+mod version;
 
 pub use atomic_file::AtomicFile;
 pub use digest_kind::{DigestKind, ParseDigestKindError};
 pub use error::{Error, Result};
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
-pub use mode::{ParseModeError, ReadMode};
+pub use mode::{ParseReadModeError, ReadMode};
 pub use open::{
     FileTensors, FormatChoice, Opened, ParseFormatChoiceError, PlacedTensor, buffer_range,
     is_index, names_others, open, open_by, others_of, parse_header, read_gguf_header,
     read_safetensors_header,
 };
-pub use plan::{Plan, PlannedFile};
+pub use plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
-pub use repack::repack;
+pub use reason::{Change, FileKind, ManifestProblem, MemoryLimit, ModeProblem};
+pub use repack::{copy_file, repack};
 pub use report::{BytesByRoute, Engine, Report};
 pub use source::{Opener, SourceFile};
 pub use verify::Manifest;
+pub use version::FileVersion;

@@ -35,7 +35,7 @@ pub const POPULATE_AHEAD_DEFAULT_BYTES: u64 = 128 << 20;
 /// use longshore_heap::{Heap, Sealing};
 /// use longshore_load::{Loader, Plan};
 ///
-/// let plan = Plan::of_path("model.safetensors")?;
+/// let plan = Plan::from_path("model.safetensors")?;
 /// let loaded = Loader::new().heap(Heap::Memfd).load(&plan)?;
 /// println!("{:.2} GB/s", loaded.report.bytes_per_second() / 1e9);
 /// let shared = loaded.buffer.share(Sealing::Content)?;
@@ -57,6 +57,7 @@ pub struct Loader<'a> {
 
 /// A filled buffer and how it came to be.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Loaded {
     /// The buffer: complete, and verified where that was asked for.
     pub buffer: Buffer,
@@ -68,6 +69,7 @@ pub struct Loaded {
 
 /// One file of a [`Loaded`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LoadedFile {
     /// Its name.
     pub path: PathBuf,

@@ -23,18 +23,18 @@ pub enum ReadMode {
 /// A word that names no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no read mode; there are auto, direct, buffered and uncached")]
-pub struct ParseModeError(String);
+pub struct ParseReadModeError(String);
 
 impl FromStr for ReadMode {
-    type Err = ParseModeError;
+    type Err = ParseReadModeError;
 
-    fn from_str(word: &str) -> Result<Self, ParseModeError> {
+    fn from_str(word: &str) -> Result<Self, ParseReadModeError> {
         Ok(match word {
             "auto" => Self::Auto,
             "direct" => Self::Direct,
             "buffered" => Self::Buffered,
             "uncached" => Self::Uncached,
-            _ => return Err(ParseModeError(word.to_owned())),
+            _ => return Err(ParseReadModeError(word.to_owned())),
         })
     }
 }
@@ -60,6 +60,6 @@ mod tests {
         for word in ["auto", "direct", "buffered", "uncached"] {
             assert_eq!(word.parse::<ReadMode>().unwrap().to_string(), word);
         }
-        assert_eq!("mmap".parse::<ReadMode>(), Err(ParseModeError("mmap".into())));
+        assert_eq!("mmap".parse::<ReadMode>(), Err(ParseReadModeError("mmap".into())));
     }
 }

@@ -7,6 +7,7 @@ use longshore_formats::{Image, Part};
 use longshore_mem::{AddrRange, FileOffset, Granule};
 
 use crate::error::{Error, Result};
+use crate::reason::MemoryLimit;
 use crate::source::SourceFile;
 
 /// Files start at multiples of this in the buffer, so that each can be read directly: no disk
@@ -44,7 +45,7 @@ impl Plan {
     ///
     /// # Errors
     /// Those of [`SourceFile::open`].
-    pub fn of_path(path: impl Into<PathBuf>) -> Result<Self> {
+    pub fn from_path(path: impl Into<PathBuf>) -> Result<Self> {
         let mut plan = Self::new();
         plan.push(SourceFile::open(path)?)?;
         Ok(plan)
@@ -55,7 +56,7 @@ impl Plan {
     /// # Errors
     /// [`Error::NotEnoughMemory`] where the sum of the lengths passes 2^63.
     pub fn push(&mut self, source: SourceFile) -> Result<()> {
-        let whole = 0..source.len_bytes();
+        let whole = 0..source.len();
         self.push_range(source, whole)
     }
 
@@ -67,10 +68,10 @@ impl Plan {
     pub fn push_range(&mut self, source: SourceFile, range: Range<u64>) -> Result<()> {
         let len_bytes = range.end.checked_sub(range.start);
         let claimed = len_bytes
-            .filter(|_| range.end <= source.len_bytes())
+            .filter(|_| range.end <= source.len())
             .and_then(|len| AddrRange::new(FileOffset::new(range.start), len).ok());
         let Some(validated) = claimed else {
-            let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+            let (path, len_bytes) = (source.path().to_owned(), source.len());
             return Err(Error::OutOfFile { path, range, len_bytes });
         };
         let (start, len_bytes) = (validated.start().raw(), validated.len_bytes());
@@ -96,8 +97,7 @@ impl Plan {
         for part in &mut parts {
             part.buffer_offset += buffer_range.start;
         }
-        let range =
-            AddrRange::new(FileOffset::new(0), source.len_bytes()).map_err(|_| too_long())?;
+        let range = AddrRange::new(FileOffset::new(0), source.len()).map_err(|_| too_long())?;
         self.files.push(PlannedFile { source, range, buffer_range, head, parts });
         Ok(())
     }
@@ -135,8 +135,7 @@ fn too_long() -> Error {
     Error::NotEnoughMemory {
         needed_bytes: u64::MAX,
         limit_bytes: (1 << 63) - 1,
-        limit_name: "the address space".to_owned(),
-        hint: "load fewer files at once",
+        limit: MemoryLimit::BufferLength,
     }
 }
 

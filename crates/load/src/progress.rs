@@ -6,6 +6,7 @@ use std::time::Duration;
 
 /// How far a load has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress {
     /// Bytes that are in the buffer.
     pub done_bytes: u64,
@@ -13,6 +14,13 @@ pub struct Progress {
     pub total_bytes: u64,
     /// Time since the load began.
     pub elapsed: Duration,
+}
+
+impl Progress {
+    /// Makes the progress of a load that has `done_bytes` of `total_bytes` after `elapsed`.
+    pub const fn new(done_bytes: u64, total_bytes: u64, elapsed: Duration) -> Self {
+        Self { done_bytes, total_bytes, elapsed }
+    }
 }
 
 /// Stops a load from any thread, or from a signal handler: the reads in flight are waited for, the

@@ -67,7 +67,7 @@ pub fn repack(
             beside.file().write_all(&memory[..read]).map_err(failed)?;
             at += read as u64;
             done_bytes += read as u64;
-            observe(Progress { done_bytes, total_bytes, elapsed: began.elapsed() });
+            observe(Progress::new(done_bytes, total_bytes, began.elapsed()));
         }
     }
     write_zeros(beside.file(), total_bytes - done_bytes).map_err(failed)?;
@@ -83,7 +83,7 @@ pub fn repack(
 ///
 /// # Errors
 /// [`Error::Open`], [`Error::Write`]; what had the name before still has it then.
-pub fn copy(source: &Path, target: &Path) -> Result<()> {
+pub fn copy_file(source: &Path, target: &Path) -> Result<()> {
     let unread = |error| Error::Open { path: source.to_owned(), source: error };
     let failed = |error| Error::Write { path: target.to_owned(), source: error };
     let mut from = File::open(source).map_err(unread)?;
@@ -112,9 +112,7 @@ fn read_some(file: &PlannedFile, into: &mut [u8], at: u64, done_bytes: u64) -> R
     };
     let path = || source.path().to_owned();
     match read(true).or_else(|_| read(false)) {
-        Ok(0) => {
-            Err(Error::Truncated { path: path(), ended_at: at, len_bytes: source.len_bytes() })
-        }
+        Ok(0) => Err(Error::Truncated { path: path(), ended_at: at, len_bytes: source.len() }),
         Ok(read) => Ok(read),
         Err(error) => {
             let range = at..at + into.len() as u64;

@@ -6,6 +6,7 @@ use longshore_heap::{Heap, PageReport};
 
 /// How many bytes came which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BytesByRoute {
     /// From the disk straight into the buffer.
     pub direct: u64,
@@ -35,6 +36,7 @@ pub enum Engine {
 
 /// What a load did and how long it took.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Bytes read.
     pub content_bytes: u64,

@@ -5,10 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use longshore_mem::FileOffset;
-use longshore_sys::file::{self, DirectAlignment, Kind, Version};
+use longshore_sys::file::{self, DirectAlignment, Kind};
 use longshore_sys::page_cache;
 
 use crate::error::{Error, Result};
+use crate::reason::{Change, FileKind};
+use crate::version::FileVersion;
 
 /// A regular file that is open for reading, and what it was when it was opened.
 #[derive(Debug)]
@@ -18,7 +20,7 @@ pub struct SourceFile {
     direct: Option<OwnedFd>,
     alignment: Option<DirectAlignment>,
     asked_direct: bool,
-    version: Version,
+    version: FileVersion,
 }
 
 /// Opens the files of a model, and decides how much of their headers is read.
@@ -60,7 +62,7 @@ impl SourceFile {
             Err(source) => match file::kind_at(&path) {
                 // A socket cannot be opened, nor a device without a driver.
                 Ok(kind @ (Kind::Socket | Kind::Device)) => {
-                    Err(Error::NotRegular { path, kind: kind.described(), hint: "" })
+                    Err(Error::NotRegular { path, kind: FileKind::from_kind(kind) })
                 }
                 _ => Err(Error::Open { path, source }),
             },
@@ -84,14 +86,7 @@ impl SourceFile {
         let failed = |source| Error::Open { path: path.clone(), source };
         let status = file::status(&fd).map_err(failed)?;
         if status.kind != Kind::Regular {
-            let hint = match status.kind {
-                Kind::Directory => {
-                    "; name its model.safetensors.index.json, or the files in it one by one"
-                }
-                Kind::Fifo => "; copy it into a file first",
-                _ => "",
-            };
-            return Err(Error::NotRegular { path, kind: status.kind.described(), hint });
+            return Err(Error::NotRegular { path, kind: FileKind::from_kind(status.kind) });
         }
         let (buffered, direct) = if asked_direct {
             (file::reopen_read_only(&fd).map_err(failed)?, Some(fd))
@@ -101,7 +96,8 @@ impl SourceFile {
             (fd, direct)
         };
         let alignment = status.direct;
-        Ok(Self { path, buffered, direct, alignment, asked_direct, version: status.version })
+        let version = FileVersion::from_status(&status);
+        Ok(Self { path, buffered, direct, alignment, asked_direct, version })
     }
 
     /// Has it told of by this name, where that is better known than the kernel's.
@@ -131,18 +127,18 @@ impl SourceFile {
         &self.path
     }
 
-    /// Its length in bytes when it was opened.
-    pub fn len_bytes(&self) -> u64 {
-        self.version.len_bytes()
+    /// Returns its length in bytes when it was opened.
+    pub fn len(&self) -> u64 {
+        self.version.len_bytes
     }
 
     /// Whether there was no byte in it.
     pub fn is_empty(&self) -> bool {
-        self.len_bytes() == 0
+        self.len() == 0
     }
 
     /// Its identity, size and time of modification when it was opened.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> FileVersion {
         self.version
     }
 
@@ -174,18 +170,18 @@ impl SourceFile {
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         let status = file::status(&self.buffered)
             .map_err(|source| Error::Open { path: self.path.clone(), source })?;
-        let (before, now) = (self.version, status.version);
+        let (before, now) = (self.version, FileVersion::from_status(&status));
         let path = self.path.clone();
-        if now.len_bytes() < before.len_bytes() {
-            let (ended_at, len_bytes) = (now.len_bytes(), before.len_bytes());
+        if now.len_bytes < before.len_bytes {
+            let (ended_at, len_bytes) = (now.len_bytes, before.len_bytes);
             return Err(Error::Truncated { path, ended_at, len_bytes });
         }
-        if now.len_bytes() > before.len_bytes() {
-            let what = format!("it grew from {} to {} bytes", before.len_bytes(), now.len_bytes());
-            return Err(Error::Changed { path, what });
+        if now.len_bytes > before.len_bytes {
+            let change = Change::Grew { from_bytes: before.len_bytes, to_bytes: now.len_bytes };
+            return Err(Error::Changed { path, change });
         }
         if now != before {
-            return Err(Error::Changed { path, what: "it was written to".to_owned() });
+            return Err(Error::Changed { path, change: Change::Written });
         }
         Ok(())
     }

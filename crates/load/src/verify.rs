@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
 use crate::open::read_exact;
+use crate::reason::ManifestProblem;
 use crate::source::SourceFile;
 
 /// The longest manifest that is read, in bytes: 200,000 lines with paths of 256 bytes.
@@ -67,18 +68,16 @@ impl Manifest {
     /// [`Error::Manifest`] with the line that cannot be understood, or for a file that is too long.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let source = SourceFile::open(path)?;
-        let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+        let (path, len_bytes) = (source.path().to_owned(), source.len());
         if len_bytes > MANIFEST_LEN_MAX_BYTES {
-            let reason = format!(
-                "it has {len_bytes} bytes, more than the {MANIFEST_LEN_MAX_BYTES} that are read"
-            );
+            let reason = ManifestProblem::TooLong { len_bytes, max_bytes: MANIFEST_LEN_MAX_BYTES };
             return Err(Error::Manifest { path, reason });
         }
         let mut bytes = vec![0; len_bytes as usize];
         read_exact(&source, &mut bytes, 0)?;
         match String::from_utf8(bytes) {
             Ok(text) => Self::parse(path, &text),
-            Err(_) => Err(Error::Manifest { path, reason: "it is not text".to_owned() }),
+            Err(_) => Err(Error::Manifest { path, reason: ManifestProblem::NotText }),
         }
     }
 
@@ -101,11 +100,7 @@ impl Manifest {
                 well_formed.then(|| (hex.to_ascii_lowercase(), kind, PathBuf::from(name)))
             });
             let Some(entry) = entry else {
-                let reason = format!(
-                    "line {} is not a checksum of 8 (crc32c), 16 (xxh3) or 64 (sha256) hexadecimal \
-                     digits, blanks and a file name",
-                    index + 1
-                );
+                let reason = ManifestProblem::NotAnEntry { line: index + 1 };
                 return Err(Error::Manifest { path, reason });
             };
             entries.push(entry);
@@ -155,7 +150,7 @@ impl Manifest {
         if checked {
             return Ok(());
         }
-        let reason = format!("it does not name {}", file.display());
+        let reason = ManifestProblem::NotNamed { file: file.to_owned() };
         Err(Error::Manifest { path: self.path.clone(), reason })
     }
 }

@@ -66,7 +66,7 @@ fn has_direct_io(path: &Path) -> bool {
 }
 
 fn plan(path: &Path) -> Plan {
-    Plan::of_path(path).unwrap()
+    Plan::from_path(path).unwrap()
 }
 
 /// Loads while a range of a file is in the page cache, from where the kernel can take it at any time.

@@ -28,11 +28,12 @@ fn failures_leave_neither_descriptors_nor_memory() {
     let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.write_all(&vec![7; 24 << 20]).unwrap();
     let path = file.path();
-    let load =
-        |loader: Loader<'_>| loader.heap(Heap::Memfd).load(&Plan::of_path(path).unwrap()).map(drop);
+    let load = |loader: Loader<'_>| {
+        loader.heap(Heap::Memfd).load(&Plan::from_path(path).unwrap()).map(drop)
+    };
 
-    expect_nothing_left("a file that is not there", || Plan::of_path("/no/such").unwrap_err());
-    expect_nothing_left("a directory", || Plan::of_path("/").unwrap_err());
+    expect_nothing_left("a file that is not there", || Plan::from_path("/no/such").unwrap_err());
+    expect_nothing_left("a directory", || Plan::from_path("/").unwrap_err());
     expect_nothing_left("a limit", || load(Loader::new().memory_max(1 << 20)).unwrap_err());
     expect_nothing_left("a cancellation before the start", || {
         let token = CancelToken::new();
@@ -49,6 +50,6 @@ fn failures_leave_neither_descriptors_nor_memory() {
     });
     expect_nothing_left("a heap that is not there", || {
         let heap = Heap::DmaHeap("no-such-heap".to_owned());
-        Loader::new().heap(heap).load(&Plan::of_path(path).unwrap()).unwrap_err()
+        Loader::new().heap(heap).load(&Plan::from_path(path).unwrap()).unwrap_err()
     });
 }

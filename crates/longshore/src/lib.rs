@@ -67,5 +67,5 @@ pub use longshore_load::{CancelToken, Loaded, Loader, Plan, Progress, ReadMode, 
 /// Those of [`Loader::load`]; nothing is left behind then.
 #[cfg(feature = "models")]
 pub fn load(path: impl AsRef<std::path::Path>) -> load::Result<Loaded> {
-    Loader::new().heap(Heap::Memfd).load(&Plan::of_path(path.as_ref())?)
+    Loader::new().heap(Heap::Memfd).load(&Plan::from_path(path.as_ref())?)
 }

@@ -8,7 +8,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use longshore_load::SourceFile;
+use longshore_load::{Change, FileKind, FileVersion, SourceFile};
 use longshore_sys::beneath;
 use longshore_sys::file::{self, Kind, Version};
 
@@ -47,8 +47,14 @@ impl HeldInode {
         if self.kind == Kind::Regular {
             return Ok(());
         }
-        let (path, kind, hint) = (self.path.clone(), self.kind.described(), "");
-        Err(longshore_load::Error::NotRegular { path, kind, hint })
+        let kind = match self.kind {
+            Kind::Directory => FileKind::Directory,
+            Kind::Fifo => FileKind::Fifo,
+            Kind::Socket => FileKind::Socket,
+            Kind::Device => FileKind::Device,
+            _ => FileKind::Other,
+        };
+        Err(longshore_load::Error::NotRegular { path: self.path.clone(), kind })
     }
 
     /// Opens this very inode for reading.
@@ -61,7 +67,7 @@ impl HeldInode {
         let opened = beneath::open_located(self)
             .map_err(|source| longshore_load::Error::Open { path: self.path.clone(), source })?;
         let source = SourceFile::from_fd(opened)?.named(&self.path);
-        if source.version() != self.version {
+        if source.version() != file_version(&self.version) {
             return Err(changed(&self.path));
         }
         Ok(source)
@@ -115,6 +121,12 @@ impl Drop for Inodes {
 }
 
 pub(crate) fn changed(path: &Path) -> longshore_load::Error {
-    let what = "it is not the file that it was a moment ago".to_owned();
-    longshore_load::Error::Changed { path: path.to_owned(), what }
+    longshore_load::Error::Changed { path: path.to_owned(), change: Change::Replaced }
+}
+
+/// Returns the same state of a file as [`SourceFile::version`] has it.
+pub(crate) fn file_version(version: &Version) -> FileVersion {
+    let identity = version.identity();
+    let (len_bytes, modified) = (version.len_bytes(), version.modified());
+    FileVersion::new(identity.device, identity.inode, identity.born, len_bytes, modified)
 }

@@ -8,16 +8,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longshore_load::FormatChoice;
-use longshore_load::plan::PlannedFile;
-use longshore_load::{Opener, Plan, SourceFile};
+use longshore_load::{FileVersion, FormatChoice, Opener, Plan, PlannedFile, SourceFile};
 use longshore_mem::Granule;
 use longshore_sys::beneath::{self, Reach};
 use longshore_sys::descriptors;
-use longshore_sys::file::{self, Identity, Version};
+use longshore_sys::file::{self, Identity};
 
 use crate::error::{Error, Result};
-use crate::inodes::{HeldInode, Inodes, changed};
+use crate::inodes::{HeldInode, Inodes, changed, file_version};
 
 /// The most files that a served model may have: each is open while the model is held, and twice more
 /// while it is loaded.
@@ -59,7 +57,7 @@ pub(crate) struct Found {
     pub(crate) path: PathBuf,
     pub(crate) layout: Layout,
     /// The files to be loaded: that one, or those that it stands for.
-    pub(crate) files: Vec<(PathBuf, Version)>,
+    pub(crate) files: Vec<(PathBuf, FileVersion)>,
     /// How long a buffer they take.
     pub(crate) len_bytes: u64,
     /// Keeps the inodes of all of them in use, and that of the named file; `None` once one of them is
@@ -206,7 +204,7 @@ impl Served {
         if let Err(why) = beneath::open_located(&named) {
             return refused(path, why);
         }
-        let (version, len_bytes) = (named.version, named.version.len_bytes());
+        let version = file_version(&named.version);
         inodes.push(named);
         let others = match self.others(&inodes, path, layout) {
             Ok(others) => others,
@@ -231,7 +229,7 @@ impl Served {
         }
         let plain = layout.align.is_none() && !longshore_load::names_others(path, layout.format);
         let planned = if plain {
-            Ok((vec![(path.to_owned(), version)], len_bytes))
+            Ok((vec![(path.to_owned(), version)], version.len_bytes))
         } else {
             open(&inodes, path, layout).map(|plan| (versions(&plan), plan.len_bytes()))
         };
@@ -287,11 +285,8 @@ impl Served {
             longshore_load::others_of(named, layout.format, &HeaderBound::new(inodes))?;
         others.retain(|other| other != named);
         if others.len() >= FILES_MAX {
-            return Err(longshore_load::Error::Format {
-                path: named.to_owned(),
-                format: "served",
-                reason: format!("it stands for more than {FILES_MAX} files"),
-            });
+            let source = format!("it stands for more than {FILES_MAX} files").into();
+            return Err(longshore_load::Error::Refused { path: named.to_owned(), source });
         }
         Ok(others)
     }
@@ -314,9 +309,9 @@ impl Served {
         if found.inodes.as_ref().is_some_and(|inodes| inodes.is_any_unlinked()) {
             return Freshness::Unlinked;
         }
-        let is_fresh = |(path, version): &(PathBuf, Version)| {
+        let is_fresh = |(path, version): &(PathBuf, FileVersion)| {
             let now = self.locate(&found.path, path).and_then(file::status);
-            now.is_ok_and(|now| now.version == *version)
+            now.is_ok_and(|now| file_version(&now.version) == *version)
         };
         match found.inodes.is_some() && found.files.iter().all(is_fresh) {
             true => Freshness::Fresh,
@@ -360,11 +355,7 @@ fn open(inodes: &Inodes, named: &Path, layout: Layout) -> longshore_load::Result
     let mut opened = longshore_load::open_by(&[named], layout.format, &HeaderBound::new(inodes))?;
     if let Some(alignment) = layout.align {
         if opened.tensors.is_empty() {
-            return Err(longshore_load::Error::Format {
-                path: named.to_owned(),
-                format: "tensor",
-                reason: "no tensors are known in it, and so none can be aligned".to_owned(),
-            });
+            return Err(longshore_load::Error::NoTensors { path: named.to_owned() });
         }
         opened = opened.align(alignment)?;
     }
@@ -394,18 +385,16 @@ impl Opener for HeaderBound<'_> {
             self.read_bytes.set(sum_bytes);
             return Ok(());
         }
-        Err(longshore_load::Error::Format {
-            path: source.path().to_owned(),
-            format: "served",
-            reason: format!(
-                "the index and the headers of the model have {sum_bytes} bytes or more, and a server \
-                 reads at most {HEADERS_BYTES_MAX}"
-            ),
-        })
+        let reason = format!(
+            "the index and the headers of the model have {sum_bytes} bytes or more, and a server \
+             reads at most {HEADERS_BYTES_MAX}"
+        );
+        let path = source.path().to_owned();
+        Err(longshore_load::Error::Refused { path, source: reason.into() })
     }
 }
 
-fn versions(plan: &Plan) -> Vec<(PathBuf, Version)> {
+fn versions(plan: &Plan) -> Vec<(PathBuf, FileVersion)> {
     let sources = plan.files().iter().map(PlannedFile::source);
     sources.map(|source| (source.path().to_owned(), source.version())).collect()
 }
@@ -561,7 +550,7 @@ mod tests {
         fs::write(tree.path(index), format!(r#"{{"weight_map":{{{}}}}}"#, names.join(",")))
             .unwrap();
         let many = tree.look(index, Some(&shown[..1]));
-        assert!(matches!(many, Looked::Found(Err(longshore_load::Error::Format { .. }))));
+        assert!(matches!(many, Looked::Found(Err(longshore_load::Error::Refused { .. }))));
     }
 
     #[test]
@@ -569,7 +558,7 @@ mod tests {
         let tree = tree();
         let layout = Layout { format: FormatChoice::Safetensors, align: Granule::new(64).ok() };
         let refused = |name: &str| match tree.served.look(&tree.path(name), layout, None) {
-            Looked::Found(Err(longshore_load::Error::Format { reason, .. })) => reason,
+            Looked::Found(Err(longshore_load::Error::Refused { source, .. })) => source.to_string(),
             other => panic!("{other:?}"),
         };
         let write_header = |name: &str, len_bytes: u64| {

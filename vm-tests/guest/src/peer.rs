@@ -155,7 +155,7 @@ fn play_allocate(told: &Value, _: Option<OwnedFd>) -> Result<(), Box<dyn Error>>
 
 fn play_load(told: &Value, _: Option<OwnedFd>) -> Result<(), Box<dyn Error>> {
     let heap: Heap = told["heap"].as_str().ok_or("no heap is named")?.parse()?;
-    let plan = Plan::of_path(told["path"].as_str().ok_or("no file is named")?)?;
+    let plan = Plan::from_path(told["path"].as_str().ok_or("no file is named")?)?;
     let _loaded = Loader::new().heap(heap).load(&plan)?;
     loop {
         thread::park();

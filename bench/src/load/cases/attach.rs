@@ -97,7 +97,7 @@ fn attach(serving: &Serving, model: &DataFile) -> Result<f64> {
 
 fn load(model: &DataFile) -> Result<f64> {
     let began = Instant::now();
-    let loaded = Loader::new().heap(Heap::Memfd).load(&Plan::of_path(&model.path)?)?;
+    let loaded = Loader::new().heap(Heap::Memfd).load(&Plan::from_path(&model.path)?)?;
     let shared = loaded.buffer.share(Sealing::Content)?;
     let seconds = began.elapsed().as_secs_f64();
     check(model, shared.as_slice().context("it is sealed")?)?;

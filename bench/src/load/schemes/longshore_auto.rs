@@ -19,7 +19,7 @@ impl Scheme for LongshoreAuto {
     }
 
     fn fill(&self, file: &DataFile, _kinds: &Kinds) -> Result<SharedBuffer> {
-        let loaded = Loader::new().load(&Plan::of_path(&file.path)?)?;
+        let loaded = Loader::new().load(&Plan::from_path(&file.path)?)?;
         Ok(loaded.buffer.share(Sealing::Size)?)
     }
 }

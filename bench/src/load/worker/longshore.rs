@@ -16,7 +16,7 @@ pub(super) fn prepare(
     let (heap, mode): (Heap, ReadMode) = (heap.parse()?, mode.parse()?);
     let file = file.clone();
     Ok(Box::new(move || {
-        let plan = Plan::of_path(&file.path)?;
+        let plan = Plan::from_path(&file.path)?;
         let mut loader = Loader::new().heap(heap).mode(mode);
         if let Some((bytes, depth)) = read_size {
             loader = loader.read_size(bytes).depth(depth);

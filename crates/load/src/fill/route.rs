@@ -19,6 +19,7 @@ use super::tuning::Tuning;
 use crate::error::{Error, Result};
 use crate::mode::ReadMode;
 use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
+use crate::reason::ModeProblem;
 
 /// A piece that is partly resident is looked at in units of this: less is not worth a read of its
 /// own beside the disk's.
@@ -80,16 +81,14 @@ pub(super) fn route(
                 }
             }
             ReadMode::Direct => {
-                ways.direct.as_ref().map_err(|reason| unavailable(file, mode, reason))?;
+                ways.direct.as_ref().map_err(|reason| unavailable(file, mode, *reason))?;
                 for part in parts {
                     ways.push_from_disk(file, part, &mut routed);
                 }
             }
             ReadMode::Uncached => {
                 if !takes_uncached(file) {
-                    let reason = "this kernel or file system has no RWF_DONTCACHE (Linux 6.14; \
-                                  ext4, xfs); use mode direct or auto";
-                    return Err(unavailable(file, mode, reason));
+                    return Err(unavailable(file, mode, ModeProblem::NoUncachedIo));
                 }
                 for part in parts {
                     through_cache(file, part, Route::Uncached, &mut routed.pieces);
@@ -165,17 +164,13 @@ pub(super) fn from_disk(
     routed
 }
 
-fn unavailable(file: &PlannedFile, mode: ReadMode, reason: &str) -> Error {
-    Error::ModeUnavailable {
-        path: file.source().path().to_owned(),
-        mode,
-        reason: reason.to_owned(),
-    }
+fn unavailable(file: &PlannedFile, mode: ReadMode, reason: ModeProblem) -> Error {
+    Error::ModeUnavailable { path: file.source().path().to_owned(), mode, reason }
 }
 
 /// The best way from the disk for one file, and the next best for odd ends.
 struct Ways {
-    direct: std::result::Result<DirectWay, &'static str>,
+    direct: std::result::Result<DirectWay, ModeProblem>,
     through_cache: Route,
 }
 
@@ -231,14 +226,8 @@ struct AlignedWay {
 
 impl DirectWay {
     /// The way, or why there is none.
-    fn of(
-        file: &PlannedFile,
-        reservation: &Reservation,
-    ) -> std::result::Result<Self, &'static str> {
-        let (_, alignment) = file.source().direct().ok_or(
-            "its file system offers no direct I/O (statx reports no alignment, or O_DIRECT is \
-             refused); use mode auto",
-        )?;
+    fn of(file: &PlannedFile, reservation: &Reservation) -> std::result::Result<Self, ModeProblem> {
+        let (_, alignment) = file.source().direct().ok_or(ModeProblem::NoDirectIo)?;
         let alike = AlignedWay::new(file.range().start().raw(), file.buffer_offset(), alignment)
             .filter(|_| reservation.takes_direct_io() && !file.is_image());
         Ok(alike.map_or_else(

@@ -176,7 +176,7 @@ fn read<'s>(
                 let reached = done + bytes as u64;
                 // One that stops in the middle of a block has met the end of the file.
                 if first + reached < end && (bytes == 0 || !block.is_aligned(reached)) {
-                    let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+                    let (path, len_bytes) = (source.path().to_owned(), source.len());
                     target.tracker.fail(Error::Truncated {
                         path,
                         ended_at: first + reached,
@@ -220,7 +220,7 @@ mod tests {
     fn what_does_not_fit_is_a_failure_and_no_silence() {
         let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.write_all(&[7; 10_000]).unwrap();
-        let plan = Plan::of_path(file.path()).unwrap();
+        let plan = Plan::from_path(file.path()).unwrap();
         let reservation = Heap::Memfd.reserve(plan.len_bytes()).unwrap();
         let cancel = CancelToken::new();
         let span = Span { file: 0, file_offset: 5000, len_bytes: 4000 };

@@ -96,7 +96,7 @@ impl<'a> Target<'a> {
             }
             Next::EndedAt(ended_at) => {
                 let source = self.file(&piece).source();
-                let (path, len_bytes) = (source.path().to_owned(), source.len_bytes());
+                let (path, len_bytes) = (source.path().to_owned(), source.len());
                 self.tracker.fail(Error::Truncated { path, ended_at, len_bytes });
                 None
             }

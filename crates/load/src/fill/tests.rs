@@ -19,6 +19,7 @@ use crate::loader::{Loaded, Loader};
 use crate::mode::ReadMode;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
+use crate::reason::Change;
 use crate::source::SourceFile;
 
 /// `/var/tmp` is on a disk where `/tmp` may not be.
@@ -40,7 +41,7 @@ fn file_of(len_bytes: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
 }
 
 fn load(path: &Path, loader: Loader<'_>, reads: &dyn Reads) -> crate::Result<Loaded> {
-    loader.heap(Heap::Memfd).load_by(&Plan::of_path(path)?, reads)
+    loader.heap(Heap::Memfd).load_by(&Plan::from_path(path)?, reads)
 }
 
 /// The kernel's reads, each preceded by what a test wants to happen.
@@ -224,8 +225,8 @@ fn a_file_that_is_written_or_grows_meanwhile_is_told() {
             Ok(len_bytes)
         });
         let error = load(file.path(), Loader::new(), &reads).unwrap_err();
-        let Error::Changed { what, .. } = &error else { panic!("{error}") };
-        assert_eq!(what.contains("grew"), grow, "{what}");
+        let Error::Changed { change, .. } = &error else { panic!("{error}") };
+        assert_eq!(matches!(change, Change::Grew { .. }), grow, "{change}");
     }
 }
 
@@ -312,7 +313,7 @@ fn a_load_is_cancelled_while_its_checksum_is_behind() {
 #[test]
 fn what_is_cancelled_before_it_begins_looks_at_nothing() {
     let (file, _) = file_of(32 << 20);
-    let plan = Plan::of_path(file.path()).unwrap();
+    let plan = Plan::from_path(file.path()).unwrap();
     let reservation = Heap::Memfd.reserve(plan.len_bytes()).unwrap();
     let tuning = Tuning {
         mode: ReadMode::Buffered,

@@ -33,9 +33,9 @@ impl FormatChoice {
     ///
     /// # Errors
     /// [`Error::Read`](crate::Error::Read), [`Error::Truncated`](crate::Error::Truncated).
-    pub fn of_content(source: &SourceFile) -> Result<Self> {
+    pub fn from_content(source: &SourceFile) -> Result<Self> {
         let mut first = [0; MAGIC.len()];
-        if source.len_bytes() >= first.len() as u64 {
+        if source.len() >= first.len() as u64 {
             read_exact(source, &mut first, 0)?;
         }
         Ok(if first == MAGIC { Self::Gguf } else { Self::Safetensors })

@@ -9,6 +9,7 @@ use longshore_mem::FileOffset;
 use longshore_sys::file::{self, ReadFlags};
 
 use crate::error::{Error, Result};
+use crate::reason::MemoryLimit;
 use crate::source::{Opener, SourceFile};
 
 /// What is read of a safetensors file to see whether the rest of its header is worth reading: one
@@ -31,7 +32,7 @@ pub(super) fn safetensors_header(
     source: &SourceFile,
     by: &dyn Opener,
 ) -> Result<safetensors::Header> {
-    let file_len_bytes = source.len_bytes();
+    let file_len_bytes = source.len();
     let mut first = [0; SAFETENSORS_FIRST_BYTES];
     let first = &mut first[..file_len_bytes.min(SAFETENSORS_FIRST_BYTES as u64) as usize];
     read_exact(source, first, 0)?;
@@ -60,7 +61,7 @@ pub fn read_gguf_header(source: &SourceFile) -> Result<gguf::Header> {
 
 /// Reads the header of a GGUF file as far as `by` permits it.
 pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::Header> {
-    let file_len_bytes = source.len_bytes();
+    let file_len_bytes = source.len();
     let len_max = file_len_bytes.min(gguf::HEADER_LEN_MAX_BYTES) as usize;
     let mut bytes = Vec::new();
     let mut end = GGUF_FIRST_BYTES;
@@ -123,8 +124,7 @@ fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<()> {
     bytes.try_reserve_exact(len - bytes.len()).map_err(|_| Error::NotEnoughMemory {
         needed_bytes: len as u64,
         limit_bytes: 0,
-        limit_name: "the memory of this process".to_owned(),
-        hint: "it is the file's header that needs them",
+        limit: MemoryLimit::Header,
     })
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> 
         let path = || source.path().to_owned();
         match read {
             Ok(0) => {
-                let len_bytes = source.len_bytes();
+                let len_bytes = source.len();
                 return Err(Error::Truncated { path: path(), ended_at: at, len_bytes });
             }
             Ok(read) => done += read,

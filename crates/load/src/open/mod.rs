@@ -37,6 +37,7 @@ pub use header::{read_gguf_header, read_safetensors_header};
 
 /// Files that are open, planned, and known as far as their format tells.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Opened {
     /// What to load, for [`crate::Loader::load`]. Shards take the place of their index, sorted by
     /// name, and splits the place of the first.
@@ -47,6 +48,7 @@ pub struct Opened {
 
 /// The tensors of one file of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FileTensors {
     /// Which of [`Plan::files`] it is.
     pub file_index: usize,
@@ -56,6 +58,7 @@ pub struct FileTensors {
 
 /// A tensor and where in the buffer it goes.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PlacedTensor<'a> {
     /// The file it is in.
     pub file: &'a PlannedFile,
@@ -181,7 +184,20 @@ pub fn parse_header(path: &Path, content: &[u8], choice: FormatChoice) -> Result
     header.map(Some).map_err(|error| Error::format(path, &error))
 }
 
+impl FileTensors {
+    /// Makes the tensors of the file `file_index` of a plan.
+    pub const fn new(file_index: usize, header: Header) -> Self {
+        Self { file_index, header }
+    }
+}
+
 impl Opened {
+    /// Makes what a caller has opened by itself: a plan, and the tensors of those of its files that have
+    /// some, in the order of the plan.
+    pub const fn new(plan: Plan, tensors: Vec<FileTensors>) -> Self {
+        Self { plan, tensors }
+    }
+
     /// Plans anew, so that each tensor begins at a multiple of `alignment` in the buffer.
     ///
     /// A file some of whose tensors do not lie so becomes an image in the buffer: a whole file of
@@ -200,9 +216,9 @@ impl Opened {
         for (file_index, source) in self.plan.into_sources().enumerate() {
             let of_file = headers.next_if(|of_file| of_file.file_index == file_index);
             let image = match of_file {
-                None => Image::of_whole(source.len_bytes(), alignment),
+                None => Image::of_whole(source.len(), alignment),
                 Some(FileTensors { header, .. }) => {
-                    let aligned = header.align(source.len_bytes(), alignment);
+                    let aligned = header.align(source.len(), alignment);
                     let (image, header) =
                         aligned.map_err(|error| Error::format(source.path(), &error))?;
                     tensors.push(FileTensors { file_index, header });

@@ -16,9 +16,9 @@ use crate::source::{Opener, SourceFile};
 /// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`]; those of `by`.
 pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIndex> {
     let refused = |error| Error::format(source.path(), &error);
-    index::check_len(source.len_bytes()).map_err(refused)?;
-    by.permit_header(source, source.len_bytes())?;
-    let mut bytes = vec![0; source.len_bytes() as usize];
+    index::check_len(source.len()).map_err(refused)?;
+    by.permit_header(source, source.len())?;
+    let mut bytes = vec![0; source.len() as usize];
     read_exact(source, &mut bytes, 0)?;
     ShardIndex::parse(&bytes).map_err(refused)
 }

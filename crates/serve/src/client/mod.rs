@@ -193,7 +193,7 @@ impl Client {
                 }
                 (Reply::Progress { done_bytes, total_bytes, elapsed_ms }, None) => {
                     let elapsed = Duration::from_millis(elapsed_ms);
-                    observe(Progress { done_bytes, total_bytes, elapsed });
+                    observe(Progress::new(done_bytes, total_bytes, elapsed));
                 }
                 (Reply::Attached { id, len_bytes, files }, Some(memfd)) => {
                     let files = self.files(files, len_bytes)?;

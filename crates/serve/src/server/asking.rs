@@ -365,7 +365,9 @@ impl Refusal {
             Error::Open { .. }
             | Error::NotRegular { .. }
             | Error::Read { .. }
-            | Error::Format { .. } => Reason::Unreadable,
+            | Error::Format { .. }
+            | Error::NoTensors { .. }
+            | Error::Refused { .. } => Reason::Unreadable,
             _ => Reason::Other,
         };
         let mut message = error.to_string();

@@ -144,7 +144,7 @@ impl Core {
     }
 
     pub(super) fn on_progress(&mut self, id: u64, progress: Progress, now: Instant) {
-        let Progress { done_bytes, total_bytes, elapsed } = progress;
+        let Progress { done_bytes, total_bytes, elapsed, .. } = progress;
         let Some(load) = self.loads.get_mut(&id) else { return };
         load.done_bytes = done_bytes;
         let elapsed_ms = elapsed.as_millis() as u64;
@@ -245,7 +245,7 @@ impl Core {
             self.loads.iter().filter(|(_, load)| load.done_bytes == 0).map(|(id, _)| *id).collect();
         for id in queued {
             let total_bytes = self.shelf.get(id).map_or(0, |model| model.found.len_bytes);
-            let progress = Progress { done_bytes: 0, total_bytes, elapsed: Duration::ZERO };
+            let progress = Progress::new(0, total_bytes, Duration::ZERO);
             self.on_progress(id, progress, now);
         }
     }

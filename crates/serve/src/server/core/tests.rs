@@ -3,7 +3,7 @@ use std::fs;
 use longshore_heap::{Heap, Sealing};
 use longshore_load::FormatChoice;
 use longshore_load::Loader;
-use longshore_load::plan::PlannedFile;
+use longshore_load::PlannedFile;
 use tempfile::TempDir;
 
 use super::super::connection::Phase;
@@ -375,8 +375,7 @@ fn for_memory_that_is_missing_go_as_many_as_it_takes_and_none_for_nothing() {
         Err(longshore_load::Error::NotEnoughMemory {
             needed_bytes: 5000 + missing_bytes,
             limit_bytes: 5000,
-            limit_name: "a test".to_owned(),
-            hint: "none",
+            limit: longshore_load::MemoryLimit::Load,
         })
     };
     let holds = |still: &Still| -> Vec<u64> { still.core.shelf.iter().map(|(id, _)| id).collect() };

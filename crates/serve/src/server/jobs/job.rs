@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_heap::{Heap, Sealing, SharedBuffer};
-use longshore_load::plan::PlannedFile;
+use longshore_load::PlannedFile;
 use longshore_load::{CancelToken, Loader, Progress};
 use longshore_sys::memfd;
 

@@ -14,7 +14,7 @@ use crate::served::{Layout, Looked};
 impl Jobs {
     /// Tells of so many bytes of a load that goes on, as its thread would.
     pub(in crate::server) fn trickle(&self, model: u64, done_bytes: u64) {
-        let progress = Progress { done_bytes, total_bytes: 1000, elapsed: Duration::ZERO };
+        let progress = Progress::new(done_bytes, 1000, Duration::ZERO);
         let ticket = self.loading[&model].ticket;
         self.teller(ticket).tell(Done::Progress { id: model, progress });
     }

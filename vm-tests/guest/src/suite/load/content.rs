@@ -83,7 +83,7 @@ pub(super) fn every_mode_gives_the_same() -> TestResult {
     let report = load_and_check(&path, LARGE, &Heap::Udmabuf, Loader::new())?;
     ensure!(report.by_route.page_cache == LARGE, "the bytes came {:?}", report.by_route);
     // This kernel does not know RWF_DONTCACHE: an error, not another way.
-    let plan = Plan::of_path(&path)?;
+    let plan = Plan::from_path(&path)?;
     let refused = Loader::new().mode(ReadMode::Uncached).load(&plan);
     let said = refused.err().ok_or("mode uncached was not refused")?.to_string();
     ensure!(said.contains("uncached"), "the refusal does not name the mode: {said}");
@@ -160,7 +160,7 @@ fn load_and_check(
     // A dma-buf of no pages does not exist: there is nothing to share either.
     let heap = if len == 0 { &Heap::Memfd } else { heap };
     let before = Holdings::now()?;
-    let loaded = loader.heap(heap.clone()).load(&Plan::of_path(path)?)?;
+    let loaded = loader.heap(heap.clone()).load(&Plan::from_path(path)?)?;
     ensure!(loaded.report.content_bytes == len, "{} bytes", loaded.report.content_bytes);
     ensure!(loaded.report.heap == *heap, "it came into heap {}", loaded.report.heap);
     let difference = pattern::first_difference(len, 0, &loaded.buffer.read()?);

@@ -37,7 +37,7 @@ pub(super) fn bad_sector_fails_the_load() -> TestResult {
         {
             let case = format!("heap {heap}, mode {mode}, io_uring {use_uring}");
             let loader = Loader::new().heap(heap.clone()).mode(mode).use_uring(use_uring);
-            let error = loader.load(&Plan::of_path(&path)?).err();
+            let error = loader.load(&Plan::from_path(&path)?).err();
             let error = error.ok_or_else(|| format!("{case}: it did not fail"))?;
             check_read_error(&error, &path).map_err(|why| format!("{case}: {why}"))?;
             before.ensure_unchanged().map_err(|why| format!("{case}: {why}"))?;
@@ -79,7 +79,7 @@ pub(super) fn cancelling_leaves_nothing() -> TestResult {
                 observer.cancel();
             }
         });
-        let error = loader.load(&Plan::of_path(&path)?).err();
+        let error = loader.load(&Plan::from_path(&path)?).err();
         let error = error.ok_or_else(|| format!("heap {heap}: it was not cancelled"))?;
         let Error::Cancelled { done_bytes, total_bytes } = error else {
             return Err(format!("heap {heap}: {error:?}").into());
@@ -116,14 +116,15 @@ pub(super) fn too_much_for_the_machine() -> TestResult {
     fs::File::create(path)?.set_len(1 << 40)?;
     let before = Holdings::now()?;
     for heap in heaps() {
-        let error = Loader::new().heap(heap.clone()).load(&Plan::of_path(path)?).err();
+        let error = Loader::new().heap(heap.clone()).load(&Plan::from_path(path)?).err();
         let error = error.ok_or_else(|| format!("heap {heap}: it was not refused"))?;
-        let Error::NotEnoughMemory { needed_bytes, limit_bytes, limit_name, .. } = &error else {
+        let Error::NotEnoughMemory { needed_bytes, limit_bytes, limit, .. } = &error else {
             return Err(format!("heap {heap}: {error:?}").into());
         };
         ensure!(*needed_bytes >= 1 << 40, "it says that {needed_bytes} are needed");
         ensure!(*limit_bytes < 1 << 40, "it says that there are {limit_bytes}");
-        ensure!(limit_name.contains("MemAvailable"), "the limit it names is {limit_name}");
+        let limit = limit.to_string();
+        ensure!(limit.contains("MemAvailable"), "the limit it names is {limit}");
         before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
     }
     fs::remove_file(path)?;
@@ -132,7 +133,7 @@ pub(super) fn too_much_for_the_machine() -> TestResult {
 
 pub(super) fn two_loads_do_not_count_on_the_same_memory() -> TestResult {
     // Slow, so that most of it is still to come when the other one begins.
-    let first = Plan::of_path(Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES)))?;
+    let first = Plan::from_path(Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES)))?;
     let path = Path::new("/tmp/beside");
     let vast = 1 << 40;
     let mut refused = None;
@@ -158,9 +159,9 @@ fn needed_for_hole(
     len_bytes: u64,
 ) -> Result<(u64, String), Box<dyn std::error::Error>> {
     fs::File::create(path)?.set_len(len_bytes)?;
-    match Loader::new().heap(Heap::Memfd).load(&Plan::of_path(path)?) {
-        Err(Error::NotEnoughMemory { needed_bytes, limit_name, .. }) => {
-            Ok((needed_bytes, limit_name))
+    match Loader::new().heap(Heap::Memfd).load(&Plan::from_path(path)?) {
+        Err(Error::NotEnoughMemory { needed_bytes, limit, .. }) => {
+            Ok((needed_bytes, limit.to_string()))
         }
         other => Err(format!("{len_bytes} bytes: {:?}", other.map(|loaded| loaded.report)).into()),
     }
@@ -183,14 +184,15 @@ fn refused_by_the_group(group: &Path) -> TestResult {
     let path = Path::new("/disk/ext4").join(file_name((64 << 20) + 1));
     let before = Holdings::now()?;
     for heap in heaps() {
-        let error = Loader::new().heap(heap.clone()).load(&Plan::of_path(&path)?).err();
+        let error = Loader::new().heap(heap.clone()).load(&Plan::from_path(&path)?).err();
         let error = error.ok_or_else(|| format!("heap {heap}: it was not refused"))?;
-        let Error::NotEnoughMemory { limit_bytes, limit_name, .. } = &error else {
+        let Error::NotEnoughMemory { limit_bytes, limit, .. } = &error else {
             return Err(format!("heap {heap}: {error:?}").into());
         };
         ensure!(*limit_bytes <= 32 << 20, "heap {heap}: it says that there are {limit_bytes}");
         let named = group.join("memory.max").display().to_string();
-        ensure!(limit_name.contains(&named), "heap {heap}: the limit it names is {limit_name}");
+        let limit = limit.to_string();
+        ensure!(limit.contains(&named), "heap {heap}: the limit it names is {limit}");
         before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
     }
     Ok(Passed::Yes)
@@ -198,7 +200,7 @@ fn refused_by_the_group(group: &Path) -> TestResult {
 
 pub(super) fn too_many_descriptors() -> TestResult {
     let path = Path::new("/disk/ext4").join(file_name(4097));
-    let plan = Plan::of_path(&path)?;
+    let plan = Plan::from_path(&path)?;
     let before = Holdings::now()?;
     let open = fs::read_dir("/proc/self/fd")?.count() as u64;
     // From none left, for every call that needs one more, to plenty.

@@ -1,0 +1,189 @@
+//! The reasons that errors carry.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use longshore_sys::file::Kind;
+
+/// The kind of a file that is not a regular one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A directory.
+    Directory,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character or block device.
+    Device,
+    /// Any other kind.
+    Other,
+}
+
+impl FileKind {
+    pub(crate) fn from_kind(kind: Kind) -> Self {
+        match kind {
+            Kind::Directory => Self::Directory,
+            Kind::Fifo => Self::Fifo,
+            Kind::Socket => Self::Socket,
+            Kind::Device => Self::Device,
+            _ => Self::Other,
+        }
+    }
+
+    pub(crate) fn hint(self) -> &'static str {
+        match self {
+            Self::Directory => {
+                "; name its model.safetensors.index.json, or the files in it one by one"
+            }
+            Self::Fifo => "; copy it into a file first",
+            _ => "",
+        }
+    }
+}
+
+/// The kind with its article.
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Directory => "a directory",
+            Self::Fifo => "a FIFO",
+            Self::Socket => "a socket",
+            Self::Device => "a device",
+            Self::Other => "not a regular file",
+        })
+    }
+}
+
+/// How a file changed while it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Change {
+    /// The file grew.
+    #[error("it grew from {from_bytes} to {to_bytes} bytes")]
+    Grew {
+        /// Its length when it was opened.
+        from_bytes: u64,
+        /// Its length now.
+        to_bytes: u64,
+    },
+    /// The file was written to.
+    #[error("it was written to")]
+    Written,
+    /// The name leads to another file, or to another state of the file.
+    #[error("it is not the file that it was a moment ago")]
+    Replaced,
+}
+
+/// A limit of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryLimit {
+    /// The limit of this load ([`Loader::memory_max`](crate::Loader::memory_max)).
+    Load,
+    /// The address space limit of this process (`RLIMIT_AS`).
+    AddressSpace,
+    /// The memory limit of the control group.
+    ControlGroup {
+        /// The file that has the limit.
+        path: PathBuf,
+        /// The bytes that other loads of this process are still to take.
+        others_bytes: u64,
+    },
+    /// The available memory of the machine.
+    Machine {
+        /// The bytes that other loads of this process are still to take.
+        others_bytes: u64,
+    },
+    /// The highest length of a buffer.
+    BufferLength,
+    /// The memory of this process, in which the header of a file is held.
+    Header,
+}
+
+impl MemoryLimit {
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::Load | Self::AddressSpace | Self::ControlGroup { .. } => "raise it, or load less",
+            Self::Machine { .. } => "free some, or load less",
+            Self::BufferLength => "load fewer files at once",
+            Self::Header => "it is the file's header that needs them",
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let others_bytes = match self {
+            Self::Load => return f.write_str("the limit given for this load"),
+            Self::AddressSpace => {
+                return f.write_str("this process's address space limit (ulimit -v)");
+            }
+            Self::BufferLength => return f.write_str("the address space"),
+            Self::Header => return f.write_str("the memory of this process"),
+            Self::ControlGroup { path, others_bytes } => {
+                write!(f, "the control group's {}", path.display())?;
+                others_bytes
+            }
+            Self::Machine { others_bytes } => {
+                f.write_str("this machine's available memory (MemAvailable)")?;
+                others_bytes
+            }
+        };
+        match others_bytes {
+            0 => Ok(()),
+            bytes => write!(f, ", with the {bytes} bytes that other loads are to take,"),
+        }
+    }
+}
+
+/// Why a file cannot be read in a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModeProblem {
+    /// The file system has no direct I/O.
+    #[error(
+        "its file system offers no direct I/O (statx reports no alignment, or O_DIRECT is \
+         refused); use mode auto"
+    )]
+    NoDirectIo,
+    /// The kernel or the file system has no `RWF_DONTCACHE`.
+    #[error(
+        "this kernel or file system has no RWF_DONTCACHE (Linux 6.14; ext4, xfs); use mode direct \
+         or auto"
+    )]
+    NoUncachedIo,
+}
+
+/// A problem of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestProblem {
+    /// The manifest is too long.
+    #[error("it has {len_bytes} bytes, more than the {max_bytes} that are read")]
+    TooLong {
+        /// The length of the manifest.
+        len_bytes: u64,
+        /// The longest manifest that is read.
+        max_bytes: u64,
+    },
+    /// The manifest is not UTF-8.
+    #[error("it is not text")]
+    NotText,
+    /// A line is not an entry.
+    #[error(
+        "line {line} is not a checksum of 8 (crc32c), 16 (xxh3) or 64 (sha256) hexadecimal digits, \
+         blanks and a file name"
+    )]
+    NotAnEntry {
+        /// The number of the line; the first is 1.
+        line: usize,
+    },
+    /// The manifest does not name a file that was loaded.
+    #[error("it does not name {}", file.display())]
+    NotNamed {
+        /// The file.
+        file: PathBuf,
+    },
+}
