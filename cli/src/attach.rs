@@ -127,7 +127,7 @@ pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
         ("LONGSHORE_ATTACHMENT_FD", Some(attachment.connection())),
         ("LONGSHORE_DMABUF_FD", None),
     ];
-    become_program(&args.exec, attachment.len_bytes(), &descriptors)
+    become_program(&args.exec, attachment.len(), &descriptors)
 }
 
 fn hold(attachment: &Attachment) -> anyhow::Result<()> {
@@ -144,7 +144,7 @@ fn hold(attachment: &Attachment) -> anyhow::Result<()> {
 }
 
 fn summary(args: &AttachArgs, attachment: &Attachment, server_pid: u32, seconds: f64) -> String {
-    let bytes = Decimal(attachment.len_bytes() as f64);
+    let bytes = Decimal(attachment.len() as f64);
     let mut text = format!(
         "{bytes} attached in {:.1} ms, number {} of server {server_pid}\n",
         seconds * 1e3,
@@ -186,7 +186,7 @@ fn as_json(
     let connection = Some(attachment.connection()).filter(|_| stays);
     json!({
         "id": attachment.id(),
-        "bytes": attachment.len_bytes(),
+        "bytes": attachment.len(),
         "seconds": seconds,
         "files": files,
         "pid": std::process::id(),

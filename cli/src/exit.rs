@@ -128,7 +128,8 @@ fn code_of_serving(error: &serve::Error) -> u8 {
             _ => 1,
         },
         Error::NotFound { .. } | Error::Ambiguous { .. } => 31,
-        Error::CannotServe { kind, .. } => match kind {
+        Error::NothingToServe => 2,
+        Error::CannotServe { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
             ErrorKind::PermissionDenied => 12,
             ErrorKind::InvalidData => 15,
@@ -195,8 +196,8 @@ mod tests {
     #[test]
     fn a_call_without_permission_has_the_code_of_that() {
         let failed = |kind| {
-            let (operation, source) = ("locking a file".to_owned(), std::io::Error::from(kind));
-            code_of_serving(&serve::Error::Kernel { operation, source })
+            let (operation, source) = ("locking a file", std::io::Error::from(kind));
+            code_of_serving(&serve::Error::Kernel { operation, path: None, source })
         };
         assert_eq!(failed(std::io::ErrorKind::PermissionDenied), 12);
         assert_eq!(failed(std::io::ErrorKind::OutOfMemory), 1);

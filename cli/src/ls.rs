@@ -103,7 +103,7 @@ fn state(held: &Held) -> String {
         HeldState::Loading => {
             vec![format!("loading {}%", percent(held))]
         }
-        HeldState::Ready => vec!["ready".to_owned()],
+        state => vec![state.to_string()],
     };
     if held.align_bytes > 0 {
         words.push(format!("aligned to {}", held.align_bytes));
@@ -144,10 +144,7 @@ fn as_json(listing: &Listing, server_pid: u32) -> Value {
                 "bytes": held.len_bytes,
                 "done_bytes": held.done_bytes,
                 "attachments": held.attachments,
-                "state": match held.state {
-                    HeldState::Loading => "loading",
-                    HeldState::Ready => "ready",
-                },
+                "state": held.state.to_string(),
                 "stale": held.is_stale,
                 "kept": held.is_pinned,
                 "age_seconds": held.age_ms as f64 / 1000.0,
@@ -170,19 +167,9 @@ mod tests {
 
     #[test]
     fn the_state_says_what_is_special() {
-        let held = Held {
-            id: 1,
-            path: "/m/\x1b".into(),
-            format: "auto".into(),
-            align_bytes: 64,
-            len_bytes: 200,
-            done_bytes: 50,
-            attachments: 0,
-            state: HeldState::Loading,
-            is_stale: true,
-            is_pinned: true,
-            age_ms: 0,
-        };
+        let mut held = Held::new(1, "/m/\x1b");
+        (held.align_bytes, held.len_bytes, held.done_bytes) = (64, 200, 50);
+        (held.is_stale, held.is_pinned) = (true, true);
         assert_eq!(state(&held), "loading 25%, aligned to 64, stale, kept");
         assert!(table(&[held]).contains("/m/\\u{1b}"));
         assert_eq!(table(&[]), "nothing is held\n");

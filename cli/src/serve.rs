@@ -219,21 +219,20 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         None if args.keep => Keep::Always,
         None => Keep::Attached,
     };
-    let options = Options {
-        roots: args.root,
-        files: args.files,
-        format: args.format,
-        align: args.align.map(|align| align.0),
-        memory_max: args.memory_max.map(|size| size.0),
-        memory_per_user: args.memory_max_per_user.map(|size| size.0),
-        attachments_max: args.max_attachments,
-        clients_max: args.max_clients,
-        clients_per_user: args.max_clients_per_user,
-        loads_per_user: args.max_loads_per_user.map(usize::from),
-        keep,
-        heap: args.heap,
-        memory_mode: args.memory_mode.0,
-    };
+    let mut options = Options::new()
+        .format(args.format)
+        .align(args.align.map(|align| align.0))
+        .memory_max(args.memory_max.map(|size| size.0))
+        .memory_per_user(args.memory_max_per_user.map(|size| size.0))
+        .attachments_max(args.max_attachments)
+        .clients_max(args.max_clients)
+        .clients_per_user(args.max_clients_per_user)
+        .loads_per_user(args.max_loads_per_user.map(usize::from))
+        .keep(keep)
+        .heap(args.heap)
+        .memory_mode(args.memory_mode.0);
+    options.roots = args.root;
+    options.files = args.files;
     let server = Server::new(listener, options, stop)?;
     let served = server.run(|event| match event {
         Event::Trouble { message } if !args.json => log.say(Line::Error(message.clone())),

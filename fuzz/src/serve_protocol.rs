@@ -143,7 +143,7 @@ impl Rig {
         let socket = dir.path().join("socket");
         let listener = Listener::bind(&socket, 0o600).expect("a socket can be made");
         let stop = Stop::new().expect("descriptors can be had");
-        let options = Options { roots: vec![root], files: vec![held], ..Options::default() };
+        let options = Options::new().root(root).file(held);
         let server = Server::new(listener, options, stop.clone()).expect("the root is there");
         let (ready, is_ready) = mpsc::channel();
         let observe = move |event: &Event| {

@@ -27,7 +27,7 @@ impl Memory {
     pub(crate) fn len_bytes(&self) -> u64 {
         match self {
             Self::Loaded(shared) => shared.len_bytes(),
-            Self::Attached(attachment) => attachment.len_bytes(),
+            Self::Attached(attachment) => attachment.len(),
         }
     }
 

@@ -193,7 +193,7 @@ fn attach(
     let wanted = Wanted::Word(name.to_owned());
     let attachment = connect(socket, &cancel)?.attach(&wanted, options.format, &mut observe)?;
     if is_cancelled.get() {
-        let total_bytes = attachment.len_bytes();
+        let total_bytes = attachment.len();
         let cancelled = longshore_serve::Error::Cancelled { done_bytes: total_bytes, total_bytes };
         return Err(cancelled.into());
     }

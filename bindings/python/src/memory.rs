@@ -111,7 +111,7 @@ impl Memory {
     pub(crate) fn len_bytes(&self) -> u64 {
         match &self.source {
             Source::Loaded(shared) => shared.len_bytes(),
-            Source::Attached(attachment) => attachment.len_bytes(),
+            Source::Attached(attachment) => attachment.len(),
         }
     }
 

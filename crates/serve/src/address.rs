@@ -95,7 +95,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::NoSocketDirectory`],
-    /// [`Error::Kernel`].
+    /// [`Error::SocketPathTooLong`], [`Error::Kernel`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self> {
         let path = std::path::absolute(path).map_err(Error::kernel("finding the socket's path"))?;
         // Two that begin at once: one has the lock, and what the other finds is alive.
@@ -103,7 +103,7 @@ impl Listener {
         match fs::symlink_metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
-                return Err(Error::kernel(format!("looking at {}", path.display()))(error));
+                return Err(Error::kernel_at("looking at", &path)(error));
             }
             Ok(there) if !there.file_type().is_socket() => {
                 let kind = described(there.file_type());
@@ -112,18 +112,16 @@ impl Listener {
             Ok(there) if lock.names(&there) => remove_dead(&path)?,
             Ok(_) => remove_if_dead(&path)?,
         }
-        let failed = format!("making the socket {}", path.display());
-        let socket = packet_socket::listen(&path, mode, BACKLOG).map_err(|source| {
-            let operation = match source.kind() {
-                ErrorKind::InvalidFilename => {
-                    let max = packet_socket::PATH_BYTES_MAX;
-                    format!("{failed}, whose path is longer than {max} bytes,")
-                }
-                _ => failed.clone(),
-            };
-            Error::Kernel { operation, source }
+        let failed = || Error::kernel_at("making the socket", &path);
+        let listening = packet_socket::listen(&path, mode, BACKLOG);
+        let socket = listening.map_err(|source| match source.kind() {
+            ErrorKind::InvalidFilename => {
+                let max_bytes = packet_socket::PATH_BYTES_MAX;
+                Error::SocketPathTooLong { socket: path.clone(), max_bytes }
+            }
+            _ => failed()(source),
         })?;
-        let there = fs::symlink_metadata(&path).map_err(Error::kernel(failed))?;
+        let there = fs::symlink_metadata(&path).map_err(failed())?;
         lock.name(&there);
         let inode = (there.dev(), there.ino());
         Ok(Self { socket, made: Some(Made { path, inode, lock }) })
@@ -142,7 +140,7 @@ impl Listener {
         {
             let permissions = if mode & 0o077 == 0 { 0o700 } else { 0o711 };
             make_directory(directory, permissions)
-                .map_err(Error::kernel(format!("making the directory {}", directory.display())))?;
+                .map_err(Error::kernel_at("making the directory", directory))?;
         }
         Self::bind(&path, mode)
     }
@@ -229,7 +227,7 @@ impl Lock {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
-        let failed = || Error::kernel(format!("locking {}", path.display()));
+        let failed = || Error::kernel_at("locking", &path);
         loop {
             let file = LockFile::open(&path).map_err(|source| match path.parent() {
                 Some(directory) if source.kind() == ErrorKind::NotFound && !directory.exists() => {
@@ -286,9 +284,7 @@ fn remove_dead(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         // It went meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => {
-            removed.map_err(Error::kernel(format!("removing the dead socket {}", path.display())))
-        }
+        removed => removed.map_err(Error::kernel_at("removing the dead socket", path)),
     }
 }
 

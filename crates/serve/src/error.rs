@@ -3,9 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::printable;
 use longshore_load as load;
 
-use crate::protocol::Reason;
+use crate::fault::{NoServerCause, ServerFault};
+use crate::reason::Reason;
+
+/// How many paths a message lists.
+const LISTED_MAX: usize = 8;
 
 /// The result of serving or attaching.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -16,14 +21,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// No server listens at this socket.
     #[error(
-        "no server listens at {}: {hint}; start one with 'longshore serve', or name its socket with \
+        "no server listens at {}: {cause}; start one with 'longshore serve', or name its socket with \
          --socket or $LONGSHORE_SOCKET", socket.display()
     )]
     NoServer {
         /// The socket.
         socket: PathBuf,
-        /// What is there instead.
-        hint: String,
+        /// Why there is none.
+        cause: NoServerCause,
         /// What the kernel said.
         #[source]
         source: io::Error,
@@ -117,29 +122,38 @@ pub enum Error {
         seconds: u64,
     },
     /// What the server sent cannot be right. Nothing of it was used.
-    #[error("what the server sent cannot be trusted: {what}")]
+    #[error("what the server sent cannot be trusted: {fault}")]
     Untrustworthy {
         /// What is wrong with it.
-        what: String,
+        fault: ServerFault,
     },
     /// No path, number or name of something served.
-    #[error("nothing called '{name}' is served: {hint}")]
+    #[error(
+        "nothing called '{}' is served: it is no file here, nor one beneath {}, nor the name or number \
+         of any of the {held} models that are held",
+        printable(name),
+        listed(roots)
+    )]
     NotFound {
         /// What was asked for.
         name: String,
-        /// What there is.
-        hint: String,
+        /// The directories and files that are served.
+        roots: Vec<PathBuf>,
+        /// How many models are held.
+        held: usize,
     },
     /// Several served files have a path that ends like this.
     #[error(
-        "'{name}' is the end of several served paths: {paths}; give the whole path, or a number of \
-         'longshore ls'"
+        "'{}' is the end of several served paths: {}; give the whole path, or a number of \
+         'longshore ls'",
+        printable(name),
+        listed(paths)
     )]
     Ambiguous {
         /// The name that was asked for.
         name: String,
-        /// The paths, or the first of them, separated by commas.
-        paths: String,
+        /// The paths.
+        paths: Vec<PathBuf>,
     },
     /// The caller cancelled.
     #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
@@ -170,14 +184,26 @@ pub enum Error {
         kind: &'static str,
     },
     /// A directory or file that is to be served cannot be.
-    #[error("{} cannot be served: {reason}", path.display())]
+    #[error("{} cannot be served", path.display())]
     CannotServe {
         /// The path.
         path: PathBuf,
-        /// The kind of failure, for programs.
-        kind: io::ErrorKind,
         /// The reason.
-        reason: String,
+        #[source]
+        source: io::Error,
+    },
+    /// Neither a directory nor a file is named.
+    #[error("nothing is named to be served: give a --root or a file")]
+    NothingToServe,
+    /// The path of a socket is too long.
+    #[error(
+        "{} is no path for a socket: it is longer than {max_bytes} bytes", socket.display()
+    )]
+    SocketPathTooLong {
+        /// The path.
+        socket: PathBuf,
+        /// The longest path.
+        max_bytes: usize,
     },
     /// The process may have too few descriptors to serve.
     #[error(
@@ -194,10 +220,12 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] load::Error),
     /// A call to the kernel failed.
-    #[error("{operation} failed")]
+    #[error("{operation}{} failed", shown(path.as_deref()))]
     Kernel {
         /// What was being done.
-        operation: String,
+        operation: &'static str,
+        /// The file that it was done to, if there is one.
+        path: Option<PathBuf>,
         /// What the kernel said.
         #[source]
         source: io::Error,
@@ -205,16 +233,38 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn cannot_serve(path: &Path, source: &io::Error) -> Self {
-        Self::CannotServe { path: path.to_owned(), kind: source.kind(), reason: source.to_string() }
+    pub(crate) fn cannot_serve(path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::CannotServe { path: path.to_owned(), source: source.into() }
     }
 
-    pub(crate) fn untrustworthy(what: String) -> Self {
-        Self::Untrustworthy { what }
+    pub(crate) fn kernel(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Kernel { operation, path: None, source }
     }
 
-    pub(crate) fn kernel(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let operation = operation.into();
-        move |source| Self::Kernel { operation, source }
+    pub(crate) fn kernel_at(
+        operation: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = Some(path.to_owned());
+        move |source| Self::Kernel { operation, path, source }
     }
+}
+
+impl From<ServerFault> for Error {
+    fn from(fault: ServerFault) -> Self {
+        Self::Untrustworthy { fault }
+    }
+}
+
+fn shown(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| format!(" {}", path.display()))
+}
+
+/// The first paths, separated by commas.
+fn listed(paths: &[PathBuf]) -> String {
+    let shown = paths.iter().take(LISTED_MAX);
+    let shown = shown.map(|path| printable(&path.to_string_lossy()).into_owned());
+    let more = paths.len().checked_sub(LISTED_MAX).filter(|more| *more > 0);
+    let shown: Vec<String> = shown.chain(more.map(|more| format!("{more} more"))).collect();
+    shown.join(", ")
 }

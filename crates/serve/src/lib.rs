@@ -86,21 +86,27 @@
 //! root and to the server's own user ([`Options::memory_per_user`]).
 #![forbid(unsafe_op_in_unsafe_fn)]
 
-pub mod address;
-pub mod client;
-pub mod error;
 pub mod protocol;
-pub mod server;
 
+mod address;
+mod client;
+mod error;
+mod fault;
+mod held;
 mod inodes;
 mod passwd;
+mod peer;
+mod reason;
 mod served;
+mod server;
 mod shelf;
 
-pub use address::{Listener, default_server, default_socket};
-pub use client::{AttachedFile, Attachment, Client, Listing, Trust, Wanted};
+pub use address::{ACTIVATION_NAME, Listener, SOCKET_VARIABLE, default_server, default_socket};
+pub use client::{AttachedFile, Attachment, Client, Listing, TRUST_VARIABLE, Trust, Wanted};
 pub use error::{Error, Result};
-pub use longshore_sys::packet_socket::Peer;
-pub use protocol::{Held, HeldState, Reason};
+pub use fault::{NoServerCause, ServerFault};
+pub use held::{Held, HeldState};
+pub use peer::Peer;
+pub use reason::Reason;
 pub use server::{Event, Options, Server, Stop};
 pub use shelf::Keep;

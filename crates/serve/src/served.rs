@@ -145,8 +145,8 @@ pub(crate) enum Freshness {
 
 /// Returns the error for the path of a file that has no last component, such as `/` or `..`.
 pub(crate) fn not_a_file_name(path: &Path) -> Error {
-    let reason = "it is not the name of a file".to_owned();
-    Error::CannotServe { path: path.to_owned(), kind: io::ErrorKind::InvalidInput, reason }
+    let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not the name of a file");
+    Error::cannot_serve(path, source)
 }
 
 impl Served {
@@ -158,20 +158,18 @@ impl Served {
                 return Err(not_a_file_name(path));
             };
             let only = Some(name.to_owned());
-            places.push(Place::open(directory, only).map_err(|e| Error::cannot_serve(path, &e))?);
+            places.push(Place::open(directory, only).map_err(|e| Error::cannot_serve(path, e))?);
         }
         for path in roots {
             places.push(Place::open(path, None).map_err(|error| {
-                match error.kind() {
-                    kind @ io::ErrorKind::Unsupported => Error::CannotServe {
-                        path: path.clone(),
+                let error = match error.kind() {
+                    kind @ io::ErrorKind::Unsupported => io::Error::new(
                         kind,
-                        reason:
-                            "this kernel, or a filter on system calls, has no openat2 (Linux 5.6)"
-                                .to_owned(),
-                    },
-                    _ => Error::cannot_serve(path, &error),
-                }
+                        "this kernel, or a filter on system calls, has no openat2 (Linux 5.6)",
+                    ),
+                    _ => error,
+                };
+                Error::cannot_serve(path, error)
             })?);
         }
         Ok(Self { places })

@@ -7,6 +7,7 @@ use crate::served::Found;
 
 /// How long a model is kept that nobody has attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Keep {
     /// Not at all: its memory goes with the last attachment.
     #[default]

@@ -176,11 +176,7 @@ fn serve() {
         let _ = std::io::stdin().read(&mut [0]);
         stopper.stop();
     });
-    let options = Options {
-        roots: vec![dir().join("root")],
-        memory_max: Some(MEMORY_MAX_BYTES),
-        ..Options::default()
-    };
+    let options = Options::new().root(dir().join("root")).memory_max(MEMORY_MAX_BYTES);
     let listener = Listener::bind(&dir().join("socket"), 0o600).unwrap();
     let (mut loaded, mut failed, mut attached, mut released) = (0u64, 0u64, 0u64, 0u64);
     let (mut freed, mut refused, mut disconnected) = (0u64, 0u64, 0u64);

@@ -138,7 +138,7 @@ impl Serving {
         // Paths of sockets are short, those of caches may not be.
         let socket = Path::new("/tmp").join(format!("longshore-bench-{}.sock", std::process::id()));
         let stop = Stop::new()?;
-        let options = Options { files: vec![model.path.clone()], ..Options::default() };
+        let options = Options::new().file(model.path.clone());
         let server = Server::new(Listener::bind(&socket, 0o600)?, options, stop.clone())?;
         let (ready, is_ready) = std::sync::mpsc::channel();
         let run = move || {

@@ -12,6 +12,7 @@ use longshore_sys::readiness::{self, Watch};
 
 use super::line::Line;
 use crate::error::{Error, Result};
+use crate::fault::ServerFault;
 use crate::protocol::{Reply, Request};
 
 /// How long a server may take to count what was released. It does so without having answered, too.
@@ -36,6 +37,7 @@ pub struct Attachment {
 
 /// A file of a model, and where it is in the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AttachedFile {
     /// Its name, as the server says.
     pub path: PathBuf,
@@ -66,7 +68,7 @@ impl Attachment {
     }
 
     /// The content's length in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.len_bytes
     }
 
@@ -130,7 +132,7 @@ impl Attachment {
         let answered = line.send(&Request::Release, None).and_then(|()| line.receive());
         match answered {
             Ok((Reply::Released, None)) | Err(Error::ServerGone) => Ok(()),
-            Ok(_) => Err(Error::untrustworthy("an answer to something else".to_owned())),
+            Ok(_) => Err(ServerFault::OutOfTurn.into()),
             Err(error) => Err(error),
         }
     }
@@ -140,25 +142,20 @@ impl Attachment {
 /// that it can only read.
 fn verify(memfd: &OwnedFd, len_bytes: u64) -> Result<()> {
     let kernel = || Error::kernel("looking at the memory");
-    let seals = memfd::seals(memfd)
-        .map_err(|_| Error::untrustworthy("the descriptor is of no memfd".to_owned()))?;
+    let seals = memfd::seals(memfd).map_err(|_| ServerFault::NotAMemfd)?;
     let needed = Seals { shrink: true, grow: true, write: true, seal: seals.seal };
     if seals != needed {
-        return Err(Error::untrustworthy(format!(
-            "the memory is not sealed: against shrinking {}, growing {}, writing {}",
-            seals.shrink, seals.grow, seals.write
-        )));
+        let Seals { shrink, grow, write, .. } = seals;
+        return Err(ServerFault::NotSealed { shrink, grow, write }.into());
     }
     let (found_bytes, is_writable) = memfd::look_at(memfd).map_err(kernel())?;
     if is_writable {
-        return Err(Error::untrustworthy("the descriptor of the memory can write".to_owned()));
+        return Err(ServerFault::Writable.into());
     }
     // Memory of the hugetlb pool is in whole pages of it.
     let rounded = Granule::SIZE_2M.checked_round_up(len_bytes);
     if len_bytes == 0 || found_bytes != len_bytes && Some(found_bytes) != rounded {
-        return Err(Error::untrustworthy(format!(
-            "the memory has {found_bytes} bytes, and {len_bytes} are said to be there"
-        )));
+        return Err(ServerFault::OtherLength { found_bytes, reported_bytes: len_bytes }.into());
     }
     Ok(())
 }

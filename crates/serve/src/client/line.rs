@@ -16,6 +16,7 @@ use longshore_sys::readiness::{self, Watch};
 
 use crate::address::described;
 use crate::error::{Error, Result};
+use crate::fault::{NoServerCause, ServerFault};
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 
 /// How long a server may take to accept.
@@ -119,13 +120,10 @@ impl Line {
                 return Err(Error::ServerGone);
             }
             if packet.is_too_long || packet.descriptors_lost || packet.descriptors.len() > 1 {
-                return Err(Error::untrustworthy(
-                    "a message that is too long, or has too much with it".into(),
-                ));
+                return Err(ServerFault::MessageTooLong.into());
             }
-            let reply = Reply::decode(&bytes[..packet.len_bytes]).map_err(|malformed| {
-                Error::untrustworthy(format!("a malformed message: {malformed}"))
-            })?;
+            let reply =
+                Reply::decode(&bytes[..packet.len_bytes]).map_err(ServerFault::Malformed)?;
             return match reply {
                 Reply::Refused { reason, message } => {
                     Err(Error::Refused { reason, message: printable(&message).into_owned() })
@@ -169,23 +167,21 @@ impl AsFd for Line {
 
 fn unreachable_by(socket: &Path, source: io::Error) -> Error {
     let socket = socket.to_owned();
-    let hint = match source.kind() {
+    let cause = match source.kind() {
         ErrorKind::PermissionDenied => return Error::SocketDenied { socket, source },
-        ErrorKind::NotFound | ErrorKind::NotADirectory => "there is no such socket".to_owned(),
+        ErrorKind::NotFound | ErrorKind::NotADirectory => NoServerCause::NoSocket,
         // The kernel says the same of other files.
         ErrorKind::ConnectionRefused => match fs::metadata(&socket) {
             Ok(there) if !there.file_type().is_socket() => {
-                format!("it exists and is no socket ({})", described(there.file_type()))
+                NoServerCause::NotASocket { kind: described(there.file_type()) }
             }
-            _ => "the socket is there, but its server is not: it was killed, and the next one \
-                  replaces it"
-                .to_owned(),
+            _ => NoServerCause::Killed,
         },
-        ErrorKind::WouldBlock => "there is a server, but it accepts no clients".to_owned(),
-        ErrorKind::InvalidFilename => "the path is too long for a socket".to_owned(),
-        _ => "it is not the socket of a server".to_owned(),
+        ErrorKind::WouldBlock => NoServerCause::Busy,
+        ErrorKind::InvalidFilename => NoServerCause::PathTooLong,
+        _ => NoServerCause::OtherSocket,
     };
-    Error::NoServer { socket, hint, source }
+    Error::NoServer { socket, cause, source }
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longshore_formats::printable;
 use longshore_load::FormatChoice;
 use longshore_load::{CancelToken, Progress, SourceFile};
 use longshore_mem::Granule;
@@ -18,7 +17,9 @@ use longshore_sys::{file, packet_socket};
 
 use crate::address::default_server;
 use crate::error::{Error, Result};
-use crate::protocol::{Held, Reply, Request, Target, VERSION};
+use crate::fault::ServerFault;
+use crate::held::Held;
+use crate::protocol::{Reply, Request, Target, VERSION};
 use crate::served::parent;
 
 use line::Line;
@@ -30,9 +31,6 @@ pub use trust::{TRUST_VARIABLE, Trust};
 const FILES_MAX: u32 = 100_000;
 /// More lines than any server's list has.
 const LINES_MAX: usize = 100_000;
-
-/// How many paths an error lists.
-const AMBIGUOUS_SHOWN: usize = 8;
 
 /// What is to be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +47,7 @@ pub enum Wanted {
 
 /// What a server serves and holds.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Listing {
     /// Directories and files that are served.
     pub roots: Vec<PathBuf>,
@@ -152,7 +151,7 @@ impl Client {
                 _ => return Err(out_of_turn()),
             }
         }
-        Err(Error::untrustworthy(format!("a list of more than {LINES_MAX} lines")))
+        Err(ServerFault::ListTooLong { lines_max: LINES_MAX }.into())
     }
 
     /// Attaches a model, and waits while the server loads it: `observe` hears how far it has come. A
@@ -183,10 +182,7 @@ impl Client {
                     };
                     // Each is asked for once.
                     if !shards.remove(&shard) {
-                        let shown = shard.to_string_lossy();
-                        let what =
-                            format!("it asks for {}, which is no part of it", printable(&shown));
-                        return Err(Error::untrustworthy(what));
+                        return Err(ServerFault::AsksForOtherFile { path: shard }.into());
                     }
                     let file = opened(&shard)?;
                     self.line.send(&Request::Proof, Some(file.as_fd()))?;
@@ -206,7 +202,7 @@ impl Client {
 
     fn files(&mut self, count: u32, len_bytes: u64) -> Result<Vec<AttachedFile>> {
         if count > FILES_MAX {
-            return Err(Error::untrustworthy(format!("a model of {count} files")));
+            return Err(ServerFault::TooManyFiles { count }.into());
         }
         let mut files = Vec::new();
         for _ in 0..count {
@@ -216,9 +212,7 @@ impl Client {
                 return Err(out_of_turn());
             };
             if buffer_offset.checked_add(bytes).is_none_or(|end| end > len_bytes) {
-                return Err(Error::untrustworthy(
-                    "a file that is not inside of the memory".to_owned(),
-                ));
+                return Err(ServerFault::FileOutside.into());
             }
             files.push(AttachedFile { path, buffer_offset, len_bytes: bytes });
         }
@@ -256,7 +250,10 @@ impl Client {
                 match named.first() {
                     Some(named_once) if named.len() == 1 => of_path(named_once),
                     // Another user can have a file of the same name attached.
-                    Some(_) => Err(ambiguous(&word.to_string_lossy(), &named)),
+                    Some(_) => {
+                        let paths = named.into_iter().cloned().collect();
+                        Err(Error::Ambiguous { name: word.to_string_lossy().into_owned(), paths })
+                    }
                     None => Err(not_found(&word.to_string_lossy(), &listing)),
                 }
             }
@@ -267,10 +264,7 @@ impl Client {
     fn list_to_choose_from(&mut self) -> Result<Listing> {
         match self.untrusted_chooser {
             None => self.list(),
-            Some(uid) => Err(Error::untrustworthy(format!(
-                "user {uid} runs it, whose server may not choose the files that it is sent; give the \
-                 path of the file, or name user {uid} by --trust-uid or LONGSHORE_TRUST_UID"
-            ))),
+            Some(uid) => Err(ServerFault::MayNotChoose { uid }.into()),
         }
     }
 }
@@ -282,7 +276,7 @@ impl AsFd for Client {
 }
 
 fn out_of_turn() -> Error {
-    Error::untrustworthy("an answer to something else".to_owned())
+    ServerFault::OutOfTurn.into()
 }
 
 fn opened(path: &Path) -> Result<OwnedFd> {
@@ -311,24 +305,8 @@ fn by_id(listing: &Listing, id: u64) -> Option<(PathBuf, Target)> {
 }
 
 fn not_found(name: &str, listing: &Listing) -> Error {
-    let shown = |path: &Path| printable(&path.to_string_lossy()).into_owned();
-    let roots: Vec<String> = listing.roots.iter().map(|root| shown(root)).collect();
-    let hint = format!(
-        "it is no file here, nor one beneath {}, nor the name or number of any of the {} models that \
-         are held",
-        roots.join(", "),
-        listing.held.len()
-    );
-    Error::NotFound { name: printable(name).into_owned(), hint }
-}
-
-fn ambiguous(name: &str, paths: &BTreeSet<&PathBuf>) -> Error {
-    let shown = paths.iter().take(AMBIGUOUS_SHOWN);
-    let shown = shown.map(|path| printable(&path.to_string_lossy()).into_owned());
-    let more = paths.len().checked_sub(AMBIGUOUS_SHOWN).filter(|more| *more > 0);
-    let more = more.map(|more| format!("{more} more"));
-    let shown: Vec<String> = shown.chain(more).collect();
-    Error::Ambiguous { name: printable(name).into_owned(), paths: shown.join(", ") }
+    let (roots, held) = (listing.roots.clone(), listing.held.len());
+    Error::NotFound { name: name.to_owned(), roots, held }
 }
 
 /// The words of the command line.

@@ -33,6 +33,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::held::{Held, HeldState};
+use crate::reason::Reason;
+
 pub use fields::Malformed;
 use fields::{Reader, Writer};
 
@@ -51,6 +54,7 @@ const MAGIC: [u8; 8] = *b"longshor";
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Request {
     /// The first message: the version the client speaks.
     Hello {
@@ -77,6 +81,7 @@ pub enum Request {
 
 /// What is to be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Target {
     /// The file of this absolute path, as it is now.
     Path(PathBuf),
@@ -86,6 +91,7 @@ pub enum Target {
 
 /// What the server answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reply {
     /// The answer to [`Request::Hello`].
     Welcome {
@@ -146,91 +152,6 @@ pub enum Reply {
     },
     /// The server ends. Memory that was handed out stays with those who have it.
     Closing,
-}
-
-/// What a server holds, or is loading.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Its number: none is used twice by one server.
-    pub id: u64,
-    /// The file it was asked for by.
-    pub path: PathBuf,
-    /// What it was taken for.
-    pub format: String,
-    /// What its tensors begin at multiples of; 0 where they are as in the file.
-    pub align_bytes: u64,
-    /// Its length in bytes.
-    pub len_bytes: u64,
-    /// How many of them are there: fewer than all while it is being loaded.
-    pub done_bytes: u64,
-    /// How many attachments it has.
-    pub attachments: u32,
-    /// Whether it is there, or still being loaded.
-    pub state: HeldState,
-    /// Whether the files on disk are no longer those that were loaded.
-    pub is_stale: bool,
-    /// Whether it is kept for as long as the server runs.
-    pub is_pinned: bool,
-    /// Since when it is held or being loaded, in milliseconds.
-    pub age_ms: u64,
-}
-
-/// How far a model has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeldState {
-    /// It waits or is being loaded.
-    Loading,
-    /// It is complete.
-    Ready,
-}
-
-/// Why a server refuses, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The client speaks another version.
-    Version,
-    /// What was asked for is not served, or not to this client.
-    NotServed,
-    /// Nothing is held under that number, or it is no longer what is on disk.
-    NotHeld,
-    /// The files cannot be read, or are not of their format.
-    Unreadable,
-    /// A file changed while it was read.
-    Changed,
-    /// There is no memory for it.
-    NoMemory,
-    /// This client, its user or everyone has as much as is allowed.
-    TooMany,
-    /// What the client sent makes no sense.
-    Misbehaved,
-    /// The server ends.
-    Stopping,
-    /// Anything else, also what a later server may say.
-    Other,
-}
-
-const REASONS: [Reason; 10] = [
-    Reason::Other,
-    Reason::Version,
-    Reason::NotServed,
-    Reason::NotHeld,
-    Reason::Unreadable,
-    Reason::Changed,
-    Reason::NoMemory,
-    Reason::TooMany,
-    Reason::Misbehaved,
-    Reason::Stopping,
-];
-
-impl Reason {
-    fn number(self) -> u16 {
-        REASONS.iter().position(|reason| *reason == self).unwrap_or(0) as u16
-    }
-
-    fn from_number(number: u16) -> Self {
-        REASONS.get(usize::from(number)).copied().unwrap_or(Self::Other)
-    }
 }
 
 impl Request {
@@ -462,7 +383,9 @@ mod tests {
             Reply::End,
             Reply::Closing,
         ];
-        replies.extend(REASONS.map(|reason| Reply::Refused { reason, message: "no".into() }));
+        replies.extend(
+            crate::reason::REASONS.map(|reason| Reply::Refused { reason, message: "no".into() }),
+        );
         for reply in replies {
             assert!(reply.encode().len() <= MESSAGE_BYTES_MAX);
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply.clone()));

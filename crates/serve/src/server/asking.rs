@@ -15,7 +15,9 @@ use super::events::Event;
 use super::jobs::{Asker, Job};
 use super::open_files::OpenFiles;
 use super::users::User;
-use crate::protocol::{Held, HeldState, Reason, Reply, Request, Target, VERSION};
+use crate::held::{Held, HeldState};
+use crate::protocol::{Reply, Request, Target, VERSION};
+use crate::reason::Reason;
 use crate::served::{Found, Layout, Looked, Shown};
 
 /// No device asks for more.

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use longshore_sys::packet_socket::{self, Packet, Peer};
+use longshore_sys::packet_socket::{self, Packet};
 use longshore_sys::readiness::Watch;
 
 use super::users::User;
+use crate::peer::Peer;
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 use crate::served::{Found, Layout, Shown};
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use longshore_heap::SharedBuffer;
 use longshore_load::CancelToken;
 use longshore_sys::descriptors;
-use longshore_sys::packet_socket::{self, Peer};
+use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Ready, Watch};
 
 use super::Options;
@@ -31,7 +31,9 @@ use super::unread::Unread;
 use super::users::{User, Users};
 use crate::address::Listener;
 use crate::error::{Error, Result};
-use crate::protocol::{Reason, Reply};
+use crate::peer::Peer;
+use crate::protocol::Reply;
+use crate::reason::Reason;
 use crate::served::{Layout, Served};
 use crate::shelf::{Model, Shelf};
 
@@ -337,7 +339,7 @@ impl Core {
     }
 
     fn welcome(&mut self, socket: OwnedFd, now: Instant) {
-        match packet_socket::peer(&socket) {
+        match Peer::from_socket(&socket) {
             Ok(peer) => self.admit(socket, peer, now),
             Err(_) => self.closers.end(self.users.own(), socket),
         }
@@ -384,7 +386,7 @@ impl Core {
         let reply = Reply::Refused { reason: Reason::TooMany, message: message.clone() };
         // Nothing was sent on it before: there is room, or the client is gone.
         let _ = packet_socket::send(&socket, &reply.encode(), None);
-        let peer = packet_socket::peer(&socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
+        let peer = Peer::from_socket(&socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
         self.events.push(Event::Refused { peer, message });
         self.closers.end(self.users.of(peer.uid), socket);
     }

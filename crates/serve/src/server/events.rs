@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use longshore_formats::printable;
-use longshore_sys::packet_socket::Peer;
+
+use crate::peer::Peer;
 
 /// Something that happened. Shown as one line without control characters.
 #[derive(Clone, Debug)]

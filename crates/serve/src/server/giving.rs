@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use longshore_load::{CancelToken, Progress};
 use longshore_sys::descriptors;
 use longshore_sys::file;
-use longshore_sys::packet_socket::{self, Peer};
+use longshore_sys::packet_socket;
 
 use super::asking::{Refusal, Told, sent};
 use super::connection::{Connection, Phase};
@@ -18,7 +18,9 @@ use super::jobs::{Job, LoadedModel};
 use super::names::Names;
 use super::open_files::OpenFiles;
 use super::users::User;
-use crate::protocol::{Reason, Reply};
+use crate::peer::Peer;
+use crate::protocol::Reply;
+use crate::reason::Reason;
 use crate::served::{Found, Looked};
 use crate::shelf::{Model, NoRoom};
 
@@ -451,9 +453,8 @@ impl Core {
                         Reason::Unreadable => ErrorKind::InvalidData,
                         _ => ErrorKind::Other,
                     };
-                    let path = found.path;
-                    let failed = crate::Error::CannotServe { path, kind, reason: message };
-                    self.failed.get_or_insert(failed);
+                    let source = std::io::Error::new(kind, message);
+                    self.failed.get_or_insert(crate::Error::cannot_serve(&found.path, source));
                     return;
                 }
             },

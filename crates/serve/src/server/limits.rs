@@ -11,7 +11,7 @@ use super::connection::Connection;
 use super::core::{Core, Memory};
 use super::jobs::LOADING_MAX;
 use super::users::User;
-use crate::protocol::Reason;
+use crate::reason::Reason;
 use crate::served::Found;
 use crate::shelf::Model;
 

@@ -30,7 +30,6 @@ mod sweep;
 mod unread;
 mod users;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,7 +50,15 @@ pub use stop::Stop;
 const DESCRIPTORS_MIN: u64 = 256;
 
 /// What is served, and within which bounds.
+///
+/// ```
+/// use longshore_serve::{Keep, Options};
+///
+/// let options = Options::new().root("/srv/models").keep(Keep::Always).memory_max(64 << 30);
+/// assert_eq!(options.roots.len(), 1);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Directories beneath which any file may be asked for. No symbolic link leads out of them, nor
     /// into another mount: a mount beneath a root is served only if it is a root of its own.
@@ -111,6 +118,80 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Makes options that name nothing to serve.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a directory to [`Self::roots`].
+    pub fn root(mut self, path: impl Into<PathBuf>) -> Self {
+        self.roots.push(path.into());
+        self
+    }
+
+    /// Adds a file to [`Self::files`].
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.files.push(path.into());
+        self
+    }
+
+    /// Sets what the files are taken for ([`Self::format`]).
+    pub fn format(self, format: FormatChoice) -> Self {
+        Self { format, ..self }
+    }
+
+    /// Places tensors at multiples of this ([`Self::align`]).
+    pub fn align(self, alignment: impl Into<Option<Granule>>) -> Self {
+        Self { align: alignment.into(), ..self }
+    }
+
+    /// Bounds the bytes that are held at once ([`Self::memory_max`]).
+    pub fn memory_max(self, bytes: impl Into<Option<u64>>) -> Self {
+        Self { memory_max: bytes.into(), ..self }
+    }
+
+    /// Bounds the bytes that one user may have ([`Self::memory_per_user`]).
+    pub fn memory_per_user(self, bytes: impl Into<Option<u64>>) -> Self {
+        Self { memory_per_user: bytes.into(), ..self }
+    }
+
+    /// Bounds the attachments of one user ([`Self::attachments_max`]).
+    pub fn attachments_max(self, count: usize) -> Self {
+        Self { attachments_max: count, ..self }
+    }
+
+    /// Bounds the connections of everyone ([`Self::clients_max`]).
+    pub fn clients_max(self, count: usize) -> Self {
+        Self { clients_max: count, ..self }
+    }
+
+    /// Bounds the connections of one user ([`Self::clients_per_user`]).
+    pub fn clients_per_user(self, count: impl Into<Option<usize>>) -> Self {
+        Self { clients_per_user: count.into(), ..self }
+    }
+
+    /// Bounds the models that are being loaded at once for one user ([`Self::loads_per_user`]).
+    pub fn loads_per_user(self, count: impl Into<Option<usize>>) -> Self {
+        Self { loads_per_user: count.into(), ..self }
+    }
+
+    /// Sets how long unused models are kept ([`Self::keep`]).
+    pub fn keep(self, keep: Keep) -> Self {
+        Self { keep, ..self }
+    }
+
+    /// Sets where memory comes from ([`Self::heap`]).
+    pub fn heap(self, heap: Heap) -> Self {
+        Self { heap, ..self }
+    }
+
+    /// Sets the permissions of the memory ([`Self::memory_mode`]).
+    pub fn memory_mode(self, mode: u32) -> Self {
+        Self { memory_mode: mode, ..self }
+    }
+}
+
 /// A server that has a socket and has not begun.
 #[derive(Debug)]
 pub struct Server {
@@ -121,14 +202,12 @@ impl Server {
     /// Makes a server of a socket. Nothing is loaded yet.
     ///
     /// # Errors
-    /// [`Error::CannotServe`] for a root or file that is none, where there is nothing to serve, and
-    /// for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`] where
+    /// [`Error::NothingToServe`]; [`Error::CannotServe`] for a root or file that is none;
+    /// [`Error::Load`] for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`] where
     /// descriptors are exhausted.
     pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
         if options.roots.is_empty() && options.files.is_empty() {
-            let reason = "nothing is named: give a --root or a file".to_owned();
-            let kind = io::ErrorKind::InvalidInput;
-            return Err(Error::CannotServe { path: PathBuf::new(), kind, reason });
+            return Err(Error::NothingToServe);
         }
         if !options.heap.seals_content() {
             let heap = options.heap;
@@ -169,6 +248,6 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     let (Some(directory), Some(name)) = (parent(path), path.file_name()) else {
         return Err(not_a_file_name(path));
     };
-    let directory = directory.canonicalize().map_err(|error| Error::cannot_serve(path, &error))?;
+    let directory = directory.canonicalize().map_err(|error| Error::cannot_serve(path, error))?;
     Ok(directory.join(name))
 }

@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::core::Core;
 use super::jobs::{LOADING_MAX, LOOKING};
 use super::users::User;
-use crate::protocol::Reason;
+use crate::reason::Reason;
 use crate::served::Found;
 
 /// How many descriptors a file of a model has while it is loaded, beside the one that keeps its inode

@@ -49,7 +49,7 @@ fn held_back() -> Option<HeldBack> {
             let _ = may_go_on.recv();
         }
     };
-    let options = Options { clients_per_user: Some(2), ..Options::default() };
+    let options = Options::new().clients_per_user(2);
     let rig = shared_and_observed(options, observe, |_| {})?;
     Some(HeldBack { rig, is_held: Mutex::new(is_held), go_on })
 }

@@ -244,7 +244,7 @@ fn who_does_not_read_and_who_says_nothing_is_disconnected() {
 
 #[test]
 fn a_flood_of_connections_leaves_nothing() {
-    let rig = Rig::new(Options { clients_max: 64, ..Options::default() });
+    let rig = Rig::new(Options::new().clients_max(64));
     let model = content(3_000_000, 9);
     let path = rig.file("model.bin", &model);
     let attachment = rig.attach_path(&path).unwrap();

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn server(dir: &Path) -> Result<(Server, Stop), Error> {
     let stop = Stop::new()?;
-    let options = Options { roots: vec![dir.join("root")], ..Options::default() };
+    let options = Options::new().root(dir.join("root"));
     let listener = Listener::bind(&dir.join("socket"), 0o600)?;
     Ok((Server::new(listener, options, stop.clone())?, stop))
 }

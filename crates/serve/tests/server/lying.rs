@@ -88,7 +88,7 @@ fn read_only(memory: &OwnedFd) -> OwnedFd {
 
 fn untrusted(replies: Vec<(Reply, Option<OwnedFd>)>) -> String {
     match attach(replies) {
-        Err(Error::Untrustworthy { what }) => what,
+        Err(Error::Untrustworthy { fault }) => fault.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -162,7 +162,8 @@ fn a_server_is_sent_no_file_that_was_not_meant() {
     let index = br#"{"weight_map":{"x":"shard"}}"#;
     let replies = vec![(Reply::Prove { path }, None)];
     let asked = attach_file("m.safetensors.index.json", index, replies);
-    let Err(Error::Untrustworthy { what }) = asked else { panic!("{asked:?}") };
+    let Err(Error::Untrustworthy { fault }) = asked else { panic!("{asked:?}") };
+    let what = fault.to_string();
     assert!(what.contains("/etc/passwd, which is no part of it"), "{what}");
 }
 

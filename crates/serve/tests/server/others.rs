@@ -163,7 +163,7 @@ fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
         // The first user's memory must not reach the second, in whichever role each of them is.
         for (first, second) in [("alice", "mallory"), ("mallory", "alice")] {
             let mut mounted = None;
-            let options = Options { keep, ..Options::default() };
+            let options = Options::new().keep(keep);
             let Some(rig) = shared(options, |root| mounted = mount_ext4(root)) else { return };
             // Unmounted before the server's folder is removed.
             let Some(_mounted) = mounted else { return };
@@ -212,7 +212,7 @@ fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
 
 #[test]
 fn the_path_of_another_user_names_no_model() {
-    let options = Options { keep: Keep::Always, ..Options::default() };
+    let options = Options::new().keep(Keep::Always);
     let Some(rig) = shared(options, |_| {}) else { return };
     let public = rig.file("model.safetensors", &content(5000, 1)).canonicalize().unwrap();
     let link = rig.path("mallory").canonicalize().unwrap().join("x.bin");

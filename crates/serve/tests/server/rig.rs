@@ -56,8 +56,8 @@ impl Rig {
         fs::create_dir(&root).unwrap();
         prepare(&root);
         let socket = dir.path().join("socket");
-        let roots = [vec![root.clone()], options.roots].concat();
-        let options = Options { roots, ..options };
+        let mut options = options;
+        options.roots.insert(0, root.clone());
         let stop = Stop::new().unwrap();
         let listener = Listener::bind(&socket, 0o600).unwrap();
         let server = Server::new(listener, options, stop.clone()).unwrap();

@@ -99,7 +99,7 @@ fn a_directory_that_hangs_hides_no_change_of_the_files_of_other_users() {
         Some(thread::spawn(move || serve(&device, &hangs)))
     };
     let daemon = Daemon { folder: folder.clone(), thread, _mounted: mounted };
-    let options = Options { roots: vec![folder.clone()], ..Options::default() };
+    let options = Options::new().root(folder.clone());
     let Some(mut rig) = shared(options, |_| {}) else { return };
     // Hers are the models that are looked at first.
     let _mallory = as_user(MALLORY, || {

@@ -50,7 +50,7 @@ fn release(client: &Raw) {
 
 #[test]
 fn one_user_does_not_take_all_clients() {
-    let Some(rig) = rig(Options { clients_max: 8, ..Options::default() }) else { return };
+    let Some(rig) = rig(Options::new().clients_max(8)) else { return };
     let greeted = |uid: u32| {
         let client = rig.raw_of(uid);
         let hello = Request::Hello { version: VERSION }.encode();
@@ -83,7 +83,7 @@ fn one_user_does_not_take_all_clients() {
 
 #[test]
 fn one_user_does_not_take_all_memory_with_a_sparse_file() {
-    let options = Options { memory_max: Some(1 << 20), ..Options::default() };
+    let options = Options::new().memory_max(1 << 20);
     let Some(rig) = rig(options) else { return };
     let [large, small, other] = [("large", 600_000), ("small", 400_000), ("other", 200_000)]
         .map(|(name, len_bytes)| sparse(&rig, name, len_bytes));
@@ -117,7 +117,7 @@ fn one_user_does_not_take_all_memory_with_a_sparse_file() {
 
 #[test]
 fn a_model_that_others_have_attached_does_not_count_for_a_user_that_released_it() {
-    let options = Options { memory_max: Some(1 << 20), ..Options::default() };
+    let options = Options::new().memory_max(1 << 20);
     let Some(rig) = rig(options) else { return };
     let [shared, own] = ["shared", "own"].map(|name| sparse(&rig, name, 400_000));
     let (alice, mallory) = (rig.raw_of(ALICE).greeted(), rig.raw_of(MALLORY).greeted());
@@ -152,8 +152,8 @@ fn a_model_that_others_have_attached_does_not_count_for_a_user_that_released_it(
 #[test]
 fn users_who_work_together_hold_no_more_than_their_shares() {
     const SHARES: usize = 3;
-    let options = Options { memory_max: Some(4 << 20), ..Options::default() };
-    let options = Options { memory_per_user: Some(500_000), ..options };
+    let options = Options::new().memory_max(4 << 20);
+    let options = options.memory_per_user(500_000);
     let Some(rig) = rig(options) else { return };
     let models: Vec<PathBuf> =
         (0..12).map(|number| sparse(&rig, &format!("m{number}"), 400_000)).collect();
@@ -201,7 +201,7 @@ fn users_who_work_together_hold_no_more_than_their_shares() {
 
 #[test]
 fn memory_that_a_client_keeps_is_not_called_free_and_counts() {
-    let options = Options { memory_max: Some(1 << 20), ..Options::default() };
+    let options = Options::new().memory_max(1 << 20);
     let Some(rig) = rig(options) else { return };
     let [first, second] = ["first", "second"].map(|name| sparse(&rig, name, 400_000));
     let mallory = rig.raw_of(MALLORY).greeted();
@@ -230,7 +230,7 @@ fn memory_that_a_client_keeps_is_not_called_free_and_counts() {
 #[test]
 fn unused_models_count_for_the_users_that_may_keep_their_memory() {
     for keep in [Keep::Always, Keep::Idle(Duration::from_secs(3600))] {
-        let options = Options { memory_max: Some(1 << 20), keep, ..Options::default() };
+        let options = Options::new().memory_max(1 << 20).keep(keep);
         let Some(rig) = rig(options) else { return };
         let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
         let models = names.map(|name| sparse(&rig, name, 131_072));
@@ -277,7 +277,9 @@ fn a_file_that_the_server_holds_anyway_is_charged_to_no_user() {
     File::create(&path).unwrap().set_len(700_000).unwrap();
     let memory_max = Some(1_000_000);
     let files = vec![path.clone()];
-    let rig = Rig::new(Options { files, memory_max, ..Options::default() }).open_to_all();
+    let mut options = Options::new().memory_max(memory_max);
+    options.files = files;
+    let rig = Rig::new(options).open_to_all();
     rig.wait(|event| matches!(event, Event::Ready { .. }).then_some(()));
     let client = rig.raw_of(ALICE).greeted();
     attach(&client, &path).unwrap();

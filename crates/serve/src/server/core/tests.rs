@@ -10,7 +10,8 @@ use super::super::connection::Phase;
 use super::super::jobs::{LOADING_MAX, LoadedModel};
 use super::super::open_files::Of;
 use super::*;
-use crate::protocol::{MESSAGE_BYTES_MAX, Reason, Request, Target};
+use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target};
+use crate::reason::Reason;
 use crate::served::{Found, Looked};
 use crate::shelf::Keep;
 

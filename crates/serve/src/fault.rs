@@ -1,0 +1,107 @@
+//! The reasons that errors of a client carry.
+
+use std::path::PathBuf;
+
+use longshore_formats::printable;
+
+use crate::protocol::Malformed;
+
+/// Why there is no server at a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoServerCause {
+    /// Nothing is at the path.
+    #[error("there is no such socket")]
+    NoSocket,
+    /// Something else is at the path.
+    #[error("it exists and is no socket ({kind})")]
+    NotASocket {
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The server of the socket was killed.
+    #[error(
+        "the socket is there, but its server is not: it was killed, and the next one replaces it"
+    )]
+    Killed,
+    /// A server listens, but it accepts no clients.
+    #[error("there is a server, but it accepts no clients")]
+    Busy,
+    /// The path is longer than the path of a socket can be.
+    #[error("the path is too long for a socket")]
+    PathTooLong,
+    /// The socket is of another kind.
+    #[error("it is not the socket of a server")]
+    OtherSocket,
+}
+
+/// Why a client does not trust what a server sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerFault {
+    /// A message is too long, or has more than one descriptor.
+    #[error("a message that is too long, or has too much with it")]
+    MessageTooLong,
+    /// A message has fields that make no sense.
+    #[error("a malformed message: {0}")]
+    Malformed(Malformed),
+    /// A message does not answer the request.
+    #[error("an answer to something else")]
+    OutOfTurn,
+    /// The list of what is served and held is too long.
+    #[error("a list of more than {lines_max} lines")]
+    ListTooLong {
+        /// The longest list that is read.
+        lines_max: usize,
+    },
+    /// The server may not choose which file it is sent.
+    #[error(
+        "user {uid} runs it, whose server may not choose the files that it is sent; give the path of \
+         the file, or name user {uid} by --trust-uid or LONGSHORE_TRUST_UID"
+    )]
+    MayNotChoose {
+        /// The user that runs the server.
+        uid: u32,
+    },
+    /// The server asks for a file that is not part of the model.
+    #[error("it asks for {}, which is no part of it", printable(&path.to_string_lossy()))]
+    AsksForOtherFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A model has too many files.
+    #[error("a model of {count} files")]
+    TooManyFiles {
+        /// How many files the server reports.
+        count: u32,
+    },
+    /// A file is not inside of the memory.
+    #[error("a file that is not inside of the memory")]
+    FileOutside,
+    /// The descriptor is not of a memfd.
+    #[error("the descriptor is of no memfd")]
+    NotAMemfd,
+    /// The memory is not sealed.
+    #[error(
+        "the memory is not sealed: against shrinking {shrink}, growing {grow}, writing {write}"
+    )]
+    NotSealed {
+        /// Whether it is sealed against shrinking.
+        shrink: bool,
+        /// Whether it is sealed against growing.
+        grow: bool,
+        /// Whether it is sealed against writing.
+        write: bool,
+    },
+    /// The descriptor of the memory can write.
+    #[error("the descriptor of the memory can write")]
+    Writable,
+    /// The memory has another length than the server reports.
+    #[error("the memory has {found_bytes} bytes, and {reported_bytes} are said to be there")]
+    OtherLength {
+        /// The length of the memory.
+        found_bytes: u64,
+        /// The length that the server reports.
+        reported_bytes: u64,
+    },
+}
