@@ -202,7 +202,7 @@ fn as_json(opened: &Opened) -> Value {
             json!({
                 "path": source.path().to_string_lossy(),
                 "bytes": source.len(),
-                "format": file.header.format(),
+                "format": file.header.format().to_string(),
                 "data_offset": file.header.data_offset(),
                 "metadata": metadata_json(&file.header),
                 "tensors": tensors,

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use longshore_formats::Format;
 use longshore_heap as heap;
 use longshore_load::Error;
 use longshore_serve::{self as serve, Reason};
@@ -76,7 +77,9 @@ fn class(error: &Error) -> (&'static str, i32) {
         | Error::ModeUnavailable { .. } => ("UnavailableError", libc::EOPNOTSUPP),
         Error::Cancelled { .. } => ("CancelledError", libc::ECANCELED),
         Error::Mismatch { .. } => ("ChecksumError", libc::EBADMSG),
-        Error::Format { format: "safetensors", .. } => ("SafetensorFormatError", libc::EBADMSG),
+        Error::Format { format: Format::Safetensors, .. } => {
+            ("SafetensorFormatError", libc::EBADMSG)
+        }
         Error::Format { .. }
         | Error::Manifest { .. }
         | Error::NoTensors { .. }

@@ -138,7 +138,7 @@ pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<
     let header = header.map_err(|error| error::raised(py, &error))?;
     let tensors = header.iter().flat_map(Header::tensors).filter(|tensor| !tensor.is_padding());
     let described = tensors.map(|tensor| {
-        let TensorView { name, dtype, shape, data } = tensor;
+        let TensorView { name, dtype, shape, data, .. } = tensor;
         (name.to_owned(), dtype.name(), shape.to_vec(), data.start, data.end)
     });
     Ok(described.collect())
@@ -255,9 +255,8 @@ fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
     };
     let source = placed.file.source().try_clone()?;
     let (name, shape, len_bytes) = (name.to_owned(), shape.to_vec(), data.end - data.start);
-    let tensor = safetensors::Tensor { name, dtype, shape, data: 0..len_bytes };
-    let header =
-        safetensors::Header { tensors: vec![tensor], metadata: BTreeMap::new(), data_offset: 0 };
+    let tensor = safetensors::Tensor::new(name, dtype, shape, 0..len_bytes);
+    let header = safetensors::Header::new(vec![tensor], BTreeMap::new(), 0);
     found.plan.push_range(source, data)?;
     found.tensors.push(FileTensors::new(0, Header::Safetensors(header)));
     Ok(found)

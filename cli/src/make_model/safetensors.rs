@@ -121,7 +121,7 @@ impl Model {
         let placed = described.into_iter().map(|(name, dtype, shape)| {
             let data = start..start + len_bytes(dtype, &shape);
             start = data.end;
-            Tensor { name, dtype, shape, data }
+            Tensor::new(name, dtype, shape, data)
         });
         placed.collect()
     }
@@ -145,7 +145,7 @@ impl Model {
         }
         let metadata = METADATA.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let metadata = BTreeMap::from(metadata);
-        let header = Header { tensors, metadata, data_offset };
+        let header = Header::new(tensors, metadata, data_offset);
         Layout { opening, header, padding: Vec::new(), len_bytes: file_len_bytes }
     }
 }
@@ -165,7 +165,7 @@ fn data_len_bytes(tensors: &[Tensor]) -> u64 {
 fn text(tensors: &[Tensor]) -> String {
     let metadata = METADATA.map(|(key, value)| format!("\"{key}\":\"{value}\"")).join(",");
     let mut text = format!("{{\"__metadata__\":{{{metadata}}}");
-    for Tensor { name, dtype, shape, data } in tensors {
+    for Tensor { name, dtype, shape, data, .. } in tensors {
         let (start, end) = (data.start, data.end);
         let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
         let shape = shape.join(",");

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use longshore_mem::Granule;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Format, Result};
 use crate::image::Image;
 use crate::json::printable;
 use crate::{gguf, safetensors};
@@ -33,6 +33,7 @@ pub enum Dtype {
 
 /// A tensor of a file of whatever format.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TensorView<'a> {
     /// Its name, unlike every other's in the file. It may hold any character.
     pub name: &'a str,
@@ -58,11 +59,11 @@ impl TensorView<'_> {
 }
 
 impl Header {
-    /// The name of the format.
-    pub fn format(&self) -> &'static str {
+    /// Returns the format of the file.
+    pub fn format(&self) -> Format {
         match self {
-            Self::Safetensors(_) => "safetensors",
-            Self::Gguf(_) => "GGUF",
+            Self::Safetensors(_) => Format::Safetensors,
+            Self::Gguf(_) => Format::Gguf,
         }
     }
 
@@ -114,7 +115,7 @@ impl Header {
         };
         self.check_tensors(file_len_bytes).map_err(failed)?;
         if self.is_aligned(alignment) {
-            return Ok((Image::of_whole(file_len_bytes, alignment), self));
+            return Ok((Image::whole(file_len_bytes, alignment), self));
         }
         match self {
             Self::Safetensors(header) => {

@@ -4,6 +4,7 @@ use longshore_mem::Granule;
 
 /// Consecutive bytes of a file that stay together on their way into the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Part {
     /// Where they begin in the file.
     pub file_offset: u64,
@@ -80,7 +81,7 @@ impl Image {
     }
 
     /// Makes the image of a file of `len_bytes` as it is.
-    pub fn of_whole(len_bytes: u64, alignment: Granule) -> Self {
+    pub fn whole(len_bytes: u64, alignment: Granule) -> Self {
         Self::of_parts(Vec::new(), vec![Part::new(0, 0, len_bytes)], len_bytes, alignment)
     }
 

@@ -9,12 +9,12 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::de::{Error as _, MapAccess};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Format, Result};
 use crate::json::{At, Expect, Refusal, Skip, Text, quoted};
 use crate::safetensors::{Dtype, HEADER_LEN_MAX_BYTES, Header, TENSORS_MAX};
 
 /// The name of the format in messages.
-const FORMAT: &str = "safetensors index";
+const FORMAT: Format = Format::SafetensorsIndex;
 
 /// The longest index that is read, in bytes: as a header, since it says less of each tensor.
 pub const INDEX_LEN_MAX_BYTES: u64 = HEADER_LEN_MAX_BYTES;

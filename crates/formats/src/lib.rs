@@ -25,7 +25,7 @@ mod header;
 mod image;
 mod json;
 
-pub use error::{Error, Result};
+pub use error::{Error, Format, Result};
 pub use header::{Dtype, Header, TensorView};
 pub use image::{Image, Part};
 pub use json::{printable, quoted};

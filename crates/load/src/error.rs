@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::Format;
 use longshore_heap as heap;
 
 use crate::digest_kind::DigestKind;
@@ -153,7 +154,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The format.
-        format: &'static str,
+        format: Format,
         /// What is wrong with it.
         reason: String,
     },

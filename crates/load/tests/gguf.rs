@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use longshore_formats::Dtype as AnyDtype;
 use longshore_formats::gguf::{
     self, Array, Dtype, HEADER_LEN_MAX_BYTES, Header, METADATA_ENTRIES_MAX, TENSORS_MAX, Value,
     ValueType,
 };
+use longshore_formats::{Dtype as AnyDtype, Format};
 use longshore_heap::Heap;
 use longshore_load::{Error, FormatChoice, Loader, Opened, SourceFile, open, read_gguf_header};
 use longshore_mem::Granule;
@@ -28,7 +28,7 @@ use allocator::peak_bytes;
 
 fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result.unwrap_err() {
-        Error::Format { reason, format: "GGUF", .. } => reason,
+        Error::Format { reason, format: Format::Gguf, .. } => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -535,7 +535,7 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
     assert_eq!(placed[5].tensor.dtype, AnyDtype::Ggml(Dtype::F32));
     assert_eq!(placed[5].tensor.dtype.to_string(), "F32");
     let header = &opened.tensors[3].header;
-    assert_eq!((header.format(), header.tensors().len()), ("GGUF", DTYPES_IN_FILE));
+    assert_eq!((header.format(), header.tensors().len()), (Format::Gguf, DTYPES_IN_FILE));
     assert_eq!(header.tensor("of.Q6_K").unwrap().shape, [2, 3, 256]);
     assert_eq!(header.data_offset(), 1952);
 

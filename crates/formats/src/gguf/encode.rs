@@ -13,6 +13,7 @@ use crate::image::{Image, Part};
 
 /// A [`Header`] written for a file of some alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Encoded {
     /// The beginning of the file, up to the padding before the data.
     pub head: Vec<u8>,
@@ -27,6 +28,7 @@ pub struct Encoded {
 
 /// A header that cannot be written for this alignment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 #[error("a GGUF file cannot have its tensors aligned to {alignment}: {reason}")]
 pub struct EncodeError {
     /// The alignment asked for.

@@ -9,6 +9,7 @@ use super::metadata::Metadata;
 
 /// What a GGUF file holds, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Header {
     /// The version of the format: 2 or 3.
     pub version: u32,
@@ -27,6 +28,7 @@ pub struct Header {
 
 /// One tensor of a [`Header`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tensor {
     /// Its name, unlike every other's in the file. It may hold any character.
     pub name: String,
@@ -41,6 +43,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Makes a tensor of these elements and dimensions at these bytes of the file.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u64>, data: Range<u64>) -> Self {
+        Self { name: name.into(), dtype, shape, data }
+    }
+
     /// The length of its data in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.data.end - self.data.start

@@ -2,8 +2,10 @@
 
 use longshore_mem::Granule;
 
+use crate::error::Format;
+
 /// The name of the format in messages.
-pub(super) const FORMAT: &str = "GGUF";
+pub(super) const FORMAT: Format = Format::Gguf;
 /// The bytes that every file begins with.
 pub const MAGIC: [u8; 4] = *b"GGUF";
 /// The alignment of a file that names none.

@@ -25,7 +25,7 @@ pub struct SplitName {
 
 impl SplitName {
     /// Takes apart the name of a file that ends in `-NNNNN-of-NNNNN.gguf`; `None` for another name.
-    pub fn of(file_name: &[u8]) -> Option<Self> {
+    pub fn from_file_name(file_name: &[u8]) -> Option<Self> {
         let (prefix, end) = file_name.split_at_checked(file_name.len().checked_sub(20)?)?;
         let end = std::str::from_utf8(end).ok()?;
         let (number, count) = end.strip_prefix('-')?.strip_suffix(".gguf")?.split_once("-of-")?;
@@ -69,7 +69,7 @@ impl Header {
     pub fn as_first_of_several(&self, file_name: &[u8]) -> Result<Option<SplitName>> {
         let number = self.number_of(NUMBER_KEY).unwrap_or(0);
         let count = self.number_of(COUNT_KEY).unwrap_or(1);
-        match SplitName::of(file_name).filter(|name| name.count > 1) {
+        match SplitName::from_file_name(file_name).filter(|name| name.count > 1) {
             Some(name) if name.number == 1 || number == 0 => {
                 let claimed = (number.saturating_add(1), count);
                 if claimed == (name.number, name.count) {

@@ -1,7 +1,9 @@
 //! Numbers of the format, and how much of it is read.
 
+use crate::error::Format;
+
 /// The name of the format in messages.
-pub(super) const FORMAT: &str = "safetensors";
+pub(super) const FORMAT: Format = Format::Safetensors;
 /// The width of the header's length at the beginning of the file.
 pub(super) const PREFIX_BYTES: usize = 8;
 

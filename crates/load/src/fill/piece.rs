@@ -98,7 +98,7 @@ pub(crate) struct Stretch {
 impl Stretch {
     /// A part of a file.
     pub(crate) fn of_part(file: usize, part: &Part) -> Self {
-        let Part { file_offset, buffer_offset, len_bytes } = *part;
+        let Part { file_offset, buffer_offset, len_bytes, .. } = *part;
         Self { file, file_offset, buffer_offset, len_bytes }
     }
 

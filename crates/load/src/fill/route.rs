@@ -424,7 +424,7 @@ mod tests {
     }
 
     fn part(file_offset: u64, len_bytes: u64) -> Part {
-        Part { file_offset, buffer_offset: 0, len_bytes }
+        Part::new(file_offset, 0, len_bytes)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use longshore_formats::gguf::{self, Parsed};
-use longshore_formats::safetensors;
+use longshore_formats::{Format, safetensors};
 use longshore_mem::FileOffset;
 use longshore_sys::file::{self, ReadFlags};
 
@@ -88,12 +88,12 @@ const HEADERS_LEN_MAX_BYTES: u64 = gguf::HEADER_LEN_MAX_BYTES;
 /// Opens the files of one model and bounds the sum of their headers.
 pub(super) struct OfOneModel<'a> {
     by: &'a dyn Opener,
-    format: &'static str,
+    format: Format,
     permitted_bytes: Cell<u64>,
 }
 
 impl<'a> OfOneModel<'a> {
-    pub(super) fn new(by: &'a dyn Opener, format: &'static str) -> Self {
+    pub(super) fn new(by: &'a dyn Opener, format: Format) -> Self {
         Self { by, format, permitted_bytes: Cell::new(0) }
     }
 }

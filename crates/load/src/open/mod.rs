@@ -216,7 +216,7 @@ impl Opened {
         for (file_index, source) in self.plan.into_sources().enumerate() {
             let of_file = headers.next_if(|of_file| of_file.file_index == file_index);
             let image = match of_file {
-                None => Image::of_whole(source.len(), alignment),
+                None => Image::whole(source.len(), alignment),
                 Some(FileTensors { header, .. }) => {
                     let aligned = header.align(source.len(), alignment);
                     let (image, header) =

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::Format;
 use longshore_formats::index::{self, ShardIndex};
 use longshore_formats::safetensors::Header;
 
@@ -50,7 +51,7 @@ pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFi
             error => error,
         })?);
     }
-    let by = OfOneModel::new(by, "safetensors");
+    let by = OfOneModel::new(by, Format::Safetensors);
     let headers = shards.iter().map(|shard| safetensors_header(shard, &by));
     let headers = headers.collect::<Result<Vec<_>>>()?;
     index.check(&headers).map_err(refused)?;

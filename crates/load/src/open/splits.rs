@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use longshore_formats::gguf::{Header, SplitName, check_splits};
-use longshore_formats::quoted;
+use longshore_formats::{Format, quoted};
 
 use super::header::{OfOneModel, gguf_header};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::source::{Opener, SourceFile};
 
 /// Returns whether a path is by its name the first of several splits.
 pub(super) fn is_first_of_several(path: &Path) -> bool {
-    SplitName::of(file_name(path)).is_some_and(|name| name.is_first_of_several())
+    SplitName::from_file_name(file_name(path)).is_some_and(|name| name.is_first_of_several())
 }
 
 /// Returns the paths of the other splits of a model whose first is at `path`, in their order, and
@@ -34,7 +34,7 @@ pub(super) fn others(path: &Path, by: &dyn Opener) -> Result<Vec<PathBuf>> {
 /// [`Error::Format`] if a split is missing, they do not belong together, or all headers together are
 /// too long; those of `by` and [`gguf_header`].
 pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
-    let by = OfOneModel::new(by, "GGUF");
+    let by = OfOneModel::new(by, Format::Gguf);
     let source = by.open(path)?;
     let header = gguf_header(&source, &by)?;
     let first = source.path().to_owned();
@@ -85,5 +85,5 @@ fn missing(first: &Path, name: &SplitName, number: u64) -> Error {
         folder.display(),
         name.count()
     );
-    Error::Format { path: first.to_owned(), format: "GGUF", reason }
+    Error::Format { path: first.to_owned(), format: Format::Gguf, reason }
 }
