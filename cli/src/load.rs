@@ -200,7 +200,7 @@ fn as_json(
         "engine": engine,
         "ring_refused": ring_refused,
         "page_cache_growth_bytes": report.page_cache_growth_bytes,
-        "buffer_bytes": shared.len_bytes(),
+        "buffer_bytes": shared.len(),
         "files": files,
         "tensors": opened.placed_tensors().count(),
         "pid": std::process::id(),

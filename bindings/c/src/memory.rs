@@ -26,7 +26,7 @@ impl Memory {
 
     pub(crate) fn len_bytes(&self) -> u64 {
         match self {
-            Self::Loaded(shared) => shared.len_bytes(),
+            Self::Loaded(shared) => shared.len(),
             Self::Attached(attachment) => attachment.len(),
         }
     }

@@ -110,7 +110,7 @@ impl Memory {
     /// The content's length in bytes.
     pub(crate) fn len_bytes(&self) -> u64 {
         match &self.source {
-            Source::Loaded(shared) => shared.len_bytes(),
+            Source::Loaded(shared) => shared.len(),
             Source::Attached(attachment) => attachment.len(),
         }
     }

@@ -96,7 +96,7 @@ fn a_transfer_does_not_wait_for_ever() {
     let refused = domain.map(page(), Direction::ToDevice).unwrap_err();
     assert!(is_limit(&refused.error), "{refused}");
     assert!(began.elapsed() >= TIME);
-    assert_eq!(refused.value.len_bytes(), 4096);
+    assert_eq!(refused.value.len(), 4096);
     // What is longer than a slot, and begins within a granule, needs two for its ends.
     let mut bytes = vec![1; 1 << 20];
     let lent = domain.lend_mut(&mut bytes[1..], Direction::ToDevice, |_| ());

@@ -57,7 +57,7 @@ impl Buffer {
     }
 
     /// The content's length in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.held.memory.content_bytes
     }
 

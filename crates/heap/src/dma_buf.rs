@@ -29,8 +29,13 @@ impl DmaBuf {
     }
 
     /// The dma-buf's size in bytes, in whole pages.
-    pub fn len_bytes(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// Returns whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
     }
 
     /// Starts CPU access where `dma_buf` is one; memory that is none needs no bracket.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use longshore_mem::copy::CopyFault;
 
 use crate::heap::Heap;
+use crate::reason::{LengthLimit, Unavailability};
 
 /// The result of a heap operation.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -23,12 +24,12 @@ pub enum Error {
         available: Vec<String>,
     },
     /// The kernel interface the heap needs is absent or closed to this process.
-    #[error("heap '{heap}' is not available: {hint}")]
+    #[error("heap '{heap}' is not available: {reason}")]
     Unavailable {
         /// The heap.
         heap: Heap,
-        /// What is missing and how to enable it.
-        hint: String,
+        /// What is missing.
+        reason: Unavailability,
         /// What the kernel said.
         #[source]
         source: io::Error,
@@ -49,12 +50,12 @@ pub enum Error {
         source: io::Error,
     },
     /// No address or file can be as long as was asked for.
-    #[error("a buffer of {len_bytes} bytes does not fit {what}")]
+    #[error("a buffer of {len_bytes} bytes does not fit {limit}")]
     TooLong {
         /// The length asked for.
         len_bytes: u64,
-        /// What it does not fit, with the limit.
-        what: String,
+        /// The limit.
+        limit: LengthLimit,
     },
     /// Memory ran out while the pages of a range were made.
     #[error(

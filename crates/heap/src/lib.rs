@@ -27,21 +27,22 @@
 //! # Ok::<(), longshore_heap::Error>(())
 //! ```
 
-pub mod buffer;
-pub mod dma_buf;
-pub mod error;
-pub mod heap;
-pub mod page_report;
-pub mod reservation;
-pub mod shared;
-
+mod buffer;
+mod dma_buf;
+mod error;
 mod extents;
+mod heap;
 mod memory;
+mod page_report;
+mod reason;
+mod reservation;
+mod shared;
 
 pub use buffer::{Buffer, ReadAccess, WriteAccess};
 pub use dma_buf::DmaBuf;
 pub use error::{Error, Result};
 pub use heap::{Heap, ParseHeapError};
 pub use page_report::PageReport;
-pub use reservation::Reservation;
+pub use reason::{LengthLimit, Unavailability};
+pub use reservation::{Filling, Reservation};
 pub use shared::{Export, Sealing, SharedBuffer, SharedView};

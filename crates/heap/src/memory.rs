@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::ptr::NonNull;
 
 use longshore_mem::{Granule, OutOfBounds, VolatileSlice, VolatileSliceMut};
@@ -13,6 +14,7 @@ use longshore_sys::{dma_heap, huge_pages, memory, page_size_bytes, udmabuf};
 use crate::dma_buf::DmaBuf;
 use crate::error::{Error, Result};
 use crate::heap::Heap;
+use crate::reason::{LengthLimit, Unavailability};
 
 /// The descriptor that holds the memory.
 #[derive(Debug)]
@@ -87,19 +89,14 @@ impl Memory {
         let file_bytes = unit
             .checked_round_up(content_bytes)
             .filter(|bytes| i64::try_from(*bytes).is_ok())
-            .ok_or_else(|| too_long(content_bytes, "any file"))?;
+            .ok_or_else(|| too_long(content_bytes, LengthLimit::File))?;
         if let Some(limit) = memory::file_size_limit().filter(|limit| file_bytes > *limit) {
-            return Err(too_long(
-                content_bytes,
-                &format!("this process's file size limit of {limit} bytes (ulimit -f)"),
-            ));
+            return Err(too_long(content_bytes, LengthLimit::FileSize { limit_bytes: limit }));
         }
         let memfd = memfd::create("longshore", backing).map_err(|source| match backing {
-            Backing::Hugetlb2M => Error::Unavailable {
-                heap: heap.clone(),
-                hint: "this kernel has no 2 MiB hugetlb pages".to_owned(),
-                source,
-            },
+            Backing::Hugetlb2M => {
+                Error::Unavailable { heap: heap.clone(), reason: Unavailability::NoHugetlb, source }
+            }
             Backing::Shmem => failed("memfd_create", source),
         })?;
         memfd::set_len(&memfd, file_bytes).map_err(|source| failed("ftruncate", source))?;
@@ -109,11 +106,9 @@ impl Memory {
             .map_err(|source| match (backing, source.kind()) {
                 (Backing::Hugetlb2M, std::io::ErrorKind::OutOfMemory) => Error::Unavailable {
                     heap: heap.clone(),
-                    hint: format!(
-                        "the hugetlb pool lacks pages: write at least {} to \
-                         /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages as root",
-                        file_bytes / Granule::SIZE_2M.bytes()
-                    ),
+                    reason: Unavailability::HugetlbPool {
+                        needed_pages: file_bytes / Granule::SIZE_2M.bytes(),
+                    },
                     source,
                 },
                 _ => failed("mmap", source),
@@ -128,7 +123,7 @@ impl Memory {
         // The kernel refuses a length of zero; a page stands in, none of which is content.
         let file_bytes = base_page()
             .checked_round_up(content_bytes.max(1))
-            .ok_or_else(|| too_long(content_bytes, "any file"))?;
+            .ok_or_else(|| too_long(content_bytes, LengthLimit::File))?;
         // It kills the caller rather than fail where memory is short, so ask first.
         let available = memory::available().machine_bytes.unwrap_or(u64::MAX);
         if name == "system" && file_bytes > available {
@@ -145,7 +140,9 @@ impl Memory {
             }
             std::io::ErrorKind::PermissionDenied => Error::Unavailable {
                 heap: heap.clone(),
-                hint: format!("this user may not open {}/{name}", dma_heap::DIRECTORY),
+                reason: Unavailability::DmaHeapDenied {
+                    path: Path::new(dma_heap::DIRECTORY).join(name),
+                },
                 source,
             },
             std::io::ErrorKind::OutOfMemory => Error::OutOfMemory {
@@ -278,32 +275,25 @@ fn byte() -> Granule {
     Granule::of_value(1).unwrap_or(Granule::SIZE_4K)
 }
 
-fn too_long(len_bytes: u64, what: &str) -> Error {
-    Error::TooLong { len_bytes, what: what.to_owned() }
+fn too_long(len_bytes: u64, limit: LengthLimit) -> Error {
+    Error::TooLong { len_bytes, limit }
 }
 
 /// Checks before anything is filled that the dma-buf can be made afterwards.
 fn require_udmabuf(content_bytes: u64) -> Result<()> {
-    let unavailable = |hint: &str, source| Error::Unavailable {
-        heap: Heap::Udmabuf,
-        hint: hint.to_owned(),
-        source,
-    };
+    let unavailable = |reason, source| Error::Unavailable { heap: Heap::Udmabuf, reason, source };
     udmabuf::check_access().map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => unavailable(
-            "there is no /dev/udmabuf (modprobe udmabuf; the kernel needs CONFIG_UDMABUF)",
-            source,
-        ),
-        _ => unavailable("this user may not open /dev/udmabuf (chmod or a udev rule)", source),
+        std::io::ErrorKind::NotFound => unavailable(Unavailability::NoUdmabuf, source),
+        _ => unavailable(Unavailability::UdmabufDenied, source),
     })?;
     if content_bytes == 0 {
         return Err(unavailable(
-            "a dma-buf cannot be empty; use heap 'memfd'",
+            Unavailability::EmptyDmaBuf,
             std::io::ErrorKind::InvalidInput.into(),
         ));
     }
     let limit_bytes = udmabuf::size_limit_bytes()
-        .map_err(|source| unavailable("its size limit cannot be read", source))?;
+        .map_err(|source| unavailable(Unavailability::UdmabufLimitUnknown, source))?;
     if content_bytes <= limit_bytes {
         return Ok(());
     }

@@ -9,6 +9,7 @@ use longshore_mem::Granule;
 /// It decides the speed of direct I/O and of every device that maps the buffer: a disk that reads
 /// 3.0 GB/s into 2 MiB pages was seen to read 0.9 GB/s into 4 KiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PageReport {
     /// In 2 MiB pages of the hugetlb pool.
     pub hugetlb_2m_bytes: u64,

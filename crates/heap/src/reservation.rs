@@ -62,7 +62,7 @@ impl Reservation {
     }
 
     /// The length asked for, in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.memory.content_bytes
     }
 
@@ -89,7 +89,7 @@ impl Reservation {
     /// [`Error::OutOfMemory`] where memory runs out, [`Error::OutOfRange`].
     pub fn populate(&self, range: Range<u64>) -> Result<()> {
         if range.start > range.end || range.end > self.capacity_bytes() {
-            return Err(Error::OutOfRange { range, len_bytes: self.len_bytes() });
+            return Err(Error::OutOfRange { range, len_bytes: self.len() });
         }
         self.extents.populate(&self.memory, range).map_err(|(range, source)| Error::OutOfMemory {
             heap: self.memory.heap.clone(),
@@ -109,7 +109,7 @@ impl Reservation {
     pub unsafe fn window(&self, range: Range<u64>) -> Result<VolatileSliceMut<'_>> {
         // SAFETY: the caller keeps windows apart, and a reservation lends out nothing else.
         let window = unsafe { self.memory.window(&range) };
-        window.map_err(|_| Error::OutOfRange { range, len_bytes: self.len_bytes() })
+        window.map_err(|_| Error::OutOfRange { range, len_bytes: self.len() })
     }
 
     /// A range whose filling is over, as a slice: to look at content before all of it is there.
@@ -120,13 +120,13 @@ impl Reservation {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub unsafe fn filled(&self, range: Range<u64>) -> Result<&[u8]> {
-        if range.start > range.end || range.end > self.len_bytes() {
-            return Err(Error::OutOfRange { range, len_bytes: self.len_bytes() });
+        if range.start > range.end || range.end > self.len() {
+            return Err(Error::OutOfRange { range, len_bytes: self.len() });
         }
         // SAFETY: nothing is written to this range any more, as the caller promises; what is
         // written to beside it is not part of the slice.
         let filled = unsafe { self.memory.slice(&range) };
-        filled.map_err(|_| Error::OutOfRange { range, len_bytes: self.len_bytes() })
+        filled.map_err(|_| Error::OutOfRange { range, len_bytes: self.len() })
     }
 
     /// The page sizes that came out so far.

@@ -18,9 +18,11 @@ use crate::error::{Error, Result};
 use crate::heap::Heap;
 use crate::memory::{Memory, Origin};
 use crate::page_report::PageReport;
+use crate::reason::LengthLimit;
 
 /// What a shared buffer's file is sealed against, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Sealing {
     /// Shrinking and growing, so that no process that maps it faults behind a new end.
     ///
@@ -56,6 +58,7 @@ pub struct SharedBuffer {
 /// The memfd is kept beside the dma-buf: tools can open `/proc/PID/fd/N` of a memfd and VFIO can
 /// map it, which neither can do with a dma-buf.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Export<'a> {
     /// The file, if the memory has one. Opened for reading only where its content is sealed.
     pub memfd: Option<BorrowedFd<'a>>,
@@ -87,7 +90,7 @@ impl SharedBuffer {
         let mut udmabuf = None;
         if let Some(fd) = memory.memfd().filter(|_| heap == Heap::Udmabuf) {
             let range = AddrRange::new(FileOffset::new(0), memory.file_bytes)
-                .map_err(|_| Error::TooLong { len_bytes, what: "any address space".to_owned() })?;
+                .map_err(|_| Error::TooLong { len_bytes, limit: LengthLimit::AddressSpace })?;
             match udmabuf::create(fd, range) {
                 Ok(made) => {
                     udmabuf = Some(DmaBuf::new(made, heap.clone(), memory.file_bytes));
@@ -121,7 +124,7 @@ impl SharedBuffer {
     }
 
     /// The content's length in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.memory.content_bytes
     }
 
@@ -155,7 +158,7 @@ impl SharedBuffer {
         Export {
             memfd: self.memfd(),
             dma_buf: self.dma_buf().map(AsFd::as_fd),
-            len_bytes: self.len_bytes(),
+            len_bytes: self.len(),
         }
     }
 

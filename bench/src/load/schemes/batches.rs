@@ -23,7 +23,7 @@ pub(super) fn fill_behind_allocation(source: &OwnedFd, memory: &Reservation) -> 
     let (made, batches) = mpsc::channel::<Range<u64>>();
     thread::scope(|scope| {
         let maker = scope.spawn(move || -> Result<()> {
-            for batch in batches_of(memory.len_bytes()) {
+            for batch in batches_of(memory.len()) {
                 memory.populate(batch.clone())?;
                 if made.send(batch).is_err() {
                     break;

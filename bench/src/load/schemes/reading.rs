@@ -31,7 +31,7 @@ pub(super) fn open_direct(file: &DataFile) -> Result<OwnedFd> {
 
 /// Reads all of a file into memory, in as few calls as the kernel lets it.
 pub(super) fn read_whole(source: &OwnedFd, memory: &Reservation) -> Result<()> {
-    read_range(source, memory, 0..memory.len_bytes())
+    read_range(source, memory, 0..memory.len())
 }
 
 /// Reads a range of a file to the same place in memory. It begins at a multiple of a page.

@@ -71,7 +71,7 @@ fn copy_into_populated(source: &Buffer, copy: &mut Buffer) -> Result<()> {
 
 /// Each thread makes the next huge page and copies into it at once, while it is in the cache.
 fn copy_into_fresh(source: &Buffer) -> Result<Reservation> {
-    let copy = Heap::Memfd.reserve(source.len_bytes())?;
+    let copy = Heap::Memfd.reserve(source.len())?;
     let source = source.read()?;
     let pieces = Mutex::new((0u64..).step_by(PAGE_BYTES).zip(source.chunks(PAGE_BYTES)));
     let work = || -> Result<()> {

@@ -185,7 +185,7 @@ impl<T> Chunk<T> {
     }
 
     pub(crate) fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
+        self.memory.len()
     }
 
     /// Returns how many slots there are, and how many of them are free.

@@ -306,7 +306,7 @@ impl Core {
         let found = asked_for.unwrap_or_else(|| Arc::new(model.found.without_inodes()));
         let files = &found.files;
         let attached =
-            Reply::Attached { id, len_bytes: memory.buffer.len_bytes(), files: files.len() as u32 };
+            Reply::Attached { id, len_bytes: memory.buffer.len(), files: files.len() as u32 };
         let parts: Vec<Reply> = files
             .iter()
             .zip(&memory.ranges)

@@ -58,7 +58,7 @@ fn reaches_another_process(heap: &Heap) -> TestResult {
 fn udmabuf_of_nothing() -> TestResult {
     let before = Holdings::now()?;
     match filled(&Heap::Udmabuf, 0) {
-        Ok(shared) => ensure!(shared.is_empty(), "it has {} bytes", shared.len_bytes()),
+        Ok(shared) => ensure!(shared.is_empty(), "it has {} bytes", shared.len()),
         Err(error) => {
             let said = error.to_string();
             ensure!(said.contains("udmabuf"), "the error does not name the heap: {said}");

@@ -166,7 +166,7 @@ fn load_and_check(
     let difference = pattern::first_difference(len, 0, &loaded.buffer.read()?);
     ensure!(difference.is_none(), "byte {difference:?} is not the file's");
     let shared = loaded.buffer.share(Sealing::Size)?;
-    ensure!(shared.len_bytes() == len, "the shared buffer has {} bytes", shared.len_bytes());
+    ensure!(shared.len() == len, "the shared buffer has {} bytes", shared.len());
     match shared.dma_buf() {
         Some(dma_buf) => peer::check_content(dma_buf.as_fd(), len, len)?,
         None => ensure!(*heap == Heap::Memfd, "heap {heap} gave no dma-buf"),

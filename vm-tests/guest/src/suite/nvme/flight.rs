@@ -63,7 +63,7 @@ pub(super) fn reset(interface: Interface) -> TestResult {
             ensure!(held.len() == usize::from(DEPTH), "{} mappings", held.len());
             for mapping in held {
                 let buffer = mapping.unmap().map_err(DomainError::from)?;
-                ensure!(buffer.len_bytes() == LEN_BYTES, "another buffer");
+                ensure!(buffer.len() == LEN_BYTES, "another buffer");
             }
             drop(local);
             controller.restart()?;
