@@ -307,7 +307,7 @@ impl Run<'_> {
         let mut step = |segment: Segment<'_, Source>, done: usize| {
             assert_eq!(done, seen.len(), "a step is told how many bytes were walked before");
             assert!(!segment.is_empty(), "no step is called for nothing");
-            assert!(steps > 0 || segment.len_bytes() == first_len.min(len));
+            assert!(steps > 0 || segment.len() == first_len.min(len));
             steps += 1;
             let bytes = bytes_of(&segment);
             let take = bytes.len().min(stop - seen.len());
@@ -345,7 +345,7 @@ impl Run<'_> {
             assert!(done == len.min(self.source.left) || pages.len() == count_max);
             for page in &pages {
                 assert_eq!(page.offset(), page.start().addr().get() % (1 << page_log2));
-                assert!(page.offset() + page.len_bytes() <= 1 << page_log2);
+                assert!(page.offset() + page.len() <= 1 << page_log2);
             }
             let mut bytes = vec![0; done];
             copy::read_full(&mut Cursor::<Source>::page_vec(&pages), &mut bytes).unwrap();

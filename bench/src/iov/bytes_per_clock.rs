@@ -8,7 +8,7 @@ use anyhow::Result;
 use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
-use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
+use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
 use longshore_mem::isa::{Isa, Path};
 
 use super::published;
@@ -87,7 +87,7 @@ fn copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a
     for (name, engine) in engines() {
         candidates.push(boxed(Repeated::ours(name, unit, move || {
             let slices = [IoSlice::new(source)];
-            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             engine
                 .read(&mut cursor, black_box(&mut target.borrow_mut()))
                 .expect("own memory does not fault");
@@ -135,7 +135,7 @@ fn checksummed_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> C
     for (name, engine) in engines() {
         candidates.push(boxed(Repeated::ours(name, unit, move || {
             let slices = [IoSlice::new(source)];
-            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             let mut checksum = Checksum::new();
             let done =
                 engine.read_into(&mut cursor, black_box(&mut target.borrow_mut()), &mut checksum);
@@ -174,7 +174,7 @@ fn digested_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Cand
     for (name, engine) in engines() {
         candidates.push(boxed(Repeated::ours(name, unit, move || {
             let slices = [IoSlice::new(source)];
-            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             let mut crc = Crc32c::new();
             let done = engine.read_into(&mut cursor, black_box(&mut target.borrow_mut()), &mut crc);
             black_box((done.is_ok(), crc.finish()));
@@ -206,7 +206,7 @@ fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidate
         boxed(Repeated::ours("longshore", unit, move || {
             let target = target.borrow();
             let slices = [IoSlice::new(black_box(&target))];
-            let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), source.len());
+            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             let walked = path.vectorize(|| {
                 cursor.iterate_own_vec(
                     source.len(),

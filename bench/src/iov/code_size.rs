@@ -14,8 +14,8 @@ use longshore_iov::checksum::Checksum;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::kinds::{QueuedPages, SparsePages};
 use longshore_iov::{
-    Cursor, Dest, Error, ForeignBuf, ForeignVec, OwnVec, PageVec, Segment, SegmentSource, Source,
-    copy,
+    Cursor, Dest, Error, Segment, SegmentSource, Source, copy,
+    kinds::{ForeignBuf, ForeignVec, OwnVec, PageVec},
 };
 use object::{Object, ObjectSection, ObjectSymbol};
 
@@ -123,7 +123,7 @@ fn read_page_queue(
 #[inline(never)]
 fn empty_step(cursor: Reading<'_, '_>) -> usize {
     cursor.iterate(usize::MAX, |segment, _| {
-        black_box(segment.len_bytes());
+        black_box(segment.len());
         0
     })
 }

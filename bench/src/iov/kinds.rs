@@ -6,7 +6,10 @@ use std::io::IoSlice;
 use std::ptr::NonNull;
 
 use anyhow::Result;
-use longshore_iov::{Cursor, PageIndex, PageQueue, PageSegment, SegmentList, Source, copy};
+use longshore_iov::{
+    Cursor, SegmentList, Source, copy,
+    kinds::{PageIndex, PageQueue, PageSegment},
+};
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
 use super::bytes_per_clock::TARGET_SKEW;

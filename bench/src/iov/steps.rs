@@ -7,8 +7,8 @@ use std::io::IoSlice;
 use anyhow::Result;
 use longshore_iov::kinds::{Kind, QueuedPages, SparsePages};
 use longshore_iov::{
-    Cursor, ForeignBuf, ForeignVec, OwnVec, PageIndex, PageQueue, PageSegment, PageVec, Segment,
-    SegmentList, SegmentSource, Source,
+    Cursor, Segment, SegmentList, SegmentSource, Source,
+    kinds::{ForeignBuf, ForeignVec, OwnVec, PageIndex, PageQueue, PageSegment, PageVec},
 };
 use longshore_mem::Page;
 
@@ -46,13 +46,28 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     let len_bytes = SEGMENTS << PAGE_LOG2;
     let mut candidates = Vec::new();
     let all = &mut candidates;
-    push("OwnVec", || Cursor::of(OwnVec::<Source>::new(&slices), len_bytes), SEGMENTS, all);
-    push("ForeignVec", || Cursor::of(ForeignVec::<Source>::new(&list), len_bytes), SEGMENTS, all);
-    push("PageVec", || Cursor::of(PageVec::<Source>::new(&page_list), len_bytes), SEGMENTS, all);
-    let sparse = || Cursor::of(SparsePages::<Source>::new(&index, 0), len_bytes);
+    push("OwnVec", || Cursor::from_kind(OwnVec::<Source>::new(&slices), len_bytes), SEGMENTS, all);
+    push(
+        "ForeignVec",
+        || Cursor::from_kind(ForeignVec::<Source>::new(&list), len_bytes),
+        SEGMENTS,
+        all,
+    );
+    push(
+        "PageVec",
+        || Cursor::from_kind(PageVec::<Source>::new(&page_list), len_bytes),
+        SEGMENTS,
+        all,
+    );
+    let sparse = || Cursor::from_kind(SparsePages::<Source>::new(&index, 0), len_bytes);
     push("SparsePages", sparse, SEGMENTS, all);
-    push("PageQueue", || Cursor::of(QueuedPages::<Source>::new(&queue), len_bytes), SEGMENTS, all);
-    push("ForeignBuf", || Cursor::of(ForeignBuf::<Source>::new(whole), len_bytes), 1, all);
+    push(
+        "PageQueue",
+        || Cursor::from_kind(QueuedPages::<Source>::new(&queue), len_bytes),
+        SEGMENTS,
+        all,
+    );
+    push("ForeignBuf", || Cursor::from_kind(ForeignBuf::<Source>::new(whole), len_bytes), 1, all);
     let measured = session.run(CASE, candidates);
     let against = [Against { metric: CYCLES, baseline: "OwnVec", only: None }];
     session.publish(measured.rows(session.bench(), &against))
@@ -86,7 +101,7 @@ fn step(segment: &Segment<'_, Source>, done: usize) -> usize {
         std::arch::asm!(
             "/* {start} {len} {done} */",
             start = in(reg) segment.start().addr().get(),
-            len = in(reg) segment.len_bytes(),
+            len = in(reg) segment.len(),
             done = in(reg) done,
             options(nomem, nostack, preserves_flags),
         );

@@ -6,7 +6,7 @@
 use std::io::IoSlice;
 use std::ops::ControlFlow;
 
-use longshore_iov::{Cursor, OwnVec, SegmentSource, Source};
+use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
 use longshore_mem::isa::Path;
 
 /// Whether the next `len_bytes` bytes are zeros, and at which the first other one may be found: in
@@ -35,13 +35,13 @@ fn all_zeros(bytes: &[u8]) -> bool {
 fn is_zero(source: &mut impl SegmentSource<Source>, len_bytes: usize) -> bool {
     let walked = source.iterate(len_bytes, |segment, _| {
         let view = segment.view();
-        let words = segment.len_bytes() / 8;
+        let words = segment.len() / 8;
         let is_zero = |at: usize| view.read_u64_le(8 * at).is_ok_and(|word| word == 0);
         let mut rest = [0; 8];
-        let rest = &mut rest[..segment.len_bytes() % 8];
+        let rest = &mut rest[..segment.len() % 8];
         let is_rest_read = view.read(8 * words, rest).is_ok();
         let zeros = (0..words).all(is_zero) && is_rest_read && rest.iter().all(|byte| *byte == 0);
-        if zeros { 0 } else { segment.len_bytes() }
+        if zeros { 0 } else { segment.len() }
     });
     walked == len_bytes
 }
@@ -51,7 +51,7 @@ fn main() {
     data[777_777] = 1;
     let slices = [IoSlice::new(&zeros), IoSlice::new(&data)];
 
-    let mut cursor = Cursor::of(OwnVec::<Source>::new(&slices), 2 << 20);
+    let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), 2 << 20);
     match first_nonzero_run(&mut cursor, 2 << 20) {
         ControlFlow::Continue(()) => println!("2 MiB of zeros: a hole will do"),
         ControlFlow::Break(at) => println!("data in the 256 bytes from {at}"),

@@ -76,11 +76,11 @@ impl Engine {
         let mut met = None;
         let done = with_path!(self.path, token => dest.iterate(len_bytes, |mut segment, _| {
             // SAFETY: the segment is valid, as its maker promised.
-            match unsafe { fill_bytes(token, segment.as_mut_ptr(), byte, segment.len_bytes()) } {
+            match unsafe { fill_bytes(token, segment.as_mut_ptr(), byte, segment.len()) } {
                 Ok(()) => 0,
                 Err(stop) => {
                     met = Some(stop.fault);
-                    segment.len_bytes() - stop.done_bytes
+                    segment.len() - stop.done_bytes
                 }
             }
         }));
@@ -274,7 +274,7 @@ pub fn read_into(
 }
 
 /// [`write()`], with the bytes taken in by `sink` in the same pass: also those that go to a
-/// [`Discard`](crate::Discard).
+/// [`Discard`](crate::kinds::Discard).
 ///
 /// # Errors
 /// As [`write()`]; `sink` has the bytes that were copied.
@@ -289,7 +289,7 @@ pub fn write_into(
 }
 
 /// [`transfer`], with the bytes taken in by `sink` in the same pass. Those that go to a
-/// [`Discard`](crate::Discard) are not looked at.
+/// [`Discard`](crate::kinds::Discard) are not looked at.
 ///
 /// # Errors
 /// As [`transfer`]; `sink` has the bytes that were copied.

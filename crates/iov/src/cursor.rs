@@ -58,7 +58,7 @@ macro_rules! constructors {
 
         /// A cursor over parts of pages.
         pub fn page_vec(parts: $($reference)* [PageSegment<'_, $direction>]) -> Self {
-            let len_bytes = sum(parts.iter().map(PageSegment::len_bytes));
+            let len_bytes = sum(parts.iter().map(PageSegment::len));
             Self::new(AnyKind::PageVec(PageVec::<$direction>::new(parts)), len_bytes)
         }
 
@@ -137,7 +137,7 @@ fn sum(lens_bytes: impl Iterator<Item = usize>) -> usize {
 
 impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
     /// A cursor of a known kind, over at most `len_bytes` bytes.
-    pub fn of(kind: K, len_bytes: usize) -> Self {
+    pub fn from_kind(kind: K, len_bytes: usize) -> Self {
         Self::new(kind, len_bytes.min(isize::MAX as usize))
     }
 
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn going_back_to_a_mark_walks_nothing() {
         let moves = Cell::new(0);
-        let mut cursor = Cursor::of(Counting { at: 0, moves: &moves }, 1000);
+        let mut cursor = Cursor::from_kind(Counting { at: 0, moves: &moves }, 1000);
         let start = cursor.save();
         cursor.advance(700);
         cursor.truncate(100);

@@ -25,7 +25,7 @@ pub(crate) fn read(
 ) -> Result<usize, Error> {
     let mut met = None;
     let done = with_path!(path, token => source.iterate(into.len(), |segment, done| {
-        let len_bytes = segment.len_bytes();
+        let len_bytes = segment.len();
         let Some(into) = into.get_mut(done..).and_then(|rest| rest.get_mut(..len_bytes)) else {
             return len_bytes;
         };
@@ -46,7 +46,7 @@ pub(crate) fn write(
     let mut met = None;
     let mut seen = 0;
     let done = with_path!(path, token => dest.iterate(from.len(), |mut segment, done| {
-        let len_bytes = segment.len_bytes();
+        let len_bytes = segment.len();
         let Some(from) = from.get(done..).and_then(|rest| rest.get(..len_bytes)) else {
             return len_bytes;
         };
@@ -79,12 +79,12 @@ pub(crate) fn transfer(
     while done < len_bytes && dest.remaining() > 0 {
         let Some(from) = source.next_segment(len_bytes - done) else { break };
         // A source that hands out more than it was asked for, or nothing, is not believed.
-        let from_bytes = from.len_bytes().min(len_bytes - done);
+        let from_bytes = from.len().min(len_bytes - done);
         if from_bytes == 0 {
             break;
         }
         let moved = with_path!(path, token => dest.iterate(from_bytes, |mut to, at| {
-            let len_bytes = to.len_bytes();
+            let len_bytes = to.len();
             let Ok(part) = from.view().subslice(at, len_bytes) else { return len_bytes };
             let (from, to) = (part.as_ptr(), to.as_mut_ptr());
             if from.addr().abs_diff(to.addr()) < len_bytes {
@@ -116,7 +116,7 @@ pub(crate) fn walk(
 ) -> Result<usize, Error> {
     let mut met = None;
     let done = with_path!(path, token => source.iterate(len_bytes, |segment, _| {
-        let len_bytes = segment.len_bytes();
+        let len_bytes = segment.len();
         // SAFETY: the segment is valid, as its maker promised.
         let taken = unsafe { absorb.take(token, segment.as_ptr(), None, len_bytes) };
         undone(taken, len_bytes, &mut met)

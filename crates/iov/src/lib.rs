@@ -46,24 +46,21 @@
 pub mod checksum;
 pub mod copy;
 pub mod crc32c;
-pub mod cursor;
-pub mod direction;
-pub mod error;
+pub mod kinds;
+
+mod cursor;
+mod direction;
+mod error;
 mod fused;
 mod kernels;
-pub mod kinds;
-pub mod segment;
+mod segment;
 mod sink;
-pub mod source;
+mod source;
 mod through_buffer;
 
-pub use cursor::{Cursor, Mark};
+pub use cursor::{Cursor, Mark, Taken};
 pub use direction::{Dest, Direction, Source};
 pub use error::Error;
-pub use kinds::{
-    AnyKind, Discard, ForeignBuf, ForeignVec, OwnVec, PageAppender, PageIndex, PageQueue,
-    PageSegment, PageVec, SparsePages,
-};
-pub use segment::{Segment, SegmentList};
+pub use segment::{RawSegment, SEGMENTS_MAX, Segment, SegmentList};
 pub use sink::Sink;
 pub use source::SegmentSource;

@@ -48,7 +48,7 @@ impl<'m, D: Direction> Segment<'m, D> {
 
     /// How many bytes it has.
     #[inline(always)]
-    pub const fn len_bytes(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.len_bytes
     }
 

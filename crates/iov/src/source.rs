@@ -111,7 +111,7 @@ fn iterate_by_segment<D: Direction>(
     while done < len_bytes {
         let Some(segment) = cursor.next_segment(len_bytes - done) else { break };
         // A kind that hands out more than it was asked for, or nothing, is not believed.
-        let part = segment.len_bytes().min(len_bytes - done);
+        let part = segment.len().min(len_bytes - done);
         if part == 0 {
             break;
         }

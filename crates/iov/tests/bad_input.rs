@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::thread;
 
 use longshore_iov::{
-    AnyKind, Cursor, Dest, Discard, Error, PageIndex, PageQueue, PageSegment, Segment, SegmentList,
-    SegmentSource, Source, checksum, copy, crc32c,
+    Cursor, Dest, Error, Segment, SegmentList, SegmentSource, Source, checksum, copy, crc32c,
+    kinds::{AnyKind, Discard, PageIndex, PageQueue, PageSegment},
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 use memory::{KINDS, Shape, pattern, with_dest, with_source};
@@ -66,7 +66,7 @@ fn a_step_that_claims_to_have_left_more_than_it_got_left_all_of_it() {
             let mut calls = 0;
             let step = |segment: Segment<'_, Source>, _| {
                 calls += 1;
-                if calls == 1 { 3 } else { segment.len_bytes() + 1000 }
+                if calls == 1 { 3 } else { segment.len() + 1000 }
             };
             let first = source.segment_len_bytes();
             assert_eq!(source.iterate(60, step), first - 3, "{kind:?}: short, so it ends there");
@@ -253,8 +253,8 @@ fn segments_longer_than_asked_for_or_empty_move_no_more_and_end() {
 fn nothing_is_read_from_where_bytes_go_nowhere() {
     let mut into = [7; 10];
     for mut cursor in [
-        Cursor::<Source>::of(AnyKind::Discard(Discard), 10),
-        Cursor::<Source>::of(AnyKind::Discard(Discard), 0),
+        Cursor::<Source>::from_kind(AnyKind::Discard(Discard), 10),
+        Cursor::<Source>::from_kind(AnyKind::Discard(Discard), 0),
     ] {
         assert_eq!(copy::read(&mut cursor, &mut into), Ok(0));
         cursor.advance(5);
@@ -309,7 +309,7 @@ fn a_hole_in_sparse_memory_ends_the_walk() {
     // Over the hole, by hand.
     cursor.advance(64);
     assert_eq!(copy::read(&mut cursor, &mut into), Ok(64));
-    assert_eq!(index.remove(8).unwrap().len_bytes(), 64);
+    assert_eq!(index.remove(8).unwrap().len(), 64);
     assert!(index.remove(8).is_none());
     let mut cursor = Cursor::<Source>::sparse_pages(&index, 7 * 64, 200).unwrap();
     assert_eq!(copy::read(&mut cursor, &mut into), Ok(64));

@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use std::thread;
 
 use longshore_iov::{
-    Cursor, Dest, PageSegment, Segment, SegmentList, SegmentSource, Source, checksum, copy, crc32c,
+    Cursor, Dest, Segment, SegmentList, SegmentSource, Source, checksum, copy, crc32c,
+    kinds::PageSegment,
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 

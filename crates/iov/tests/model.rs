@@ -170,7 +170,7 @@ fn ask(cursor: &mut Cursor<'_, Source>, model: &Model) {
     let mut segments = Vec::new();
     let mark = cursor.save();
     cursor.iterate(usize::MAX, |segment, _| {
-        segments.push((segment.start().addr().get(), segment.len_bytes()));
+        segments.push((segment.start().addr().get(), segment.len()));
         0
     });
     cursor.restore(&mark).unwrap();
@@ -192,7 +192,7 @@ fn ask(cursor: &mut Cursor<'_, Source>, model: &Model) {
             Ok(model.left)
         );
         assert_eq!(given.len(), pages);
-        let lens: usize = given.iter().map(longshore_iov::PageSegment::len_bytes).sum();
+        let lens: usize = given.iter().map(longshore_iov::kinds::PageSegment::len).sum();
         assert_eq!(lens, model.left);
     }
     let mut given = Vec::new();
@@ -403,7 +403,7 @@ fn which_kinds_can_fault() {
         with_source(kind, &shape, &content, &mut |source| {
             assert_eq!(source.can_fault(), foreign);
             let mut seen = 0;
-            let walked = source.iterate_infallible(25, |segment, _| seen += segment.len_bytes());
+            let walked = source.iterate_infallible(25, |segment, _| seen += segment.len());
             if foreign {
                 assert_eq!(walked, Err(Error::CanFault { kind: source.kind_name() }));
                 assert_eq!((seen, source.walked()), (0, 0));

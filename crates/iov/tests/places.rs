@@ -4,8 +4,8 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use longshore_iov::{
-    Cursor, Dest, Error, PageIndex, PageQueue, PageSegment, SegmentSource, Source, SparsePages,
-    copy,
+    Cursor, Dest, Error, SegmentSource, Source, copy,
+    kinds::{PageIndex, PageQueue, PageSegment, SparsePages},
 };
 use longshore_mem::{NotAPage, Page, VolatileSliceMut};
 
@@ -36,7 +36,8 @@ fn a_walk_of_sparse_pages_ends_at_the_top_of_the_address_space() {
         index.insert(at, page).unwrap();
     }
     let start = u64::MAX - 15;
-    let at_the_top = || Cursor::<Source, _>::of(SparsePages::<Source>::new(&index, start), 100);
+    let at_the_top =
+        || Cursor::<Source, _>::from_kind(SparsePages::<Source>::new(&index, start), 100);
     let mut bytes = [0; 100];
     let mut cursor = at_the_top();
     assert_eq!(copy::read(&mut cursor, &mut bytes), Ok(15));
@@ -83,7 +84,7 @@ fn a_part_of_a_page_has_its_address_and_offset_and_prints_them() {
     let start = page.view().start();
     let part = PageSegment::<Source>::new(&page, 8, 16).unwrap();
     assert_eq!(part.start().addr().get(), start.addr().get() + 8);
-    assert_eq!((part.offset(), part.len_bytes(), part.page_log2()), (8, 16, PAGE_LOG2));
+    assert_eq!((part.offset(), part.len(), part.page_log2()), (8, 16, PAGE_LOG2));
     let address = start.addr().get() + 8;
     assert_eq!(
         format!("{part:?}"),
@@ -183,10 +184,7 @@ fn extracted_bytes_of_a_source_can_be_read_again() {
     assert_eq!(cursor.extract_segments(usize::MAX, 1, &mut segments), 40);
     assert_eq!(cursor.extract_segments(usize::MAX, 1, &mut segments), 60);
     assert_eq!(cursor.extract_segments(usize::MAX, 1, &mut segments), 0);
-    assert_eq!(
-        segments.iter().map(longshore_iov::Segment::len_bytes).collect::<Vec<_>>(),
-        [40, 60]
-    );
+    assert_eq!(segments.iter().map(longshore_iov::Segment::len).collect::<Vec<_>>(), [40, 60]);
     assert_eq!(cursor.revert(60), Ok(()));
     assert_eq!(cursor.restore(&start), Ok(()));
     let mut into = [0; 100];

@@ -111,7 +111,7 @@ impl Session {
                 }
                 Place::Remote { memory, offset, guest_phys, len: part } => {
                     let Some(segment) = source.next_segment(part) else { break };
-                    let part = segment.len_bytes().min(part);
+                    let part = segment.len().min(part);
                     let Ok(view) = segment.view().subslice(0, part) else { break };
                     if part == 0 {
                         break;

@@ -15,7 +15,7 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         }
         // SAFETY: only the length is looked at.
         let mut ahead = unsafe { self.kind.duplicate(KEY) };
-        ahead.segment(KEY, len_max).map_or(0, |segment| segment.len_bytes())
+        ahead.segment(KEY, len_max).map_or(0, |segment| segment.len())
     }
 
     /// Counts the segments that the bytes that remain lie in.
@@ -76,7 +76,7 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         // SAFETY: only addresses and lengths are looked at.
         let mut ahead = unsafe { self.kind.duplicate(KEY) };
         ahead.iterate(KEY, self.left, |segment, _| {
-            see(segment.start().addr().get(), segment.len_bytes());
+            see(segment.start().addr().get(), segment.len());
             0
         });
     }

@@ -85,11 +85,11 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         let mut ahead = unsafe { self.kind.duplicate(KEY) };
         let done = ahead.iterate(KEY, len_bytes.min(self.left), |segment, _| {
             if count == count_max {
-                return segment.len_bytes();
+                return segment.len();
             }
             count += 1;
             // SAFETY: the caller's promise; segments of a walk are different bytes.
-            out.push(unsafe { Segment::from_raw(segment.start(), segment.len_bytes()) });
+            out.push(unsafe { Segment::from_raw(segment.start(), segment.len()) });
             0
         });
         if count == 0 { 0 } else { done }
@@ -114,18 +114,18 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         let mut ahead = unsafe { self.kind.duplicate(KEY) };
         let done = ahead.iterate(KEY, len_bytes.min(self.left), |segment, _| {
             let mut offset = 0;
-            while offset < segment.len_bytes() && count < count_max {
+            while offset < segment.len() && count < count_max {
                 // SAFETY: the offset is inside the segment.
                 let start = unsafe { segment.start().add(offset) };
                 let to_boundary = page_bytes - (start.addr().get() & (page_bytes - 1));
-                let part = to_boundary.min(segment.len_bytes() - offset);
+                let part = to_boundary.min(segment.len() - offset);
                 // SAFETY: the caller's promise; segments of a walk are different bytes.
                 let part_of_page = unsafe { Segment::from_raw(start, part) };
                 out.push(PageSegment::within(&part_of_page, page_log2));
                 count += 1;
                 offset += part;
             }
-            segment.len_bytes() - offset
+            segment.len() - offset
         });
         Ok(if count == 0 { 0 } else { done })
     }
@@ -219,7 +219,7 @@ impl<'m, D: Direction, K: Kind<D> + 'm> Cursor<'m, D, K> {
     /// cursor's own:
     ///
     /// ```compile_fail,E0597
-    /// use longshore_iov::{Cursor, OwnVec, Source};
+    /// use longshore_iov::{Cursor, Source, kinds::OwnVec};
     /// use std::io::IoSlice;
     ///
     /// let mut segments = Vec::new();
@@ -227,7 +227,7 @@ impl<'m, D: Direction, K: Kind<D> + 'm> Cursor<'m, D, K> {
     ///     let memory = vec![1, 2, 3];
     ///     let slices = [IoSlice::new(&memory)];
     ///     let mut cursor: Cursor<'static, Source, _> =
-    ///         Cursor::of(OwnVec::<Source>::new(&slices), 3);
+    ///         Cursor::from_kind(OwnVec::<Source>::new(&slices), 3);
     ///     cursor.extract_segments(3, 1, &mut segments);
     /// }
     /// println!("{segments:?}");

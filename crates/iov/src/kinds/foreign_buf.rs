@@ -33,7 +33,7 @@ impl<'m> ForeignBuf<'m, Dest> {
 
 impl<D: Direction> ForeignBuf<'_, D> {
     fn left(&self) -> usize {
-        self.range.len_bytes() - self.offset
+        self.range.len() - self.offset
     }
 }
 
@@ -73,13 +73,13 @@ impl<D: Direction> Walk<D> for ForeignBuf<'_, D> {
 
     unsafe fn duplicate(&self, _: Key) -> Self {
         // SAFETY: the same range; the caller promises that one place at a time accesses it.
-        let range = unsafe { Segment::from_raw(self.range.start(), self.range.len_bytes()) };
+        let range = unsafe { Segment::from_raw(self.range.start(), self.range.len()) };
         Self { range, offset: self.offset }
     }
 
     fn is_in_memory_of(&self, _: Key, other: &Self) -> bool {
         let (range, other) = (&self.range, &other.range);
-        (range.start(), range.len_bytes()) == (other.start(), other.len_bytes())
+        (range.start(), range.len()) == (other.start(), other.len())
     }
 
     #[inline(always)]
@@ -90,7 +90,7 @@ impl<D: Direction> Walk<D> for ForeignBuf<'_, D> {
         mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
         let Some(segment) = self.segment(key, len_bytes) else { return 0 };
-        let part = segment.len_bytes();
+        let part = segment.len();
         let stepped = part.saturating_sub(step(segment, 0));
         self.offset += stepped;
         stepped

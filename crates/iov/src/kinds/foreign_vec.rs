@@ -31,12 +31,12 @@ impl<'m> ForeignVec<'m, Dest> {
 impl<D: Direction> Item<D> for Segment<'_, D> {
     #[inline(always)]
     fn len_bytes(&self) -> usize {
-        Segment::len_bytes(self)
+        Segment::len(self)
     }
 
     #[inline(always)]
     fn part(&self, offset: usize, len_bytes: usize) -> Segment<'_, D> {
-        debug_assert!(offset + len_bytes <= Segment::len_bytes(self));
+        debug_assert!(offset + len_bytes <= Segment::len(self));
         // SAFETY: the offset is inside the segment.
         let start = unsafe { self.start().add(offset) };
         // SAFETY: the bytes are the segment's; a list lends one part at a time.

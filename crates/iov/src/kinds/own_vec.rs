@@ -48,7 +48,7 @@ impl OwnVec<'_, Source> {
     ) -> usize {
         self.list.iterate(len_bytes, |segment: Segment<'_, Source>, done| {
             // SAFETY: the segment is part of a slice that is borrowed for the list's lifetime.
-            let bytes = unsafe { slice::from_raw_parts(segment.as_ptr(), segment.len_bytes()) };
+            let bytes = unsafe { slice::from_raw_parts(segment.as_ptr(), segment.len()) };
             step(bytes, done)
         })
     }
@@ -63,7 +63,7 @@ impl OwnVec<'_, Dest> {
         mut step: impl FnMut(&mut [u8], usize) -> usize,
     ) -> usize {
         self.list.iterate(len_bytes, |mut segment: Segment<'_, Dest>, done| {
-            let len_bytes = segment.len_bytes();
+            let len_bytes = segment.len();
             // SAFETY: the segment is part of a slice that is borrowed mutably for the list's
             // lifetime, and the list lends one part at a time.
             let bytes = unsafe { slice::from_raw_parts_mut(segment.as_mut_ptr(), len_bytes) };

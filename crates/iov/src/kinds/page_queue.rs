@@ -104,7 +104,7 @@ impl<'m, D: Direction> PageAppender<'m, D> {
             self.last = next;
             self.filled = 0;
         }
-        let len_bytes = part.len_bytes();
+        let len_bytes = part.len();
         // SAFETY: only cursors of the queue see it, and the queue's lifetime is this appender's.
         let part = unsafe { part.erase_lifetime() };
         let was_free = self.last.slots[self.filled].set(part).is_ok();
@@ -181,7 +181,7 @@ impl<D: Direction> Walk<D> for QueuedPages<'_, D> {
     fn segment(&mut self, _: Key, len_max: usize) -> Option<Segment<'_, D>> {
         loop {
             let part = self.here()?;
-            let left = part.len_bytes() - self.offset;
+            let left = part.len() - self.offset;
             if left > 0 {
                 return Some(part.part(self.offset, left.min(len_max)));
             }

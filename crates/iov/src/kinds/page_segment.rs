@@ -62,8 +62,8 @@ impl<'m, D: Direction> PageSegment<'m, D> {
 
     /// All of `segment`, which lies within one page of 2^`page_log2` bytes, below 4 GiB.
     pub(crate) fn within(segment: &Segment<'m, D>, page_log2: u32) -> Self {
-        debug_assert!(segment.len_bytes() <= 1 << page_log2 && page_log2 <= Self::PAGE_LOG2_MAX);
-        let len_bytes = segment.len_bytes() as u32;
+        debug_assert!(segment.len() <= 1 << page_log2 && page_log2 <= Self::PAGE_LOG2_MAX);
+        let len_bytes = segment.len() as u32;
         Self { start: segment.start(), len_bytes, page_log2, memory: PhantomData }
     }
 
@@ -90,7 +90,7 @@ impl<D> PageSegment<'_, D> {
     }
 
     /// Returns how many bytes it has.
-    pub const fn len_bytes(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.len_bytes as usize
     }
 

@@ -55,8 +55,8 @@ impl<'m, D: Direction> PageIndex<'m, D> {
         page: impl Into<Segment<'m, D>>,
     ) -> Result<Option<Segment<'m, D>>, Error> {
         let page = page.into();
-        if page.len_bytes() != 1 << self.page_log2 {
-            let page_log2 = page.len_bytes().checked_ilog2().unwrap_or(0);
+        if page.len() != 1 << self.page_log2 {
+            let page_log2 = page.len().checked_ilog2().unwrap_or(0);
             return Err(Error::PageSize { page_log2, index_log2: self.page_log2 });
         }
         let leaf = self.leaves.entry(index >> LEAF_LOG2);

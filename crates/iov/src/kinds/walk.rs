@@ -45,7 +45,7 @@ use crate::segment::Segment;
 /// ```
 ///
 /// ```compile_fail,E0599
-/// use longshore_iov::{Dest, ForeignBuf};
+/// use longshore_iov::{Dest, kinds::ForeignBuf};
 ///
 /// fn before_the_start(place: &mut ForeignBuf<'_, Dest>) {
 ///     place.retreat(64);
@@ -53,7 +53,7 @@ use crate::segment::Segment;
 /// ```
 ///
 /// ```compile_fail,E0576
-/// use longshore_iov::{Dest, OwnVec, kinds::Kind};
+/// use longshore_iov::{Dest, kinds::{Kind, OwnVec}};
 ///
 /// fn two_places<'m>(place: &OwnVec<'m, Dest>) -> OwnVec<'m, Dest> {
 ///     unsafe { <OwnVec<'m, Dest> as Kind<Dest>>::duplicate(place) }

@@ -15,7 +15,7 @@ macro_rules! walks {
             pub fn $name(cursor: &mut Cursor<'_, Source, $kind<'_, Source>>, len: usize) -> usize {
                 let mut sum = 0;
                 cursor.iterate(len, |segment, done| {
-                    sum ^= segment.len_bytes() ^ done ^ segment.start().addr().get();
+                    sum ^= segment.len() ^ done ^ segment.start().addr().get();
                     0
                 });
                 sum
@@ -40,7 +40,7 @@ walks!(
 pub fn probe_any_kind(cursor: &mut Cursor<'_, Source>, len: usize) -> usize {
     let mut sum = 0;
     cursor.iterate(len, |segment, done| {
-        sum ^= segment.len_bytes() ^ done ^ segment.start().addr().get();
+        sum ^= segment.len() ^ done ^ segment.start().addr().get();
         0
     });
     sum

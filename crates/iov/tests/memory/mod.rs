@@ -6,7 +6,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 
 use longshore_iov::{
-    Cursor, Dest, PageIndex, PageQueue, PageSegment, Segment, SegmentList, Source, SparsePages,
+    Cursor, Dest, Segment, SegmentList, Source,
+    kinds::{PageIndex, PageQueue, PageSegment, SparsePages},
 };
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
@@ -188,7 +189,7 @@ pub(crate) fn at_the_top(
         index.insert((u64::MAX >> PAGE_LOG2) - at as u64, page).unwrap();
     }
     let start = u64::MAX - u64::from(below_the_top);
-    test(&mut Cursor::of(SparsePages::<Source>::new(&index, start), len_bytes));
+    test(&mut Cursor::from_kind(SparsePages::<Source>::new(&index, start), len_bytes));
 }
 
 /// Near the end of a leaf, so that short tests cross one.
@@ -275,7 +276,7 @@ pub(crate) fn with_dest(
 
 /// A segment's bytes.
 pub(crate) fn bytes_of(segment: &Segment<'_, Source>) -> Vec<u8> {
-    let mut bytes = vec![0; segment.len_bytes()];
+    let mut bytes = vec![0; segment.len()];
     segment.view().read(0, &mut bytes).unwrap();
     bytes
 }

@@ -373,7 +373,7 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
     let given = cursor.next_segments(len_bytes, usize::MAX, &mut segments);
     let place = |segment: &longshore_iov::Segment<'_, W>| Run {
         host: segment.start(),
-        len_bytes: segment.len_bytes() as u64,
+        len_bytes: segment.len() as u64,
     };
     let places: Vec<_> = segments.iter().map(place).collect();
     // SAFETY: the cursor, whose bytes these are, is borrowed until the scope ends: the segments are
