@@ -91,8 +91,6 @@ mod logs;
 #[cfg(not(loom))]
 mod page_runs;
 #[cfg(not(loom))]
-mod plain;
-#[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
 mod region;
@@ -119,7 +117,6 @@ pub use {
     longshore_sync::Barrier,
     longshore_sys::mapping::Access as MapAccess,
     longshore_sys::process_memory::Process,
-    plain::Plain,
     process::{PROCESS_TIMEOUT_DEFAULT, ProcessMemory},
     region::{Partial, Region, RemoteMemory},
     session::{Access, Lease, Read, ReadWrite, Reads, Session, Slice, View, Word, Write, Writes},

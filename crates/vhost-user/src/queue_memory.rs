@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use longshore_access::client::Stop;
-use longshore_access::{Fault, Plain, Reason, Session, Word};
+use longshore_access::{Fault, Reason, Session, Word};
 use longshore_mem::Iova;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::misses::{MissChannel, NoTranslation};
 
@@ -87,7 +88,7 @@ impl<'q> QueueMemory<'q> {
     ///
     /// # Errors
     /// [`Halt`].
-    pub fn read_obj<T: Plain>(&self, iova: u64) -> Result<T, Halt> {
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, iova: u64) -> Result<T, Halt> {
         self.retry(false, || self.session.read_obj(Iova::new(iova)))
     }
 
@@ -95,7 +96,11 @@ impl<'q> QueueMemory<'q> {
     ///
     /// # Errors
     /// [`Halt`].
-    pub fn write_obj<T: Plain>(&self, iova: u64, value: T) -> Result<(), Halt> {
+    pub fn write_obj<T: IntoBytes + Immutable + Copy>(
+        &self,
+        iova: u64,
+        value: T,
+    ) -> Result<(), Halt> {
         self.retry(true, || self.session.write_obj(Iova::new(iova), value))
     }
 

@@ -4,11 +4,11 @@
 use std::sync::atomic::{Ordering, fence};
 
 use longshore_mem::Iova;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Place;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
-use crate::plain::Plain;
 use crate::tlb::{BOTH_FAST, READ, WRITE, WRITE_FAST};
 use crate::words;
 
@@ -20,7 +20,7 @@ mod sealed {
 }
 
 /// An integer that the processor accesses at once: `u8`, `u16`, `u32`, `u64`.
-pub trait Word: Plain + sealed::Sealed + PartialEq {}
+pub trait Word: FromBytes + IntoBytes + Immutable + Copy + PartialEq + sealed::Sealed {}
 
 macro_rules! words {
     ($($type:ty)*) => {$(

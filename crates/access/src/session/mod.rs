@@ -1,4 +1,4 @@
-//! A thread's door to a space.
+//! A thread's handle on a space.
 //!
 //! ```text
 //!   read(iova) ── enter slot ── flush word new? ── first probe ── copy ── leave slot
@@ -28,9 +28,9 @@ use std::ptr::NonNull;
 
 use longshore_mem::Iova;
 use longshore_mem::isa::Path;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::fault::{Fault, Reason};
-use crate::plain::Plain;
 use crate::space::{Space, thread_token};
 use crate::tlb::{Entry, READ, Tlb, WRITE_FAST};
 use crate::words;
@@ -41,7 +41,7 @@ pub use pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes}
 pub(crate) use place::Place;
 pub(crate) use private::Private;
 
-/// A thread's door to a space: reads and writes by IOVA.
+/// A thread's handle on a space: reads and writes by IOVA.
 ///
 /// It stays on its thread, and has a slot of its own in the space, and a TLB. Where the TLB has the
 /// translation an access takes no lock and executes no fence and no atomic operation, and no other
@@ -118,21 +118,45 @@ impl Session {
         unsafe { self.write_raw::<false>(iova, from.as_ptr(), from.len()) }
     }
 
-    /// Reads a value: its bytes as they are in memory. One of 1, 2, 4 or 8 bytes at a multiple of its
-    /// size is read at once.
+    /// Reads a value whose bytes are as in memory: an integer, an array, or a structure for which
+    /// `zerocopy`'s traits are derived. A value of 1, 2, 4 or 8 bytes at a multiple of its size is read
+    /// by one instruction.
+    ///
+    /// The bytes are in the device's order: VirtIO and NVMe are little-endian, so `u64::from_le`
+    /// converts their numbers.
+    ///
+    /// ```
+    /// use longshore_access::{Fault, Session};
+    /// use longshore_mem::Iova;
+    /// use zerocopy::{FromBytes, Immutable, IntoBytes};
+    ///
+    /// /// A descriptor of a split virtqueue.
+    /// #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+    /// #[repr(C)]
+    /// struct Descriptor {
+    ///     address: u64,
+    ///     len: u32,
+    ///     flags: u16,
+    ///     next: u16,
+    /// }
+    ///
+    /// fn descriptor(session: &Session, table: Iova, index: u16) -> Result<Descriptor, Fault> {
+    ///     session.read_obj(Iova::new(table.raw() + 16 * u64::from(index)))
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`Fault`].
     // A call would cost as much as the access.
     #[inline(always)]
-    pub fn read_obj<T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, iova: Iova) -> Result<T, Fault> {
         match size_of::<T>() {
             1 => self.read_word::<1, T>(iova),
             2 => self.read_word::<2, T>(iova),
             4 => self.read_word::<4, T>(iova),
             8 => self.read_word::<8, T>(iova),
             len => {
-                let mut value = T::zeroed();
+                let mut value = T::new_zeroed();
                 // SAFETY: our own value, of which any bytes are one.
                 unsafe { self.read_raw::<true>(iova, (&raw mut value).cast(), len) }?;
                 Ok(value)
@@ -140,14 +164,18 @@ impl Session {
         }
     }
 
-    /// Writes a value: its bytes as they are in memory. One of 1, 2, 4 or 8 bytes at a multiple of its
-    /// size is written at once.
+    /// Writes the bytes of a value. A value of 1, 2, 4 or 8 bytes at a multiple of its size is written
+    /// by one instruction.
     ///
     /// # Errors
     /// [`Fault`].
     // A call would cost as much as the access.
     #[inline(always)]
-    pub fn write_obj<T: Plain>(&self, iova: Iova, value: T) -> Result<(), Fault> {
+    pub fn write_obj<T: IntoBytes + Immutable + Copy>(
+        &self,
+        iova: Iova,
+        value: T,
+    ) -> Result<(), Fault> {
         match size_of::<T>() {
             1 => self.write_word::<1, T>(iova, &value),
             2 => self.write_word::<2, T>(iova, &value),
@@ -218,7 +246,7 @@ impl Session {
     }
 
     #[inline(always)]
-    fn read_word<const N: usize, T: Plain>(&self, iova: Iova) -> Result<T, Fault> {
+    fn read_word<const N: usize, T: FromBytes + IntoBytes>(&self, iova: Iova) -> Result<T, Fault> {
         let slot = self.slot();
         slot.enter();
         if let Some(from) = self.hit(iova, N, READ) {
@@ -226,20 +254,24 @@ impl Session {
             let word = unsafe { words::load::<N>(from) };
             slot.leave();
             if let Some(word) = word {
-                let mut value = T::zeroed();
+                let mut value = T::new_zeroed();
                 // SAFETY: `T` has `N` bytes, and any are a value.
                 unsafe { words::put::<N>((&raw mut value).cast(), word) };
                 return Ok(value);
             }
         }
-        let mut value = T::zeroed();
+        let mut value = T::new_zeroed();
         // SAFETY: our own value, of `N` bytes.
         unsafe { self.read_slow(iova, (&raw mut value).cast(), N) }?;
         Ok(value)
     }
 
     #[inline(always)]
-    fn write_word<const N: usize, T: Plain>(&self, iova: Iova, value: &T) -> Result<(), Fault> {
+    fn write_word<const N: usize, T: IntoBytes + Immutable + Copy>(
+        &self,
+        iova: Iova,
+        value: &T,
+    ) -> Result<(), Fault> {
         let from = (&raw const *value).cast::<u8>();
         let slot = self.slot();
         slot.enter();

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use longshore_mem::Iova;
 use longshore_mem::isa::Path;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::private::{Extent, push};
 use super::{Entered, Place, Scope, Session, last_of};
 use crate::fault::{Fault, Reason};
 use crate::lease::{Leased, OnUnmap, Revoke, Written};
-use crate::plain::Plain;
 use crate::region::PAGE_BYTES;
 use crate::space::{Space, thread_token};
 use crate::{tlb, words};
@@ -417,13 +417,9 @@ impl<A: Reads> View<'_, A> {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_obj<T: Plain>(&self, offset: usize) -> Result<T, Fault> {
-        let mut value = T::zeroed();
-        // SAFETY: the bytes of our own value, of which any are one.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>())
-        };
-        self.read(offset, bytes)?;
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, offset: usize) -> Result<T, Fault> {
+        let mut value = T::new_zeroed();
+        self.read(offset, value.as_mut_bytes())?;
         Ok(value)
     }
 }
@@ -443,11 +439,12 @@ impl<A: Writes> View<'_, A> {
     ///
     /// # Errors
     /// As [`read`](View::read).
-    pub fn write_obj<T: Plain>(&self, offset: usize, value: T) -> Result<(), Fault> {
-        // SAFETY: the bytes of our own value, none of which are padding.
-        let bytes =
-            unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
-        self.write(offset, bytes)
+    pub fn write_obj<T: IntoBytes + Immutable + Copy>(
+        &self,
+        offset: usize,
+        value: T,
+    ) -> Result<(), Fault> {
+        self.write(offset, value.as_bytes())
     }
 }
 
