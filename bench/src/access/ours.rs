@@ -33,7 +33,7 @@ impl<'m> Ours<'m> {
         let ours = Self::new(memory, maps)?;
         let range = AddrRange::new(Iova::new(BASE), SPACE_BYTES)?;
         let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range)?);
-        let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+        let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
         log.start(|| ours.spaces[0].set_logs(logs))?;
         Ok(ours)
     }
@@ -48,7 +48,7 @@ impl<'m> Ours<'m> {
         let start = NonNull::from(&*bits).cast::<u8>();
         // SAFETY: the log keeps the bits, which are atomics, and nothing else looks at them.
         let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, bits) };
-        let logs = Logs { by_iova: Log::External(Arc::new(log)), ..Logs::default() };
+        let logs = Logs::default().with_iova(Log::External(Arc::new(log)));
         ours.spaces[0].set_logs(logs)?;
         Ok(ours)
     }
@@ -89,7 +89,7 @@ fn map_region(space: &Space, region: &Arc<Region>, maps: &Maps) -> Result<()> {
 
 /// A space whose entries have host addresses. The memory must outlive it.
 pub(super) fn raw_space(memory: &Memory, maps: &Maps, barrier: Option<Barrier>) -> Result<Space> {
-    let space = Space::with_config(SpaceConfig { barrier, ..SpaceConfig::new() })?;
+    let space = Space::with_config(SpaceConfig::new().with_barrier(barrier))?;
     for (place, offset) in maps.pieces() {
         map_raw(&space, memory, place, offset, maps.piece_bytes())?;
     }

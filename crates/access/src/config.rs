@@ -4,6 +4,7 @@ use longshore_sync::Barrier;
 
 /// The configuration of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SpaceConfig {
     /// Bits of an IOVA that are translated: 31 to 57. More than 48 cost a fifth level.
     pub input_bits: u32,
@@ -48,6 +49,42 @@ impl SpaceConfig {
     pub const fn for_client() -> Self {
         let table_bytes_max = Some(CLIENT_TABLE_BYTES_MAX);
         Self { table_bytes_max, frees_tables: true, ..Self::new() }
+    }
+
+    /// Returns the same with [`input_bits`](Self::input_bits).
+    #[must_use]
+    pub const fn with_input_bits(self, input_bits: u32) -> Self {
+        Self { input_bits, ..self }
+    }
+
+    /// Returns the same with [`barrier`](Self::barrier).
+    #[must_use]
+    pub const fn with_barrier(self, barrier: Option<Barrier>) -> Self {
+        Self { barrier, ..self }
+    }
+
+    /// Returns the same with [`dirty_bits`](Self::dirty_bits).
+    #[must_use]
+    pub const fn with_dirty_bits(self, dirty_bits: bool) -> Self {
+        Self { dirty_bits, ..self }
+    }
+
+    /// Returns the same with [`raw_only`](Self::raw_only).
+    #[must_use]
+    pub const fn with_raw_only(self, raw_only: bool) -> Self {
+        Self { raw_only, ..self }
+    }
+
+    /// Returns the same with [`table_bytes_max`](Self::table_bytes_max).
+    #[must_use]
+    pub const fn with_table_bytes_max(self, table_bytes_max: Option<u64>) -> Self {
+        Self { table_bytes_max, ..self }
+    }
+
+    /// Returns the same with [`frees_tables`](Self::frees_tables).
+    #[must_use]
+    pub const fn with_frees_tables(self, frees_tables: bool) -> Self {
+        Self { frees_tables, ..self }
     }
 }
 

@@ -9,6 +9,7 @@ use longshore_mem::Iova;
 /// `done` bytes were transferred before it. What lies behind them is untouched: on the side that was
 /// written nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Fault {
     /// The first address that could not be accessed: where the access began, plus `done`.
     pub iova: Iova,
@@ -50,6 +51,11 @@ pub enum Reason {
 }
 
 impl Fault {
+    /// Returns a fault at `iova`, before which `done` bytes were transferred.
+    pub const fn new(iova: Iova, done: usize, reason: Reason) -> Self {
+        Self { iova, done, reason }
+    }
+
     /// The same at `done` bytes from `start`.
     pub(crate) const fn at(start: Iova, done: usize, reason: Reason) -> Self {
         Self { iova: Iova::new(start.raw().wrapping_add(done as u64)), done, reason }

@@ -36,6 +36,7 @@ use crate::region::RemoteMemory;
 /// What happens to a lease when its memory is unmapped. Either way the unmapping returns when the
 /// lease is dropped.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum OnUnmap {
     /// It is waited for.
     Wait,

@@ -5,7 +5,7 @@
 //! Unmapping returns when no session can reach the old translation any more.
 //!
 //! * [`Region`] is memory that can be mapped: of this process ([`Region::map_file`],
-//!   [`Region::of_memory`]), of another ([`ProcessMemory`]), or of whoever answers for it
+//!   [`Region::from_memory`]), of another ([`ProcessMemory`]), or of whoever answers for it
 //!   ([`RemoteMemory`]). [`Space::map`] maps parts of one.
 //! * [`Session::read`], [`write`](Session::write), [`read_obj`](Session::read_obj),
 //!   [`read_iter`](Session::read_iter), [`compare_exchange`](Session::compare_exchange) and so on
@@ -21,7 +21,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use longshore_access::{MapAccess, Reason, Region, Space};
+//! use longshore_access::{RegionAccess, Reason, Region, Space};
 //! use longshore_mem::{FileOffset, Iova};
 //! use longshore_pagetable::Prot;
 //! use longshore_sys::memfd;
@@ -30,7 +30,7 @@
 //! // What a client sends: a descriptor of its memory, and where its device finds it.
 //! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
 //! memfd::set_len(&memory, 1 << 20)?;
-//! let region = Region::map_file(&memory, FileOffset::new(0), 1 << 20, MapAccess::ReadWrite)?;
+//! let region = Region::map_file(&memory, FileOffset::new(0), 1 << 20, RegionAccess::ReadWrite)?;
 //! let region = Arc::new(region);
 //!
 //! let space = Space::new()?;
@@ -115,10 +115,11 @@ pub use {
     lease::OnUnmap,
     logs::Logs,
     longshore_sync::Barrier,
-    longshore_sys::mapping::Access as MapAccess,
-    longshore_sys::process_memory::Process,
     process::{PROCESS_TIMEOUT_DEFAULT, ProcessMemory},
-    region::{Partial, Region, RemoteMemory},
-    session::{Access, Lease, Read, ReadWrite, Reads, Session, Slice, View, Word, Write, Writes},
+    region::{Region, RegionAccess, RemoteFault, RemoteMemory},
+    session::{
+        Lease, ReadOnly, ReadWrite, Readable, Session, View, ViewAccess, ViewSlice, Word, Writable,
+        WriteOnly,
+    },
     space::{Batch, Counters, Space},
 };

@@ -14,6 +14,7 @@ use crate::region::Region;
 /// cost nothing more. A change of the logs therefore empties the TLBs of all sessions, and waits until
 /// the accesses that were going on are over.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Logs {
     /// By the address the device wrote to.
     pub by_iova: Log<Iova>,
@@ -23,6 +24,18 @@ pub struct Logs {
 }
 
 impl Logs {
+    /// Returns the same with a log by the addresses that devices write to.
+    #[must_use]
+    pub fn with_iova(self, by_iova: Log<Iova>) -> Self {
+        Self { by_iova, ..self }
+    }
+
+    /// Returns the same with a log by guest-physical addresses.
+    #[must_use]
+    pub fn with_guest_phys(self, by_guest_phys: Log<GuestPhys>) -> Self {
+        Self { by_guest_phys, ..self }
+    }
+
     pub(crate) fn are_off(&self) -> bool {
         self.by_iova.is_off() && self.by_guest_phys.is_off()
     }

@@ -8,6 +8,7 @@ mod calls;
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use longshore_sys::process_memory::Process;
 
 use self::calls::{Calls, Target};
 use crate::fault::Reason;
-use crate::region::{Partial, RemoteMemory};
+use crate::region::{RemoteFault, RemoteMemory};
 
 /// The time that an access to a [`ProcessMemory`] takes at most, unless
 /// [`timeout`](ProcessMemory::timeout) sets another.
@@ -35,7 +36,7 @@ const PAGE_BYTES: u64 = 4096;
 ///
 /// A write is refused with [`Reason::Permission`] unless the memory is [`writable`](Self::writable).
 /// To write to memory of this process, map the file that it lies in, or lend it
-/// ([`Region::of_memory`](crate::Region::of_memory)).
+/// ([`Region::from_memory`](crate::Region::from_memory)).
 ///
 /// # Processes that do not answer
 ///
@@ -83,8 +84,25 @@ struct Threads {
 }
 
 impl ProcessMemory {
-    /// Returns the memory of `process` from `address` on, for reading only.
-    pub fn new(process: Process, address: u64) -> Self {
+    /// Returns the memory of the process with the number `pid`, from `address` on, for reading only.
+    ///
+    /// # Errors
+    /// `ESRCH` if there is no such process, `EINVAL` for a number that no process can have.
+    pub fn open(pid: u32, address: u64) -> io::Result<Self> {
+        Ok(Self::new(Process::open(pid)?, address))
+    }
+
+    /// Returns the memory of the process that `pidfd` refers to, as from `SO_PEERPIDFD`, from `address`
+    /// on, for reading only.
+    ///
+    /// # Errors
+    /// `ESRCH` if the process has ended, `EINVAL` if the descriptor is not a pidfd or is one of a thread;
+    /// `Unsupported` if `/proc` is of another namespace of process numbers than this process is in.
+    pub fn from_pidfd(pidfd: OwnedFd, address: u64) -> io::Result<Self> {
+        Ok(Self::new(Process::from_pidfd(pidfd)?, address))
+    }
+
+    fn new(process: Process, address: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let memory = NEXT.fetch_add(1, Ordering::Relaxed);
         let threads = Some(Threads { memory, timeout: PROCESS_TIMEOUT_DEFAULT });
@@ -117,9 +135,9 @@ impl ProcessMemory {
     /// Returns the same memory, for reading and writing.
     ///
     /// ```compile_fail,E0133
-    /// # use longshore_access::{Process, ProcessMemory};
-    /// # fn of(process: Process) -> ProcessMemory {
-    /// ProcessMemory::new(process, 0x1000).writable()
+    /// # use longshore_access::ProcessMemory;
+    /// # fn of(pid: u32) -> std::io::Result<ProcessMemory> {
+    /// Ok(ProcessMemory::open(pid, 0x1000)?.writable())
     /// # }
     /// ```
     ///
@@ -147,16 +165,16 @@ impl ProcessMemory {
         len: usize,
         part_max: usize,
         mut call: impl FnMut(u64, usize, usize) -> Result<usize, Reason>,
-    ) -> Result<(), Partial> {
+    ) -> Result<(), RemoteFault> {
         let mut done = 0;
         while done < len {
             let address = self.address.checked_add(offset);
             let address = address.and_then(|start| start.checked_add(done as u64));
-            let address = address.ok_or(Partial { done, reason: Reason::Overflow })?;
+            let address = address.ok_or(RemoteFault { done, reason: Reason::Overflow })?;
             match call(address, done, part_max.min(len - done)) {
-                Ok(0) => return Err(Partial { done, reason: Reason::BackingLost }),
+                Ok(0) => return Err(RemoteFault { done, reason: Reason::BackingLost }),
                 Ok(more) => done += more,
-                Err(reason) => return Err(Partial { done, reason }),
+                Err(reason) => return Err(RemoteFault { done, reason }),
             }
         }
         Ok(())
@@ -212,7 +230,7 @@ impl<'m> OnThreads<'m> {
 }
 
 impl RemoteMemory for ProcessMemory {
-    fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         let len = into.len_bytes();
         let lost = |_| Reason::BackingLost;
         let Some(threads) = self.threads else {
@@ -234,9 +252,9 @@ impl RemoteMemory for ProcessMemory {
         })
     }
 
-    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         if !self.is_writable {
-            return Err(Partial { done: 0, reason: Reason::Permission });
+            return Err(RemoteFault { done: 0, reason: Reason::Permission });
         }
         let len = from.len_bytes();
         let lost = |_| Reason::BackingLost;

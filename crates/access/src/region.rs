@@ -11,13 +11,31 @@ use longshore_mem::fault::FaultGuard;
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, FileOffset, Granule, GuestPhys};
 use longshore_sys::file;
-use longshore_sys::mapping::{Access, Mapping};
+use longshore_sys::mapping::{self, Mapping};
 
 use crate::error::Error;
 use crate::fault::Reason;
 use crate::holes::{can_be_punched, stays_whole};
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// How a region's file may be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionAccess {
+    /// The file is only read. It may have been opened for reading only.
+    ReadOnly,
+    /// The file is read and written.
+    ReadWrite,
+}
+
+impl RegionAccess {
+    pub(crate) fn of_mapping(self) -> mapping::Access {
+        match self {
+            Self::ReadOnly => mapping::Access::Read,
+            Self::ReadWrite => mapping::Access::ReadWrite,
+        }
+    }
+}
 
 /// A piece of memory that spaces map parts of: what a client calls a DMA region.
 pub struct Region {
@@ -61,14 +79,14 @@ pub trait RemoteMemory: Send + Sync {
     /// Reads from `offset` into all of `into`.
     ///
     /// # Errors
-    /// [`Partial`]: how many bytes were read, and why not more.
-    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), Partial>;
+    /// [`RemoteFault`]: how many bytes were read, and why not more.
+    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), RemoteFault>;
 
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
-    /// [`Partial`]: how many bytes were written, and why not more.
-    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial>;
+    /// [`RemoteFault`]: how many bytes were written, and why not more.
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), RemoteFault>;
 
     /// Has calls that are going on in `range` end soon. Where they end soon anyway, nothing needs to
     /// be done.
@@ -80,13 +98,21 @@ pub trait RemoteMemory: Send + Sync {
 
 /// A remote access that was not done, or not all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Partial {
+#[non_exhaustive]
+pub struct RemoteFault {
     /// Bytes done.
     pub done: usize,
     /// Why not more: [`Reason::BackingLost`] where the other side is gone, [`Reason::Permission`]
     /// where it refused, [`Reason::TimedOut`] where it did not answer, [`Reason::Revoked`] where the call
     /// was cancelled. After the last two all of a write counts as written in dirty logs.
     pub reason: Reason,
+}
+
+impl RemoteFault {
+    /// Returns the failure of an access after `done` bytes.
+    pub const fn new(done: usize, reason: Reason) -> Self {
+        Self { done, reason }
+    }
 }
 
 impl Region {
@@ -113,7 +139,7 @@ impl Region {
         of: impl AsFd,
         offset: FileOffset,
         len_bytes: u64,
-        access: Access,
+        access: RegionAccess,
     ) -> Result<Self, Error> {
         // Asked once: the file that is checked has to be the one that is mapped.
         let of = of.as_fd();
@@ -130,7 +156,7 @@ impl Region {
         let page = Granule::new(longshore_sys::page_size_bytes() as u64);
         let alignment =
             if is_regular { Granule::SIZE_2M } else { page.unwrap_or(Granule::SIZE_4K) };
-        let mapping = Mapping::of_file_part(of, offset, len_bytes, alignment, access)
+        let mapping = Mapping::of_file_part(of, offset, len_bytes, alignment, access.of_mapping())
             .map_err(io("mapping a region's file"))?;
         let start = mapping.start();
         let address_bytes = mapping.reserved_bytes() as u64;
@@ -139,7 +165,7 @@ impl Region {
             len_bytes,
             address_bytes,
             guest_phys: None,
-            read_only: access == Access::Read,
+            read_only: access == RegionAccess::ReadOnly,
             is_shrinkable: guard.is_some(),
             guard,
         })
@@ -175,7 +201,7 @@ impl Region {
     /// # Errors
     /// [`Error::RegionAlignment`] if the memory does not consist of whole pages of 4 KiB;
     /// [`Error::Io`] if the handler of SIGBUS cannot be installed.
-    pub fn of_memory(memory: impl DmaMemory + 'static) -> Result<Self, Error> {
+    pub fn from_memory(memory: impl DmaMemory + 'static) -> Result<Self, Error> {
         let (host, read_only) = (memory.host(), !memory.is_writable());
         // SAFETY: by `DmaMemory` it stays mapped while the value lives, it is writable unless
         // `read_only` is set, and no reference exists that an access would contradict.

@@ -23,7 +23,7 @@
 //! use std::sync::atomic::Ordering;
 //!
 //! use longshore_access::vm_memory::PinnedMemory;
-//! use longshore_access::{MapAccess, OnUnmap, Read, Region, Space};
+//! use longshore_access::{RegionAccess, OnUnmap, ReadOnly, Region, Space};
 //! use longshore_mem::{FileOffset, Iova};
 //! use longshore_pagetable::Prot;
 //! use longshore_sys::memfd;
@@ -37,7 +37,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = memfd::create("guest", memfd::Backing::Shmem)?;
 //! memfd::set_len(&file, 1 << 20)?;
-//! let region = Region::map_file(&file, FileOffset::new(0), 1 << 20, MapAccess::ReadWrite)?;
+//! let region = Region::map_file(&file, FileOffset::new(0), 1 << 20, RegionAccess::ReadWrite)?;
 //! let (region, space) = (Arc::new(region), Space::new()?);
 //! space.attach(&region)?;
 //! space.map(Iova::new(0x4000_0000), &region, 0, 1 << 20, Prot::READ_WRITE)?;
@@ -55,10 +55,10 @@
 //! assert_eq!(next_available(&*space.memory(), ring), 7);
 //!
 //! // One range: pinned for a scope, or leased to keep and to send to other threads.
-//! let seen = session.pin(Iova::new(ring.0), 4096, Read, |view| {
+//! let seen = session.pin(Iova::new(ring.0), 4096, ReadOnly, |view| {
 //!     next_available(&PinnedMemory::from(view), ring)
 //! })?;
-//! let leased = session.lease(Iova::new(ring.0), 4096, Read, OnUnmap::Wait)?;
+//! let leased = session.lease(Iova::new(ring.0), 4096, ReadOnly, OnUnmap::Wait)?;
 //! let leased = Arc::new(PinnedMemory::from(leased)); // a `GuestAddressSpace`
 //! assert_eq!((seen, next_available(&*leased, ring)), (7, 7));
 //! # Ok(())

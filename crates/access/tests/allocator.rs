@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use longshore_access::{
-    Error, MapAccess, OnUnmap, Partial, Read, ReadWrite, Region, RemoteMemory, Session, Space,
+    Error, OnUnmap, ReadOnly, ReadWrite, Region, RegionAccess, RemoteFault, RemoteMemory, Session,
+    Space,
 };
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{FileOffset, Iova};
@@ -116,12 +117,12 @@ fn at(page: u64) -> Iova {
 struct Sevens;
 
 impl RemoteMemory for Sevens {
-    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         into.write(0, &[7; PAGE as usize][..into.len_bytes()]).unwrap();
         Ok(())
     }
 
-    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         Ok(())
     }
 
@@ -133,7 +134,7 @@ fn space() -> Space {
     let file = memfd::create("allocator", memfd::Backing::Shmem).unwrap();
     let len_bytes = (PAGES + 1) * PAGE;
     memfd::set_len(&file, len_bytes).unwrap();
-    let local = Region::map_file(&file, FileOffset::new(0), len_bytes, MapAccess::ReadWrite);
+    let local = Region::map_file(&file, FileOffset::new(0), len_bytes, RegionAccess::ReadWrite);
     let local = Arc::new(local.unwrap());
     let remote = Arc::new(Region::remote(Arc::new(Sevens), PAGE).unwrap());
     space.attach(&local).unwrap();
@@ -161,7 +162,7 @@ fn access_and_unmap(session: &'static Session) {
 
 /// Pins a page, and accesses another one and the remote region within.
 fn pin_and_call(session: &'static Session) {
-    let pinned = session.pin(at(3), 16, Read, |view| {
+    let pinned = session.pin(at(3), 16, ReadOnly, |view| {
         expect(first_byte(session, REMOTE) == Some(7));
         let mut bytes = [0; 16];
         view.read(0, &mut bytes).is_ok() && bytes == [4; 16]
@@ -193,7 +194,7 @@ fn memory_is_not_unmapped_while_a_lease_of_it_is_made() {
 fn memory_is_not_unmapped_while_a_call_is_put_on_the_list() {
     in_time(|session| {
         // The list has no room for the call, so it allocates.
-        let lease = || session.lease(at(0), 16, Read, OnUnmap::Wait).unwrap();
+        let lease = || session.lease(at(0), 16, ReadOnly, OnUnmap::Wait).unwrap();
         let leases = [(); 4].map(|()| lease());
         let byte = with_hook(access_and_unmap, || first_byte(session, REMOTE));
         assert_eq!(byte, Some(7));

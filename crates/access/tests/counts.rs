@@ -82,23 +82,23 @@ fn cost(space: &Space, work: impl FnOnce()) -> (u64, Counters) {
     let (before, allocations) = (space.counters(), ALLOCATIONS.get());
     work();
     let (after, allocations) = (space.counters(), ALLOCATIONS.get() - allocations);
-    let counters = Counters {
-        barriers: after.barriers - before.barriers,
-        waited: after.waited - before.waited,
-        locks: after.locks - before.locks,
-        unlogged: after.unlogged,
-    };
+    let mut counters = after;
+    counters.barriers -= before.barriers;
+    counters.waited -= before.waited;
+    counters.locks -= before.locks;
     (allocations, counters)
 }
 
 fn barriers(barriers: u64) -> (u64, Counters) {
-    (0, Counters { barriers, ..Counters::default() })
+    let mut counters = Counters::default();
+    counters.barriers = barriers;
+    (0, counters)
 }
 
 #[test]
 fn warm_operations_allocate_nothing_and_take_no_lock() {
     for barrier in [None, Some(Barrier::Fence)] {
-        let world = World::new(SpaceConfig { barrier, ..SpaceConfig::new() });
+        let world = World::new(SpaceConfig::new().with_barrier(barrier));
         let (space, rounds) = (&world.space, if cfg!(miri) { 3 } else { 100 });
         let round = || {
             for page in 0..8 {

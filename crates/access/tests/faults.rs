@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use longshore_access::{
-    Error, Fault, MapAccess, OnUnmap, Partial, Process, ProcessMemory, Read, ReadWrite, Reason,
-    Region, RemoteMemory, Space, Write,
+    Error, Fault, OnUnmap, ProcessMemory, ReadOnly, ReadWrite, Reason, Region, RegionAccess,
+    RemoteFault, RemoteMemory, Space, WriteOnly,
 };
 use longshore_iov::{Cursor, Dest, Segment, SegmentSource, Source};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
@@ -35,14 +35,14 @@ fn mapped(region: Region, prot: Prot) -> (Space, Arc<Region>) {
 }
 
 fn lost(offset: u64, done: usize) -> Fault {
-    Fault { iova: at(offset + done as u64), done, reason: Reason::BackingLost }
+    Fault::new(at(offset + done as u64), done, Reason::BackingLost)
 }
 
 #[test]
 fn a_file_that_was_truncated_faults_at_the_exact_byte() {
     let file = memfd::create("shrinks", Backing::Shmem).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
-    let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, MapAccess::ReadWrite);
+    let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, RegionAccess::ReadWrite);
     let region = region.unwrap();
     assert!(region.is_shrinkable());
     let (space, _region) = mapped(region, Prot::READ_WRITE);
@@ -88,7 +88,8 @@ fn a_file_that_cannot_shrink_needs_no_guard() {
     let file = memfd::create("sealed", Backing::Shmem).unwrap();
     memfd::set_len(&file, 2 * PAGE).unwrap();
     memfd::add_seals(&file, Seals { shrink: true, ..Seals::default() }).unwrap();
-    let map = |offset, len| Region::map_file(&file, FileOffset::new(offset), len, MapAccess::Read);
+    let map =
+        |offset, len| Region::map_file(&file, FileOffset::new(offset), len, RegionAccess::ReadOnly);
     let whole = map(PAGE, PAGE).unwrap();
     assert!(!whole.is_shrinkable() && whole.is_read_only() && whole.is_direct());
     for (offset, len) in [(0, 4 * PAGE), (PAGE, 2 * PAGE), (1 << 40, PAGE)] {
@@ -109,7 +110,7 @@ fn the_offset_into_a_file_is_kept() {
     let file = memfd::create("offset", Backing::Shmem).unwrap();
     memfd::set_len(&file, 3 * PAGE).unwrap();
     rustix::io::pwrite(&file, b"here", 2 * PAGE + 8).unwrap();
-    let region = Region::map_file(&file, FileOffset::new(PAGE), 2 * PAGE, MapAccess::Read);
+    let region = Region::map_file(&file, FileOffset::new(PAGE), 2 * PAGE, RegionAccess::ReadOnly);
     let (space, region) = mapped(region.unwrap(), Prot::READ);
     let mut four = [0; 4];
     space.session().read(at(PAGE + 8), &mut four).unwrap();
@@ -170,9 +171,9 @@ fn sleeping() -> (Killed, u64, u64) {
 #[test]
 fn read_only_memory_of_another_process_is_read_and_never_written() {
     let (child, _, first) = sleeping();
-    let process = Process::open(child.0.id()).unwrap();
+    let pid = child.0.id();
     // SAFETY: the first mapping of another program, which shares no memory with this one.
-    let memory = Arc::new(unsafe { ProcessMemory::new(process, first).writable() });
+    let memory = Arc::new(unsafe { ProcessMemory::open(pid, first).unwrap().writable() });
     for prot in [Prot::READ, Prot::READ_WRITE] {
         let (space, _region) = mapped(Region::remote(memory.clone(), PAGE).unwrap(), prot);
         let session = space.session();
@@ -180,7 +181,7 @@ fn read_only_memory_of_another_process_is_read_and_never_written() {
             true => Reason::Permission,
             false => Reason::BackingLost,
         };
-        let refused = Err(Fault { iova: at(0), done: 0, reason });
+        let refused = Err(Fault::new(at(0), 0, reason));
         assert_eq!(session.write(at(0), b"none"), refused);
         assert_eq!(session.fill(at(0), 1, 4), refused);
         let mut four = [0; 4];
@@ -193,11 +194,11 @@ fn read_only_memory_of_another_process_is_read_and_never_written() {
 #[test]
 fn memory_of_another_process_is_written_only_by_a_promise() {
     let (child, stack, _) = sleeping();
-    let process = Process::open(child.0.id()).unwrap();
-    let memory = Arc::new(ProcessMemory::new(process, stack - 2 * PAGE));
+    let pid = child.0.id();
+    let memory = Arc::new(ProcessMemory::open(pid, stack - 2 * PAGE).unwrap());
     let (space, _region) = mapped(Region::remote(memory, 2 * PAGE).unwrap(), Prot::READ_WRITE);
     let session = space.session();
-    let refused = Err(Fault { iova: at(16), done: 0, reason: Reason::Permission });
+    let refused = Err(Fault::new(at(16), 0, Reason::Permission));
     let mut before = [0; 4];
     session.read(at(16), &mut before).unwrap();
     assert_eq!(session.write(at(16), b"none"), refused);
@@ -210,9 +211,10 @@ fn memory_of_another_process_is_written_only_by_a_promise() {
 #[test]
 fn memory_of_another_process_faults_once_the_process_is_gone() {
     let (mut child, stack, _) = sleeping();
-    let process = Process::open(child.0.id()).unwrap();
+    let pid = child.0.id();
     // SAFETY: the stack of another program, which shares no memory with this one.
-    let memory = Arc::new(unsafe { ProcessMemory::new(process, stack - 2 * PAGE).writable() });
+    let memory =
+        Arc::new(unsafe { ProcessMemory::open(pid, stack - 2 * PAGE).unwrap().writable() });
     let (space, _region) = mapped(Region::remote(memory, 4 * PAGE).unwrap(), Prot::READ_WRITE);
     let session = space.session();
     let mut page = vec![0; PAGE as usize];
@@ -225,9 +227,9 @@ fn memory_of_another_process_faults_once_the_process_is_gone() {
     assert_eq!(&seven, b"written");
     // Behind the stack there is nothing.
     assert_eq!(session.read(at(2 * PAGE - 3), &mut seven), Err(lost(2 * PAGE - 3, 3)));
-    assert_eq!(session.pin(START, 8, Read, |_| ()).unwrap_err().reason, Reason::NotDirect);
+    assert_eq!(session.pin(START, 8, ReadOnly, |_| ()).unwrap_err().reason, Reason::NotDirect);
     assert_eq!(session.fetch_or(START, 1u32).unwrap_err().reason, Reason::NotDirect);
-    let leased = session.lease(START, 8, Write, OnUnmap::Wait).map(drop);
+    let leased = session.lease(START, 8, WriteOnly, OnUnmap::Wait).map(drop);
     assert_eq!(leased.unwrap_err().reason, Reason::NotDirect);
 
     child.end();
@@ -262,16 +264,16 @@ impl Slow {
 }
 
 impl RemoteMemory for Slow {
-    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         into.write(0, b"abc").unwrap();
         let mut reading = self.reading.lock().unwrap();
         *reading = Some(false);
         self.changed.notify_all();
         let _reading = self.changed.wait_while(reading, |done| *done != Some(true)).unwrap();
-        Err(Partial { done: 3, reason: Reason::BackingLost })
+        Err(RemoteFault::new(3, Reason::BackingLost))
     }
 
-    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         (self.on_write)();
         Ok(())
     }
@@ -295,7 +297,7 @@ fn unmapping_cancels_a_call_to_a_remote_region_and_waits_for_it() {
             let mut into = [0; 8];
             let fault = session.read(at(PAGE + 4), &mut into).unwrap_err();
             let iova = at(PAGE + 7);
-            assert_eq!(fault, Fault { iova, done: 3, reason: Reason::Revoked });
+            assert_eq!(fault, Fault::new(iova, 3, Reason::Revoked));
             assert_eq!(&into, b"abc\0\0\0\0\0");
             is_back.store(true, Ordering::SeqCst);
             assert_eq!(session.read(START, &mut into).unwrap_err().reason, Reason::Unmapped);
@@ -352,12 +354,12 @@ fn a_thread_is_not_let_wait_for_itself() {
 
     let file = memfd::create("own", Backing::Shmem).unwrap();
     memfd::set_len(&file, 2 * PAGE).unwrap();
-    let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, MapAccess::ReadWrite);
+    let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, RegionAccess::ReadWrite);
     let region = Arc::new(region.unwrap());
     space.attach(&region).unwrap();
     space.map(START, &region, 0, 2 * PAGE, Prot::READ_WRITE).unwrap();
     // A lease that waits, of what is unmapped and of something else.
-    let lease = session.lease(START, 8, Read, OnUnmap::Wait).unwrap();
+    let lease = session.lease(START, 8, ReadOnly, OnUnmap::Wait).unwrap();
     let refused = space.unmap(START, 2 * PAGE);
     assert!(matches!(refused, Err(Error::PinnedByCaller { .. })), "{refused:?}");
     drop(lease);
@@ -366,14 +368,14 @@ fn a_thread_is_not_let_wait_for_itself() {
     batch.unmap(START, 2 * PAGE).unwrap();
     space.map(at(0x10_0000), &region, 0, PAGE, Prot::READ).unwrap();
     session
-        .pin(at(0x10_0000), 8, Read, |_| {
+        .pin(at(0x10_0000), 8, ReadOnly, |_| {
             assert!(matches!(batch.finish(), Err(Error::PinnedByCaller { .. })));
         })
         .unwrap();
     batch.finish().unwrap();
     // A panic in a pin leaves it.
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        session.pin(at(0x10_0000), 8, Read, |_| panic!("in a pin"))
+        session.pin(at(0x10_0000), 8, ReadOnly, |_| panic!("in a pin"))
     }));
     assert!(panicked.is_err());
     space.unmap(at(0x10_0000), PAGE).unwrap();
@@ -384,7 +386,7 @@ fn a_thread_is_not_let_wait_for_itself() {
 fn a_lease_is_waited_for_and_told() {
     let file = memfd::create("leased", Backing::Shmem).unwrap();
     memfd::set_len(&file, 2 * PAGE).unwrap();
-    let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, MapAccess::ReadWrite);
+    let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, RegionAccess::ReadWrite);
     let (space, _region) = mapped(region.unwrap(), Prot::READ_WRITE);
     let session = space.session();
     let told = Arc::new(AtomicUsize::new(0));
@@ -394,7 +396,7 @@ fn a_lease_is_waited_for_and_told() {
             told.fetch_add(1, Ordering::SeqCst);
         }))
     };
-    let lease = session.lease(at(8), PAGE as usize, Write, notify).unwrap();
+    let lease = session.lease(at(8), PAGE as usize, WriteOnly, notify).unwrap();
     assert!(!lease.is_revoked());
     let is_dropped = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -447,7 +449,7 @@ impl SegmentSource<Source> for Growing<'_> {
 fn a_source_that_lies_about_its_length_moves_as_many_bytes_as_were_copied() {
     let file = memfd::create("remains", Backing::Shmem).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
-    let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, MapAccess::ReadWrite);
+    let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, RegionAccess::ReadWrite);
     let region = region.unwrap();
     let (space, _region) = mapped(region, Prot::READ_WRITE);
     let session = space.session();

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
 use longshore_access::dirty::ExternalLog;
-use longshore_access::{Error, MapAccess, Partial, Region, RemoteMemory, Space, SpaceConfig};
+use longshore_access::{
+    Error, Region, RegionAccess, RemoteFault, RemoteMemory, Space, SpaceConfig,
+};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{BusAddr, FileOffset, Granule, GuestPhys, Iova};
 use longshore_pagetable::Prot;
@@ -24,7 +26,7 @@ const PAGE: u64 = 4096;
 #[test]
 fn the_safe_methods_leave_a_raw_space_alone() {
     for dirty_bits in [false, true] {
-        let config = SpaceConfig { raw_only: true, dirty_bits, ..SpaceConfig::new() };
+        let config = SpaceConfig::new().with_raw_only(true).with_dirty_bits(dirty_bits);
         let space = Space::with_config(config).unwrap();
         let file = memfd::create("raw", Backing::Shmem).unwrap();
         memfd::set_len(&file, PAGE).unwrap();
@@ -49,7 +51,7 @@ fn the_safe_methods_leave_a_raw_space_alone() {
         batch.finish().unwrap();
         drop(batch);
         let region =
-            Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+            Region::map_file(&file, FileOffset::new(0), PAGE, RegionAccess::ReadWrite).unwrap();
         refused(lent.attach(&Arc::new(region)));
 
         let mut bytes = [0; 4];
@@ -102,7 +104,8 @@ impl AsFd for Lying {
 #[test]
 fn the_file_that_is_mapped_is_the_one_that_was_checked() {
     let lying = Lying::new();
-    let region = Region::map_file(&lying, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let region =
+        Region::map_file(&lying, FileOffset::new(0), PAGE, RegionAccess::ReadWrite).unwrap();
     assert!(!region.is_shrinkable());
     let (region, space, iova) = (Arc::new(region), Space::new().unwrap(), Iova::new(0x1000));
     space.attach(&region).unwrap();
@@ -127,7 +130,7 @@ struct Fleeting {
 }
 
 impl RemoteMemory for Fleeting {
-    fn read(&self, _offset: u64, _into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, _offset: u64, _into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         self.called.wait();
         while !self.is_cancelled.load(Ordering::Acquire) {
             std::thread::yield_now();
@@ -135,7 +138,7 @@ impl RemoteMemory for Fleeting {
         Ok(())
     }
 
-    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         Ok(())
     }
 
@@ -161,7 +164,7 @@ fn remote_memory_is_never_dropped_within_an_access() {
     let space = Space::new().unwrap();
     let file = memfd::create("own", Backing::Shmem).unwrap();
     memfd::set_len(&file, PAGE).unwrap();
-    let own = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let own = Region::map_file(&file, FileOffset::new(0), PAGE, RegionAccess::ReadWrite).unwrap();
     let own = Arc::new(own);
     space.attach(&own).unwrap();
     space.map(Iova::new(PAGE), &own, 0, PAGE, Prot::READ_WRITE).unwrap();

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use longshore_access::dirty::ExternalLog;
-use longshore_access::{Fault, MapAccess, Reason, Region, Space};
+use longshore_access::{Fault, Reason, Region, RegionAccess, Space};
 use longshore_mem::{FileOffset, Granule, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::mapping::{Access, Mapping};
@@ -80,7 +80,7 @@ fn a_punched_hole_in_a_sealed_hugetlb_file_is_a_fault() {
     memfd::add_seals(&file, Seals { shrink: true, grow: true, ..Seals::default() }).unwrap();
     // The second page; its offset is a multiple of the pages' size and the region's end is not.
     let offset = FileOffset::new(HUGE + 0x1000);
-    let region = Region::map_file(file.as_fd(), offset, HUGE - 0x1000, MapAccess::ReadWrite);
+    let region = Region::map_file(file.as_fd(), offset, HUGE - 0x1000, RegionAccess::ReadWrite);
     let region = Arc::new(region.unwrap());
     assert!(region.is_shrinkable(), "a hole can be punched");
     assert_eq!(region.address_bytes(), HUGE);
@@ -99,7 +99,7 @@ fn a_punched_hole_in_a_sealed_hugetlb_file_is_a_fault() {
 
     assert!(punch(&file, HUGE, HUGE));
     let taken = empty_pool();
-    let lost = Fault { iova: at, done: 0, reason: Reason::BackingLost };
+    let lost = Fault::new(at, 0, Reason::BackingLost);
     assert_eq!(session.read(at, &mut four), Err(lost));
     assert_eq!(session.write(at, &four), Err(lost));
     assert!(log.mark(GuestPhys::new(0), 1).is_err());
@@ -110,6 +110,6 @@ fn a_punched_hole_in_a_sealed_hugetlb_file_is_a_fault() {
     drop((session, space, log, region));
     memfd::add_seals(&file, Seals { write: true, ..Seals::default() }).unwrap();
     assert!(!punch(&file, HUGE, HUGE));
-    let region = Region::map_file(file.as_fd(), offset, 0x1000, MapAccess::Read).unwrap();
+    let region = Region::map_file(file.as_fd(), offset, 0x1000, RegionAccess::ReadOnly).unwrap();
     assert!(!region.is_shrinkable());
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longshore_access::dirty::{DirtyLog, ExternalLog, Log};
 use longshore_access::{
-    Error, Logs, MapAccess, OnUnmap, Process, ProcessMemory, ReadWrite, Region, Session, Space,
-    SpaceConfig, Write,
+    Error, Logs, OnUnmap, ProcessMemory, ReadWrite, Region, RegionAccess, Session, Space,
+    SpaceConfig, WriteOnly,
 };
 use longshore_iov::{Cursor, Source};
 use longshore_mem::{AddrRange, Address, BusAddr, FileOffset, Granule, GuestPhys, Iova};
@@ -36,7 +36,7 @@ fn memory() -> Arc<Region> {
     let file = memfd::create("logged", Backing::Shmem).unwrap();
     memfd::set_len(&file, PAGES * PAGE).unwrap();
     let len = PAGES * PAGE;
-    let region = Region::map_file(&file, FileOffset::new(0), len, MapAccess::ReadWrite);
+    let region = Region::map_file(&file, FileOffset::new(0), len, RegionAccess::ReadWrite);
     Arc::new(region.unwrap().at_guest_phys(GuestPhys::new(GUEST)))
 }
 
@@ -57,15 +57,15 @@ fn write_in_each_way(session: &Session) -> BTreeSet<u64> {
     session.write_iter(at(3), &mut Cursor::<Source>::own_vec(&slices), 10).unwrap();
     session.store(at(4), 1u32, Ordering::Relaxed).unwrap();
     session.fetch_or(at(5), 1u16).unwrap();
-    session.pin(at(6), 8, Write, |view| view.write(0, &[1; 8])).unwrap().unwrap();
+    session.pin(at(6), 8, WriteOnly, |view| view.write(0, &[1; 8])).unwrap().unwrap();
     session.pin(at(7), 8, ReadWrite, |_| ()).unwrap();
-    drop(session.lease(at(8), 8, Write, OnUnmap::Wait).unwrap());
+    drop(session.lease(at(8), 8, WriteOnly, OnUnmap::Wait).unwrap());
     // One that ends early.
     session.write(iova(PAGES - 1), &[1; 2 * PAGE as usize]).unwrap_err();
     // And what is no write.
     session.read(iova(30), &mut [0; 100]).unwrap();
     session.load::<u8>(iova(32), Ordering::Acquire).unwrap();
-    session.pin(iova(34), 8, longshore_access::Read, |_| ()).unwrap();
+    session.pin(iova(34), 8, longshore_access::ReadOnly, |_| ()).unwrap();
     (0..9).map(|way| 1 + 2 * way).chain([PAGES - 1]).collect()
 }
 
@@ -90,10 +90,9 @@ fn what_is_written_is_logged_in_every_way_and_nothing_else_is() {
     let session = space.session();
     let by_iova = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
     let by_guest = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(GUEST, PAGES)).unwrap());
-    let logs = Logs {
-        by_iova: Log::Internal(Arc::clone(&by_iova)),
-        by_guest_phys: Log::Internal(Arc::clone(&by_guest)),
-    };
+    let logs = Logs::default()
+        .with_iova(Log::Internal(Arc::clone(&by_iova)))
+        .with_guest_phys(Log::Internal(Arc::clone(&by_guest)));
     // Off.
     write_in_each_way(&session);
     assert!(harvested(&space, &by_iova, START).is_empty());
@@ -124,15 +123,15 @@ fn writes_to_remote_regions_are_logged() {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
     let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
     let end = u64::from_str_radix(stack.split([' ', '-']).nth(1).unwrap(), 16).unwrap();
-    let process = Process::open(child.id()).unwrap();
+    let pid = child.id();
     // SAFETY: the stack of another program, which shares no memory with this one.
-    let remote = Arc::new(unsafe { ProcessMemory::new(process, end - 4 * PAGE).writable() });
+    let remote = Arc::new(unsafe { ProcessMemory::open(pid, end - 4 * PAGE).unwrap().writable() });
     let region = Region::remote(remote, 4 * PAGE).unwrap().at_guest_phys(GuestPhys::new(GUEST));
     let (region, space) = (Arc::new(region), Space::new().unwrap());
     space.attach(&region).unwrap();
     space.map(iova(0), &region, 0, 4 * PAGE, Prot::READ_WRITE).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(GUEST, 4)).unwrap());
-    let logs = Logs { by_guest_phys: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    let logs = Logs::default().with_guest_phys(Log::Internal(Arc::clone(&log)));
     space.set_logs(logs).unwrap();
     let session = space.session();
     session.write(iova(1), &[1; 8]).unwrap();
@@ -153,7 +152,7 @@ fn an_external_log_has_the_bits_of_what_was_written() {
         let start = NonNull::from(bits).cast();
         // SAFETY: leaked, and looked at by atomics only.
         let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, ()) };
-        Logs { by_guest_phys: Log::External(Arc::new(log)), ..Logs::default() }
+        Logs::default().with_guest_phys(Log::External(Arc::new(log)))
     };
     let refused = space.set_logs(external(bits.len() - 1));
     assert!(matches!(refused, Err(Error::BeyondLog { .. })), "{refused:?}");
@@ -165,10 +164,12 @@ fn an_external_log_has_the_bits_of_what_was_written() {
     // A region that it has no bits for is not let in.
     let file = memfd::create("beyond", Backing::Shmem).unwrap();
     memfd::set_len(&file, PAGE).unwrap();
-    let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let beyond =
+        Region::map_file(&file, FileOffset::new(0), PAGE, RegionAccess::ReadWrite).unwrap();
     let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(GUEST + PAGES * PAGE)));
     assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
-    let beyond = Region::map_file(&file, FileOffset::new(0), PAGE, MapAccess::ReadWrite).unwrap();
+    let beyond =
+        Region::map_file(&file, FileOffset::new(0), PAGE, RegionAccess::ReadWrite).unwrap();
     let beyond = Arc::new(beyond.at_guest_phys(GuestPhys::new(u64::MAX - 0x7ff)));
     assert!(matches!(space.attach(&beyond), Err(Error::BeyondLog { .. })));
 }
@@ -176,7 +177,7 @@ fn an_external_log_has_the_bits_of_what_was_written() {
 #[test]
 fn dirty_bits_are_set_as_hardware_sets_them() {
     let region = memory();
-    let space = space_of(&region, SpaceConfig { dirty_bits: true, ..SpaceConfig::new() });
+    let space = space_of(&region, SpaceConfig::new().with_dirty_bits(true));
     let session = space.session();
     let read = |clear| {
         let mut runs = Vec::new();
@@ -194,7 +195,7 @@ fn dirty_bits_are_set_as_hardware_sets_them() {
     assert!(matches!(none.read_dirty(iova(0), PAGE, true, |_| ()), Err(Error::Table { .. })));
     // Both at once.
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
-    let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     space.set_logs(logs).unwrap();
     let expected = write_in_each_way(&session);
     assert_eq!((harvested(&space, &log, START), read(true)), (expected.clone(), expected));
@@ -202,7 +203,7 @@ fn dirty_bits_are_set_as_hardware_sets_them() {
 
 fn internal(range: AddrRange<Iova>) -> (Arc<DirtyLog<Iova>>, Logs) {
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range).unwrap());
-    (Arc::clone(&log), Logs { by_iova: Log::Internal(log), ..Logs::default() })
+    (Arc::clone(&log), Logs::default().with_iova(Log::Internal(log)))
 }
 
 fn read_dirty(space: &Space, clear: bool) -> BTreeSet<u64> {
@@ -217,10 +218,10 @@ fn what_a_lease_may_write_is_told_by_each_harvest_while_it_lives() {
     let session = space.session();
     let (log, logs) = internal(range(START, PAGES));
     // One from before the log.
-    let before = session.lease(iova(9), 16, Write, OnUnmap::Wait).unwrap();
+    let before = session.lease(iova(9), 16, WriteOnly, OnUnmap::Wait).unwrap();
     space.set_logs(logs.clone()).unwrap();
     let lease = session.lease(iova(3), 2 * PAGE as usize, ReadWrite, OnUnmap::Wait).unwrap();
-    let _read = session.lease(iova(7), 8, longshore_access::Read, OnUnmap::Wait).unwrap();
+    let _read = session.lease(iova(7), 8, longshore_access::ReadOnly, OnUnmap::Wait).unwrap();
     for _ in 0..3 {
         lease.view().write(0, b"at any time").unwrap();
         assert_eq!(harvested(&space, &log, START), [3, 4, 9].into());
@@ -247,8 +248,8 @@ fn a_log_of_another_process_has_what_leases_write_when_it_is_said() {
     let log =
         unsafe { ExternalLog::from_raw_parts(NonNull::from(bits).cast(), bits.len() * 8, ()) };
     let by_guest_phys = Log::External(Arc::new(log));
-    space.set_logs(Logs { by_guest_phys, ..Logs::default() }).unwrap();
-    let lease = space.session().lease(iova(5), 8, Write, OnUnmap::Wait).unwrap();
+    space.set_logs(Logs::default().with_guest_phys(by_guest_phys)).unwrap();
+    let lease = space.session().lease(iova(5), 8, WriteOnly, OnUnmap::Wait).unwrap();
     let word = &bits[(GUEST / PAGE / 64) as usize];
     lease.view().write(0, b"unseen").unwrap();
     assert_eq!(word.swap(0, Ordering::AcqRel), 0);
@@ -262,10 +263,10 @@ fn a_log_of_another_process_has_what_leases_write_when_it_is_said() {
 
 #[test]
 fn what_a_lease_may_write_is_dirty_while_it_lives() {
-    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_dirty_bits(true);
     let space = space_of(&memory(), config);
     let session = space.session();
-    let lease = session.lease(iova(3), 2 * PAGE as usize, Write, OnUnmap::Wait).unwrap();
+    let lease = session.lease(iova(3), 2 * PAGE as usize, WriteOnly, OnUnmap::Wait).unwrap();
     session.write(iova(20), &[1; 8]).unwrap();
     assert_eq!(read_dirty(&space, true), [3, 4, 20].into());
     for _ in 0..3 {
@@ -280,7 +281,7 @@ fn what_a_lease_may_write_is_dirty_while_it_lives() {
 
 #[test]
 fn each_page_of_a_write_is_dirty_also_where_a_log_is_on() {
-    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_dirty_bits(true);
     let space = space_of(&memory(), config);
     let session = space.session();
     let (_, logs) = internal(range(START, PAGES));
@@ -290,7 +291,7 @@ fn each_page_of_a_write_is_dirty_also_where_a_log_is_on() {
         session.read(iova(0), &mut [0; 8]).unwrap();
         session.read(iova(1), &mut [0; 8]).unwrap();
         session.write(iova(2), &[1; 3 * PAGE as usize]).unwrap();
-        session.pin(iova(6), 2 * PAGE as usize, Write, |_| ()).unwrap();
+        session.pin(iova(6), 2 * PAGE as usize, WriteOnly, |_| ()).unwrap();
         session.fill(iova(9), 1, 2 * PAGE as usize).unwrap();
         assert_eq!(read_dirty(&space, true), [2, 3, 4, 6, 7, 9, 10].into());
     }
@@ -298,7 +299,7 @@ fn each_page_of_a_write_is_dirty_also_where_a_log_is_on() {
 
 #[test]
 fn unmapping_tells_of_what_was_written() {
-    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_dirty_bits(true);
     let region = memory();
     let space = space_of(&region, config);
     let session = space.session();
@@ -339,13 +340,13 @@ fn unmapping_tells_of_what_was_written() {
 /// A lease whose page was read and cleared, and that writes until its unmapping has it back.
 #[test]
 fn unmapping_tells_of_what_a_lease_wrote_last() {
-    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_dirty_bits(true);
     let space = space_of(&memory(), config);
     let session = space.session();
     let kept = Arc::new(std::sync::Mutex::new(None));
     let given_back = Arc::clone(&kept);
     let notify = OnUnmap::Notify(Arc::new(move || drop(given_back.lock().unwrap().take())));
-    let lease = session.lease(iova(3), 8, Write, notify).unwrap();
+    let lease = session.lease(iova(3), 8, WriteOnly, notify).unwrap();
     *kept.lock().unwrap() = Some(lease);
     assert_eq!(read_dirty(&space, true), [3].into());
     let mut runs = Vec::new();
@@ -357,7 +358,7 @@ fn unmapping_tells_of_what_a_lease_wrote_last() {
 /// the two, no write is lost.
 #[test]
 fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
-    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_dirty_bits(true);
     let region = memory();
     let space = Space::with_config(config).unwrap();
     space.attach(&region).unwrap();
@@ -454,7 +455,7 @@ fn no_write_is_lost_between_harvests() {
     nothing_is_lost(SpaceConfig::new(), |space, look| {
         if !is_on {
             // While they write already: then all of it is new.
-            let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+            let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
             log.start(|| space.set_logs(logs)).unwrap();
             is_on = true;
             (0..PAGES).for_each(&mut *look);
@@ -468,7 +469,7 @@ fn no_write_is_lost_between_harvests() {
 
 #[test]
 fn no_dirty_bit_is_lost_when_they_are_cleared() {
-    let config = SpaceConfig { dirty_bits: true, ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_dirty_bits(true);
     nothing_is_lost(config, |space, look| {
         let read = space.read_dirty(iova(0), PAGES * PAGE, true, |run| {
             pages_of(&[run], START).into_iter().for_each(&mut *look);

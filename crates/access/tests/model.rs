@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use longshore_access::{
-    Error, Fault, Partial, Read, ReadWrite, Reason, Region, RemoteMemory, Session, Space,
+    Error, Fault, ReadOnly, ReadWrite, Reason, Region, RemoteFault, RemoteMemory, Session, Space,
     SpaceConfig,
 };
 use longshore_iov::{Cursor, Dest, Source};
@@ -30,13 +30,13 @@ const START: u64 = 1 << 40;
 struct Asked(Mutex<Vec<u8>>);
 
 impl RemoteMemory for Asked {
-    fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         let memory = self.0.lock().unwrap();
         into.write(0, &memory[offset as usize..][..into.len_bytes()]).unwrap();
         Ok(())
     }
 
-    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         let mut memory = self.0.lock().unwrap();
         from.read(0, &mut memory[offset as usize..][..from.len_bytes()]).unwrap();
         Ok(())
@@ -151,7 +151,7 @@ impl Oracle {
     }
 
     fn fault(at: u64, done: usize, reason: Reason) -> Fault {
-        Fault { iova: Iova::new(START + at + done as u64), done, reason }
+        Fault::new(Iova::new(START + at + done as u64), done, reason)
     }
 
     fn read(&mut self, at: u64, len: usize) -> (Vec<u8>, Result<(), Fault>) {
@@ -213,7 +213,7 @@ impl World {
             Arc::new(Region::remote(remote, bytes as u64).unwrap()),
             Arc::new(host(&own[2]).read_only()),
         ];
-        let config = SpaceConfig { dirty_bits: has_dirty_bits, ..SpaceConfig::new() };
+        let config = SpaceConfig::new().with_dirty_bits(has_dirty_bits);
         let space = Space::with_config(config).unwrap();
         for region in &regions {
             space.attach(region).unwrap();
@@ -407,10 +407,10 @@ impl World {
             view.read(0, &mut bytes).unwrap();
             assert_eq!(bytes, before);
             // Pins nest, and accesses within them are accesses.
-            let nested = session.pin(iova, len / 2, Read, |inner| inner.slices().count());
+            let nested = session.pin(iova, len / 2, ReadOnly, |inner| inner.slices().count());
             assert!(nested.unwrap() <= view.slices().count());
             view.write(0, &vec![byte; len]).unwrap();
-            assert_eq!(view.slices().map(|slice| slice.len_bytes()).sum::<usize>(), len);
+            assert_eq!(view.slices().map(|slice| slice.len()).sum::<usize>(), len);
             session.read(iova, &mut bytes).unwrap();
             assert_eq!(bytes, vec![byte; len]);
             let refused = self.space.unmap(Self::iova(0), PAGE);
@@ -516,10 +516,10 @@ fn addresses_outside_of_what_is_translated_fault() {
     let last = Iova::new(u64::MAX);
     let mut two = [0; 2];
     let fault = session.read(last, &mut two).unwrap_err();
-    assert_eq!(fault, Fault { iova: last, done: 0, reason: Reason::Overflow });
+    assert_eq!(fault, Fault::new(last, 0, Reason::Overflow));
     assert_eq!(session.write(last, &[1]).unwrap_err().reason, Reason::Unmapped);
     assert_eq!(session.read(Iova::new(1 << 48), &mut two).unwrap_err().reason, Reason::Unmapped);
-    assert_eq!(session.pin(last, 2, Read, |_| ()).unwrap_err().reason, Reason::Overflow);
+    assert_eq!(session.pin(last, 2, ReadOnly, |_| ()).unwrap_err().reason, Reason::Overflow);
     assert_eq!(session.fill(last, 0, usize::MAX).unwrap_err().reason, Reason::Overflow);
     assert_eq!(session.read(last, &mut []), Ok(()));
     let region = &world.regions[0];

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use longshore_access::dirty::{DirtyLog, Log};
 use longshore_access::{
-    Fault, Logs, Partial, Process, ProcessMemory, Reason, Region, RemoteMemory, Space,
+    Fault, Logs, ProcessMemory, Reason, Region, RemoteFault, RemoteMemory, Space,
 };
 use longshore_mem::volatile::VolatileSliceMut;
 use longshore_mem::{AddrRange, Granule, Iova};
@@ -82,17 +82,17 @@ fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Rece
     told
 }
 
-fn read(memory: &ProcessMemory, offset: usize, into: &mut [u8]) -> Result<(), Partial> {
+fn read(memory: &ProcessMemory, offset: usize, into: &mut [u8]) -> Result<(), RemoteFault> {
     memory.read(offset as u64, VolatileSliceMut::from(into))
 }
 
-fn write(memory: &ProcessMemory, offset: usize, from: &mut [u8]) -> Result<(), Partial> {
+fn write(memory: &ProcessMemory, offset: usize, from: &mut [u8]) -> Result<(), RemoteFault> {
     memory.write(offset as u64, VolatileSliceMut::from(from).as_readable())
 }
 
 fn writable(peer: &Peer) -> ProcessMemory {
     // SAFETY: memory that another program has made for itself.
-    unsafe { ProcessMemory::new(peer.process(), peer.address).writable() }
+    unsafe { peer.memory(peer.address).writable() }
 }
 
 /// All of the memory of a process in a space.
@@ -132,7 +132,7 @@ fn abandon(space: &Space, count: usize) {
 }
 
 fn fault(reason: Reason) -> Result<(), Fault> {
-    Err(Fault { iova: at(UNANSWERED), done: 0, reason })
+    Err(Fault::new(at(UNANSWERED), 0, reason))
 }
 
 fn answers(memory: &ProcessMemory) {
@@ -181,17 +181,17 @@ fn calls_on_other_threads_do_what_those_on_the_calling_thread_do() {
         }
     }
     // The end of all addresses, a write that nobody has promised, and a process that is gone.
-    let end = ProcessMemory::new(peer.process(), u64::MAX - 4);
-    let overflow = Partial { done: 0, reason: Reason::Overflow };
+    let end = peer.memory(u64::MAX - 4);
+    let overflow = RemoteFault::new(0, Reason::Overflow);
     assert_eq!(read(&end, 5, &mut [0]), Err(overflow));
     let reason = Reason::BackingLost;
-    assert_eq!(read(&end, 4, &mut [0]), Err(Partial { done: 0, reason }));
-    let only_read = ProcessMemory::new(peer.process(), peer.address);
-    let refused = Partial { done: 0, reason: Reason::Permission };
+    assert_eq!(read(&end, 4, &mut [0]), Err(RemoteFault::new(0, reason)));
+    let only_read = peer.memory(peer.address);
+    let refused = RemoteFault::new(0, Reason::Permission);
     assert_eq!(write(&only_read, 0, &mut [0]), Err(refused));
     drop(peer);
     for memory in [&by_threads, &direct] {
-        let lost = Err(Partial { done: 0, reason });
+        let lost = Err(RemoteFault::new(0, reason));
         assert_eq!(read(memory, 0, &mut [0]), lost);
         assert_eq!(write(memory, 0, &mut [0]), lost);
         assert_eq!(read(memory, 0, &mut []), Ok(()));
@@ -234,7 +234,7 @@ fn accesses_end_in_time_and_keep_few_threads_until_the_process_answers() {
     let (space, _region) = mapped(writable(&peer).timeout(SHORT));
     let all = AddrRange::new(START, 1 << 20).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, all).unwrap());
-    let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     space.set_logs(logs).unwrap();
     abandon(&space, 1);
     let asked: Vec<_> = (0..32).map(|at| ask(&space, at % 2 == 0)).collect();
@@ -245,8 +245,8 @@ fn accesses_end_in_time_and_keep_few_threads_until_the_process_answers() {
     abandon(&space, CALLS_MAX);
     assert_eq!(threads().1, CALLS_MAX);
     // Others are refused at once, also of memory that is there, and by another name of the process.
-    let memory = ProcessMemory::new(peer.process(), peer.address);
-    let unavailable = Err(Partial { done: 0, reason: Reason::Unavailable });
+    let memory = peer.memory(peer.address);
+    let unavailable = Err(RemoteFault::new(0, Reason::Unavailable));
     assert_eq!(read(&memory, 0, &mut [0]), unavailable);
     assert_eq!(ask(&space, true).recv_timeout(LONG).unwrap(), fault(Reason::Unavailable));
     // Other processes are not concerned.
@@ -293,7 +293,8 @@ fn accesses_end_with_the_process_and_with_its_program() {
 fn the_end_of_a_process_may_not_end_its_calls() {
     let _alone = alone();
     let Some(mut peer) = Peer::start() else { return };
-    let process = Process::open(peer.ask("share").parse().unwrap()).unwrap();
+    let process =
+        longshore_sys::process_memory::Process::open(peer.ask("share").parse().unwrap()).unwrap();
     let (space, _region) = mapped(writable(&peer).timeout(SHORT));
     abandon(&space, CALLS_MAX);
     peer.kill();

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use longshore_access::{
-    Barrier, Error, OnUnmap, Partial, Read, ReadWrite, Reads, Reason, Region, RemoteMemory,
-    Session, Space, SpaceConfig, View,
+    Barrier, Error, OnUnmap, ReadOnly, ReadWrite, Readable, Reason, Region, RemoteFault,
+    RemoteMemory, Session, Space, SpaceConfig, View,
 };
 use longshore_iov::{Cursor, Dest, Segment, SegmentSource};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
@@ -43,7 +43,7 @@ impl Page {
         let start = NonNull::new(unsafe { std::alloc::alloc(LAYOUT) }).unwrap();
         // SAFETY: allocated above.
         unsafe { start.write_bytes(byte, PAGE as usize) };
-        Arc::new(Region::of_memory(Self(start)).unwrap())
+        Arc::new(Region::from_memory(Self(start)).unwrap())
     }
 }
 
@@ -87,7 +87,7 @@ struct Calls {
 }
 
 impl RemoteMemory for Calls {
-    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         // The receiver is gone once everything is unmapped.
         let _ = self.begun.send(());
         come_back();
@@ -96,7 +96,7 @@ impl RemoteMemory for Calls {
         Ok(())
     }
 
-    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         Ok(())
     }
 
@@ -139,7 +139,7 @@ fn read(session: &Session, iova: Iova, byte: u8) {
     assert!(bytes[..done].iter().all(|read| *read == byte), "{iova:#x}: {bytes:?}");
 }
 
-fn read_view<A: Reads>(view: &View<'_, A>, byte: u8) {
+fn read_view<A: Readable>(view: &View<'_, A>, byte: u8) {
     let mut bytes = [0; 16];
     view.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [byte; 16]);
@@ -157,7 +157,7 @@ const OUTER: [fn(&Session); 4] = [
         }
     },
     |session| {
-        let _ = session.pin(BEFORE, 16, Read, |outer| {
+        let _ = session.pin(BEFORE, 16, ReadOnly, |outer| {
             let _ = session.pin(BEHIND, 16, ReadWrite, |inner| {
                 read(session, REMOTE, 7);
                 read_view(&inner, 2);
@@ -176,7 +176,7 @@ const OUTER: [fn(&Session); 4] = [
         );
     },
     |session| {
-        let lease = session.lease(BEFORE, 16, Read, OnUnmap::Wait);
+        let lease = session.lease(BEFORE, 16, ReadOnly, OnUnmap::Wait);
         read(session, REMOTE, 7);
         if let Ok(lease) = lease {
             read_view(&lease.view(), 1);
@@ -189,7 +189,7 @@ const INNER: [fn(&Session); 7] = [
     |session| read(session, OTHER, 3),
     |session| session.park(),
     |session| {
-        let _ = session.pin(OTHER, 16, Read, |view| {
+        let _ = session.pin(OTHER, 16, ReadOnly, |view| {
             session.park();
             read(session, BEHIND, 2);
             read_view(&view, 3);
@@ -197,7 +197,7 @@ const INNER: [fn(&Session); 7] = [
     },
     |session| {
         NEXT.set(Some(|session| read(session, OTHER, 3)));
-        let _ = session.pin(OTHER, 16, Read, |view| {
+        let _ = session.pin(OTHER, 16, ReadOnly, |view| {
             read(session, REMOTE, 7);
             read_view(&view, 3);
         });
@@ -208,7 +208,7 @@ const INNER: [fn(&Session); 7] = [
     },
     |_| panic!("in the middle"),
     |session| {
-        let _ = session.pin(OTHER, 16, Read, |_| -> () { panic!("in a pin in the middle") });
+        let _ = session.pin(OTHER, 16, ReadOnly, |_| -> () { panic!("in a pin in the middle") });
     },
 ];
 
@@ -216,7 +216,7 @@ const INNER: [fn(&Session); 7] = [
 /// them.
 fn attack(outer: fn(&Session), inner: fn(&Session), backwards: bool) {
     // Miri has no membarrier.
-    let config = SpaceConfig { barrier: Some(Barrier::Fence), ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_barrier(Some(Barrier::Fence));
     let space = Space::with_config(config).unwrap();
     let (begun, wait): (_, Receiver<()>) = channel();
     let calls = Calls { begun: begun.clone() };
@@ -267,7 +267,7 @@ fn attack(outer: fn(&Session), inner: fn(&Session), backwards: bool) {
                 }
                 // The slot is left, or the unmapping thread would wait for it for ever.
                 space.grace_period().unwrap();
-                assert_eq!(session.pin(Iova::new(0), 0, Read, |view| view.len_bytes()), Ok(0));
+                assert_eq!(session.pin(Iova::new(0), 0, ReadOnly, |view| view.len()), Ok(0));
             });
         });
     });

@@ -7,7 +7,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use longshore_access::{Barrier, OnUnmap, Read, ReadWrite, Session, Space, SpaceConfig, Write};
+use longshore_access::{
+    Barrier, OnUnmap, ReadOnly, ReadWrite, Session, Space, SpaceConfig, WriteOnly,
+};
 use longshore_mem::volatile::VolatileSliceMut;
 use longshore_mem::{BusAddr, Iova};
 use longshore_pagetable::Prot;
@@ -95,13 +97,13 @@ fn access(session: &Session, counts: &Counts, mut state: u64) {
                     is_stray
                 }),
                 _ if choice & 8 == 0 => {
-                    session.lease(iova, len, Write, OnUnmap::Wait).map(|lease| {
+                    session.lease(iova, len, WriteOnly, OnUnmap::Wait).map(|lease| {
                         into.fill(FINE);
                         lease.view().write(0, into).unwrap();
                         false
                     })
                 }
-                _ => session.lease(iova, len, Read, OnUnmap::Wait).map(|lease| {
+                _ => session.lease(iova, len, ReadOnly, OnUnmap::Wait).map(|lease| {
                     lease.view().read(0, into).unwrap();
                     into.contains(&POISON)
                 }),
@@ -165,7 +167,7 @@ fn race(space: &Space, is_enough: impl Fn(&Counts) -> bool) -> Counts {
 }
 
 fn no_strays(barrier: Option<Barrier>, accesses: u64, unmaps: u64) {
-    let space = Space::with_config(SpaceConfig { barrier, ..SpaceConfig::new() }).unwrap();
+    let space = Space::with_config(SpaceConfig::new().with_barrier(barrier)).unwrap();
     let counts = race(&space, |counts| {
         counts.accesses.load(Ordering::Relaxed) >= accesses
             && counts.unmaps.load(Ordering::Relaxed) >= unmaps

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use longshore_access::{
-    CLIENT_TABLE_BYTES_MAX, Error, Partial, Reason, Region, RemoteMemory, Space, SpaceConfig,
+    CLIENT_TABLE_BYTES_MAX, Error, Reason, Region, RemoteFault, RemoteMemory, Space, SpaceConfig,
 };
 use longshore_mem::{Iova, VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
@@ -19,12 +19,12 @@ const TABLE: u64 = 4096;
 struct Nothing;
 
 impl RemoteMemory for Nothing {
-    fn read(&self, _: u64, _: VolatileSliceMut<'_>) -> Result<(), Partial> {
-        Err(Partial { done: 0, reason: Reason::BackingLost })
+    fn read(&self, _: u64, _: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
+        Err(RemoteFault::new(0, Reason::BackingLost))
     }
 
-    fn write(&self, _: u64, _: VolatileSlice<'_>) -> Result<(), Partial> {
-        Err(Partial { done: 0, reason: Reason::BackingLost })
+    fn write(&self, _: u64, _: VolatileSlice<'_>) -> Result<(), RemoteFault> {
+        Err(RemoteFault::new(0, Reason::BackingLost))
     }
 
     fn cancel(&self, _: std::ops::Range<u64>) {}
@@ -92,7 +92,7 @@ fn other_spaces_keep_their_tables() {
 
 #[test]
 fn a_mapping_that_needs_too_many_tables_is_refused_and_leaves_none() {
-    let config = SpaceConfig { table_bytes_max: Some(8 * TABLE), ..SpaceConfig::for_client() };
+    let config = SpaceConfig::for_client().with_table_bytes_max(Some(8 * TABLE));
     let (space, region) = space_with(config, GIB);
     let map = |iova, len| space.map(Iova::new(iova), &region, 0, len, Prot::READ);
     // Not congruent to the region, so a table for each 2 MiB: five with the ends.

@@ -14,8 +14,8 @@ use std::sync::{Arc, mpsc};
 use longshore_access::dirty::{DirtyLog, Log};
 use longshore_access::vm_memory::{PinnedMemory, SessionMemory};
 use longshore_access::{
-    Error, Fault, Logs, OnUnmap, Partial, Read, ReadWrite, Reason, Region, RemoteMemory, Session,
-    Space, SpaceConfig, Write,
+    Error, Fault, Logs, OnUnmap, ReadOnly, ReadWrite, Reason, Region, RemoteFault, RemoteMemory,
+    Session, Space, SpaceConfig, WriteOnly,
 };
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, Iova};
@@ -51,12 +51,12 @@ const LAST: u64 = 10;
 struct NoAnswer;
 
 impl RemoteMemory for NoAnswer {
-    fn read(&self, _: u64, _: VolatileSliceMut<'_>) -> Result<(), Partial> {
-        Err(Partial { done: 0, reason: Reason::BackingLost })
+    fn read(&self, _: u64, _: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
+        Err(RemoteFault::new(0, Reason::BackingLost))
     }
 
-    fn write(&self, _: u64, _: VolatileSlice<'_>) -> Result<(), Partial> {
-        Err(Partial { done: 0, reason: Reason::BackingLost })
+    fn write(&self, _: u64, _: VolatileSlice<'_>) -> Result<(), RemoteFault> {
+        Err(RemoteFault::new(0, Reason::BackingLost))
     }
 
     fn cancel(&self, _: Range<u64>) {}
@@ -96,7 +96,7 @@ impl Drop for Own {
 
 fn memory() -> Arc<Region> {
     let pages = Vec::leak(vec![Page([0; PAGE as usize]); PAGES as usize]);
-    Arc::new(Region::of_memory(Own(NonNull::from(pages))).unwrap())
+    Arc::new(Region::from_memory(Own(NonNull::from(pages))).unwrap())
 }
 
 fn iova(page: u64) -> Iova {
@@ -136,7 +136,7 @@ impl World {
         let range = AddrRange::new(iova(0), LAST * PAGE).unwrap();
         let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range).unwrap());
         let by_iova = Log::Internal(Arc::clone(&log));
-        self.space.set_logs(Logs { by_iova, ..Logs::default() }).unwrap();
+        self.space.set_logs(Logs::default().with_iova(by_iova)).unwrap();
         log
     }
 
@@ -336,7 +336,7 @@ fn what_cannot_be_accessed_says_why() {
             assert!(!memory.check_range(address, 1, Permissions::No));
         }
         // The mapping does not permit it.
-        let forbidden = |page, done| Fault { iova: iova(page), done, reason: Reason::Permission };
+        let forbidden = |page, done| Fault::new(iova(page), done, Reason::Permission);
         let error = memory.write_obj(1u32, at(5, 0)).unwrap_err();
         assert_eq!(fault_in(&error), forbidden(5, 0));
         assert_eq!(fault_in(&memory.read_obj::<u32>(at(8, 0)).unwrap_err()), forbidden(8, 0));
@@ -372,7 +372,7 @@ fn what_is_pinned_permits_what_the_pin_permits() {
         assert!(matches!(error, GuestMemoryError::InvalidGuestAddress(a) if a == address));
     };
     // Of the pin, not of the mapping, which permits both.
-    let pinned = world.session.pin(iova(1), 2 * PAGE as usize, Read, |view| {
+    let pinned = world.session.pin(iova(1), 2 * PAGE as usize, ReadOnly, |view| {
         let memory = PinnedMemory::from(view);
         let error = memory.write_obj(1u32, at(1, 0)).unwrap_err();
         assert_eq!(fault_in(&error).reason, Reason::Permission);
@@ -390,7 +390,7 @@ fn what_is_pinned_permits_what_the_pin_permits() {
         assert!(matches!(error, GuestMemoryError::GuestAddressOverflow), "{error}");
     });
     pinned.unwrap();
-    let pinned = world.session.pin(iova(1), PAGE as usize, Write, |view| {
+    let pinned = world.session.pin(iova(1), PAGE as usize, WriteOnly, |view| {
         let memory = PinnedMemory::from(view);
         assert_eq!(fault_in(&memory.read_obj::<u8>(at(1, 0)).unwrap_err()).iova, iova(1));
         memory.write_obj(1u32, at(1, 0)).unwrap();
@@ -435,7 +435,7 @@ fn each_range_ends_where_it_ends_for_the_session() {
 fn slices_of_a_read_only_region_are_of_copies() {
     let world = World::new();
     let pages = Vec::leak(vec![Page([7; PAGE as usize]); PAGES as usize]);
-    let rom = Region::of_memory(Own(NonNull::from(pages))).unwrap().read_only();
+    let rom = Region::from_memory(Own(NonNull::from(pages))).unwrap().read_only();
     let rom = Arc::new(rom);
     world.space.attach(&rom).unwrap();
     world.space.map(iova(4), &rom, 0, PAGE, Prot::READ).unwrap();
@@ -522,21 +522,21 @@ fn of_a_pin_all_is_logged_when_it_ends() {
     });
     pinned.unwrap();
     assert_eq!(world.harvest(&log), [1, 2]);
-    let lease = world.session.lease(iova(6), len, Write, OnUnmap::Wait).unwrap();
+    let lease = world.session.lease(iova(6), len, WriteOnly, OnUnmap::Wait).unwrap();
     let memory = PinnedMemory::from(lease);
     memory.write_obj(1u8, at(6, 0)).unwrap();
     assert_eq!(world.harvest(&log), [6, 7], "as long as it lives");
     drop(memory);
     assert_eq!(world.harvest(&log), [6, 7]);
-    let read = world
-        .session
-        .pin(iova(1), len, Read, |view| PinnedMemory::from(view).read_obj::<u8>(at(1, 0)).unwrap());
+    let read = world.session.pin(iova(1), len, ReadOnly, |view| {
+        PinnedMemory::from(view).read_obj::<u8>(at(1, 0)).unwrap()
+    });
     assert_eq!((read.unwrap(), world.harvest(&log)), (1, vec![]));
 }
 
 #[test]
 fn dirty_bits_are_set_where_writes_are_asked_for() {
-    let world = World::with_config(SpaceConfig { dirty_bits: true, ..SpaceConfig::new() });
+    let world = World::with_config(SpaceConfig::new().with_dirty_bits(true));
     let dirty = || {
         let mut pages = Vec::new();
         let visit = |run: AddrRange<Iova>| pages.push((run.start().raw() - START) / PAGE);
@@ -578,7 +578,7 @@ fn unmapping_waits_for_the_scope() {
             assert_eq!(slice.read_obj::<u64>(0).unwrap(), 7);
             // Pins and scopes nest.
             session.guest_memory(|inner| inner.write_obj(1u8, at(2, 0)).unwrap());
-            session.pin(iova(2), 8, Read, |view| view.read_obj::<u8>(0).unwrap()).unwrap();
+            session.pin(iova(2), 8, ReadOnly, |view| view.read_obj::<u8>(0).unwrap()).unwrap();
             assert!(!unmapped.load(Ordering::SeqCst));
         });
     });

@@ -10,7 +10,7 @@ use std::thread;
 use longshore_access::dirty::{DirtyLog, Log};
 use longshore_access::vm_memory::PinnedMemory;
 use longshore_access::{
-    Error, Logs, MapAccess, OnUnmap, Read, Region, Session, Space, SpaceConfig,
+    Error, Logs, OnUnmap, ReadOnly, Region, RegionAccess, Session, Space, SpaceConfig,
 };
 use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
@@ -33,7 +33,7 @@ fn iova(page: u64) -> Iova {
     Iova::new(at(page, 0).0)
 }
 
-fn region(of: impl AsFd, pages: u64, access: MapAccess) -> Arc<Region> {
+fn region(of: impl AsFd, pages: u64, access: RegionAccess) -> Arc<Region> {
     Arc::new(Region::map_file(of, FileOffset::new(0), pages * PAGE, access).unwrap())
 }
 
@@ -41,7 +41,7 @@ fn region(of: impl AsFd, pages: u64, access: MapAccess) -> Arc<Region> {
 fn space() -> Space {
     let file = memfd::create("guest", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
-    let (space, region) = (Space::new().unwrap(), region(&file, 4, MapAccess::ReadWrite));
+    let (space, region) = (Space::new().unwrap(), region(&file, 4, RegionAccess::ReadWrite));
     space.attach(&region).unwrap();
     space.map(iova(0), &region, 0, 4 * PAGE, Prot::READ_WRITE).unwrap();
     space
@@ -108,7 +108,7 @@ fn a_device_owns_its_space_and_serves_a_queue_on_its_thread() {
         space.unmap(iova(2), PAGE).unwrap();
         let file = memfd::create("anew", memfd::Backing::Shmem).unwrap();
         memfd::set_len(&file, PAGE).unwrap();
-        let anew = region(&file, 1, MapAccess::ReadWrite);
+        let anew = region(&file, 1, RegionAccess::ReadWrite);
         space.attach(&anew).unwrap();
         space.map(iova(2), &anew, 0, PAGE, Prot::READ_WRITE).unwrap();
     }
@@ -158,7 +158,7 @@ fn exactly_what_is_written_is_logged() {
     let range = AddrRange::new(iova(0), 4 * PAGE).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range).unwrap());
     let by_iova = Log::Internal(Arc::clone(&log));
-    space.set_logs(Logs { by_iova, ..Logs::default() }).unwrap();
+    space.set_logs(Logs::default().with_iova(by_iova)).unwrap();
     let memory = space.memory();
     memory.read_slice(&mut [0; 9000], at(0, 0)).unwrap();
     memory.write_obj(1u16, at(2, 4095)).unwrap();
@@ -175,14 +175,14 @@ fn exactly_what_is_written_is_logged() {
 fn rom(pages: u64, config: SpaceConfig) -> (Space, impl AsFd) {
     let file = memfd::create("rom", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&file, PAGE).unwrap();
-    let filled = region(&file, 1, MapAccess::ReadWrite);
+    let filled = region(&file, 1, RegionAccess::ReadWrite);
     let space = Space::with_config(config).unwrap();
     space.attach(&filled).unwrap();
     space.map(iova(0), &filled, 0, PAGE, Prot::READ_WRITE).unwrap();
     let bytes: Vec<u8> = (0..PAGE).map(|byte| byte as u8).collect();
     space.session().write(iova(0), &bytes).unwrap();
     space.unmap(iova(0), PAGE).unwrap();
-    let rom = region(&file, 1, MapAccess::Read);
+    let rom = region(&file, 1, RegionAccess::ReadOnly);
     space.attach(&rom).unwrap();
     for page in 0..pages {
         space.map(iova(page), &rom, 0, PAGE, Prot::READ).unwrap();
@@ -225,12 +225,12 @@ fn pinned_memory_has_no_slices_of_what_cannot_be_written() {
         _ => false,
     };
     let session = space.session();
-    let lease = session.lease(iova(0), PAGE as usize, Read, OnUnmap::Wait).unwrap();
+    let lease = session.lease(iova(0), PAGE as usize, ReadOnly, OnUnmap::Wait).unwrap();
     let leased = PinnedMemory::from(lease);
     assert!(is_refused(&|| leased.read_obj::<u8>(at(0, 0)).err()));
     assert!(!leased.check_range(at(0, 0), 1, Permissions::Read));
     session
-        .pin(iova(0), PAGE as usize, Read, |view| {
+        .pin(iova(0), PAGE as usize, ReadOnly, |view| {
             let pinned = PinnedMemory::from(view);
             assert!(is_refused(&|| pinned.read_obj::<u8>(at(0, 0)).err()));
         })

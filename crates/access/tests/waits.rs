@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use longshore_access::dirty::{DirtyLog, Log};
 use longshore_access::{
-    Error, Fault, Logs, MapAccess, OnUnmap, Partial, Process, ProcessMemory, Read, ReadWrite,
-    Reason, Region, RemoteMemory, Session, Space, SpaceConfig, Write,
+    Error, Fault, Logs, OnUnmap, ProcessMemory, ReadOnly, ReadWrite, Reason, Region, RegionAccess,
+    RemoteFault, RemoteMemory, Session, Space, SpaceConfig, WriteOnly,
 };
 use longshore_iov::{Dest, Segment, SegmentSource};
 use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
@@ -52,7 +52,7 @@ struct State {
 }
 
 impl Client {
-    fn call(&self) -> Result<(), Partial> {
+    fn call(&self) -> Result<(), RemoteFault> {
         let mut state = self.state.lock().unwrap();
         state.calls += 1;
         let before = state.cancelled.len();
@@ -63,7 +63,7 @@ impl Client {
         if state.answers {
             return Ok(());
         }
-        Err(Partial { done: state.done, reason: Reason::BackingLost })
+        Err(RemoteFault::new(state.done, Reason::BackingLost))
     }
 
     fn wait_until_called(&self, calls: usize) {
@@ -84,11 +84,11 @@ impl Client {
 }
 
 impl RemoteMemory for Client {
-    fn read(&self, _offset: u64, _into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, _offset: u64, _into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         self.call()
     }
 
-    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, _offset: u64, _from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         self.call()
     }
 
@@ -157,7 +157,7 @@ impl World {
 fn own(pages: u64) -> Arc<Region> {
     let file = memfd::create("own", Backing::Shmem).unwrap();
     memfd::set_len(&file, pages * PAGE).unwrap();
-    let region = Region::map_file(&file, FileOffset::new(0), pages * PAGE, MapAccess::ReadWrite);
+    let region = Region::map_file(&file, FileOffset::new(0), pages * PAGE, RegionAccess::ReadWrite);
     Arc::new(region.unwrap())
 }
 
@@ -175,7 +175,7 @@ fn ask(session: &Session) -> Result<(), Fault> {
 }
 
 fn revoked() -> Result<(), Fault> {
-    Err(Fault { iova: REMOTE, done: 0, reason: Reason::Revoked })
+    Err(Fault::new(REMOTE, 0, Reason::Revoked))
 }
 
 #[test]
@@ -208,8 +208,8 @@ fn what_is_pinned_around_a_call_is_waited_for_and_the_call_is_cancelled() {
     let world = World::new();
     let is_over = AtomicBool::new(false);
     let device = |session: &Session| {
-        let nested = session.pin(PINNED, 8, Read, |outer| {
-            let asked = session.pin(OTHER, 8, Write, |inner| {
+        let nested = session.pin(PINNED, 8, ReadOnly, |outer| {
+            let asked = session.pin(OTHER, 8, WriteOnly, |inner| {
                 let asked = ask(session);
                 // Once more: the pin is not over.
                 assert_eq!(ask(session), revoked());
@@ -238,7 +238,7 @@ fn what_is_pinned_around_a_call_is_waited_for_and_the_call_is_cancelled() {
 #[test]
 fn nobody_else_waits_for_a_call_within_a_pin() {
     let world = World::new();
-    let device = |session: &Session| session.pin(PINNED, 8, Write, |_| ask(session)).unwrap();
+    let device = |session: &Session| session.pin(PINNED, 8, WriteOnly, |_| ask(session)).unwrap();
     let asked = world.during(device, || {
         world.unmap(OTHER);
         world.space.grace_period().unwrap();
@@ -273,7 +273,7 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
         pages
     };
     let device = |session: &Session| {
-        let pinned = session.pin(PINNED, 8, Write, |view| {
+        let pinned = session.pin(PINNED, 8, WriteOnly, |view| {
             ask(session).unwrap();
             view.write(0, b"late").unwrap();
         });
@@ -281,7 +281,7 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
     };
     // Logs are set while the slot is left: the pin's writes come after that.
     world.during(device, || {
-        let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+        let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
         world.space.set_logs(logs).unwrap();
     });
     assert_eq!((harvest(), harvest()), (1, 0));
@@ -294,7 +294,7 @@ fn what_a_call_wrote_is_logged_when_its_unmapping_returns() {
     world.client.state.lock().unwrap().done = 4;
     let covers = AddrRange::new(REMOTE, PAGE).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, covers).unwrap());
-    let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     world.space.set_logs(logs).unwrap();
     let remote = Arc::new(Region::remote(Arc::clone(&world.client) as _, PAGE).unwrap());
     world.space.attach(&remote).unwrap();
@@ -328,7 +328,7 @@ fn a_call_that_keeps_another_session_busy_is_cancelled() {
     let world = World::new();
     let device = |session: &Session| {
         let other = world.space.session();
-        session.pin(PINNED, 8, Read, |_| ask(&other)).unwrap()
+        session.pin(PINNED, 8, ReadOnly, |_| ask(&other)).unwrap()
     };
     assert_eq!(world.during(device, || world.unmap(OTHER)), revoked());
 }
@@ -416,9 +416,9 @@ fn a_lease_is_told_while_a_pin_is_waited_for() {
         let notify = OnUnmap::Notify(Arc::new(move || {
             told.fetch_add(1, Ordering::SeqCst);
         }));
-        let lease = session.lease(OTHER, 8, Read, notify).unwrap();
+        let lease = session.lease(OTHER, 8, ReadOnly, notify).unwrap();
         session
-            .pin(PINNED, 8, Read, |_| {
+            .pin(PINNED, 8, ReadOnly, |_| {
                 world.client.state.lock().unwrap().calls += 1;
                 world.client.changed.notify_all();
                 // The pin lasts as long as the lease is not wanted back.
@@ -435,7 +435,7 @@ fn a_lease_is_told_while_a_pin_is_waited_for() {
 fn what_a_callback_panics_about_counts_as_mapped() {
     let world = World::new();
     let notify = OnUnmap::Notify(Arc::new(|| panic!("told")));
-    let lease = world.space.session().lease(PINNED, 8, Write, notify).unwrap();
+    let lease = world.space.session().lease(PINNED, 8, WriteOnly, notify).unwrap();
     let unmapping = std::panic::AssertUnwindSafe(|| world.unmap(PINNED));
     assert!(std::panic::catch_unwind(unmapping).is_err());
     world.unmap(OTHER);
@@ -452,7 +452,7 @@ fn logs_outlive_a_callback_that_panics_while_they_are_replaced() {
     let all = AddrRange::new(Iova::new(0), 1 << 30).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, all).unwrap());
     let by_iova = Log::Internal(Arc::clone(&log));
-    world.space.set_logs(Logs { by_iova, ..Logs::default() }).unwrap();
+    world.space.set_logs(Logs::default().with_iova(by_iova)).unwrap();
     world.client.state.lock().unwrap().panics = true;
     let device = |session: &Session| {
         let mut cursor = Asking { session, bytes: vec![0; 100], asked: None };
@@ -474,7 +474,7 @@ fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
     let device = |session: &Session| {
         session.read(OTHER, &mut [0; 8]).unwrap();
         let before = world.space.counters().barriers;
-        let pinned = session.pin(PINNED, 8, Read, |_| {
+        let pinned = session.pin(PINNED, 8, ReadOnly, |_| {
             world.client.state.lock().unwrap().calls += 1;
             world.client.changed.notify_all();
             // Until it is said that something was unmapped; then this session sees that.
@@ -482,7 +482,7 @@ fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
             session.read(OTHER, &mut [0; 8]).unwrap_err();
         });
         pinned.unwrap();
-        let again = session.pin(PINNED, 8, Read, |_| {
+        let again = session.pin(PINNED, 8, ReadOnly, |_| {
             // Else it has waited for a pin that began later.
             until(|| is_through.load(Ordering::SeqCst));
         });
@@ -498,8 +498,8 @@ fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
 fn calls_to_another_process_within_pins_are_cancelled() {
     let there = vec![0u8; 65 * PAGE as usize].leak();
     let address = there.as_mut_ptr().expose_provenance() as u64;
-    let process = Process::open(std::process::id()).unwrap();
-    let remote = Arc::new(ProcessMemory::new(process, address));
+    let pid = std::process::id();
+    let remote = Arc::new(ProcessMemory::open(pid, address).unwrap());
     let remote = Arc::new(Region::remote(remote, 64 * PAGE).unwrap());
     let world = World::new();
     world.space.attach(&remote).unwrap();
@@ -510,7 +510,7 @@ fn calls_to_another_process_within_pins_are_cancelled() {
         world.client.changed.notify_all();
         let mut bytes = vec![0; 64 * PAGE as usize];
         while !stop.load(Ordering::SeqCst) {
-            let read = session.pin(PINNED, 8, Write, |_| session.read(at, &mut bytes));
+            let read = session.pin(PINNED, 8, WriteOnly, |_| session.read(at, &mut bytes));
             match read.flatten() {
                 Ok(()) => accesses.fetch_add(1, Ordering::SeqCst),
                 Err(fault) => {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use longshore_access::{Lease, OnUnmap, Read, Session};
+use longshore_access::{Lease, OnUnmap, ReadOnly, Session};
 use longshore_domain::backend::{Backend, BackendError, Limits, Piece, Soft};
 use longshore_domain::{Bounce, Builder, Direction, Domain, Error, Mapping};
 use longshore_heap::{Buffer, Heap};
@@ -129,8 +129,8 @@ fn a_report_that_panics_leaves_nothing_mapped() {
     }
 }
 
-fn lease_that_panics(device: &Session, iova: Iova) -> Lease<Read> {
-    device.lease(iova, 8, Read, OnUnmap::Notify(Arc::new(|| panic!("a callback")))).unwrap()
+fn lease_that_panics(device: &Session, iova: Iova) -> Lease<ReadOnly> {
+    device.lease(iova, 8, ReadOnly, OnUnmap::Notify(Arc::new(|| panic!("a callback")))).unwrap()
 }
 
 /// A panic in a destructor of a thread-local value would end the process.

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use longshore_access::{Error as AccessError, OnUnmap, Read, Session, SpaceConfig};
+use longshore_access::{Error as AccessError, OnUnmap, ReadOnly, Session, SpaceConfig};
 use longshore_domain::backend::{BackendError, Soft};
 use longshore_domain::{
     Bounce, Builder, Direction, DmaPoolOptions, Domain, Error, Mapping, SgLimits,
@@ -33,7 +33,7 @@ fn domain(config: SpaceConfig) -> (Domain, Session) {
 
 /// Runs `work` while this thread pins the first bytes of `mapping`.
 fn pinned<R>(device: &Session, mapping: &Mapping<'_, Buffer>, work: impl FnOnce() -> R) -> R {
-    device.pin(mapping.iova(), 8, Read, |_| work()).unwrap()
+    device.pin(mapping.iova(), 8, ReadOnly, |_| work()).unwrap()
 }
 
 #[track_caller]
@@ -82,7 +82,7 @@ fn bytes_are_not_lent_by_a_thread_that_pins() {
 fn memory_that_is_given_back_after_an_error_is_not_mapped() {
     // The tables of the last 2 MiB, and of the first piece, which lies 4 MiB below.
     let table_bytes_max = Some(5 * PAGE);
-    let (domain, device) = domain(SpaceConfig { table_bytes_max, ..SpaceConfig::new() });
+    let (domain, device) = domain(SpaceConfig::new().with_table_bytes_max(table_bytes_max));
     let mapping = domain.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
     let places = || vec![buffer(PAGE, 7), buffer(4 << 20, 7)];
     let map = || domain.map_sg(places(), Direction::Bidirectional, SgLimits::new());
@@ -117,7 +117,7 @@ fn a_lease_of_an_idle_buffer_keeps_no_other_domain_waiting() {
     let (domain, device) = pooled(Duration::from_millis(2));
     let mapping = domain.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
     let iova = mapping.iova();
-    let lease = device.lease(iova, 8, Read, OnUnmap::Wait).unwrap();
+    let lease = device.lease(iova, 8, ReadOnly, OnUnmap::Wait).unwrap();
     mapping.unmap().unwrap();
     // Until the thread has taken the translation out, and waits for the lease.
     while device.read(iova, &mut [0]).is_ok() {
@@ -183,11 +183,11 @@ fn chunks_that_a_thread_with_a_pin_cannot_free_are_kept() {
             refuse(domain.reclaim().map(|freed| freed.pool_bytes));
             refuse(pool.shrink());
         };
-        device.pin(ring.iova(), 8, Read, |_| shrink()).unwrap();
+        device.pin(ring.iova(), 8, ReadOnly, |_| shrink()).unwrap();
         assert_eq!(used(), (1, 1));
     }
     // A lease of an idle chunk does the same.
-    let lease = device.lease(idle_buffer(&domain), 8, Read, OnUnmap::Wait).unwrap();
+    let lease = device.lease(idle_buffer(&domain), 8, ReadOnly, OnUnmap::Wait).unwrap();
     refuse(domain.shrink(Duration::ZERO));
     drop(lease);
     assert_eq!(domain.shrink(Duration::ZERO).unwrap(), 4 << 20);
@@ -207,7 +207,7 @@ fn a_pool_that_a_thread_with_a_pin_drops_is_freed_later() {
         let element = pool.take().unwrap();
         let iova = element.iova();
         let kept = has_element.then_some(element);
-        device.pin(ring.iova(), 8, Read, |_| drop((pool, kept))).unwrap();
+        device.pin(ring.iova(), 8, ReadOnly, |_| drop((pool, kept))).unwrap();
         wait_until(|| !is_reached(&device, iova));
         wait_until(|| domain.dump().dma_pools.is_empty());
         assert_eq!(domain.iovas().free_bytes(), free_bytes);
@@ -227,7 +227,7 @@ fn drop_within_pin(free_after: Option<Duration>) {
         wait_until(|| free_after.is_none() || !is_reached(&device, iova));
         drop((other, domain));
     };
-    device.pin(element.iova(), 8, Read, |_| drop_all()).unwrap();
+    device.pin(element.iova(), 8, ReadOnly, |_| drop_all()).unwrap();
     wait_until(|| !is_reached(&device, iova));
     let at = element.iova();
     drop((element, pool));

@@ -205,7 +205,7 @@ fn reported() {
 
 /// A region of it can be mapped for reading only.
 fn region() {
-    let region = Arc::new(Region::of_memory(Arc::new(sealed(8192))).unwrap());
+    let region = Arc::new(Region::from_memory(Arc::new(sealed(8192))).unwrap());
     assert!(region.is_read_only());
     let space = Space::new().unwrap();
     space.attach(&region).unwrap();
@@ -219,5 +219,5 @@ fn region() {
     assert!(session.write(iova, b"x").is_err());
     assert_eq!(session.read_obj::<u8>(iova).unwrap(), 0x5a);
     let writable = Heap::Memfd.allocate(4096).unwrap();
-    assert!(!Region::of_memory(writable).unwrap().is_read_only());
+    assert!(!Region::from_memory(writable).unwrap().is_read_only());
 }

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use longshore_access::{Read, Space};
+use longshore_access::{ReadOnly, Space};
 use longshore_domain::backend::Soft;
 use longshore_domain::iova::IovaError;
 use longshore_domain::{Bounce, Builder, Direction, Domain, Error};
@@ -186,7 +186,8 @@ fn a_thread_that_holds_a_pin_is_refused() {
     let mapping = domain.map(buffer(PAGE), Direction::ToDevice).unwrap();
     scatter(&domain, 10);
     let before = space.tables();
-    let refused = session.pin(mapping.iova(), 8, Read, |_| domain.reclaim().unwrap_err()).unwrap();
+    let refused =
+        session.pin(mapping.iova(), 8, ReadOnly, |_| domain.reclaim().unwrap_err()).unwrap();
     assert!(refused.to_string().contains("pin"), "{refused}");
     assert_eq!(space.tables(), before);
     assert_ne!(domain.reclaim().unwrap().tables, 0);

@@ -13,7 +13,7 @@ use crate::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
 use crate::link::{AccessFailed, AccessFailure, Link};
 use crate::space_log::SpaceLog;
 use longshore_access::client::MappingQuota;
-use longshore_access::{Error, MapAccess, Partial, Reason, Region, RemoteMemory, Space};
+use longshore_access::{Error, Reason, Region, RegionAccess, RemoteFault, RemoteMemory, Space};
 
 /// How many files of a client are mapped at a time. A mapping is an area of the process's address
 /// space, of which the kernel allows 65,530 by default (`vm.max_map_count`), for everything else too.
@@ -131,7 +131,8 @@ impl SpaceDma {
                 }
                 let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes };
                 self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
-                let access = if map.writable { MapAccess::ReadWrite } else { MapAccess::Read };
+                let access =
+                    if map.writable { RegionAccess::ReadWrite } else { RegionAccess::ReadOnly };
                 let region = self.quota.map_file(file, offset, len_bytes, access)?;
                 let mapped_bytes = region.address_bytes();
                 Ok((region, Cost { mapped_bytes, ..cost }))
@@ -219,14 +220,14 @@ impl LinkMemory {
 }
 
 impl RemoteMemory for LinkMemory {
-    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), Partial> {
+    fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         fill(into, |at, part| {
             let read = self.link.read(self.at(offset + at), part);
             read.map_err(|failed| partial(&failed))
         })
     }
 
-    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), Partial> {
+    fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         drain(from, |at, part| {
             let written = self.link.write(self.at(offset + at), part);
             written.map_err(|failed| partial(&failed))
@@ -238,14 +239,14 @@ impl RemoteMemory for LinkMemory {
     }
 }
 
-fn partial(failed: &AccessFailed) -> Partial {
+fn partial(failed: &AccessFailed) -> RemoteFault {
     let reason = match failed.why {
         AccessFailure::Refused(_) => Reason::Permission,
         AccessFailure::Cancelled => Reason::Revoked,
         AccessFailure::TimedOut => Reason::TimedOut,
         _ => Reason::BackingLost,
     };
-    Partial { done: failed.done_bytes, reason }
+    RemoteFault::new(failed.done_bytes, reason)
 }
 
 /// What is copied at once by way of memory of our own.
@@ -254,8 +255,8 @@ const BOUNCE_BYTES: usize = 64 << 10;
 /// Fills foreign memory by parts that `read` fills, from an offset on.
 fn fill(
     mut into: VolatileSliceMut<'_>,
-    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Partial>,
-) -> Result<(), Partial> {
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), RemoteFault>,
+) -> Result<(), RemoteFault> {
     let len_bytes = into.len_bytes();
     let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
     for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
@@ -264,9 +265,9 @@ fn fill(
         let done = read.map_or_else(|partial| partial.done.min(part.len()), |()| part.len());
         // It is within what there is.
         let copied = into.write(at, &part[..done]);
-        let lost = |_| Partial { done: at, reason: Reason::BackingLost };
+        let lost = |_| RemoteFault::new(at, Reason::BackingLost);
         copied.map_err(lost)?;
-        read.map_err(|partial| Partial { done: at + done, ..partial })?;
+        read.map_err(|partial| RemoteFault::new(at + done, partial.reason))?;
     }
     Ok(())
 }
@@ -274,15 +275,16 @@ fn fill(
 /// Takes foreign memory apart into parts that `write` takes, from an offset on.
 fn drain(
     from: VolatileSlice<'_>,
-    mut write: impl FnMut(u64, &[u8]) -> Result<(), Partial>,
-) -> Result<(), Partial> {
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), RemoteFault>,
+) -> Result<(), RemoteFault> {
     let len_bytes = from.len_bytes();
     let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
     for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
         let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
-        let lost = |_| Partial { done: at, reason: Reason::BackingLost };
+        let lost = |_| RemoteFault::new(at, Reason::BackingLost);
         from.read(at, part).map_err(lost)?;
-        write(at as u64, part).map_err(|partial| Partial { done: at + partial.done, ..partial })?;
+        write(at as u64, part)
+            .map_err(|partial| RemoteFault::new(at + partial.done, partial.reason))?;
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ impl SpaceLog {
     }
 
     fn logs_with(&self, by_iova: Log<Iova>) -> Logs {
-        Logs { by_iova, ..self.space.logs() }
+        self.space.logs().with_iova(by_iova)
     }
 
     /// All addresses from the lowest of `ranges` to the highest, as far as the space translates

@@ -86,7 +86,7 @@ fn a_long_map_takes_a_few_tables_and_gives_them_back() {
 #[test]
 fn maps_that_need_more_tables_than_a_client_may_have_are_refused() {
     let limit_bytes = 64 * TABLE;
-    let config = SpaceConfig { table_bytes_max: Some(limit_bytes), ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_table_bytes_max(Some(limit_bytes));
     let space = Space::with_config(config).unwrap();
     let (mut client, server) = served(&space);
     let mut maps = 0;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use longshore_access::client::{MappingPermit, MappingQuota, User};
 use longshore_access::dirty::{BeyondLog, ExternalLog, Log};
-use longshore_access::{Error, Logs, MapAccess, Region, Space};
+use longshore_access::{Error, Logs, Region, RegionAccess, Space};
 use longshore_mem::{AddrRange, FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 
@@ -520,12 +520,12 @@ impl Drop for SpaceMemory {
 }
 
 fn logs(log: &Arc<ExternalLog>) -> Logs {
-    Logs { by_guest_phys: Log::External(Arc::clone(log)), ..Logs::default() }
+    Logs::default().with_guest_phys(Log::External(Arc::clone(log)))
 }
 
 fn place(quota: MappingQuota, claim: &TableRegion<'_>) -> Result<Placed, MemoryError> {
     let &TableRegion { guest_phys, len_bytes, user, file, offset } = claim;
-    let region = quota.map_file(file, offset, len_bytes, MapAccess::ReadWrite)?;
+    let region = quota.map_file(file, offset, len_bytes, RegionAccess::ReadWrite)?;
     let region = Arc::new(region.at_guest_phys(guest_phys));
     Ok(Placed { region, guest_phys, user: user.raw(), len_bytes })
 }

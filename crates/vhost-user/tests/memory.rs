@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use longshore_access::{Error, Read, Reason, Session, Space, SpaceConfig};
+use longshore_access::{Error, ReadOnly, Reason, Session, Space, SpaceConfig};
 use longshore_mem::{FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::memfd::{self, Backing};
@@ -144,7 +144,7 @@ fn an_invalidation_waits_for_whoever_is_reading() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let session = space.session();
-            let held = session.pin(iova, 8, Read, |_| {
+            let held = session.pin(iova, 8, ReadOnly, |_| {
                 pinned.send(()).unwrap();
                 // Long enough for the other thread to come, and to return too early.
                 thread::sleep(std::time::Duration::from_millis(200));
@@ -300,7 +300,7 @@ fn writes_by_long_translations_are_logged_where_they_are() {
 
 #[test]
 fn translations_beyond_the_limit_of_tables_replace_all_others() {
-    let config = SpaceConfig { table_bytes_max: Some(32 * TABLE), ..SpaceConfig::new() };
+    let config = SpaceConfig::new().with_table_bytes_max(Some(32 * TABLE));
     let file = file(2 * LEN);
     let mut memory = SpaceMemory::new(Space::with_config(config).unwrap());
     memory.set_translation(Translation::Iotlb).unwrap();

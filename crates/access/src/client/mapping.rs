@@ -18,7 +18,7 @@ use longshore_sys::account::{Account, Limits, OverLimit, Permit};
 use longshore_sys::closing::User;
 use longshore_sys::mapping;
 
-use crate::{Error, MapAccess, Region};
+use crate::{Error, Region, RegionAccess};
 
 /// The addresses that a process has, at least.
 const ADDRESS_BYTES: u64 = 1 << 47;
@@ -106,7 +106,7 @@ impl MappingQuota {
         file: impl AsFd,
         offset: FileOffset,
         len_bytes: u64,
-        access: MapAccess,
+        access: RegionAccess,
     ) -> Result<Region, Error> {
         let mut permit = self.take(len_bytes)?;
         let region = Region::map_file(file, offset, len_bytes, access)?;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     fn map(quota: MappingQuota, file: &OwnedFd, len_bytes: u64) -> Result<Region, Error> {
-        quota.map_file(file, FileOffset::new(0), len_bytes, MapAccess::ReadWrite)
+        quota.map_file(file, FileOffset::new(0), len_bytes, RegionAccess::ReadWrite)
     }
 
     fn over_limit(mapped: Result<Region, Error>) -> OverLimit {

@@ -57,6 +57,7 @@ unsafe impl<A: Sync> Sync for ExternalLog<A> {}
     "{len_bytes} bytes written at {at:#x} cannot all be marked: the shared dirty log has bits for \
      {log_pages} pages of 4 KiB; whoever set it up must make it cover all memory"
 )]
+#[non_exhaustive]
 pub struct BeyondLog {
     /// The first address of the write.
     pub at: u64,

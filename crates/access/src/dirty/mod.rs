@@ -31,6 +31,7 @@ pub use log::{DirtyLog, LogError};
 
 /// Where writes are marked. `A` is the address space they are marked by.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub enum Log<A: Address> {
     /// Nowhere.
     #[default]

@@ -11,7 +11,7 @@ use super::Place;
 use super::remote::Noted;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
-use crate::region::{Partial, RemoteMemory};
+use crate::region::{RemoteFault, RemoteMemory};
 use crate::tlb::{READ, WRITE};
 
 impl Session {
@@ -65,7 +65,7 @@ impl Session {
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     dest.advance(moved);
                     done += moved;
-                    asked.map_err(|stop: Partial| Fault::at(iova, done, stop.reason))?;
+                    asked.map_err(|stop: RemoteFault| Fault::at(iova, done, stop.reason))?;
                 }
             }
         }
@@ -122,7 +122,7 @@ impl Session {
                     let moved = asked.map_or_else(|stop| stop.done, |()| part);
                     source.advance(moved);
                     done += moved;
-                    asked.map_err(|stop: Partial| Fault::at(iova, done, stop.reason))?;
+                    asked.map_err(|stop: RemoteFault| Fault::at(iova, done, stop.reason))?;
                 }
             }
         }

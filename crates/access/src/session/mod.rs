@@ -37,7 +37,9 @@ use crate::words;
 use longshore_sync::grace::{Seen, Slot};
 
 pub use atomics::Word;
-pub use pin::{Access, Lease, Read, ReadWrite, Reads, Slice, View, Write, Writes};
+pub use pin::{
+    Lease, ReadOnly, ReadWrite, Readable, View, ViewAccess, ViewSlice, Writable, WriteOnly,
+};
 pub(crate) use place::Place;
 pub(crate) use private::Private;
 

@@ -25,50 +25,50 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What is done with pinned or leased memory: [`Read`], [`Write`] or [`ReadWrite`].
-pub trait Access: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static {
+/// What is done with pinned or leased memory: [`ReadOnly`], [`WriteOnly`] or [`ReadWrite`].
+pub trait ViewAccess: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     const WANT: u64;
 }
 
 /// An access that reads.
-pub trait Reads: Access {}
+pub trait Readable: ViewAccess {}
 
 /// An access that writes.
-pub trait Writes: Access {}
+pub trait Writable: ViewAccess {}
 
 /// The memory is read.
 #[derive(Clone, Copy, Debug)]
-pub struct Read;
+pub struct ReadOnly;
 
 /// The memory is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Write;
+pub struct WriteOnly;
 
 /// The memory is read and written.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadWrite;
 
-impl sealed::Sealed for Read {}
-impl sealed::Sealed for Write {}
+impl sealed::Sealed for ReadOnly {}
+impl sealed::Sealed for WriteOnly {}
 impl sealed::Sealed for ReadWrite {}
 
-impl Access for Read {
+impl ViewAccess for ReadOnly {
     const WANT: u64 = tlb::READ;
 }
 
-impl Access for Write {
+impl ViewAccess for WriteOnly {
     const WANT: u64 = tlb::WRITE;
 }
 
-impl Access for ReadWrite {
+impl ViewAccess for ReadWrite {
     const WANT: u64 = tlb::READ | tlb::WRITE;
 }
 
-impl Reads for Read {}
-impl Reads for ReadWrite {}
-impl Writes for Write {}
-impl Writes for ReadWrite {}
+impl Readable for ReadOnly {}
+impl Readable for ReadWrite {}
+impl Writable for WriteOnly {}
+impl Writable for ReadWrite {}
 
 /// Where a view's extents are.
 #[derive(Clone, Copy)]
@@ -93,25 +93,25 @@ impl Extents<'_> {
     }
 }
 
-/// Pinned or leased memory: a list of adjacent [`Slice`]s, addressed as one.
+/// Pinned or leased memory: a list of adjacent [`ViewSlice`]s, addressed as one.
 ///
 /// A view of a pin cannot leave the scope:
 ///
 /// ```compile_fail
-/// # use longshore_access::{Read, Space};
+/// # use longshore_access::{ReadOnly, Space};
 /// # use longshore_mem::Iova;
 /// let space = Space::new().unwrap();
 /// let session = space.session();
-/// let escaped = session.pin(Iova::new(0), 8, Read, |view| view).unwrap();
+/// let escaped = session.pin(Iova::new(0), 8, ReadOnly, |view| view).unwrap();
 /// ```
 ///
 /// ```compile_fail
-/// # use longshore_access::{Read, Space};
+/// # use longshore_access::{ReadOnly, Space};
 /// # use longshore_mem::Iova;
 /// let space = Space::new().unwrap();
 /// let session = space.session();
 /// let mut kept = None;
-/// session.pin(Iova::new(0), 8, Read, |view| kept = view.slices().next()).unwrap();
+/// session.pin(Iova::new(0), 8, ReadOnly, |view| kept = view.slices().next()).unwrap();
 /// ```
 pub struct View<'p, A> {
     extents: Extents<'p>,
@@ -123,7 +123,7 @@ pub struct View<'p, A> {
 
 /// Bytes of a view that lie side by side in this process.
 #[derive(Clone, Copy)]
-pub struct Slice<'p, A> {
+pub struct ViewSlice<'p, A> {
     extent: Extent,
     path: Path,
     memory: PhantomData<(&'p (), A)>,
@@ -143,7 +143,7 @@ impl Session {
     /// # Errors
     /// [`Fault`], before `work` is called: all of the range must be mapped, permit the access, and be
     /// memory of this process.
-    pub fn pin<A: Access, R>(
+    pub fn pin<A: ViewAccess, R>(
         &self,
         iova: Iova,
         len: usize,
@@ -171,7 +171,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`pin`](Self::pin).
-    pub fn lease<A: Access>(
+    pub fn lease<A: ViewAccess>(
         &self,
         iova: Iova,
         len: usize,
@@ -294,7 +294,7 @@ impl Drop for Pinned<'_> {
 /// A lease to write counts as a write of all of it, for dirty logs, when it is dropped; and for each
 /// harvest while it lives, as nobody knows what is written when.
 #[must_use = "the memory is leased while this lives"]
-pub struct Lease<A: Access> {
+pub struct Lease<A: ViewAccess> {
     space: Space,
     id: Option<u64>,
     extents: Box<[Extent]>,
@@ -307,11 +307,11 @@ pub struct Lease<A: Access> {
 }
 
 // SAFETY: the memory stays while the lease lives, and is accessed as foreign memory in any thread.
-unsafe impl<A: Access> Send for Lease<A> {}
+unsafe impl<A: ViewAccess> Send for Lease<A> {}
 // SAFETY: as above.
-unsafe impl<A: Access> Sync for Lease<A> {}
+unsafe impl<A: ViewAccess> Sync for Lease<A> {}
 
-impl<A: Access> Lease<A> {
+impl<A: ViewAccess> Lease<A> {
     /// The memory.
     pub fn view(&self) -> View<'_, A> {
         let extents = Extents::Leased(&self.extents);
@@ -324,7 +324,7 @@ impl<A: Access> Lease<A> {
     }
 }
 
-impl<A: Access> Drop for Lease<A> {
+impl<A: ViewAccess> Drop for Lease<A> {
     fn drop(&mut self) {
         let inner = &self.space.inner;
         for Written { iova, len, guest_phys } in &*self.written {
@@ -336,15 +336,15 @@ impl<A: Access> Drop for Lease<A> {
     }
 }
 
-impl<A: Access> fmt::Debug for Lease<A> {
+impl<A: ViewAccess> fmt::Debug for Lease<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lease({:#x} + {:#x})", self.iova, self.len)
     }
 }
 
-impl<'p, A: Access> View<'p, A> {
+impl<'p, A: ViewAccess> View<'p, A> {
     /// Its length in bytes.
-    pub fn len_bytes(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.len
     }
 
@@ -359,9 +359,9 @@ impl<'p, A: Access> View<'p, A> {
     }
 
     /// The parts that lie side by side, in order.
-    pub fn slices(&self) -> impl Iterator<Item = Slice<'p, A>> + use<'p, A> {
+    pub fn slices(&self) -> impl Iterator<Item = ViewSlice<'p, A>> + use<'p, A> {
         let (extents, path) = (self.extents, self.path);
-        (0..extents.len()).map(move |index| Slice {
+        (0..extents.len()).map(move |index| ViewSlice {
             extent: extents.get(index),
             path,
             memory: PhantomData,
@@ -369,7 +369,7 @@ impl<'p, A: Access> View<'p, A> {
     }
 
     /// All of it, if it lies side by side.
-    pub fn as_slice(&self) -> Option<Slice<'p, A>> {
+    pub fn as_slice(&self) -> Option<ViewSlice<'p, A>> {
         if self.extents.len() == 1 { self.slices().next() } else { None }
     }
 
@@ -378,7 +378,7 @@ impl<'p, A: Access> View<'p, A> {
         &self,
         offset: usize,
         len: usize,
-        mut part: impl FnMut(Slice<'p, A>, usize, usize, usize) -> Result<(), Fault>,
+        mut part: impl FnMut(ViewSlice<'p, A>, usize, usize, usize) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         let start = Fault::at(self.iova, offset, Reason::Overflow).iova;
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
@@ -389,11 +389,11 @@ impl<'p, A: Access> View<'p, A> {
             if done == len {
                 break;
             }
-            if skip >= slice.len_bytes() {
-                skip -= slice.len_bytes();
+            if skip >= slice.len() {
+                skip -= slice.len();
                 continue;
             }
-            let now = (slice.len_bytes() - skip).min(len - done);
+            let now = (slice.len() - skip).min(len - done);
             part(slice, skip, done, now)
                 .map_err(|fault| Fault { done: done + fault.done, ..fault })?;
             (skip, done) = (0, done + now);
@@ -402,7 +402,7 @@ impl<'p, A: Access> View<'p, A> {
     }
 }
 
-impl<A: Reads> View<'_, A> {
+impl<A: Readable> View<'_, A> {
     /// Reads from `offset` into all of `into`.
     ///
     /// # Errors
@@ -424,7 +424,7 @@ impl<A: Reads> View<'_, A> {
     }
 }
 
-impl<A: Writes> View<'_, A> {
+impl<A: Writable> View<'_, A> {
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
@@ -448,10 +448,15 @@ impl<A: Writes> View<'_, A> {
     }
 }
 
-impl<'p, A: Access> Slice<'p, A> {
+impl<'p, A: ViewAccess> ViewSlice<'p, A> {
     /// Its length in bytes.
-    pub fn len_bytes(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.extent.len
+    }
+
+    /// Returns whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Its first address.
@@ -501,7 +506,7 @@ impl<'p, A: Access> Slice<'p, A> {
     }
 }
 
-impl<'p, A: Reads> Slice<'p, A> {
+impl<'p, A: Readable> ViewSlice<'p, A> {
     /// Reads from `offset` into all of `into`.
     ///
     /// # Errors
@@ -521,7 +526,7 @@ impl<'p, A: Reads> Slice<'p, A> {
     }
 }
 
-impl<'p, A: Writes> Slice<'p, A> {
+impl<'p, A: Writable> ViewSlice<'p, A> {
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
@@ -546,7 +551,7 @@ impl<A> fmt::Debug for View<'_, A> {
     }
 }
 
-impl<A> fmt::Debug for Slice<'_, A> {
+impl<A> fmt::Debug for ViewSlice<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slice({:#x} + {:#x})", self.extent.iova, self.extent.len)
     }

@@ -14,7 +14,7 @@ use super::private::{Extent, push};
 use super::{Entered, Scope, Session};
 use crate::fault::Reason;
 use crate::lease::{Leased, Leases, Revoke, Written};
-use crate::region::{Partial, RemoteMemory};
+use crate::region::{RemoteFault, RemoteMemory};
 use crate::space::thread_token;
 
 /// How a call is noted in dirty logs.
@@ -39,8 +39,8 @@ impl Entered<'_> {
         len: usize,
         memory: Arc<dyn RemoteMemory>,
         noted: Noted,
-        call: impl FnOnce(&dyn RemoteMemory) -> Result<R, Partial>,
-    ) -> Result<R, Partial> {
+        call: impl FnOnce(&dyn RemoteMemory) -> Result<R, RemoteFault>,
+    ) -> Result<R, RemoteFault> {
         let inner = &self.session.space.inner;
         let last = iova + (len as u64 - 1);
         let revoke = Revoke::Cancel(Arc::clone(&memory), offset..offset + len as u64);
@@ -64,14 +64,14 @@ impl Entered<'_> {
             let outcome = call(&*memory);
             note(match &outcome {
                 // It was given up, and the other side may do the rest of it still.
-                Err(Partial { reason: Reason::Revoked | Reason::TimedOut, .. }) | Ok(_) => len,
+                Err(RemoteFault { reason: Reason::Revoked | Reason::TimedOut, .. }) | Ok(_) => len,
                 Err(stop) => stop.done.min(len),
             });
             let was_revoked = listed.end();
             drop(memory);
             outcome.map_err(|stop| {
                 let reason = if was_revoked { Reason::Revoked } else { stop.reason };
-                Partial { done: stop.done.min(len), reason }
+                RemoteFault { done: stop.done.min(len), reason }
             })
         })
     }

@@ -11,7 +11,7 @@ use super::Place;
 use super::remote::Noted;
 use super::{Session, last_of};
 use crate::fault::{Fault, Reason};
-use crate::region::{Partial, RemoteMemory};
+use crate::region::{RemoteFault, RemoteMemory};
 use crate::tlb::{CLEAN, READ, WRITE};
 use crate::words;
 
@@ -39,9 +39,10 @@ impl Session {
                 let view = unsafe {
                     VolatileSlice::from_raw_parts(NonNull::from(part).cast(), part.len())
                 };
-                memory
-                    .write(offset + done as u64, view)
-                    .map_err(|stop| Partial { done: done + stop.done.min(part.len()), ..stop })?;
+                memory.write(offset + done as u64, view).map_err(|stop| RemoteFault {
+                    done: done + stop.done.min(part.len()),
+                    ..stop
+                })?;
                 done += part.len();
             }
             Ok(())
@@ -146,7 +147,7 @@ impl Session {
         len: usize,
         want: u64,
         mut direct: impl FnMut(*mut u8, usize, usize) -> Result<(), Stopped>,
-        mut remote: impl FnMut(&dyn RemoteMemory, u64, usize, usize) -> Result<(), Partial>,
+        mut remote: impl FnMut(&dyn RemoteMemory, u64, usize, usize) -> Result<(), RemoteFault>,
     ) -> Result<(), Fault> {
         let mut entered = self.enter();
         if len == 0 {

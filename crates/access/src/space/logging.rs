@@ -93,7 +93,7 @@ impl Space {
     /// let space = Space::new()?;
     /// let all = AddrRange::new(Iova::new(0), 1 << 30)?;
     /// let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, all)?);
-    /// let logs = Logs { by_iova: Log::Internal(Arc::clone(&log)), ..Logs::default() };
+    /// let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     /// log.start(|| space.set_logs(logs))?;
     /// // … devices write …
     /// space.harvest(&log, all, |pages| println!("{pages:?} was written"))?;

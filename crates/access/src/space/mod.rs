@@ -42,12 +42,13 @@ impl Default for SpaceConfig {
 
 /// What a space has done that costs time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Counters {
     /// Grace periods that needed a barrier, because a session was not parked.
     pub barriers: u64,
     /// Sessions that were in the middle of an access then, and were waited for.
     pub waited: u64,
-    /// Times a lock was taken: by the safe door, and for leases and remote regions.
+    /// Times a lock was taken: by the safe methods, and for leases and remote regions.
     pub locks: u64,
     /// Writes that a log had no bits for.
     pub unlogged: u64,

@@ -12,7 +12,7 @@ use vm_memory::{
 
 use super::{check_end, refused, wanted};
 use crate::fault::Reason;
-use crate::session::{Access, Lease, ReadWrite, Slice, View};
+use crate::session::{Lease, ReadWrite, View, ViewAccess, ViewSlice};
 
 /// A pinned or leased range as vm-memory's `GuestMemory`. It permits what the pin permits.
 ///
@@ -22,42 +22,42 @@ use crate::session::{Access, Lease, ReadWrite, Slice, View};
 /// It cannot outlive the pin:
 ///
 /// ```compile_fail
-/// # use longshore_access::{Read, Space, vm_memory::PinnedMemory};
+/// # use longshore_access::{ReadOnly, Space, vm_memory::PinnedMemory};
 /// # use longshore_mem::Iova;
 /// let space = Space::new().unwrap();
 /// let session = space.session();
-/// let escaped = session.pin(Iova::new(0), 8, Read, |view| PinnedMemory::from(view)).unwrap();
+/// let escaped = session.pin(Iova::new(0), 8, ReadOnly, |view| PinnedMemory::from(view)).unwrap();
 /// ```
 ///
 /// ```compile_fail
-/// # use longshore_access::{Read, Space, vm_memory::PinnedMemory};
+/// # use longshore_access::{ReadOnly, Space, vm_memory::PinnedMemory};
 /// # use longshore_mem::Iova;
 /// let space = Space::new().unwrap();
 /// let session = space.session();
 /// let mut kept = None;
-/// session.pin(Iova::new(0), 0, Read, |view| kept = Some(PinnedMemory::from(view))).unwrap();
+/// session.pin(Iova::new(0), 0, ReadOnly, |view| kept = Some(PinnedMemory::from(view))).unwrap();
 /// ```
 ///
 /// nor a slice of it the memory:
 ///
 /// ```compile_fail,E0505
-/// # use longshore_access::{OnUnmap, Read, Space, vm_memory::PinnedMemory};
+/// # use longshore_access::{OnUnmap, ReadOnly, Space, vm_memory::PinnedMemory};
 /// # use longshore_mem::Iova;
 /// # use vm_memory::{GuestAddress, GuestMemory, Permissions};
 /// let space = Space::new().unwrap();
-/// let lease = space.session().lease(Iova::new(0), 0, Read, OnUnmap::Wait).unwrap();
+/// let lease = space.session().lease(Iova::new(0), 0, ReadOnly, OnUnmap::Wait).unwrap();
 /// let memory = PinnedMemory::from(lease);
 /// let mut slices = memory.get_slices(GuestAddress(0), 0, Permissions::Read).unwrap();
 /// drop(memory);
 /// slices.next();
 /// ```
-pub struct PinnedMemory<'p, A: Access> {
+pub struct PinnedMemory<'p, A: ViewAccess> {
     regions: PinnedRegions,
     held: Held<'p, A>,
 }
 
 /// What keeps the memory.
-enum Held<'p, A: Access> {
+enum Held<'p, A: ViewAccess> {
     Pin(PhantomData<&'p ()>),
     Lease(Lease<A>),
 }
@@ -82,20 +82,20 @@ unsafe impl Send for PinnedRegion {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedRegion {}
 
-impl<'p, A: Access> From<View<'p, A>> for PinnedMemory<'p, A> {
+impl<'p, A: ViewAccess> From<View<'p, A>> for PinnedMemory<'p, A> {
     fn from(view: View<'p, A>) -> Self {
         Self { regions: PinnedRegions::of(view.slices()), held: Held::Pin(PhantomData) }
     }
 }
 
-impl<A: Access> From<Lease<A>> for PinnedMemory<'static, A> {
+impl<A: ViewAccess> From<Lease<A>> for PinnedMemory<'static, A> {
     fn from(lease: Lease<A>) -> Self {
         let regions = PinnedRegions::of(lease.view().slices());
         Self { regions, held: Held::Lease(lease) }
     }
 }
 
-impl<A: Access> PinnedMemory<'_, A> {
+impl<A: ViewAccess> PinnedMemory<'_, A> {
     /// The lease it was made from, if it was.
     pub fn lease(&self) -> Option<&Lease<A>> {
         match &self.held {
@@ -111,11 +111,11 @@ impl PinnedMemory<'_, ReadWrite> {
     /// written has it.
     ///
     /// ```compile_fail,E0599
-    /// # use longshore_access::{Read, Space, vm_memory::PinnedMemory};
+    /// # use longshore_access::{ReadOnly, Space, vm_memory::PinnedMemory};
     /// # use longshore_mem::Iova;
     /// # let space = Space::new().unwrap();
     /// # let session = space.session();
-    /// session.pin(Iova::new(0), 0, Read, |view| {
+    /// session.pin(Iova::new(0), 0, ReadOnly, |view| {
     ///     PinnedMemory::from(view).regions();
     /// });
     /// ```
@@ -124,7 +124,7 @@ impl PinnedMemory<'_, ReadWrite> {
     }
 }
 
-impl<A: Access> GuestMemory for PinnedMemory<'_, A> {
+impl<A: ViewAccess> GuestMemory for PinnedMemory<'_, A> {
     type PhysicalMemory = PinnedRegions;
     type Bitmap = ();
 
@@ -187,7 +187,7 @@ impl FusedIterator for Slices<'_> {}
 impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
 
 impl PinnedRegions {
-    fn of<'p, A: Access>(slices: impl Iterator<Item = Slice<'p, A>>) -> Self {
+    fn of<'p, A: ViewAccess>(slices: impl Iterator<Item = ViewSlice<'p, A>>) -> Self {
         let mut regions: Vec<PinnedRegion> = Vec::new();
         let mut before = None;
         for slice in slices {
@@ -198,12 +198,12 @@ impl PinnedRegions {
                     if before.is_some_and(|before| slice.continues(&before))
                         && last.is_writable == slice.is_writable() =>
                 {
-                    last.len += slice.len_bytes();
+                    last.len += slice.len();
                 }
                 _ => regions.push(PinnedRegion {
                     host: slice.start().as_ptr(),
                     iova: slice.iova().raw(),
-                    len: slice.len_bytes(),
+                    len: slice.len(),
                     is_writable: slice.is_writable(),
                 }),
             }
@@ -281,7 +281,7 @@ impl GuestMemoryRegion for PinnedRegion {
 
 impl GuestMemoryRegionBytes for PinnedRegion {}
 
-impl<A: Access> fmt::Debug for PinnedMemory<'_, A> {
+impl<A: ViewAccess> fmt::Debug for PinnedMemory<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("PinnedMemory");
         shown.field("regions", &self.regions).field("lease", &self.lease()).finish()

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr;
 
-use longshore_access::Process;
+use longshore_access::ProcessMemory;
 use rustix::io::FdFlags;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::{
@@ -65,8 +65,9 @@ impl Peer {
         Some(peer)
     }
 
-    pub(crate) fn process(&self) -> Process {
-        Process::open(self.child.id()).unwrap()
+    /// Its memory from `address` on.
+    pub(crate) fn memory(&self, address: u64) -> ProcessMemory {
+        ProcessMemory::open(self.child.id(), address).unwrap()
     }
 
     /// Has it do something, and waits until it has.

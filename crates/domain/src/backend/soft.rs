@@ -31,7 +31,7 @@ impl Soft {
     /// # Errors
     /// As [`Space::with_config`].
     pub fn with_config(config: SpaceConfig) -> Result<Self, longshore_access::Error> {
-        let config = SpaceConfig { raw_only: true, ..config };
+        let config = config.with_raw_only(true);
         Ok(Self { space: Space::with_config(config)? })
     }
 

@@ -117,7 +117,7 @@ impl World<'_, '_> {
             Some(_) => session.write(iova, &from[..len]),
             None => session.read(iova, &mut into),
         };
-        let fault = |reason| Fault { iova: Iova::new(at + done as u64), done, reason };
+        let fault = |reason| Fault::new(Iova::new(at + done as u64), done, reason);
         assert_eq!(outcome, reason.map_or(Ok(()), |reason| Err(fault(reason))));
         if byte.is_none() {
             let seen: Vec<_> = into.iter().map(|byte| u16::from(*byte)).collect();

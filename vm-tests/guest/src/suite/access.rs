@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::{fs, io};
 
-use longshore_access::{MapAccess, Reason, Region, Space};
+use longshore_access::{Reason, Region, RegionAccess, Space};
 use longshore_heap::{Heap, Sealing, SharedBuffer};
 use longshore_mem::{FileOffset, Iova};
 use longshore_pagetable::Prot;
@@ -43,8 +43,8 @@ fn by_iova(heap: &Heap) -> TestResult {
     let shared = Arc::new(filled(heap)?);
     let file =
         shared.dma_buf().map(AsFd::as_fd).or(shared.memfd()).ok_or("it has no descriptor")?;
-    let through_file = Region::map_file(file, FileOffset::new(0), LEN, MapAccess::ReadWrite)?;
-    let regions = [Arc::new(through_file), Arc::new(Region::of_memory(Arc::clone(&shared))?)];
+    let through_file = Region::map_file(file, FileOffset::new(0), LEN, RegionAccess::ReadWrite)?;
+    let regions = [Arc::new(through_file), Arc::new(Region::from_memory(Arc::clone(&shared))?)];
     let space = Space::new()?;
     let places = [Iova::new(0x1_2000), Iova::new(1 << 40)];
     for (place, region) in places.iter().zip(&regions) {
