@@ -76,23 +76,23 @@ impl Tally {
 pub(crate) struct Tallies {
     /// The counters of the domain itself, and of handles that were dropped.
     pub(crate) shared: Tally,
-    doors: Mutex<Vec<Weak<Tally>>>,
+    handles: Mutex<Vec<Weak<Tally>>>,
 }
 
 impl Tallies {
     /// Returns the counters for one more handle.
     pub(crate) fn open(&self) -> Arc<Tally> {
         let tally = Arc::new(Tally::default());
-        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
-        doors.retain(|door| door.strong_count() != 0);
-        doors.push(Arc::downgrade(&tally));
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        handles.retain(|handle| handle.strong_count() != 0);
+        handles.push(Arc::downgrade(&tally));
         tally
     }
 
     /// Adds the counters of a handle that is dropped to the shared ones.
     pub(crate) fn close(&self, tally: &Tally) {
         // `sum` waits for this lock, so that it does not count them twice.
-        let _doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        let _handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         for (kept, count) in self.shared.counts.iter().zip(&tally.counts) {
             kept.fetch_add(count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -106,9 +106,9 @@ impl Tallies {
     /// Returns the sum of all counters. It is exact while no thread maps or unmaps.
     pub(crate) fn sum(&self) -> Counters {
         let mut sums = [0; EVENTS];
-        let doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.add_to(&mut sums);
-        doors.iter().filter_map(Weak::upgrade).for_each(|door| door.add_to(&mut sums));
+        handles.iter().filter_map(Weak::upgrade).for_each(|handle| handle.add_to(&mut sums));
         let [maps, unmaps, bounced, copied_bytes, flushes, leaked] = sums;
         Counters { maps, unmaps, bounced, copied_bytes, flushes, leaked, ..Counters::default() }
     }

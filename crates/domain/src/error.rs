@@ -140,7 +140,7 @@ pub enum Error {
     #[error(
         "the mapping at IOVA {iova:#x} was made by another handle than the batch; use a batch of its handle"
     )]
-    OtherDoor {
+    OtherHandle {
         /// The IOVA of the mapping.
         iova: Iova,
     },

@@ -15,7 +15,7 @@
 //! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
 //!   begin or end within a granule must, unless the device is outside this process and
 //!   [trusted](Builder::trusted).
-//! * Tests can [check](Builder::watch) the use of mappings, as the kernel's dma-debug does: misuse that
+//! * Tests can [check](Builder::on_misuse) the use of mappings, as the kernel's dma-debug does: misuse that
 //!   types cannot prevent is reported. With the feature `tracing`, each operation is a span.
 //! * Elements of a [`DmaPool`] stay mapped, for drivers that do not map per transfer.
 //! * Bytes in several places are [one mapping](Domain::map_sg), which has a list of segments for the
@@ -68,9 +68,9 @@ pub mod dma_pool_refs;
 #[cfg(not(loom))]
 mod domain;
 #[cfg(not(loom))]
-mod door;
-#[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod handle;
 #[cfg(not(loom))]
 pub mod iova;
 #[cfg(not(loom))]
@@ -97,11 +97,11 @@ pub use {
     dma_pool::{DmaElement, DmaPool, DmaPoolOptions, DmaPoolUsage, DmaSlice, SliceError},
     domain::Domain,
     domain::builder::Builder,
-    domain::calibration::{Calibration, Step},
+    domain::calibration::{Calibration, CalibrationStep},
     domain::dump::Dump,
     domain::reclaim::Reclaimed,
-    door::Door,
     error::{Error, Failed},
+    handle::Handle,
     local::Local,
     policy::{Bounce, WhenFull},
     pool::PoolUsage,
@@ -112,5 +112,5 @@ pub use {
     transfer::mapping::Mapping,
     transfer::sg::{Lendable, SgLimits, SgMapping, SgSegment},
     transfer::summed::Sum,
-    watch::{Made, Misuse},
+    watch::{MappingInfo, Misuse},
 };

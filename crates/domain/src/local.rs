@@ -12,8 +12,8 @@ use longshore_sync::{Barrier, Biased};
 use crate::cache::LocalCache;
 use crate::counters::{Event, Tally};
 use crate::domain::Domain;
-use crate::door::sealed::Seal;
-use crate::door::{Door, sealed};
+use crate::handle::sealed::Seal;
+use crate::handle::{Handle, sealed};
 use crate::iova::{IovaError, IovaRange, Placement};
 use crate::pool::chunk::Slot;
 use crate::pool::error::PoolError;
@@ -85,10 +85,10 @@ impl fmt::Debug for Local<'_> {
     }
 }
 
-impl Door for Local<'_> {}
+impl Handle for Local<'_> {}
 
 #[expect(private_interfaces, reason = "no other crate can name this trait")]
-impl sealed::Door for Local<'_> {
+impl sealed::Handle for Local<'_> {
     #[inline(always)]
     fn state(&self) -> &State {
         self.state

@@ -30,6 +30,7 @@ pub enum Bounce {
 
 /// The handling of a transfer that would be bounced when the pools are at their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WhenFull {
     /// The transfer is mapped itself if it consists of whole granules. Otherwise it fails.
     MapDirectly,

@@ -15,7 +15,7 @@ use crate::direction::Direction;
 /// A mapping, as the checker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Made {
+pub struct MappingInfo {
     /// The IOVA.
     pub iova: Iova,
     /// The length in bytes.
@@ -35,13 +35,13 @@ pub enum Misuse {
     /// The domain is dropped, and the mapping was forgotten or could not be unmapped.
     Leaked {
         /// The mapping.
-        mapping: Made,
+        mapping: MappingInfo,
     },
     /// The CPU reads or writes bytes that the device owns: they were not synchronised before by
     /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu).
     DeviceOwns {
         /// The mapping.
-        mapping: Made,
+        mapping: MappingInfo,
         /// The bytes, from the start of the mapping.
         bytes: Range<u64>,
         /// The operation of the program.
@@ -52,7 +52,7 @@ pub enum Misuse {
     /// The program reports bytes that the device has written, which it cannot in that direction.
     WrongDirection {
         /// The mapping.
-        mapping: Made,
+        mapping: MappingInfo,
         /// The place in the program.
         at: &'static Location<'static>,
     },
@@ -60,25 +60,25 @@ pub enum Misuse {
     /// bytes count as not written.
     NotReported {
         /// The mapping.
-        mapping: Made,
+        mapping: MappingInfo,
     },
     /// Two mappings contain the same bytes of memory, and at least one of them is written to.
     Overlap {
         /// The later mapping.
-        mapping: Made,
+        mapping: MappingInfo,
         /// The earlier mapping.
-        with: Made,
+        with: MappingInfo,
     },
     /// The device has written beyond the end of its transfer, or more than it reports.
     WroteBeyond {
         /// The mapping.
-        mapping: Made,
+        mapping: MappingInfo,
         /// The first such byte, from the start of the mapping.
         offset: u64,
     },
 }
 
-impl fmt::Display for Made {
+impl fmt::Display for MappingInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { iova, len_bytes, direction, is_bounced, by } = self;
         let bounced = if *is_bounced { ", bounced" } else { "" };
@@ -125,7 +125,7 @@ pub(crate) struct Watch {
 }
 
 struct Live {
-    made: Made,
+    made: MappingInfo,
     /// The address range in this process.
     host: Range<u64>,
     /// The bytes that the CPU owns: sorted ranges that do not overlap.
@@ -138,12 +138,12 @@ impl Watch {
     }
 
     /// Returns all live mappings, by IOVA.
-    pub(crate) fn live(&self) -> Vec<Made> {
+    pub(crate) fn live(&self) -> Vec<MappingInfo> {
         self.lock().values().map(|live| live.made).collect()
     }
 
     /// Adds a mapping. `host` is empty if its bytes are in several places.
-    pub(crate) fn made(&self, made: Made, host: Range<u64>) {
+    pub(crate) fn made(&self, made: MappingInfo, host: Range<u64>) {
         let mut live = self.lock();
         let is_shared = |other: &&Live| {
             let reads = [made.direction, other.made.direction] == [Direction::ToDevice; 2];
@@ -195,11 +195,11 @@ impl Watch {
     }
 
     /// Reports a misuse of a live mapping.
-    fn misused(&self, iova: Iova, misuse: impl FnOnce(Made) -> Misuse) {
+    fn misused(&self, iova: Iova, misuse: impl FnOnce(MappingInfo) -> Misuse) {
         self.misused_if(iova, |made| Some(misuse(made)));
     }
 
-    fn misused_if(&self, iova: Iova, misuse: impl FnOnce(Made) -> Option<Misuse>) {
+    fn misused_if(&self, iova: Iova, misuse: impl FnOnce(MappingInfo) -> Option<Misuse>) {
         let made = self.lock().get(&iova.raw()).map(|live| live.made);
         if let Some(misuse) = made.and_then(misuse) {
             self.report(&misuse);
@@ -234,7 +234,7 @@ impl Watch {
     /// `slack` must be bytes of the mapping.
     #[cold]
     #[inline(never)]
-    pub(crate) unsafe fn begin(&self, made: Made, host: u64, slack: Option<Slack>) {
+    pub(crate) unsafe fn begin(&self, made: MappingInfo, host: u64, slack: Option<Slack>) {
         if let Some((start, count, _)) = slack {
             // Zero now, so that bytes which the device writes are found at the end.
             // SAFETY: the caller's promise.

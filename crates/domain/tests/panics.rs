@@ -114,7 +114,7 @@ fn a_callback_of_a_batch_that_panics_leaves_nothing_mapped() {
 #[test]
 fn a_report_that_panics_leaves_nothing_mapped() {
     for bounce in [Bounce::Never, Bounce::Always] {
-        let rig = rig(|builder| builder.bounce(bounce).watch(|misuse| panic!("{misuse}")));
+        let rig = rig(|builder| builder.bounce(bounce).on_misuse(|misuse| panic!("{misuse}")));
         // The number of bytes that the device wrote is unknown.
         let mapping = rig.domain.map_reported(buffer(PAGE)).unwrap();
         assert!(catch_unwind(AssertUnwindSafe(|| mapping.unmap().is_ok())).is_err());

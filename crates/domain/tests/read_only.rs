@@ -197,7 +197,7 @@ fn summed() {
 
 fn reported() {
     for bounce in [Bounce::Never, Bounce::Always] {
-        let domain = builder().bounce(bounce).watch(|misuse| panic!("{misuse}")).build();
+        let domain = builder().bounce(bounce).on_misuse(|misuse| panic!("{misuse}")).build();
         let failed = domain.map_reported(sealed(4096)).unwrap_err();
         assert_read_only(&failed.error, &failed.value);
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use longshore_access::Session;
 use longshore_domain::backend::Soft;
-use longshore_domain::{Batch, Bounce, Direction, Domain, Door, Error, Local, Mapping, WhenFull};
+use longshore_domain::{Batch, Bounce, Direction, Domain, Error, Handle, Local, Mapping, WhenFull};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
 
 use memory::{Memory, PAGE};
@@ -67,7 +67,7 @@ fn serve(device: &Session, orders: &Receiver<Order>) -> u64 {
 }
 
 /// What a thread has to work with.
-struct Worker<'d, D: Door> {
+struct Worker<'d, D: Handle> {
     domain: &'d Domain,
     orders: SyncSender<Order>,
     batch: Batch<'d, Memory, D>,
@@ -88,7 +88,7 @@ fn holds(memory: &Memory, len: usize, byte: u8) {
     assert!(before.iter().chain(behind).all(|byte| *byte == 0));
 }
 
-impl<'d, D: Door> Worker<'d, D> {
+impl<'d, D: Handle> Worker<'d, D> {
     fn next(&mut self) -> (usize, usize, Direction, u8, u8) {
         self.turn += 1;
         let (skip, len) = SHAPES[(self.turn * 5 + self.tag) as usize % SHAPES.len()];
@@ -229,9 +229,9 @@ fn threads_do_everything_at_once() {
                 }
                 domain.set_bounce(policies[turn % 3]);
                 domain.shrink(Duration::ZERO).unwrap();
-                let mut door = domain.local();
+                let mut handle = domain.local();
                 let ring = domain.alloc_coherent(PAGE).unwrap();
-                drop((ring, &mut door));
+                drop((ring, &mut handle));
                 started.fetch_add(1, Ordering::Relaxed);
                 thread::yield_now();
             }

@@ -5,7 +5,7 @@
 //!     disk_offset, len_bytes ──► offset in the mapping
 //! ```
 
-use longshore_domain::{Door, Mapping};
+use longshore_domain::{Handle, Mapping};
 use longshore_mem::{DmaMemory, Iova};
 
 use crate::command::Opcode;
@@ -71,7 +71,7 @@ fn check(range: &DiskRange, namespace: &Namespace, mapped_bytes: u64) -> Result<
 /// Returns [`Error::PartialBlock`], [`Error::OutOfRange`] or [`Error::OutOfMapping`] for a range that cannot
 /// be transferred, else the first error of a command. No command is in flight then, unless the controller
 /// does not answer.
-pub fn transfer<'m, 'l, H: Hardware, B: DmaMemory + 'static, D: Door>(
+pub fn transfer<'m, 'l, H: Hardware, B: DmaMemory + 'static, D: Handle>(
     queue: &mut Queue<'_, '_, H, &'m Mapping<'l, B, D>>,
     opcode: Opcode,
     namespace: &Namespace,

@@ -53,7 +53,7 @@ impl Line {
     ) -> Self {
         let data = controller.identify();
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let step = |step: &longshore::domain::Step| Step {
+        let step = |step: &longshore::domain::CalibrationStep| Step {
             len_bytes: step.len_bytes,
             bounced_ns: ns(step.bounced),
             mapped_ns: ns(step.mapped),

@@ -32,6 +32,7 @@ pub use vfio::Vfio;
 
 /// The limits of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// The unit of addresses, lengths and offsets.
     pub granule: Granule,
@@ -53,8 +54,24 @@ pub struct Limits {
     pub in_process: bool,
 }
 
+impl Limits {
+    /// Returns the limits of a backend for devices outside this process which can map all of `usable`,
+    /// maps slowly, and does not deny reads.
+    pub fn new(granule: Granule, usable: Vec<AddrRange<Iova>>) -> Self {
+        Self {
+            granule,
+            usable,
+            reserved: Vec::new(),
+            denies_reads: false,
+            maps_cheaply: false,
+            in_process: false,
+        }
+    }
+}
+
 /// Memory to be mapped, in whole granules.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Piece<'a> {
     /// The address in this process.
     pub host: NonNull<u8>,
@@ -63,6 +80,17 @@ pub struct Piece<'a> {
     /// The file whose pages these are, and the offset in it, if it is known. A backend needs it
     /// that cannot pin this process's mapping.
     pub file: Option<(BorrowedFd<'a>, FileOffset)>,
+}
+
+impl<'a> Piece<'a> {
+    /// Returns `len_bytes` of memory at `host`, which are those of `file` from the offset on, if given.
+    pub const fn new(
+        host: NonNull<u8>,
+        len_bytes: u64,
+        file: Option<(BorrowedFd<'a>, FileOffset)>,
+    ) -> Self {
+        Self { host, len_bytes, file }
+    }
 }
 
 /// One kind of address space for devices: in this process, or the kernel's by VFIO or iommufd.

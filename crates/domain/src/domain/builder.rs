@@ -130,7 +130,7 @@ impl Builder {
     /// # use longshore_domain::{Direction, Domain, backend::Soft};
     /// # use longshore_heap::Heap;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let builder = Domain::builder(Soft::new()?).watch(|misuse| panic!("{misuse}"));
+    /// let builder = Domain::builder(Soft::new()?).on_misuse(|misuse| panic!("{misuse}"));
     /// let domain = builder.build();
     /// let mut mapping = domain.map(Heap::Memfd.allocate(4096)?, Direction::FromDevice)?;
     /// mapping.sync_for_cpu(0..512)?;
@@ -140,7 +140,7 @@ impl Builder {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn watch(self, report: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
+    pub fn on_misuse(self, report: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
         Self { watch: Some(Watch::new(Box::new(report))), ..self }
     }
 

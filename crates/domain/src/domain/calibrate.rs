@@ -10,7 +10,7 @@ use longshore_heap::{Buffer, Heap};
 use longshore_mem::{DmaMemory, FileOffset};
 
 use super::Domain;
-use super::calibration::{Calibration, Step};
+use super::calibration::{Calibration, CalibrationStep};
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::local::Local;
@@ -75,7 +75,7 @@ impl Domain {
             let part = || Part(Arc::clone(&buffer), len_bytes as usize);
             let bounced = each(|| Ok(Mapping::bounced(&local, part(), TOWARDS)?))?;
             let mapped = each(|| Ok(Mapping::direct(&local, part(), TOWARDS)?))?;
-            steps.push(Step { len_bytes, bounced, mapped });
+            steps.push(CalibrationStep { len_bytes, bounced, mapped });
             len_bytes *= 2;
         }
         Ok(Calibration::new(steps))

@@ -10,7 +10,7 @@ use crate::policy::Bounce;
 #[non_exhaustive]
 pub struct Calibration {
     /// The costs by length, ascending.
-    pub steps: Vec<Step>,
+    pub steps: Vec<CalibrationStep>,
     /// The best use of bounce buffers by these costs, for [`Domain::set_bounce`](crate::Domain::set_bounce).
     pub bounce: Bounce,
 }
@@ -18,7 +18,7 @@ pub struct Calibration {
 /// The costs of a transfer of one length towards the device, which one thread maps and unmaps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Step {
+pub struct CalibrationStep {
     /// The length in bytes.
     pub len_bytes: u64,
     /// The time for a transfer through a bounce buffer.
@@ -31,8 +31,8 @@ impl Calibration {
     /// Bounces up to the longest transfer for which that was faster by a quarter, it and all that are
     /// shorter. If both cost about the same, a copy gains nothing, and the choice should not depend on
     /// chance.
-    pub(crate) fn new(steps: Vec<Step>) -> Self {
-        let is_faster = |step: &&Step| step.bounced * 5 <= step.mapped * 4;
+    pub(crate) fn new(steps: Vec<CalibrationStep>) -> Self {
+        let is_faster = |step: &&CalibrationStep| step.bounced * 5 <= step.mapped * 4;
         let bounce = match steps.iter().take_while(is_faster).last() {
             Some(step) => Bounce::Below(step.len_bytes + 1),
             None => Bounce::Never,
@@ -44,7 +44,7 @@ impl Calibration {
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:>10}  {:>12}  {:>12}", "bytes", "bounced, ns", "mapped, ns")?;
-        for Step { len_bytes, bounced, mapped } in &self.steps {
+        for CalibrationStep { len_bytes, bounced, mapped } in &self.steps {
             writeln!(f, "{len_bytes:>10}  {:>12}  {:>12}", bounced.as_nanos(), mapped.as_nanos())?;
         }
         match self.bounce {
@@ -59,14 +59,14 @@ impl fmt::Display for Calibration {
 mod tests {
     use super::*;
 
-    fn step(len_bytes: u64, bounced_ns: u64, mapped_ns: u64) -> Step {
+    fn step(len_bytes: u64, bounced_ns: u64, mapped_ns: u64) -> CalibrationStep {
         let (bounced, mapped) = (Duration::from_nanos(bounced_ns), Duration::from_nanos(mapped_ns));
-        Step { len_bytes, bounced, mapped }
+        CalibrationStep { len_bytes, bounced, mapped }
     }
 
     #[test]
     fn what_is_faster_is_chosen_up_to_the_first_that_is_not() {
-        let best = |steps: &[Step]| Calibration::new(steps.to_vec()).bounce;
+        let best = |steps: &[CalibrationStep]| Calibration::new(steps.to_vec()).bounce;
         assert_eq!(best(&[step(4096, 50, 40), step(8192, 50, 60)]), Bounce::Never);
         assert_eq!(best(&[step(4096, 50, 60)]), Bounce::Never);
         let steps = [step(4096, 50, 900), step(8192, 90, 900), step(16_384, 990, 900)];

@@ -9,7 +9,7 @@ use crate::dma_pool::DmaPoolUsage;
 use crate::iova::IovaUsage;
 use crate::policy::Bounce;
 use crate::pool::PoolUsage;
-use crate::watch::{Made, Watch};
+use crate::watch::{MappingInfo, Watch};
 
 /// A snapshot of a domain. It may be inexact while other threads use the domain.
 #[derive(Clone, Debug)]
@@ -29,13 +29,13 @@ pub struct Dump {
     pub dma_pools: Vec<DmaPoolUsage>,
     /// The counters.
     pub counters: Counters,
-    /// The mappings by IOVA, if the domain is [checked](crate::Builder::watch).
-    pub mappings: Option<Vec<Made>>,
+    /// The mappings by IOVA, if the domain is [checked](crate::Builder::on_misuse).
+    pub mappings: Option<Vec<MappingInfo>>,
 }
 
 impl Domain {
     /// Returns a snapshot to be printed: limits, addresses, pools, counters, and the mappings if
-    /// the domain is [checked](crate::Builder::watch).
+    /// the domain is [checked](crate::Builder::on_misuse).
     pub fn dump(&self) -> Dump {
         Dump {
             backend: self.state().core.backend.name(),

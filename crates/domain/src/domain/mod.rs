@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use crate::backend::{BackendError, Limits};
 use crate::counters::{Counters, Event};
-use crate::door::sealed::Seal;
-use crate::door::{Door, sealed};
+use crate::handle::sealed::Seal;
+use crate::handle::{Handle, sealed};
 use crate::iova::{IovaError, IovaRange, Iovas, Placement};
 use crate::policy::Bounce;
 use crate::pool::chunk::Slot;
@@ -127,10 +127,10 @@ impl fmt::Debug for Domain {
     }
 }
 
-impl Door for Domain {}
+impl Handle for Domain {}
 
 #[expect(private_interfaces, reason = "no other crate can name this trait")]
-impl sealed::Door for Domain {
+impl sealed::Handle for Domain {
     fn state(&self) -> &State {
         &self.state
     }

@@ -47,7 +47,7 @@ impl Placement {
 
     /// The same, at addresses of so many bits: 32 for a device that has no more.
     #[must_use]
-    pub const fn of_bits(self, bits: u32) -> Self {
+    pub const fn address_bits(self, bits: u32) -> Self {
         let last = if bits < 64 { (1 << bits) - 1 } else { u64::MAX };
         Self { last: Iova::new(last), ..self }
     }

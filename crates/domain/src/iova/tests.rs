@@ -41,7 +41,7 @@ fn only_usable_addresses_that_are_not_reserved_are_given() {
 #[test]
 fn wishes_are_met() {
     let allocator = IovaAllocator::new(Granule::SIZE_4K, &[range(0, 1 << 40)], &[], 0);
-    let below = Placement::ANYWHERE.of_bits(32);
+    let below = Placement::ANYWHERE.address_bits(32);
     let taken = allocator.take(3 * PAGE, below).unwrap();
     assert_eq!(taken.start().raw(), (1 << 32) - 3 * PAGE);
     let aligned = allocator.take(PAGE, below.aligned(Granule::SIZE_2M)).unwrap();

@@ -8,8 +8,8 @@ use longshore_mem::{AddrRange, DmaMemory, Iova};
 use super::mapping::Mapping;
 use crate::counters::Event;
 use crate::domain::Domain;
-use crate::door::Door;
 use crate::error::{Error, Failed};
+use crate::handle::Handle;
 use crate::local::Local;
 use crate::trace::span;
 
@@ -18,16 +18,16 @@ use crate::trace::span;
 ///
 /// A batch that is used again allocates nothing once it is warm. Dropped, it drops its mappings.
 #[must_use = "what is in it stays mapped until it is flushed"]
-pub struct Batch<'d, B: DmaMemory + 'static, D: Door = Domain> {
-    door: &'d D,
+pub struct Batch<'d, B: DmaMemory + 'static, D: Handle = Domain> {
+    handle: &'d D,
     mappings: Vec<Mapping<'d, B, D>>,
     ranges: Vec<AddrRange<Iova>>,
 }
 
 /// Mappings that the backend has unmapped. If a panic ends the flush, the others are not unmapped again.
-struct Unmapped<'v, 'd, B: DmaMemory + 'static, D: Door>(vec::Drain<'v, Mapping<'d, B, D>>);
+struct Unmapped<'v, 'd, B: DmaMemory + 'static, D: Handle>(vec::Drain<'v, Mapping<'d, B, D>>);
 
-impl<B: DmaMemory + 'static, D: Door> Drop for Unmapped<'_, '_, B, D> {
+impl<B: DmaMemory + 'static, D: Handle> Drop for Unmapped<'_, '_, B, D> {
     fn drop(&mut self) {
         for mut mapping in self.0.by_ref() {
             mapping.set_unmapped();
@@ -49,9 +49,9 @@ impl Local<'_> {
     }
 }
 
-impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
-    fn new(door: &'d D) -> Self {
-        Self { door, mappings: Vec::new(), ranges: Vec::new() }
+impl<'d, B: DmaMemory + 'static, D: Handle> Batch<'d, B, D> {
+    fn new(handle: &'d D) -> Self {
+        Self { handle, mappings: Vec::new(), ranges: Vec::new() }
     }
 
     /// Returns the number of mappings in the batch.
@@ -77,14 +77,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
         if let Some(first) = self.ranges.first() {
             let len_bytes = self.ranges.iter().map(|range| range.len_bytes()).sum();
             // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
-            let unmapped = unsafe { self.door.state().core.backend.unmap(&self.ranges) };
+            let unmapped = unsafe { self.handle.state().core.backend.unmap(&self.ranges) };
             unmapped.map_err(|source| Error::Backend {
                 operation: "unmapping a batch of",
                 iova: first.start(),
                 len_bytes,
                 source,
             })?;
-            self.door.add(Event::Flush, 1);
+            self.handle.add(Event::Flush, 1);
         }
         let (mut failed, mut first) = (Vec::new(), None);
         let mut unmapped = Unmapped(self.mappings.drain(..));
@@ -103,14 +103,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Batch<'d, B, D> {
     }
 }
 
-impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
+impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     /// Puts the mapping into `batch`, which unmaps it when it is flushed.
     ///
     /// # Errors
-    /// [`Error::OtherDoor`] with the mapping, if another handle made it than the batch.
+    /// [`Error::OtherHandle`] with the mapping, if another handle made it than the batch.
     pub fn unmap_deferred(self, batch: &mut Batch<'d, B, D>) -> Result<(), Failed<Self>> {
-        if !std::ptr::eq(self.door(), batch.door) {
-            let error = Error::OtherDoor { iova: self.iova() };
+        if !std::ptr::eq(self.handle(), batch.handle) {
+            let error = Error::OtherHandle { iova: self.iova() };
             return Err(Failed { error: error.into(), value: self });
         }
         batch.mappings.push(self);
@@ -118,7 +118,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     }
 }
 
-impl<B: DmaMemory + 'static, D: Door> fmt::Debug for Batch<'_, B, D> {
+impl<B: DmaMemory + 'static, D: Handle> fmt::Debug for Batch<'_, B, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch").field("mappings", &self.mappings).finish_non_exhaustive()
     }

@@ -15,9 +15,9 @@ use super::way::Way;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
-use crate::door::sealed::Seal;
-use crate::door::{Door, await_slot};
 use crate::error::{Error, Failed};
+use crate::handle::sealed::Seal;
+use crate::handle::{Handle, await_slot};
 use crate::iova::IovaRange;
 use crate::local::Local;
 use crate::policy::Route;
@@ -26,7 +26,7 @@ use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
 use crate::state::State;
 use crate::trace::{Span, span};
-use crate::watch::{Made, Slack};
+use crate::watch::{MappingInfo, Slack};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
@@ -35,10 +35,10 @@ use crate::watch::{Made, Slack};
 /// and its addresses are leaked, because the device may still write to them.
 #[must_use = "dropped, the memory is unmapped"]
 #[repr(C)]
-pub struct Mapping<'d, B: DmaMemory + 'static, D: Door = Domain> {
+pub struct Mapping<'d, B: DmaMemory + 'static, D: Handle = Domain> {
     memory: ManuallyDrop<B>,
     place: ManuallyDrop<Place>,
-    door: &'d D,
+    handle: &'d D,
     way: Way,
 }
 
@@ -113,17 +113,17 @@ impl Local<'_> {
     }
 }
 
-impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
+impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     #[inline(always)]
     #[track_caller]
     pub(crate) fn new(
-        door: &'d D,
+        handle: &'d D,
         memory: B,
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Failed<B>> {
         let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
-        let mapping = Self::make(door, memory, direction, is_reported)?;
+        let mapping = Self::make(handle, memory, direction, is_reported)?;
         mapping.tell(&span);
         Ok(mapping)
     }
@@ -133,24 +133,28 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     #[track_caller]
     pub(crate) fn make(
-        door: &'d D,
+        handle: &'d D,
         memory: B,
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Failed<B>> {
         let checked = check(&memory, direction);
-        match checked.and_then(|()| place(door, &memory, direction, is_reported)) {
-            Ok(place) => Ok(Self::of(door, memory, place, direction, is_reported)),
+        match checked.and_then(|()| place(handle, &memory, direction, is_reported)) {
+            Ok(place) => Ok(Self::of(handle, memory, place, direction, is_reported)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
 
     /// Maps the granules of the memory, never bounced.
     #[track_caller]
-    pub(crate) fn direct(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
+    pub(crate) fn direct(
+        handle: &'d D,
+        memory: B,
+        direction: Direction,
+    ) -> Result<Self, Failed<B>> {
         let checked = check(&memory, direction);
-        match checked.and_then(|()| map_somewhere(door, &memory, direction)) {
-            Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
+        match checked.and_then(|()| map_somewhere(handle, &memory, direction)) {
+            Ok(place) => Ok(Self::of(handle, memory, place, direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
@@ -159,7 +163,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// none.
     #[track_caller]
     pub(crate) fn slotted(
-        door: &'d D,
+        handle: &'d D,
         memory: B,
         direction: Direction,
         copy: impl FnOnce(&mut Slot) -> Result<(), Box<Error>>,
@@ -167,15 +171,15 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         if let Err(error) = check(&memory, direction) {
             return Err(Failed { error, value: memory });
         }
-        let State { core, policy, .. } = door.state();
+        let State { core, policy, .. } = handle.state();
         let (start, len_bytes) = extent(&memory);
         let for_slot = core.slot_direction(direction, false);
         let route = policy.route(core.limits.granule, start, len_bytes, for_slot);
         let Route::Bounce { kind, else_direct } = route else { return Ok(Err(memory)) };
-        let mut slot = match door.take_slot(kind) {
+        let mut slot = match handle.take_slot(kind) {
             Ok(slot) => slot,
             Err(_) if else_direct => return Ok(Err(memory)),
-            Err(error) => match await_slot(door, kind, error) {
+            Err(error) => match await_slot(handle, kind, error) {
                 Ok(slot) => slot,
                 Err(error) => {
                     let error = Error::from(error).into();
@@ -184,54 +188,58 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             },
         };
         if let Err(error) = copy(&mut slot) {
-            door.give_slot(slot);
+            handle.give_slot(slot);
             return Err(Failed { error, value: memory });
         }
-        door.add(Event::Bounce, 1);
-        Ok(Ok(Self::of(door, memory, Place::Slot(slot), direction, false)))
+        handle.add(Event::Bounce, 1);
+        Ok(Ok(Self::of(handle, memory, Place::Slot(slot), direction, false)))
     }
 
     /// Makes a mapping through a slot, which must exist for the length.
     #[track_caller]
-    pub(crate) fn bounced(door: &'d D, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
+    pub(crate) fn bounced(
+        handle: &'d D,
+        memory: B,
+        direction: Direction,
+    ) -> Result<Self, Failed<B>> {
         let (start, len_bytes) = extent(&memory);
-        let len_bytes = door.state().policy.slot_offset(start) + len_bytes;
-        let class = Class::of_bytes(len_bytes, door.state().core.limits.granule.log2());
+        let len_bytes = handle.state().policy.slot_offset(start) + len_bytes;
+        let class = Class::of_bytes(len_bytes, handle.state().core.limits.granule.log2());
         let kind = Kind { class: class.expect("a slot has room for it"), direction };
         let slot = check(&memory, direction)
-            .and_then(|()| door.take_slot(kind).map_err(|error| Box::new(error.into())));
-        match slot.and_then(|slot| fill(door, slot, kind, &memory, false)) {
-            Ok(slot) => Ok(Self::of(door, memory, Place::Slot(slot), direction, false)),
+            .and_then(|()| handle.take_slot(kind).map_err(|error| Box::new(error.into())));
+        match slot.and_then(|slot| fill(handle, slot, kind, &memory, false)) {
+            Ok(slot) => Ok(Self::of(handle, memory, Place::Slot(slot), direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
 
     #[track_caller]
-    fn at(door: &'d D, iova: Iova, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
-        let core = &door.state().core;
+    fn at(handle: &'d D, iova: Iova, memory: B, direction: Direction) -> Result<Self, Failed<B>> {
+        let core = &handle.state().core;
         let (start, len_bytes) = extent(&memory);
         let placed = if let Err(error) = check(&memory, direction) {
             Err(error)
         } else if core.limits.granule.is_aligned(start | len_bytes) {
             let taken = core.iovas.take_at(iova, len_bytes).map_err(Error::from);
-            taken.map_err(Box::new).and_then(|iovas| map(door, &memory, direction, iovas))
+            taken.map_err(Box::new).and_then(|iovas| map(handle, &memory, direction, iovas))
         } else {
             Err(Error::Unaligned { start, len_bytes, granule: core.limits.granule }.into())
         };
         match placed {
-            Ok(place) => Ok(Self::of(door, memory, place, direction, false)),
+            Ok(place) => Ok(Self::of(handle, memory, place, direction, false)),
             Err(error) => Err(Failed { error, value: memory }),
         }
     }
 
     #[inline(always)]
     #[track_caller]
-    fn of(door: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
-        door.add(Event::Map, 1);
+    fn of(handle: &'d D, memory: B, place: Place, direction: Direction, is_reported: bool) -> Self {
+        handle.add(Event::Map, 1);
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
         let way = Way::new(direction, is_reported);
-        let mapping = Self { door, memory, place, way };
-        if door.state().watch.is_some() {
+        let mapping = Self { handle, memory, place, way };
+        if handle.state().watch.is_some() {
             return mapping.watched(Location::caller());
         }
         mapping
@@ -242,11 +250,11 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[cold]
     #[inline(never)]
     fn watched(self, by: &'static Location<'static>) -> Self {
-        if let Some(watch) = &self.door.state().watch {
+        if let Some(watch) = &self.handle.state().watch {
             let (iova, is_bounced) = (self.iova(), self.is_bounced());
             let (len_bytes, direction) = (self.len_bytes(), self.way.direction());
             let host = self.host().addr().get() as u64;
-            let made = Made { iova, len_bytes, direction, is_bounced, by };
+            let made = MappingInfo { iova, len_bytes, direction, is_bounced, by };
             // SAFETY: it is this mapping's, which is just made.
             unsafe { watch.begin(made, host, self.slack(0)) };
         }
@@ -279,7 +287,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     ) -> Result<B, Failed<Self>> {
         self.set_unmapped();
         let iova = self.iova();
-        if let Some(watch) = &self.door.state().watch {
+        if let Some(watch) = &self.handle.state().watch {
             match said {
                 Some(at) => watch.completed(iova, written_bytes, at),
                 None if self.way.is_reported() => watch.silent(iova),
@@ -292,7 +300,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             return Err(Failed { error, value: self });
         }
         // Before another mapping can get the address.
-        if let Some(watch) = &self.door.state().watch {
+        if let Some(watch) = &self.handle.state().watch {
             watch.ended(iova);
         }
         Ok(Self::into_memory(ManuallyDrop::new(self)))
@@ -349,7 +357,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub fn unmap(self) -> Result<B, Failed<Self>> {
         let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
         let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
-        if self.door.state().watch.is_some() {
+        if self.handle.state().watch.is_some() {
             return self.end_watched(written_bytes, None, copy_back);
         }
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
@@ -383,7 +391,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        if self.door.state().watch.is_some() {
+        if self.handle.state().watch.is_some() {
             return self.end_watched(written_bytes, Some(at), copy_back);
         }
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
@@ -462,7 +470,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn slack(&self, written_bytes: u64) -> Option<Slack> {
         let written_bytes = if self.way.is_reported() { written_bytes } else { self.len_bytes() };
-        let granule = self.door.state().core.limits.granule.bytes();
+        let granule = self.handle.state().core.limits.granule.bytes();
         match &*self.place {
             Place::Slot(slot) => {
                 let slot_bytes = slot.kind().class.granules() * granule;
@@ -484,8 +492,8 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         Err(*read_only(extent(&*self.memory), operation))
     }
 
-    pub(crate) fn door(&self) -> &'d D {
-        self.door
+    pub(crate) fn handle(&self) -> &'d D {
+        self.handle
     }
 
     /// Adds the ranges that the backend must unmap: none of a mapping that is bounced, and up to
@@ -496,7 +504,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Direct(iovas) => ranges.push(self.range(iovas)),
             Place::Slot(_) => {}
             Place::Unaligned(unaligned) => {
-                let granule = self.door.state().core.limits.granule.bytes();
+                let granule = self.handle.state().core.limits.granule.bytes();
                 ranges.extend(unaligned.mapped(granule));
             }
         }
@@ -506,20 +514,20 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
-        start & (self.door.state().core.limits.granule.bytes() - 1)
+        start & (self.handle.state().core.limits.granule.bytes() - 1)
     }
 
     /// Returns the offset of a bounced transfer in its slot.
     #[inline(always)]
     fn slot_offset(&self) -> u64 {
         let (start, _) = extent(&*self.memory);
-        self.door.state().policy.slot_offset(start)
+        self.handle.state().policy.slot_offset(start)
     }
 
     /// Returns the range of a mapping that is not bounced.
     #[inline(always)]
     fn range(&self, iovas: &IovaRange) -> AddrRange<Iova> {
-        let granule = self.door.state().core.limits.granule.bytes();
+        let granule = self.handle.state().core.limits.granule.bytes();
         let len_bytes = (self.offset() + self.len_bytes()).next_multiple_of(granule);
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
@@ -531,7 +539,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
         self.set_unmapped();
         let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
-        if self.door.state().watch.is_some() {
+        if self.handle.state().watch.is_some() {
             let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
             return self.take_watched(written_bytes, None, copy_back);
         }
@@ -561,7 +569,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         }
         let len_bytes = self.len_bytes();
         match &mut *self.place {
-            Place::Unaligned(unaligned) => unaligned.unmap(self.door, len_bytes),
+            Place::Unaligned(unaligned) => unaligned.unmap(self.handle, len_bytes),
             Place::Direct(..) | Place::Slot(_) => Ok(()),
         }
     }
@@ -569,7 +577,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     #[inline(always)]
     fn unmap_range(&self, range: AddrRange<Iova>) -> Result<(), Box<Error>> {
         // SAFETY: mapped as it is, and this mapping's alone.
-        let unmapped = unsafe { self.door.state().core.backend.unmap(&[range]) };
+        let unmapped = unsafe { self.handle.state().core.backend.unmap(&[range]) };
         let (iova, len_bytes) = (self.iova(), self.len_bytes());
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
@@ -577,7 +585,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             len_bytes,
             source,
         })?;
-        self.door.add(Event::Flush, 1);
+        self.handle.add(Event::Flush, 1);
         Ok(())
     }
 
@@ -601,7 +609,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             Place::Unaligned(unaligned) => unsafe { unaligned.copy_back(host, written_bytes) },
         };
         let copied = copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
-        self.door.add(Event::Copied, copied);
+        self.handle.add(Event::Copied, copied);
         Ok(())
     }
 
@@ -609,25 +617,27 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
     /// The memory must be the caller's again, and this not be called twice.
     #[inline(always)]
     unsafe fn give_back(&mut self) {
-        self.door.add(Event::Unmap, 1);
+        self.handle.add(Event::Unmap, 1);
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
-            Place::Direct(iovas) => self.door.give(Seal, iovas),
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, &self.door.state().core)),
-            Place::Unaligned(unaligned) => unaligned.give(self.door),
+            Place::Direct(iovas) => self.handle.give(Seal, iovas),
+            Place::Slot(slot) => {
+                self.handle.give_slot(bounce::used(slot, &self.handle.state().core));
+            }
+            Place::Unaligned(unaligned) => unaligned.give(self.handle),
         }
     }
 }
 
-impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
+impl<B: DmaMemory + 'static, D: Handle> Drop for Mapping<'_, B, D> {
     fn drop(&mut self) {
         // The bytes that the device has written are not copied back.
         if let Err(error) = self.unreach() {
             abort_if_borrowed::<B>(&error);
-            self.door.add(Event::Leak, 1);
+            self.handle.add(Event::Leak, 1);
             return;
         }
-        if let Some(watch) = &self.door.state().watch {
+        if let Some(watch) = &self.handle.state().watch {
             watch.ended(self.iova());
         }
         // SAFETY: unmapped, and this is the end.
@@ -637,7 +647,7 @@ impl<B: DmaMemory + 'static, D: Door> Drop for Mapping<'_, B, D> {
     }
 }
 
-impl<B: DmaMemory + 'static, D: Door> fmt::Debug for Mapping<'_, B, D> {
+impl<B: DmaMemory + 'static, D: Handle> fmt::Debug for Mapping<'_, B, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
             .field("iova", &self.iova())

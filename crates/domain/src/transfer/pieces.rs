@@ -9,8 +9,8 @@ use longshore_mem::{AddrRange, Iova};
 use crate::backend::Piece;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::door::Door;
 use crate::error::Error;
+use crate::handle::Handle;
 use crate::undo::Undo;
 
 /// The error of pieces of which not all were mapped.
@@ -29,15 +29,15 @@ pub(crate) struct Partly {
 /// # Safety
 /// The ranges must be the caller's alone, and not mapped. The memory must stay, with no reference to
 /// it, until it is unmapped; that of pieces which are still mapped after an error, for ever.
-pub(crate) unsafe fn map_all<D: Door>(
-    door: &D,
+pub(crate) unsafe fn map_all<D: Handle>(
+    handle: &D,
     pieces: &(impl Iterator<Item = (AddrRange<Iova>, NonNull<u8>)> + Clone),
     direction: Direction,
 ) -> Result<(), Partly> {
     if let Some((range, _)) = pieces.clone().next() {
-        check_unmap(door, range).map_err(|error| Partly { error, still_mapped: 0 })?;
+        check_unmap(handle, range).map_err(|error| Partly { error, still_mapped: 0 })?;
     }
-    let backend = &door.state().core.backend;
+    let backend = &handle.state().core.backend;
     let unmap_first = |count| {
         let before: Vec<_> = pieces.clone().take(count).map(|(range, _)| range).collect();
         // SAFETY: mapped just now, and used by no other code.
@@ -66,8 +66,8 @@ pub(crate) unsafe fn map_all<D: Door>(
 ///
 /// # Errors
 /// [`Error::Backend`].
-pub(crate) fn check_unmap<D: Door>(door: &D, range: AddrRange<Iova>) -> Result<(), Error> {
-    let checked = door.state().core.backend.check_unmap(range);
+pub(crate) fn check_unmap<D: Handle>(handle: &D, range: AddrRange<Iova>) -> Result<(), Error> {
+    let checked = handle.state().core.backend.check_unmap(range);
     let (iova, len_bytes) = (range.start(), range.len_bytes());
     checked.map_err(|source| Error::Backend { operation: "mapping", iova, len_bytes, source })
 }
@@ -79,16 +79,16 @@ pub(crate) fn check_unmap<D: Door>(door: &D, range: AddrRange<Iova>) -> Result<(
 ///
 /// # Safety
 /// Each was mapped as it is, and is the caller's alone.
-pub(crate) unsafe fn unmap_all<D: Door>(
-    door: &D,
+pub(crate) unsafe fn unmap_all<D: Handle>(
+    handle: &D,
     ranges: &[AddrRange<Iova>],
     iova: Iova,
     len_bytes: u64,
 ) -> Result<(), Error> {
     // SAFETY: the caller's promise.
-    let unmapped = unsafe { door.state().core.backend.unmap(ranges) };
+    let unmapped = unsafe { handle.state().core.backend.unmap(ranges) };
     let operation = "unmapping";
     unmapped.map_err(|source| Error::Backend { operation, iova, len_bytes, source })?;
-    door.add(Event::Flush, 1);
+    handle.add(Event::Flush, 1);
     Ok(())
 }

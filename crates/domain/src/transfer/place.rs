@@ -12,9 +12,9 @@ use super::unaligned::Unaligned;
 use crate::backend::Piece;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::door::sealed::Seal;
-use crate::door::{Door, await_slot};
 use crate::error::Error;
+use crate::handle::sealed::Seal;
+use crate::handle::{Handle, await_slot};
 use crate::iova::IovaRange;
 use crate::policy::Route;
 use crate::pool::chunk::Slot;
@@ -77,30 +77,30 @@ pub(crate) fn read_only((start, len_bytes): (u64, u64), operation: &'static str)
 
 /// Makes the memory reachable for the device.
 #[inline(always)]
-pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
-    door: &D,
+pub(crate) fn place<B: DmaMemory + 'static, D: Handle>(
+    handle: &D,
     memory: &B,
     direction: Direction,
     is_reported: bool,
 ) -> Result<Place, Box<Error>> {
-    let State { core, policy, .. } = door.state();
+    let State { core, policy, .. } = handle.state();
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
     let for_slot = core.slot_direction(direction, is_reported);
     match policy.route(granule, start, len_bytes, for_slot) {
         Route::Bounce { kind, else_direct } => {
-            let slot = match door.take_slot(kind) {
+            let slot = match handle.take_slot(kind) {
                 Ok(slot) => slot,
-                Err(_) if else_direct => return map_somewhere(door, memory, direction),
-                Err(error) => await_slot(door, kind, error).map_err(Error::from)?,
+                Err(_) if else_direct => return map_somewhere(handle, memory, direction),
+                Err(error) => await_slot(handle, kind, error).map_err(Error::from)?,
             };
-            fill(door, slot, kind, memory, is_reported).map(Place::Slot)
+            fill(handle, slot, kind, memory, is_reported).map(Place::Slot)
         }
-        Route::Direct => map_somewhere(door, memory, direction),
+        Route::Direct => map_somewhere(handle, memory, direction),
         Route::Unaligned => {
             // SAFETY: the mapping keeps the memory, with no reference to it, until it is taken back.
             let unaligned =
-                unsafe { Unaligned::map(door, host(memory), len_bytes, direction, is_reported) };
+                unsafe { Unaligned::map(handle, host(memory), len_bytes, direction, is_reported) };
             Ok(Place::Unaligned(Box::new(unaligned?)))
         }
     }
@@ -108,62 +108,63 @@ pub(crate) fn place<B: DmaMemory + 'static, D: Door>(
 
 /// Copies the memory into a slot, unless the device reports what it writes.
 #[inline(always)]
-pub(crate) fn fill<B: DmaMemory, D: Door>(
-    door: &D,
+pub(crate) fn fill<B: DmaMemory, D: Handle>(
+    handle: &D,
     mut slot: Slot,
     kind: Kind,
     memory: &B,
     is_reported: bool,
 ) -> Result<Slot, Box<Error>> {
     let (start, len_bytes) = extent(memory);
-    let offset = door.state().policy.slot_offset(start);
+    let offset = handle.state().policy.slot_offset(start);
     if !is_reported {
         // SAFETY: the slot has as many bytes there, and the memory is the caller's.
         let copied = unsafe { bounce::copy_in(&mut slot, offset, host(memory), len_bytes) };
         if let Err(source) = copied {
             let iova = Iova::new(slot.iova().raw() + offset);
-            door.give_slot(slot);
+            handle.give_slot(slot);
             return Err(Error::Copy { iova, source }.into());
         }
-        door.add(Event::Copied, len_bytes);
+        handle.add(Event::Copied, len_bytes);
     }
     debug_assert_eq!(slot.kind(), kind);
-    door.add(Event::Bounce, 1);
+    handle.add(Event::Bounce, 1);
     Ok(slot)
 }
 
 #[inline(always)]
-pub(crate) fn map_somewhere<B: DmaMemory + 'static, D: Door>(
-    door: &D,
+pub(crate) fn map_somewhere<B: DmaMemory + 'static, D: Handle>(
+    handle: &D,
     memory: &B,
     direction: Direction,
 ) -> Result<Place, Box<Error>> {
-    let core = &door.state().core;
+    let core = &handle.state().core;
     let (start, len_bytes) = extent(memory);
     let offset = start & (core.limits.granule.bytes() - 1);
-    let iovas = core
-        .take_for(start, offset + len_bytes, |bytes, placement| door.take(Seal, bytes, placement));
+    let iovas = core.take_for(start, offset + len_bytes, |bytes, placement| {
+        handle.take(Seal, bytes, placement)
+    });
     let iovas = iovas.map_err(Error::from)?;
-    map(door, memory, direction, iovas)
+    map(handle, memory, direction, iovas)
 }
 
 /// Maps the granules of the memory at `iovas`.
 #[inline(always)]
-pub(crate) fn map<B: DmaMemory + 'static, D: Door>(
-    door: &D,
+pub(crate) fn map<B: DmaMemory + 'static, D: Handle>(
+    handle: &D,
     memory: &B,
     direction: Direction,
     iovas: IovaRange,
 ) -> Result<Place, Box<Error>> {
-    let core = &door.state().core;
+    let core = &handle.state().core;
     let granule = core.limits.granule;
     let (start, len_bytes) = extent(memory);
     let offset = start & (granule.bytes() - 1);
     let len_bytes = (offset + len_bytes).next_multiple_of(granule.bytes());
     if is_borrowed::<B>() {
         let range = AddrRange::new(iovas.start(), len_bytes).expect("it was taken");
-        if let Err(error) = check_unmap(door, range) {
-            door.give(Seal, iovas);
+        if let Err(error) = check_unmap(handle, range) {
+            handle.give(Seal, iovas);
             return Err(error.into());
         }
     }
@@ -180,7 +181,7 @@ pub(crate) fn map<B: DmaMemory + 'static, D: Door>(
         Ok(()) => Ok(Place::Direct(iovas)),
         Err(source) => {
             let iova = iovas.start();
-            door.give(Seal, iovas);
+            handle.give(Seal, iovas);
             Err(Error::Backend { operation: "mapping", iova, len_bytes, source }.into())
         }
     }

@@ -12,8 +12,8 @@ use super::borrowed::{Borrowed, abort};
 use super::mapping::Mapping;
 use crate::direction::Direction;
 use crate::domain::Domain;
-use crate::door::Door;
 use crate::error::{Error, Failed};
+use crate::handle::Handle;
 use crate::local::Local;
 use crate::trace::{Span, span};
 
@@ -27,7 +27,7 @@ pub(crate) trait Lent: Sized {
     fn unmap(self) -> Result<(), Failed<Self>>;
 }
 
-impl<D: Door> Lent for Mapping<'_, Borrowed, D> {
+impl<D: Handle> Lent for Mapping<'_, Borrowed, D> {
     fn unmap_span(&self) -> Span {
         Mapping::unmap_span(self)
     }
@@ -63,15 +63,15 @@ impl<M: Lent> Drop for Ending<M> {
 /// No reference to the bytes may be used before this returns, other than to read bytes of a mapping
 /// towards the device.
 #[track_caller]
-unsafe fn map<D: Door, R>(
-    door: &D,
+unsafe fn map<D: Handle, R>(
+    handle: &D,
     bytes: NonNull<[u8]>,
     direction: Direction,
     work: impl FnOnce(Iova) -> R,
 ) -> Result<R, Error> {
     let is_writable = direction != Direction::ToDevice;
     let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
-    let mapping = Mapping::make(door, Borrowed { bytes, is_writable }, direction, false);
+    let mapping = Mapping::make(handle, Borrowed { bytes, is_writable }, direction, false);
     let mut ending = Ending(Some(mapping.map_err(|failed| *failed.error)?));
     let iova = ending.0.as_ref().map(|mapping| {
         mapping.tell(&span);
@@ -84,8 +84,8 @@ unsafe fn map<D: Door, R>(
 }
 
 macro_rules! scoped {
-    ($door:ty) => {
-        impl $door {
+    ($handle:ty) => {
+        impl $handle {
             /// Lets the device read `bytes` while `work` runs. Passes their address for the device to
             /// `work`.
             ///

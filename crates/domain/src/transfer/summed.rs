@@ -18,8 +18,8 @@ use super::place::check;
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
-use crate::door::Door;
 use crate::error::{Error, Failed};
+use crate::handle::Handle;
 use crate::local::Local;
 use crate::pool::chunk::Slot;
 
@@ -96,10 +96,10 @@ fn failed(iova: Iova, error: longshore_iov::Error) -> Box<Error> {
     Error::Copy { iova, source: CopyFault { done_bytes, fault } }.into()
 }
 
-impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
+impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     #[track_caller]
     fn summed(
-        door: &'d D,
+        handle: &'d D,
         memory: B,
         direction: Direction,
         sum: &mut impl Sum,
@@ -110,7 +110,7 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         let host = memory.host();
         let (start, len_bytes) = (host.cast::<u8>(), host.len() as u64);
         let copy = |slot: &mut Slot| {
-            let offset = door.state().policy.slot_offset(start.addr().get() as u64);
+            let offset = handle.state().policy.slot_offset(start.addr().get() as u64);
             let iova = Iova::new(slot.iova().raw() + offset);
             let range = offset..offset + len_bytes;
             // SAFETY: the slot was taken for the length and the offset.
@@ -121,16 +121,16 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
             // SAFETY: the slot has as many bytes there, and is this transfer's.
             let to = unsafe { view_mut(slot.host(), offset, len_bytes) };
             sum.transfer(from, to).map_err(|error| failed(iova, error))?;
-            door.add(Event::Copied, len_bytes);
+            handle.add(Event::Copied, len_bytes);
             Ok(())
         };
-        match Self::slotted(door, memory, direction, copy)? {
+        match Self::slotted(handle, memory, direction, copy)? {
             Ok(mapping) => Ok(mapping),
             Err(memory) => {
                 // SAFETY: the memory is the caller's.
                 let walked = sum.walk(unsafe { view(start, 0, len_bytes) });
                 match walked {
-                    Ok(_) => Self::new(door, memory, direction, false),
+                    Ok(_) => Self::new(handle, memory, direction, false),
                     Err(error) => {
                         let error = failed(Iova::new(0), error);
                         Err(Failed { error, value: memory })
@@ -202,14 +202,14 @@ impl<'d, B: DmaMemory + 'static, D: Door> Mapping<'d, B, D> {
         // SAFETY: the rest of the memory, as before the parts.
         let rest = unsafe { view(start, at, written_bytes - at) };
         sum.walk(rest).map_err(|error| failed(self.iova(), error))?;
-        self.door().add(Event::Copied, copied);
+        self.handle().add(Event::Copied, copied);
         Ok(())
     }
 }
 
 macro_rules! summed {
-    ($door:ty) => {
-        impl $door {
+    ($handle:ty) => {
+        impl $handle {
             /// As [`map`](Self::map), and adds the bytes to `sum`: those that go to a bounce buffer
             /// in the pass that copies them.
             ///

@@ -11,11 +11,11 @@ use longshore_mem::copy::copy_bytes;
 use super::mapping::Mapping;
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::door::Door;
 use crate::error::Error;
+use crate::handle::Handle;
 use crate::trace::span;
 
-impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
+impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
     /// Makes the device's writes to these bytes visible in the memory. The device must have
     /// finished with them. If it reports how much it has written
     /// ([`map_reported`](crate::Domain::map_reported)), ask for no more: the bytes after that are
@@ -26,7 +26,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     pub fn sync_for_cpu(&mut self, bytes: Range<u64>) -> Result<(), Error> {
         let _span = span!("sync_for_cpu", iova = self.iova().raw(), bytes = bytes);
         self.check(&bytes)?;
-        if let Some(watch) = &self.door().state().watch {
+        if let Some(watch) = &self.handle().state().watch {
             watch.synced(self.iova(), &bytes, true);
         }
         if self.direction() == Direction::ToDevice {
@@ -43,7 +43,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     pub fn sync_for_device(&mut self, bytes: Range<u64>) -> Result<(), Error> {
         let _span = span!("sync_for_device", iova = self.iova().raw(), bytes = bytes);
         self.check(&bytes)?;
-        if let Some(watch) = &self.door().state().watch {
+        if let Some(watch) = &self.handle().state().watch {
             watch.synced(self.iova(), &bytes, false);
         }
         // The slot is not wiped before the next transfer, which a device may be able to read.
@@ -60,7 +60,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     #[track_caller]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let from = self.host_of(offset, into.len())?;
-        if let Some(watch) = &self.door().state().watch {
+        if let Some(watch) = &self.handle().state().watch {
             let bytes = offset..offset + into.len() as u64;
             watch.touched(self.iova(), bytes, "read", Location::caller());
         }
@@ -80,7 +80,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
         self.check_writable("writing to a mapping")?;
         let to = self.host_of(offset, from.len())?;
-        if let Some(watch) = &self.door().state().watch {
+        if let Some(watch) = &self.handle().state().watch {
             let bytes = offset..offset + from.len() as u64;
             watch.touched(self.iova(), bytes, "written", Location::caller());
         }
@@ -111,7 +111,7 @@ impl<B: DmaMemory + 'static, D: Door> Mapping<'_, B, D> {
             copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
             all_bytes += len_bytes;
         }
-        self.door().add(Event::Copied, all_bytes);
+        self.handle().add(Event::Copied, all_bytes);
         Ok(())
     }
 

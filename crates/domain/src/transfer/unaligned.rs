@@ -20,9 +20,9 @@ use super::bounce::{self, Elsewhere};
 use super::pieces::{Partly, map_all, unmap_all};
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::door::sealed::Seal;
-use crate::door::{Door, await_slot};
 use crate::error::Error;
+use crate::handle::sealed::Seal;
+use crate::handle::{Handle, await_slot};
 use crate::iova::IovaRange;
 use crate::pool::chunk::Slot;
 use crate::pool::classes::Class;
@@ -52,8 +52,8 @@ struct End {
 }
 
 impl End {
-    fn take<D: Door>(
-        door: &D,
+    fn take<D: Handle>(
+        handle: &D,
         direction: Direction,
         [in_slot, in_memory, len_bytes]: [u64; 3],
     ) -> Result<Option<Self>, Error> {
@@ -62,12 +62,12 @@ impl End {
         }
         let class = Class::of(1).expect("a slot of one granule");
         let kind = Kind { class, direction };
-        let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
+        let slot = handle.take_slot(kind).or_else(|error| await_slot(handle, kind, error))?;
         Ok(Some(Self { slot, in_slot, in_memory, len_bytes }))
     }
 
-    fn give<D: Door>(self, door: &D) {
-        door.give_slot(bounce::used(self.slot, &door.state().core));
+    fn give<D: Handle>(self, handle: &D) {
+        handle.give_slot(bounce::used(self.slot, &handle.state().core));
     }
 }
 
@@ -76,14 +76,14 @@ impl Unaligned {
     ///
     /// # Safety
     /// The bytes must stay there, and no reference to them be alive, until this was taken back.
-    pub(crate) unsafe fn map<D: Door>(
-        door: &D,
+    pub(crate) unsafe fn map<D: Handle>(
+        handle: &D,
         host: NonNull<u8>,
         len_bytes: u64,
         direction: Direction,
         is_reported: bool,
     ) -> Result<Self, Error> {
-        let core = &door.state().core;
+        let core = &handle.state().core;
         let granule = core.limits.granule.bytes();
         let start = host.addr().get() as u64;
         let offset = start & (granule - 1);
@@ -91,19 +91,20 @@ impl Unaligned {
         let tail_bytes = (start + len_bytes) & (granule - 1);
         let middle_bytes = len_bytes - head_bytes - tail_bytes;
         let for_slot = core.slot_direction(direction, is_reported);
-        let head = End::take(door, for_slot, [offset, 0, head_bytes])?;
-        let tail = match End::take(door, for_slot, [0, len_bytes - tail_bytes, tail_bytes]) {
+        let head = End::take(handle, for_slot, [offset, 0, head_bytes])?;
+        let tail = match End::take(handle, for_slot, [0, len_bytes - tail_bytes, tail_bytes]) {
             Ok(tail) => tail,
             Err(error) => {
-                head.into_iter().for_each(|end| end.give(door));
+                head.into_iter().for_each(|end| end.give(handle));
                 return Err(error);
             }
         };
         let iovas =
-            match door.take(Seal, (offset + len_bytes).next_multiple_of(granule), core.placement) {
+            match handle.take(Seal, (offset + len_bytes).next_multiple_of(granule), core.placement)
+            {
                 Ok(iovas) => iovas,
                 Err(error) => {
-                    head.into_iter().chain(tail).for_each(|end| end.give(door));
+                    head.into_iter().chain(tail).for_each(|end| end.give(handle));
                     return Err(error.into());
                 }
             };
@@ -112,23 +113,23 @@ impl Unaligned {
             // SAFETY: the caller's bytes.
             if let Err(source) = unsafe { unaligned.copy_in(host) } {
                 let iova = unaligned.iovas.start();
-                unaligned.give(door);
+                unaligned.give(handle);
                 return Err(Error::Copy { iova, source });
             }
-            door.add(Event::Copied, head_bytes + tail_bytes);
+            handle.add(Event::Copied, head_bytes + tail_bytes);
         }
         // SAFETY: the caller's promise.
-        match unsafe { unaligned.map_pieces(door, host, direction) } {
+        match unsafe { unaligned.map_pieces(handle, host, direction) } {
             Ok(()) => {
-                door.add(Event::Bounce, 1);
+                handle.add(Event::Bounce, 1);
                 Ok(unaligned)
             }
             Err(Partly { error, still_mapped }) => {
                 if still_mapped == 0 {
-                    unaligned.give(door);
+                    unaligned.give(handle);
                 } else {
                     // The device may reach the slots, so they are not used again.
-                    door.add(Event::Leak, 1);
+                    handle.add(Event::Leak, 1);
                 }
                 Err(error)
             }
@@ -137,13 +138,13 @@ impl Unaligned {
 
     /// # Safety
     /// As [`map`](Self::map).
-    unsafe fn map_pieces<D: Door>(
+    unsafe fn map_pieces<D: Handle>(
         &self,
-        door: &D,
+        handle: &D,
         host: NonNull<u8>,
         direction: Direction,
     ) -> Result<(), Partly> {
-        let granule = door.state().core.limits.granule;
+        let granule = handle.state().core.limits.granule;
         let head_bytes = self.head.as_ref().map_or(0, |end| end.len_bytes);
         let slot = |end: &Option<End>| end.as_ref().map(|end| end.slot.host());
         // SAFETY: the middle begins within the bytes.
@@ -154,7 +155,7 @@ impl Unaligned {
         let pieces = self.pieces(granule.bytes()).into_iter().zip(hosts);
         let pieces = pieces.filter_map(|(range, host)| Some((range?, host?)));
         // SAFETY: the caller keeps its bytes, and the slots are kept with this, as are the addresses.
-        unsafe { map_all(door, &pieces, direction) }
+        unsafe { map_all(handle, &pieces, direction) }
     }
 
     /// Returns the mapped ranges: the granule of the head, the granule of the tail, the middle.
@@ -179,13 +180,17 @@ impl Unaligned {
     }
 
     /// Unmaps a transfer of this many bytes, once: a second call does nothing.
-    pub(crate) fn unmap<D: Door>(&mut self, door: &D, len_bytes: u64) -> Result<(), Box<Error>> {
-        let granule = door.state().core.limits.granule;
+    pub(crate) fn unmap<D: Handle>(
+        &mut self,
+        handle: &D,
+        len_bytes: u64,
+    ) -> Result<(), Box<Error>> {
+        let granule = handle.state().core.limits.granule;
         let ranges: Vec<_> = self.mapped(granule.bytes()).collect();
         if !ranges.is_empty() {
             let iova = Iova::new(self.iovas.start().raw() + self.offset);
             // SAFETY: mapped as they are, and this transfer's alone.
-            unsafe { unmap_all(door, &ranges, iova, len_bytes) }?;
+            unsafe { unmap_all(handle, &ranges, iova, len_bytes) }?;
         }
         self.set_unmapped();
         Ok(())
@@ -254,9 +259,9 @@ impl Unaligned {
     }
 
     /// Gives back the slots and the addresses of a transfer that is not mapped.
-    pub(crate) fn give<D: Door>(self, door: &D) {
+    pub(crate) fn give<D: Handle>(self, handle: &D) {
         let Self { iovas, head, tail, .. } = self;
-        head.into_iter().chain(tail).for_each(|end| end.give(door));
-        door.give(Seal, iovas);
+        head.into_iter().chain(tail).for_each(|end| end.give(handle));
+        handle.give(Seal, iovas);
     }
 }

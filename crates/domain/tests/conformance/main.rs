@@ -27,7 +27,7 @@ impl Rig for Watched {
 
     fn domain(&self) -> (Builder, Model) {
         let (builder, model) = InProcess.domain();
-        (builder.watch(|misuse| panic!("{misuse}")), model)
+        (builder.on_misuse(|misuse| panic!("{misuse}")), model)
     }
 }
 

@@ -198,7 +198,7 @@ fn a_batch_is_taken_back_at_once<R: Rig>(rig: &R) {
     // A mapping of another handle is refused, and still exists.
     let mapping = other.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
     let refused = mapping.unmap_deferred(&mut batch).unwrap_err();
-    assert!(matches!(*refused.error, Error::OtherDoor { .. }));
+    assert!(matches!(*refused.error, Error::OtherHandle { .. }));
     assert!(starts_with(&device, refused.value.iova(), 8, 1));
     drop((refused, batch));
     drop((local, other));

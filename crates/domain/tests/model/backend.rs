@@ -105,7 +105,10 @@ unsafe impl Backend for Scripted {
 
     fn limits(&self) -> Limits {
         // As a backend of the kernel's, which `Builder::trusted` has an effect on.
-        Limits { denies_reads: self.denies_reads, in_process: false, ..self.soft.limits() }
+        let mut limits = self.soft.limits();
+        limits.denies_reads = self.denies_reads;
+        limits.in_process = false;
+        limits
     }
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {

@@ -86,14 +86,14 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
     };
     let mut books = Books::new(rules, sessions, script.clone(), limit, setting.address_bits);
     for ops in rounds {
-        let doors = [domain.local(), domain.local()];
-        let mut world = World::new(&domain, &doors, &mut books);
+        let handles = [domain.local(), domain.local()];
+        let mut world = World::new(&domain, &handles, &mut books);
         for op in ops {
             world.apply(op);
             world.check();
         }
         world.finish();
-        drop(doors);
+        drop(handles);
         lock(&script).relent();
         domain.shrink(Duration::ZERO).unwrap();
         books.check_rest(&domain);

@@ -8,7 +8,7 @@ use crate::memory::PAGE;
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Map {
-        door: usize,
+        handle: usize,
         skip: usize,
         len: usize,
         direction: Direction,
@@ -49,11 +49,11 @@ pub(crate) enum Op {
     },
     /// Perhaps refused, with or without the first range.
     Flush {
-        door: usize,
+        handle: usize,
         refused: Option<bool>,
     },
     Lend {
-        door: usize,
+        handle: usize,
         skip: usize,
         len: usize,
         direction: Direction,
@@ -116,7 +116,7 @@ pub(crate) enum End {
     Complete(u64, u64),
     Drop,
     Defer {
-        door: usize,
+        handle: usize,
     },
 }
 
@@ -172,20 +172,20 @@ fn some_part() -> impl Strategy<Value = Part> {
 }
 
 pub(crate) fn some_op() -> impl Strategy<Value = Op> {
-    let (which, door, direction) = (0..64usize, 0..3usize, some_direction);
+    let (which, handle, direction) = (0..64usize, 0..3usize, some_direction);
     let end = prop_oneof![
         4 => Just(End::Unmap),
         4 => (0..=1000u64, 0..3u64).prop_map(|(part, more)| End::Complete(part, more)),
         2 => Just(End::Drop),
-        4 => (0..3usize).prop_map(|door| End::Defer { door }),
+        4 => (0..3usize).prop_map(|handle| End::Defer { handle }),
     ];
     let access_len = prop_oneof![4 => 0..64usize, 3 => 3000..9000usize, 1 => Just(300_000usize)];
     let byte = prop::option::of(0..0x80u8);
     let bytes = || (0..64usize, some_part());
     prop_oneof![
-        16 => (door.clone(), some_skip(), some_len(), direction(), any::<bool>()).prop_map(
-            |(door, skip, len, direction, is_reported)| {
-                Op::Map { door, skip, len, direction, is_reported }
+        16 => (handle.clone(), some_skip(), some_len(), direction(), any::<bool>()).prop_map(
+            |(handle, skip, len, direction, is_reported)| {
+                Op::Map { handle, skip, len, direction, is_reported }
             }
         ),
         2 => (0..40u64, prop_oneof![6 => Just(0usize), 1 => Just(5usize)], 0..6usize, direction())
@@ -198,10 +198,10 @@ pub(crate) fn some_op() -> impl Strategy<Value = Op> {
         4 => (bytes(), any::<u8>())
             .prop_map(|((which, part), byte)| Op::Put { which, part, byte: byte | 0x80 }),
         14 => (which.clone(), end).prop_map(|(which, how)| Op::End { which, how }),
-        6 => (door.clone(), prop::option::weighted(0.25, any::<bool>()))
-            .prop_map(|(door, refused)| Op::Flush { door, refused }),
-        2 => (door, some_skip(), some_len(), direction(), some_part()).prop_map(
-            |(door, skip, len, direction, part)| Op::Lend { door, skip, len, direction, part }
+        6 => (handle.clone(), prop::option::weighted(0.25, any::<bool>()))
+            .prop_map(|(handle, refused)| Op::Flush { handle, refused }),
+        2 => (handle, some_skip(), some_len(), direction(), some_part()).prop_map(
+            |(handle, skip, len, direction, part)| Op::Lend { handle, skip, len, direction, part }
         ),
         1 => (1..9000u64).prop_map(|len| Op::Coherent { len }),
         1 => (which.clone(), 0..9000u64, any::<u8>())

@@ -41,7 +41,7 @@ pub(crate) struct Shared<'d> {
 
 pub(crate) struct World<'d, 'b> {
     domain: &'d Domain,
-    doors: &'d [Local<'d>; 2],
+    handles: &'d [Local<'d>; 2],
     pub(crate) books: &'b mut Books,
     live: Vec<(Held<'d>, u64)>,
     batch: Batch<'d, Memory>,
@@ -51,14 +51,18 @@ pub(crate) struct World<'d, 'b> {
 }
 
 impl<'d, 'b> World<'d, 'b> {
-    pub(crate) fn new(domain: &'d Domain, doors: &'d [Local<'d>; 2], books: &'b mut Books) -> Self {
+    pub(crate) fn new(
+        domain: &'d Domain,
+        handles: &'d [Local<'d>; 2],
+        books: &'b mut Books,
+    ) -> Self {
         Self {
             domain,
-            doors,
+            handles,
             books,
             live: Vec::new(),
             batch: domain.batch(),
-            batches: [doors[0].batch(), doors[1].batch()],
+            batches: [handles[0].batch(), handles[1].batch()],
             deferred: [Vec::new(), Vec::new(), Vec::new()],
             coherent: Vec::new(),
         }
@@ -177,17 +181,24 @@ impl<'d, 'b> World<'d, 'b> {
         }
     }
 
-    fn map(&mut self, door: usize, skip: usize, len: usize, direction: Direction, reported: bool) {
+    fn map(
+        &mut self,
+        handle: usize,
+        skip: usize,
+        len: usize,
+        direction: Direction,
+        reported: bool,
+    ) {
         let is_reported = reported && direction == Direction::FromDevice;
         let (memory, bytes) = self.memory(skip, len);
         let (place, first) = (memory.place(), memory.first);
         let route = self.books.rules.route((first % PAGE as usize) as u64, len as u64);
         let before = self.books.script().refused;
-        let result = match (door.checked_sub(1), is_reported) {
+        let result = match (handle.checked_sub(1), is_reported) {
             (None, false) => self.domain.map(memory, direction).map(Held::Domain),
             (None, true) => self.domain.map_reported(memory).map(Held::Domain),
-            (Some(nth), false) => self.doors[nth].map(memory, direction).map(Held::Local),
-            (Some(nth), true) => self.doors[nth].map_reported(memory).map(Held::Local),
+            (Some(nth), false) => self.handles[nth].map(memory, direction).map(Held::Local),
+            (Some(nth), true) => self.handles[nth].map_reported(memory).map(Held::Local),
         };
         self.made(result, (bytes, first, place), (direction, is_reported), route, before);
     }
@@ -309,7 +320,7 @@ impl<'d, 'b> World<'d, 'b> {
                 self.dropped(id, before);
                 return;
             }
-            End::Defer { door } => return self.defer(held, id, *door),
+            End::Defer { handle } => return self.defer(held, id, *handle),
         };
         match result {
             Ok(memory) => {
@@ -379,8 +390,8 @@ impl<'d, 'b> World<'d, 'b> {
         self.books.lost.push(transfer);
     }
 
-    fn defer(&mut self, held: Held<'d>, id: u64, door: usize) {
-        let failed = match (held, door.checked_sub(1)) {
+    fn defer(&mut self, held: Held<'d>, id: u64, handle: usize) {
+        let failed = match (held, handle.checked_sub(1)) {
             (Held::Domain(mapping), _) => {
                 mapping.unmap_deferred(&mut self.batch).unwrap();
                 self.deferred[0].push(id);
@@ -394,15 +405,15 @@ impl<'d, 'b> World<'d, 'b> {
                 }
             }
         };
-        assert!(matches!(*failed.error, Error::OtherDoor { .. }), "{failed}");
+        assert!(matches!(*failed.error, Error::OtherHandle { .. }), "{failed}");
         self.live.push((failed.value.into(), id));
     }
 
-    fn flush(&mut self, door: usize) {
+    fn flush(&mut self, handle: usize) {
         let before = self.books.script().refused;
-        let ids = std::mem::take(&mut self.deferred[door]);
+        let ids = std::mem::take(&mut self.deferred[handle]);
         let mut back = Vec::new();
-        let outcome = match door.checked_sub(1) {
+        let outcome = match handle.checked_sub(1) {
             None => self.batch.flush(|memory| back.push(memory)),
             Some(nth) => self.batches[nth].flush(|memory| back.push(memory)),
         };
@@ -410,7 +421,7 @@ impl<'d, 'b> World<'d, 'b> {
             assert!(matches!(error, Error::Backend { .. }), "{error}");
             assert!(back.is_empty() && self.books.script().refused != before);
             self.stays(&ids);
-            self.deferred[door] = ids;
+            self.deferred[handle] = ids;
             return;
         }
         assert_eq!(back.len(), ids.len());
@@ -426,7 +437,7 @@ impl<'d, 'b> World<'d, 'b> {
     }
 
     #[allow(unsafe_code, reason = "lends bytes that the model looks at by itself")]
-    fn lend(&mut self, door: usize, skip: usize, len: usize, direction: Direction, part: &Part) {
+    fn lend(&mut self, handle: usize, skip: usize, len: usize, direction: Direction, part: &Part) {
         // Bytes that cannot be taken back end the process.
         self.books.script().relent();
         let (memory, bytes) = self.memory(skip, len);
@@ -435,7 +446,7 @@ impl<'d, 'b> World<'d, 'b> {
         let route = rules.route((first % PAGE as usize) as u64, len as u64);
         // SAFETY: the memory lives until the end, and is looked at by nobody else meanwhile.
         let lent = unsafe { slice::from_raw_parts_mut(memory.host().cast().as_ptr(), len) };
-        let (domain, doors) = (self.domain, self.doors);
+        let (domain, handles) = (self.domain, self.handles);
         let world = &mut *self;
         let work = |iova: Iova| {
             let range = place.start.addr().get()..place.start.addr().get() + place.len;
@@ -457,11 +468,11 @@ impl<'d, 'b> World<'d, 'b> {
             world.access(1, iova.raw(), len.min(10_000), None);
             id
         };
-        let outcome = match door.checked_sub(1) {
+        let outcome = match handle.checked_sub(1) {
             None if direction == Direction::ToDevice => domain.lend(lent, work),
             None => domain.lend_mut(lent, direction, work),
-            Some(nth) if direction == Direction::ToDevice => doors[nth].lend(lent, work),
-            Some(nth) => doors[nth].lend_mut(lent, direction, work),
+            Some(nth) if direction == Direction::ToDevice => handles[nth].lend(lent, work),
+            Some(nth) => handles[nth].lend_mut(lent, direction, work),
         };
         match outcome {
             Ok(id) => self.forget(id, len as u64, true),
@@ -540,8 +551,8 @@ impl<'d, 'b> World<'d, 'b> {
 
     pub(crate) fn apply(&mut self, op: Op) {
         match op {
-            Op::Map { door, skip, len, direction, is_reported } => {
-                self.map(door, skip, len, direction, is_reported);
+            Op::Map { handle, skip, len, direction, is_reported } => {
+                self.map(handle, skip, len, direction, is_reported);
             }
             Op::MapAt { page, skip, pages, direction } => self.map_at(page, skip, pages, direction),
             Op::Access { session, at, len, byte } => {
@@ -559,14 +570,14 @@ impl<'d, 'b> World<'d, 'b> {
                 world.put(at, id, bytes, byte);
             }),
             Op::End { which, how } => self.end(which, &how),
-            Op::Flush { door, refused } => {
+            Op::Flush { handle, refused } => {
                 if let Some(partly) = refused {
                     self.books.script().refuse_unmap = Some((0, partly));
                 }
-                self.flush(door);
+                self.flush(handle);
             }
-            Op::Lend { door, skip, len, direction, part } => {
-                self.lend(door, skip, len, direction, &part);
+            Op::Lend { handle, skip, len, direction, part } => {
+                self.lend(handle, skip, len, direction, &part);
             }
             Op::Coherent { len } => self.share(len),
             Op::CoherentPut { which, at, byte } => self.touch(which, at, byte),
@@ -614,7 +625,7 @@ impl<'d, 'b> World<'d, 'b> {
     /// All mappings end.
     pub(crate) fn finish(mut self) {
         self.books.script().relent();
-        (0..3).for_each(|door| self.flush(door));
+        (0..3).for_each(|handle| self.flush(handle));
         while !self.live.is_empty() {
             self.end(0, &End::Unmap);
         }

@@ -308,7 +308,8 @@ fn the_debug_checker_looks_behind_the_offset() {
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     let sink = Arc::clone(&seen);
     let builder = Domain::builder(soft).bounce(Bounce::Always).min_align_mask(0xfff).unwrap();
-    let domain = builder.watch(move |misuse| sink.lock().unwrap().push(misuse.to_string())).build();
+    let domain =
+        builder.on_misuse(move |misuse| sink.lock().unwrap().push(misuse.to_string())).build();
     for beyond in [0, 1] {
         let part = Part { buffer: buffer(2 * PAGE), at: 1000, len_bytes: 50 };
         let mapping = domain.map(part, Direction::FromDevice).unwrap();

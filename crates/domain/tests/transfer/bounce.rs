@@ -378,9 +378,9 @@ fn what_is_idle_is_freed_after_a_time() {
     let (quick_door, never_door) = (quick.local(), never.local());
     for _ in 0..2 {
         let held = quick_door.map(Bytes::odd(9, 1), Direction::ToDevice).unwrap();
-        for door in [&quick_door, &never_door] {
+        for handle in [&quick_door, &never_door] {
             let burst: Vec<_> = (0..1000)
-                .map(|_| door.map(Bytes::odd(9, 1), Direction::ToDevice).unwrap())
+                .map(|_| handle.map(Bytes::odd(9, 1), Direction::ToDevice).unwrap())
                 .collect();
             drop(burst);
         }

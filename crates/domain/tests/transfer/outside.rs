@@ -15,7 +15,9 @@ unsafe impl Backend for Outside {
     }
 
     fn limits(&self) -> Limits {
-        Limits { in_process: false, ..self.0.limits() }
+        let mut limits = self.0.limits();
+        limits.in_process = false;
+        limits
     }
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {

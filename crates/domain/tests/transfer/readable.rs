@@ -21,7 +21,9 @@ unsafe impl Backend for Readable {
     }
 
     fn limits(&self) -> Limits {
-        Limits { denies_reads: false, ..self.0.limits() }
+        let mut limits = self.0.limits();
+        limits.denies_reads = false;
+        limits
     }
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {

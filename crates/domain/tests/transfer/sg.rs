@@ -447,7 +447,7 @@ fn a_mapping_that_is_refused_halfway_is_undone() {
 fn what_is_leaked_and_what_is_impossible_is_reported() {
     let (seen, reports) = std::sync::mpsc::channel();
     let (domain, _) =
-        domain(|builder| builder.watch(move |misuse| seen.send(misuse.to_string()).unwrap()));
+        domain(|builder| builder.on_misuse(move |misuse| seen.send(misuse.to_string()).unwrap()));
     let shared = Arc::new(buffer(2 * PAGE));
     let map =
         || domain.map_sg(parts(&shared, &[(0, 9), (50, 9)]), Direction::ToDevice, SgLimits::new());

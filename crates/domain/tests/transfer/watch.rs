@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use longshore_access::Session;
 use longshore_domain::backend::Soft;
-use longshore_domain::{Bounce, Builder, Direction, Domain, Made, Misuse};
+use longshore_domain::{Bounce, Builder, Direction, Domain, MappingInfo, Misuse};
 use longshore_heap::{Buffer, Heap, Sealing, SharedBuffer};
 use longshore_mem::Iova;
 
@@ -30,7 +30,7 @@ fn domain(set_up: impl FnOnce(Builder) -> Builder) -> (Domain, Session, Reports)
     let reports = Reports::default();
     let seen = reports.clone();
     let report = move |misuse: &Misuse| seen.0.lock().unwrap().push(misuse.clone());
-    let builder = Domain::builder(soft).free_after(None).watch(report);
+    let builder = Domain::builder(soft).free_after(None).on_misuse(report);
     (set_up(builder).build(), session, reports)
 }
 
@@ -39,7 +39,7 @@ fn buffer(len_bytes: u64) -> Buffer {
 }
 
 /// Made in this file, at that line.
-fn is_here(made: &Made, line: u32) -> bool {
+fn is_here(made: &MappingInfo, line: u32) -> bool {
     made.by.file().ends_with("transfer/watch.rs") && made.by.line() == line
 }
 

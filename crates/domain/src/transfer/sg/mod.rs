@@ -18,8 +18,8 @@ use longshore_mem::{DmaMemory, Iova};
 use crate::counters::Event;
 use crate::direction::Direction;
 use crate::domain::Domain;
-use crate::door::Door;
 use crate::error::{Error, Failed};
+use crate::handle::Handle;
 use crate::local::Local;
 use crate::trace::{Span, span};
 use crate::transfer::borrowed::abort;
@@ -27,7 +27,7 @@ use crate::transfer::bounce;
 use crate::transfer::pieces::unmap_all;
 use crate::transfer::place::{check_writable, empty};
 use crate::transfer::scoped::{Ending, Lent};
-use crate::watch::Made;
+use crate::watch::MappingInfo;
 use layout::{Run, runs};
 use place::{Elsewhere, Place, copy_each, in_slot, place};
 
@@ -46,8 +46,8 @@ pub use limits::{SgLimits, SgSegment};
 ///
 /// It owns the memory as a [`Mapping`](crate::Mapping) does, and leaks it as that does.
 #[must_use = "dropped, the memory is unmapped"]
-pub struct SgMapping<'d, M, D: Door = Domain> {
-    door: &'d D,
+pub struct SgMapping<'d, M, D: Handle = Domain> {
+    handle: &'d D,
     memory: ManuallyDrop<M>,
     place: ManuallyDrop<Place>,
     runs: Vec<Run>,
@@ -61,14 +61,14 @@ pub struct SgMapping<'d, M, D: Door = Domain> {
 // SAFETY: the places are memory's that may be sent, and nobody else uses it while it is mapped.
 unsafe impl Send for Run {}
 
-impl<'d, M, D: Door> SgMapping<'d, M, D> {
+impl<'d, M, D: Handle> SgMapping<'d, M, D> {
     /// # Safety
     /// The places must be memory that `M` keeps where it is, and to which it lets no code have a
     /// reference that a device's access would contradict; where `M` does not, the caller must, until
     /// this is unmapped. If the device may write, the memory must be writable.
     #[track_caller]
     unsafe fn new(
-        door: &'d D,
+        handle: &'d D,
         memory: M,
         places: impl IntoIterator<Item = Run>,
         direction: Direction,
@@ -76,7 +76,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     ) -> Result<Self, Failed<M>> {
         let _span = span!("map_sg", direction = direction);
         // SAFETY: the caller makes the same promise.
-        unsafe { Self::make(door, memory, places, direction, limits, false) }
+        unsafe { Self::make(handle, memory, places, direction, limits, false) }
     }
 
     /// As [`new`](Self::new), without a span; `is_lent` is set if the memory is borrowed.
@@ -85,7 +85,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     /// As [`new`](Self::new).
     #[track_caller]
     unsafe fn make(
-        door: &'d D,
+        handle: &'d D,
         memory: M,
         places: impl IntoIterator<Item = Run>,
         direction: Direction,
@@ -96,7 +96,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         if runs.is_empty() {
             return Err(Failed { error: empty("mapping several places"), value: memory });
         }
-        let state = door.state();
+        let state = handle.state();
         // The bytes that may be added before and after a run, so that it keeps its alignment.
         let around_bytes = 2 * state.core.limits.granule.bytes().max(state.policy.align_mask + 1);
         let add = |sum: u64, run: &Run| sum.checked_add(run.len_bytes)?.checked_add(around_bytes);
@@ -105,18 +105,18 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
             return Err(Failed { error, value: memory });
         }
         // SAFETY: the caller's promise.
-        let (place, segments) = match unsafe { place(door, &runs, direction, limits) } {
+        let (place, segments) = match unsafe { place(handle, &runs, direction, limits) } {
             Ok(placed) => placed,
             Err(error) => return Err(Failed { error: error.into(), value: memory }),
         };
-        door.add(Event::Map, 1);
+        handle.add(Event::Map, 1);
         let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
         let (memory, place) = (ManuallyDrop::new(memory), ManuallyDrop::new(place));
-        let mapping = Self { door, memory, place, runs, segments, len_bytes, direction, is_lent };
-        if let Some(watch) = &door.state().watch {
+        let mapping = Self { handle, memory, place, runs, segments, len_bytes, direction, is_lent };
+        if let Some(watch) = &handle.state().watch {
             let (iova, is_bounced, by) =
                 (mapping.first(), mapping.is_bounced(), Location::caller());
-            watch.made(Made { iova, len_bytes, direction, is_bounced, by }, 0..0);
+            watch.made(MappingInfo { iova, len_bytes, direction, is_bounced, by }, 0..0);
         }
         Ok(mapping)
     }
@@ -190,7 +190,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
             let error = Error::Reported { iova, len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
-        if let Some(watch) = &self.door.state().watch {
+        if let Some(watch) = &self.handle.state().watch {
             watch.completed(iova, written_bytes, Location::caller());
         }
         self.end(written_bytes)
@@ -229,7 +229,7 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
         {
             let ranges: Vec<_> = spread.pieces(self.granule()).map(|(range, _)| range).collect();
             // SAFETY: mapped as they are, and this mapping's alone.
-            unsafe { unmap_all(self.door, &ranges, self.first(), self.len_bytes) }?;
+            unsafe { unmap_all(self.handle, &ranges, self.first(), self.len_bytes) }?;
         }
         if let Place::Spread(spread) = &mut *self.place {
             spread.is_mapped = false;
@@ -246,21 +246,21 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
 
     fn count(&self, copied: Result<u64, CopyFault>) -> Result<(), Box<Error>> {
         let copied = copied.map_err(|source| Error::Copy { iova: self.first(), source })?;
-        self.door.add(Event::Copied, copied);
+        self.handle.add(Event::Copied, copied);
         Ok(())
     }
 
     fn elsewhere(&self) -> Box<dyn Iterator<Item = Elsewhere> + '_> {
         match &*self.place {
             Place::Slot(slot) => {
-                Box::new(in_slot(slot, &self.runs, self.door.state().policy.align_mask))
+                Box::new(in_slot(slot, &self.runs, self.handle.state().policy.align_mask))
             }
             Place::Spread(spread) => Box::new(spread.elsewhere()),
         }
     }
 
     fn granule(&self) -> u64 {
-        self.door.state().core.limits.granule.bytes()
+        self.handle.state().core.limits.granule.bytes()
     }
 
     fn check(&self, bytes: &Range<u64>) -> Result<(), Error> {
@@ -275,26 +275,28 @@ impl<'d, M, D: Door> SgMapping<'d, M, D> {
     /// # Safety
     /// The memory must be the caller's again, and this not be called twice.
     unsafe fn give_back(&mut self) {
-        self.door.add(Event::Unmap, 1);
-        if let Some(watch) = &self.door.state().watch {
+        self.handle.add(Event::Unmap, 1);
+        if let Some(watch) = &self.handle.state().watch {
             watch.ended(self.first());
         }
         // SAFETY: the caller's promise.
         match unsafe { ManuallyDrop::take(&mut self.place) } {
-            Place::Slot(slot) => self.door.give_slot(bounce::used(slot, &self.door.state().core)),
-            Place::Spread(spread) => spread.give(self.door),
+            Place::Slot(slot) => {
+                self.handle.give_slot(bounce::used(slot, &self.handle.state().core));
+            }
+            Place::Spread(spread) => spread.give(self.handle),
         }
     }
 }
 
-impl<M, D: Door> Drop for SgMapping<'_, M, D> {
+impl<M, D: Handle> Drop for SgMapping<'_, M, D> {
     fn drop(&mut self) {
         // The bytes that the device has written are not copied back.
         if let Err(error) = self.take_out(0) {
             if self.is_lent {
                 abort(&error);
             }
-            self.door.add(Event::Leak, 1);
+            self.handle.add(Event::Leak, 1);
             return;
         }
         // SAFETY: unmapped, and this is the end.
@@ -304,7 +306,7 @@ impl<M, D: Door> Drop for SgMapping<'_, M, D> {
     }
 }
 
-impl<M, D: Door> fmt::Debug for SgMapping<'_, M, D> {
+impl<M, D: Handle> fmt::Debug for SgMapping<'_, M, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SgMapping")
             .field("segments", &self.segments)
@@ -328,7 +330,7 @@ impl Lendable for Dest {
     const DIRECTION: Direction = Direction::FromDevice;
 }
 
-impl<D: Door> Lent for SgMapping<'_, (), D> {
+impl<D: Handle> Lent for SgMapping<'_, (), D> {
     fn unmap_span(&self) -> Span {
         span!("unmap_sg", written_bytes = self.len_bytes)
     }
@@ -340,8 +342,8 @@ impl<D: Door> Lent for SgMapping<'_, (), D> {
 }
 
 #[track_caller]
-fn map_owned<D: Door, B: DmaMemory + 'static>(
-    door: &D,
+fn map_owned<D: Handle, B: DmaMemory + 'static>(
+    handle: &D,
     memories: Vec<B>,
     direction: Direction,
     limits: SgLimits,
@@ -357,12 +359,12 @@ fn map_owned<D: Door, B: DmaMemory + 'static>(
     let places: Vec<_> = memories.iter().map(place).collect();
     // SAFETY: the mapping keeps the memories, which stay where they are, and which are writable if
     // the device writes, as checked above.
-    unsafe { SgMapping::new(door, memories, places, direction, &limits) }
+    unsafe { SgMapping::new(handle, memories, places, direction, &limits) }
 }
 
 #[track_caller]
-fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
-    door: &D,
+fn lend<D: Handle, W: Lendable, K: IovKind<W>, R>(
+    handle: &D,
     cursor: &mut Cursor<'_, W, K>,
     len_bytes: usize,
     limits: SgLimits,
@@ -378,7 +380,7 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
     let places: Vec<_> = segments.iter().map(place).collect();
     // SAFETY: the cursor, whose bytes these are, is borrowed until the scope ends: the segments are
     // used there for the last time. If it can be written to, no other code has them.
-    let mapping = unsafe { SgMapping::make(door, (), places, W::DIRECTION, &limits, true) };
+    let mapping = unsafe { SgMapping::make(handle, (), places, W::DIRECTION, &limits, true) };
     let mapping = mapping.map_err(|failed| *failed.error)?;
     let told = mapping.segments.clone();
     let mut ending = Ending(Some(mapping));
@@ -391,8 +393,8 @@ fn lend<D: Door, W: Lendable, K: IovKind<W>, R>(
 }
 
 macro_rules! scattered {
-    ($door:ty) => {
-        impl $door {
+    ($handle:ty) => {
+        impl $handle {
             /// Lets the device reach memory in several places as one transfer, in segments that it
             /// can take. Adjacent bytes are merged, also granules that are only adjacent at IOVAs,
             /// and a bounced transfer is one segment.

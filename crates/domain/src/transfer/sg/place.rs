@@ -12,9 +12,9 @@ use super::layout::{Layout, Run, gathered};
 use super::limits::{SgLimits, SgSegment};
 use crate::counters::Event;
 use crate::direction::Direction;
-use crate::door::sealed::Seal;
-use crate::door::{Door, await_slot};
 use crate::error::Error;
+use crate::handle::sealed::Seal;
+use crate::handle::{Handle, await_slot};
 use crate::iova::IovaRange;
 use crate::policy::WhenFull;
 use crate::pool::chunk::Slot;
@@ -77,10 +77,12 @@ impl Spread {
     }
 
     /// Gives back the slots and the addresses of a transfer that is not mapped.
-    pub(super) fn give<D: Door>(self, door: &D) {
+    pub(super) fn give<D: Handle>(self, handle: &D) {
         let Self { iovas, slots, .. } = self;
-        slots.into_iter().for_each(|slot| door.give_slot(bounce::used(slot, &door.state().core)));
-        door.give(Seal, iovas);
+        slots
+            .into_iter()
+            .for_each(|slot| handle.give_slot(bounce::used(slot, &handle.state().core)));
+        handle.give(Seal, iovas);
     }
 }
 
@@ -130,13 +132,13 @@ pub(super) fn copy_each(
 ///
 /// # Safety
 /// The bytes must stay where they are, and no reference to them be used, until they are unmapped.
-pub(super) unsafe fn place<D: Door>(
-    door: &D,
+pub(super) unsafe fn place<D: Handle>(
+    handle: &D,
     runs: &[Run],
     direction: Direction,
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
-    let State { core, policy, .. } = door.state();
+    let State { core, policy, .. } = handle.state();
     let len_bytes = runs.iter().map(|run| run.len_bytes).sum();
     let slot_bytes = gathered(runs, policy.align_mask).last().map_or(0, |range| range.end);
     let class = Class::of_bytes(slot_bytes, core.limits.granule.log2());
@@ -144,36 +146,36 @@ pub(super) unsafe fn place<D: Door>(
     if let Some(kind) = kind
         && policy.bounces(len_bytes)
     {
-        match door.take_slot(kind) {
-            Ok(slot) => return gather(door, slot, runs, len_bytes, limits),
+        match handle.take_slot(kind) {
+            Ok(slot) => return gather(handle, slot, runs, len_bytes, limits),
             Err(_) if policy.when_full == WhenFull::MapDirectly => {}
             Err(error) => {
-                let slot = await_slot(door, kind, error)?;
-                return gather(door, slot, runs, len_bytes, limits);
+                let slot = await_slot(handle, kind, error)?;
+                return gather(handle, slot, runs, len_bytes, limits);
             }
         }
     }
     // SAFETY: the caller's promise.
-    match (unsafe { spread(door, runs, direction, limits) }, kind) {
+    match (unsafe { spread(handle, runs, direction, limits) }, kind) {
         // Bytes that are adjacent in a bounce buffer are one segment.
         (Err(Error::TooManySegments { .. }), Some(kind)) => {
-            let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
-            gather(door, slot, runs, len_bytes, limits)
+            let slot = handle.take_slot(kind).or_else(|error| await_slot(handle, kind, error))?;
+            gather(handle, slot, runs, len_bytes, limits)
         }
         (spread, _) => spread,
     }
 }
 
 /// Copies all of it into a slot.
-fn gather<D: Door>(
-    door: &D,
+fn gather<D: Handle>(
+    handle: &D,
     mut slot: Slot,
     runs: &[Run],
     len_bytes: u64,
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
     let iova = slot.iova();
-    let mask = door.state().policy.align_mask;
+    let mask = handle.state().policy.align_mask;
     // Bytes that are adjacent in the slot are one segment.
     let mut whole: Vec<(Iova, u64)> = Vec::new();
     let mut end = None;
@@ -195,12 +197,12 @@ fn gather<D: Door>(
     });
     match filled {
         Ok(segments) => {
-            door.add(Event::Copied, len_bytes);
-            door.add(Event::Bounce, 1);
+            handle.add(Event::Copied, len_bytes);
+            handle.add(Event::Bounce, 1);
             Ok((Place::Slot(slot), segments))
         }
         Err(error) => {
-            door.give_slot(slot);
+            handle.give_slot(slot);
             Err(error)
         }
     }
@@ -210,19 +212,19 @@ fn gather<D: Door>(
 ///
 /// # Safety
 /// As [`place`].
-unsafe fn spread<D: Door>(
-    door: &D,
+unsafe fn spread<D: Handle>(
+    handle: &D,
     runs: &[Run],
     direction: Direction,
     limits: &SgLimits,
 ) -> Result<(Place, Vec<SgSegment>), Error> {
-    let State { core, policy, .. } = door.state();
+    let State { core, policy, .. } = handle.state();
     let granule = core.limits.granule;
     let layout = Layout::new(runs, granule, policy.trusted);
-    let iovas = door.take(Seal, layout.range_bytes, core.placement)?;
+    let iovas = handle.take(Seal, layout.range_bytes, core.placement)?;
     let start = iovas.start().raw();
     let mut spread = Spread { iovas, layout, slots: Vec::new(), is_mapped: true };
-    let prepared = prepare(door, &mut spread, direction).and_then(|copied| {
+    let prepared = prepare(handle, &mut spread, direction).and_then(|copied| {
         let whole = spread.layout.segments.iter();
         let whole = whole.map(|(at, len_bytes)| (Iova::new(start + at), *len_bytes));
         Ok((limits.split(whole)?, copied))
@@ -230,39 +232,39 @@ unsafe fn spread<D: Door>(
     let (segments, copied) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
-            spread.give(door);
+            spread.give(handle);
             return Err(error);
         }
     };
     // SAFETY: the caller's promise; the slots and the addresses are kept with the rest.
-    match unsafe { map_all(door, &spread.pieces(granule.bytes()), direction) } {
+    match unsafe { map_all(handle, &spread.pieces(granule.bytes()), direction) } {
         Ok(()) => {
-            door.add(Event::Copied, copied);
-            door.add(Event::Bounce, (!spread.slots.is_empty()).into());
+            handle.add(Event::Copied, copied);
+            handle.add(Event::Bounce, (!spread.slots.is_empty()).into());
             Ok((Place::Spread(spread), segments))
         }
         Err(Partly { error, still_mapped: 0 }) => {
-            spread.give(door);
+            spread.give(handle);
             Err(error)
         }
         // The memory goes back to its owner, and the device may still write to it.
         Err(Partly { error, still_mapped }) if still_mapped > spread.slots.len() => abort(&error),
         Err(Partly { error, .. }) => {
             // The device may reach the slots, so they are not used again.
-            door.add(Event::Leak, 1);
+            handle.add(Event::Leak, 1);
             Err(error)
         }
     }
 }
 
 /// Takes a slot for each place that is copied, and copies.
-fn prepare<D: Door>(door: &D, spread: &mut Spread, direction: Direction) -> Result<u64, Error> {
-    let core = &door.state().core;
+fn prepare<D: Handle>(handle: &D, spread: &mut Spread, direction: Direction) -> Result<u64, Error> {
+    let core = &handle.state().core;
     let class = Class::of(1).expect("a slot of one granule");
     let kind = Kind { class, direction: core.slot_direction(direction, false) };
     let mut copied = 0;
     for place in &spread.layout.copied {
-        let slot = door.take_slot(kind).or_else(|error| await_slot(door, kind, error))?;
+        let slot = handle.take_slot(kind).or_else(|error| await_slot(handle, kind, error))?;
         let iova = slot.iova();
         spread.slots.push(slot);
         let slot = spread.slots.last_mut().expect("it was pushed");

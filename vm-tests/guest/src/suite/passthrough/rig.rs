@@ -227,7 +227,7 @@ impl Watched {
         journal: Arc<Mutex<Journal>>,
     ) -> Result<Self, BackendError> {
         let host = mailbox.buffer.host().cast();
-        let piece = Piece { host, len_bytes: MAILBOX_BYTES, file: None };
+        let piece = Piece::new(host, MAILBOX_BYTES, None);
         // SAFETY: the mailbox lives until it is unmapped, when `self` is dropped, and nobody borrows
         // its bytes.
         unsafe { backend.map(MAILBOX, piece, Prot::READ_WRITE) }?;
