@@ -48,6 +48,9 @@ const STACK_BYTES: usize = 64 << 10;
 /// The time after which the receiver tries again if there is no thread or memory for now.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
+/// How many errors of a connection are ignored while its queue is emptied.
+const ERRORS_MAX: u32 = 4;
+
 /// How many threads of one user may be closing sockets before its sockets are held.
 const THREADS_MAX: usize = 16;
 
@@ -55,6 +58,8 @@ const THREADS_MAX: usize = 16;
 const CLOSE: u8 = 0;
 /// The byte of a message with the socket of a [`Holder`].
 const HOLD: u8 = 1;
+/// The byte of a message with a connection whose queue is emptied.
+const EMPTY: u8 = 2;
 
 /// `None` if the kernel refuses: a sandbox, Linux before 5.9, or no descriptors.
 static RECEIVER: OnceLock<Option<Receiver>> = OnceLock::new();
@@ -160,6 +165,26 @@ impl Disposals {
                 return;
             }
         }
+    }
+
+    /// Receives all messages that are queued on a connection that was shut down, in a thread that exits,
+    /// which closes the descriptors that came with them: the other end of the same connection can be one of
+    /// them. The connection remains open here. Returns `false` if no thread can be had for now.
+    pub fn empty(&mut self, connection: &OwnedFd) -> bool {
+        if self.threads.len() >= THREADS_MAX {
+            self.forget_ended();
+        }
+        if self.threads.len() >= THREADS_MAX {
+            return false;
+        }
+        // Dropping the copy here does not block: it is not the last one.
+        let copy = connection.try_clone().ok();
+        let disposal = receiver()
+            .zip(copy)
+            .and_then(|(receiver, copy)| receiver.dispose(&mut vec![copy], 0, EMPTY).ok());
+        let is_started = disposal.is_some();
+        self.threads.extend(disposal);
+        is_started
     }
 
     fn forget_ended(&mut self) {
@@ -344,11 +369,24 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: 
     // Only now may another thread receive a message, and take the next disposal.
     let _ = received.send(message.is_ok());
     if let Ok((_, descriptors)) = message
-        && how == [HOLD]
         && let Some(&number) = descriptors.first()
     {
         // SAFETY: it was received into this thread's table and remains open.
-        hold(unsafe { BorrowedFd::borrow_raw(number) });
+        let socket = unsafe { BorrowedFd::borrow_raw(number) };
+        match how {
+            [HOLD] => hold(socket),
+            [EMPTY] => empty(socket),
+            _ => {}
+        }
+    }
+}
+
+/// Receives all messages of a connection that was shut down.
+fn empty(socket: BorrowedFd<'_>) {
+    let mut errors = 0;
+    // A reset by the peer is an error, once.
+    while errors < ERRORS_MAX && !packet_socket::drain(socket) {
+        errors += u32::from(receive_kept(socket, &mut [0]).is_err());
     }
 }
 

@@ -17,14 +17,27 @@ use super::users::User;
 /// one that is shut down.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How many messages with descriptors are received of a connection that has ended.
-const RECEIVED_MAX: usize = 64;
-
 /// The connections.
 #[derive(Debug)]
 pub(super) struct Unread {
-    connections: Vec<(User, OwnedFd)>,
+    connections: Vec<Ended>,
     next_look: Option<Instant>,
+}
+
+/// A connection that was shut down.
+#[derive(Debug)]
+struct Ended {
+    user: User,
+    socket: OwnedFd,
+    /// Its queue has no descriptors, or a thread has begun to receive and close them. One of them can be the
+    /// client's own end, which would stay open as long as this one.
+    is_emptied: bool,
+}
+
+impl Ended {
+    fn empty(&mut self, closers: &Closers) {
+        self.is_emptied = self.is_emptied || closers.empty(self.user, &self.socket);
+    }
 }
 
 impl Unread {
@@ -35,8 +48,9 @@ impl Unread {
     /// Shuts a connection of this user down, and counts it from now on.
     pub(super) fn end(&mut self, user: User, connection: OwnedFd, closers: &Closers, now: Instant) {
         packet_socket::shut_down(&connection);
-        close_queued(user, &connection, closers);
-        self.connections.push((user, connection));
+        let mut ended = Ended { user, socket: connection, is_emptied: false };
+        ended.empty(closers);
+        self.connections.push(ended);
         self.next_look.get_or_insert(now + LOOK_EVERY);
     }
 
@@ -47,7 +61,7 @@ impl Unread {
 
     /// Returns how many there are of this user.
     pub(super) fn count_of(&self, user: User) -> usize {
-        self.connections.iter().filter(|(of, _)| *of == user).count()
+        self.connections.iter().filter(|ended| ended.user == user).count()
     }
 
     /// Returns when they are to be looked at, if there are any.
@@ -57,34 +71,19 @@ impl Unread {
 
     /// Closes the connections whose clients have received everything or have closed their ends.
     pub(super) fn end_read(&mut self, closers: &Closers, now: Instant) {
-        let is_read = |(_, socket): &mut (User, OwnedFd)| !packet_socket::has_unreceived(socket);
-        for (user, socket) in self.connections.extract_if(.., is_read) {
+        let is_read = |ended: &mut Ended| !packet_socket::has_unreceived(&ended.socket);
+        for Ended { user, socket, .. } in self.connections.extract_if(.., is_read) {
             closers.end(user, socket);
         }
+        self.connections.iter_mut().for_each(|ended| ended.empty(closers));
         self.next_look = (!self.connections.is_empty()).then(|| now + LOOK_EVERY);
     }
 
     /// Closes all of them.
     pub(super) fn end_all(&mut self, closers: &Closers) {
-        for (user, socket) in self.connections.drain(..) {
+        for Ended { user, socket, .. } in self.connections.drain(..) {
             closers.end(user, socket);
         }
         self.next_look = None;
-    }
-}
-
-/// Closes descriptors that a client sent on a connection that was shut down. Its own end can be one of
-/// them, and would stay open as long as this one. A message with more descriptors than the protocol has
-/// stays in the queue, and the connection only counts longer.
-fn close_queued(user: User, connection: &OwnedFd, closers: &Closers) {
-    for _ in 0..RECEIVED_MAX {
-        if packet_socket::drain(connection) || !closers.may_send(user) {
-            return;
-        }
-        let Ok(packet) = packet_socket::receive(connection, &mut [0]) else { return };
-        closers.close(user, packet.descriptors);
-        if packet.descriptors_lost {
-            return;
-        }
     }
 }

@@ -153,3 +153,40 @@ fn sockets_are_held_while_as_many_threads_as_may_be_wait() {
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(read().unwrap(), 0);
 }
+
+/// Waits until nothing is in flight to this end of a connection.
+fn wait_until_received(ours: &OwnedFd) {
+    let begin = Instant::now();
+    while packet_socket::has_unreceived(ours) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the other end is open");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_queue_that_holds_the_other_end_of_its_connection_is_emptied() {
+    assert!(prepare(), "the kernel refuses close_range(2)");
+    let (ours, theirs) = packet_socket::pair().unwrap();
+    packet_socket::send(&ours, b"memory", Some(ours.as_fd())).unwrap();
+    let (other, _its_peer) = packet_socket::pair().unwrap();
+    packet_socket::send(&theirs, b"", None).unwrap();
+    send_all(&theirs, &[other.as_fd(), theirs.as_fd()]);
+    packet_socket::send(&theirs, b"last", None).unwrap();
+    drop((theirs, other));
+    assert!(packet_socket::has_unreceived(&ours), "the end is in its own queue");
+    packet_socket::shut_down(&ours);
+    let mut disposals = Disposals::default();
+    assert!(disposals.empty(&ours));
+    wait_until_received(&ours);
+    wait(&disposals.threads);
+    assert!(!Disposals::endless().empty(&ours), "the user has no other thread");
+}
+
+/// Sends descriptors in one message.
+fn send_all(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    let parts = [IoSlice::new(b"several")];
+    rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::empty()).unwrap();
+}
