@@ -19,10 +19,10 @@ use crate::others::{
     ALICE, MALLORY, as_user, attach, attach_by, private, shared, shared_and_observed,
 };
 use crate::rig::{Raw, Rig};
-use sockets::{Socket, lingering, many, nested};
+use sockets::{Socket, lingering, many, nested, without_sockets};
 
 #[path = "../../../sys/src/disposal/lingering.rs"]
-mod sockets;
+pub(crate) mod sockets;
 
 /// Sends descriptors with a message that makes no sense.
 fn send(client: &Raw, descriptors: &[BorrowedFd<'_>]) {
@@ -192,7 +192,9 @@ type Lines = io::Lines<io::BufReader<ChildStdout>>;
 impl Confined {
     /// Starts it in a process that runs the test `name`. `None` if that is skipped.
     fn start(name: &str) -> Option<Self> {
-        let mut child = child(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = child(name);
+        child.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = without_sockets(|| child.spawn()).unwrap();
         let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
         let said = lines.by_ref().map(Result::unwrap);
         let mut said = said.take_while(|line| !line.starts_with("SKIPPED"));
@@ -315,7 +317,8 @@ fn models_of_one_user_do_not_take_all_descriptors() {
 #[test]
 fn a_client_is_told_that_no_descriptors_are_left() {
     if !is_child() {
-        let child = child("a_client_is_told_that_no_descriptors_are_left").output().unwrap();
+        let mut child = child("a_client_is_told_that_no_descriptors_are_left");
+        let child = without_sockets(|| child.output()).unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
         let failed = String::from_utf8_lossy(&child.stderr);
         assert!(child.status.success() && said.contains("1 passed"), "{said}{failed}");

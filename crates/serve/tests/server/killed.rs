@@ -14,6 +14,7 @@ use longshore_load::{CancelToken, FormatChoice};
 use longshore_serve::{Client, Error, Event, Listener, Options, Server, Stop, Wanted};
 use longshore_sys::packet_socket;
 
+use crate::closing::sockets::without_sockets;
 use crate::others::{Mounted, mount_hung};
 use crate::rig::Raw;
 
@@ -87,7 +88,8 @@ impl Killed {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", &format!("killed::{name}"), "--nocapture"]);
         command.env(DIRECTORY, dir.path()).envs(hung.map(|hung| (HUNG, hung)));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = without_sockets(|| command.spawn()).unwrap();
         let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap() == "serves"), "the server starts");
         Self { stdin: child.stdin.take(), child, hung: None, dir }

@@ -19,6 +19,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::closing::is_child;
+use crate::closing::sockets::without_sockets;
 use crate::rig::{Raw, Rig, content};
 
 pub(crate) const ALICE: u32 = 2001;
@@ -125,7 +126,7 @@ fn mount_ext4(at: &Path) -> Option<Mounted> {
     let image = at.with_file_name("image");
     File::create(&image).unwrap().set_len(64 << 20).unwrap();
     let run = |program: &str, arguments: &[&Path]| {
-        let outcome = Command::new(program).args(arguments).output();
+        let outcome = without_sockets(|| Command::new(program).args(arguments).output());
         outcome.map_err(|error| error.to_string()).and_then(|outcome| {
             match outcome.status.success() {
                 true => Ok(()),

@@ -4,6 +4,7 @@ use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{
@@ -14,9 +15,35 @@ use rustix::net::{
 /// The most descriptors that one message can carry.
 const MOST: usize = 253;
 
+/// How many sockets there are.
+static COUNT: Mutex<usize> = Mutex::new(0);
+static CHANGED: Condvar = Condvar::new();
+
+/// Calls `start`, which starts a program, while there is none of these sockets. A new process has copies of
+/// all descriptors for a moment, and closing them would take it an hour.
+#[allow(dead_code, reason = "for tests that start programs")]
+pub(crate) fn without_sockets<R>(start: impl FnOnce() -> R) -> R {
+    let count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
+    let none = CHANGED.wait_while(count, |count| *count > 0);
+    let _none = none.unwrap_or_else(PoisonError::into_inner);
+    start()
+}
+
+fn count(change: impl FnOnce(&mut usize)) {
+    change(&mut COUNT.lock().unwrap_or_else(PoisonError::into_inner));
+    CHANGED.notify_all();
+}
+
 /// A socket whose last close takes an hour. If that is this one, it waits on a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Socket(Option<OwnedFd>);
+
+impl Socket {
+    fn of(socket: OwnedFd) -> Self {
+        count(|count| *count += 1);
+        Self(Some(socket))
+    }
+}
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -26,6 +53,7 @@ impl AsFd for Socket {
 
 impl From<Socket> for OwnedFd {
     fn from(mut socket: Socket) -> Self {
+        count(|count| *count -= 1);
         socket.0.take().unwrap()
     }
 }
@@ -35,6 +63,7 @@ impl Drop for Socket {
         let socket = self.0.take();
         if socket.is_some() {
             std::thread::spawn(move || drop(socket));
+            count(|count| *count -= 1);
         }
     }
 }
@@ -61,7 +90,7 @@ pub(crate) fn lingering() -> (Socket, OwnedFd) {
     stream.set_nonblocking(true).unwrap();
     while (&stream).write(&[0; 1 << 14]).is_ok() {}
     sockopt::set_socket_linger(&stream, Some(Duration::from_secs(3600))).unwrap();
-    (Socket(Some(stream.into())), peer)
+    (Socket::of(stream.into()), peer)
 }
 
 /// Returns as many lingering sockets as one message can carry, and their peers.
@@ -88,7 +117,7 @@ pub(crate) fn nested() -> (Socket, OwnedFd) {
     for _ in 0..2 {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         send(&ours, b"x", &[socket.as_fd()]);
-        socket = Socket(Some(theirs.into()));
+        socket = Socket::of(theirs.into());
     }
     (socket, peer)
 }
