@@ -50,6 +50,10 @@ pub(crate) enum Refusal {
     RingPlacement { index: u32 },
     #[error("the features {features:#x} were not all offered")]
     Features { features: u64 },
+    #[error(
+        "the socket of the back-end channel has an address, and one of a socket pair is wanted"
+    )]
+    NamedChannel,
     #[error("a descriptor that is no eventfd")]
     NoEvent,
     #[error("a ring without a kick descriptor would have to be polled, which is not done here")]
@@ -234,8 +238,12 @@ impl<'d, D: Device> Backend<'d, D> {
                 self.change(index, |ring| ring.is_enabled = is_enabled)?;
             }
             Request::SetBackendReqFd => {
-                self.stop_all();
                 let socket = sockets.pop().ok_or(Refusal::Kind)?;
+                // The front-end's end of a connection to this process keeps that connection open.
+                if !socket.peer_addr().is_ok_and(|address| address.is_unnamed()) {
+                    return Err(Refusal::NamedChannel);
+                }
+                self.stop_all();
                 // The thread of the former channel ends first.
                 self.misses = None;
                 let io = |source| Refusal::Io { what: "the back-end channel", source };

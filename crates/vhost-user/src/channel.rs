@@ -13,6 +13,9 @@ use crate::wire::{HEADER_LEN_BYTES, Header, Malformed};
 
 /// How long a peer may take to read what it is sent.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a peer may take to send the rest of a message. The descriptors that came with the beginning are
+/// open meanwhile, and the peer's own end can be one of them: without a limit it would keep itself open.
+const REST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A whole message.
 #[derive(Debug)]
@@ -75,6 +78,7 @@ impl Receiver {
         stop: &Stop,
         deadline: Option<Instant>,
     ) -> Result<Message, NoMessage> {
+        let mut rest_deadline = None;
         loop {
             let header = match self.bytes.first_chunk::<HEADER_LEN_BYTES>() {
                 Some(header) => Some(Header::decode(*header)?),
@@ -89,6 +93,10 @@ impl Receiver {
                 let sockets = std::mem::take(&mut self.sockets);
                 return Ok(Message { header, payload, descriptors, sockets });
             }
+            let deadline = match self.bytes.is_empty() {
+                true => deadline,
+                false => Some(*rest_deadline.get_or_insert_with(|| Instant::now() + REST_TIMEOUT)),
+            };
             self.take(socket, wanted - self.bytes.len(), stop, deadline)?;
         }
     }

@@ -2,6 +2,7 @@
 //! says why, or a broken ring; and the next one is served.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -469,5 +470,32 @@ fn noise_does_no_harm() {
         served.ended();
     }
     assert!(served.counts.snapshot().refused > 100, "{}", served.counts.snapshot());
+    served.still_serves();
+}
+
+/// A front-end that sends the server its own end of the connection, and goes: no other process could end
+/// the connection then.
+#[test]
+fn a_front_end_that_sends_its_own_end_does_not_keep_the_connection_open() {
+    let served = Served::new();
+    let channel = raw(number::SET_BACKEND_REQ_FD, 1, 0, &[]);
+    let socket = served.connect();
+    unix_socket::send(&socket, &channel, &[socket.as_fd()]).unwrap();
+    drop(socket);
+    served.ends_with("has an address");
+    // With a beginning of a message, and in the queue of another socket.
+    let socket = served.connect();
+    unix_socket::send(&socket, &channel[..4], &[socket.as_fd()]).unwrap();
+    let nested_in = served.connect();
+    let (nest, other) = UnixStream::pair().unwrap();
+    unix_socket::send(&other, b"nested", &[nested_in.as_fd()]).unwrap();
+    unix_socket::send(&nested_in, &channel[..4], &[nest.as_fd()]).unwrap();
+    drop((socket, nested_in, nest, other));
+    for _ in 0..2 {
+        assert_eq!(
+            served.ended(),
+            "ended: the other end did not answer, or did not take what it was sent"
+        );
+    }
     served.still_serves();
 }
