@@ -23,13 +23,15 @@ use std::thread;
 use longshore_sys::disposal::{self, Disposals};
 use longshore_sys::{answering, packet_socket};
 
-use super::users::User;
+use super::users::{Of, User};
 
 /// How many descriptors of one user may wait to be closed at most. A user with more is not listened
 /// to.
 const WAITING_MAX: usize = 300;
 /// How many may wait while those of all users are at their limit.
 const WAITING_MIN: usize = 4;
+/// One user may have this part of those of all users.
+const USERS: usize = 8;
 /// How many threads close descriptors of one user at once.
 const THREADS_PER_USER_MAX: usize = 16;
 /// How many threads close descriptors of all users at once, before each user has one at most.
@@ -88,20 +90,28 @@ impl Closers {
         Self {
             waiting: Arc::default(),
             max,
-            max_per_user: max.min(WAITING_MAX),
+            max_per_user: (max / USERS).clamp(WAITING_MIN, WAITING_MAX),
             threads_per_user: THREADS_PER_USER_MAX,
             disposes: disposal::prepare(),
         }
     }
 
     /// Returns whether this user may send descriptors. The server asks before it receives a message,
-    /// since what is received must be closed.
+    /// since what is received must be closed. Files on a disk are closed in a moment: a user that may not
+    /// send waits.
     pub(super) fn may_send(&self, user: User) -> bool {
         let waiting = lock(&self.waiting);
         let Some(of_user) = waiting.users.get(&user) else { return true };
         let all: usize = waiting.users.values().map(OfUser::count).sum();
         let max = if all < self.max { self.max_per_user } else { WAITING_MIN };
         of_user.count() + of_user.disposals.held() < max
+    }
+
+    /// Returns how many files of these users wait to be closed.
+    pub(super) fn files(&self, of: Of) -> usize {
+        let waiting = lock(&self.waiting);
+        let users = waiting.users.iter().filter(|(user, _)| of.contains(**user));
+        users.map(|(_, of_user)| of_user.descriptors).sum()
     }
 
     /// Returns whether connections may be accepted: each of them may have to be closed here. Files that
@@ -150,6 +160,15 @@ impl Closers {
         }
     }
 
+    /// Closes the descriptors that are queued on a connection of this user that was shut down, without
+    /// waiting for it. The connection remains open. Returns `false` if that must be tried again.
+    pub(super) fn empty(&self, user: User, connection: &OwnedFd) -> bool {
+        if packet_socket::drain(connection) || !self.disposes {
+            return true;
+        }
+        lock(&self.waiting).users.entry(user).or_default().disposals.empty(connection)
+    }
+
     /// Goes on with what could not be closed before. Returns whether there is nothing to be tried
     /// again.
     pub(super) fn retry(&self) -> bool {
@@ -183,6 +202,18 @@ impl Closers {
             of_user.threads += 1;
             waiting.threads += 1;
         }
+    }
+}
+
+#[cfg(test)]
+impl Closers {
+    /// Counts files of a user that are never closed.
+    pub(super) fn stick(&self, user: User, files: usize) {
+        lock(&self.waiting).users.entry(user).or_default().descriptors += files;
+    }
+
+    pub(super) fn unstick(&self, user: User) {
+        lock(&self.waiting).users.remove(&user);
     }
 }
 

@@ -53,6 +53,8 @@ pub(super) enum Phase {
     /// It is to show the other files, the next of which is the last of `to_show`. None of them was
     /// looked for yet.
     Proving { asked: Asked, shown: Vec<ShownFile>, to_show: Vec<PathBuf> },
+    /// It waits until memory is free that its model needs.
+    AwaitingRoom,
     /// It waits for a model.
     Waiting(u64),
     /// It wants a list. `attached` is what it has meanwhile.
@@ -142,7 +144,8 @@ impl Connection {
     pub(super) fn has_or_awaits_model(&self) -> bool {
         match self.phase {
             Phase::Greeting | Phase::Idle | Phase::Listing { attached: None } => false,
-            Phase::Opening { .. } | Phase::Proving { .. } | Phase::Waiting(_) => true,
+            Phase::Opening { .. } | Phase::Proving { .. } => true,
+            Phase::AwaitingRoom | Phase::Waiting(_) => true,
             Phase::Attached(_) | Phase::Listing { attached: Some(_) } => true,
         }
     }
@@ -176,7 +179,7 @@ impl Connection {
             Phase::Greeting => return,
             Phase::Idle | Phase::Proving { .. } => Some(SILENT_TIME),
             // The server is the one that is waited for, or there is nothing to be said.
-            Phase::Opening { .. } | Phase::Waiting(_) => None,
+            Phase::Opening { .. } | Phase::AwaitingRoom | Phase::Waiting(_) => None,
             Phase::Listing { .. } | Phase::Attached(_) => None,
         };
         self.deadline = time.map(|time| now + time);

@@ -25,6 +25,7 @@ use super::limits::Limits;
 use super::lingering::{Gone, Lingering};
 use super::names::Names;
 use super::notify::notify;
+use super::room::AwaitingRoom;
 use super::stop::Stop;
 use super::sweep::Sweeps;
 use super::unread::Unread;
@@ -88,6 +89,7 @@ pub(super) struct Core {
     pub(super) users: Users,
     pub(super) limits: Limits,
     pub(super) lingering: Lingering,
+    pub(super) awaiting_room: AwaitingRoom,
     /// `true` if the closers left room for connections when the last turn began.
     may_accept: bool,
     /// Descriptors may be exhausted, and still clients must be told.
@@ -133,6 +135,7 @@ impl Core {
             users: Users::of_system(),
             limits,
             lingering: Lingering::new(),
+            awaiting_room: AwaitingRoom::default(),
             may_accept: true,
             spare: Some(spare()?),
             starting: BTreeMap::new(),
@@ -199,16 +202,26 @@ impl Core {
             watches.push(Watch { fd: listener.as_fd(), read: accepting, write: false });
         }
         let own = watches.len();
-        watches.extend(self.connections.values().map(Connection::watch));
+        // A user whose descriptors cannot be closed yet sends no more.
+        let mut has_all = has_closers;
+        for connection in self.connections.values() {
+            let mut watch = connection.watch();
+            if watch.read && !self.closers.may_send(connection.user) {
+                (watch.read, has_all) = (false, false);
+            }
+            watches.push(watch);
+        }
         if let Some(references) = self.lingering.references() {
             watches.push(Watch { fd: references.as_fd(), read: true, write: false });
         }
         let deadlines = self.connections.values().filter_map(Connection::deadline);
-        let retry =
-            (!accepting || !has_closers).then(|| Instant::now() + Duration::from_millis(100));
+        let retry = (!accepting || !has_all).then(|| Instant::now() + Duration::from_millis(100));
         let beat = (!self.loads.is_empty()).then_some(self.next_beat);
         let jobs = self.jobs.next_deadline().into_iter().chain(self.next_sweep());
-        let jobs = jobs.chain(self.lingering.next_time()).chain(self.unread.next_time());
+        let jobs = jobs
+            .chain(self.lingering.next_time())
+            .chain(self.awaiting_room.next_time())
+            .chain(self.unread.next_time());
         let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
         let deadline = deadlines.chain(retry).chain(beat).min();
         let ready =
@@ -239,6 +252,7 @@ impl Core {
         self.sweep(now);
         self.free_expired(now);
         self.lingering.watch_again(now);
+        self.end_waits_for_room(now);
         self.say_freed();
         self.say_kept(Some(now));
         Ok(())
@@ -268,16 +282,12 @@ impl Core {
             }
             return;
         }
-        if !connection.watch().read {
+        let user = connection.user;
+        if !connection.watch().read || !self.closers.may_send(user) {
             if ready.gone {
                 self.disconnect(id, None, now);
             }
             return;
-        }
-        let user = connection.user;
-        if !self.closers.may_send(user) {
-            let why = "this user has sent descriptors that cannot be closed".to_owned();
-            return self.disconnect(id, Some(why), now);
         }
         match connection.receive() {
             Came::Nothing => {}
@@ -370,8 +380,6 @@ impl Core {
         } else if same >= self.options.attachments_max.saturating_add(MORE_CONNECTIONS) {
             let option = "--max-attachments";
             Some(format!("{has}, and can have no more ({option})"))
-        } else if !self.closers.may_send(user) {
-            Some("this user has sent descriptors that cannot be closed".to_owned())
         } else {
             None
         };
@@ -426,7 +434,7 @@ impl Core {
         self.freed(gone);
     }
 
-    /// Gives memory back. That takes some 30 ms for each GiB in base pages, less in larger ones.
+    /// Gives memory back.
     pub(super) fn freed(&mut self, gone: Vec<(u64, Model<Memory>)>) {
         let now = Instant::now();
         for (id, Model { found, memory, .. }) in gone {
@@ -446,7 +454,7 @@ impl Core {
     }
 
     /// Reports memory that no client keeps any longer.
-    fn say_freed(&mut self) {
+    pub(super) fn say_freed(&mut self) {
         let free = self.lingering.take_free().into_iter();
         self.events.extend(free.map(|Gone { id, path, len_bytes, .. }| Event::Freed {
             id,
@@ -498,6 +506,8 @@ impl Core {
         let ids: Vec<u64> = self.shelf.iter().map(|(id, _)| id).collect();
         let gone = ids.into_iter().filter_map(|id| Some((id, self.shelf.remove(id)?))).collect();
         self.freed(gone);
+        self.lingering.wait_until_dropped();
+        self.say_freed();
         self.say_kept(None);
     }
 }

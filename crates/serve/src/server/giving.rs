@@ -32,11 +32,23 @@ const MODELS_MAX: usize = 1024;
 impl Core {
     /// Gives a client what it has shown that it may read: at once, or when it is loaded.
     pub(super) fn give(&mut self, id: u64, found: Found, now: Instant) -> Told {
+        self.give_until(id, found, None, now)
+    }
+
+    /// As [`Self::give`]. Until the deadline the client may wait for memory that is being freed.
+    pub(super) fn give_until(
+        &mut self,
+        id: u64,
+        found: Found,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Told {
         let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
             return Ok(());
         };
+        let given_up = self.lingering.given_up();
         if let Err(refusal) = self.may_hold(user, &found) {
-            return self.refuse(id, refusal, now);
+            return self.refuse_or_wait(id, found, refusal, (given_up, deadline), now);
         }
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.asked_for = Some(Arc::new(found.without_inodes()));
@@ -49,9 +61,11 @@ impl Core {
                 self.name_as_pinned(model, &found);
                 model
             }
-            None => match self.load(user, found, now) {
+            None => match self.load(user, &found, now) {
                 Ok(model) => model,
-                Err(refusal) => return self.refuse(id, refusal, now),
+                Err(refusal) => {
+                    return self.refuse_or_wait(id, found, refusal, (given_up, deadline), now);
+                }
             },
         };
         if self.shelf.get(model).is_some_and(|model| model.memory.is_some()) {
@@ -65,7 +79,7 @@ impl Core {
     }
 
     /// Begins to load a model that is not held, in the turn of this user.
-    fn load(&mut self, user: User, found: Found, now: Instant) -> Result<u64, Refusal> {
+    fn load(&mut self, user: User, found: &Found, now: Instant) -> Result<u64, Refusal> {
         let wanted_bytes = found.len_bytes;
         if wanted_bytes == 0 {
             let message = format!("{} is empty: there is nothing to share", found.path.display());
@@ -75,7 +89,7 @@ impl Core {
         let older: Vec<u64> = self
             .shelf
             .iter()
-            .filter(|(_, model)| model.found.is_as(&found))
+            .filter(|(_, model)| model.found.is_as(found))
             .map(|(id, _)| id)
             .collect();
         for id in older {
@@ -84,7 +98,7 @@ impl Core {
             }
         }
         for memory in self.shelf.memories_mut() {
-            memory.names.forget(&found);
+            memory.names.forget(found);
         }
         if self.shelf.len() >= MODELS_MAX {
             let longest_unused = self.shelf.take_idle(1).unwrap_or_default();
@@ -94,15 +108,15 @@ impl Core {
             let message = format!("{MODELS_MAX} models are held, and no more can be");
             return Err(Refusal::new(Reason::TooMany, message));
         }
-        self.may_open(user, &OpenFiles::of_load(&found))?;
-        self.make_room(&found)?;
+        self.may_open(user, &OpenFiles::of_load(found))?;
+        self.make_room(found)?;
         let path = found.path.clone();
         let id = self.shelf.insert(found.clone(), now);
         let cancel = CancelToken::new();
         let load = Load { user, cancel: cancel.clone(), done_bytes: 0 };
         self.loads.insert(id, load);
         self.events.push(Event::Loading { id, path, len_bytes: wanted_bytes });
-        self.jobs.begin(user, Job::Load { id, found, cancel }, now);
+        self.jobs.begin(user, Job::Load { id, found: found.clone(), cancel }, now);
         Ok(id)
     }
 
@@ -130,7 +144,10 @@ impl Core {
             match self.shelf.make_room(found.len_bytes.saturating_add(kept_bytes)) {
                 Ok(gone) if gone.is_empty() => return Ok(()),
                 // If clients keep it, that made no room.
-                Ok(gone) => self.freed(gone),
+                Ok(gone) => {
+                    self.freed(gone);
+                    self.check_dropped()?;
+                }
                 Err(NoRoom { limit_bytes, in_use_bytes }) => {
                     let message = format!(
                         "{} bytes are needed for {}, but of the {limit_bytes} that the server may \
@@ -165,11 +182,12 @@ impl Core {
         outcome: longshore_load::Result<LoadedModel>,
         now: Instant,
     ) {
-        let Some(load) = self.loads.remove(&id) else { return };
-        let Some(model) = self.shelf.get_mut(id) else { return };
+        let Some(load) = self.loads.remove(&id) else { return self.lingering.free_later(outcome) };
+        let Some(model) = self.shelf.get_mut(id) else { return self.lingering.free_later(outcome) };
         let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
         if model.is_abandoned {
             self.shelf.remove(id);
+            self.lingering.free_later(outcome);
             let message = "nobody wants it any longer".to_owned();
             self.events.push(Event::LoadFailed { id, path, message });
             return;
@@ -213,13 +231,11 @@ impl Core {
         // Once more, where others can go for it: fewer each time.
         if let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, .. } = error
             && let Ok(gone) = self.shelf.take_idle(needed_bytes.saturating_sub(limit_bytes).max(1))
-            && let Some(found) = self.shelf.get(id).map(|model| model.found.clone())
+            && self.shelf.get(id).is_some()
         {
             self.freed(gone);
-            let cancel = CancelToken::new();
-            self.loads.insert(id, Load { user, cancel: cancel.clone(), done_bytes: 0 });
-            self.jobs.begin(user, Job::Load { id, found, cancel }, now);
-            return self.set_users(id);
+            self.loads.insert(id, Load { user, cancel: CancelToken::new(), done_bytes: 0 });
+            return self.load_after_freeing(id, user, now);
         }
         let refusal = Refusal::of(&error);
         if let Some(model) = self.shelf.remove(id) {
@@ -387,7 +403,7 @@ impl Core {
     }
 
     /// Lets the users that want a load have it in their turns.
-    fn set_users(&mut self, id: u64) {
+    pub(super) fn set_users(&mut self, id: u64) {
         let waiting = self.waiting_for(id).into_iter().filter_map(|it| self.connections.get(&it));
         let mut users: BTreeSet<User> = waiting.map(|connection| connection.user).collect();
         if self.start_models.contains(&id) {
@@ -445,7 +461,7 @@ impl Core {
                 }
                 id
             }
-            None => match self.load(self.users.own(), found.clone(), now) {
+            None => match self.load(self.users.own(), &found, now) {
                 Ok(id) => id,
                 Err(Refusal { reason, message, .. }) => {
                     let kind = match reason {

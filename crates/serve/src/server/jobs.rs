@@ -27,9 +27,8 @@ use teller::{Promise, Said, Teller};
 
 pub(super) use job::{Asker, Done, How, Job, LoadedModel, Sweep};
 
-use super::open_files::Of;
 use super::queue::{Bounds, Queue};
-use super::users::User;
+use super::users::{Of, User};
 use crate::error::{Error, Result};
 use crate::served::Served;
 

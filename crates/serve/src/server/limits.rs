@@ -63,6 +63,13 @@ impl Core {
         if !user.is_limited() {
             return Ok(());
         }
+        let (kept, kept_max) = self.lingering.kept_by(user);
+        if kept >= kept_max {
+            let message = format!(
+                "programs of {user} have descriptors of {kept} models that were released, and can have no                  more; close them"
+            );
+            return Err(Refusal::new(Reason::TooMany, message));
+        }
         let wanted_bytes = self.limits.charge(found.len_bytes);
         let limit_bytes = self.limits.memory_bytes;
         loop {
@@ -82,6 +89,7 @@ impl Core {
                 && let Some(gone) = self.shelf.take_least_used(|model| was_given(model, user))
             {
                 self.freed(vec![gone]);
+                self.check_dropped()?;
                 continue;
             }
             let mut message = format!(

@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore_heap::SharedBuffer;
-use longshore_sys::last_reference::{LastReferences, Watched};
+use longshore_sys::last_reference::{self, LastReferences, Watched};
 
-use super::open_files::Of;
-use super::users::User;
+use super::users::{Of, User};
 
 /// How long after the server gave memory up it is reported that clients keep it. A client that is
 /// about to exit releases its memory earlier, and is not reported.
@@ -20,9 +22,19 @@ const REPORT_AFTER: Duration = Duration::from_secs(1);
 /// The time between two attempts to watch memory.
 const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// How many models one user may keep, unless the kernel allows few watches.
+const KEPT_MAX: usize = 1024;
+/// How many at least.
+const KEPT_MIN: usize = 16;
+/// One user may have the kernel watch this part of the files that the server may watch.
+const USERS: usize = 16;
+
 /// Models whose memory clients may keep.
 #[derive(Debug)]
 pub(super) struct Lingering {
+    freeing: Freeing,
+    /// How many models one user may keep.
+    kept_max: usize,
     /// `None` if the kernel has refused an inotify instance.
     references: Option<LastReferences>,
     models: BTreeMap<Watched, Gone>,
@@ -48,7 +60,10 @@ pub(super) struct Gone {
 
 impl Lingering {
     pub(super) fn new() -> Self {
+        let watches = last_reference::watches_max().unwrap_or(usize::MAX);
         Self {
+            freeing: Freeing::start(),
+            kept_max: (watches / USERS).clamp(KEPT_MIN, KEPT_MAX),
             references: LastReferences::new().ok(),
             models: BTreeMap::new(),
             unwatched: Vec::new(),
@@ -74,10 +89,12 @@ impl Lingering {
             Ok(watched) => {
                 self.unreported.insert(watched, now + REPORT_AFTER);
                 self.models.insert(watched, gone);
+                self.free_later(memory);
                 return Ok(());
             }
             Err(_) if gone.users.is_empty() => {
                 self.free.push(gone);
+                self.free_later(memory);
                 return Ok(());
             }
             Err(refused) => refused,
@@ -87,9 +104,34 @@ impl Lingering {
         Err(refused)
     }
 
+    /// Drops memory on a thread of its own. The kernel takes 0.1 to 0.2 s for each GiB in base pages.
+    pub(super) fn free_later(&mut self, memory: impl Send + 'static) {
+        self.freeing.free(Box::new(memory));
+    }
+
+    /// Returns how much memory was given up to now: how many times [`Self::free_later`] was called.
+    pub(super) fn given_up(&self) -> u64 {
+        self.freeing.given
+    }
+
+    /// Returns whether all memory is dropped that was given up until `given_up` was returned.
+    pub(super) fn is_dropped(&self, given_up: u64) -> bool {
+        self.freeing.dropped.load(Ordering::Acquire) >= given_up
+    }
+
+    /// Waits until all memory is dropped that was to be. From here on memory is dropped at once.
+    pub(super) fn wait_until_dropped(&mut self) {
+        self.freeing.end();
+    }
+
+    /// Returns how many models a user keeps, and how many it may keep.
+    pub(super) fn kept_by(&self, user: User) -> (usize, usize) {
+        (self.iter().filter(|gone| gone.users.contains(&user)).count(), self.kept_max)
+    }
+
     fn watch(&mut self, memory: &SharedBuffer) -> io::Result<Watched> {
         let memfd = memory.memfd().ok_or(io::ErrorKind::Unsupported)?;
-        match &self.references {
+        match &mut self.references {
             Some(references) => references.watch(memfd),
             None => self.references.insert(LastReferences::new()?).watch(memfd),
         }
@@ -109,7 +151,7 @@ impl Lingering {
     /// Takes the models whose memory is free by now.
     pub(super) fn take_free(&mut self) -> Vec<Gone> {
         let mut free = std::mem::take(&mut self.free);
-        let (Some(references), false) = (&self.references, self.models.is_empty()) else {
+        let (Some(references), false) = (&mut self.references, self.models.is_empty()) else {
             return free;
         };
         let gone = references.gone().unwrap_or_default();
@@ -156,6 +198,51 @@ impl Lingering {
     }
 }
 
+/// Memory, of whichever type.
+type Droppable = Box<dyn Send>;
+
+/// A thread that drops memory.
+#[derive(Debug)]
+struct Freeing {
+    /// `None` if it has ended, or could not be started.
+    thread: Option<(Sender<Droppable>, JoinHandle<()>)>,
+    given: u64,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Freeing {
+    fn start() -> Self {
+        let (sender, receiver) = mpsc::channel::<Droppable>();
+        let dropped = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&dropped);
+        let drop_all = move || {
+            for memory in receiver {
+                drop(memory);
+                count.fetch_add(1, Ordering::Release);
+            }
+        };
+        let thread = thread::Builder::new().name("longshore-free".to_owned()).spawn(drop_all);
+        Self { thread: thread.ok().map(|thread| (sender, thread)), given: 0, dropped }
+    }
+
+    fn free(&mut self, memory: Droppable) {
+        // Without the thread the memory is dropped here.
+        if let Some((sender, _)) = &self.thread
+            && sender.send(memory).is_ok()
+        {
+            self.given += 1;
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some((sender, thread)) = self.thread.take() {
+            drop(sender);
+            // It only drops memory.
+            let _ = thread.join();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use longshore_heap::{Heap, Sealing};
@@ -180,6 +267,7 @@ mod tests {
         let (brief, kept) = (memory(), memory());
         lingering.give_up(Arc::clone(&brief), gone(1), began).unwrap();
         lingering.give_up(Arc::clone(&kept), gone(2), began).unwrap();
+        lingering.wait_until_dropped();
         assert_eq!(lingering.next_time(), Some(began + REPORT_AFTER));
         assert!(lingering.take_unreported(Some(began)).is_empty());
         assert_eq!(lingering.iter().count(), 2, "both count against the limits");
@@ -200,13 +288,30 @@ mod tests {
         assert_eq!(ids(&lingering.take_unreported(None)), [1]);
     }
 
+    #[test]
+    fn memory_is_dropped_by_another_thread() {
+        struct Dropped(Sender<thread::ThreadId>);
+        impl Drop for Dropped {
+            fn drop(&mut self) {
+                self.0.send(thread::current().id()).unwrap();
+            }
+        }
+        let (dropped, by) = mpsc::channel();
+        let mut lingering = Lingering::new();
+        lingering.free_later(Dropped(dropped.clone()));
+        lingering.wait_until_dropped();
+        assert_ne!(by.try_recv().unwrap(), thread::current().id());
+        lingering.free_later(Dropped(dropped));
+        assert_eq!(by.try_recv().unwrap(), thread::current().id(), "there is no thread any more");
+    }
+
     /// The kernel allows no watch in a user namespace whose limit is zero, which a child process sets.
     #[test]
     fn memory_that_cannot_be_watched_counts_until_it_can() {
         const CHILD: &str = "LONGSHORE_TEST_UNWATCHED";
         const LIMIT: &str = "/proc/sys/user/max_inotify_watches";
         if std::env::var_os(CHILD).is_none() {
-            let name = std::thread::current().name().unwrap().to_owned();
+            let name = thread::current().name().unwrap().to_owned();
             let program = std::env::current_exe().unwrap();
             let mut unshare = std::process::Command::new("unshare");
             unshare.args(["--user", "--map-root-user", "--"]).arg(program);
@@ -248,6 +353,7 @@ mod tests {
         lingering.watch_again(again);
         assert_eq!(lingering.next_time(), Some(again + WATCH_AGAIN_AFTER), "not before its time");
         lingering.watch_again(again + WATCH_AGAIN_AFTER);
+        lingering.wait_until_dropped();
         assert!(lingering.take_free().is_empty(), "the client has it");
         drop(client);
         assert_eq!(ids(&lingering.take_free()), [1]);

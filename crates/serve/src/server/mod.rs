@@ -25,6 +25,7 @@ mod names;
 mod notify;
 mod open_files;
 mod queue;
+mod room;
 mod stop;
 mod sweep;
 mod unread;

@@ -1,7 +1,8 @@
 //! How many descriptors one user may have the server keep open, so that others can be served.
 //!
-//! This counts all descriptors that requests for models cause: files that clients show, files that are
-//! looked up or loaded, inodes that are kept in use, and memory. Connections have limits of their own.
+//! This counts all descriptors that requests for models cause: files that clients show, also while they
+//! wait to be closed, files that are looked up or loaded, inodes that are kept in use, and memory.
+//! Connections have limits of their own.
 
 use std::collections::BTreeSet;
 
@@ -9,35 +10,17 @@ use super::asking::Refusal;
 use super::connection::Connection;
 use super::core::Core;
 use super::jobs::{LOADING_MAX, LOOKING};
-use super::users::User;
+use super::users::{Of, User};
 use crate::reason::Reason;
 use crate::served::Found;
 
 /// How many descriptors a file of a model has while it is loaded, beside the one that keeps its inode
 /// in use: one for reads through the page cache, and one for direct reads.
 const PER_READ_FILE: usize = 2;
+/// Each user may have this part of what all users may have, whatever others have.
+const RESERVED: usize = 16;
 /// How many more a look or a load has for a moment: `/proc`, rings, a file that is being compared.
 const MORE: usize = 4;
-
-/// The users whose descriptors are counted.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Of {
-    One(User),
-    /// All users to whom the limits apply.
-    Limited,
-    /// All users, the server itself, and nobody: models that are held without being attached.
-    All,
-}
-
-impl Of {
-    pub(super) fn contains(self, user: User) -> bool {
-        match self {
-            Self::One(one) => one == user,
-            Self::Limited => user.is_limited(),
-            Self::All => true,
-        }
-    }
-}
 
 /// Descriptors that are open, or will be.
 #[derive(Clone, Debug, Default)]
@@ -121,7 +104,9 @@ impl Core {
         let models = models.filter(|(id, model)| has(*id, model.is_pinned, model.is_abandoned));
         let models =
             models.map(|(_, model)| OpenFiles::of_model(&model.found, model.memory.is_some()));
-        let hung = self.jobs.hung_descriptors(of) + self.lingering.descriptors(of);
+        let hung = self.jobs.hung_descriptors(of)
+            + self.lingering.descriptors(of)
+            + self.closers.files(of);
         let kept = hung + of_users.clone().map(Connection::kept_descriptors).sum::<usize>();
         let proving = of_users.filter_map(Connection::files_to_prove);
         let looks = self.jobs.looks(of).chain(proving).collect();
@@ -132,13 +117,14 @@ impl Core {
     /// is enough for it.
     ///
     /// All users to whom the limits apply may have [`Self::open_files_max`], and one of them half of
-    /// that. Together with root and the server's own user they may have three times as many, a quarter
+    /// that. If others have all of it, a user may have a [part](RESERVED) beyond it. Together with root and the server's own user they may have three times as many, a quarter
     /// less than the process may have.
     pub(super) fn may_open(&mut self, user: User, more: &OpenFiles) -> Result<(), Refusal> {
         self.may_have_open(user, more)?;
         let max = self.open_files_max;
         let (count, needed) = self.count_with(Of::Limited, more);
-        if user.is_limited() && needed > max {
+        let is_reserved = || self.count_with(Of::One(user), more).1 <= max / RESERVED;
+        if user.is_limited() && needed > max && !is_reserved() {
             return Err(too_many(needed - count, "all users", count, max));
         }
         loop {

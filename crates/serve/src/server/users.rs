@@ -85,6 +85,26 @@ impl Users {
     }
 }
 
+/// The users whose descriptors are counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Of {
+    One(User),
+    /// All users to whom the limits apply.
+    Limited,
+    /// All users, the server itself, and nobody: models that are held without being attached.
+    All,
+}
+
+impl Of {
+    pub(super) fn contains(self, user: User) -> bool {
+        match self {
+            Self::One(one) => one == user,
+            Self::Limited => user.is_limited(),
+            Self::All => true,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,19 +1,25 @@
 use std::fs;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 
 use longshore_heap::{Heap, Sealing};
 use longshore_load::FormatChoice;
 use longshore_load::Loader;
 use longshore_load::PlannedFile;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tempfile::TempDir;
 
 use super::super::connection::Phase;
 use super::super::jobs::{LOADING_MAX, LoadedModel};
-use super::super::open_files::Of;
+use super::super::users::Of;
 use super::*;
 use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target};
 use crate::reason::Reason;
 use crate::served::{Found, Looked};
 use crate::shelf::Keep;
+
+mod room;
 
 /// A server that takes a turn only where it is told to, and its directory.
 struct Still {
@@ -721,17 +727,36 @@ fn ended_connections_are_closed_when_nobody_connects_and_after_the_client_sent_i
     let found = still.held("model");
     let closed = still.ask_for(MALLORY, found.clone());
     still.disconnect_newest();
-    let sent = still.ask_for(MALLORY, found);
+    let sent = still.ask_for(MALLORY, found.clone());
     packet_socket::send(&sent, b"its own end", Some(sent.as_fd())).unwrap();
     still.disconnect_newest();
-    assert_eq!(still.core.unread.count(), 2);
-    drop((closed, sent));
+    // With another descriptor in one message, which the server does not receive.
+    let sent_with_another = still.ask_for(MALLORY, found.clone());
+    send_all(&sent_with_another, &[sent_with_another.as_fd(), closed.as_fd()]);
+    still.disconnect_newest();
+    // In the queue of a socket that is sent.
+    let (nest, nested_in) = packet_socket::pair().unwrap();
+    let nested = still.ask_for(MALLORY, found);
+    send_all(&nested_in, &[nested.as_fd(), closed.as_fd()]);
+    packet_socket::send(&nested, b"nest", Some(nest.as_fd())).unwrap();
+    still.disconnect_newest();
+    assert_eq!(still.core.unread.count(), 4);
+    drop((closed, sent, sent_with_another, nested, nest, nested_in));
     let deadline = Instant::now() + Duration::from_secs(60);
     while still.core.unread.count() > 0 {
         assert!(Instant::now() < deadline, "they are closed");
         still.core.turn().unwrap();
     }
     assert_eq!(still.core.unread.next_time(), None);
+}
+
+/// Sends descriptors in one message.
+fn send_all(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    let parts = [IoSlice::new(b"several")];
+    rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::empty()).unwrap();
 }
 
 #[test]

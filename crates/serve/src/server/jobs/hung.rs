@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::Jobs;
 use super::job::{Asker, Done, Job, Purpose};
-use crate::server::open_files::{Of, of_hung_load, of_running_look};
+use crate::server::open_files::{of_hung_load, of_running_look};
+use crate::server::users::Of;
 use crate::server::users::User;
 
 /// How long a look for a client may take, the time that it waits for a thread included. Clients give

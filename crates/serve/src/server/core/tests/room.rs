@@ -1,0 +1,60 @@
+//! The room that a hostile user leaves to others.
+
+use super::*;
+use crate::protocol::VERSION;
+use crate::server::lingering::Gone;
+use crate::server::open_files::OpenFiles;
+
+#[test]
+fn a_user_whose_descriptors_wait_to_be_closed_waits_and_others_do_not() {
+    let mut still = Still::new();
+    let found = still.held("model");
+    let mallory = still.connect(MALLORY).0;
+    still.core.closers.stick(still.core.users.of(MALLORY), 500);
+    assert_eq!(still.connect(MALLORY).1, None, "it is not refused");
+    still.say(&mallory, &Request::Hello { version: VERSION }, None);
+    assert!(heard(&mallory).is_empty(), "nor is it listened to");
+    let alice = still.ask_for(ALICE, found);
+    let told = heard(&alice);
+    assert!(matches!(told[..], [Reply::Attached { .. }, ..]), "{told:?}");
+    still.core.closers.unstick(still.core.users.of(MALLORY));
+    still.core.turn().unwrap();
+    let told = heard(&mallory);
+    assert!(matches!(told[..], [Reply::Welcome { .. }]), "{told:?}");
+}
+
+#[test]
+fn each_user_has_some_descriptors_whatever_others_have() {
+    let mut still = Still::new();
+    let (alice, mallory) = (still.core.users.of(ALICE), still.core.users.of(MALLORY));
+    let max = still.core.open_files_max;
+    still.core.closers.stick(mallory, max);
+    let look = OpenFiles::of_look;
+    assert!(still.core.may_open(mallory, &look(1)).is_err());
+    assert!(still.core.may_open(alice, &look(max / 2)).is_err());
+    still.core.may_open(alice, &look(1)).unwrap();
+}
+
+#[test]
+fn a_user_keeps_the_memory_of_so_many_models() {
+    let mut still = Still::new();
+    let found = still.held("model");
+    let mallory = still.core.users.of(MALLORY);
+    let (_, max) = still.core.lingering.kept_by(mallory);
+    let mut kept = Vec::new();
+    let now = Instant::now();
+    for id in 0..max as u64 {
+        let memory = Arc::new(Heap::Memfd.allocate(1).unwrap().share(Sealing::Content).unwrap());
+        kept.push(memory.memfd().unwrap().try_clone_to_owned().unwrap());
+        let (path, users) = ("kept".into(), [mallory].into());
+        let gone = Gone { id: 1_000_000 + id, path, len_bytes: 1, users };
+        still.core.lingering.give_up(memory, gone, now).unwrap();
+    }
+    let refused = still.core.may_hold(mallory, &found).unwrap_err().message;
+    assert!(refused.contains(&format!("{max} models that were released")), "{refused}");
+    still.core.may_hold(still.core.users.of(ALICE), &found).unwrap();
+    still.core.lingering.wait_until_dropped();
+    kept.truncate(max - 1);
+    still.core.lingering.take_free();
+    still.core.may_hold(mallory, &found).unwrap();
+}
