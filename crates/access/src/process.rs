@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use longshore_mem::copy::copy_bytes;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_sys::process_memory::Process;
 
 use self::calls::{Calls, Target};

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use longshore_mem::fault::FaultGuard;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, FileOffset, Granule, GuestPhys};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_sys::file;
 use longshore_sys::mapping::{self, Mapping};
 

@@ -15,8 +15,8 @@ use longshore_access::{
     Error, OnUnmap, ReadOnly, ReadWrite, Region, RegionAccess, RemoteFault, RemoteMemory, Session,
     Space,
 };
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{FileOffset, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use longshore_sys::memfd;
 

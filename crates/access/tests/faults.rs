@@ -15,8 +15,8 @@ use longshore_access::{
     RemoteFault, RemoteMemory, Space, WriteOnly,
 };
 use longshore_iov::{Cursor, Dest, Segment, SegmentSource, Source};
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{FileOffset, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use longshore_sys::memfd::{self, Backing, Seals};
 

@@ -13,8 +13,8 @@ use longshore_access::dirty::ExternalLog;
 use longshore_access::{
     Error, Region, RegionAccess, RemoteFault, RemoteMemory, Space, SpaceConfig,
 };
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{BusAddr, FileOffset, Granule, GuestPhys, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Backing, Seals};

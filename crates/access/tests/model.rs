@@ -14,8 +14,8 @@ use longshore_access::{
     SpaceConfig,
 };
 use longshore_iov::{Cursor, Dest, Source};
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{AddrRange, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::{Error as TableError, Prot};
 use proptest::prelude::*;
 

@@ -15,7 +15,7 @@ use longshore_access::dirty::{DirtyLog, Log};
 use longshore_access::{
     Fault, Logs, ProcessMemory, Reason, Region, RemoteFault, RemoteMemory, Space,
 };
-use longshore_mem::volatile::VolatileSliceMut;
+use longshore_mem::VolatileSliceMut;
 use longshore_mem::{AddrRange, Granule, Iova};
 use longshore_pagetable::Prot;
 use rustix::process::Signal;

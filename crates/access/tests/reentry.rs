@@ -18,8 +18,8 @@ use longshore_access::{
     RemoteMemory, Session, Space, SpaceConfig, View,
 };
 use longshore_iov::{Cursor, Dest, Segment, SegmentSource};
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, FileOffset, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 
 const PAGE: u64 = 4096;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use longshore_access::{
     Barrier, OnUnmap, ReadOnly, ReadWrite, Session, Space, SpaceConfig, WriteOnly,
 };
-use longshore_mem::volatile::VolatileSliceMut;
+use longshore_mem::VolatileSliceMut;
 use longshore_mem::{BusAddr, Iova};
 use longshore_pagetable::Prot;
 

@@ -17,8 +17,8 @@ use longshore_access::{
     Error, Fault, Logs, OnUnmap, ReadOnly, ReadWrite, Reason, Region, RemoteFault, RemoteMemory,
     Session, Space, SpaceConfig, WriteOnly,
 };
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;

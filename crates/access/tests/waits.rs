@@ -15,8 +15,8 @@ use longshore_access::{
     RemoteFault, RemoteMemory, Session, Space, SpaceConfig, WriteOnly,
 };
 use longshore_iov::{Dest, Segment, SegmentSource};
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use longshore_sys::memfd::{self, Backing};
 

@@ -37,7 +37,7 @@
 //! # Foreign memory
 //!
 //! The memory of a guest, a device or another process is seen through
-//! [volatile views](longshore_mem::volatile) only, and each of its bytes is read once: a checksum
+//! [volatile views](longshore_mem::VolatileSlice) only, and each of its bytes is read once: a checksum
 //! of foreign memory is made while it is copied, never by a second look. Where foreign memory
 //! vanishes during a copy the process dies, unless a
 //! [`FaultGuard`](longshore_mem::fault::FaultGuard) lives: then the copy ends with

@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use longshore_mem::Page;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;

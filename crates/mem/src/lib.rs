@@ -1,14 +1,13 @@
 //! The words the rest of Longshore is written in: addresses, ranges, DMA memory, volatile views.
 //!
 //! * [`Iova`], [`BusAddr`], [`HostAddr`], [`GuestPhys`], [`FileOffset`]: one type for each address
-//!   space, so that an address of one can never be used in another ([`addr`]).
-//! * [`RangeClaim`] and [`AddrRange`]: a range that came from outside, and one that was validated
-//!   ([`range`]).
-//! * [`Granule`]: a power-of-two page or block size known only at run time ([`granule`]).
+//!   space, so that an address of one can never be used in another.
+//! * [`RangeClaim`] and [`AddrRange`]: a range that came from outside, and one that was validated.
+//! * [`Granule`]: a power-of-two page or block size known only at run time.
 //! * `DmaMemory`: memory that stays where it is while a device uses it (feature `std`, on by
 //!   default, because it lends a file descriptor).
 //! * [`VolatileSlice`], [`VolatileSliceMut`]: views of memory that someone else may change at any
-//!   moment; no reference to it is ever formed ([`volatile`]). [`Page`]: a page of it.
+//!   moment; no reference to it is ever formed. [`Page`]: a page of it.
 //! * [`copy`]: bulk copies of such memory, which survive its vanishing while a `FaultGuard` lives
 //!   ([`fault`]), by the instructions the machine has ([`isa`]).
 //!
@@ -19,16 +18,17 @@
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
-pub mod addr;
 pub mod copy;
-#[cfg(feature = "std")]
-pub mod dma_memory;
 pub mod fault;
-pub mod granule;
 pub mod isa;
-pub mod page;
-pub mod range;
-pub mod volatile;
+
+mod addr;
+#[cfg(feature = "std")]
+mod dma_memory;
+mod granule;
+mod page;
+mod range;
+mod volatile;
 
 pub use addr::{BusAddr, FileOffset, GuestPhys, HostAddr, Iova};
 #[cfg(feature = "std")]

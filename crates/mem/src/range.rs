@@ -4,7 +4,7 @@ use core::fmt;
 
 /// An address space: what [`AddrRange`] can be a range of.
 ///
-/// Implemented by the newtypes of [`crate::addr`]; a crate with an address space of its own may
+/// Implemented by the address types of this crate; a crate with an address space of its own may
 /// implement it too.
 pub trait Address: Copy + Ord + fmt::Debug {
     /// The address as a number.

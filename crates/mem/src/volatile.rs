@@ -1,28 +1,5 @@
 //! Views of memory that a device, a guest or another process may change at any moment.
-//!
-//! # Why no reference
-//!
-//! A `&[u8]` promises the compiler that the bytes do not change while it lives, and a `&mut [u8]`
-//! that nobody else reads or writes them. Neither can be promised of memory that is shared with a
-//! device, a guest or another process, so no reference to it is ever formed: a view holds a
-//! pointer and a length. Aligned numbers are read by `read_volatile`, all else goes through the
-//! blocks of assembly of [`copy`](crate::copy), and under Miri everything through relaxed atomic
-//! bytes, so that Miri takes a writer in another thread for what it is: allowed.
-//!
-//! # Why that is sound
-//!
-//! * The pointer is valid for the view's whole length and lifetime (the promise of
-//!   [`VolatileSlice::from_raw_parts`]), so an access within bounds touches mapped memory.
-//! * A volatile access or a block of assembly is executed exactly once, as written: the compiler
-//!   may not repeat it, so a value that was checked cannot be another one when it is used. Each
-//!   foreign byte is read once, into memory of our own, and only the copy is looked at.
-//! * A write by someone outside this process is outside the language's model of data races; to the
-//!   compiler a volatile read has an effect it knows nothing about. Writers inside this process
-//!   must be ordered by whoever hands out the views (`heap` shares memory only once nothing of
-//!   this process writes to it any more).
-//! * Bytes torn between an old and a new value are still bytes: `u8` and the unsigned integers
-//!   have no invalid values.
-#![expect(unsafe_code, reason = "reads and writes memory through pointers, see the module's text")]
+#![expect(unsafe_code, reason = "reads and writes memory through pointers, see the views")]
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -51,6 +28,29 @@ impl fmt::Display for OutOfBounds {
 impl core::error::Error for OutOfBounds {}
 
 /// A readable view of memory that may change at any moment.
+///
+/// # Why no reference
+///
+/// A `&[u8]` promises the compiler that the bytes do not change while it lives, and a `&mut [u8]`
+/// that nobody else reads or writes them. Neither can be promised of memory that is shared with a
+/// device, a guest or another process, so no reference to it is ever formed: a view holds a
+/// pointer and a length. Aligned numbers are read by `read_volatile`, all else goes through the
+/// blocks of assembly of [`copy`](crate::copy), and under Miri everything through relaxed atomic
+/// bytes, so that Miri takes a writer in another thread for what it is: allowed.
+///
+/// # Why that is sound
+///
+/// * The pointer is valid for the view's whole length and lifetime (the promise of
+///   [`VolatileSlice::from_raw_parts`]), so an access within bounds touches mapped memory.
+/// * A volatile access or a block of assembly is executed exactly once, as written: the compiler
+///   may not repeat it, so a value that was checked cannot be another one when it is used. Each
+///   foreign byte is read once, into memory of our own, and only the copy is looked at.
+/// * A write by someone outside this process is outside the language's model of data races; to the
+///   compiler a volatile read has an effect it knows nothing about. Writers inside this process
+///   must be ordered by whoever hands out the views (`heap` shares memory only once nothing of
+///   this process writes to it any more).
+/// * Bytes torn between an old and a new value are still bytes: `u8` and the unsigned integers
+///   have no invalid values.
 #[derive(Clone, Copy)]
 pub struct VolatileSlice<'a> {
     start: NonNull<u8>,

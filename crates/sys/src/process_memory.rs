@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use longshore_iov::{Cursor, Dest, Error, SegmentSource, Source, copy};
 use longshore_mem::Iova;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use super::Place;
 use super::remote::Noted;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use longshore_mem::Iova;
 use longshore_mem::isa::Path;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::private::{Extent, push};

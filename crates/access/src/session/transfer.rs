@@ -4,8 +4,8 @@
 use std::ptr::NonNull;
 
 use longshore_mem::Iova;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::with_path;
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use super::Place;
 use super::remote::Noted;

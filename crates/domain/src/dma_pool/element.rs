@@ -7,8 +7,8 @@ use std::ops::Range;
 use longshore_mem::Iova;
 use longshore_mem::copy::{self, CopyFault};
 use longshore_mem::isa::Path;
-use longshore_mem::volatile::{OutOfBounds, VolatileSlice, VolatileSliceMut};
 use longshore_mem::with_path;
+use longshore_mem::{OutOfBounds, VolatileSlice, VolatileSliceMut};
 
 use super::shared::Spare;
 use super::threads;

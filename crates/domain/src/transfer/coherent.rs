@@ -5,8 +5,8 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use longshore_heap::{Buffer, Heap};
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use super::mapping::Mapping;
 use super::place::empty;

@@ -9,8 +9,8 @@ use longshore_iov::checksum::Checksum;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, Dest, Source, copy};
 use longshore_mem::copy::CopyFault;
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
 use longshore_mem::{DmaMemory, Iova};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use super::bounce;
 use super::mapping::Mapping;
@@ -29,7 +29,7 @@ pub trait Sum: sealed::Sum {}
 impl<S: sealed::Sum> Sum for S {}
 
 mod sealed {
-    use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+    use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
     /// The operations of a sum.
     pub trait Sum {

@@ -1,7 +1,7 @@
 //! One foreign range.
 #![expect(unsafe_code, reason = "makes segments of the parts of a range")]
 
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use super::kind::Kind;
 use super::walk::{Key, Walk};

@@ -1,6 +1,6 @@
 //! Copies of memory that someone else may change, or that may vanish meanwhile.
 //!
-//! What [`volatile`](crate::volatile) says of single words holds for bulk too: no reference to
+//! What [`VolatileSlice`](crate::VolatileSlice) says of single words holds for bulk too: no reference to
 //! foreign memory, and each foreign byte is read once and written once. Here that is done by blocks
 //! of inline assembly, which the compiler can neither split, repeat nor look into. Under Miri,
 //! which runs no assembly, the same is done by relaxed atomic bytes.
