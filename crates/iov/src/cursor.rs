@@ -4,7 +4,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 
-use longshore_mem::volatile::{VolatileSlice, VolatileSliceMut};
+use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
@@ -26,7 +26,7 @@ pub use taken::Taken;
 /// can be walked.
 ///
 /// `Cursor<'m, D>` is of any kind; `Cursor<'m, D, OwnVec<'m, D>>` of a known one, for which each
-/// operation is compiled without asking which it is ([`Cursor::of`]).
+/// operation is compiled without asking which it is ([`Cursor::from_kind`]).
 #[derive(Debug)]
 pub struct Cursor<'m, D: Direction, K = AnyKind<'m, D>> {
     kind: K,
