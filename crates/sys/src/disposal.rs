@@ -14,7 +14,7 @@
 //! A file of FUSE in the queue of a socket can still delay an exiting thread, if the file has data that
 //! is not written back. So [`Disposals`] has a few such threads for each user at most. If all of them are
 //! delayed, one more thread receives further sockets, and exits only when its table is full or one of the
-//! others has ended.
+//! others has ended, which it looks for itself.
 //!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
 //! time. These threads use no descriptor of the standard library and run no signal handler, because
@@ -26,13 +26,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -50,6 +50,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// How many errors of a connection are ignored while its queue is emptied.
 const ERRORS_MAX: u32 = 4;
+
+/// How often a [`Holder`] looks whether another thread has ended.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// How many threads of one user may be closing sockets before its sockets are held.
 const THREADS_MAX: usize = 16;
@@ -71,11 +74,29 @@ struct Receiver {
     /// The process that started the thread. A forked child has the socket, but not the thread.
     pid: u32,
     /// The messages that are sent and not received, in that order.
-    sent: Arc<Mutex<VecDeque<Arc<AtomicU32>>>>,
+    sent: Arc<Mutex<VecDeque<Sent>>>,
+}
+
+/// A message.
+#[derive(Debug)]
+struct Sent {
+    /// Takes the id of the thread that receives it.
+    thread: Arc<AtomicU32>,
+    /// Of a [`Holder`].
+    held: Option<Held>,
+}
+
+/// The state that a [`Holder`] shares with its thread.
+#[derive(Clone, Debug)]
+struct Held {
+    /// The threads that were closing sockets when it began.
+    others: Arc<[Disposal]>,
+    /// The thread exits.
+    is_closing: Arc<AtomicBool>,
 }
 
 /// Descriptors that a thread of their own closes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Disposal {
     /// The id of the thread; 0 until it has received the descriptors.
     thread: Arc<AtomicU32>,
@@ -146,7 +167,8 @@ impl Disposals {
         if self.threads.len() >= THREADS_MAX {
             self.forget_ended();
         }
-        if self.threads.len() < THREADS_MAX {
+        let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
+        if is_closing || self.threads.len() < THREADS_MAX {
             self.threads.extend(self.holder.take().map(Holder::close));
         }
         if self.threads.len() < THREADS_MAX {
@@ -154,7 +176,8 @@ impl Disposals {
             return;
         }
         while !descriptors.is_empty() {
-            let Some(mut holder) = self.holder.take().or_else(Holder::start) else { return };
+            let start = || Holder::start(&self.threads);
+            let Some(mut holder) = self.holder.take().or_else(start) else { return };
             let before = descriptors.len();
             holder.take(descriptors);
             match holder.is_full() {
@@ -199,6 +222,9 @@ impl Disposals {
     /// Returns `true` if everything is closed.
     pub fn have_ended(&mut self) -> bool {
         self.forget_ended();
+        if self.holder.as_ref().is_some_and(Holder::is_closing) {
+            self.threads.extend(self.holder.take().map(Holder::close));
+        }
         self.threads.is_empty() && self.holder.is_none()
     }
 }
@@ -214,16 +240,25 @@ struct Holder {
     /// How many it can take.
     max: usize,
     disposal: Disposal,
+    is_closing: Arc<AtomicBool>,
 }
 
 impl Holder {
-    /// Starts a thread. Returns `None` if the kernel refuses, or descriptors are exhausted.
-    fn start() -> Option<Self> {
+    /// Starts a thread, which exits when one of the others has ended. Returns `None` if the kernel refuses, or
+    /// descriptors are exhausted.
+    fn start(others: &[Disposal]) -> Option<Self> {
         let (socket, theirs) = packet_socket::pair().ok()?;
         // Two are the socket of the holder, and that of the receiver.
         let max = room().saturating_sub(2);
-        let disposal = receiver()?.dispose(&mut vec![theirs], 0, HOLD).ok()?;
-        Some(Self { socket, count: 0, max, disposal })
+        let is_closing = Arc::<AtomicBool>::default();
+        let held = Held { others: others.into(), is_closing: Arc::clone(&is_closing) };
+        let disposal = receiver()?.dispose_as(&mut vec![theirs], 0, HOLD, Some(held)).ok()?;
+        Some(Self { socket, count: 0, max, disposal, is_closing })
+    }
+
+    /// Returns `true` if the thread exits, with everything that it was sent.
+    fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
     }
 
     /// Takes as many as possible out of `descriptors`. None are left, unless the holder is full or the
@@ -246,7 +281,7 @@ impl Holder {
 
     /// Has the thread close everything.
     fn close(self) -> Disposal {
-        Disposal { thread: Arc::clone(&self.disposal.thread) }
+        self.disposal.clone()
     }
 }
 
@@ -271,11 +306,21 @@ impl Receiver {
         first: usize,
         how: u8,
     ) -> io::Result<Disposal> {
+        self.dispose_as(descriptors, first, how, None)
+    }
+
+    fn dispose_as(
+        &self,
+        descriptors: &mut Vec<OwnedFd>,
+        first: usize,
+        how: u8,
+        held: Option<Held>,
+    ) -> io::Result<Disposal> {
         // Held until the copies here are closed, so that the last close is never one of these.
         let mut sent = lock(&self.sent);
         send(&self.socket, &descriptors[first..], how)?;
         let thread = Arc::new(AtomicU32::new(0));
-        sent.push_back(Arc::clone(&thread));
+        sent.push_back(Sent { thread: Arc::clone(&thread), held });
         descriptors.truncate(first);
         Ok(Disposal { thread })
     }
@@ -318,7 +363,7 @@ fn thread() -> thread::Builder {
 /// receives it.
 fn receive_all(
     number: RawFd,
-    sent: &Arc<Mutex<VecDeque<Arc<AtomicU32>>>>,
+    sent: &Arc<Mutex<VecDeque<Sent>>>,
     started: &SyncSender<io::Result<()>>,
 ) {
     // A handler may use descriptors, whose numbers mean other files here.
@@ -349,7 +394,7 @@ fn receive_all(
 }
 
 /// Receives one message into a descriptor table that ends with this thread.
-fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: &SyncSender<bool>) {
+fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSender<bool>) {
     if leave_table(number).is_err() {
         let _ = received.send(false);
         return;
@@ -358,12 +403,14 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: 
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     let mut how = [CLOSE];
     let message = receive_kept(socket, &mut how);
+    let mut held = None;
     if message.is_ok() {
         // The sender holds the lock until its copies of the descriptors are closed.
-        let disposal = lock(sent).pop_front();
-        if let Some(disposal) = disposal {
+        let sent = lock(sent).pop_front();
+        if let Some(sent) = sent {
             let id = rustix::thread::gettid().as_raw_nonzero().get();
-            disposal.store(id.unsigned_abs(), Ordering::Release);
+            sent.thread.store(id.unsigned_abs(), Ordering::Release);
+            held = sent.held;
         }
     }
     // Only now may another thread receive a message, and take the next disposal.
@@ -373,9 +420,12 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Arc<AtomicU32>>>, received: 
     {
         // SAFETY: it was received into this thread's table and remains open.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };
-        match how {
-            [HOLD] => hold(socket),
-            [EMPTY] => empty(socket),
+        match (how, held) {
+            ([HOLD], Some(held)) => {
+                hold(socket, &held.others);
+                held.is_closing.store(true, Ordering::Release);
+            }
+            ([EMPTY], _) => empty(socket),
             _ => {}
         }
     }
@@ -390,11 +440,12 @@ fn empty(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Receives all messages of a [`Holder`], until it is dropped.
-fn hold(socket: BorrowedFd<'_>) {
-    loop {
+/// Receives all messages of a [`Holder`], until it is dropped or one of the other threads has ended. What is
+/// queued then is closed with the socket.
+fn hold(socket: BorrowedFd<'_>, others: &[Disposal]) {
+    while !others.iter().any(Disposal::has_ended) {
         let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-        let waited = retry_interrupted(|| Ok(rustix::event::poll(&mut polled, None)?));
+        let waited = retry_interrupted(|| Ok(rustix::event::poll(&mut polled, Some(&LOOK_EVERY))?));
         match waited.and_then(|_| receive_kept(socket, &mut [0])) {
             Ok((0, _)) => return,
             Ok(_) => {}

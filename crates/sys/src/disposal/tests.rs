@@ -55,7 +55,7 @@ fn what_is_queued_on_a_socket_is_closed_with_it() {
 
 #[test]
 fn a_holder_keeps_sockets_open_until_it_is_dropped() {
-    let mut holder = Holder::start().unwrap();
+    let mut holder = Holder::start(&[]).unwrap();
     let (sockets, mut others) = many();
     let mut sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
     let (nested, peer) = nested();
@@ -80,7 +80,7 @@ fn a_holder_keeps_sockets_open_until_it_is_dropped() {
 
 #[test]
 fn a_full_holder_takes_no_more() {
-    let mut holder = Holder::start().unwrap();
+    let mut holder = Holder::start(&[]).unwrap();
     holder.max = 3;
     let mut sockets: Vec<OwnedFd> = (0..5).map(|_| UnixStream::pair().unwrap().0.into()).collect();
     holder.take(&mut sockets);
@@ -189,4 +189,21 @@ fn send_all(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
     assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
     let parts = [IoSlice::new(b"several")];
     rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::empty()).unwrap();
+}
+
+#[test]
+fn held_sockets_are_closed_when_another_thread_has_ended() {
+    let mut disposals = Disposals::endless();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    disposals.dispose(&mut vec![ours.into()]);
+    theirs.set_nonblocking(true).unwrap();
+    let read = || io::Read::read(&mut &theirs, &mut [0]);
+    assert_eq!(disposals.held(), 1);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
+    // An id that no thread of this process has.
+    disposals.threads[3].thread.store(u32::MAX, Ordering::Release);
+    theirs.set_nonblocking(false).unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(read().unwrap(), 0, "nothing else is disposed of meanwhile");
 }
