@@ -530,7 +530,7 @@ impl<'p, A: Writable> ViewSlice<'p, A> {
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
-    /// As [`read`](Slice::read).
+    /// As [`read`](ViewSlice::read).
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         let (to, len) = (self.check(offset, from.len())?, from.len());
         // SAFETY: within the slice, which is pinned or leased; `from` is ours.
@@ -538,7 +538,7 @@ impl<'p, A: Writable> ViewSlice<'p, A> {
         self.copied(offset, outcome)
     }
 
-    /// The bytes as a view for other code, unguarded as [`volatile`](Slice::volatile).
+    /// The bytes as a view for other code, unguarded as [`volatile`](ViewSlice::volatile).
     pub fn volatile_mut(&self) -> VolatileSliceMut<'p> {
         // SAFETY: as there, and it may be written.
         unsafe { VolatileSliceMut::from_raw_parts(self.extent.host, self.extent.len) }
