@@ -83,8 +83,24 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         // Whether or not that can be written, the error itself goes to standard error.
         let _ = print(&format!("{}\n", json!({ "error": message, "exit_code": code })));
     }
-    eprintln!("longshore: {message}");
+    eprintln!("longshore: {}", printable(&message));
     ExitCode::from(code)
+}
+
+/// Escapes the characters that a terminal obeys: a message can have a path that another user chose.
+fn printable(message: &str) -> String {
+    let mut shown = String::with_capacity(message.len());
+    for char in message.chars() {
+        match char {
+            '\n' => shown.push('\n'),
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                shown.extend(char.escape_unicode())
+            }
+            _ if char.is_control() => shown.extend(char.escape_default()),
+            _ => shown.push(char),
+        }
+    }
+    shown
 }
 
 fn code(error: &anyhow::Error) -> u8 {
@@ -201,5 +217,12 @@ mod tests {
         };
         assert_eq!(failed(std::io::ErrorKind::PermissionDenied), 12);
         assert_eq!(failed(std::io::ErrorKind::OutOfMemory), 1);
+    }
+
+    #[test]
+    fn a_message_does_not_drive_the_terminal() {
+        let message = "cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer\nsee --help";
+        let shown = r"cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer";
+        assert_eq!(printable(message), format!("{shown}\nsee --help"));
     }
 }
