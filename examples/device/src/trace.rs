@@ -127,6 +127,10 @@ impl<M: DmaTarget> DmaTarget for Counted<M> {
         self.inner.connected(link);
     }
 
+    fn disconnected(&mut self) {
+        self.inner.disconnected();
+    }
+
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
         let (range, rights) = (map.range, if map.writable { "rw" } else { "r" });
         self.inner.dma_map(map)?;
