@@ -217,9 +217,9 @@ public_api() { cargo xtask api; }
 
 # Each published crate is built from its package alone.
 packages() {
-    local crate names=()
-    for crate in crates/*/Cargo.toml; do
-        names+=(--package "$(sed -n 's/^name = "\(.*\)"$/\1/p;/^name/q' "$crate")")
+    local manifest names=()
+    for manifest in crates/*/Cargo.toml; do
+        names+=(--package "$(sed -n '/^name = /{s/^name = "\(.*\)"$/\1/p;q}' "$manifest")")
     done
     cargo package --allow-dirty "${names[@]}" "${locked[@]}"
 }

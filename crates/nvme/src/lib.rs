@@ -34,7 +34,7 @@
 //! let buffer = Heap::Memfd.allocate(1 << 30)?;
 //! let range = DiskRange { disk_offset: 0, offset: 0, len_bytes: 1 << 30 };
 //! let buffer = load(&controller, &namespace, 64, &[range], buffer, |_| {})?;
-//! println!("{} bytes", buffer.len_bytes());
+//! println!("{} bytes", buffer.len());
 //! # Ok(())
 //! # }
 //! ```
