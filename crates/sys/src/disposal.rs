@@ -26,7 +26,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -91,8 +91,8 @@ struct Sent {
 struct Held {
     /// The threads that were closing sockets when it began.
     others: Arc<[Disposal]>,
-    /// The thread exits.
-    is_closing: Arc<AtomicBool>,
+    /// The thread exits. The sender holds the lock until its copies of the descriptors are closed.
+    is_closing: Arc<Mutex<bool>>,
 }
 
 /// Descriptors that a thread of their own closes.
@@ -164,10 +164,10 @@ impl Disposals {
     /// Closes descriptors as [`dispose`] does, with a bounded number of threads. Also goes on with those
     /// that were taken before, if threads have ended since.
     pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) {
+        let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
         if self.threads.len() >= THREADS_MAX {
             self.forget_ended();
         }
-        let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
         if is_closing || self.threads.len() < THREADS_MAX {
             self.threads.extend(self.holder.take().map(Holder::close));
         }
@@ -240,7 +240,7 @@ struct Holder {
     /// How many it can take.
     max: usize,
     disposal: Disposal,
-    is_closing: Arc<AtomicBool>,
+    is_closing: Arc<Mutex<bool>>,
 }
 
 impl Holder {
@@ -250,7 +250,7 @@ impl Holder {
         let (socket, theirs) = packet_socket::pair().ok()?;
         // Two are the socket of the holder, and that of the receiver.
         let max = room().saturating_sub(2);
-        let is_closing = Arc::<AtomicBool>::default();
+        let is_closing = Arc::<Mutex<bool>>::default();
         let held = Held { others: others.into(), is_closing: Arc::clone(&is_closing) };
         let disposal = receiver()?.dispose_as(&mut vec![theirs], 0, HOLD, Some(held)).ok()?;
         Some(Self { socket, count: 0, max, disposal, is_closing })
@@ -258,13 +258,15 @@ impl Holder {
 
     /// Returns `true` if the thread exits, with everything that it was sent.
     fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
+        *lock(&self.is_closing)
     }
 
     /// Takes as many as possible out of `descriptors`. None are left, unless the holder is full or the
     /// kernel refuses them, as in [`dispose`].
     fn take(&mut self, descriptors: &mut Vec<OwnedFd>) {
-        while !descriptors.is_empty() && !self.is_full() {
+        // Until the copies here are closed, so that the last close is never one of these.
+        let is_closing = lock(&self.is_closing);
+        while !*is_closing && !descriptors.is_empty() && self.count < self.max {
             let most = (self.max - self.count).min(DESCRIPTORS_MAX);
             let first = descriptors.len().saturating_sub(most);
             if send(&self.socket, &descriptors[first..], CLOSE).is_err() {
@@ -423,7 +425,7 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSende
         match (how, held) {
             ([HOLD], Some(held)) => {
                 hold(socket, &held.others);
-                held.is_closing.store(true, Ordering::Release);
+                *lock(&held.is_closing) = true;
             }
             ([EMPTY], _) => empty(socket),
             _ => {}
