@@ -172,9 +172,10 @@ impl Region {
     }
 
     /// Returns `len_bytes` of `whole` from `offset` on as a region of its own, which keeps `whole`;
-    /// `None` if `whole` is remote or the part is not inside of it.
+    /// `None` if `whole` is remote, or the part is not inside of it or not in whole pages of 4 KiB.
     pub fn part(whole: &Arc<Self>, offset: u64, len_bytes: u64) -> Option<Self> {
         let Memory::Host(start, _) = &whole.memory else { return None };
+        check_pages(offset, len_bytes).ok()?;
         if offset.checked_add(len_bytes)? > whole.len_bytes {
             return None;
         }

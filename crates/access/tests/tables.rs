@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use longshore_access::{
-    CLIENT_TABLE_BYTES_MAX, Error, Reason, Region, RemoteFault, RemoteMemory, Space, SpaceConfig,
+    CLIENT_TABLE_BYTES_MAX, Error, Reason, Region, RegionAccess, RemoteFault, RemoteMemory, Space,
+    SpaceConfig,
 };
-use longshore_mem::{Iova, VolatileSlice, VolatileSliceMut};
+use longshore_mem::{FileOffset, Iova, VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
+use longshore_sys::memfd;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -132,4 +134,21 @@ fn the_limit_of_a_client_holds_to_the_last_table() {
         space.unmap(Iova::new(page * GIB), PAGE).unwrap();
     }
     assert_eq!(space.table_bytes(), TABLE);
+}
+
+#[test]
+fn parts_of_regions_and_their_places_are_in_whole_pages() {
+    let file = memfd::create("region", memfd::Backing::Shmem).unwrap();
+    memfd::set_len(&file, 4 * PAGE).unwrap();
+    let (start, access) = (FileOffset::new(0), RegionAccess::ReadWrite);
+    let whole = Arc::new(Region::map_file(&file, start, 4 * PAGE, access).unwrap());
+    let len_of = |offset, len| Region::part(&whole, offset, len).map(|part| part.len_bytes());
+    assert_eq!(len_of(PAGE, 3 * PAGE), Some(3 * PAGE));
+    for (offset, len) in [(1, PAGE), (PAGE, 1), (0, 0), (PAGE, 4 * PAGE), (u64::MAX, PAGE)] {
+        assert_eq!(len_of(offset, len), None, "{offset:#x} + {len:#x}");
+    }
+    let space = Space::new().unwrap();
+    let refused = space.attach_for(&whole, Iova::new(PAGE + 1)).unwrap_err();
+    assert!(matches!(refused, Error::RegionAlignment { start: 0x1001, .. }), "{refused}");
+    space.attach_for(&whole, Iova::new(3 * PAGE)).unwrap();
 }

@@ -256,9 +256,13 @@ impl Space {
     /// needs a few page tables for its two ends, and one for each 512 GiB.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach).
+    /// As [`attach`](Self::attach); [`Error::RegionAlignment`] if `iova` is not a multiple of 4 KiB.
     pub fn attach_for(&self, region: &Arc<Region>, iova: Iova) -> Result<(), Error> {
         self.inner.check_door()?;
+        if !iova.raw().is_multiple_of(TABLE_BYTES) {
+            let len_bytes = region.len_bytes();
+            return Err(Error::RegionAlignment { start: iova.raw(), len_bytes });
+        }
         let mut state = self.inner.lock();
         let key = key_of(region);
         if state.attached.contains_key(&key) {
