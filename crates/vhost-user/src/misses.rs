@@ -17,6 +17,7 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -27,6 +28,7 @@ use longshore_mem::Iova;
 use longshore_sys::account::{Account, Limits, Permit};
 use longshore_sys::closing::Disposable;
 use longshore_sys::kept_descriptors;
+use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::channel::{self, Message, Receiver};
 use crate::wire::{self, Header, number};
@@ -176,6 +178,44 @@ impl Shared {
         }
         self.lock().is_lost = true;
         self.changed.notify_all();
+        self.discard_all();
+    }
+
+    /// Receives everything and closes the descriptors that come, until the other end is closed or the channel
+    /// is given up: the front-end's own end of its connection can be one of them, and would keep the
+    /// connection open in a queue that nobody reads.
+    fn discard_all(&self) {
+        let (mut bytes, mut descriptors) = ([0; 512], Vec::new());
+        loop {
+            let user = self.socket.user();
+            let received =
+                unix_socket::receive(&self.socket, user, &mut bytes, &mut descriptors, None);
+            descriptors.clear();
+            match received {
+                Ok(received) if received.len_bytes == 0 => return,
+                Ok(_) => {}
+                // Descriptors that are not passed on were closed.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let stop = [self.stop.as_fd()];
+                    let socket = self.socket.as_fd();
+                    match unix_socket::wait(socket, Interest::Receive, &stop, None) {
+                        Ok(Ready::Socket) => {}
+                        _ => return,
+                    }
+                }
+                // For want of descriptors or threads, which may come.
+                Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
+                    let later = Instant::now() + TURN;
+                    let waited =
+                        unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later));
+                    if !matches!(waited, Ok(Ready::TimedOut)) {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use longshore::vhost_user::wire::number;
 use longshore_sys::{event_fd, memfd, unix_socket};
@@ -497,5 +498,14 @@ fn a_front_end_that_sends_its_own_end_does_not_keep_the_connection_open() {
             "ended: the other end did not answer, or did not take what it was sent"
         );
     }
+    // In the queue of a channel that has received nonsense.
+    let socket = served.connect();
+    let (channel_end, other) = UnixStream::pair().unwrap();
+    unix_socket::send(&socket, &channel, &[channel_end.as_fd()]).unwrap();
+    unix_socket::send(&other, &[0xff; 12], &[]).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    unix_socket::send(&other, b"own end", &[socket.as_fd()]).unwrap();
+    drop((socket, channel_end, other));
+    assert_eq!(served.ended(), "closed by the front-end");
     served.still_serves();
 }
