@@ -23,6 +23,7 @@ use std::thread;
 use longshore_sys::disposal::{self, Disposals};
 use longshore_sys::{answering, packet_socket};
 
+use super::unread::Queue;
 use super::users::{Of, User};
 
 /// How many descriptors of one user may wait to be closed at most. A user with more is not listened
@@ -161,12 +162,23 @@ impl Closers {
     }
 
     /// Closes the descriptors that are queued on a connection of this user that was shut down, without
-    /// waiting for it. The connection remains open. Returns `false` if that must be tried again.
-    pub(super) fn empty(&self, user: User, connection: &OwnedFd) -> bool {
+    /// waiting for it. The connection remains open.
+    pub(super) fn empty(&self, user: User, connection: &OwnedFd) -> Queue {
         if packet_socket::drain(connection) || !self.disposes {
-            return true;
+            return Queue::Empty;
         }
-        lock(&self.waiting).users.entry(user).or_default().disposals.empty(connection)
+        match lock(&self.waiting).users.entry(user).or_default().disposals.empty(connection) {
+            true => Queue::BeingEmptied,
+            false => Queue::Full,
+        }
+    }
+
+    /// Closes a connection of this user that was shut down, without receiving from it.
+    pub(super) fn dispose(&self, user: User, connection: OwnedFd) {
+        let mut waiting = lock(&self.waiting);
+        let of_user = waiting.users.entry(user).or_default();
+        of_user.sockets.push(connection);
+        of_user.disposals.dispose(&mut of_user.sockets);
     }
 
     /// Goes on with what could not be closed before. Returns whether there is nothing to be tried

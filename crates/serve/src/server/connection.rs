@@ -54,7 +54,7 @@ pub(super) enum Phase {
     /// looked for yet.
     Proving { asked: Asked, shown: Vec<ShownFile>, to_show: Vec<PathBuf> },
     /// It waits until memory is free that its model needs.
-    AwaitingRoom,
+    AwaitingRoom(Box<Found>),
     /// It waits for a model.
     Waiting(u64),
     /// It wants a list. `attached` is what it has meanwhile.
@@ -145,7 +145,7 @@ impl Connection {
         match self.phase {
             Phase::Greeting | Phase::Idle | Phase::Listing { attached: None } => false,
             Phase::Opening { .. } | Phase::Proving { .. } => true,
-            Phase::AwaitingRoom | Phase::Waiting(_) => true,
+            Phase::AwaitingRoom(_) | Phase::Waiting(_) => true,
             Phase::Attached(_) | Phase::Listing { attached: Some(_) } => true,
         }
     }
@@ -155,6 +155,7 @@ impl Connection {
     pub(super) fn kept_descriptors(&self) -> usize {
         let shown = match &self.phase {
             Phase::Opening { shown, .. } => shown.len(),
+            Phase::AwaitingRoom(found) => found.open_files(),
             _ => self.files_to_prove().unwrap_or(0),
         };
         shown + self.outgoing.iter().filter(|outgoing| outgoing.memory.is_some()).count()
@@ -179,7 +180,7 @@ impl Connection {
             Phase::Greeting => return,
             Phase::Idle | Phase::Proving { .. } => Some(SILENT_TIME),
             // The server is the one that is waited for, or there is nothing to be said.
-            Phase::Opening { .. } | Phase::AwaitingRoom | Phase::Waiting(_) => None,
+            Phase::Opening { .. } | Phase::AwaitingRoom(_) | Phase::Waiting(_) => None,
             Phase::Listing { .. } | Phase::Attached(_) => None,
         };
         self.deadline = time.map(|time| now + time);

@@ -241,6 +241,7 @@ impl Core {
         self.disconnect_late(&ids, now);
         if self.unread.next_time().is_some_and(|time| time <= now) {
             self.unread.end_read(&self.closers, now);
+            self.unread.empty(&self.closers);
         }
         if ready.get(2).is_some_and(|listener| listener.read) {
             self.accept(now);

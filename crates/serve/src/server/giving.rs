@@ -46,6 +46,8 @@ impl Core {
         let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
             return Ok(());
         };
+        // Memory that is free by now counts no longer.
+        self.say_freed();
         let given_up = self.lingering.given_up();
         if let Err(refusal) = self.may_hold(user, &found) {
             return self.refuse_or_wait(id, found, refusal, (given_up, deadline), now);

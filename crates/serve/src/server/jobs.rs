@@ -158,6 +158,10 @@ impl Jobs {
                 if !matches!(one, Done::Progress { .. }) {
                     self.hung.remove(&ticket);
                 }
+                // Its memory is dropped where that does not keep clients waiting.
+                if matches!(one, Done::Loaded { .. }) {
+                    done.push(one);
+                }
                 continue;
             }
             match &one {

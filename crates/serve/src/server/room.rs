@@ -34,8 +34,8 @@ struct Awaiting {
 
 #[derive(Debug)]
 enum What {
-    /// A client that wants a model.
-    Client(u64, Found),
+    /// A client, whose phase has the model that it wants.
+    Client(u64),
     /// A load that has failed for a lack of memory.
     Load(u64, User),
 }
@@ -66,8 +66,8 @@ impl Core {
             return self.refuse(id, refusal, now);
         }
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.enter(Phase::AwaitingRoom, now);
-            let what = What::Client(id, found);
+            connection.enter(Phase::AwaitingRoom(Box::new(found)), now);
+            let what = What::Client(id);
             self.awaiting_room.0.push(Awaiting { what, given_up, deadline });
         }
         Ok(())
@@ -101,12 +101,15 @@ impl Core {
         for Awaiting { what, deadline, .. } in over {
             self.say_freed();
             match what {
-                What::Client(id, found) => {
-                    let waits = |phase: &Phase| matches!(phase, Phase::AwaitingRoom);
-                    let connection = self.connections.get_mut(&id).filter(|it| waits(&it.phase));
-                    let Some(connection) = connection else { continue };
+                What::Client(id) => {
+                    let Some(connection) = self.connections.get_mut(&id) else { continue };
+                    let phase = std::mem::replace(&mut connection.phase, Phase::Idle);
+                    let Phase::AwaitingRoom(found) = phase else {
+                        connection.phase = phase;
+                        continue;
+                    };
                     connection.enter(Phase::Idle, now);
-                    if let Err(why) = self.give_until(id, found, Some(deadline), now) {
+                    if let Err(why) = self.give_until(id, *found, Some(deadline), now) {
                         self.disconnect(id, why, now);
                     }
                 }

@@ -29,14 +29,33 @@ pub(super) struct Unread {
 struct Ended {
     user: User,
     socket: OwnedFd,
-    /// Its queue has no descriptors, or a thread has begun to receive and close them. One of them can be the
-    /// client's own end, which would stay open as long as this one.
-    is_emptied: bool,
+    queue: Queue,
+}
+
+/// The descriptors that a client sent and that were not received. One of them can be the client's own end,
+/// which would stay open as long as the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// They are still to be closed.
+    Full,
+    /// There are none.
+    Empty,
+    /// A thread receives and closes them, so that no other thread may receive anything.
+    BeingEmptied,
 }
 
 impl Ended {
     fn empty(&mut self, closers: &Closers) {
-        self.is_emptied = self.is_emptied || closers.empty(self.user, &self.socket);
+        if self.queue == Queue::Full {
+            self.queue = closers.empty(self.user, &self.socket);
+        }
+    }
+
+    fn close(self, closers: &Closers) {
+        match self.queue {
+            Queue::BeingEmptied => closers.dispose(self.user, self.socket),
+            _ => closers.end(self.user, self.socket),
+        }
     }
 }
 
@@ -48,7 +67,7 @@ impl Unread {
     /// Shuts a connection of this user down, and counts it from now on.
     pub(super) fn end(&mut self, user: User, connection: OwnedFd, closers: &Closers, now: Instant) {
         packet_socket::shut_down(&connection);
-        let mut ended = Ended { user, socket: connection, is_emptied: false };
+        let mut ended = Ended { user, socket: connection, queue: Queue::Full };
         ended.empty(closers);
         self.connections.push(ended);
         self.next_look.get_or_insert(now + LOOK_EVERY);
@@ -72,18 +91,18 @@ impl Unread {
     /// Closes the connections whose clients have received everything or have closed their ends.
     pub(super) fn end_read(&mut self, closers: &Closers, now: Instant) {
         let is_read = |ended: &mut Ended| !packet_socket::has_unreceived(&ended.socket);
-        for Ended { user, socket, .. } in self.connections.extract_if(.., is_read) {
-            closers.end(user, socket);
-        }
-        self.connections.iter_mut().for_each(|ended| ended.empty(closers));
+        self.connections.extract_if(.., is_read).for_each(|ended| ended.close(closers));
         self.next_look = (!self.connections.is_empty()).then(|| now + LOOK_EVERY);
+    }
+
+    /// Closes the descriptors that are queued on the connections, as far as there was no thread for it before.
+    pub(super) fn empty(&mut self, closers: &Closers) {
+        self.connections.iter_mut().for_each(|ended| ended.empty(closers));
     }
 
     /// Closes all of them.
     pub(super) fn end_all(&mut self, closers: &Closers) {
-        for Ended { user, socket, .. } in self.connections.drain(..) {
-            closers.end(user, socket);
-        }
+        self.connections.drain(..).for_each(|ended| ended.close(closers));
         self.next_look = None;
     }
 }

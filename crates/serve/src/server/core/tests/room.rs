@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::protocol::VERSION;
+use crate::server::asking::Refusal;
 use crate::server::lingering::Gone;
 use crate::server::open_files::OpenFiles;
 
@@ -57,4 +58,33 @@ fn a_user_keeps_the_memory_of_so_many_models() {
     kept.truncate(max - 1);
     still.core.lingering.take_free();
     still.core.may_hold(mallory, &found).unwrap();
+}
+
+#[test]
+fn a_client_that_waits_for_room_is_counted_and_leaves_nothing() {
+    let mut still = Still::new();
+    let found = still.held("model");
+    let (_client, refused) = still.connect(MALLORY);
+    assert_eq!(refused, None);
+    let id = *still.core.connections.keys().next_back().unwrap();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    struct Blocks(std::sync::mpsc::Receiver<()>);
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+    still.core.lingering.free_later(Blocks(may_go_on));
+    let refusal = Refusal::new(Reason::NoMemory, "no room".to_owned());
+    let files = found.open_files();
+    let now = still.now;
+    still.core.refuse_or_wait(id, found, refusal, (0, None), now).unwrap();
+    let connection = &still.core.connections[&id];
+    assert_eq!((files, connection.kept_descriptors()), (1, 1));
+    assert!(still.core.awaiting_room.next_time().is_some());
+    still.core.disconnect(id, None, now);
+    drop(go_on);
+    still.core.lingering.wait_until_dropped();
+    still.core.end_waits_for_room(now);
+    assert_eq!(still.core.awaiting_room.next_time(), None);
 }
