@@ -94,7 +94,7 @@ fn printable(message: &str) -> String {
         match char {
             '\n' => shown.push('\n'),
             '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                shown.extend(char.escape_unicode())
+                shown.extend(char.escape_unicode());
             }
             _ if char.is_control() => shown.extend(char.escape_default()),
             _ => shown.push(char),

@@ -23,7 +23,6 @@ use std::thread;
 use longshore_sys::disposal::{self, Disposals};
 use longshore_sys::{answering, packet_socket};
 
-use super::unread::Queue;
 use super::users::{Of, User};
 
 /// How many descriptors of one user may wait to be closed at most. A user with more is not listened
@@ -83,6 +82,18 @@ struct Item {
     file: OwnedFd,
     /// A connection that is shut down, with the messages that were not received.
     is_connection: bool,
+}
+
+/// The descriptors that a client sent and that were not received. One of them can be the client's own end,
+/// which would stay open as long as the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// They are still to be closed.
+    Full,
+    /// There are none.
+    Empty,
+    /// A thread receives and closes them, so that no other thread may receive anything.
+    BeingEmptied,
 }
 
 impl Closers {

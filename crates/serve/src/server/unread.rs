@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use longshore_sys::packet_socket;
 
-use super::closers::Closers;
+use super::closers::{Closers, Queue};
 use super::users::User;
 
 /// How often the connections are looked at. The kernel reports nothing when a client closes its end of
@@ -30,18 +30,6 @@ struct Ended {
     user: User,
     socket: OwnedFd,
     queue: Queue,
-}
-
-/// The descriptors that a client sent and that were not received. One of them can be the client's own end,
-/// which would stay open as long as the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Queue {
-    /// They are still to be closed.
-    Full,
-    /// There are none.
-    Empty,
-    /// A thread receives and closes them, so that no other thread may receive anything.
-    BeingEmptied,
 }
 
 impl Ended {
