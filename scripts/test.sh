@@ -215,13 +215,18 @@ documentation() {
 # Whether a change of a crate's public API was meant.
 public_api() { cargo xtask api; }
 
-# Each published crate is built from its package alone.
+# Each published crate is built from its package alone. Cargo keeps what it unpacks by the path of the
+# folder it builds in, and never looks at it again, so that folder is a new one each time.
 packages() {
-    local manifest names=()
+    local manifest names=() status=0
+    local -x CARGO_TARGET_DIR
+    CARGO_TARGET_DIR=$(realpath "$(mktemp --directory --tmpdir="${logs%/*}" packages.XXXXXX)")
     for manifest in crates/*/Cargo.toml; do
         names+=(--package "$(sed -n '/^name = /{s/^name = "\(.*\)"$/\1/p;q}' "$manifest")")
     done
-    cargo package --allow-dirty "${names[@]}" "${locked[@]}"
+    cargo package --allow-dirty "${names[@]}" "${locked[@]}" || status=1
+    rm -rf "$CARGO_TARGET_DIR"
+    return "$status"
 }
 
 oldest_rust() { cargo "+$rust_oldest" check --workspace --all-targets "${locked[@]}"; }
