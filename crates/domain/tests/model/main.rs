@@ -15,7 +15,7 @@ mod world;
 
 use std::time::Duration;
 
-use longshore_domain::{Bounce, Domain, WhenFull};
+use longshore_domain::{Bounce, Direction, Domain, WhenFull};
 use proptest::prelude::*;
 
 use self::backend::{Scripted, lock};
@@ -100,6 +100,31 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
     }
     drop(domain);
     books.check_end();
+}
+
+/// Two transfers of each number of granules, in slots beside each other.
+#[test]
+fn slots_of_each_size_do_what_the_model_does() {
+    let setting = Setting {
+        bounce: Bounce::Always,
+        trusted: false,
+        denies_reads: false,
+        chunks: None,
+        refuses: false,
+        address_bits: 64,
+        guard_bytes: 0,
+    };
+    for granules in 1..=64 {
+        let map = |len| Op::Map {
+            handle: 0,
+            skip: 0,
+            len,
+            direction: Direction::ToDevice,
+            is_reported: false,
+        };
+        let len = granules * memory::PAGE as usize;
+        run(&setting, vec![vec![map(len - 1), map(len)]]);
+    }
 }
 
 proptest! {

@@ -10,9 +10,9 @@ use crate::memory::{PAGE, Place};
 /// A byte of a slot that nobody has said anything about.
 pub(crate) const UNKNOWN: u16 = 0x100;
 
-/// Granules of slots: any other length gets the next one.
-pub(crate) const SLOTS: [u64; 20] =
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64];
+/// The sizes of slots in granules. A transfer takes the smallest slot that it fits into.
+pub(crate) const SLOTS: [u64; 21] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64];
 
 /// How a transfer is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
