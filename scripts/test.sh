@@ -109,7 +109,7 @@ has_isa() {
 miri_tests() {
     local status=0 running=0 at_once package
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
-    # Tree Borrows: crates/mem/src/copy/bytewise.rs.
+    # Tree Borrows: crates/memory/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
     local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain sync heap)
     at_once=$(nproc)
@@ -221,7 +221,7 @@ packages() {
     local manifest names=() status=0
     local -x CARGO_TARGET_DIR
     CARGO_TARGET_DIR=$(realpath "$(mktemp --directory --tmpdir="${logs%/*}" packages.XXXXXX)")
-    for manifest in crates/*/Cargo.toml; do
+    for manifest in crates/{memory/*,models/*,devices/*,longshore}/Cargo.toml; do
         names+=(--package "$(sed -n '/^name = /{s/^name = "\(.*\)"$/\1/p;q}' "$manifest")")
     done
     cargo package --allow-dirty "${names[@]}" "${locked[@]}" || status=1

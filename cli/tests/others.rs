@@ -82,7 +82,7 @@ fn committed(name: &str) -> String {
 
 #[test]
 fn every_value_of_gguf_metadata_is_shown() {
-    let name = committed("crates/load/tests/gguf/every_value.gguf");
+    let name = committed("crates/models/load/tests/gguf/every_value.gguf");
     let table = longshore(&["inspect", &name]);
     assert_eq!(table.code, 0, "{}", table.stderr);
     assert!(!table.stdout.contains(['\u{1b}', '\u{202e}']), "{}", table.stdout);
@@ -115,7 +115,7 @@ fn gguf_splits_are_inspected_and_loaded_as_one() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     for number in 1..=3 {
         let name = format!("split-{number:05}-of-00003.gguf");
-        let from = committed(&format!("crates/load/tests/gguf/{name}"));
+        let from = committed(&format!("crates/models/load/tests/gguf/{name}"));
         fs::copy(from, dir.path().join(name)).unwrap();
     }
     let first = dir.path().join("split-00001-of-00003.gguf");

@@ -5,7 +5,7 @@ pub mod cursor;
 pub mod gguf;
 pub mod manifest;
 /// The memory that the cursors' own tests walk.
-#[path = "../../crates/iov/tests/memory/mod.rs"]
+#[path = "../../crates/memory/iov/tests/memory/mod.rs"]
 mod memory;
 pub mod page_table;
 pub mod serve_protocol;

@@ -107,7 +107,7 @@ mod tests {
     fn only_crates_of_the_library_are_published() {
         let package = |path: &str| Package { manifest_path: path.into(), ..Package::default() };
         let root = Path::new("/tree");
-        assert!(is_published(&package("/tree/crates/mem/Cargo.toml"), root));
+        assert!(is_published(&package("/tree/crates/memory/mem/Cargo.toml"), root));
         assert!(!is_published(&package("/tree/cli/Cargo.toml"), root));
     }
 }

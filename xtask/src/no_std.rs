@@ -1,4 +1,4 @@
-//! `crates/mem` and `crates/pagetable` are for kernels and firmware too.
+//! `crates/memory/mem` and `crates/devices/pagetable` are for kernels and firmware too.
 
 use anyhow::{Context, Result};
 

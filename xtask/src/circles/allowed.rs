@@ -32,7 +32,7 @@ pub(super) const ALLOWED: &[Allowed] = &[
     allowed("bindings/python/src/buffer.rs", 3, "classes of Python that return each other"),
     allowed("cli/src/pt/args.rs", 2, "arguments name the format, which is made of the arguments"),
     allowed("cli/src/pt/dump.rs", 5, TABLE),
-    allowed("crates/serve/src/server/core.rs", 12, STATE),
+    allowed("crates/models/serve/src/server/core.rs", 12, STATE),
     allowed("vm-tests/guest/src/init.rs", 6, TABLE),
     allowed("vm-tests/guest/src/suite.rs", 11, TABLE),
     allowed("vm-tests/src/kernel.rs", 2, "a kernel is one of two kinds, each of which is a kernel"),

@@ -1,6 +1,6 @@
 //! Each scheme, on the model of a controller that the driver's own tests use.
 
-#[path = "../../../../crates/nvme/tests/driver/model.rs"]
+#[path = "../../../../crates/devices/nvme/tests/driver/model.rs"]
 #[allow(dead_code, reason = "the driver's tests use all of it")]
 mod model;
 

@@ -17,7 +17,7 @@ use rustix::process::Uid;
 
 use crate::frontend::{ACCESS_PLATFORM, Frontend, IOVA, PROTOCOL_FEATURES, Served, VERSION_1};
 
-#[path = "../../../../crates/vfio-user/tests/server/fuse.rs"]
+#[path = "../../../../crates/devices/vfio-user/tests/server/fuse.rs"]
 mod fuse;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -9,7 +9,7 @@ use longshore::vhost_user::wire::number;
 use crate::frontend::{Frontend, Served};
 use sockets::{lingering, many, nested, send};
 
-#[path = "../../../../crates/sys/src/disposal/lingering.rs"]
+#[path = "../../../../crates/memory/sys/src/disposal/lingering.rs"]
 mod sockets;
 
 /// A header with flags that mean nothing.

@@ -1,6 +1,6 @@
 //! `longshore-domain` on address spaces that the kernel makes, with a device of QEMU that does DMA.
 
-#[path = "../../../../crates/domain/tests/conformance/suite.rs"]
+#[path = "../../../../crates/devices/domain/tests/conformance/suite.rs"]
 mod conformance;
 mod edu;
 mod others;

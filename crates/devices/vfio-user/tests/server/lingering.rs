@@ -1,0 +1,172 @@
+//! Clients that have the server close sockets whose last close takes an hour. It serves the next
+//! client nevertheless.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use longshore_vfio_user::client::{Client, NoMemory};
+use longshore_vfio_user::{Listener, Server, Stop};
+
+use crate::rig;
+use sockets::{lingering, many, nested, send};
+
+#[path = "../../../../memory/sys/src/disposal/lingering.rs"]
+mod sockets;
+
+/// A test fails when this is over. The sockets linger for longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// No header of a message.
+const NONSENSE: [u8; 16] = [0xff; 16];
+
+struct Served {
+    path: PathBuf,
+    stop: Stop,
+    has_ended: Receiver<()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Served {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let noted = rig::Shared::default();
+        let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
+        let (listener, stop) = (Listener::bind(&path).unwrap(), server.stop_handle());
+        let (ended, has_ended) = mpsc::channel();
+        thread::spawn(move || {
+            server.serve_all(&listener, |_| {}).unwrap();
+            drop((server, listener));
+            ended.send(()).unwrap();
+        });
+        Self { path, stop, has_ended, _dir: dir }
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.path).unwrap()
+    }
+
+    fn client(&self) -> Client<NoMemory> {
+        let mut client = Client::over(self.connect(), NoMemory).expect("the server serves");
+        client.device_info().unwrap();
+        client
+    }
+
+    fn stop(self) {
+        self.stop.stop();
+        self.has_ended.recv_timeout(PATIENCE).expect("the server ends");
+    }
+}
+
+#[test]
+fn a_socket_that_lingers_is_refused_and_the_next_client_is_served() {
+    let served = Served::new();
+    for (socket, _peer) in [lingering(), nested()] {
+        let mut client = served.client();
+        let map = client.dma_map(0x1000, 0x1000, Some((socket.as_fd(), 0)), true);
+        map.unwrap_err();
+        drop((client, socket));
+        served.client();
+    }
+    served.stop();
+}
+
+#[test]
+fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
+    let served = Served::new();
+    let (sockets, _peers) = many();
+    let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    let stream = served.connect();
+    send(&stream, &NONSENSE, &all);
+    drop(all);
+    drop((sockets, stream));
+    served.client();
+    served.stop();
+}
+
+/// The kernel closes what comes with a byte out of band on the thread that receives the next one, unless
+/// such bytes are received like others.
+#[test]
+fn a_socket_that_comes_out_of_band_holds_nothing_up() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let served = Served::new();
+    let stream = served.connect();
+    let (socket, _peer) = lingering();
+    let socket = OwnedFd::from(socket);
+    let rights = [socket.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+    let bytes = [std::io::IoSlice::new(b"x")];
+    if rustix::net::sendmsg(&stream, &bytes, &mut control, SendFlags::OOB).is_err() {
+        return println!("SKIPPED: the kernel has no bytes out of band on Unix sockets");
+    }
+    // The one in the queue is the last one.
+    drop(socket);
+    drop(stream);
+    served.client();
+    served.stop();
+}
+
+/// As a connection of a listener that a service manager made with this option.
+#[test]
+fn credentials_take_no_room_of_descriptors() {
+    let noted = rig::Shared::default();
+    let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    rustix::net::sockopt::set_socket_passcred(&ours, true).unwrap();
+    let (sockets, _peers) = many();
+    let sockets: Vec<_> = sockets.into_iter().map(OwnedFd::from).collect();
+    send(&theirs, &NONSENSE, &sockets.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    // Those in the queue are the last ones.
+    drop(sockets);
+    drop(theirs);
+    let (ended, has_ended) = mpsc::channel();
+    thread::spawn(move || ended.send(server.serve(ours).map(drop)));
+    has_ended.recv_timeout(PATIENCE).expect("the server ends").unwrap();
+}
+
+/// Connects while another client is served, and leaves sockets in the queue of the connection.
+fn queue(served: &Served) -> (Client<NoMemory>, UnixStream, [OwnedFd; 2]) {
+    let first = served.client();
+    let stream = served.connect();
+    send(&stream, &NONSENSE, &[]);
+    let (direct, within) = (lingering(), nested());
+    send(&stream, b"not received", &[direct.0.as_fd()]);
+    send(&stream, b"not received", &[within.0.as_fd()]);
+    (first, stream, [direct.1, within.1])
+}
+
+#[test]
+fn sockets_in_the_queue_of_a_connection_that_ends_hold_nothing_up() {
+    let served = Served::new();
+    let (first, _stream, _peers) = queue(&served);
+    drop(first);
+    served.client();
+    served.stop();
+}
+
+#[test]
+fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_hold_nothing_up() {
+    let served = Served::new();
+    let (_first, _stream, _peers) = queue(&served);
+    served.stop();
+}
+
+#[test]
+fn a_client_ends_whatever_its_server_has_sent() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (socket, _peer) = lingering();
+    send(&theirs, &NONSENSE, &[socket.as_fd()]);
+    drop(socket);
+    let client = Client::unsettled(ours, NoMemory);
+    let (ended, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        drop(client);
+        ended.send(()).unwrap();
+    });
+    has_ended.recv_timeout(PATIENCE).expect("the client waits for a socket of its server");
+}
