@@ -86,7 +86,7 @@ loom_tests() {
     return "$status"
 }
 
-# Copies, checksums and digests with one set of instructions, also where tests leave the choice to
+# Copies, checksums and digests with one instruction set, also where tests leave the choice to
 # the machine.
 scalar_tests() { tests_with scalar; }
 avx2_tests() { tests_with avx2; }
@@ -97,7 +97,7 @@ tests_with() {
         --package longshore-pagetable --tests --no-fail-fast "${locked[@]}" -- --show-output
 }
 
-# Whether the machine has the set of instructions $1, by what the tests themselves find.
+# Whether the machine has the instruction set $1, by what the tests themselves find.
 has_isa() {
     cargo test --package longshore-mem --lib "${locked[@]}" -- isa:: --show-output 2>/dev/null |
         grep --ignore-case --word-regexp "instruction sets of this machine: .*$1"

@@ -154,7 +154,7 @@ impl Pattern {
     }
 }
 
-/// What a cursor must say of itself.
+/// What a cursor must report.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     at: usize,

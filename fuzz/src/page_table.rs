@@ -141,9 +141,9 @@ struct Piece {
 #[derive(Default)]
 struct Model {
     pieces: BTreeMap<u64, Piece>,
-    /// Pages that were written and not told of since.
+    /// Pages that were written and not reported since.
     written: BTreeSet<u64>,
-    /// Ranges that may be told of without having been written: first and last byte.
+    /// Ranges that may be reported without having been written: first and last byte.
     tainted: Vec<(u64, u64)>,
 }
 
@@ -408,7 +408,7 @@ impl<F: Format> Run<'_, F> {
         }
     }
 
-    /// Every written page was told of, and nothing that cannot have been written.
+    /// Every written page was reported, and nothing that cannot have been written.
     fn told_of(&self, first: u64, last: u64, told: &[AddrRange<Iova>]) {
         let told: Vec<(u64, u64)> = told
             .iter()

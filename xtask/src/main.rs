@@ -13,6 +13,7 @@ mod manifests;
 mod manual;
 mod metadata;
 mod no_std;
+mod phrases;
 mod repository;
 mod sources;
 
@@ -43,10 +44,11 @@ const RULES: &[Rule] = &[
     Rule { name: "licences of dependencies are allowed", broken: dependencies::licences },
     Rule { name: "dependencies come from crates.io", broken: dependencies::sources },
     Rule { name: "ignored advisories have a reason", broken: dependencies::ignored_advisories },
-    Rule { name: "crates inherit what the workspace sets", broken: manifests::broken },
+    Rule { name: "manifests inherit, each wing has one version", broken: manifests::broken },
     Rule { name: "source files are short", broken: sources::long_files },
     Rule { name: "unsafe code is unlocked with a reason", broken: sources::unreasoned_unsafe },
     Rule { name: "no unfinished marks, no home folders", broken: sources::forbidden_words },
+    Rule { name: "no phrases that plain words have replaced", broken: phrases::broken },
     Rule { name: "documents name what exists", broken: documents::broken },
     Rule { name: "the manual's blocks run, its links lead somewhere", broken: manual::broken },
     Rule { name: "mem and pagetable build without std", broken: no_std::broken },

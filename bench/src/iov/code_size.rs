@@ -1,7 +1,7 @@
 //! How much machine code the walks are, beside the kernel's: read off this program's own symbols.
 //!
 //! A function here holds the walk of every kind that its cursor may be, or of the one named, once
-//! for each set of instructions. Counted with it are the functions of `longshore-iov` that it calls,
+//! for each instruction set. Counted with it are the functions of `longshore-iov` that it calls,
 //! except for the blocks of assembly and what follows a fault: the kernel's are functions by
 //! themselves too.
 

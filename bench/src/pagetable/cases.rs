@@ -36,7 +36,7 @@ struct Case {
     checks: &'static [Check],
     /// Whether walkers that do not snoop make a difference.
     noncoherent: bool,
-    /// Whether each set of instructions is of interest.
+    /// Whether each instruction set is of interest.
     paths: bool,
 }
 

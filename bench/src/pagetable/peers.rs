@@ -255,7 +255,7 @@ impl Tables for X86_64 {
         }
     }
 
-    /// It unmaps by the page, and has to be told of which size.
+    /// It unmaps by the page, and needs the page size.
     #[inline]
     fn unmap(&mut self, stretch: &Stretch) {
         let mut at = stretch.iova;

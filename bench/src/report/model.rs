@@ -79,7 +79,7 @@ pub(super) struct Comparison {
     pub(super) title: &'static str,
     /// What the figures are of, and what may be compared.
     pub(super) text: &'static str,
-    /// What the published file says of itself.
+    /// The metadata of the published file.
     pub(super) about: String,
     pub(super) plots: Vec<Plot>,
     pub(super) tables: Vec<Table>,

@@ -1,4 +1,4 @@
-/* That what is loaded is what the files hold, and what is told of it. */
+/* The loaded content equals the files, and so does what is reported of it. */
 #include "api.h"
 
 #include <errno.h>

@@ -79,7 +79,7 @@ impl File {
         Ok(digests)
     }
 
-    /// What the file says of itself by name: strings in safetensors files, values of any type in
+    /// The metadata of the file by name: strings in safetensors files, values of any type in
     /// GGUF files, where text that is not UTF-8 is bytes.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyMappingProxy>> {

@@ -210,7 +210,7 @@ def test_what_progress_raises_stops_the_load(
     def stop(done: int, total: int) -> None:
         nonlocal calls
         calls += 1
-        # Meanwhile more is done that could be told of.
+        # Meanwhile more progress is made than is reported.
         time.sleep(0.1)
         raise StopError(done, total)
 

@@ -83,7 +83,7 @@ impl FormatName {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// What it is.
+    /// The description on the command line.
     pub(crate) fn title(self) -> String {
         let help =
             self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));

@@ -13,7 +13,7 @@ pub(crate) struct Disk {
     /// As `mount` names it.
     pub(crate) file_system: String,
     options: String,
-    /// The block device's name and what it says of itself; unknown for a file system of none.
+    /// The block device's name and its identity; unknown for a file system without one.
     device: Option<String>,
     model: Option<String>,
     rotational: Option<bool>,

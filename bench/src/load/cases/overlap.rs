@@ -1,4 +1,4 @@
-//! What it brings to make pages while reading.
+//! The gain of prefaulting pages while reading.
 
 use anyhow::Result;
 

@@ -73,7 +73,7 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
         return list(self._opened().infos)
 
     def metadata(self) -> dict[str, str] | None:
-        """What the file says of itself, or None."""
+        """The file's metadata, or None."""
         return dict(self._opened().metadata) or None
 
     def get_tensor(self, name: str) -> Any:

@@ -1,21 +1,21 @@
 //! Leases: access that goes on while its session's slot is left.
 //!
-//! A lease is on a list that whoever unmaps looks at, after the grace period: one that was made with
-//! the old translation is on the list by then, because it was put there before the slot was left.
+//! Leases are on a list that the unmapping thread reads after the grace period. A lease that was made
+//! with the old translation is on the list by then, because it was put there before the slot was left.
 //!
 //! | what is on the list | until | when it is unmapped |
 //! | --- | --- | --- |
-//! | a lease of the user's | it is dropped | it is told of that once, if so chosen |
+//! | a lease of the user's | it is dropped | it is notified once, if so chosen |
 //! | a call to a remote region | it returns | it is cancelled, again and again until it does |
 //! | a pin whose session has left its slot for a call to a remote region | the pin ends | that call is cancelled |
 //!
 //! # No deadlock
 //!
-//! Whoever unmaps, or waits for a grace period for another reason, waits for nothing that it could
-//! have ended and has not: leases are told and calls are cancelled already while a slot is waited
-//! for that stays busy, and a call is cancelled too where it is not itself in the way, but keeps its
-//! thread from ending what is. A call that begins only after it was to be cancelled is cancelled the
-//! next time.
+//! A thread that unmaps, or waits for a grace period for another reason, never waits for a lease or a
+//! call that it could have ended: it notifies leases and cancels calls already while it waits for a
+//! busy slot. It also cancels calls that are not in its way themselves, but keep their thread from
+//! ending the access that is. A call that begins only after it was to be cancelled is cancelled in
+//! the next round.
 //!
 //! # Writes
 //!
@@ -80,7 +80,7 @@ impl Written {
     }
 }
 
-/// What is unmapped, as whoever unmaps has listed it.
+/// The ranges that a thread unmaps.
 pub(crate) trait Ranges {
     /// Whether any of them has an address from `first` to `last`.
     fn meet(&self, first: u64, last: u64) -> bool;

@@ -5,8 +5,8 @@
 //! Unmapping returns when no session can reach the old translation any more.
 //!
 //! * [`Region`] is memory that can be mapped: of this process ([`Region::map_file`],
-//!   [`Region::from_memory`]), of another ([`ProcessMemory`]), or of whoever answers for it
-//!   ([`RemoteMemory`]). [`Space::map`] maps parts of one.
+//!   [`Region::from_memory`]), of another ([`ProcessMemory`]), or of a device or peer that
+//!   answers each access ([`RemoteMemory`]). [`Space::map`] maps parts of one.
 //! * [`Session::read`], [`write`](Session::write), [`read_obj`](Session::read_obj),
 //!   [`read_iter`](Session::read_iter), [`compare_exchange`](Session::compare_exchange) and so on
 //!   access it, or return a [`Fault`]. [`Session::pin`] translates once for many accesses, a

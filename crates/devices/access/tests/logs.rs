@@ -309,7 +309,7 @@ fn unmapping_tells_of_what_was_written() {
     assert_eq!(pages_of(&runs, START), expected);
     assert_eq!(runs.len(), expected.len(), "no two of them are adjacent");
 
-    // Several unmappings of a batch are told of together, and in order.
+    // Several unmappings of a batch are reported together, and in order.
     for page in 0..8 {
         space.map(iova(page), &region, page * PAGE, PAGE, Prot::READ_WRITE).unwrap();
     }
@@ -328,7 +328,7 @@ fn unmapping_tells_of_what_was_written() {
     let mut runs = Vec::new();
     batch.finish_dirty(|run| runs.push(run)).unwrap();
     assert_eq!(runs, [range(iova(1).raw(), 2), range(iova(5).raw(), 1)]);
-    batch.finish_dirty(|run| panic!("{run:?} was told of")).unwrap();
+    batch.finish_dirty(|run| panic!("{run:?} was reported")).unwrap();
     drop(batch);
 
     let none = space_of(&memory(), SpaceConfig::new());
@@ -399,7 +399,7 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
     });
 }
 
-/// Threads write numbers that grow; whoever harvests copies the pages it is told of. In the end the
+/// Threads write numbers that grow; whoever harvests copies the pages that are reported. In the end the
 /// copy is what is there.
 fn nothing_is_lost(config: SpaceConfig, mut harvest: impl FnMut(&Space, &mut dyn FnMut(u64))) {
     let memory = vec![0u8; (PAGES as usize + 1) * PAGE as usize].leak();

@@ -3,7 +3,7 @@
 //!
 //! Memory is one cell a page, written and read `Relaxed`, so that a store may become visible as late
 //! as the language allows. The harvester keeps a copy of it as a migration does: it copies each page
-//! it is told of. In the end, after one more harvest, the copy must be the memory.
+//! it is reported. In the end, after one more harvest, the copy must be the memory.
 #![cfg(loom)]
 
 use std::collections::BTreeSet;
@@ -56,7 +56,7 @@ impl Model {
         }
     }
 
-    /// Copies the pages that are told of; which they are.
+    /// Copies the pages that are reported, and returns which they are.
     fn harvest(&self, copy: &mut [u64], grace: impl FnMut()) -> BTreeSet<u64> {
         let mut told = BTreeSet::new();
         self.log.harvest(self.log.covers(), grace, |run| {
@@ -315,7 +315,7 @@ fn a_part_is_harvested_beside_a_writer_of_the_rest() {
     });
 }
 
-/// Two harvesters: every write is told of by one of them, after it was made.
+/// Two harvesters: every write is reported by one of them, after it was made.
 #[test]
 fn two_harvesters_share_the_marks() {
     with_preemptions(2, || {

@@ -1,5 +1,5 @@
-//! Whoever unmaps, or waits for a grace period, waits for nothing that it could have ended: calls to
-//! remote regions above all, which may be answered only once it is through.
+//! A thread that unmaps, or waits for a grace period, never waits for an access that it could have
+//! ended: above all calls to remote regions, which may be answered only after it has returned.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "makes a segment by its address")]
 
@@ -287,7 +287,7 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
     assert_eq!((harvest(), harvest()), (1, 0));
 }
 
-/// Whoever unmaps and then harvests has all that was written.
+/// A thread that unmaps and then harvests has all that was written.
 #[test]
 fn what_a_call_wrote_is_logged_when_its_unmapping_returns() {
     let world = World::new();

@@ -109,7 +109,7 @@ impl Subscriber for Maps {
     }
 }
 
-/// A subscriber may map by the handle, and by the domain, whose operation it is told of. It is called
+/// A subscriber may map by the handle, and by the domain, whose operation is reported to it. It is called
 /// while neither a lock is held nor what the handle keeps is in use: it would wait for itself, or have
 /// the same slots a second time.
 #[test]

@@ -102,7 +102,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self
     }
 
-    /// The same with a set of instructions: `LONGSHORE_ISA` and the machine choose otherwise.
+    /// The same with an instruction set: `LONGSHORE_ISA` and the machine choose otherwise.
     #[must_use]
     pub fn with_path(mut self, path: Path) -> Self {
         self.path = path;

@@ -17,7 +17,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Check, PageTable, Touched};
 use crate::table_memory::{TableAddr, TableMemory};
 
-/// Who is told of dirty pages that go.
+/// The receiver of dirty pages that are unmapped.
 pub(crate) type DirtySink<'a> = &'a mut dyn FnMut(AddrRange<Iova>);
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {

@@ -330,7 +330,7 @@ fn a_reader_beside_split() {
     });
 }
 
-/// A page that a walker marks while it is unmapped is told of.
+/// A page that a walker marks while it is unmapped is reported.
 #[test]
 fn a_walker_marks_beside_unmap() {
     loom::model(|| {
@@ -346,7 +346,7 @@ fn a_walker_marks_beside_unmap() {
     });
 }
 
-/// A page that a walker marks while dirty bits are read and cleared is told of, or still dirty.
+/// A page that a walker marks while dirty bits are read and cleared is reported, or still dirty.
 #[test]
 fn a_walker_marks_beside_read_dirty() {
     loom::model(|| {

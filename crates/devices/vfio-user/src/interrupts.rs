@@ -37,7 +37,7 @@ struct Line {
 }
 
 impl Interrupts {
-    /// Interrupts that nobody is told of yet.
+    /// Interrupts that were not delivered yet.
     pub fn new(irqs: &[Irqs]) -> Self {
         let kind = |irqs: &Irqs| {
             let lines = (0..irqs.count).map(|_| Line::default()).collect();
@@ -125,7 +125,7 @@ fn attach(
     user: User,
 ) -> Result<(), Refusal> {
     if action != SetIrqs::TRIGGER {
-        // To be told of masking is for passing interrupts through a kernel, which is not there.
+        // A notification of masking is for passing interrupts through a kernel, which is not there.
         return Err(Refusal::UNSUPPORTED);
     }
     if events.is_empty() {

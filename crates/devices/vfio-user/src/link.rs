@@ -9,7 +9,7 @@
 //!        requests ◄──┴──► replies, by the id of the message
 //! ```
 //!
-//! Who reads, and who waits, is settled in `mailbox.rs`.
+//! `mailbox.rs` decides which thread reads, and which threads wait.
 
 use std::fmt;
 use std::io;

@@ -1,6 +1,6 @@
-//! What came over a connection and is not yet in the hands of who waits for it.
+//! Messages that came over a connection and were not yet taken by the thread that waits for them.
 //!
-//! Whoever waits for something reads the socket if nobody does, files what comes, and wakes the
+//! A waiting thread reads the socket if no other thread does, sorts the messages, and wakes the
 //! others. So a reply comes through while the server's thread is busy with a command, and a command
 //! is not lost while that thread itself waits for a reply.
 //!

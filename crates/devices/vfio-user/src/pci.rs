@@ -171,7 +171,7 @@ impl ConfigSpace {
         self
     }
 
-    /// Replaces what the client is told of a region, to let it map memory behind a register.
+    /// Replaces what is reported to the client of a region, to let it map memory behind a register.
     ///
     /// # Panics
     /// Where its length is not that of the register.
@@ -231,7 +231,7 @@ impl ConfigSpace {
         self
     }
 
-    /// What the client is told of the device.
+    /// What is reported to the client of the device.
     pub fn description(&self) -> Description {
         self.description.clone()
     }

@@ -80,7 +80,7 @@ impl DirtyLog for SpaceLog {
         let first_of_range = range.start();
         self.space.harvest(log, range, |pages| {
             let Some(last_of_pages) = pages.last() else { return };
-            // Pages of the log may be larger than what is asked for: the rest is told of later.
+            // Pages of the log may be larger than what is asked for: the rest is reported later.
             if let Some(before @ 1..) = first_of_range.checked_offset_from(pages.start()) {
                 log.mark(pages.start(), before);
             }

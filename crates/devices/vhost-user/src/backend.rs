@@ -190,7 +190,7 @@ impl<'d, D: Device> Backend<'d, D> {
             }
             Request::SetConfig { .. } => return Err(Refusal::ReadOnlyConfig),
             Request::SetOwner => {}
-            // The log is told of by its bits alone.
+            // The log is changed by its bits alone.
             Request::SetLogFd => {}
             Request::ResetOwner => self.stop_all(),
             Request::SetFeatures(features) => self.set_features(features)?,

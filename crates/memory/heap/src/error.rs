@@ -23,14 +23,14 @@ pub enum Error {
         /// The heaps there are.
         available: Vec<String>,
     },
-    /// The kernel interface the heap needs is absent or closed to this process.
+    /// The kernel interface that the heap needs is absent, or this process may not use it.
     #[error("heap '{heap}' is not available: {reason}")]
     Unavailable {
         /// The heap.
         heap: Heap,
-        /// What is missing.
+        /// The missing part.
         reason: Unavailability,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -69,7 +69,7 @@ pub enum Error {
         range: Range<u64>,
         /// The length of the whole buffer.
         len_bytes: u64,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -114,7 +114,7 @@ pub enum Error {
         operation: &'static str,
         /// The length of the buffer.
         len_bytes: u64,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },

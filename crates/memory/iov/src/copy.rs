@@ -1,6 +1,6 @@
 //! Copies from, to and between cursors.
 //!
-//! An [`Engine`] does them with one set of instructions; the functions here with the best that the
+//! An [`Engine`] does them with one instruction set; the functions here with the best that the
 //! machine has, or that `LONGSHORE_ISA` names ([`longshore_mem::isa`]).
 #![expect(unsafe_code, reason = "hands segments to the copies of `longshore-mem`")]
 
@@ -15,7 +15,7 @@ use crate::fused::{self, ended};
 use crate::sink::{Nothing, Sink};
 use crate::source::SegmentSource;
 
-/// Copies, checksums and digests with one set of instructions, chosen before any loop.
+/// Copies, checksums and digests with one instruction set, chosen before any loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
     pub(crate) path: Path,
@@ -33,12 +33,12 @@ impl Engine {
         isa.path().map(|path| Self { path })
     }
 
-    /// One for each set of instructions that the machine has, the least first.
+    /// One for each instruction set that the machine has, the least first.
     pub fn all() -> impl Iterator<Item = Self> {
         Path::all().map(|path| Self { path })
     }
 
-    /// The set of instructions.
+    /// The instruction set.
     pub const fn isa(self) -> Isa {
         self.path.isa()
     }

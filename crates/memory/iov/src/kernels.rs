@@ -1,4 +1,4 @@
-//! What each set of instructions does to bytes.
+//! What each instruction set does to bytes.
 #![expect(unsafe_code, reason = "declares blocks of assembly")]
 
 use longshore_mem::copy::{CopyFault, CopyKernels};
@@ -6,10 +6,10 @@ use longshore_mem::fault::RawOutcome;
 
 use crate::through_buffer::copy_through_buffer;
 
-/// What stores past the caches want their target aligned to.
+/// The alignment of the target that non-temporal stores need.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// All that a set of instructions can do.
+/// All that an instruction set can do.
 pub trait Kernels: CopyKernels + SumKernels + CrcKernels {}
 
 impl<T: CopyKernels + SumKernels + CrcKernels> Kernels for T {}
@@ -17,7 +17,7 @@ impl<T: CopyKernels + SumKernels + CrcKernels> Kernels for T {}
 /// What a kernel may be given at once: its sum of signed words fits 32 bits.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 
-/// The checksums of one set of instructions.
+/// The checksums of one instruction set.
 ///
 /// Each returns the sum, in one's complement, of the little-endian words of the bytes that were
 /// done (an odd last byte is a word's low one), zero only if all of them are.
@@ -35,7 +35,7 @@ pub trait SumKernels: CopyKernels {
         len_bytes: usize,
     ) -> (u64, RawOutcome);
 
-    /// The same past the caches, where the set has such stores.
+    /// The same with non-temporal stores, if the set has them.
     ///
     /// # Safety
     /// As [`copy_sum_raw`](Self::copy_sum_raw). From 256 bytes on the target must lie at the start
@@ -51,7 +51,7 @@ pub trait SumKernels: CopyKernels {
     }
 }
 
-/// The CRCs of one set of instructions.
+/// The CRCs of one instruction set.
 pub trait CrcKernels: CopyKernels {
     /// The register after `bytes`, which are our own.
     fn crc_own(self, register: u32, bytes: &[u8]) -> u32;

@@ -7,12 +7,12 @@
 //! path can be tested on one machine.
 #![cfg_attr(
     all(target_arch = "x86_64", not(miri)),
-    expect(unsafe_code, reason = "calls functions compiled for a set of instructions")
+    expect(unsafe_code, reason = "calls functions compiled for an instruction set")
 )]
 
 use core::fmt;
 
-/// A set of instructions, by the name that `LONGSHORE_ISA` takes.
+/// An instruction set, by the name that `LONGSHORE_ISA` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -123,7 +123,7 @@ impl Path {
         Self::Scalar(Scalar(()))
     }
 
-    /// Runs `work`, compiled for this set of instructions: a closure is built into a function that
+    /// Runs `work`, compiled for this instruction set: a closure is built into a function that
     /// may use them, and its loops with it. Loops over bytes that the compiler turns into vector
     /// code become as wide as the set allows, whatever the rest of the program is built for.
     ///
@@ -152,7 +152,7 @@ impl Path {
         }
     }
 
-    /// Which set of instructions it stands for.
+    /// Which instruction set it stands for.
     pub const fn isa(self) -> Isa {
         match self {
             Self::Scalar(_) => Isa::Scalar,

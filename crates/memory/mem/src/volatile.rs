@@ -7,14 +7,14 @@ use core::ptr::NonNull;
 
 use crate::copy::copy_bytes;
 
-/// An access that was to reach past the end of a view.
+/// An access past the end of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfBounds {
-    /// Where the access was to begin, in bytes from the view's start.
+    /// The offset of the access in the view, in bytes.
     pub offset: usize,
-    /// How many bytes it was to reach over.
+    /// The length of the access in bytes.
     pub len_bytes: usize,
-    /// How long the view is.
+    /// The length of the view in bytes.
     pub view_len_bytes: usize,
 }
 
@@ -32,11 +32,11 @@ impl core::error::Error for OutOfBounds {}
 /// # Why no reference
 ///
 /// A `&[u8]` promises the compiler that the bytes do not change while it lives, and a `&mut [u8]`
-/// that nobody else reads or writes them. Neither can be promised of memory that is shared with a
-/// device, a guest or another process, so no reference to it is ever formed: a view holds a
-/// pointer and a length. Aligned numbers are read by `read_volatile`, all else goes through the
-/// blocks of assembly of [`copy`](crate::copy), and under Miri everything through relaxed atomic
-/// bytes, so that Miri takes a writer in another thread for what it is: allowed.
+/// that they are neither read nor written through another pointer. Neither holds for memory that is
+/// shared with a device, a guest or another process, so no reference to it is ever formed: a view
+/// holds a pointer and a length. Aligned numbers are read by `read_volatile`, all other bytes by the
+/// blocks of assembly of [`copy`](crate::copy), and under Miri everything by relaxed atomic bytes,
+/// so that Miri accepts a writer in another thread.
 ///
 /// # Why that is sound
 ///
@@ -47,8 +47,8 @@ impl core::error::Error for OutOfBounds {}
 ///   foreign byte is read once, into memory of our own, and only the copy is looked at.
 /// * A write by someone outside this process is outside the language's model of data races; to the
 ///   compiler a volatile read has an effect it knows nothing about. Writers inside this process
-///   must be ordered by whoever hands out the views (`heap` shares memory only once nothing of
-///   this process writes to it any more).
+///   must be ordered by the code that creates the views (`heap` shares memory only after the last
+///   write of this process).
 /// * Bytes torn between an old and a new value are still bytes: `u8` and the unsigned integers
 ///   have no invalid values.
 #[derive(Clone, Copy)]
@@ -60,7 +60,7 @@ pub struct VolatileSlice<'a> {
 
 /// A view of memory that may change at any moment, which may also be written.
 ///
-/// It is not `Copy`: whoever holds it is the one writer that its origin allowed.
+/// It is not `Copy`: each is the only writer that its origin allows.
 pub struct VolatileSliceMut<'a> {
     readable: VolatileSlice<'a>,
 }

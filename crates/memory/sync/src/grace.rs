@@ -1,8 +1,8 @@
 //! Sessions' slots, and the grace period that an unmapping waits.
 //!
 //! ```text
-//!   session                                  whoever unmaps
-//!   ───────                                  ──────────────
+//!   session                                  the unmapping thread
+//!   ───────                                  ────────────────────
 //!   busy = 1                                 clear the entries
 //!   (order for the compiler)                 fence; nobody active: done
 //!   flush == seen?  no: empty the TLB        each active slot: flush = epoch

@@ -1,4 +1,4 @@
-//! Every interleaving of sessions and of whoever unmaps, with loom in the place of the atomics:
+//! Every interleaving of sessions and of an unmapping thread, with loom in the place of the atomics:
 //! `RUSTFLAGS="--cfg loom" cargo test -p longshore-sync --release --test loom_grace`.
 //!
 //! `membarrier` is a full fence on both sides here. The memory is a cell that loom watches: to free

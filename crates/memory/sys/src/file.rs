@@ -116,11 +116,11 @@ pub struct DirectAlignment {
 /// The answer of `statx(2)` for a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Status {
-    /// What it is.
+    /// The type of the file.
     pub kind: Kind,
     /// Its size, identity and times.
     pub version: Version,
-    /// How many names it has: none once it is deleted.
+    /// The number of its names (hard links): 0 once it is deleted.
     pub links: u32,
     /// How to align direct I/O; `None` where the file system offers none or does not say.
     pub direct: Option<DirectAlignment>,

@@ -70,9 +70,9 @@ impl Drop for Claim<'_> {
 }
 
 /// Checks that `content_bytes` fit in what the control group, the process's limits, its other loads
-/// and `memory_max` leave, before anything is reserved. Where the heap may turn out to take its pages
-/// from the hugetlb pool, what the machine leaves is not asked yet: see [`check_pages`]. In all
-/// other cases it is, since the kernel has no good words for what not even has addresses.
+/// and `memory_max` leave, before anything is reserved. If the heap may take its pages from the hugetlb
+/// pool, the memory that the machine has left is checked later: see [`check_pages`]. In all other cases
+/// it is checked here, because `mmap` fails with `ENOMEM`, which does not say which limit was hit.
 pub(crate) fn check(
     content_bytes: u64,
     heap: &Heap,

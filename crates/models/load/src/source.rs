@@ -100,7 +100,7 @@ impl SourceFile {
         Ok(Self { path, buffered, direct, alignment, asked_direct, version })
     }
 
-    /// Has it told of by this name, where that is better known than the kernel's.
+    /// Uses this name in reports and errors instead of the kernel's.
     pub fn named(self, path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), ..self }
     }

@@ -180,7 +180,7 @@ pub enum Error {
     NotASocket {
         /// The path.
         socket: PathBuf,
-        /// What it is.
+        /// The type of the file.
         kind: &'static str,
     },
     /// A directory or file that is to be served cannot be.

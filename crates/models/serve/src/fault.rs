@@ -86,11 +86,11 @@ pub enum ServerFault {
         "the memory is not sealed: against shrinking {shrink}, growing {grow}, writing {write}"
     )]
     NotSealed {
-        /// Whether it is sealed against shrinking.
+        /// True if the memfd has `F_SEAL_SHRINK`.
         shrink: bool,
-        /// Whether it is sealed against growing.
+        /// True if the memfd has `F_SEAL_GROW`.
         grow: bool,
-        /// Whether it is sealed against writing.
+        /// True if the memfd has `F_SEAL_WRITE`.
         write: bool,
     },
     /// The descriptor of the memory can write.

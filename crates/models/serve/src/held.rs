@@ -11,7 +11,7 @@ pub struct Held {
     pub id: u64,
     /// The file it was asked for by.
     pub path: PathBuf,
-    /// What it was taken for.
+    /// The format that it was loaded as.
     pub format: String,
     /// What its tensors begin at multiples of; 0 where they are as in the file.
     pub align_bytes: u64,

@@ -6,7 +6,7 @@
 //!            └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What was taken is in [`InHand`] until it was told of, and goes back into the bitmap from there
+//! What was taken is in [`InHand`] until it was reported, and goes back into the bitmap from there
 //! when the grace period or the visitor fails or panics.
 
 use std::mem;
@@ -24,9 +24,9 @@ pub(crate) const CHUNK_WORDS: usize = 16 << 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Harvest {
-    /// Pages told of.
+    /// Pages reported.
     pub pages: u64,
-    /// Runs of adjacent pages told of.
+    /// Runs of adjacent pages reported.
     pub runs: u64,
     /// Words of 64 pages that were taken.
     pub page_words: u64,
@@ -84,7 +84,7 @@ pub(crate) fn run<E>(
     Ok(done)
 }
 
-/// Bits that were taken and not yet told of. Dropped, it puts them back.
+/// Bits that were taken and not yet reported. Dropped, it puts them back.
 struct InHand<'a> {
     bitmap: &'a Bitmap,
     /// From `next` on not yet in the run; their bits are cleared as they join it.
@@ -119,7 +119,7 @@ impl InHand<'_> {
         }
     }
 
-    /// Tells of the run, which is told of once `visit` has returned.
+    /// Passes the run to `visit`. It is reported once `visit` has returned.
     fn tell<E>(
         &mut self,
         done: &mut Harvest,

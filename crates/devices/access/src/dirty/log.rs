@@ -26,9 +26,9 @@ use longshore_sync::primitives::{AtomicBool, Ordering};
 /// [`harvest`](Self::harvest) takes marks, waits for a grace period and then tells of the pages.
 /// Nothing is lost:
 /// * A writer that found its page unmarked marks it. Its copy happens before the mark, the mark
-///   before the harvest that takes it, and that before the page is told of.
+///   before the harvest that takes it, and that before the page is reported.
 /// * A writer that found its page marked has either begun before the grace period, and is through
-///   with its copy before the page is told of; or it began after that, sees the mark taken, and
+///   with its copy before the page is reported; or it began after that, sees the mark taken, and
 ///   makes a new one for the next harvest.
 ///
 /// Without the grace period the second kind is lost at times: its copy may become visible only
@@ -193,12 +193,12 @@ impl<A: Address> DirtyLog<A> {
         self.put_spare(taken);
     }
 
-    /// Unmarks the pages that `range` touches and tells `visit` of them, in ascending runs of as
+    /// Unmarks the pages that `range` touches and reports them to `visit`, in ascending runs of as
     /// many adjacent pages as there are.
     ///
-    /// Told of is every page whose [`mark`](Self::mark) had returned when this was called, whoever
-    /// set its bit, unless another harvest has it. `grace` is called once at the beginning, and once
-    /// after marks were taken (up to 16 Ki words of 64 pages), before those are told of.
+    /// Every page is reported whose [`mark`](Self::mark) had returned when this was called, by any
+    /// thread, unless another harvest has it. `grace` is called once at the beginning, and once
+    /// after marks were taken (up to 16 Ki words of 64 pages), before those are reported.
     ///
     /// The time it takes grows with what is marked, and beside that by one load for each 2^18
     /// pages (1 GiB of 4 KiB pages).

@@ -332,7 +332,7 @@ fn runs_continue_from_chunk_to_chunk() {
 }
 
 /// Every grace period and every visit fails once, as an error and as a panic: nothing is lost, and
-/// what was told of is not told of again.
+/// what was reported is not reported again.
 #[test]
 fn what_was_not_told_of_is_marked_again() {
     let dirty: BTreeSet<u64> = [0, 1, 2, 63, 64, 65, 200, 4095, 4096, 4100, 9000].into();
@@ -546,6 +546,6 @@ fn a_copy_by_harvests_ends_as_the_memory() {
     harvest();
     let now: Vec<u64> = memory.iter().map(|cell| cell.load(Ordering::Relaxed)).collect();
     assert_eq!(copy, now, "a write was lost");
-    println!("{harvests} harvests told of {told} pages");
+    println!("{harvests} harvests reported {told} pages");
     assert!(told > 0 && log.count(log.covers()) == 0);
 }

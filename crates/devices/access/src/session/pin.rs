@@ -25,7 +25,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What is done with pinned or leased memory: [`ReadOnly`], [`WriteOnly`] or [`ReadWrite`].
+/// The accesses that a pin or a lease permits: [`ReadOnly`], [`WriteOnly`] or [`ReadWrite`].
 pub trait ViewAccess: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     const WANT: u64;
@@ -135,10 +135,10 @@ impl Session {
     ///
     /// A pin to write counts as a write of all of it, for dirty logs, when `work` returns.
     ///
-    /// Within `work` anything may be accessed. A call to a remote region is cancelled by whoever unmaps
-    /// what it is of, as always, and by whoever unmaps what is pinned around it, who else would wait
-    /// for the other side's answer; nobody else waits. Do not wait for others in a pin in any other
-    /// way; a lease is for that.
+    /// `work` may access anything. A call to a remote region is cancelled by a thread that unmaps that
+    /// region, as always, and also by a thread that unmaps memory that is pinned around the call, which
+    /// would otherwise wait for the other side's answer. Do not wait for other threads within a pin in
+    /// any other way: use a lease.
     ///
     /// # Errors
     /// [`Fault`], before `work` is called: all of the range must be mapped, permit the access, and be
@@ -288,8 +288,8 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// Memory that stays translated until this is dropped, also on another thread. Whoever unmaps it
-/// waits for that.
+/// Memory that stays translated until this is dropped, also on another thread. A thread that unmaps
+/// the memory waits for that.
 ///
 /// A lease to write counts as a write of all of it, for dirty logs, when it is dropped; and for each
 /// harvest while it lives, as nobody knows what is written when.

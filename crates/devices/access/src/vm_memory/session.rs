@@ -63,8 +63,8 @@ impl Session {
     /// Lends the space to code written for rust-vmm: `work` gets vm-memory's `GuestMemory`, by IOVA.
     ///
     /// Each access is translated by itself, with the permissions of the mapping it meets. What `work`
-    /// reached stays until it returns, as in a [`pin`](Self::pin): whoever unmaps it waits. So keep
-    /// it short, as one run of a queue. Scopes and pins nest. It allocates nothing.
+    /// reached stays until it returns, as in a [`pin`](Self::pin): an unmapping thread waits for
+    /// it. So keep it short, as one run of a queue. Scopes and pins nest. It allocates nothing.
     ///
     /// Unlike in a pin, nobody knows what was reached: a call to a remote region within `work`, by the
     /// session's own methods, is cancelled by whoever must wait for the scope, and ends in

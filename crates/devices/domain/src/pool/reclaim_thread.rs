@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(visit_all(&mut pressure), Some(LONGEST), "it reads the pressure twice a second");
         assert_ne!(domain.counters().pool_bytes, 0, "it is not idle for an hour");
 
-        // What is in use is not idle.
+        // Chunks in use are not idle.
         let used = map(2);
         write(u64::MAX / 2).unwrap();
         visit_all(&mut pressure);

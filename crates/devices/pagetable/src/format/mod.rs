@@ -1,6 +1,6 @@
 //! Formats: each is a shape and a handful of functions on the bits of one entry.
 //!
-//! A format is a small value, made at run time from what the hardware says of itself (granule,
+//! A format is a small value, made at run time from what the hardware reports (granule,
 //! input bits, output bits, features). The algorithm is generic over its type, so that its
 //! functions are inlined. `docs/formats.md` says how to add one.
 

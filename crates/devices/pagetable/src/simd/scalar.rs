@@ -5,7 +5,7 @@ use longshore_mem::isa::Scalar;
 use super::kernels::Kernels;
 use crate::sync::{AtomicU64, Ordering};
 
-/// No set of instructions in particular.
+/// No particular instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 

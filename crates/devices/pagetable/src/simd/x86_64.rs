@@ -30,7 +30,7 @@ fn by_lines(entries: &[AtomicU64]) -> (&[AtomicU64], &[AtomicU64], &[AtomicU64])
     (head, lines, tail)
 }
 
-/// `fill` and `find` of a set of instructions from its loops over whole lines.
+/// `fill` and `find` of an instruction set from its loops over whole lines.
 macro_rules! kernels {
     ($token:ty, $fill_lines:ident, $find_equal:ident, $find_different:ident) => {
         impl Kernels for $token {

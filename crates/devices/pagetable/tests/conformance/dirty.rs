@@ -151,7 +151,7 @@ fn tracking_must_be_set_up_and_needs_a_coherent_walker() {
     assert_eq!(memory.used(), 0);
 }
 
-/// A leaf of which only a part is asked for is told of, cleaned and gathered whole, whichever of its
+/// A leaf of which only a part is asked for is reported, cleaned and gathered whole, whichever of its
 /// entries is the dirty one; its neighbours are not.
 #[test]
 fn a_leaf_is_read_whole_where_a_part_is_asked_for() {

@@ -176,7 +176,7 @@ pub(crate) fn two_maps<F: Format + 'static>(format: F) {
 }
 
 /// A device writes in the middle of each call that takes or changes dirty entries: what was written
-/// is told of once or still to be seen, and never both.
+/// is reported once or still to be seen, and never both.
 #[test]
 fn a_write_in_the_middle_of_a_call_is_known_once() {
     fn check<F: Format + 'static>(format: F) {

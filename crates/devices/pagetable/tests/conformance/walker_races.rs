@@ -95,7 +95,7 @@ fn a_block_written_while_it_is_split_makes_dirty_pages() {
     check(riscv_tracking());
 }
 
-/// A page written while it is made read-only stays dirty or is told of.
+/// A page written while it is made read-only stays dirty or is reported.
 #[test]
 fn a_page_written_while_it_is_made_read_only_is_known_dirty() {
     fn check<F: Format>(format: F) {

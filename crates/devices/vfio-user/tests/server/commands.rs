@@ -288,7 +288,7 @@ fn a_line_is_masked_once_it_was_raised() {
     assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false));
     set(SetIrqs::UNMASK).unwrap();
     assert_eq!(event_fd::drain(&event).unwrap(), 1);
-    // To be told of masking is not there.
+    // A notification of masking is not there.
     let data = IrqData::EventFds;
     let set = SetIrqs { action: SetIrqs::UNMASK, index: INTX_IRQ, start: 0, count: 1, data };
     let told = rig.client.ask(&Request::DeviceSetIrqs(set), &[event.as_fd()]);

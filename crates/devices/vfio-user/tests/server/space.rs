@@ -412,13 +412,13 @@ fn the_client_is_told_what_devices_wrote() {
     assert_eq!(written(client, 0x100_0000, 0x10_0000, 0x1_0000), [0]);
     write(0x100_0000 + 0x2000, 1);
     assert_eq!(written(client, 0x100_0000, 0x8000, 1024), [8, 9, 10, 11]);
-    // What is unmapped is told of all the same.
+    // Pages that are unmapped are reported all the same.
     write(0x100_3000, 1);
     client.dma_unmap(0x100_0000, 0x10_0000).unwrap();
     assert_eq!(written(client, 0x100_0000, 0x10_0000, 4096), [3]);
     stop_log(client);
 
-    // Pages of 64 KiB, asked for in part: the rest of a page is told of later.
+    // Pages of 64 KiB, asked for in part: the rest of a page is reported later.
     client.dma_map(0x100_0000, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
     assert_eq!(start_log(client, 0x1_0000, &[(0x100_0000, 0x10_0000)]).unwrap(), 0x1_0000);
     write(0x100_5000, 1);

@@ -1,6 +1,6 @@
 //! Checksums for x86-64.
 //!
-//! One block of assembly per set of instructions, with the stores of a copy put in or left out.
+//! One block of assembly per instruction set, with the stores of a copy put in or left out.
 //! Each iteration loads, stores, and adds and moves on only then: where it faults, the sum is that
 //! of the bytes before it.
 //!

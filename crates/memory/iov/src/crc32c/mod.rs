@@ -63,7 +63,7 @@ impl Absorb for Crc32c {
         to: Option<*mut u8>,
         len_bytes: usize,
     ) -> Result<(), CopyFault> {
-        // A copy past the caches begins where a line does.
+        // A copy with non-temporal stores begins where a cache line does.
         let head = match to {
             Some(to) if len_bytes >= STREAM_MIN_BYTES => to.addr().wrapping_neg() % LINE_BYTES,
             _ => 0,

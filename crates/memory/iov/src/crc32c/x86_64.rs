@@ -31,7 +31,7 @@ impl CrcKernels for Scalar {
     }
 }
 
-/// Whether a copy is to go past the caches, and its target lies as such stores want it.
+/// Whether a copy uses non-temporal stores, and its target is aligned for them.
 fn streams(to: *mut u8, len_bytes: usize) -> bool {
     len_bytes >= STREAM_MIN_BYTES - LINE_BYTES && to.addr().is_multiple_of(LINE_BYTES)
 }
@@ -54,7 +54,7 @@ unsafe fn go_on<T: CrcKernels>(
     unsafe { copy_through_buffer(token, from, to, len_bytes, absorb) }
 }
 
-/// The blocks of one set of instructions.
+/// The blocks of one instruction set.
 macro_rules! kernels {
     ($token:ident, $own:ident, $read:ident, $copy:ident, $stream:ident) => {
         impl CrcKernels for $token {

@@ -1,16 +1,16 @@
-//! What each set of instructions does.
+//! What each instruction set does.
 #![expect(unsafe_code, reason = "declares copies in assembly")]
 
 use crate::fault::RawOutcome;
 
-/// From this length on, copies with vector registers store past the caches: their target does not
+/// From this length on, copies with vector registers use non-temporal stores: their target does not
 /// fit there beside the source, and a line that is written whole need not be read first. On a Zen 4
 /// core with 32 MiB of third-level cache, from here on as fast as stores through the caches or
 /// faster, and from 32 MiB on at up to twice their speed.
 #[doc(hidden)]
 pub const STREAM_MIN_BYTES: usize = 12 << 20;
 
-/// The copies of one set of instructions. Implemented by the tokens of [`isa`](crate::isa), and
+/// The copies of one instruction set. Implemented by the tokens of [`isa`](crate::isa), and
 /// sealed, because [`copy`](super::copy) and [`fill`](super::fill) believe the outcome.
 ///
 /// Where one of them returns an outcome with a fault, a prefix of the bytes was copied that may be

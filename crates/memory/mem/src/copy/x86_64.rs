@@ -4,7 +4,7 @@
 //! an iteration loads, stores, and moves the three only then. So where one faults, what lies before
 //! was copied, and the iteration it stopped in may be done again.
 //!
-//! From [`STREAM_MIN_BYTES`] on the vector blocks store past the caches, and end with a fence, so
+//! From [`STREAM_MIN_BYTES`] on the vector blocks use non-temporal stores, and end with a fence, so
 //! that the copy is ordered as any other.
 
 use core::arch::asm;
@@ -221,7 +221,7 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
             "mov [rdi], r8b",
             "dec rcx",
             "jmp 9f",
-            // To the start of a vector, then past the caches.
+            // To the start of a vector, then with non-temporal stores.
             "7:",
             "test dil, 31",
             "jz 8f",
@@ -336,7 +336,7 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             "vmovdqu8 [rdi]{{k1}}, zmm0",
             "xor ecx, ecx",
             "jmp 9f",
-            // Past the caches.
+            // With non-temporal stores.
             "7:",
             "vmovdqu64 zmm0, [rsi]",
             "vmovdqu64 zmm1, [rsi + 64]",

@@ -203,7 +203,7 @@ impl Device {
         unsafe { exchange(self.0.as_fd(), DETACH_IOMMUFD_PT, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// What it is.
+    /// Returns the type of the device and the numbers of its regions and interrupts.
     ///
     /// # Errors
     /// `EINVAL` where it was opened without its group and is not bound.

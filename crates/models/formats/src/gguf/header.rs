@@ -1,4 +1,4 @@
-//! What a file says of itself.
+//! The header of a file.
 
 use std::ops::Range;
 

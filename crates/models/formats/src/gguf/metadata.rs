@@ -40,7 +40,7 @@ pub enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// What it is.
+    /// Returns the type of the value.
     pub const fn value_type(&self) -> ValueType {
         match self {
             Self::U8(_) => ValueType::U8,

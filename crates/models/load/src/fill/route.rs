@@ -74,7 +74,7 @@ pub(super) fn route(
                     });
                 }
                 if ways.direct.is_ok() {
-                    // What is resident is copied, and nothing beside it is to become so.
+                    // Resident pages are copied, without reading their neighbours into the cache.
                     let _ = page_cache::expect_random_reads(file.source().buffered());
                 } else {
                     read_ahead_again(file);

@@ -9,7 +9,7 @@
 //!                                                                  Loader::load(&opened.plan)
 //! ```
 //!
-//! All that a file says of itself is held against the file before anything is allocated for its
+//! All that a header declares is checked against the file before anything is allocated for its
 //! content. The content is then loaded as it is, header and all, so that where a tensor is in the
 //! buffer follows from where it is in its file: [`Opened::placed_tensors`].
 //!

@@ -21,7 +21,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How long a client that wants a list waits for it; then it is given what is known.
 const LIST_TIME: Duration = Duration::from_secs(10);
 
-/// When the files were and will be looked after, and who waits for that.
+/// When the files were and will be checked, and which clients wait for that.
 #[derive(Debug)]
 pub(super) struct Sweeps {
     /// The sweep that goes on.
