@@ -1,13 +1,15 @@
 //! Files that have their name only when they are complete.
 
+use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use longshore_sys::file::free_bytes;
+use tempfile::NamedTempFile;
 
-/// What of a mode says who may do what; set-user-ID and the like say something else.
+/// The bits of a mode that permit reading, writing and execution: not set-user-ID and the like.
 const PERMISSION_BITS: u32 = 0o777;
 
 /// A new file that gets its name when it is complete and on the disk. Until then it has a hidden name
@@ -27,10 +29,9 @@ const PERMISSION_BITS: u32 = 0o777;
 /// ```
 #[derive(Debug)]
 pub struct AtomicFile {
-    file: File,
-    partial: Option<PathBuf>,
+    file: NamedTempFile,
     target: PathBuf,
-    /// Where it is; `None` where that may be written to and not read.
+    /// The directory; `None` if this process may write to it and not read it.
     folder: Option<File>,
 }
 
@@ -56,29 +57,25 @@ impl AtomicFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it names no file"));
         };
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let folder = match File::open(parent.unwrap_or(Path::new("."))) {
+        let parent = parent.unwrap_or(Path::new("."));
+        let folder = match File::open(parent) {
             Ok(folder) => Some(folder),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
             Err(error) => return Err(error),
         };
-        // Another process's, or one that a killed process left, has another number.
-        for number in 0..100 {
-            let mut hidden = std::ffi::OsString::from(".");
-            hidden.push(name);
-            hidden.push(format!(".{}.{number}.partial", std::process::id()));
-            let partial = target.with_file_name(hidden);
-            match File::create_new(&partial) {
-                Ok(file) => return Ok(Self { file, partial: Some(partial), target, folder }),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(io::ErrorKind::AlreadyExists.into())
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(".");
+        let file = tempfile::Builder::new()
+            .prefix(&hidden)
+            .suffix(".partial")
+            .make_in(parent, |path| File::create_new(path))?;
+        Ok(Self { file, target, folder })
     }
 
     /// Returns the file, to be written to.
     pub fn file(&mut self) -> &mut File {
-        &mut self.file
+        self.file.as_file_mut()
     }
 
     /// Gives the file the permission bits of `source`. Call it before anything is written: others could
@@ -88,7 +85,7 @@ impl AtomicFile {
     /// Those of `fstat(2)` and `fchmod(2)`.
     pub fn permit_as(&self, source: &File) -> io::Result<()> {
         let mode = source.metadata()?.permissions().mode() & PERMISSION_BITS;
-        self.file.set_permissions(Permissions::from_mode(mode))
+        self.file.as_file().set_permissions(Permissions::from_mode(mode))
     }
 
     /// Checks that the file system has room for so many bytes more.
@@ -97,7 +94,8 @@ impl AtomicFile {
     /// `StorageFull` with both numbers, or those of `fstatvfs(3)`.
     pub fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
         // Some file systems do not count.
-        let Some(free_bytes) = free_bytes(&self.file)?.filter(|free| needed_bytes > *free) else {
+        let Some(free_bytes) = free_bytes(self.file.as_file())?.filter(|free| needed_bytes > *free)
+        else {
             return Ok(());
         };
         let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -115,26 +113,15 @@ impl AtomicFile {
     /// # Errors
     /// Those of `fsync(2)` and `rename(2)`. If only the directory could not be written out, the file has
     /// its name.
-    pub fn commit(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        if let Some(partial) = &self.partial {
-            fs::rename(partial, &self.target)?;
-        }
-        self.partial = None;
-        let Some(folder) = &self.folder else { return Ok(()) };
+    pub fn commit(self) -> io::Result<()> {
+        let Self { file, target, folder } = self;
+        file.as_file().sync_all()?;
+        file.persist(target).map_err(|failed| failed.error)?;
+        let Some(folder) = folder else { return Ok(()) };
         match folder.sync_all() {
-            // A file system that knows no such thing.
+            // Some file systems cannot write a directory out.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             synced => synced,
-        }
-    }
-}
-
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        if let Some(partial) = &self.partial {
-            // Whoever removed it already has done what is wanted.
-            let _ = fs::remove_file(partial);
         }
     }
 }
@@ -167,6 +154,16 @@ mod tests {
         drop(second);
         assert_eq!(fs::read(&target).unwrap(), b"whole");
         assert_eq!(names(folder.path()), ["model"]);
+    }
+
+    #[test]
+    fn it_has_the_mode_of_an_ordinary_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ordinary, target) = (folder.path().join("ordinary"), folder.path().join("model"));
+        fs::write(&ordinary, "").unwrap();
+        AtomicFile::create(&target).unwrap().commit().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&target), mode(&ordinary));
     }
 
     #[test]
