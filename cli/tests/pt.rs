@@ -11,15 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use command::{Outcome, longshore};
 use longshore::mem::{BusAddr, Granule};
 use longshore::pagetable::cache_sync::Coherent;
-use longshore::pagetable::format::amd_v1::AmdV1Config;
-use longshore::pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
-use longshore::pagetable::format::riscv::{RiscVConfig, RiscVMode};
-use longshore::pagetable::format::vtd_first::VtdFirstConfig;
-use longshore::pagetable::format::vtd_second::VtdSecondConfig;
-use longshore::pagetable::format::x86_64::X86_64Config;
 use longshore::pagetable::format::*;
 use longshore::pagetable::table_memory::{Slab, TableAddr, TableMeta};
-use longshore::pagetable::{Format, PageTable, Prot};
+use longshore::pagetable::{PageTable, Prot};
 
 /// Where the image begins, for the walker.
 const BASE: u64 = 0x8000_0000;
@@ -44,7 +38,7 @@ fn build<F: Format>(words: &'static [&'static str], format: F) -> Built {
     let geometry = *format.geometry();
     let granule = 1u64 << geometry.granule_log2();
     let block = 1u64 << geometry.shift(1).min(geometry.input_bits() - 2);
-    let last = geometry.all().last;
+    let last = geometry.last_va();
     table.map(geometry.iova(0), BusAddr::new(block), block + 3 * granule, Prot::READ).unwrap();
     let rw = Prot::READ_WRITE;
     table
@@ -87,25 +81,27 @@ fn granule(log2: u32) -> Granule {
 
 /// An image for every format, with the words that set it up.
 fn all() -> Vec<Built> {
-    let stage1 = |log2| Stage1::new(Stage1Config::new(granule(log2))).unwrap();
+    let stage1 = |log2| ArmStage1::new(ArmStage1Config::new(granule(log2))).unwrap();
     let stage2 = |log2, bits| {
         let (input_bits, output_bits) = (bits, bits);
-        let config = Stage2Config { input_bits, output_bits, ..Stage2Config::new(granule(log2)) };
-        Stage2::new(config).unwrap()
+        let config = ArmStage2Config::new(granule(log2))
+            .with_input_bits(input_bits)
+            .with_output_bits(output_bits);
+        ArmStage2::new(config).unwrap()
     };
-    let upper = Stage1Config { upper: true, ..Stage1Config::new(granule(12)) };
-    let wide = Stage1Config { input_bits: 52, output_bits: 52, ..Stage1Config::new(granule(12)) };
-    let second = VtdSecondConfig { output_bits: 52, ..VtdSecondConfig::new() };
-    let first = VtdFirstConfig { output_bits: 52, five_levels: true, ..VtdFirstConfig::new() };
+    let upper = ArmStage1Config::new(granule(12)).with_upper(true);
+    let wide = ArmStage1Config::new(granule(12)).with_input_bits(52).with_output_bits(52);
+    let second = VtdSecondConfig::new().with_output_bits(52);
+    let first = VtdFirstConfig::new().with_output_bits(52).with_five_levels(true);
     let riscv = |mode| RiscV::new(RiscVConfig::new(mode)).unwrap();
     vec![
         build(&["arm-lpae-s1"], stage1(12)),
         build(&["arm-lpae-s1", "--granule", "16K"], stage1(14)),
         build(&["arm-lpae-s1", "--granule", "64KiB"], stage1(16)),
-        build(&["arm-lpae-s1", "--upper"], Stage1::new(upper).unwrap()),
+        build(&["arm-lpae-s1", "--upper"], ArmStage1::new(upper).unwrap()),
         build(
             &["arm-lpae-s1", "--input-bits", "52", "--output-bits", "52"],
-            Stage1::new(wide).unwrap(),
+            ArmStage1::new(wide).unwrap(),
         ),
         build(&["arm-lpae-s2", "--input-bits", "40", "--output-bits", "40"], stage2(12, 40)),
         build(
@@ -115,10 +111,7 @@ fn all() -> Vec<Built> {
         build(&["vtd-second"], VtdSecond::new(second).unwrap()),
         build(&["vtd-first", "--levels", "5"], VtdFirst::new(first).unwrap()),
         build(&["amd-v1"], AmdV1::new(AmdV1Config::new()).unwrap()),
-        build(
-            &["amd-v1", "--levels", "6"],
-            AmdV1::new(AmdV1Config { levels: 6, ..AmdV1Config::new() }).unwrap(),
-        ),
+        build(&["amd-v1", "--levels", "6"], AmdV1::new(AmdV1Config::new().with_levels(6)).unwrap()),
         build(&["x86-64"], X86_64::new(X86_64Config::new()).unwrap()),
         build(&["riscv-sv39"], riscv(RiscVMode::Sv39)),
         build(&["riscv-sv48"], riscv(RiscVMode::Sv48)),
@@ -229,7 +222,7 @@ fn tables_that_lead_to_themselves_are_shown_once() {
 
 #[test]
 fn a_table_that_is_not_in_the_image_is_named() {
-    let built = build(&["arm-lpae-s1"], Stage1::new(Stage1Config::new(granule(12))).unwrap());
+    let built = build(&["arm-lpae-s1"], ArmStage1::new(ArmStage1Config::new(granule(12))).unwrap());
     let file = File::options().write(true).open(built.path()).unwrap();
     // The root and a part of the next table.
     file.set_len(0x1000 + 0x100).unwrap();
@@ -247,7 +240,7 @@ fn a_table_that_is_not_in_the_image_is_named() {
 
 #[test]
 fn an_image_may_end_at_the_top_of_the_address_space() {
-    let format = Stage1::new(Stage1Config::new(granule(12))).unwrap();
+    let format = ArmStage1::new(ArmStage1Config::new(granule(12))).unwrap();
     let built = build(&["arm-lpae-s1"], format);
     let path = built.path();
     let run = |command, base: u64, root: u64, more: &[&str]| {

@@ -15,17 +15,13 @@ use std::sync::atomic::Ordering;
 
 use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::amd_v1::AmdV1Config;
-use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
-use longshore_pagetable::format::riscv::{RiscVConfig, RiscVMode};
-use longshore_pagetable::format::vtd_first::VtdFirstConfig;
-use longshore_pagetable::format::vtd_second::VtdSecondConfig;
-use longshore_pagetable::format::x86_64::X86_64Config;
 use longshore_pagetable::format::{
-    AmdV1, Entry, RiscV, Stage1, Stage2, VtdFirst, VtdSecond, X86_64,
+    AmdV1, AmdV1Config, ArmStage1, ArmStage1Config, ArmStage2, ArmStage2Config, Entry, Format,
+    RiscV, RiscVConfig, RiscVMode, VtdFirst, VtdFirstConfig, VtdSecond, VtdSecondConfig, X86_64,
+    X86_64Config,
 };
 use longshore_pagetable::table_memory::{HostPages, TableMemory};
-use longshore_pagetable::{Check, Error, Format, Invalidate, Mapping, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Error, Invalidate, Mapping, PageTable, Prot, TlbGather};
 
 const OPS_MAX: usize = 64;
 /// Tables beside the root: few enough that memory runs out now and then. The larger ones are of
@@ -45,28 +41,40 @@ pub fn page_table(data: &[u8]) {
     let check = if options & 4 != 0 { Check::Trusted } else { Check::Checked };
     let granule = |log2: u32| Granule::new(1 << log2).expect("a power of two");
     let stage1 = |log2, bits: u32, upper| {
-        let plain = Stage1Config::new(granule(log2));
+        let plain = ArmStage1Config::new(granule(log2));
         let (input_bits, output_bits) = (bits, bits.max(48));
-        let config =
-            Stage1Config { input_bits, output_bits, upper, dirty, live_size_changes, ..plain };
-        Stage1::new(config).expect("there is such hardware")
+        let config = plain
+            .with_input_bits(input_bits)
+            .with_output_bits(output_bits)
+            .with_upper(upper)
+            .with_dirty_tracking(dirty)
+            .with_live_size_changes(live_size_changes);
+        ArmStage1::new(config).expect("there is such hardware")
     };
     let stage2 = |log2, bits: u32| {
-        let plain = Stage2Config::new(granule(log2));
+        let plain = ArmStage2Config::new(granule(log2));
         let (input_bits, output_bits) = (bits, bits.max(48));
-        let config = Stage2Config { input_bits, output_bits, dirty, live_size_changes, ..plain };
-        Stage2::new(config).expect("there is such hardware")
+        let config = plain
+            .with_input_bits(input_bits)
+            .with_output_bits(output_bits)
+            .with_dirty_tracking(dirty)
+            .with_live_size_changes(live_size_changes);
+        ArmStage2::new(config).expect("there is such hardware")
     };
     let second = |input_bits| {
-        let config = VtdSecondConfig { input_bits, dirty, ..VtdSecondConfig::new() };
+        let config = VtdSecondConfig::new().with_input_bits(input_bits).with_dirty_tracking(dirty);
         VtdSecond::new(config).expect("there is such hardware")
     };
     let amd = |levels, pages_512g| {
-        let config = AmdV1Config { levels, pages_512g, dirty, ..AmdV1Config::new() };
+        let config = AmdV1Config::new()
+            .with_levels(levels)
+            .with_pages_512g(pages_512g)
+            .with_dirty_tracking(dirty);
         AmdV1::new(config).expect("there is such hardware")
     };
     let riscv = |mode| {
-        RiscV::new(RiscVConfig { dirty, ..RiscVConfig::new(mode) }).expect("there is such hardware")
+        RiscV::new(RiscVConfig::new(mode).with_dirty_tracking(dirty))
+            .expect("there is such hardware")
     };
     match format % 27 {
         0 => run(stage1(12, 48, false), check, input),
@@ -90,7 +98,7 @@ pub fn page_table(data: &[u8]) {
         18 => run(riscv(RiscVMode::Sv39), check, input),
         19 => run(riscv(RiscVMode::Sv57), check, input),
         20 => {
-            let config = X86_64Config { dirty, ..X86_64Config::new() };
+            let config = X86_64Config::new().with_dirty_tracking(dirty);
             run(X86_64::new(config).expect("there is such hardware"), check, input);
         }
         // Small roots of blocks, and roots that are one contiguous run.
@@ -100,7 +108,7 @@ pub fn page_table(data: &[u8]) {
         25 => run(stage2(16, 33), check, input),
         26 => run(stage1(14, 30, true), check, input),
         _ => {
-            let config = VtdFirstConfig { dirty, five_levels: true, ..VtdFirstConfig::new() };
+            let config = VtdFirstConfig::new().with_dirty_tracking(dirty).with_five_levels(true);
             run(VtdFirst::new(config).expect("there is such hardware"), check, input);
         }
     }
@@ -246,7 +254,7 @@ impl<F: Format> Run<'_, F> {
     /// A range inside of the window: somewhere near one of the places where tables meet.
     fn range(&self, input: &mut Input<'_>) -> (u64, u64) {
         let geometry = self.format.geometry();
-        let all = geometry.all().last;
+        let all = geometry.last_va();
         let (place, offset, len) = (input.byte(), input.byte(), input.byte());
         let unit = |choice: u8| {
             let level = u32::from(choice % 3).min(geometry.root_level());
@@ -290,7 +298,7 @@ impl<F: Format> Run<'_, F> {
         let op = input.byte();
         let (first, last) = self.range(input);
         let (iova, len) = (self.iova(first), last - first + 1);
-        if self.format.geometry().span(iova, len).is_none() {
+        if !self.format.geometry().contains(iova, len) {
             // The two halves of a signed window are no neighbours.
             let done = self.table.map(iova, BusAddr::new(0), len, Prot::READ);
             assert!(matches!(done, Err(Error::OutOfRange { .. })), "{done:?}");
@@ -310,7 +318,7 @@ impl<F: Format> Run<'_, F> {
             }
         }
         for va in [first, last, first.wrapping_sub(self.granule), last.wrapping_add(1)] {
-            if va <= self.format.geometry().all().last {
+            if va <= self.format.geometry().last_va() {
                 self.look_up(va);
             }
         }

@@ -1,8 +1,9 @@
 //! The published table: unmapping with one sync per entry and with one sync per run.
 
 use anyhow::{Context, Result};
+use longshore_pagetable::Check;
 use longshore_pagetable::cache_sync::CacheSync;
-use longshore_pagetable::{Check, Format};
+use longshore_pagetable::format::Format;
 
 use super::cases::{Candidates, effort};
 use super::counts;

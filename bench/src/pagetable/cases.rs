@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use longshore_mem::isa::Path;
+use longshore_pagetable::Check;
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
-use longshore_pagetable::{Check, Format};
+use longshore_pagetable::format::Format;
 
 use super::counts;
 use super::layout::{GIB, KIB, Layout, MIB, shuffled};

@@ -5,8 +5,9 @@ use std::convert::Infallible;
 
 use longshore_mem::{BusAddr, Iova};
 use longshore_pagetable::cache_sync::{CacheSync, Counting};
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Check, Format, Invalidate, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Invalidate, PageTable, Prot, TlbGather};
 
 use super::layout::{Layout, Stretch};
 use super::timed::Work;

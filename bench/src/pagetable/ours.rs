@@ -6,11 +6,9 @@ use std::hint::black_box;
 use longshore_mem::isa::Path;
 use longshore_mem::{BusAddr, Granule, Iova};
 use longshore_pagetable::cache_sync::CacheSync;
-use longshore_pagetable::format::arm_lpae::Stage1Config;
-use longshore_pagetable::format::vtd_second::VtdSecondConfig;
-use longshore_pagetable::format::{Stage1, VtdSecond};
+use longshore_pagetable::format::{ArmStage1, ArmStage1Config, Format, VtdSecond, VtdSecondConfig};
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Check, Format, Invalidate, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Invalidate, PageTable, Prot, TlbGather};
 
 use super::layout::{Piece, Stretch};
 use super::tables::Tables;
@@ -43,17 +41,17 @@ pub(super) fn vtd() -> VtdSecond {
 }
 
 pub(super) fn vtd_tracking() -> VtdSecond {
-    let config = VtdSecondConfig { dirty: true, ..VtdSecondConfig::new() };
+    let config = VtdSecondConfig::new().with_dirty_tracking(true);
     VtdSecond::new(config).expect("a set-up that exists")
 }
 
-pub(super) fn arm() -> Stage1 {
-    Stage1::new(Stage1Config::new(Granule::SIZE_4K)).expect("a set-up that exists")
+pub(super) fn arm() -> ArmStage1 {
+    ArmStage1::new(ArmStage1Config::new(Granule::SIZE_4K)).expect("a set-up that exists")
 }
 
-pub(super) fn arm_tracking() -> Stage1 {
-    let config = Stage1Config { dirty: true, ..Stage1Config::new(Granule::SIZE_4K) };
-    Stage1::new(config).expect("a set-up that exists")
+pub(super) fn arm_tracking() -> ArmStage1 {
+    let config = ArmStage1Config::new(Granule::SIZE_4K).with_dirty_tracking(true);
+    ArmStage1::new(config).expect("a set-up that exists")
 }
 
 /// A walker that remembers nothing.

@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use longshore::mem::Iova;
-use longshore::pagetable::Format;
 use longshore::pagetable::dump::{Dump, Next, Node};
+use longshore::pagetable::format::Format;
 use longshore::pagetable::table_memory::TableAddr;
 use serde_json::{Value, json};
 

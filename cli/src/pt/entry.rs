@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 use longshore::mem::Iova;
-use longshore::pagetable::format::{Entry, Field};
-use longshore::pagetable::{Format, Prot};
+use longshore::pagetable::Prot;
+use longshore::pagetable::format::{Entry, Field, Format};
 use serde_json::{Value, json};
 
 use super::args::{DecodeArgs, IndexArgs};

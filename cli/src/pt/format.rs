@@ -2,15 +2,10 @@
 
 use clap::ValueEnum;
 use longshore::mem::Granule;
-use longshore::pagetable::Format;
-use longshore::pagetable::format::amd_v1::AmdV1Config;
-use longshore::pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
-use longshore::pagetable::format::riscv::{RiscVConfig, RiscVMode};
-use longshore::pagetable::format::vtd_first::VtdFirstConfig;
-use longshore::pagetable::format::vtd_second::VtdSecondConfig;
-use longshore::pagetable::format::x86_64::X86_64Config;
 use longshore::pagetable::format::{
-    AmdV1, RiscV, Stage1, Stage2, Unsupported, VtdFirst, VtdSecond, X86_64,
+    AmdV1, AmdV1Config, ArmStage1, ArmStage1Config, ArmStage2, ArmStage2Config, Format, RiscV,
+    RiscVConfig, RiscVMode, Unsupported, VtdFirst, VtdFirstConfig, VtdSecond, VtdSecondConfig,
+    X86_64, X86_64Config,
 };
 
 use super::args::FormatArgs;
@@ -52,8 +47,8 @@ pub(crate) enum FormatName {
 /// A format that was set up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AnyFormat {
-    Stage1(Stage1),
-    Stage2(Stage2),
+    ArmStage1(ArmStage1),
+    ArmStage2(ArmStage2),
     VtdSecond(VtdSecond),
     VtdFirst(VtdFirst),
     AmdV1(AmdV1),
@@ -65,8 +60,8 @@ pub(crate) enum AnyFormat {
 macro_rules! with_format {
     ($any:expr, $format:ident => $body:expr) => {
         match $any {
-            $crate::pt::format::AnyFormat::Stage1($format) => $body,
-            $crate::pt::format::AnyFormat::Stage2($format) => $body,
+            $crate::pt::format::AnyFormat::ArmStage1($format) => $body,
+            $crate::pt::format::AnyFormat::ArmStage2($format) => $body,
             $crate::pt::format::AnyFormat::VtdSecond($format) => $body,
             $crate::pt::format::AnyFormat::VtdFirst($format) => $body,
             $crate::pt::format::AnyFormat::AmdV1($format) => $body,
@@ -162,52 +157,56 @@ impl FormatArgs {
         let input_bits = self.input_bits.unwrap_or(48);
         let (contiguous, dirty) = (!self.no_runs, self.dirty);
         let made = match self.format {
-            FormatName::ArmLpaeS1 => Stage1::new(Stage1Config {
-                input_bits,
-                output_bits,
-                contiguous,
-                dirty,
-                upper: self.upper,
-                ..Stage1Config::new(granule)
-            })
-            .map(AnyFormat::Stage1),
-            FormatName::ArmLpaeS2 => Stage2::new(Stage2Config {
-                input_bits,
-                output_bits,
-                levels: self.levels,
-                contiguous,
-                dirty,
-                ..Stage2Config::new(granule)
-            })
-            .map(AnyFormat::Stage2),
-            FormatName::VtdSecond => VtdSecond::new(VtdSecondConfig {
-                input_bits,
-                output_bits,
-                dirty,
-                ..VtdSecondConfig::new()
-            })
+            FormatName::ArmLpaeS1 => ArmStage1::new(
+                ArmStage1Config::new(granule)
+                    .with_input_bits(input_bits)
+                    .with_output_bits(output_bits)
+                    .with_contiguous(contiguous)
+                    .with_dirty_tracking(dirty)
+                    .with_upper(self.upper),
+            )
+            .map(AnyFormat::ArmStage1),
+            FormatName::ArmLpaeS2 => {
+                let config = ArmStage2Config::new(granule)
+                    .with_input_bits(input_bits)
+                    .with_output_bits(output_bits)
+                    .with_contiguous(contiguous)
+                    .with_dirty_tracking(dirty);
+                let config = match self.levels {
+                    Some(levels) => config.with_levels(levels),
+                    None => config,
+                };
+                ArmStage2::new(config).map(AnyFormat::ArmStage2)
+            }
+            FormatName::VtdSecond => VtdSecond::new(
+                VtdSecondConfig::new()
+                    .with_input_bits(input_bits)
+                    .with_output_bits(output_bits)
+                    .with_dirty_tracking(dirty),
+            )
             .map(AnyFormat::VtdSecond),
-            FormatName::VtdFirst => VtdFirst::new(VtdFirstConfig {
-                five_levels: self.five_levels()?,
-                output_bits,
-                dirty,
-                ..VtdFirstConfig::new()
-            })
+            FormatName::VtdFirst => VtdFirst::new(
+                VtdFirstConfig::new()
+                    .with_five_levels(self.five_levels()?)
+                    .with_output_bits(output_bits)
+                    .with_dirty_tracking(dirty),
+            )
             .map(AnyFormat::VtdFirst),
-            FormatName::X86_64 => X86_64::new(X86_64Config {
-                five_levels: self.five_levels()?,
-                output_bits,
-                dirty,
-                ..X86_64Config::new()
-            })
+            FormatName::X86_64 => X86_64::new(
+                X86_64Config::new()
+                    .with_five_levels(self.five_levels()?)
+                    .with_output_bits(output_bits)
+                    .with_dirty_tracking(dirty),
+            )
             .map(AnyFormat::X86_64),
-            FormatName::AmdV1 => AmdV1::new(AmdV1Config {
-                levels: self.levels.unwrap_or(4),
-                output_bits,
-                sizes_between: contiguous,
-                pages_512g: self.pages_512g,
-                dirty,
-            })
+            FormatName::AmdV1 => AmdV1::new(
+                AmdV1Config::new()
+                    .with_levels(self.levels.unwrap_or(4))
+                    .with_output_bits(output_bits)
+                    .with_intermediate_sizes(contiguous)
+                    .with_pages_512g(self.pages_512g)
+                    .with_dirty_tracking(dirty),
+            )
             .map(AnyFormat::AmdV1),
             FormatName::RiscvSv39 => self.riscv(RiscVMode::Sv39, output_bits),
             FormatName::RiscvSv48 => self.riscv(RiscVMode::Sv48, output_bits),
@@ -218,8 +217,10 @@ impl FormatArgs {
 
     fn riscv(&self, mode: RiscVMode, output_bits: u32) -> Result<AnyFormat, Unsupported> {
         let svnapot = !self.no_runs;
-        let config =
-            RiscVConfig { output_bits, svnapot, dirty: self.dirty, ..RiscVConfig::new(mode) };
+        let config = RiscVConfig::new(mode)
+            .with_output_bits(output_bits)
+            .with_svnapot(svnapot)
+            .with_dirty_tracking(self.dirty);
         RiscV::new(config).map(AnyFormat::RiscV)
     }
 

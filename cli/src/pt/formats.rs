@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use longshore::mem::Granule;
-use longshore::pagetable::Format;
+use longshore::pagetable::format::Format;
 use serde_json::{Value, json};
 
 use super::args::{FormatArgs, FormatsArgs};

@@ -10,8 +10,7 @@ mod walk;
 
 use anyhow::Result;
 use longshore::mem::Iova;
-use longshore::pagetable::Format;
-use longshore::pagetable::geometry::Window;
+use longshore::pagetable::format::{Format, Window};
 use longshore::pagetable::table_memory::TableAddr;
 use serde_json::Value;
 
@@ -57,9 +56,9 @@ fn check_iova<F: Format>(format: &F, iova: Iova) -> Result<()> {
     if geometry.va(iova).is_some() {
         return Ok(());
     }
-    let all = geometry.all();
-    let middle = all.last / 2;
-    let (first, last) = (geometry.iova(0), geometry.iova(all.last));
+    let last_va = geometry.last_va();
+    let middle = last_va / 2;
+    let (first, last) = (geometry.iova(0), geometry.iova(last_va));
     let windows = if geometry.window() == Window::Signed {
         let (low, high) = (geometry.iova(middle), geometry.iova(middle + 1));
         format!("{first:#x} to {low:#x} and {high:#x} to {last:#x}")

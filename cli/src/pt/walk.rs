@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 use longshore::mem::Iova;
-use longshore::pagetable::format::Entry;
-use longshore::pagetable::trace::Step;
-use longshore::pagetable::{Format, Mapping, Trace, Walker};
+use longshore::pagetable::TraceStep;
+use longshore::pagetable::format::{Entry, Format};
+use longshore::pagetable::{Mapping, Trace, Walker};
 use serde_json::{Value, json};
 
 use super::args::WalkArgs;
@@ -18,7 +18,7 @@ use crate::exit::told;
 
 /// How a walk ended.
 struct Outcome {
-    steps: Vec<Step>,
+    steps: Vec<TraceStep>,
     mapping: Option<Mapping>,
     /// Why there is no mapping, and the exit code that says so.
     ended: Option<(u8, String)>,
@@ -31,7 +31,7 @@ pub(super) fn run(args: &WalkArgs) -> Result<()> {
     let (text, json, ended) = with_format!(&any, format => {
         check_iova(format, iova)?;
         let root = root_table(format, args.image.root)?;
-        let steps: Vec<Step> = Trace::new(format, &image, root, iova)?.collect();
+        let steps: Vec<TraceStep> = Trace::new(format, &image, root, iova)?.collect();
         let mapping = Walker::new(format, &image, root).lookup(iova)?;
         image.check()?;
         let ended = why_not(format, &image, iova, &steps);
@@ -51,7 +51,7 @@ fn why_not<F: Format>(
     format: &F,
     image: &FileImage,
     iova: Iova,
-    steps: &[Step],
+    steps: &[TraceStep],
 ) -> Option<(u8, String)> {
     let last = steps.last()?;
     let (level, table) = (level_label(format, last.level), last.table.raw());

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use longshore_pagetable::TlbGather;
-use longshore_pagetable::geometry::Geometry;
+use longshore_pagetable::format::Geometry;
 
 use crate::machine::{DEVICE, Machine, STRUCTURES};
 use crate::unit::{Fault, Reason, Unit};

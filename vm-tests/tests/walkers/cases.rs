@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use longshore_mem::BusAddr;
-use longshore_pagetable::{Format, Prot, TlbGather};
+use longshore_pagetable::format::Format;
+use longshore_pagetable::{Prot, TlbGather};
 
 use crate::machine::TARGETS;
 use crate::unit::{Reason, Rig, Unit};
@@ -100,7 +101,7 @@ fn every_page_size<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
             if let Some(before) = va.checked_sub(8) {
                 rig.write_is_refused(before, TARGETS.start, Reason::Absent);
             }
-            if va + size - 1 < geometry.all().last {
+            if va + size - 1 < geometry.last_va() {
                 rig.write_is_refused(va + size, TARGETS.start, Reason::Absent);
             }
             let mut gather = TlbGather::new();
@@ -214,7 +215,7 @@ fn absent_at_every_level<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     for level in 0..geometry.levels() {
         rig.is_absent(1 << geometry.shift(level), at);
     }
-    rig.is_absent(geometry.all().last & !(granule - 1), at);
+    rig.is_absent(geometry.last_va() & !(granule - 1), at);
     rig.is_mapped(0, at);
 }
 

@@ -3,12 +3,10 @@
 use std::rc::Rc;
 
 use longshore_mem::Granule;
-use longshore_pagetable::Format;
-use longshore_pagetable::format::amd_v1::AmdV1Config;
-use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
-use longshore_pagetable::format::vtd_first::VtdFirstConfig;
-use longshore_pagetable::format::vtd_second::VtdSecondConfig;
-use longshore_pagetable::format::{AmdV1, Stage1, Stage2, VtdFirst, VtdSecond};
+use longshore_pagetable::format::{
+    AmdV1, AmdV1Config, ArmStage1, ArmStage1Config, ArmStage2, ArmStage2Config, Format, VtdFirst,
+    VtdFirstConfig, VtdSecond, VtdSecondConfig,
+};
 use longshore_vm_tests::protocol::Outcome;
 use longshore_vm_tests::{Qemu, expected};
 
@@ -107,41 +105,41 @@ fn test(name: &str, run: impl Fn() -> Outcome + Send + Sync + 'static) -> Test {
     Test { name: format!("{}{name}", expected::WALKERS), run: Box::new(run) }
 }
 
-fn stage1(granule: Granule, input_bits: u32, case: Case<Stage1, SmmuV3>) -> Outcome {
+fn stage1(granule: Granule, input_bits: u32, case: Case<ArmStage1, SmmuV3>) -> Outcome {
     let machine = Rc::new(Machine::arm(&Qemu::system_aarch64().unwrap(), None).unwrap());
     let smmu = match SmmuV3::new(Rc::clone(&machine), Stage::One, granule) {
         Ok(smmu) => smmu,
         Err(why) => return Outcome::Skipped(why),
     };
-    let format = Stage1::new(Stage1Config {
-        input_bits,
-        output_bits: SMMU_OUTPUT_BITS,
-        live_size_changes: true,
-        ..Stage1Config::new(granule)
-    });
+    let format = ArmStage1::new(
+        ArmStage1Config::new(granule)
+            .with_input_bits(input_bits)
+            .with_output_bits(SMMU_OUTPUT_BITS)
+            .with_live_size_changes(true),
+    );
     run(format.unwrap(), &machine, &smmu, case)
 }
 
-fn stage1_upper(granule: Granule, input_bits: u32, case: Case<Stage1, SmmuV3>) -> Outcome {
+fn stage1_upper(granule: Granule, input_bits: u32, case: Case<ArmStage1, SmmuV3>) -> Outcome {
     let machine = Rc::new(Machine::arm(&Qemu::v11_aarch64().unwrap(), Some("1")).unwrap());
     let smmu = SmmuV3::new(Rc::clone(&machine), Stage::One, granule).unwrap();
-    let format = Stage1::new(Stage1Config {
-        input_bits,
-        output_bits: SMMU_OUTPUT_BITS,
-        upper: true,
-        live_size_changes: true,
-        ..Stage1Config::new(granule)
-    });
+    let format = ArmStage1::new(
+        ArmStage1Config::new(granule)
+            .with_input_bits(input_bits)
+            .with_output_bits(SMMU_OUTPUT_BITS)
+            .with_upper(true)
+            .with_live_size_changes(true),
+    );
     run(format.unwrap(), &machine, &smmu, case)
 }
 
-fn stage2_format(granule: Granule, input_bits: u32) -> Stage2 {
-    let format = Stage2::new(Stage2Config {
-        input_bits,
-        output_bits: SMMU_OUTPUT_BITS,
-        live_size_changes: true,
-        ..Stage2Config::new(granule)
-    });
+fn stage2_format(granule: Granule, input_bits: u32) -> ArmStage2 {
+    let format = ArmStage2::new(
+        ArmStage2Config::new(granule)
+            .with_input_bits(input_bits)
+            .with_output_bits(SMMU_OUTPUT_BITS)
+            .with_live_size_changes(true),
+    );
     format.unwrap()
 }
 
@@ -152,7 +150,7 @@ fn qemu_walks_stage2(granule: Granule, input_bits: u32) -> bool {
     input_bits <= SMMU_OUTPUT_BITS && stage2_format(granule, input_bits).concatenated_log2() == 0
 }
 
-fn stage2(granule: Granule, input_bits: u32, case: Case<Stage2, SmmuV3>) -> Outcome {
+fn stage2(granule: Granule, input_bits: u32, case: Case<ArmStage2, SmmuV3>) -> Outcome {
     let machine = Rc::new(Machine::arm(&Qemu::v11_aarch64().unwrap(), Some("2")).unwrap());
     let smmu = SmmuV3::new(Rc::clone(&machine), Stage::Two, granule).unwrap();
     run(stage2_format(granule, input_bits), &machine, &smmu, case)
@@ -167,7 +165,7 @@ fn amd_v1_sizes_between(case: Case<AmdV1, AmdIommu>) -> Outcome {
 fn vtd_second(input_bits: u32, case: Case<VtdSecond, Vtd>) -> Outcome {
     let device = format!("intel-iommu,aw-bits={input_bits},snoop-control=on");
     let machine = Rc::new(Machine::x86(&Qemu::system().unwrap(), &device).unwrap());
-    let format = VtdSecond::new(VtdSecondConfig { input_bits, ..VtdSecondConfig::new() });
+    let format = VtdSecond::new(VtdSecondConfig::new().with_input_bits(input_bits));
     run(format.unwrap(), &machine, &Vtd::new(Rc::clone(&machine)), case)
 }
 
@@ -182,7 +180,7 @@ fn amd_v1(levels: u32, case: Case<AmdV1, AmdIommu>) -> Outcome {
     let machine = Rc::new(Machine::x86(&Qemu::system().unwrap(), "amd-iommu").unwrap());
     // QEMU 7.2 reads sizes between two levels' wrong: it looks for the first set bit, not the first
     // clear one.
-    let format = AmdV1::new(AmdV1Config { levels, sizes_between: false, ..AmdV1Config::new() });
+    let format = AmdV1::new(AmdV1Config::new().with_levels(levels).with_intermediate_sizes(false));
     run(format.unwrap(), &machine, &AmdIommu::new(Rc::clone(&machine)), case)
 }
 

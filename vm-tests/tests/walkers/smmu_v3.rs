@@ -9,8 +9,7 @@ use std::rc::Rc;
 
 use longshore_mem::Granule;
 use longshore_pagetable::TlbGather;
-use longshore_pagetable::format::Stage1;
-use longshore_pagetable::geometry::{Geometry, Window};
+use longshore_pagetable::format::{ArmStage1, Geometry, Window};
 
 use crate::machine::{DEVICE, Machine, STRUCTURES};
 use crate::unit::{Fault, Reason, Unit};
@@ -146,7 +145,7 @@ impl SmmuV3 {
         let control = 1 << 31 | 1 << 41 | 1 << 45 | 1 << 46 | 1 << 47 | ASID << 48;
         let output = output_size(geometry) << 32;
         let roots = if upper { [0, root] } else { [root, 0] };
-        [translation | control | output, roots[0], roots[1], Stage1::MAIR, 0, 0, 0, 0]
+        [translation | control | output, roots[0], roots[1], ArmStage1::MAIR, 0, 0, 0, 0]
     }
 
     fn stream_entry(&self, geometry: &Geometry, root: u64) -> [u64; 8] {

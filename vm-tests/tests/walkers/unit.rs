@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::convert::Infallible;
 
 use longshore_mem::Iova;
-use longshore_pagetable::geometry::Geometry;
-use longshore_pagetable::{Format, Invalidate, PageTable, TlbGather};
+use longshore_pagetable::format::{Format, Geometry};
+use longshore_pagetable::{Invalidate, PageTable, TlbGather};
 
 use crate::machine::Machine;
 use crate::mirror::Mirror;

@@ -74,6 +74,7 @@ pub enum Node {
 
 /// Adjacent leaves of one size and kind that continue each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leaves {
     /// The level of their slots.
     pub level: u32,

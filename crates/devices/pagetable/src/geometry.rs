@@ -53,57 +53,98 @@ pub struct Geometry {
     half: u64,
 }
 
-/// What [`Geometry::new`] makes a shape from.
+/// The parameters of a [`Geometry`].
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// The smallest page, as a logarithm.
-    pub granule_log2: u32,
-    /// Entries of a table below the root, as a logarithm.
-    pub index_log2: u32,
-    /// Levels, root included.
-    pub levels: u32,
-    /// Bits of an address that are translated, page offset included.
-    pub input_bits: u32,
-    /// Bits of an address after translation.
-    pub output_bits: u32,
-    /// Which addresses are translated.
-    pub window: Window,
-    /// For each level, from the pages upwards, how many adjacent entries may form one leaf: bit k
-    /// stands for 2^k. Zero where the level has no leaves; bit 0 is set where it has any.
-    pub runs: [u32; LEVELS_MAX],
-    /// Entries of adjacent leaves differ by a constant as long as their targets lie in one aligned
-    /// window of this size, as a logarithm.
-    pub linear_log2: u32,
+    pub(crate) granule_log2: u32,
+    pub(crate) index_log2: u32,
+    pub(crate) levels: u32,
+    pub(crate) input_bits: u32,
+    pub(crate) output_bits: u32,
+    pub(crate) window: Window,
+    pub(crate) runs: [u32; LEVELS_MAX],
+    pub(crate) linear_log2: u32,
+}
+
+impl Shape {
+    /// Returns the shape with pages of 2^`granule_log2` bytes and this many levels, root included,
+    /// that translates addresses of `input_bits` bits, page offset included, to addresses of
+    /// `output_bits` bits.
+    ///
+    /// A table below the root fills a granule, the window begins at zero, and only pages of the
+    /// granule are leaves, unless set otherwise.
+    pub const fn new(granule_log2: u32, levels: u32, input_bits: u32, output_bits: u32) -> Self {
+        Self {
+            granule_log2,
+            index_log2: granule_log2.saturating_sub(3),
+            levels,
+            input_bits,
+            output_bits,
+            window: Window::Low,
+            runs: [1, 0, 0, 0, 0, 0],
+            linear_log2: 64,
+        }
+    }
+
+    /// Sets the number of entries of a table below the root, as a logarithm.
+    #[must_use]
+    pub const fn with_index_log2(mut self, index_log2: u32) -> Self {
+        self.index_log2 = index_log2;
+        self
+    }
+
+    /// Sets which addresses are translated.
+    #[must_use]
+    pub const fn with_window(mut self, window: Window) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Sets for each level, from the pages upwards, how many adjacent entries may form one leaf: bit
+    /// k stands for 2^k. Zero where the level has no leaves; bit 0 is set where it has any.
+    #[must_use]
+    pub const fn with_runs(mut self, runs: [u32; LEVELS_MAX]) -> Self {
+        self.runs = runs;
+        self
+    }
+
+    /// Sets the size, as a logarithm, of the aligned windows in which targets must lie so that the
+    /// entries of adjacent leaves differ by a constant.
+    #[must_use]
+    pub const fn with_linear_log2(mut self, linear_log2: u32) -> Self {
+        self.linear_log2 = linear_log2;
+        self
+    }
 }
 
 /// Adjacent slots that take leaves of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeafGroup {
+pub(crate) struct LeafGroup {
     /// Slots that one leaf occupies, as a logarithm.
-    pub run_log2: u32,
+    pub(crate) run_log2: u32,
     /// Slots of all leaves together.
-    pub slots: usize,
+    pub(crate) slots: usize,
 }
 
 /// A range of vas that is not empty, by its first and last byte: so that the whole of a 64-bit
 /// space can be one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     /// The first byte.
-    pub first: u64,
+    pub(crate) first: u64,
     /// The last byte.
-    pub last: u64,
+    pub(crate) last: u64,
 }
 
 /// A slot, and which part of what it stands for lies in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub(crate) struct Part {
     /// Which slot of its table.
-    pub index: usize,
+    pub(crate) index: usize,
     /// The part of the span that the slot stands for.
-    pub span: Span,
+    pub(crate) span: Span,
     /// Whether that is all that the slot stands for.
-    pub whole: bool,
+    pub(crate) whole: bool,
 }
 
 /// A level on the way down, with what picks a slot there: so that walking multiplies nothing.
@@ -290,7 +331,7 @@ impl Geometry {
 
     /// Everything that is translated.
     #[inline]
-    pub const fn all(&self) -> Span {
+    pub(crate) const fn all(&self) -> Span {
         Span { first: 0, last: self.last }
     }
 
@@ -312,10 +353,23 @@ impl Geometry {
         })
     }
 
+    /// Returns the last va.
+    #[inline]
+    pub const fn last_va(&self) -> u64 {
+        self.last
+    }
+
+    /// Returns whether `len_bytes` bytes from `iova` are a range that is not empty and lies inside
+    /// the window. The two halves of a signed window are not adjacent.
+    #[inline]
+    pub fn contains(&self, iova: Iova, len_bytes: u64) -> bool {
+        self.span(iova, len_bytes).is_some()
+    }
+
     /// The span of `len_bytes` from `iova`; `None` where it is empty or not inside the window. The
     /// two halves of a signed window are no neighbours.
     #[inline]
-    pub fn span(&self, iova: Iova, len_bytes: u64) -> Option<Span> {
+    pub(crate) fn span(&self, iova: Iova, len_bytes: u64) -> Option<Span> {
         let first = self.va(iova)?;
         let last = first.checked_add(len_bytes.checked_sub(1)?)?;
         (last <= self.last && (first ^ last) & self.half == 0).then_some(Span { first, last })
@@ -324,7 +378,11 @@ impl Geometry {
     /// The slots of a table of `level` that stand for a part of `span`, which lies in what the
     /// table stands for, first to last.
     #[inline]
-    pub fn parts(&self, level: u32, span: Span) -> impl DoubleEndedIterator<Item = Part> + use<> {
+    pub(crate) fn parts(
+        &self,
+        level: u32,
+        span: Span,
+    ) -> impl DoubleEndedIterator<Item = Part> + use<> {
         let (shift, first) = (self.shift(level), self.index(level, span.first));
         let offset_mask = (1 << shift) - 1;
         let table = span.first & !offset_mask;
@@ -339,7 +397,7 @@ impl Geometry {
     /// The largest leaves for `slots` slots of `level` from `va`, which begins a slot, to `bus`,
     /// of at most `page_log2_max`; `None` where the level has no leaf that fits the alignment.
     #[inline]
-    pub fn leaf_group(
+    pub(crate) fn leaf_group(
         &self,
         level: u32,
         va: u64,

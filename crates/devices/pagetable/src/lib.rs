@@ -4,21 +4,23 @@
 //!   [`unmap`](PageTable::unmap), [`lookup`](PageTable::lookup), [`walk`](PageTable::walk),
 //!   [`split`](PageTable::split), [`set_prot`](PageTable::set_prot),
 //!   [`read_dirty`](PageTable::read_dirty), [`grow`](PageTable::grow), [`dump`](PageTable::dump).
-//! * [`format`](mod@format): Arm LPAE stages 1 and 2, VT-d second and first stage, AMD v1, x86-64, RISC-V.
+//! * [`format`](mod@format): Arm LPAE stages 1 and 2, VT-d second and first stage, AMD v1, x86-64,
+//!   RISC-V, and the trait that they implement.
 //! * [`table_memory`]: where tables come from. [`cache_sync`]: how changes reach a walker that does
 //!   not snoop the caches.
-//! * [`TlbGather`] and [`Invalidate`]: what a walker may still remember, and how it is made to forget.
+//! * [`TlbGather`] and [`Invalidate`]: the translations that a walker may still have cached, and how
+//!   they are invalidated.
 //! * [`Walker`]: reads tables of any format out of any image of memory, for tools and device models;
-//!   [`Trace`] tells a walk step by step, [`Dump`](dump::Dump) the whole tree.
+//!   [`Trace`] shows a walk step by step, [`Dump`](dump::Dump) the whole tree.
 //!
 //! ```
 //! use longshore_mem::{BusAddr, Granule, Iova};
 //! use longshore_pagetable::cache_sync::Coherent;
-//! use longshore_pagetable::format::{Stage1, arm_lpae::Stage1Config};
+//! use longshore_pagetable::format::{ArmStage1, ArmStage1Config};
 //! use longshore_pagetable::table_memory::HostPages;
 //! use longshore_pagetable::{Invalidate, PageTable, Prot, TlbGather};
 //!
-//! /// A walker that remembers nothing.
+//! /// A walker without a TLB.
 //! struct NoTlb;
 //!
 //! impl Invalidate for NoTlb {
@@ -30,7 +32,7 @@
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let format = Stage1::new(Stage1Config::new(Granule::SIZE_4K))?;
+//! let format = ArmStage1::new(ArmStage1Config::new(Granule::SIZE_4K))?;
 //! let table = PageTable::new(format, HostPages::new(), Coherent)?;
 //!
 //! let (iova, bus) = (Iova::new(0x4000_0000), BusAddr::new(0x8000_0000));
@@ -72,14 +74,14 @@ extern crate std;
 pub mod cache_sync;
 mod dirty;
 pub mod dump;
-pub mod error;
+mod error;
 pub mod format;
-pub mod gather;
-pub mod geometry;
+mod gather;
+mod geometry;
 mod grow;
 mod lookup;
 mod map;
-pub mod prot;
+mod prot;
 mod protect;
 mod reclaim;
 mod simd;
@@ -87,14 +89,13 @@ mod split;
 mod sync;
 mod table;
 pub mod table_memory;
-pub mod trace;
+mod trace;
 mod unmap;
-pub mod walk;
+mod walk;
 
 pub use error::Error;
-pub use format::Format;
 pub use gather::{Invalidate, TlbGather};
-pub use prot::{Narrowing, Prot};
+pub use prot::Prot;
 pub use table::{Check, PageTable};
-pub use trace::Trace;
+pub use trace::{Trace, TraceStep};
 pub use walk::{Image, Mapping, Walker};

@@ -9,7 +9,8 @@ use crate::walk::Image;
 
 /// One entry that a walk looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+#[non_exhaustive]
+pub struct TraceStep {
     /// The level of the table, 0 for that of the pages.
     pub level: u32,
     /// The table.
@@ -43,9 +44,9 @@ impl<'a, F: Format, I: Image + ?Sized> Trace<'a, F, I> {
 }
 
 impl<F: Format, I: Image + ?Sized> Iterator for Trace<'_, F, I> {
-    type Item = Step;
+    type Item = TraceStep;
 
-    fn next(&mut self) -> Option<Step> {
+    fn next(&mut self) -> Option<TraceStep> {
         let (level, table) = self.next.take()?;
         let index = self.format.geometry().index(level, self.va);
         let entry = self.image.entry(table, index);
@@ -55,6 +56,6 @@ impl<F: Format, I: Image + ?Sized> Iterator for Trace<'_, F, I> {
         {
             self.next = Some((level - 1, child));
         }
-        Some(Step { level, table, index, entry })
+        Some(TraceStep { level, table, index, entry })
     }
 }

@@ -28,6 +28,7 @@ impl<I: Image + ?Sized> Image for &I {
 
 /// A page, a block or a contiguous run: what is mapped by one leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mapping {
     /// Where it begins.
     pub iova: Iova,

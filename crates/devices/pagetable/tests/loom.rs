@@ -8,10 +8,11 @@ use std::convert::Infallible;
 
 use longshore_mem::{BusAddr, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::{DirtyTest, Entry, Fields, LeafEntry};
-use longshore_pagetable::geometry::{Geometry, LEVELS_MAX, Shape, Window};
+use longshore_pagetable::format::{
+    DirtyTest, Entry, Fields, Format, Geometry, LEVELS_MAX, LeafEntry, Shape,
+};
 use longshore_pagetable::table_memory::{TableAddr, TableMemory, TableMeta};
-use longshore_pagetable::{Format, Invalidate, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Invalidate, PageTable, Prot, TlbGather};
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -33,16 +34,8 @@ const LEFT_BEHIND: u64 = 0xbad0;
 
 impl Toy {
     fn new(tracking: bool) -> Self {
-        let geometry = Geometry::new(Shape {
-            granule_log2: 4,
-            index_log2: 1,
-            levels: 3,
-            input_bits: 7,
-            output_bits: 32,
-            window: Window::Low,
-            runs: [1, 1, 0, 0, 0, 0],
-            linear_log2: 64,
-        });
+        let geometry =
+            Geometry::new(Shape::new(4, 3, 7, 32).with_index_log2(1).with_runs([1, 1, 0, 0, 0, 0]));
         Self { geometry, tracking }
     }
 }

@@ -22,12 +22,13 @@ use std::{iter, thread};
 
 use longshore_mem::{AddrRange, BusAddr, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::{DirtyTest, Entry, Fields, LeafEntry};
-use longshore_pagetable::geometry::{Geometry, LEVELS_MAX, Shape, Window};
+use longshore_pagetable::format::{
+    DirtyTest, Entry, Fields, Format, Geometry, LEVELS_MAX, LeafEntry, Shape,
+};
 use longshore_pagetable::table_memory::{
     HostPages, SimulatedDram, Slab, TableAddr, TableMemory, TableMeta,
 };
-use longshore_pagetable::{Check, Error, Format, PageTable, Prot, TlbGather, Walker};
+use longshore_pagetable::{Check, Error, PageTable, Prot, TlbGather, Walker};
 
 use setup::*;
 
@@ -49,16 +50,14 @@ struct Small(Geometry);
 
 impl Small {
     fn new() -> Self {
-        Self(Geometry::new(Shape {
-            granule_log2: 12,
-            index_log2: 4,
-            levels: 3,
-            input_bits: 24,
-            output_bits: 40,
-            window: Window::Low,
-            runs: [1 | 1 << RUN_LOG2, 1, 0, 0, 0, 0],
-            linear_log2: 64,
-        }))
+        Self(Geometry::new(Shape::new(12, 3, 24, 40).with_index_log2(4).with_runs([
+            1 | 1 << RUN_LOG2,
+            1,
+            0,
+            0,
+            0,
+            0,
+        ])))
     }
 }
 
@@ -210,7 +209,7 @@ fn two_pages<F: Format>(format: F) {
     let memory = HostPages::new();
     let table = PageTable::new(format, &memory, Coherent).unwrap();
     let granule = 1u64 << format.geometry().granule_log2();
-    let first = format.geometry().all().last - (2 * granule - 1);
+    let first = format.geometry().last_va() - (2 * granule - 1);
     table.map(at(&format, first), bus(3 * granule), 2 * granule, RW).unwrap();
     for page in 0..2 {
         assert_eq!(leads(&table, first + page * granule), Some((page + 3) * granule));

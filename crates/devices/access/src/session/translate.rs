@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use longshore_pagetable::format::Entry;
+use longshore_pagetable::format::{Entry, Format};
 use longshore_pagetable::table_memory::{TableAddr, TableMemory};
-use longshore_pagetable::{Format, Image, Prot};
+use longshore_pagetable::{Image, Prot};
 
 use super::{Place, Session};
 use crate::fault::Reason;

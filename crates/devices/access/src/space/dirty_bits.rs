@@ -5,7 +5,8 @@
 //! writes, and the next one to look finds them.
 
 use longshore_mem::{AddrRange, Iova};
-use longshore_pagetable::{Error as TableError, Format, TlbGather};
+use longshore_pagetable::format::Format;
+use longshore_pagetable::{Error as TableError, TlbGather};
 
 use super::Space;
 use crate::error::Error;

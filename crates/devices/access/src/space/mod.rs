@@ -12,10 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use longshore_mem::{AddrRange, BusAddr, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::VtdSecond;
-use longshore_pagetable::format::vtd_second::VtdSecondConfig;
+use longshore_pagetable::format::{Format, VtdSecond, VtdSecondConfig};
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Error as TableError, Format, Image, PageTable, Prot, TlbGather, Walker};
+use longshore_pagetable::{Error as TableError, Image, PageTable, Prot, TlbGather, Walker};
 
 use crate::config::CLIENT_TABLE_BYTES_MAX;
 use crate::config::SpaceConfig;
@@ -99,13 +98,13 @@ impl Space {
 
     fn build(config: SpaceConfig, waits: bool) -> Result<Self, Error> {
         let input_bits = config.input_bits;
-        let format = VtdSecond::new(VtdSecondConfig {
-            input_bits,
-            output_bits: 52,
-            snoop_control: false,
-            dirty: config.dirty_bits,
-            ..VtdSecondConfig::new()
-        });
+        let format = VtdSecond::new(
+            VtdSecondConfig::new()
+                .with_input_bits(input_bits)
+                .with_output_bits(52)
+                .with_snoop_control(false)
+                .with_dirty_tracking(config.dirty_bits),
+        );
         let format = format.map_err(|source| Error::Config { input_bits, source })?;
         let table_bytes_max = config.table_bytes_max.unwrap_or(u64::MAX);
         let table = PageTable::new(format, HostPages::with_limit(table_bytes_max), Coherent);

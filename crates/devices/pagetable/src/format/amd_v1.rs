@@ -18,7 +18,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, bit, choice, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, UnsupportedReason, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
@@ -67,22 +67,59 @@ const LEAF_FIELDS: &[Field] = &[
 /// How a version 1 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1Config {
-    /// Levels (the device table entry's mode): 1 to 6.
-    pub levels: u32,
-    /// Bits of an address after translation: 32 to 52.
-    pub output_bits: u32,
-    /// Pages of sizes between those of two levels.
-    pub sizes_between: bool,
-    /// Pages of 512 GiB and more. There is hardware that translates those of 512 GiB wrongly.
-    pub pages_512g: bool,
-    /// Let the hardware track dirty pages (`HD` in the device table entry).
-    pub dirty: bool,
+    levels: u32,
+    output_bits: u32,
+    intermediate_sizes: bool,
+    pages_512g: bool,
+    dirty: bool,
 }
 
 impl AmdV1Config {
     /// Of four levels (48 bits), 52 bits out, all page sizes below 512 GiB, no dirty tracking.
     pub const fn new() -> Self {
-        Self { levels: 4, output_bits: 52, sizes_between: true, pages_512g: false, dirty: false }
+        Self {
+            levels: 4,
+            output_bits: 52,
+            intermediate_sizes: true,
+            pages_512g: false,
+            dirty: false,
+        }
+    }
+
+    /// Sets the number of levels (the device table entry's mode): 1 to 6.
+    #[must_use]
+    pub const fn with_levels(mut self, levels: u32) -> Self {
+        self.levels = levels;
+        self
+    }
+
+    /// Sets how many bits an address has after translation: 32 to 52.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets whether pages of sizes between those of two levels are used.
+    #[must_use]
+    pub const fn with_intermediate_sizes(mut self, intermediate_sizes: bool) -> Self {
+        self.intermediate_sizes = intermediate_sizes;
+        self
+    }
+
+    /// Sets whether pages of 512 GiB and more are used. There is hardware that translates those of
+    /// 512 GiB wrongly.
+    #[must_use]
+    pub const fn with_pages_512g(mut self, pages_512g: bool) -> Self {
+        self.pages_512g = pages_512g;
+        self
+    }
+
+    /// Sets whether the hardware tracks dirty pages (`HD` in the device table entry).
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
     }
 }
 
@@ -105,15 +142,21 @@ impl AmdV1 {
     /// # Errors
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: AmdV1Config) -> Result<Self, Unsupported> {
-        let unsupported = |rule| Unsupported { format: Self::NAME, why: Why::Rule(rule) };
+        let unsupported = |reason| Err(Unsupported::new(Self::NAME, reason));
         if !(1..=6).contains(&config.levels) {
-            return Err(unsupported("levels are not between 1 and 6"));
+            let levels = config.levels;
+            return unsupported(UnsupportedReason::Levels { levels, fewest: 1, most: 6 });
         }
         if !(32..=52).contains(&config.output_bits) {
-            return Err(unsupported("output bits are not between 32 and 52"));
+            let output_bits = config.output_bits;
+            return unsupported(UnsupportedReason::OutputBits {
+                output_bits,
+                fewest: 32,
+                most: 52,
+            });
         }
         // Sizes up to half of the next level's; the topmost level has no pages.
-        let run = if config.sizes_between { bits(8, 0) as u32 } else { 1 };
+        let run = if config.intermediate_sizes { bits(8, 0) as u32 } else { 1 };
         let large = if config.pages_512g { run } else { 0 };
         let geometry = Geometry::new(Shape {
             granule_log2: 12,
@@ -235,7 +278,7 @@ impl Format for AmdV1 {
     }
 
     fn with_level_on_top(&self) -> Option<Self> {
-        Self::new(AmdV1Config { levels: self.config.levels + 1, ..self.config }).ok()
+        Self::new(self.config.with_levels(self.config.levels + 1)).ok()
     }
 
     #[inline]

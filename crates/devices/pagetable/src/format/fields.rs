@@ -3,6 +3,7 @@
 
 /// A named part of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Field {
     /// Its name in the manual.
     pub name: &'static str,
@@ -15,6 +16,18 @@ pub struct Field {
 }
 
 impl Field {
+    /// Returns the field of the bits `low..=high` with this name.
+    pub const fn new(name: &'static str, high: u32, low: u32) -> Self {
+        Self { name, high, low, meanings: &[] }
+    }
+
+    /// Sets the meanings of the field's values, from zero on.
+    #[must_use]
+    pub const fn with_meanings(mut self, meanings: &'static [&'static str]) -> Self {
+        self.meanings = meanings;
+        self
+    }
+
     /// The bits of an entry that the field consists of.
     pub const fn mask(&self) -> u64 {
         bits(self.high, self.low)
@@ -37,17 +50,17 @@ pub type Fields = &'static [&'static [Field]];
 
 /// A field of one bit.
 pub(super) const fn bit(name: &'static str, bit: u32) -> Field {
-    Field { name, high: bit, low: bit, meanings: &[] }
+    Field::new(name, bit, bit)
 }
 
 /// A field of one bit, with what it means clear and set.
 pub(super) const fn flag(name: &'static str, bit: u32, meanings: &'static [&'static str]) -> Field {
-    Field { name, high: bit, low: bit, meanings }
+    Field::new(name, bit, bit).with_meanings(meanings)
 }
 
 /// A field of several bits.
 pub(super) const fn range(name: &'static str, high: u32, low: u32) -> Field {
-    Field { name, high, low, meanings: &[] }
+    Field::new(name, high, low)
 }
 
 /// A field of several bits, with what its values mean.
@@ -57,7 +70,7 @@ pub(super) const fn choice(
     low: u32,
     meanings: &'static [&'static str],
 ) -> Field {
-    Field { name, high, low, meanings }
+    Field::new(name, high, low).with_meanings(meanings)
 }
 
 /// The bits `low..=high`.

@@ -4,30 +4,31 @@
 //! input bits, output bits, features). The algorithm is generic over its type, so that its
 //! functions are inlined. `docs/formats.md` says how to add one.
 
-pub mod amd_v1;
-pub mod arm_lpae;
+mod amd_v1;
+mod arm_lpae;
 mod fields;
-pub mod riscv;
-pub mod vtd_first;
-pub mod vtd_second;
-pub mod x86_64;
+mod riscv;
+mod vtd_first;
+mod vtd_second;
+mod x86_64;
 
 use core::fmt;
 
-use longshore_mem::BusAddr;
+use longshore_mem::{BusAddr, Granule};
 
-use crate::geometry::{Geometry, LEVELS_MAX};
-use crate::prot::{Narrowing, Prot};
+use crate::prot::Prot;
 use crate::table_memory::TableAddr;
 
-pub use amd_v1::AmdV1;
-pub use arm_lpae::{Stage1, Stage2};
+pub use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
+pub use crate::prot::Narrowing;
+pub use amd_v1::{AmdV1, AmdV1Config};
+pub use arm_lpae::{ArmStage1, ArmStage1Config, ArmStage2, ArmStage2Config};
 use fields::bits;
 pub use fields::{Field, Fields};
-pub use riscv::RiscV;
-pub use vtd_first::VtdFirst;
-pub use vtd_second::VtdSecond;
-pub use x86_64::X86_64;
+pub use riscv::{RiscV, RiscVConfig, RiscVMode};
+pub use vtd_first::{VtdFirst, VtdFirstConfig};
+pub use vtd_second::{VtdSecond, VtdSecondConfig};
+pub use x86_64::{X86_64, X86_64Config};
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,21 +150,63 @@ pub trait Format: Copy + fmt::Debug + Send + Sync {
     }
 }
 
-/// A format cannot be set up as asked.
+/// The error of a format's constructor: the architecture has no such configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Unsupported {
     /// The name of the format.
     pub format: &'static str,
     /// The reason.
-    pub why: Why,
+    pub reason: UnsupportedReason,
+}
+
+impl Unsupported {
+    pub(crate) const fn new(format: &'static str, reason: UnsupportedReason) -> Self {
+        Self { format, reason }
+    }
 }
 
 /// The reason that a format cannot be set up as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
-    /// A rule of the format, in words.
-    Rule(&'static str),
+pub enum UnsupportedReason {
+    /// The format does not translate this many bits of an address.
+    InputBits {
+        /// The bits asked for.
+        input_bits: u32,
+        /// The fewest that are possible.
+        fewest: u32,
+        /// The most that are possible.
+        most: u32,
+    },
+    /// A translated address cannot have this many bits.
+    OutputBits {
+        /// The bits asked for.
+        output_bits: u32,
+        /// The fewest that are possible.
+        fewest: u32,
+        /// The most that are possible.
+        most: u32,
+    },
+    /// A translated address cannot have this many bits, and only certain numbers are possible.
+    OutputBitsNotListed {
+        /// The bits asked for.
+        output_bits: u32,
+    },
+    /// The format has no pages of this size.
+    Granule {
+        /// The granule asked for.
+        granule: Granule,
+    },
+    /// The format does not have this many levels.
+    Levels {
+        /// The levels asked for.
+        levels: u32,
+        /// The fewest that are possible.
+        fewest: u32,
+        /// The most that are possible.
+        most: u32,
+    },
     /// No level was asked for.
     NoLevels {
         /// The fewest levels that are possible.
@@ -193,10 +236,22 @@ pub enum Why {
     },
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for UnsupportedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Rule(rule) => f.write_str(rule),
+            Self::InputBits { fewest, most, .. } => {
+                write!(f, "input bits are not between {fewest} and {most}")
+            }
+            Self::OutputBits { fewest, most, .. } => {
+                write!(f, "output bits are not between {fewest} and {most}")
+            }
+            Self::OutputBitsNotListed { .. } => {
+                f.write_str("output bits are not 32, 36, 40, 42, 44, 48 or 52")
+            }
+            Self::Granule { .. } => f.write_str("the granule is none of 4, 16 and 64 KiB"),
+            Self::Levels { fewest, most, .. } => {
+                write!(f, "levels are not between {fewest} and {most}")
+            }
             Self::NoLevels { fewest } => {
                 write!(f, "0 levels translate no address; use at least {fewest}")
             }
@@ -223,7 +278,7 @@ impl fmt::Display for Why {
 
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.format, self.why)
+        write!(f, "{}: {}", self.format, self.reason)
     }
 }
 

@@ -16,7 +16,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, choice, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, UnsupportedReason, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::Prot;
 use crate::table_memory::TableAddr;
@@ -69,22 +69,45 @@ pub enum RiscVMode {
 /// How a RISC-V table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscVConfig {
-    /// How many levels.
-    pub mode: RiscVMode,
-    /// Bits of a physical address: 32 to 56.
-    pub output_bits: u32,
-    /// Use 64 KiB pages of sixteen entries.
-    pub svnapot: bool,
-    /// [`Prot::DEVICE`] can be expressed; without, it is refused.
-    pub svpbmt: bool,
-    /// Leave the dirty bit to the hardware instead of setting it beforehand.
-    pub dirty: bool,
+    mode: RiscVMode,
+    output_bits: u32,
+    svnapot: bool,
+    svpbmt: bool,
+    dirty: bool,
 }
 
 impl RiscVConfig {
     /// Of `mode`, 56 bits out, with both extensions, no dirty tracking.
     pub const fn new(mode: RiscVMode) -> Self {
         Self { mode, output_bits: 56, svnapot: true, svpbmt: true, dirty: false }
+    }
+
+    /// Sets how many bits a physical address has: 32 to 56.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets whether 64 KiB pages of sixteen entries are used.
+    #[must_use]
+    pub const fn with_svnapot(mut self, svnapot: bool) -> Self {
+        self.svnapot = svnapot;
+        self
+    }
+
+    /// Sets whether [`Prot::DEVICE`] can be expressed; otherwise it is refused.
+    #[must_use]
+    pub const fn with_svpbmt(mut self, svpbmt: bool) -> Self {
+        self.svpbmt = svpbmt;
+        self
+    }
+
+    /// Sets whether the hardware sets the dirty bit. Otherwise it is set beforehand.
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
     }
 }
 
@@ -105,8 +128,9 @@ impl RiscV {
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: RiscVConfig) -> Result<Self, Unsupported> {
         if !(32..=56).contains(&config.output_bits) {
-            let why = Why::Rule("output bits are not between 32 and 56");
-            return Err(Unsupported { format: Self::NAME, why });
+            let output_bits = config.output_bits;
+            let reason = UnsupportedReason::OutputBits { output_bits, fewest: 32, most: 56 };
+            return Err(Unsupported::new(Self::NAME, reason));
         }
         let levels = match config.mode {
             RiscVMode::Sv39 => 3,

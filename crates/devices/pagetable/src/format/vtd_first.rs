@@ -19,20 +19,44 @@ const EXECUTE_DISABLE: u64 = 1 << 63;
 /// How a first stage table is set up, from the unit's capability registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdFirstConfig {
-    /// Five levels and 57 bits of address (`CAP.FS5LP`) instead of four and 48.
-    pub five_levels: bool,
-    /// Bits of an address after translation: the host address width, 32 to 52.
-    pub output_bits: u32,
-    /// 1 GiB pages (`CAP.FS1GP`).
-    pub pages_1g: bool,
-    /// Leave the dirty bit to the hardware instead of setting it beforehand.
-    pub dirty: bool,
+    five_levels: bool,
+    output_bits: u32,
+    pages_1g: bool,
+    dirty: bool,
 }
 
 impl VtdFirstConfig {
     /// Of four levels, 48 bits out, all page sizes, no dirty tracking.
     pub const fn new() -> Self {
         Self { five_levels: false, output_bits: 48, pages_1g: true, dirty: false }
+    }
+
+    /// Sets whether there are five levels and 57 bits of address (`CAP.FS5LP`), instead of four and 48.
+    #[must_use]
+    pub const fn with_five_levels(mut self, five_levels: bool) -> Self {
+        self.five_levels = five_levels;
+        self
+    }
+
+    /// Sets how many bits an address has after translation: the host address width, 32 to 52.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets whether 1 GiB pages are used (`CAP.FS1GP`).
+    #[must_use]
+    pub const fn with_pages_1g(mut self, pages_1g: bool) -> Self {
+        self.pages_1g = pages_1g;
+        self
+    }
+
+    /// Sets whether the hardware sets the dirty bit. Otherwise it is set beforehand.
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
     }
 }
 
@@ -55,8 +79,13 @@ impl VtdFirst {
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: VtdFirstConfig) -> Result<Self, Unsupported> {
         let VtdFirstConfig { five_levels, output_bits, pages_1g, dirty } = config;
-        let entries = X86_64::new(X86_64Config { five_levels, output_bits, pages_1g, dirty })
-            .map_err(|unsupported| Unsupported { format: Self::NAME, ..unsupported })?;
+        let config = X86_64Config::new()
+            .with_five_levels(five_levels)
+            .with_output_bits(output_bits)
+            .with_pages_1g(pages_1g)
+            .with_dirty_tracking(dirty);
+        let entries = X86_64::new(config)
+            .map_err(|unsupported| Unsupported::new(Self::NAME, unsupported.reason))?;
         Ok(Self { entries })
     }
 }

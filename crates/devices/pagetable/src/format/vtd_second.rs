@@ -15,7 +15,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, bit, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, UnsupportedReason, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
@@ -51,19 +51,12 @@ const TABLE_FIELDS: &[Field] = &[range("ADDR (next table)", 51, 12)];
 /// How a second stage table is set up, from the unit's capability registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdSecondConfig {
-    /// Bits of an address that are translated (the domain's width, at most `CAP.MGAW` + 1): 31 to
-    /// 57. Up to 39 three levels are used, up to 48 four, above five (`CAP.SAGAW`).
-    pub input_bits: u32,
-    /// Bits of an address after translation: the host address width, 32 to 52.
-    pub output_bits: u32,
-    /// 2 MiB pages (`CAP.SSLPS` bit 0).
-    pub pages_2m: bool,
-    /// 1 GiB pages (`CAP.SSLPS` bit 1).
-    pub pages_1g: bool,
-    /// [`Prot::COHERENT`] sets the snoop bit (`ECAP.SC`); without, it is refused.
-    pub snoop_control: bool,
-    /// Let the hardware track dirty pages (`ECAP.SSADS`, enabled in the PASID entry).
-    pub dirty: bool,
+    input_bits: u32,
+    output_bits: u32,
+    pages_2m: bool,
+    pages_1g: bool,
+    snoop_control: bool,
+    dirty: bool,
 }
 
 impl VtdSecondConfig {
@@ -77,6 +70,49 @@ impl VtdSecondConfig {
             snoop_control: true,
             dirty: false,
         }
+    }
+
+    /// Sets how many bits of an address are translated (the domain's width, at most `CAP.MGAW` + 1):
+    /// 31 to 57. Up to 39 three levels are used, up to 48 four, above five (`CAP.SAGAW`).
+    #[must_use]
+    pub const fn with_input_bits(mut self, input_bits: u32) -> Self {
+        self.input_bits = input_bits;
+        self
+    }
+
+    /// Sets how many bits an address has after translation: the host address width, 32 to 52.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets whether 2 MiB pages are used (`CAP.SSLPS` bit 0).
+    #[must_use]
+    pub const fn with_pages_2m(mut self, pages_2m: bool) -> Self {
+        self.pages_2m = pages_2m;
+        self
+    }
+
+    /// Sets whether 1 GiB pages are used (`CAP.SSLPS` bit 1).
+    #[must_use]
+    pub const fn with_pages_1g(mut self, pages_1g: bool) -> Self {
+        self.pages_1g = pages_1g;
+        self
+    }
+
+    /// Sets whether [`Prot::COHERENT`] sets the snoop bit (`ECAP.SC`); otherwise it is refused.
+    #[must_use]
+    pub const fn with_snoop_control(mut self, snoop_control: bool) -> Self {
+        self.snoop_control = snoop_control;
+        self
+    }
+
+    /// Sets whether the hardware tracks dirty pages (`ECAP.SSADS`, enabled in the PASID entry).
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
     }
 }
 
@@ -99,12 +135,18 @@ impl VtdSecond {
     /// # Errors
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: VtdSecondConfig) -> Result<Self, Unsupported> {
-        let unsupported = |rule| Unsupported { format: Self::NAME, why: Why::Rule(rule) };
+        let unsupported = |reason| Err(Unsupported::new(Self::NAME, reason));
         if !(31..=57).contains(&config.input_bits) {
-            return Err(unsupported("input bits are not between 31 and 57"));
+            let input_bits = config.input_bits;
+            return unsupported(UnsupportedReason::InputBits { input_bits, fewest: 31, most: 57 });
         }
         if !(32..=52).contains(&config.output_bits) {
-            return Err(unsupported("output bits are not between 32 and 52"));
+            let output_bits = config.output_bits;
+            return unsupported(UnsupportedReason::OutputBits {
+                output_bits,
+                fewest: 32,
+                most: 52,
+            });
         }
         let geometry = Geometry::new(Shape {
             granule_log2: 12,
@@ -215,7 +257,7 @@ impl Format for VtdSecond {
 
     fn with_level_on_top(&self) -> Option<Self> {
         let input_bits = 12 + 9 * (self.geometry.levels() + 1);
-        Self::new(VtdSecondConfig { input_bits, ..self.config }).ok()
+        Self::new(self.config.with_input_bits(input_bits)).ok()
     }
 
     #[inline]

@@ -17,7 +17,7 @@
 use longshore_mem::BusAddr;
 
 use super::fields::{Field, Fields, bit, flag, range};
-use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, Why, bits, when};
+use super::{DirtyTest, Entry, Format, LeafEntry, Unsupported, UnsupportedReason, bits, when};
 use crate::geometry::{Geometry, LEVELS_MAX, Shape, Window};
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
@@ -64,20 +64,44 @@ const TABLE_FIELDS: &[Field] = &[
 /// How an x86-64 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct X86_64Config {
-    /// Five levels and 57 bits of address (LA57) instead of four and 48.
-    pub five_levels: bool,
-    /// Bits of a physical address: 32 to 52.
-    pub output_bits: u32,
-    /// 1 GiB pages.
-    pub pages_1g: bool,
-    /// Leave the dirty bit to the hardware instead of setting it beforehand.
-    pub dirty: bool,
+    five_levels: bool,
+    output_bits: u32,
+    pages_1g: bool,
+    dirty: bool,
 }
 
 impl X86_64Config {
     /// Of four levels, 52 bits out, all page sizes, no dirty tracking.
     pub const fn new() -> Self {
         Self { five_levels: false, output_bits: 52, pages_1g: true, dirty: false }
+    }
+
+    /// Sets whether there are five levels and 57 bits of address (LA57), instead of four and 48.
+    #[must_use]
+    pub const fn with_five_levels(mut self, five_levels: bool) -> Self {
+        self.five_levels = five_levels;
+        self
+    }
+
+    /// Sets how many bits a physical address has: 32 to 52.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets whether 1 GiB pages are used.
+    #[must_use]
+    pub const fn with_pages_1g(mut self, pages_1g: bool) -> Self {
+        self.pages_1g = pages_1g;
+        self
+    }
+
+    /// Sets whether the hardware sets the dirty bit. Otherwise it is set beforehand.
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
     }
 }
 
@@ -101,8 +125,9 @@ impl X86_64 {
     /// [`Unsupported`] where the architecture has no such set-up.
     pub fn new(config: X86_64Config) -> Result<Self, Unsupported> {
         if !(32..=52).contains(&config.output_bits) {
-            let why = Why::Rule("output bits are not between 32 and 52");
-            return Err(Unsupported { format: Self::NAME, why });
+            let output_bits = config.output_bits;
+            let reason = UnsupportedReason::OutputBits { output_bits, fewest: 32, most: 52 };
+            return Err(Unsupported::new(Self::NAME, reason));
         }
         let levels = if config.five_levels { 5 } else { 4 };
         let geometry = Geometry::new(Shape {

@@ -8,8 +8,7 @@ use std::sync::atomic::Ordering;
 
 use longshore_mem::Granule;
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
-use longshore_pagetable::format::{Format, Stage1, Stage2};
+use longshore_pagetable::format::{ArmStage1, ArmStage1Config, ArmStage2, ArmStage2Config, Format};
 use longshore_pagetable::table_memory::{HostPages, TableAddr, TableMemory};
 use longshore_pagetable::{PageTable, Prot, TlbGather};
 
@@ -251,11 +250,15 @@ fn concatenated_tables_lose_no_page_size() {
     each_size(|granule_log2, input_bits, output_bits| {
         for contiguous in [false, true] {
             let granule = granule(granule_log2);
-            let config1 =
-                Stage1Config { input_bits, output_bits, contiguous, ..Stage1Config::new(granule) };
-            let config2 =
-                Stage2Config { input_bits, output_bits, contiguous, ..Stage2Config::new(granule) };
-            let (one, two) = (Stage1::new(config1).unwrap(), Stage2::new(config2).unwrap());
+            let config1 = ArmStage1Config::new(granule)
+                .with_input_bits(input_bits)
+                .with_output_bits(output_bits)
+                .with_contiguous(contiguous);
+            let config2 = ArmStage2Config::new(granule)
+                .with_input_bits(input_bits)
+                .with_output_bits(output_bits)
+                .with_contiguous(contiguous);
+            let (one, two) = (ArmStage1::new(config1).unwrap(), ArmStage2::new(config2).unwrap());
             assert_eq!(two.geometry().page_sizes(), one.geometry().page_sizes(), "{config2:?}");
         }
     });
@@ -265,8 +268,8 @@ fn concatenated_tables_lose_no_page_size() {
 #[test]
 fn the_levels_of_stage_2_can_be_chosen() {
     let new = |granule_log2, input_bits, levels| {
-        let plain = Stage2Config::new(granule(granule_log2));
-        Stage2::new(Stage2Config { input_bits, levels: Some(levels), ..plain })
+        let plain = ArmStage2Config::new(granule(granule_log2));
+        ArmStage2::new(plain.with_input_bits(input_bits).with_levels(levels))
     };
     for (granule_log2, input_bits, levels, concatenated_log2) in [
         (12, 34, 2, 4),
@@ -292,8 +295,8 @@ fn the_levels_of_stage_2_can_be_chosen() {
 #[test]
 fn refused_levels_of_stage_2_have_distinct_reasons() {
     let refused = |granule_log2, input_bits, levels| {
-        let plain = Stage2Config::new(granule(granule_log2));
-        let refused = Stage2::new(Stage2Config { input_bits, levels: Some(levels), ..plain });
+        let plain = ArmStage2Config::new(granule(granule_log2));
+        let refused = ArmStage2::new(plain.with_input_bits(input_bits).with_levels(levels));
         refused.unwrap_err().to_string()
     };
     for (granule_log2, input_bits, levels, reason) in [

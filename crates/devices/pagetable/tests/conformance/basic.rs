@@ -2,8 +2,9 @@
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::{HostPages, TableAddr};
-use longshore_pagetable::{Check, Error, Format, Image, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Error, Image, PageTable, Prot, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;
@@ -14,8 +15,8 @@ fn table<F: Format>(format: F) -> PageTable<F, HostPages, Coherent> {
 
 pub(crate) fn empty<F: Format>(format: F) {
     let table = table(format);
-    let all = format.geometry().all();
-    for va in [0, all.last / 3, all.last / 2, all.last / 2 + 1, all.last] {
+    let last_va = format.geometry().last_va();
+    for va in [0, last_va / 3, last_va / 2, last_va / 2 + 1, last_va] {
         assert_eq!(table.lookup(at(&format, va)), Ok(None));
     }
     assert_eq!(mappings(&table), []);
@@ -49,7 +50,7 @@ pub(crate) fn entries_of_no_table<F: Format>(format: F) {
 
 pub(crate) fn every_page_size<F: Format>(format: F) {
     let prot = read_write(&format);
-    let all = format.geometry().all().last;
+    let all = format.geometry().last_va();
     for page_log2 in usable_sizes(&format) {
         let size = 1u64 << page_log2;
         let table = table(format);
@@ -201,7 +202,7 @@ pub(crate) fn out_of_range<F: Format>(format: F) {
     let prot = read_write(&format);
     let geometry = format.geometry();
     let granule = 1u64 << geometry.granule_log2();
-    let all = geometry.all().last;
+    let all = geometry.last_va();
     let last = at(&format, all - (granule - 1));
     let refused =
         |tried: Result<(), Error>| assert!(matches!(tried, Err(Error::OutOfRange { .. })));
@@ -239,7 +240,7 @@ pub(crate) fn mixed<F: Format>(format: F) {
     let geometry = format.geometry();
     for pair in sizes.windows(2) {
         let (small, large) = (1u64 << pair[0], 1u64 << pair[1]);
-        if 8 * large > geometry.all().last >> 1 || pair[1] + 4 > geometry.output_bits() {
+        if 8 * large > geometry.last_va() >> 1 || pair[1] + 4 > geometry.output_bits() {
             continue;
         }
         let table = table(format);

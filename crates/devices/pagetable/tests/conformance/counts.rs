@@ -5,8 +5,9 @@ use std::convert::Infallible;
 
 use longshore_mem::{Granule, Iova};
 use longshore_pagetable::cache_sync::{Coherent, Counting, Counts};
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Check, Error, Format, Invalidate, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Error, Invalidate, PageTable, Prot, TlbGather};
 
 use crate::setup::*;
 

@@ -2,8 +2,9 @@
 
 use longshore_mem::{AddrRange, Granule, Iova};
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::{HostPages, SimulatedDram};
-use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Error, PageTable, Prot, TlbGather};
 
 use crate::setup::*;
 
@@ -212,7 +213,7 @@ fn a_leaf_is_read_whole_where_a_part_is_asked_for() {
 fn the_last_leaf_there_is() {
     fn check<F: Format>(format: F) {
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
-        let all = format.geometry().all().last;
+        let all = format.geometry().last_va();
         let (page, block) = (at(&format, all - 0xfff), at(&format, all - (2 * MIB - 1)));
         for (iova, len) in [(page, 0x1000), (block, 2 * MIB)] {
             table.map(iova, bus(0), len, RW).unwrap();

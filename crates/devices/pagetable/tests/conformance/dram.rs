@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use longshore_mem::Granule;
 use longshore_pagetable::cache_sync::CacheSync;
-use longshore_pagetable::format::Entry;
+use longshore_pagetable::format::{Entry, Format};
 use longshore_pagetable::table_memory::{SimulatedDram, TableAddr, TableMemory};
-use longshore_pagetable::{Format, Image, PageTable, Prot, TlbGather, Walker};
+use longshore_pagetable::{Image, PageTable, Prot, TlbGather, Walker};
 
 use crate::model::Random;
 use crate::read_write;

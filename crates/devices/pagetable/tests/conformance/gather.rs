@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use longshore_mem::{Granule, Iova};
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Error, PageTable, Prot, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;

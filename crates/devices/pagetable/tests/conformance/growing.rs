@@ -1,7 +1,8 @@
 //! A level on top.
 
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::SimulatedDram;
-use longshore_pagetable::{Error, Format, PageTable, TlbGather, Walker};
+use longshore_pagetable::{Error, PageTable, TlbGather, Walker};
 
 use crate::read_write;
 use crate::setup::*;
@@ -12,7 +13,7 @@ pub(crate) fn growing<F: Format>(format: F) {
     let memory = SimulatedDram::new(1 << 20);
     let mut table = PageTable::new(format, &memory, &memory).unwrap();
     let page = 1u64 << format.geometry().granule_log2();
-    let last = format.geometry().all().last;
+    let last = format.geometry().last_va();
     table.map(at(&format, 0), bus(3 * page), 2 * page, prot).unwrap();
     table.map(at(&format, last - (page - 1)), bus(7 * page), page, prot).unwrap();
     let (before, root, used) = (mappings(&table), table.root(), memory.used());

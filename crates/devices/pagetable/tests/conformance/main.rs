@@ -27,7 +27,7 @@ mod split;
 mod together;
 mod walker_races;
 
-use longshore_pagetable::Format;
+use longshore_pagetable::format::Format;
 
 /// Makes a module of tests for the format that `$make` sets up.
 macro_rules! conformance {
@@ -37,7 +37,7 @@ macro_rules! conformance {
                 #[allow(unused_imports, reason = "not every format uses them")]
                 use crate::setup::*;
 
-                fn format() -> impl longshore_pagetable::Format {
+                fn format() -> impl longshore_pagetable::format::Format {
                     $make
                 }
 

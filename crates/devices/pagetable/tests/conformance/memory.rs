@@ -3,10 +3,11 @@
 use std::cell::Cell;
 
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::{
     HostPages, SimulatedDram, TableAddr, TableMemory, TableMeta,
 };
-use longshore_pagetable::{Error, Format, Invalidate, PageTable, TlbGather};
+use longshore_pagetable::{Error, Invalidate, PageTable, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;
@@ -20,7 +21,7 @@ fn content<F: Format, M: TableMemory, S: CacheSync>(table: &PageTable<F, M, S>) 
 fn awkward(format: &impl Format) -> (u64, u64) {
     let geometry = format.geometry();
     let granule = 1u64 << geometry.granule_log2();
-    let middle = geometry.all().last / 2 + 1;
+    let middle = geometry.last_va() / 2 + 1;
     (middle - 3 * granule, 6 * granule)
 }
 
@@ -59,7 +60,7 @@ type Part = (longshore_mem::Iova, u64);
 /// The two parts of a range that the middle of the window divides: the halves of a signed window
 /// are no neighbours, so they are mapped one by one there.
 fn halves(format: &impl Format, va: u64, len: u64) -> (Part, Option<Part>) {
-    if format.geometry().span(at(format, va), len).is_some() {
+    if format.geometry().contains(at(format, va), len) {
         return ((at(format, va), len), None);
     }
     ((at(format, va), len / 2), Some((at(format, va + len / 2), len / 2)))
@@ -149,7 +150,7 @@ pub(crate) fn no_reuse<F: Format>(format: F) {
         assert!(gather.has_tables());
         // Somebody maps before the flush: none of the tables may come back.
         memory.unmapping.set(false);
-        let other = at(&format, geometry.all().last / 2 + 1);
+        let other = at(&format, geometry.last_va() / 2 + 1);
         table.map(other, bus(0), granule, prot).unwrap();
         assert_eq!(memory.freed.get(), 0);
         memory.unmapping.set(true);

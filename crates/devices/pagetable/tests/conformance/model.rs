@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Check, Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Check, Error, PageTable, Prot, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;
@@ -56,7 +57,7 @@ fn run<F: Format>(format: F, check: Check) {
     let mut random = Random(0x1234_5678_9abc_def1);
     // Around a boundary of the highest levels, and few enough pages that ranges meet.
     let window = (1u64 << (geometry.shift(1) + 3).min(geometry.input_bits() - 1)).min(1 << 36);
-    let base = geometry.all().last / 2 + 1;
+    let base = geometry.last_va() / 2 + 1;
     let base = if base >= window { base - window / 2 } else { 0 };
     for _ in 0..RANGES {
         let pages = window / granule;
@@ -66,7 +67,7 @@ fn run<F: Format>(format: F, check: Check) {
         // Half of them aligned, so that there are blocks.
         let page = if random.below(2) == 0 { page } else { page >> len_log2 << len_log2 };
         let va = base + page * granule;
-        if geometry.span(at(&format, va), len).is_none() {
+        if !geometry.contains(at(&format, va), len) {
             continue;
         }
         if random.below(3) > 0 {
@@ -84,7 +85,7 @@ fn run<F: Format>(format: F, check: Check) {
             model.0.remove(&va);
         }
         for probe in [va, va + len - granule, va + len, va.wrapping_sub(granule)] {
-            if probe > geometry.all().last {
+            if probe > geometry.last_va() {
                 continue;
             }
             let found = table.lookup(at(&format, probe)).unwrap();
@@ -108,7 +109,7 @@ fn run<F: Format>(format: F, check: Check) {
     }
     assert_eq!(mappings(&table), []);
     let mut gather = TlbGather::new();
-    let all = geometry.all().last;
+    let all = geometry.last_va();
     let half = all / 2 + 1;
     for part in [0, half] {
         table.reclaim(at(&format, part), half, &mut gather).unwrap();

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::{Format, Narrowing};
 use longshore_pagetable::table_memory::{HostPages, TableMemory};
-use longshore_pagetable::{Format, Narrowing, PageTable, Prot};
+use longshore_pagetable::{PageTable, Prot};
 
 use crate::setup::*;
 

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::cache_sync::Coherent;
-use longshore_pagetable::format::Entry;
+use longshore_pagetable::format::{Entry, Format};
 use longshore_pagetable::table_memory::SimulatedDram;
-use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Error, PageTable, Prot, TlbGather};
 use std::sync::atomic::Ordering;
 
 use crate::dram::assert_settled;

@@ -6,10 +6,11 @@ use std::thread::{self, LocalKey};
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::{
     HostPages, SimulatedDram, TableAddr, TableMemory, TableMeta,
 };
-use longshore_pagetable::{Format, PageTable, Prot, TlbGather, Walker};
+use longshore_pagetable::{PageTable, Prot, TlbGather, Walker};
 
 use crate::setup::*;
 use crate::together::{Meet, Says};

@@ -2,8 +2,9 @@
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::{Coherent, Counting, Counts};
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::HostPages;
-use longshore_pagetable::{Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{PageTable, Prot, TlbGather};
 
 use crate::read_write;
 use crate::setup::*;
@@ -13,7 +14,7 @@ pub(crate) fn all<F: Format>(format: F) {
     let prot = read_write(&format);
     let geometry = format.geometry();
     let page = 1u64 << geometry.granule_log2();
-    let last = geometry.all().last;
+    let last = geometry.last_va();
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
     let places: Vec<u64> = [0, last / 3, last / 2, last / 2 + 1, last]
         .into_iter()
@@ -58,7 +59,7 @@ pub(crate) fn on_the_path<F: Format>(format: F) {
     let prot = read_write(&format);
     let geometry = format.geometry();
     let page = 1u64 << geometry.granule_log2();
-    let last = geometry.all().last;
+    let last = geometry.last_va();
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
     let reclaim = |va: u64| {
         let mut gather = TlbGather::new();

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use longshore_mem::{BusAddr, Granule, Iova};
 use longshore_pagetable::cache_sync::CacheSync;
-use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
 use longshore_pagetable::format::*;
 use longshore_pagetable::table_memory::{TableAddr, TableMemory};
 use longshore_pagetable::{Invalidate, Mapping, PageTable, Prot, TlbGather};
@@ -15,112 +14,110 @@ fn granule(log2: u32) -> Granule {
     Granule::new(1 << log2).unwrap()
 }
 
-pub(crate) fn stage1(granule_log2: u32, input_bits: u32, output_bits: u32) -> Stage1 {
+pub(crate) fn stage1(granule_log2: u32, input_bits: u32, output_bits: u32) -> ArmStage1 {
+    let config = ArmStage1Config::new(granule(granule_log2))
+        .with_input_bits(input_bits)
+        .with_output_bits(output_bits);
+    ArmStage1::new(config).unwrap()
+}
+
+pub(crate) fn stage1_upper(granule_log2: u32, input_bits: u32) -> ArmStage1 {
     let config =
-        Stage1Config { input_bits, output_bits, ..Stage1Config::new(granule(granule_log2)) };
-    Stage1::new(config).unwrap()
+        ArmStage1Config::new(granule(granule_log2)).with_input_bits(input_bits).with_upper(true);
+    ArmStage1::new(config).unwrap()
 }
 
-pub(crate) fn stage1_upper(granule_log2: u32, input_bits: u32) -> Stage1 {
+pub(crate) fn stage1_without_runs(granule_log2: u32, input_bits: u32) -> ArmStage1 {
+    let config = ArmStage1Config::new(granule(granule_log2))
+        .with_input_bits(input_bits)
+        .with_contiguous(false);
+    ArmStage1::new(config).unwrap()
+}
+
+pub(crate) fn stage1_tracking() -> ArmStage1 {
     let config =
-        Stage1Config { input_bits, upper: true, ..Stage1Config::new(granule(granule_log2)) };
-    Stage1::new(config).unwrap()
+        ArmStage1Config::new(granule(12)).with_dirty_tracking(true).with_live_size_changes(true);
+    ArmStage1::new(config).unwrap()
 }
 
-pub(crate) fn stage1_without_runs(granule_log2: u32, input_bits: u32) -> Stage1 {
+pub(crate) fn stage1_tracking_without_runs() -> ArmStage1 {
+    let config = ArmStage1Config::new(granule(12))
+        .with_contiguous(false)
+        .with_dirty_tracking(true)
+        .with_live_size_changes(true);
+    ArmStage1::new(config).unwrap()
+}
+
+pub(crate) fn stage2(granule_log2: u32, input_bits: u32, output_bits: u32) -> ArmStage2 {
+    let config = ArmStage2Config::new(granule(granule_log2))
+        .with_input_bits(input_bits)
+        .with_output_bits(output_bits)
+        .with_live_size_changes(true);
+    ArmStage2::new(config).unwrap()
+}
+
+pub(crate) fn stage2_tracking() -> ArmStage2 {
     let config =
-        Stage1Config { input_bits, contiguous: false, ..Stage1Config::new(granule(granule_log2)) };
-    Stage1::new(config).unwrap()
-}
-
-pub(crate) fn stage1_tracking() -> Stage1 {
-    let config =
-        Stage1Config { dirty: true, live_size_changes: true, ..Stage1Config::new(granule(12)) };
-    Stage1::new(config).unwrap()
-}
-
-pub(crate) fn stage1_tracking_without_runs() -> Stage1 {
-    let config = Stage1Config {
-        contiguous: false,
-        dirty: true,
-        live_size_changes: true,
-        ..Stage1Config::new(granule(12))
-    };
-    Stage1::new(config).unwrap()
-}
-
-pub(crate) fn stage2(granule_log2: u32, input_bits: u32, output_bits: u32) -> Stage2 {
-    let config = Stage2Config {
-        input_bits,
-        output_bits,
-        live_size_changes: true,
-        ..Stage2Config::new(granule(granule_log2))
-    };
-    Stage2::new(config).unwrap()
-}
-
-pub(crate) fn stage2_tracking() -> Stage2 {
-    let config =
-        Stage2Config { dirty: true, live_size_changes: true, ..Stage2Config::new(granule(12)) };
-    Stage2::new(config).unwrap()
+        ArmStage2Config::new(granule(12)).with_dirty_tracking(true).with_live_size_changes(true);
+    ArmStage2::new(config).unwrap()
 }
 
 pub(crate) fn vtd_second(input_bits: u32) -> VtdSecond {
-    let config = vtd_second::VtdSecondConfig { input_bits, ..Default::default() };
+    let config = VtdSecondConfig::new().with_input_bits(input_bits);
     VtdSecond::new(config).unwrap()
 }
 
 pub(crate) fn vtd_second_tracking() -> VtdSecond {
-    VtdSecond::new(vtd_second::VtdSecondConfig { dirty: true, ..Default::default() }).unwrap()
+    VtdSecond::new(VtdSecondConfig::new().with_dirty_tracking(true)).unwrap()
 }
 
 pub(crate) fn vtd_first(five_levels: bool) -> VtdFirst {
-    VtdFirst::new(vtd_first::VtdFirstConfig { five_levels, ..Default::default() }).unwrap()
+    VtdFirst::new(VtdFirstConfig::new().with_five_levels(five_levels)).unwrap()
 }
 
 pub(crate) fn vtd_first_tracking() -> VtdFirst {
-    VtdFirst::new(vtd_first::VtdFirstConfig { dirty: true, ..Default::default() }).unwrap()
+    VtdFirst::new(VtdFirstConfig::new().with_dirty_tracking(true)).unwrap()
 }
 
 pub(crate) fn x86_64(five_levels: bool) -> X86_64 {
-    X86_64::new(x86_64::X86_64Config { five_levels, ..Default::default() }).unwrap()
+    X86_64::new(X86_64Config::new().with_five_levels(five_levels)).unwrap()
 }
 
 pub(crate) fn x86_64_tracking() -> X86_64 {
-    X86_64::new(x86_64::X86_64Config { dirty: true, ..Default::default() }).unwrap()
+    X86_64::new(X86_64Config::new().with_dirty_tracking(true)).unwrap()
 }
 
 pub(crate) fn amd_v1(levels: u32) -> AmdV1 {
-    AmdV1::new(amd_v1::AmdV1Config { levels, ..Default::default() }).unwrap()
+    AmdV1::new(AmdV1Config::new().with_levels(levels)).unwrap()
 }
 
 pub(crate) fn amd_v1_tracking() -> AmdV1 {
-    AmdV1::new(amd_v1::AmdV1Config { dirty: true, ..Default::default() }).unwrap()
+    AmdV1::new(AmdV1Config::new().with_dirty_tracking(true)).unwrap()
 }
 
 pub(crate) fn amd_v1_6_levels_tracking() -> AmdV1 {
-    AmdV1::new(amd_v1::AmdV1Config { levels: 6, dirty: true, ..Default::default() }).unwrap()
+    AmdV1::new(AmdV1Config::new().with_levels(6).with_dirty_tracking(true)).unwrap()
 }
 
 pub(crate) fn amd_v1_large(levels: u32) -> AmdV1 {
-    let config = amd_v1::AmdV1Config { levels, pages_512g: true, ..Default::default() };
+    let config = AmdV1Config::new().with_levels(levels).with_pages_512g(true);
     AmdV1::new(config).unwrap()
 }
 
-fn mode(bits: u32) -> riscv::RiscVMode {
+fn mode(bits: u32) -> RiscVMode {
     match bits {
-        39 => riscv::RiscVMode::Sv39,
-        48 => riscv::RiscVMode::Sv48,
-        _ => riscv::RiscVMode::Sv57,
+        39 => RiscVMode::Sv39,
+        48 => RiscVMode::Sv48,
+        _ => RiscVMode::Sv57,
     }
 }
 
 pub(crate) fn riscv(bits: u32) -> RiscV {
-    RiscV::new(riscv::RiscVConfig::new(mode(bits))).unwrap()
+    RiscV::new(RiscVConfig::new(mode(bits))).unwrap()
 }
 
 pub(crate) fn riscv_tracking() -> RiscV {
-    let config = riscv::RiscVConfig { dirty: true, ..riscv::RiscVConfig::new(mode(48)) };
+    let config = RiscVConfig::new(mode(48)).with_dirty_tracking(true);
     RiscV::new(config).unwrap()
 }
 

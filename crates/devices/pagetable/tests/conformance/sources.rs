@@ -5,11 +5,9 @@
 //! text is not used. A format that is changed must not change these without a source that says so.
 
 use longshore_mem::BusAddr;
-use longshore_pagetable::format::arm_lpae::{Stage1Config, Stage2Config};
-use longshore_pagetable::format::riscv::{RiscVConfig, RiscVMode};
+use longshore_pagetable::Prot;
 use longshore_pagetable::format::*;
 use longshore_pagetable::table_memory::TableAddr;
-use longshore_pagetable::{Format, Prot};
 
 use crate::setup::*;
 
@@ -149,9 +147,9 @@ fn arm_bits() {
     let dirty = stage2_tracking().dirty_test().unwrap();
     assert!(dirty.matches(1 << 51 | 1 << 7 | 1) && !dirty.matches(1 << 51 | 1));
     // The memory attributes: write-back, non-cacheable, device-nGnRE of both stages.
-    assert_eq!(Stage1::MAIR, 0x04_ff_44);
-    let config = Stage2Config::new(longshore_mem::Granule::SIZE_4K);
-    let format = Stage2::new(config).unwrap();
+    assert_eq!(ArmStage1::MAIR, 0x04_ff_44);
+    let config = ArmStage2Config::new(longshore_mem::Granule::SIZE_4K);
+    let format = ArmStage2::new(config).unwrap();
     let attribute = |prot| format.attributes(prot).unwrap() >> 2 & 0xf;
     assert_eq!(attribute(Prot::READ | Prot::COHERENT), 0xf);
     assert_eq!(attribute(Prot::READ), 0x5);
@@ -297,7 +295,7 @@ fn risc_v() {
     let is_leaf = |format: &RiscV, entry| matches!(format.decode(0, entry), Entry::Leaf(_));
     let page = 0x4c3;
     assert!(is_leaf(&format, page | 1 << 61));
-    let config = RiscVConfig { svnapot: false, svpbmt: false, ..RiscVConfig::new(RiscVMode::Sv57) };
+    let config = RiscVConfig::new(RiscVMode::Sv57).with_svnapot(false).with_svpbmt(false);
     let plain = RiscV::new(config).unwrap();
     assert!(is_leaf(&plain, page));
     assert!(is_leaf(&format, 1 << 63 | 1 << 13 | 0xc3));
@@ -375,15 +373,17 @@ fn every_bit_written_has_one_name() {
 fn what_no_hardware_has_is_refused() {
     let granule = |log2| longshore_mem::Granule::new(1u64 << log2).unwrap();
     for log2 in (0..64).filter(|log2| ![12, 14, 16].contains(log2)) {
-        assert!(Stage1::new(Stage1Config::new(granule(log2))).is_err(), "2^{log2}");
-        assert!(Stage2::new(Stage2Config::new(granule(log2))).is_err(), "2^{log2}");
+        assert!(ArmStage1::new(ArmStage1Config::new(granule(log2))).is_err(), "2^{log2}");
+        assert!(ArmStage2::new(ArmStage2Config::new(granule(log2))).is_err(), "2^{log2}");
     }
     let with_bits = |granule_log2, input_bits, output_bits| {
         let granule = granule(granule_log2);
-        let config = Stage1Config { input_bits, output_bits, ..Stage1Config::new(granule) };
-        let stage1 = Stage1::new(config).is_ok();
-        let config = Stage2Config { input_bits, output_bits, ..Stage2Config::new(granule) };
-        assert_eq!(Stage2::new(config).is_ok(), stage1, "{input_bits} {output_bits}");
+        let config =
+            ArmStage1Config::new(granule).with_input_bits(input_bits).with_output_bits(output_bits);
+        let stage1 = ArmStage1::new(config).is_ok();
+        let config =
+            ArmStage2Config::new(granule).with_input_bits(input_bits).with_output_bits(output_bits);
+        assert_eq!(ArmStage2::new(config).is_ok(), stage1, "{input_bits} {output_bits}");
         stage1
     };
     for (input_bits, output_bits) in [(24, 48), (53, 48), (48, 31), (48, 53)] {

@@ -1,8 +1,9 @@
 //! Changing what is mapped without unmapping it.
 
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::{HostPages, SimulatedDram};
-use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather};
+use longshore_pagetable::{Error, PageTable, Prot, TlbGather};
 
 use crate::dram::assert_settled;
 use crate::read_write;

@@ -11,12 +11,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use longshore_mem::BusAddr;
+use longshore_pagetable::Prot;
 use longshore_pagetable::cache_sync::CacheSync;
-use longshore_pagetable::format::{DirtyTest, Entry, Fields};
-use longshore_pagetable::geometry::{Geometry, LEVELS_MAX};
-use longshore_pagetable::prot::Narrowing;
+use longshore_pagetable::format::{
+    DirtyTest, Entry, Fields, Format, Geometry, LEVELS_MAX, Narrowing,
+};
 use longshore_pagetable::table_memory::{HostPages, TableAddr, TableMemory, TableMeta};
-use longshore_pagetable::{Format, Prot};
 
 /// A barrier at which nobody waits for a thread that has panicked: those who do panic too, so that
 /// a test fails instead of hanging.

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::cache_sync::Coherent;
+use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::{
     HostPages, SimulatedDram, TableAddr, TableMemory, TableMeta,
 };
-use longshore_pagetable::{Error, Format, PageTable, Prot, TlbGather, Walker};
+use longshore_pagetable::{Error, PageTable, Prot, TlbGather, Walker};
 
 use crate::setup::*;
 use crate::together::{Meet, Says};

@@ -19,13 +19,13 @@
 mod stage1;
 mod stage2;
 
-pub use stage1::{Stage1, Stage1Config};
-pub use stage2::{Stage2, Stage2Config};
+pub use stage1::{ArmStage1, ArmStage1Config};
+pub use stage2::{ArmStage2, ArmStage2Config};
 
 use longshore_mem::{BusAddr, Granule};
 
 use super::fields::{Field, bit, choice, flag, range};
-use super::{Entry, LeafEntry, Unsupported, Why, bits, when};
+use super::{Entry, LeafEntry, Unsupported, UnsupportedReason, bits, when};
 use crate::geometry::{Geometry, Shape, Window};
 use crate::table_memory::TableAddr;
 
@@ -101,13 +101,13 @@ struct LpaeConfig {
 impl Lpae {
     fn new(config: LpaeConfig) -> Result<Self, Unsupported> {
         let LpaeConfig { format, granule, input_bits, output_bits, window, .. } = config;
-        let unsupported = |rule| Unsupported { format, why: Why::Rule(rule) };
+        let unsupported = |reason| Err(Unsupported::new(format, reason));
         let granule_log2 = u32::from(granule.log2());
         if !(25..=52).contains(&input_bits) {
-            return Err(unsupported("input bits are not between 25 and 52"));
+            return unsupported(UnsupportedReason::InputBits { input_bits, fewest: 25, most: 52 });
         }
         if !matches!(output_bits, 32 | 36 | 40 | 42 | 44 | 48 | 52) {
-            return Err(unsupported("output bits are not 32, 36, 40, 42, 44, 48 or 52"));
+            return unsupported(UnsupportedReason::OutputBitsNotListed { output_bits });
         }
         let wide = output_bits > 48;
         // With 4 KiB and 16 KiB granules one feature, FEAT_LPA2, widens both sides.
@@ -121,7 +121,7 @@ impl Lpae {
             12 => (if lpa2 { 4 } else { 3 }, [4, 4, 4, 0, 0, 0]),
             14 => (if lpa2 { 3 } else { 2 }, [7, 5, 0, 0, 0, 0]),
             16 => (if wide { 3 } else { 2 }, [5, 5, 0, 0, 0, 0]),
-            _ => return Err(unsupported("the granule is none of 4, 16 and 64 KiB")),
+            _ => return unsupported(UnsupportedReason::Granule { granule }),
         };
         let index_log2 = granule_log2 - 3;
         let contiguous_log2 = if config.contiguous { contiguous_log2 } else { [0; 6] };
@@ -130,24 +130,24 @@ impl Lpae {
             *run = 1 | 1 << contiguous_log2[level];
         }
         let above_granule = input_bits - granule_log2;
-        // Concatenated tables replace a root whose entries cannot be blocks: see `Stage2`.
+        // Concatenated tables replace a root whose entries cannot be blocks: see `ArmStage2`.
         let single = above_granule.div_ceil(index_log2);
         let fewest = above_granule.saturating_sub(config.concatenation_log2).div_ceil(index_log2);
         let levels = match config.levels {
-            Some(0) => return Err(Unsupported { format, why: Why::NoLevels { fewest } }),
+            Some(0) => return unsupported(UnsupportedReason::NoLevels { fewest }),
             Some(levels) if levels < fewest => {
-                let why = Why::TooFewLevels {
+                let reason = UnsupportedReason::TooFewLevels {
                     levels,
                     input_bits,
                     root_tables_log2: above_granule - levels * index_log2,
                     root_tables_max_log2: config.concatenation_log2,
                     fewest,
                 };
-                return Err(Unsupported { format, why });
+                return unsupported(reason);
             }
             Some(levels) if levels > single => {
-                let why = Why::TooManyLevels { levels, input_bits, most: single };
-                return Err(Unsupported { format, why });
+                let reason = UnsupportedReason::TooManyLevels { levels, input_bits, most: single };
+                return unsupported(reason);
             }
             Some(levels) => levels,
             None if single as usize > block_levels => fewest,

@@ -27,7 +27,7 @@ const TABLE_UXN: u64 = 1 << 60;
 const TABLE_NO_UNPRIVILEGED: u64 = 1 << 61;
 const TABLE_READ_ONLY: u64 = 1 << 62;
 
-/// Indexes into [`Stage1::MAIR`].
+/// Indexes into [`ArmStage1::MAIR`].
 const ATTR_NON_CACHEABLE: u64 = 0;
 const ATTR_WRITE_BACK: u64 = 1;
 const ATTR_DEVICE: u64 = 2;
@@ -61,25 +61,17 @@ const STAGE1_TABLE: &[Field] = &[
 
 /// How a stage 1 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage1Config {
-    /// 4, 16 or 64 KiB.
-    pub granule: Granule,
-    /// Bits of an address that are translated: 25 to 52. Above 48, and for more than 48 output
-    /// bits, the hardware must have FEAT_LPA2 (4 and 16 KiB) or FEAT_LVA and FEAT_LPA (64 KiB).
-    pub input_bits: u32,
-    /// Bits of an address after translation: 32 to 52.
-    pub output_bits: u32,
-    /// Translate the top of the address space (TTBR1) instead of its bottom (TTBR0).
-    pub upper: bool,
-    /// Set the Contiguous bit where a run of entries allows it.
-    pub contiguous: bool,
-    /// Let the hardware track dirty pages (`HD` set).
-    pub dirty: bool,
-    /// The hardware tolerates a change of page size without break-before-make (FEAT_BBM level 2).
-    pub live_size_changes: bool,
+pub struct ArmStage1Config {
+    granule: Granule,
+    input_bits: u32,
+    output_bits: u32,
+    upper: bool,
+    contiguous: bool,
+    dirty: bool,
+    live_size_changes: bool,
 }
 
-impl Stage1Config {
+impl ArmStage1Config {
     /// Of `granule`, 48 bits on both sides, contiguous runs, no dirty tracking.
     pub const fn new(granule: Granule) -> Self {
         Self {
@@ -92,17 +84,63 @@ impl Stage1Config {
             live_size_changes: false,
         }
     }
+
+    /// Sets how many bits of an address are translated: 25 to 52. Above 48, and for more than 48
+    /// output bits, the hardware must have FEAT_LPA2 (4 and 16 KiB) or FEAT_LVA and FEAT_LPA
+    /// (64 KiB).
+    #[must_use]
+    pub const fn with_input_bits(mut self, input_bits: u32) -> Self {
+        self.input_bits = input_bits;
+        self
+    }
+
+    /// Sets how many bits an address has after translation: 32 to 52.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets whether the top of the address space is translated (TTBR1), instead of its bottom
+    /// (TTBR0).
+    #[must_use]
+    pub const fn with_upper(mut self, upper: bool) -> Self {
+        self.upper = upper;
+        self
+    }
+
+    /// Sets whether the Contiguous bit is set where a run of entries allows it.
+    #[must_use]
+    pub const fn with_contiguous(mut self, contiguous: bool) -> Self {
+        self.contiguous = contiguous;
+        self
+    }
+
+    /// Sets whether the hardware tracks dirty pages (`HD` set).
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
+    }
+
+    /// Sets whether the hardware tolerates a change of page size without break-before-make (FEAT_BBM
+    /// level 2).
+    #[must_use]
+    pub const fn with_live_size_changes(mut self, live_size_changes: bool) -> Self {
+        self.live_size_changes = live_size_changes;
+        self
+    }
 }
 
 /// Arm LPAE, stage 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage1 {
+pub struct ArmStage1 {
     lpae: Lpae,
     dirty: bool,
     live_size_changes: bool,
 }
 
-impl Stage1 {
+impl ArmStage1 {
     /// What the memory attribute register must hold: Normal non-cacheable, Normal write-back,
     /// Device-nGnRE.
     pub const MAIR: u64 = 0x04_ff_44;
@@ -111,7 +149,7 @@ impl Stage1 {
     ///
     /// # Errors
     /// [`Unsupported`] where the architecture has no such set-up.
-    pub fn new(config: Stage1Config) -> Result<Self, Unsupported> {
+    pub fn new(config: ArmStage1Config) -> Result<Self, Unsupported> {
         let lpae = Lpae::new(LpaeConfig {
             format: Self::NAME,
             granule: config.granule,
@@ -126,7 +164,7 @@ impl Stage1 {
     }
 }
 
-impl Format for Stage1 {
+impl Format for ArmStage1 {
     const NAME: &'static str = "Arm LPAE stage 1";
     const LEVEL_NAMES: [&'static str; LEVELS_MAX] = LEVEL_NAMES;
     const RUNS_REPEAT: bool = false;

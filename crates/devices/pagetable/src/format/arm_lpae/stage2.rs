@@ -1,4 +1,4 @@
-//! Stage 2: see [`Stage2`].
+//! Stage 2: see [`ArmStage2`].
 
 use longshore_mem::{BusAddr, Granule};
 
@@ -62,26 +62,17 @@ const STAGE2_LEAF: &[Field] = &[
 
 /// How a stage 2 table is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage2Config {
-    /// 4, 16 or 64 KiB.
-    pub granule: Granule,
-    /// Bits of an address that are translated: 25 to 52, as for stage 1.
-    pub input_bits: u32,
-    /// Bits of an address after translation: 32 to 52.
-    pub output_bits: u32,
-    /// The number of levels, for tables that another program built or for hardware that needs a
-    /// certain initial level (SL0). One level of a 4 KiB granule needs FEAT_TTST. `None` concatenates
-    /// tables at the root as [`Stage2`](Stage2#the-tables-at-the-root) documents.
-    pub levels: Option<u32>,
-    /// Set the Contiguous bit where a run of entries allows it.
-    pub contiguous: bool,
-    /// Let the hardware track dirty pages (`S2HD` set).
-    pub dirty: bool,
-    /// The hardware tolerates a change of page size without break-before-make (FEAT_BBM level 2).
-    pub live_size_changes: bool,
+pub struct ArmStage2Config {
+    granule: Granule,
+    input_bits: u32,
+    output_bits: u32,
+    levels: Option<u32>,
+    contiguous: bool,
+    dirty: bool,
+    live_size_changes: bool,
 }
 
-impl Stage2Config {
+impl ArmStage2Config {
     /// Of `granule`, 48 bits on both sides, contiguous runs, no dirty tracking.
     pub const fn new(granule: Granule) -> Self {
         Self {
@@ -94,6 +85,51 @@ impl Stage2Config {
             live_size_changes: false,
         }
     }
+
+    /// Sets how many bits of an address are translated: 25 to 52, as for stage 1.
+    #[must_use]
+    pub const fn with_input_bits(mut self, input_bits: u32) -> Self {
+        self.input_bits = input_bits;
+        self
+    }
+
+    /// Sets how many bits an address has after translation: 32 to 52.
+    #[must_use]
+    pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
+        self.output_bits = output_bits;
+        self
+    }
+
+    /// Sets the number of levels, for tables that another program built or for hardware that needs a
+    /// certain initial level (SL0). One level of a 4 KiB granule needs FEAT_TTST. Without it, tables
+    /// are concatenated at the root as [`ArmStage2`](ArmStage2#the-tables-at-the-root) documents.
+    #[must_use]
+    pub const fn with_levels(mut self, levels: u32) -> Self {
+        self.levels = Some(levels);
+        self
+    }
+
+    /// Sets whether the Contiguous bit is set where a run of entries allows it.
+    #[must_use]
+    pub const fn with_contiguous(mut self, contiguous: bool) -> Self {
+        self.contiguous = contiguous;
+        self
+    }
+
+    /// Sets whether the hardware tracks dirty pages (`S2HD` set).
+    #[must_use]
+    pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
+        self.dirty = dirty;
+        self
+    }
+
+    /// Sets whether the hardware tolerates a change of page size without break-before-make (FEAT_BBM
+    /// level 2).
+    #[must_use]
+    pub const fn with_live_size_changes(mut self, live_size_changes: bool) -> Self {
+        self.live_size_changes = live_size_changes;
+        self
+    }
 }
 
 /// The Arm LPAE format of stage 2: the tables by which a hypervisor translates addresses of a guest's
@@ -101,14 +137,14 @@ impl Stage2Config {
 ///
 /// # The registers
 ///
-/// `T0SZ` is 64 minus [`input_bits`](Stage2Config::input_bits). `SL0` follows from the number of levels
+/// `T0SZ` is 64 minus [`input_bits`](ArmStage2Config::with_input_bits). `SL0` follows from the number of levels
 /// of the [geometry](Format::geometry): the initial level is 4 minus that number.
 ///
 /// # The tables at the root
 ///
 /// The root may be up to 16 adjacent (concatenated) tables of the level below, which saves a level
-/// (DDI 0487, D8.2). Unless [`levels`](Stage2Config::levels) says otherwise,
-/// `Stage2` does that only where no block size is lost:
+/// (DDI 0487, D8.2). Unless [`levels`](ArmStage2Config::with_levels) says otherwise,
+/// `ArmStage2` does that only where no block size is lost:
 ///
 /// | granule | input bits | tables at the root | why |
 /// | --- | --- | --- | --- |
@@ -127,27 +163,27 @@ impl Stage2Config {
 ///
 /// Levels are the manual's. Every case in which the architecture demands concatenated tables
 /// (`AArch64.S2InvalidSL` in DDI 0487) is among these, for any hardware whose physical addresses have
-/// at least [`input_bits`](Stage2Config::input_bits) and [`output_bits`](Stage2Config::output_bits).
+/// at least [`input_bits`](ArmStage2Config::with_input_bits) and [`output_bits`](ArmStage2Config::with_output_bits).
 /// Linux concatenates for the DMA API only on demand, and KVM wherever it can without losing 2 MiB
 /// blocks (`drivers/iommu/io-pgtable-arm.c`, `kvm_get_vtcr`).
 ///
-/// [`levels`](Stage2Config::levels) chooses otherwise, for tables that others built.
+/// [`levels`](ArmStage2Config::with_levels) chooses otherwise, for tables that others built.
 ///
 /// T0SZ is 64 minus the input bits. SL0 follows from the levels of the
-/// [geometry](crate::Format::geometry): the initial level is 4 minus their number.
+/// [geometry](crate::format::Format::geometry): the initial level is 4 minus their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage2 {
+pub struct ArmStage2 {
     lpae: Lpae,
     dirty: bool,
     live_size_changes: bool,
 }
 
-impl Stage2 {
+impl ArmStage2 {
     /// The format for `config`.
     ///
     /// # Errors
     /// [`Unsupported`] where the architecture has no such set-up.
-    pub fn new(config: Stage2Config) -> Result<Self, Unsupported> {
+    pub fn new(config: ArmStage2Config) -> Result<Self, Unsupported> {
         let lpae = Lpae::new(LpaeConfig {
             format: Self::NAME,
             granule: config.granule,
@@ -169,7 +205,7 @@ impl Stage2 {
     }
 }
 
-impl Format for Stage2 {
+impl Format for ArmStage2 {
     const NAME: &'static str = "Arm LPAE stage 2";
     const LEVEL_NAMES: [&'static str; LEVELS_MAX] = LEVEL_NAMES;
     const RUNS_REPEAT: bool = false;
