@@ -13,6 +13,7 @@ mod output;
 mod program;
 mod progress;
 mod pt;
+mod rate_limit;
 mod repack;
 mod serve;
 mod serve_log;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -13,6 +13,7 @@ use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop};
 use serde_json::{Value, json};
 
 use crate::exit::failure;
+use crate::rate_limit::{RateLimit, Verdict};
 use crate::serve_log::{Line, Log, LogHandle};
 use crate::signals::{self, ServerSignal};
 use crate::units::{Alignment, Size};
@@ -234,11 +235,26 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     options.roots = args.root;
     options.files = args.files;
     let server = Server::new(listener, options, stop)?;
-    let served = server.run(|event| match event {
-        Event::Trouble { message } if !args.json => log.say(Line::Error(message.clone())),
-        _ if args.json => log.say(Line::Out(as_json(event).to_string())),
-        _ if args.quiet => {}
-        _ => log.say(Line::Out(event.to_string())),
+    let mut limit = RateLimit::default();
+    let served = server.run(|event| {
+        if args.quiet && !args.json && !matches!(event, Event::Trouble { .. }) {
+            return;
+        }
+        let say = |event: &Event| match event {
+            Event::Trouble { message } if !args.json => log.say(Line::Error(message.clone())),
+            _ if args.json => log.say(Line::Out(as_json(event).to_string())),
+            _ => log.say(Line::Out(event.to_string())),
+        };
+        let Some(peer) = peer_of(event) else { return say(event) };
+        match limit.count(peer.uid, Instant::now()) {
+            Verdict::Print { suppressed: 0 } => say(event),
+            Verdict::Print { suppressed } => {
+                log.say(suppression(peer.uid, Some(suppressed), args.json));
+                say(event);
+            }
+            Verdict::Announce => log.say(suppression(peer.uid, None, args.json)),
+            Verdict::Suppress => {}
+        }
     });
     log.end();
     Ok(served?)
@@ -271,6 +287,26 @@ fn handle_signals(args: &ServeArgs, stop: Stop, log: LogHandle) -> anyhow::Resul
         }
     })?;
     Ok(())
+}
+
+/// The client that caused an event.
+fn peer_of(event: &Event) -> Option<&Peer> {
+    match event {
+        Event::Attached { peer, .. }
+        | Event::Released { peer, .. }
+        | Event::Refused { peer, .. }
+        | Event::Disconnected { peer, .. } => Some(peer),
+        _ => None,
+    }
+}
+
+/// A line about lines of a user that were not printed; without a number, that it begins.
+fn suppression(uid: u32, lines: Option<u64>, json: bool) -> Line {
+    Line::Out(match (lines, json) {
+        (lines, true) => json!({ "event": "suppressed", "uid": uid, "lines": lines }).to_string(),
+        (Some(lines), _) => format!("{lines} lines about user {uid} were not printed"),
+        (None, _) => format!("too many lines about user {uid}: they are counted, not printed"),
+    })
 }
 
 fn as_json(event: &Event) -> Value {

@@ -13,6 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use command::{LONGSHORE, Outcome, as_nobody, run};
+use longshore::load::{CancelToken, FormatChoice};
+use longshore::serve::{Client, Wanted};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -203,6 +205,28 @@ fn what_is_not_served_is_refused() {
     fixture.client(&["attach", "17"]).expect(31, &["nothing called '17'"]);
     let absent = fixture.path("root").join("absent");
     fixture.client(&["attach", absent.to_str().unwrap()]).expect(10, &["absent", "cannot open"]);
+}
+
+#[test]
+fn one_user_cannot_fill_the_log() {
+    let fixture = Fixture::new();
+    let secret = fixture.path("secret");
+    fs::write(&secret, b"secret").unwrap();
+    let serving = fixture.serve(&[]);
+    let wanted = Wanted::Path(secret);
+    for _ in 0..1500 {
+        let client = Client::connect(Some(&fixture.socket()), &CancelToken::new()).unwrap();
+        client.attach(&wanted, FormatChoice::Auto, &mut |_| ()).unwrap_err();
+    }
+    let events = serving.stop();
+    let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
+    let (refused, suppressed) = (count("refused"), count("suppressed"));
+    // 1,000 at once, and 20 more in each second that this took.
+    assert!((1000..1500).contains(&refused), "{refused}");
+    assert_ne!(suppressed, 0);
+    let first = events.iter().find(|event| event["event"] == "suppressed").unwrap();
+    assert_eq!(first["uid"], rustix::process::getuid().as_raw());
+    assert_eq!(first["lines"], Value::Null);
 }
 
 #[test]

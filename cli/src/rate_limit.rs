@@ -1,0 +1,116 @@
+//! A limit on the lines that each user can make a server log.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Lines that a user can cause at once.
+const BURST: u32 = 1000;
+/// The time after which a user can cause one more.
+const PERIOD: Duration = Duration::from_millis(50);
+/// The most users that are remembered. If there are more, they share one bucket.
+const USERS_MAX: usize = 1024;
+
+/// A token bucket for each user, and one for those that are not remembered.
+#[derive(Debug, Default)]
+pub(crate) struct RateLimit {
+    buckets: HashMap<Option<u32>, Bucket>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    lines: u32,
+    filled: Instant,
+    suppressed: u64,
+}
+
+/// The answer for one line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Print it. This many lines of the user were not printed since the last one.
+    Print { suppressed: u64 },
+    /// Print that lines of this user are suppressed from now on.
+    Announce,
+    /// Do not print it.
+    Suppress,
+}
+
+impl RateLimit {
+    /// Counts a line that the user `uid` causes at the time `now`.
+    pub(crate) fn count(&mut self, uid: u32, now: Instant) -> Verdict {
+        let mut key = Some(uid);
+        if self.buckets.len() >= USERS_MAX && !self.buckets.contains_key(&key) {
+            // A user with a full bucket is as one that was never seen.
+            self.buckets.retain(|_, bucket| {
+                bucket.fill(now);
+                bucket.lines < BURST || bucket.suppressed > 0
+            });
+            if self.buckets.len() >= USERS_MAX {
+                key = None;
+            }
+        }
+        let full = Bucket { lines: BURST, filled: now, suppressed: 0 };
+        let bucket = self.buckets.entry(key).or_insert(full);
+        bucket.fill(now);
+        if bucket.lines == 0 {
+            bucket.suppressed += 1;
+            return if bucket.suppressed == 1 { Verdict::Announce } else { Verdict::Suppress };
+        }
+        bucket.lines -= 1;
+        Verdict::Print { suppressed: std::mem::take(&mut bucket.suppressed) }
+    }
+}
+
+impl Bucket {
+    fn fill(&mut self, now: Instant) {
+        let periods = now.saturating_duration_since(self.filled).as_nanos() / PERIOD.as_nanos();
+        let periods = u32::try_from(periods).unwrap_or(u32::MAX).min(BURST);
+        if periods == BURST {
+            self.filled = now;
+        } else {
+            self.filled += PERIOD * periods;
+        }
+        self.lines = (self.lines + periods).min(BURST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_limited_and_others_are_not() {
+        let (mut limit, start) = (RateLimit::default(), Instant::now());
+        for _ in 0..BURST {
+            assert_eq!(limit.count(1, start), Verdict::Print { suppressed: 0 });
+        }
+        assert_eq!(limit.count(1, start), Verdict::Announce);
+        assert_eq!(limit.count(1, start + PERIOD / 2), Verdict::Suppress);
+        assert_eq!(limit.count(2, start), Verdict::Print { suppressed: 0 });
+        assert_eq!(limit.count(1, start + PERIOD), Verdict::Print { suppressed: 2 });
+        assert_eq!(limit.count(1, start + PERIOD), Verdict::Announce);
+        // The half that was counted before is not lost.
+        assert_eq!(limit.count(1, start + PERIOD * 2), Verdict::Print { suppressed: 1 });
+        let later = start + PERIOD * (BURST + 2);
+        for _ in 0..BURST {
+            assert_eq!(limit.count(1, later), Verdict::Print { suppressed: 0 });
+        }
+        assert_eq!(limit.count(1, later), Verdict::Announce);
+    }
+
+    #[test]
+    fn users_that_are_too_many_share_a_bucket_until_others_are_forgotten() {
+        let (mut limit, start) = (RateLimit::default(), Instant::now());
+        for uid in 0..USERS_MAX as u32 {
+            assert_eq!(limit.count(uid, start), Verdict::Print { suppressed: 0 });
+        }
+        for uid in (USERS_MAX as u32..).take(BURST as usize) {
+            assert_eq!(limit.count(uid, start), Verdict::Print { suppressed: 0 });
+        }
+        assert_eq!(limit.count(u32::MAX, start), Verdict::Announce);
+        assert_eq!(limit.count(0, start), Verdict::Print { suppressed: 0 });
+        assert_eq!(limit.buckets.len(), USERS_MAX + 1);
+        // All but the two that have not filled up and the shared one are forgotten.
+        assert_eq!(limit.count(u32::MAX, start + PERIOD), Verdict::Print { suppressed: 0 });
+        assert_eq!(limit.buckets.len(), 3);
+    }
+}
