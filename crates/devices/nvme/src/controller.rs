@@ -170,8 +170,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
         }
         let capabilities = Capabilities(hardware.read_u64(CAP));
         let page_log2 = page_log2(capabilities, domain)?;
-        let (end, registers_bytes) =
-            (capabilities.head_doorbell(0) + 4, hardware.registers_len_bytes());
+        let (end, registers_bytes) = (capabilities.head_doorbell(0) + 4, hardware.registers_len());
         if end > registers_bytes {
             return Err(Unsupported::Doorbells { end, registers_bytes }.into());
         }
@@ -233,7 +232,7 @@ impl<'d, H: Hardware> Controller<'d, H> {
         let admin = self.running(&mut admin)?;
         let granted = self.execute(admin, command, info)?;
         let queues = (granted & 0xffff).min(granted >> 16).min(wanted) as u16 + 1;
-        let registers_bytes = self.hardware.registers_len_bytes();
+        let registers_bytes = self.hardware.registers_len();
         let fits = |id: &u16| self.capabilities.head_doorbell(*id) + 4 <= registers_bytes;
         admin.free_queues = (1..=queues).filter(fits).rev().collect();
         Ok(())

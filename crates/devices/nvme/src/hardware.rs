@@ -11,7 +11,7 @@ use crate::error::Error;
 /// test can implement the trait for a model of a controller.
 pub trait Hardware {
     /// Returns the length of the registers (BAR 0), in bytes.
-    fn registers_len_bytes(&self) -> usize;
+    fn registers_len(&self) -> usize;
     /// Reads a register of four bytes.
     fn read_u32(&self, at: usize) -> u32;
     /// Reads a register of eight bytes.
@@ -57,8 +57,8 @@ impl PciDevice {
 }
 
 impl Hardware for PciDevice {
-    fn registers_len_bytes(&self) -> usize {
-        self.registers.len_bytes()
+    fn registers_len(&self) -> usize {
+        self.registers.len()
     }
 
     #[inline]

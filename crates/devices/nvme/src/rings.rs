@@ -239,7 +239,7 @@ mod tests {
     struct Doorbells(RefCell<Vec<(usize, u32)>>);
 
     impl Hardware for Doorbells {
-        fn registers_len_bytes(&self) -> usize {
+        fn registers_len(&self) -> usize {
             0x2000
         }
 

@@ -41,8 +41,8 @@ static ALLOCATOR: Counting = Counting;
 struct Uncounted<'a>(&'a Model);
 
 impl Hardware for Uncounted<'_> {
-    fn registers_len_bytes(&self) -> usize {
-        self.0.registers_len_bytes()
+    fn registers_len(&self) -> usize {
+        self.0.registers_len()
     }
 
     fn read_u32(&self, at: usize) -> u32 {

@@ -29,7 +29,7 @@ use crate::iommufd::DmaAccess;
 use longshore_mem::Iova;
 use rustix::fs::{Mode, OFlags};
 
-pub use device::{CONFIG_REGION, Device, DeviceInfo, Interrupts, Region, Registers};
+pub use device::{CONFIG_REGION, Device, DeviceInfo, Region, Registers};
 pub use info::{InfoError, IommuInfo};
 
 /// Opens containers.

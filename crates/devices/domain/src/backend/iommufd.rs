@@ -6,8 +6,9 @@ use std::io;
 use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::iommufd::{DEVICE, Ioas, Iommufd as Descriptor};
-use longshore_sys::vfio::Device;
+use longshore_sys::vfio;
 
+use super::device::Device;
 use super::open::{OpenError, Sysfs};
 use super::pinned::{access, at_file, memory_advice, runs};
 use super::{Backend, BackendError, Limits, Piece};
@@ -26,8 +27,8 @@ pub struct Iommufd {
 }
 
 impl Iommufd {
-    /// The PCI device at `address`, as `0000:01:00.0`, in an address space of its own. It does
-    /// no DMA before [`Device::set_bus_master`].
+    /// Opens the PCI device at `address`, such as `0000:01:00.0`, in an address space of its own. It
+    /// does no DMA before [`Device::set_bus_master`].
     ///
     /// A device that outlives the domain reaches what the domain has leaked, and nothing else.
     ///
@@ -39,16 +40,16 @@ impl Iommufd {
         let descriptor = Descriptor::open()
             .map_err(|source| OpenError::opening(DEVICE.into(), "iommufd", source))?;
         let number = sysfs.device_number(&found)?;
-        let device = Device::open(number)
-            .map_err(|source| OpenError::opening(Device::path(number), "vfio_pci", source))?;
+        let device = vfio::Device::open(number)
+            .map_err(|source| OpenError::opening(vfio::Device::path(number), "vfio_pci", source))?;
         device
             .bind(&descriptor)
-            .map_err(|source| OpenError::binding(&found, &Device::path(number), source))?;
+            .map_err(|source| OpenError::binding(&found, &vfio::Device::path(number), source))?;
         let ioas = descriptor.alloc_ioas().map_err(OpenError::io("making an address space"))?;
         device.attach(ioas).map_err(OpenError::io("putting the device into an address space"))?;
         // Only now: a device has a say in it.
         let limits = Limits { reserved: sysfs.bus_windows(), ..limits(&descriptor, ioas)? };
-        Ok((Self { descriptor, ioas, limits }, device))
+        Ok((Self { descriptor, ioas, limits }, Device::new(device)))
     }
 
     unsafe fn map_by_file(&self, iova: Iova, piece: &Piece<'_>, prot: Prot) -> io::Result<()> {

@@ -1,6 +1,8 @@
 //! Backends, which make mappings real.
 #![expect(unsafe_code, reason = "a backend is trusted to keep devices out of what was unmapped")]
 
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod device;
 #[cfg(feature = "iommufd")]
 mod iommufd;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
@@ -20,10 +22,10 @@ use longshore_mem::{AddrRange, FileOffset, Granule, Iova};
 use longshore_pagetable::Prot;
 use thiserror::Error;
 
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub use device::{Device, DeviceInfo, Region, Registers};
 #[cfg(feature = "iommufd")]
 pub use iommufd::Iommufd;
-#[cfg(any(feature = "vfio", feature = "iommufd"))]
-pub use longshore_sys::vfio::{CONFIG_REGION, Device, DeviceInfo, Interrupts, Region, Registers};
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use open::OpenError;
 pub use soft::Soft;

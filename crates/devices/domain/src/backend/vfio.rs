@@ -5,8 +5,9 @@ use std::io;
 
 use longshore_mem::{AddrRange, Granule, Iova};
 use longshore_pagetable::Prot;
-use longshore_sys::vfio::{API_VERSION, CONTAINER, Container, Device, Group, IommuType};
+use longshore_sys::vfio::{API_VERSION, CONTAINER, Container, Group, IommuType};
 
+use super::device::Device;
 use super::open::{Found, OpenError, Sysfs};
 use super::pinned::{access, at_file, memory_advice, runs};
 use super::{Backend, BackendError, Limits, Piece};
@@ -42,8 +43,8 @@ pub struct Vfio {
 }
 
 impl Vfio {
-    /// The PCI device at `address`, as `0000:01:00.0`, in an address space of its group. It does
-    /// no DMA before [`Device::set_bus_master`].
+    /// Opens the PCI device at `address`, such as `0000:01:00.0`, in an address space of its group. It
+    /// does no DMA before [`Device::set_bus_master`].
     ///
     /// The descriptors that a device holds keep its address space, so a device that outlives the
     /// domain reaches what the domain has leaked, and nothing else.
@@ -71,7 +72,7 @@ impl Vfio {
         set_iommu(&container, &found)?;
         let limits = Limits { reserved: sysfs.bus_windows(), ..limits(&container)? };
         let device = group.device(&found.address).map_err(OpenError::io("opening the device"))?;
-        Ok((Self { container, _group: group, limits }, device))
+        Ok((Self { container, _group: group, limits }, Device::new(device)))
     }
 
     /// Returns how many more mappings there can be now, if the kernel reports it (Linux 5.10): the

@@ -386,7 +386,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Hardware for &Model {
-    fn registers_len_bytes(&self) -> usize {
+    fn registers_len(&self) -> usize {
         0x4000
     }
 

@@ -19,7 +19,6 @@ pub const CONFIG_REGION: u32 = 7;
 
 const GET_INFO: libc::Ioctl = request(7);
 const GET_REGION_INFO: libc::Ioctl = request(8);
-const GET_IRQ_INFO: libc::Ioctl = request(9);
 const RESET: libc::Ioctl = request(11);
 const BIND_IOMMUFD: libc::Ioctl = request(18);
 const ATTACH_IOMMUFD_PT: libc::Ioctl = request(19);
@@ -30,8 +29,6 @@ const DEVICE_IS_PCI: u32 = 1 << 1;
 const REGION_READ: u32 = 1 << 0;
 const REGION_WRITE: u32 = 1 << 1;
 const REGION_MMAP: u32 = 1 << 2;
-const IRQ_EVENTFD: u32 = 1 << 0;
-const IRQ_MASKABLE: u32 = 1 << 1;
 
 /// Where in the configuration space the command register is, and its bits for memory and DMA.
 const COMMAND: u64 = 4;
@@ -59,16 +56,6 @@ struct RegionInfoArg {
     offset: u64,
 }
 const _: () = assert!(size_of::<RegionInfoArg>() == 32);
-
-#[repr(C)]
-#[derive(Default)]
-struct IrqInfoArg {
-    argsz: u32,
-    flags: u32,
-    index: u32,
-    count: u32,
-}
-const _: () = assert!(size_of::<IrqInfoArg>() == 16);
 
 #[repr(C)]
 struct BindArg {
@@ -105,10 +92,6 @@ pub struct DeviceInfo {
     pub is_pci: bool,
     /// [`Device::reset`] works.
     pub can_reset: bool,
-    /// One more than the highest number of a region.
-    pub regions: u32,
-    /// One more than the highest number of a kind of interrupt.
-    pub interrupt_kinds: u32,
 }
 
 /// A part of a device that can be read and written.
@@ -126,17 +109,6 @@ pub struct Region {
     pub can_map: bool,
     /// Where the kernel has it in the device's file.
     offset: u64,
-}
-
-/// A kind of interrupt of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interrupts {
-    /// How many there are.
-    pub count: u32,
-    /// They can be signalled by an eventfd.
-    pub by_event_fd: bool,
-    /// They can be masked.
-    pub can_mask: bool,
 }
 
 impl Device {
@@ -216,8 +188,6 @@ impl Device {
         Ok(DeviceInfo {
             is_pci: arg.flags & DEVICE_IS_PCI != 0,
             can_reset: arg.flags & DEVICE_CAN_RESET != 0,
-            regions: arg.num_regions,
-            interrupt_kinds: arg.num_irqs,
         })
     }
 
@@ -239,22 +209,6 @@ impl Device {
             can_write: has(REGION_WRITE),
             can_map: has(REGION_MMAP),
             offset: arg.offset,
-        })
-    }
-
-    /// A kind of interrupt by its number: of PCI 0 the line, 1 MSI, 2 MSI-X.
-    ///
-    /// # Errors
-    /// `EINVAL` where there is no such number.
-    pub fn interrupts(&self, index: u32) -> io::Result<Interrupts> {
-        let argsz = size_of::<IrqInfoArg>() as u32;
-        let mut arg = IrqInfoArg { argsz, index, ..Default::default() };
-        // SAFETY: the kernel reads and writes a `struct vfio_irq_info`, whose layout the argument has.
-        unsafe { exchange(self.0.as_fd(), GET_IRQ_INFO, (&raw mut arg).cast()) }?;
-        Ok(Interrupts {
-            count: arg.count,
-            by_event_fd: arg.flags & IRQ_EVENTFD != 0,
-            can_mask: arg.flags & IRQ_MASKABLE != 0,
         })
     }
 
