@@ -3,8 +3,9 @@
 use std::io;
 
 use longshore_mem::{BusAddr, Iova};
-use longshore_sys::account::OverLimit;
 use thiserror::Error;
+
+use crate::client::QuotaExceeded;
 
 /// Why a space or a region could not be made or changed. Nothing has changed then.
 #[derive(Debug, Error)]
@@ -113,7 +114,7 @@ pub enum Error {
     /// Too many files or addresses are mapped for clients of one user, or of all users. Unmap some, or give
     /// the clients a process of their own.
     #[error("mapping a client's memory: {0}")]
-    ClientLimit(#[from] OverLimit),
+    ClientLimit(#[from] QuotaExceeded),
     /// The space was made for its owner's raw mappings alone.
     #[error("only its owner maps and unmaps in this space (SpaceConfig::raw_only)")]
     RawOnly,

@@ -104,8 +104,7 @@
 //! tables for its two ends and one for each 512 GiB, wherever it begins, and the time to fill these.
 //! Memory must lie inside of the file that it is mapped from.
 //!
-//! A client may fill its eventfds and let them block. Signalling them does not wait
-//! ([`SharedEvent`](longshore_sys::event_fd::SharedEvent)).
+//! A client may fill its eventfds and let them block. [`Interrupts::raise`] does not wait then.
 //!
 //! # Which versions
 //!

@@ -149,7 +149,7 @@ impl SpaceDma {
 impl DmaTarget for SpaceDma {
     fn connected(&mut self, link: &Link) {
         self.link = Some(link.clone());
-        self.quota = self.quota.with_user(link.user());
+        self.quota = self.quota.with_uid(link.user().uid());
     }
 
     fn disconnected(&mut self) {
@@ -293,8 +293,9 @@ fn drain(
 mod tests {
     use std::os::fd::OwnedFd;
 
-    use longshore_access::client::{Limits, MappingAccounts, User};
+    use longshore_access::client::MappingAccounts;
     use longshore_mem::FileOffset;
+    use longshore_sys::closing::User;
     use longshore_sys::memfd;
 
     use super::*;
@@ -303,9 +304,8 @@ mod tests {
 
     /// A quota in accounts of their own, which allow one user so much and all users twice as much.
     fn quota(files: u64, bytes: u64) -> MappingQuota {
-        let limits = |max| Limits { per_user: max, all_users: 2 * max };
-        let accounts = Box::leak(Box::new(MappingAccounts::new(limits(files), limits(bytes))));
-        MappingQuota::new(accounts, User::own())
+        let accounts = Box::leak(Box::new(MappingAccounts::new(files, bytes)));
+        MappingQuota::new(accounts, User::own().uid())
     }
 
     fn file(len_bytes: u64) -> OwnedFd {

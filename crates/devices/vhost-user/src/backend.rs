@@ -9,11 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use longshore_access::Space;
-use longshore_access::client::{OverLimit, Stop, User};
+use longshore_access::client::Stop;
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
-use longshore_sys::account::Permit;
-use longshore_sys::closing::Disposable;
+use longshore_sys::account::{OverLimit, Permit};
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::kept_descriptors;
 
@@ -132,7 +132,7 @@ impl<'d, D: Device> Backend<'d, D> {
     /// for `user`.
     pub(crate) fn new(device: &'d D, space: Space, is_log_left_out: bool, user: User) -> Self {
         Self {
-            memory: SpaceMemory::new(space).with_user(user),
+            memory: SpaceMemory::new(space).with_uid(user.uid()),
             device,
             is_log_left_out,
             features: 0,

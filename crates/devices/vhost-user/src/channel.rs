@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use longshore_access::client::{Stop, User};
-use longshore_sys::closing::Disposable;
+use longshore_access::client::Stop;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::wire::{HEADER_LEN_BYTES, Header, Malformed};

@@ -73,7 +73,7 @@
 //! translation takes a few tables for its two ends and one for each 512 GiB, wherever it begins, and
 //! the time to fill these. The front-ends of one user together can have a quarter of the mappings
 //! (`vm.max_map_count`) and addresses of this process, and those of all users a half
-//! ([`SpaceMemory::with_user`]).
+//! ([`SpaceMemory::with_uid`]).
 //!
 //! The front-end can shorten the files behind its memory and its log: accesses fault then
 //! ([`Reason::BackingLost`](longshore_access::Reason::BackingLost)), and writes count as not logged
@@ -91,13 +91,8 @@ mod server;
 mod tests;
 pub mod wire;
 
-/// Eventfds. A front-end shares those by which a back-end signals it, and may let them block:
-/// [`SharedEvent`](event_fd::SharedEvent) signals such an eventfd without waiting.
-#[doc(inline)]
-pub use longshore_sys::event_fd;
-
 pub use device::{ACCESS_PLATFORM, Device, Event};
-pub use longshore_access::client::{Listener, Stop, User};
+pub use longshore_access::client::{Listener, Stop};
 pub use memory::{
     IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
     Translation, UserAddr,

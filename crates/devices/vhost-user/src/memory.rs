@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use longshore_access::client::{MappingPermit, MappingQuota, User};
+use longshore_access::client::{MappingPermit, MappingQuota};
 use longshore_access::dirty::{BeyondLog, ExternalLog, Log};
 use longshore_access::{Error, Logs, Region, RegionAccess, Space};
 use longshore_mem::{AddrRange, FileOffset, GuestPhys, Iova};
@@ -228,12 +228,12 @@ impl SpaceMemory {
         }
     }
 
-    /// Counts the memory that is mapped from here on for `user`: the one who connected
-    /// ([`User::of_peer`]). The mapped files of one user, and those of all users, are limited; without this
+    /// Counts the memory that is mapped from here on for the user with id `uid`: the one who connected
+    /// (`SO_PEERCRED`). The mapped files of one user, and those of all users, are limited; without this
     /// call they are counted for the user of this process.
     #[must_use]
-    pub fn with_user(self, user: User) -> Self {
-        let quota = self.quota.with_user(user);
+    pub fn with_uid(self, uid: u32) -> Self {
+        let quota = self.quota.with_uid(uid);
         self.with_quota(quota)
     }
 
@@ -391,7 +391,7 @@ impl SpaceMemory {
         offset: FileOffset,
         len_bytes: u64,
     ) -> Result<(), MemoryError> {
-        let permit = self.quota.take(len_bytes.min(LOG_BYTES_MAX)).map_err(Error::from)?;
+        let permit = self.quota.acquire(len_bytes.min(LOG_BYTES_MAX)).map_err(Error::from)?;
         let log = match len_bytes <= LOG_BYTES_MAX {
             true => ExternalLog::map_file(file, offset, len_bytes),
             false => {

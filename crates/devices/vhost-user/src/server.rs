@@ -6,8 +6,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use longshore_access::Space;
-use longshore_access::client::{Listener, Stop, User};
-use longshore_sys::closing::Disposable;
+use longshore_access::client::{Listener, Stop};
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::descriptors;
 use longshore_sys::disposal;
 use longshore_sys::kept_descriptors;

@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use longshore_access::client::{Limits, MappingAccounts, MappingQuota, User};
+use longshore_access::client::{MappingAccounts, MappingQuota};
 use longshore_access::{Error, Space};
 use longshore_mem::{FileOffset, GuestPhys};
+use longshore_sys::closing::User;
 use longshore_sys::memfd;
 
 use crate::{MemoryError, SpaceMemory, TableRegion, UserAddr};
@@ -23,9 +24,8 @@ fn region(file: &OwnedFd, page: u64) -> TableRegion<'_> {
 
 /// A quota in accounts of their own, which allow one user so much and all users twice as much.
 fn quota(files: u64, bytes: u64) -> MappingQuota {
-    let limits = |max| Limits { per_user: max, all_users: 2 * max };
-    let accounts = Box::leak(Box::new(MappingAccounts::new(limits(files), limits(bytes))));
-    MappingQuota::new(accounts, User::own())
+    let accounts = Box::leak(Box::new(MappingAccounts::new(files, bytes)));
+    MappingQuota::new(accounts, User::own().uid())
 }
 
 fn file(len_bytes: u64) -> OwnedFd {

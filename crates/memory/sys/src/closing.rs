@@ -62,6 +62,11 @@ impl User {
         Self(uid)
     }
 
+    /// Returns the number of this user.
+    pub const fn uid(self) -> u32 {
+        self.0
+    }
+
     /// Returns the effective user of this process.
     pub fn own() -> Self {
         Self(crate::effective_uid())

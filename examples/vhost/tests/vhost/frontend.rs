@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore::vhost_user::User;
 use longshore::vhost_user::wire::{Header, number};
+use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
 use longshore_vhost_example::Stop;

@@ -18,6 +18,7 @@ use longshore_sys::account::{Account, Limits, OverLimit, Permit};
 use longshore_sys::closing::User;
 use longshore_sys::mapping;
 
+use crate::client::quota_exceeded::QuotaExceeded;
 use crate::{Error, Region, RegionAccess};
 
 /// The addresses that a process has, at least.
@@ -27,12 +28,8 @@ const COUNT_MARGIN: u64 = 6;
 
 static OF_PROCESS: LazyLock<MappingAccounts> = LazyLock::new(|| {
     let count = mapping::count_max().saturating_add(COUNT_MARGIN);
-    MappingAccounts::new(a_quarter_for_each_user(count), a_quarter_for_each_user(ADDRESS_BYTES))
+    MappingAccounts::new(count / 4, ADDRESS_BYTES / 4)
 });
-
-fn a_quarter_for_each_user(of: u64) -> Limits {
-    Limits { per_user: of / 4, all_users: of / 2 }
-}
 
 /// The files and addresses that are mapped for clients, with their limits.
 #[derive(Debug)]
@@ -44,12 +41,19 @@ pub struct MappingAccounts {
 }
 
 impl MappingAccounts {
-    /// Makes accounts with these limits on mapped files and on bytes of addresses.
-    pub const fn new(files_max: Limits, bytes_max: Limits) -> Self {
+    /// Makes accounts in which one user can have this many mapped files and bytes of addresses, and all
+    /// users together twice as many.
+    pub const fn new(files_per_user: u64, bytes_per_user: u64) -> Self {
+        let files_max = limits(files_per_user);
+        let bytes_max = limits(bytes_per_user);
         let files = Account::new("mapped files of clients");
         let bytes = Account::new("bytes of addresses of mapped files of clients");
         Self { files, bytes, files_max, bytes_max }
     }
+}
+
+const fn limits(per_user: u64) -> Limits {
+    Limits { per_user, all_users: per_user.saturating_mul(2) }
 }
 
 /// The share of one user in [`MappingAccounts`].
@@ -71,28 +75,29 @@ impl MappingQuota {
     /// Returns the quota of this process's own user in the accounts that all servers of the process share.
     /// It is for clients whose user is not known.
     pub fn of_process() -> Self {
-        Self::new(&OF_PROCESS, User::own())
+        Self { accounts: &OF_PROCESS, user: User::own() }
     }
 
-    /// Returns the quota of `user` in `accounts`.
-    pub const fn new(accounts: &'static MappingAccounts, user: User) -> Self {
-        Self { accounts, user }
+    /// Returns the quota of the user with id `uid` in `accounts`.
+    pub const fn new(accounts: &'static MappingAccounts, uid: u32) -> Self {
+        Self { accounts, user: User::from_uid(uid) }
     }
 
-    /// Returns the quota of another user in the same accounts.
+    /// Returns the quota of the user with id `uid` in the same accounts.
     #[must_use]
-    pub fn with_user(self, user: User) -> Self {
-        Self { user, ..self }
+    pub const fn with_uid(self, uid: u32) -> Self {
+        Self::new(self.accounts, uid)
     }
 
     /// Counts one file, of which `len_bytes` are to be mapped.
     ///
     /// # Errors
-    /// [`OverLimit`]; nothing is counted then.
-    pub fn take(self, len_bytes: u64) -> Result<MappingPermit, OverLimit> {
+    /// [`QuotaExceeded`]; nothing is counted then.
+    pub fn acquire(self, len_bytes: u64) -> Result<MappingPermit, QuotaExceeded> {
         let Self { accounts, user } = self;
-        let file = accounts.files.take(user, 1, accounts.files_max)?;
-        let bytes = accounts.bytes.take(user, len_bytes, accounts.bytes_max)?;
+        let file = accounts.files.take(user, 1, accounts.files_max).map_err(QuotaExceeded)?;
+        let bytes = accounts.bytes.take(user, len_bytes, accounts.bytes_max);
+        let bytes = bytes.map_err(QuotaExceeded)?;
         Ok(MappingPermit { _file: file, bytes })
     }
 
@@ -108,11 +113,11 @@ impl MappingQuota {
         len_bytes: u64,
         access: RegionAccess,
     ) -> Result<Region, Error> {
-        let mut permit = self.take(len_bytes)?;
+        let mut permit = self.acquire(len_bytes)?;
         let region = Region::map_file(file, offset, len_bytes, access)?;
         // The rest of the huge pages at the ends.
         let more_bytes = region.address_bytes().saturating_sub(len_bytes);
-        permit.bytes.extend(more_bytes, self.accounts.bytes_max)?;
+        permit.bytes.extend(more_bytes, self.accounts.bytes_max).map_err(QuotaExceeded)?;
         Ok(region.keeping(permit))
     }
 }
@@ -132,9 +137,8 @@ mod tests {
 
     /// Accounts of their own with these limits for one user, and twice as much for all users.
     fn quota(files: u64, bytes: u64) -> MappingQuota {
-        let limits = |max| Limits { per_user: max, all_users: 2 * max };
-        let accounts = Box::leak(Box::new(MappingAccounts::new(limits(files), limits(bytes))));
-        MappingQuota::new(accounts, User::own())
+        let accounts = Box::leak(Box::new(MappingAccounts::new(files, bytes)));
+        MappingQuota::new(accounts, User::own().uid())
     }
 
     fn file(len_bytes: u64) -> OwnedFd {
@@ -149,7 +153,7 @@ mod tests {
 
     fn over_limit(mapped: Result<Region, Error>) -> OverLimit {
         match mapped {
-            Err(Error::ClientLimit(over)) => over,
+            Err(Error::ClientLimit(QuotaExceeded(over))) => over,
             other => panic!("{other:?}"),
         }
     }

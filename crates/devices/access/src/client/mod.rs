@@ -3,11 +3,10 @@
 
 mod listener;
 mod mapping;
+mod quota_exceeded;
 mod stop;
-
-pub use longshore_sys::account::{Limits, OverLimit, Whose};
-pub use longshore_sys::closing::User;
 
 pub use listener::Listener;
 pub use mapping::{MappingAccounts, MappingPermit, MappingQuota};
+pub use quota_exceeded::QuotaExceeded;
 pub use stop::Stop;
