@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::sync::LazyLock;
 
 use longshore_mem::FileOffset;
-use longshore_sys::account::{Account, Limits, OverLimit, Permit};
+use longshore_sys::account::{Account, Limits, Permit};
 use longshore_sys::closing::User;
 use longshore_sys::mapping;
 
@@ -127,7 +127,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
-    use longshore_sys::account::Whose;
+    use longshore_sys::account::{OverLimit, Whose};
     use longshore_sys::memfd;
 
     use super::*;
