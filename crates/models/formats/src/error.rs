@@ -2,42 +2,27 @@
 
 use std::fmt;
 
-/// A format of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Format {
-    /// Safetensors.
-    Safetensors,
-    /// The index of a model in several safetensors files.
-    SafetensorsIndex,
-    /// GGUF.
-    Gguf,
-}
-
-/// The name of the format in messages.
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Safetensors => "safetensors",
-            Self::SafetensorsIndex => "safetensors index",
-            Self::Gguf => "GGUF",
-        })
-    }
-}
+use crate::detail::Detail;
+use crate::format::Format;
+use crate::reason::Reason;
 
 /// A file that is not of the format it is meant to be of.
+///
+/// [`fmt::Display`] writes one line. Text out of the file is shortened and
+/// [`printable`](crate::printable) in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a valid {format} file: {reason}")]
+#[error("not a valid {format} file: {}", self.detail())]
 pub struct Error {
     format: Format,
-    reason: String,
+    /// Boxed, so that the result of a parser is as short without an error as it can be.
+    reason: Box<Reason>,
 }
 
 /// The result of a parser.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    pub(crate) fn new(format: Format, reason: impl Into<String>) -> Self {
+    pub(crate) fn new(format: Format, reason: impl Into<Box<Reason>>) -> Self {
         Self { format, reason: reason.into() }
     }
 
@@ -46,9 +31,68 @@ impl Error {
         self.format
     }
 
-    /// Returns what is wrong with the file, as the end of a sentence about it. Text out of the file is
-    /// shortened and [`printable`](crate::printable).
-    pub fn reason(&self) -> &str {
+    /// Returns what is wrong with the file, for programs.
+    pub fn reason(&self) -> &Reason {
         &self.reason
+    }
+
+    /// Returns the text of the reason, as the end of a sentence about the file: where the file is wrong,
+    /// what was expected, and what can be done.
+    pub fn detail(&self) -> impl fmt::Display + '_ {
+        Detail { format: self.format, reason: &self.reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf;
+    use crate::index::ShardIndex;
+    use crate::quoted::QuotedName;
+    use crate::reason::{
+        Item, JsonErrorKind, LooksLike, ShardNameProblem, ShardProblem, Start, UnknownDtype,
+    };
+    use crate::safetensors::Header;
+
+    fn header_error(header: &str) -> Error {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        Header::parse(&bytes, bytes.len() as u64).unwrap_err()
+    }
+
+    #[test]
+    fn reasons_are_for_programs() {
+        let error = header_error(r#"{"a":{"dtype":"F3\u001b"}}"#);
+        let Reason::UnknownDtype { tensor, dtype: UnknownDtype::Name(name) } = error.reason()
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!((tensor.as_str(), name.as_str()), ("a", "F3\u{1b}"));
+
+        let error = header_error("{\n\"a\":[");
+        let Reason::Json { item: Some(item), error } = error.reason() else { panic!("{error:?}") };
+        assert_eq!(*item, Item::Tensor(QuotedName::new("a")));
+        assert_eq!((error.kind(), error.line()), (JsonErrorKind::UnexpectedValue, 2));
+        assert!(error.to_string().ends_with(&format!("at line 2 column {}", error.column())));
+
+        let error = gguf::Header::parse(b"<html><html><html><html>", 100).unwrap_err();
+        let start = Start::Magic(*b"<htm");
+        let reason = Reason::BadStart { start, looks_like: Some(LooksLike::WebPage) };
+        assert_eq!(*error.reason(), reason);
+
+        let error = ShardIndex::parse(br#"{"weight_map":{"a":"../b"}}"#).unwrap_err();
+        let (name, problem) = (QuotedName::new("../b"), ShardNameProblem::ParentDirectory);
+        let problem = ShardProblem::BadName { name, problem };
+        assert_eq!(*error.reason(), Reason::Shards(problem));
+    }
+
+    #[test]
+    fn long_names_are_not_copied() {
+        let error = header_error(&format!(r#"{{"{}":{{}}}}"#, "é".repeat(1 << 20)));
+        let Reason::Missing { item: Item::TensorField { tensor, .. } } = error.reason() else {
+            panic!("{error:?}");
+        };
+        assert_eq!((tensor.as_str().len(), tensor.len_bytes()), (200, 2 << 20));
+        assert!(size_of::<Error>() <= 16 && size_of::<Reason>() <= 128);
     }
 }

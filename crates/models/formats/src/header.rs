@@ -1,13 +1,15 @@
 //! What the headers of all formats have in common.
 
-use std::fmt;
 use std::ops::Range;
 
 use longshore_mem::Granule;
 
-use crate::error::{Error, Format, Result};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::format::Format;
 use crate::image::Image;
-use crate::json::printable;
+use crate::quoted::QuotedName;
+use crate::reason::{AlignProblem, Reason};
 use crate::{gguf, safetensors};
 
 /// What a file holds, checked, of whatever format it is.
@@ -18,17 +20,6 @@ pub enum Header {
     Safetensors(safetensors::Header),
     /// Of a GGUF file.
     Gguf(gguf::Header),
-}
-
-/// What the elements of a tensor are. [`fmt::Display`] writes the format's own name; what both
-/// formats have in common, such as `F32` and `BF16`, has the same name in both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Dtype {
-    /// Of a safetensors file.
-    Safetensors(safetensors::Dtype),
-    /// Of a GGUF file: ggml's.
-    Ggml(gguf::Dtype),
 }
 
 /// A tensor of a file of whatever format.
@@ -109,10 +100,7 @@ impl Header {
     /// changed so that two tensors share bytes, or one lies outside the file.
     pub fn align(self, file_len_bytes: u64, alignment: Granule) -> Result<(Image, Self)> {
         let format = self.format();
-        let failed = |reason: String| {
-            let what = format!("it cannot have its tensors at multiples of {alignment}: {reason}");
-            Error::new(format, what)
-        };
+        let failed = |problem| Error::new(format, Reason::CannotAlign { alignment, problem });
         self.check_tensors(file_len_bytes).map_err(failed)?;
         if self.is_aligned(alignment) {
             return Ok((Image::whole(file_len_bytes, alignment), self));
@@ -124,7 +112,7 @@ impl Header {
             }
             Self::Gguf(header) => {
                 let aligned = header.aligned(alignment);
-                let (image, header) = aligned.map_err(|error| failed(error.to_string()))?;
+                let (image, header) = aligned.map_err(|error| failed(error.problem))?;
                 Ok((image, Self::Gguf(header)))
             }
         }
@@ -132,17 +120,17 @@ impl Header {
 
     /// Checks that the tensors lie in a file of `len_bytes`, one behind the other. A header that was
     /// parsed has only such, but its fields are public, and readers rely on parts that share no byte.
-    fn check_tensors(&self, len_bytes: u64) -> std::result::Result<(), String> {
+    fn check_tensors(&self, len_bytes: u64) -> std::result::Result<(), AlignProblem> {
         let mut end = 0;
         for tensor in self.tensors() {
             let data = &tensor.data;
             let is_there = data.start >= end && data.end <= len_bytes;
             if data.start > data.end || !(is_there || data.is_empty()) {
-                return Err(format!(
-                    "tensor '{}' has bytes {data:?}, which are not in the file of {len_bytes} bytes \
-                     behind the tensor before it",
-                    printable(tensor.name)
-                ));
+                return Err(AlignProblem::Misplaced {
+                    tensor: QuotedName::new(tensor.name),
+                    data: data.clone(),
+                    file_len_bytes: len_bytes,
+                });
             }
             end = end.max(data.end);
         }
@@ -162,21 +150,5 @@ impl Header {
                 TensorView { name, dtype, shape, data }
             }
         }
-    }
-}
-
-impl Dtype {
-    /// The format's own name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Safetensors(dtype) => dtype.name(),
-            Self::Ggml(dtype) => dtype.name(),
-        }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }

@@ -9,8 +9,11 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::de::{Error as _, MapAccess};
 
-use crate::error::{Error, Format, Result};
-use crate::json::{At, Expect, Refusal, Skip, Text, quoted};
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::json::{At, Expect, Refusal, Skip, Text};
+use crate::quoted::QuotedName;
+use crate::reason::{Item, Quantity, Reason, ShardNameProblem, ShardProblem};
 use crate::safetensors::{Dtype, HEADER_LEN_MAX_BYTES, Header, TENSORS_MAX};
 
 /// The name of the format in messages.
@@ -50,12 +53,12 @@ impl ShardIndex {
     /// [`Error`] with what is wrong with it.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         check_len(bytes.len() as u64)?;
-        let claims = Claims::parse(bytes).map_err(refused)?;
+        let claims = Claims::parse(bytes).map_err(|reason| Error::new(FORMAT, reason))?;
         let mut tensors = claims.tensors;
         tensors.sort_unstable();
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            let name = quoted(&pair[0].0);
-            return Err(refused(format!("its weight_map has the tensor {name} twice")));
+            let item = Item::Tensor(QuotedName::new(&pair[0].0));
+            return Err(Error::new(FORMAT, Reason::Duplicate { item }));
         }
         // Numbered as they came; from here on as they are sorted.
         let mut place_by_number = vec![0; claims.shards.len()];
@@ -98,13 +101,14 @@ impl ShardIndex {
     /// # Errors
     /// [`Error`] of the index, with what does not fit together.
     pub fn check(&self, headers: &[Header]) -> Result<()> {
-        self.contradiction(headers).map_or(Ok(()), |reason| Err(refused(reason)))
+        let problem = self.contradiction(headers);
+        problem.map_or(Ok(()), |problem| Err(Error::new(FORMAT, Reason::Shards(problem))))
     }
 
-    fn contradiction(&self, headers: &[Header]) -> Option<String> {
+    fn contradiction(&self, headers: &[Header]) -> Option<ShardProblem> {
         if headers.len() != self.shards.len() {
             let (shards, given) = (self.shards.len(), headers.len());
-            return Some(format!("it has {shards} shards, and {given} headers were given"));
+            return Some(ShardProblem::HeaderCount { shards, given });
         }
         let mut there: Vec<(&str, u32)> = Vec::new();
         for (shard, header) in (0..).zip(headers) {
@@ -112,12 +116,11 @@ impl ShardIndex {
         }
         there.sort_unstable();
         if let Some(pair) = there.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Some(format!(
-                "tensor {} is in two shards, {} and {}",
-                quoted(pair[0].0),
-                quoted(self.shard_name(pair[0].1)),
-                quoted(self.shard_name(pair[1].1))
-            ));
+            return Some(ShardProblem::TensorTwice {
+                tensor: QuotedName::new(pair[0].0),
+                first: self.quoted_shard(pair[0].1),
+                second: self.quoted_shard(pair[1].1),
+            });
         }
         for (name, shard) in &self.tensors {
             let found = there.binary_search_by_key(&name.as_str(), |(name, _)| name);
@@ -125,22 +128,17 @@ impl ShardIndex {
             if found == Some(*shard) {
                 continue;
             }
-            let instead = match found {
-                Some(other) => format!("but in {}", quoted(self.shard_name(other))),
-                None => "nor in any other".to_owned(),
-            };
-            return Some(format!(
-                "tensor {} is not in the shard {} that it names, {instead}; are the shards and \
-                 the index of the same version?",
-                quoted(name),
-                quoted(self.shard_name(*shard))
-            ));
+            return Some(ShardProblem::OtherShard {
+                tensor: QuotedName::new(name),
+                shard: self.quoted_shard(*shard),
+                found: found.map(|other| self.quoted_shard(other)),
+            });
         }
         self.impossible_total_size(headers)
     }
 
-    fn impossible_total_size(&self, headers: &[Header]) -> Option<String> {
-        let total_size = self.total_size_bytes?;
+    fn impossible_total_size(&self, headers: &[Header]) -> Option<ShardProblem> {
+        let total_size_bytes = self.total_size_bytes?;
         let (mut least, mut most) = (0u128, 0u128);
         for header in headers {
             most += u128::from(header.file_len_bytes());
@@ -149,26 +147,16 @@ impl ShardIndex {
                 least += u128::from(tensor.len_bytes() / counted_as_bits);
             }
         }
-        (!(least..=most).contains(&u128::from(total_size))).then(|| {
-            format!(
-                "it says that the tensors have {total_size} bytes, but in the shards they have \
-                 {least}; name the shards one by one to load them as they are"
-            )
-        })
+        let is_possible = (least..=most).contains(&u128::from(total_size_bytes));
+        (!is_possible).then_some(ShardProblem::TotalSize { total_size_bytes, found_bytes: least })
     }
 
     fn shard_name(&self, shard: u32) -> &str {
         &self.shards[shard as usize]
     }
 
-    /// Returns the error of an index whose shard `name` is missing, as `missing` of all are.
-    pub fn shard_missing(&self, name: &str, folder: &Path, missing: usize) -> Error {
-        refused(format!(
-            "its shard {} is not in {} ({missing} of {} shards are missing); fetch it",
-            quoted(name),
-            folder.display(),
-            self.shards.len()
-        ))
+    fn quoted_shard(&self, shard: u32) -> QuotedName {
+        QuotedName::new(self.shard_name(shard))
     }
 }
 
@@ -178,37 +166,38 @@ impl ShardIndex {
 /// [`Error`] if it has more than [`INDEX_LEN_MAX_BYTES`].
 pub fn check_len(len_bytes: u64) -> Result<()> {
     if len_bytes > INDEX_LEN_MAX_BYTES {
-        let reason =
-            format!("it has {len_bytes} bytes, more than the {INDEX_LEN_MAX_BYTES} of any");
-        return Err(refused(reason));
+        return Err(Error::new(
+            FORMAT,
+            Reason::TooLarge {
+                item: None,
+                quantity: Quantity::FileBytes,
+                found: Some(len_bytes),
+                max: INDEX_LEN_MAX_BYTES,
+            },
+        ));
     }
     Ok(())
 }
 
-fn refused(reason: String) -> Error {
-    Error::new(FORMAT, reason)
-}
-
-/// Why a shard may not have this name: it must be of a file in the folder of the index or below,
-/// written in the one way there is to write it.
-fn unusable(name: &str) -> Option<&'static str> {
+/// Returns why a shard may not have this name, if it may not.
+fn unusable(name: &str) -> Option<ShardNameProblem> {
     if name.is_empty() {
-        return Some("is empty");
+        return Some(ShardNameProblem::Empty);
     }
     if name.contains('\0') {
-        return Some("has a NUL in it");
+        return Some(ShardNameProblem::Nul);
     }
     let path = Path::new(name);
     if path.is_absolute() {
-        return Some("is absolute");
+        return Some(ShardNameProblem::Absolute);
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return Some("has '..' in it");
+        return Some(ShardNameProblem::ParentDirectory);
     }
     // Components leave out what does not matter: './', '//' and a '/' at the end.
     let plain: PathBuf =
         path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
-    (plain.as_os_str() != path.as_os_str()).then_some("is not a plain relative name")
+    (plain.as_os_str() != path.as_os_str()).then_some(ShardNameProblem::NotPlain)
 }
 
 /// What an index says, not yet sorted.
@@ -222,15 +211,14 @@ struct Claims {
 }
 
 impl Claims {
-    fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+    fn parse(bytes: &[u8]) -> std::result::Result<Self, Box<Reason>> {
         let text = std::str::from_utf8(bytes)
-            .map_err(|error| format!("it is not UTF-8 from byte {} on", error.valid_up_to()))?;
+            .map_err(|error| Reason::NotUtf8 { item: None, offset: error.valid_up_to() as u64 })?;
         let refusal = Refusal::default();
-        let claims = refusal
-            .read(text, IndexObject { refusal: &refusal, len_bytes: text.len() })
-            .map_err(|reason| format!("it cannot be read: {reason}"))?;
+        let object = IndexObject { refusal: &refusal, len_bytes: text.len() };
+        let claims = refusal.read(text, object)?;
         if claims.tensors.is_empty() {
-            return Err("its weight_map is missing or names no tensor".to_owned());
+            return Err(Box::new(Reason::Missing { item: Item::WeightMap }));
         }
         Ok(claims)
     }
@@ -248,16 +236,16 @@ impl<'de> Expect<'de> for IndexObject<'_> {
     fn object<A: MapAccess<'de>>(self, mut object: A) -> std::result::Result<Claims, A::Error> {
         let mut claims = Claims::default();
         let (mut map_seen, mut metadata_seen) = (false, false);
-        let twice = |seen: &mut bool, key: &str| {
+        let once = |seen: &mut bool, item: Item| {
             if std::mem::replace(seen, true) {
-                return Err(self.refusal.refuse::<A::Error>(|| format!("{key} occurs twice")));
+                return Err(self.refusal.refuse::<A::Error>(|| Reason::Duplicate { item }));
             }
             Ok(())
         };
         while let Some(key) = object.next_key_seed(At(Key))? {
             match key {
                 "weight_map" => {
-                    twice(&mut map_seen, key)?;
+                    once(&mut map_seen, Item::WeightMap)?;
                     let fitting = self.len_bytes / ENTRY_LEN_MIN + 1;
                     claims.tensors.reserve_exact(fitting.min(TENSORS_MAX));
                     let seed = WeightMap { into: &mut claims, refusal: self.refusal };
@@ -265,7 +253,7 @@ impl<'de> Expect<'de> for IndexObject<'_> {
                     claims.tensors.shrink_to_fit();
                 }
                 "metadata" => {
-                    twice(&mut metadata_seen, key)?;
+                    once(&mut metadata_seen, Item::Metadata)?;
                     claims.total_size_bytes = object.next_value_seed(At(MetadataObject))?;
                 }
                 _ => object.next_value_seed(At(Skip))?,
@@ -299,33 +287,39 @@ impl<'de> Expect<'de> for WeightMap<'_> {
 
     fn object<A: MapAccess<'de>>(self, mut object: A) -> std::result::Result<(), A::Error> {
         let Self { into: Claims { tensors, shards, .. }, refusal } = self;
+        let too_many = |quantity, max: usize| {
+            refusal.refuse::<A::Error>(|| Reason::TooLarge {
+                item: None,
+                quantity,
+                found: None,
+                max: max as u64,
+            })
+        };
         while let Some(tensor) = object.next_key_seed(At(Text))? {
             if tensors.len() == TENSORS_MAX {
-                return Err(refusal.refuse(|| {
-                    format!("it names more than {TENSORS_MAX} tensors, the most that are read")
-                }));
+                return Err(too_many(Quantity::Tensors, TENSORS_MAX));
             }
-            let shard = object.next_value_seed(At(Text)).map_err(|error| {
-                refusal.refuse::<A::Error>(|| format!("tensor {}: {error}", quoted(&tensor)))
+            let read = object.next_value_seed(At(Text));
+            let shard = read.map_err(|error| {
+                refusal.within(error, || Item::Tensor(QuotedName::new(&tensor)))
             })?;
-            let number =
-                match shards.get(&shard) {
-                    Some(number) => *number,
-                    None => {
-                        if let Some(fault) = unusable(&shard) {
-                            return Err(refusal
-                                .refuse(|| format!("the shard name {} {fault}", quoted(&shard))));
-                        }
-                        if shards.len() == SHARDS_MAX {
-                            return Err(refusal
-                                .refuse(|| format!("it names more than {SHARDS_MAX} shards")));
-                        }
-                        // Fits: there are at most SHARDS_MAX.
-                        let number = shards.len() as u32;
-                        shards.insert(shard, number);
-                        number
+            let number = match shards.get(&shard) {
+                Some(number) => *number,
+                None => {
+                    if let Some(problem) = unusable(&shard) {
+                        let name = QuotedName::new(&shard);
+                        let problem = ShardProblem::BadName { name, problem };
+                        return Err(refusal.refuse(|| Reason::Shards(problem)));
                     }
-                };
+                    if shards.len() == SHARDS_MAX {
+                        return Err(too_many(Quantity::Shards, SHARDS_MAX));
+                    }
+                    // Fits: there are at most SHARDS_MAX.
+                    let number = shards.len() as u32;
+                    shards.insert(shard, number);
+                    number
+                }
+            };
             tensors.push((tensor, number));
         }
         Ok(())
@@ -400,7 +394,7 @@ mod tests {
 
     fn reason(error: &Error) -> String {
         assert_eq!(error.format(), FORMAT);
-        error.reason().to_owned()
+        error.detail().to_string()
     }
 
     fn header(tensors: &[(&str, Dtype, u64)]) -> Header {

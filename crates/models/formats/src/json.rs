@@ -4,11 +4,12 @@
 //! not wanted is skipped, never stored, and what is in the wrong place is refused without being
 //! copied into the message), and the stack (nesting ends at serde_json's limit of 128).
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::reason::{Item, JsonError, Reason};
 
 /// What is expected at one place of the text. Every kind of value is refused but those whose
 /// method is overridden.
@@ -174,78 +175,66 @@ impl<'de> Expect<'de> for Skip {
     }
 }
 
-/// The reason a text is refused, in our own words and not in those of the JSON reader.
+/// The reason a text is refused, which no error of the JSON reader can carry.
 #[derive(Default)]
-pub(super) struct Refusal(RefCell<Option<String>>);
+pub(super) struct Refusal(RefCell<Option<Noted>>);
+
+enum Noted {
+    /// The reason.
+    Reason(Reason),
+    /// The part of the text that the error of the JSON reader is about.
+    Item(Item),
+}
 
 impl Refusal {
-    /// Notes the reason and makes the error that ends the reading. The first reason stays: it is
-    /// the innermost.
-    pub(super) fn refuse<E: Error>(&self, reason: impl FnOnce() -> String) -> E {
-        self.0.borrow_mut().get_or_insert_with(reason);
+    /// Notes the reason and makes the error that ends the reading. The first note stays: it is the
+    /// innermost.
+    pub(super) fn refuse<E: Error>(&self, reason: impl FnOnce() -> Reason) -> E {
+        self.0.borrow_mut().get_or_insert_with(|| Noted::Reason(reason()));
         E::custom("refused")
+    }
+
+    /// Notes the part of the text that `error` is about, unless there is a note already.
+    pub(super) fn within<E: Error>(&self, error: E, item: impl FnOnce() -> Item) -> E {
+        self.0.borrow_mut().get_or_insert_with(|| Noted::Item(item()));
+        error
     }
 
     /// Reads all of `text` as `expected`.
     ///
     /// # Errors
-    /// The reason noted, else what the JSON reader says.
+    /// The reason noted, else the error of the JSON reader.
     pub(super) fn read<'de, T: Expect<'de>>(
         &self,
         text: &'de str,
         expected: T,
-    ) -> Result<T::Value, String> {
+    ) -> Result<T::Value, Box<Reason>> {
         let mut reader = serde_json::Deserializer::from_str(text);
         let read = At(expected).deserialize(&mut reader).and_then(|value| {
             reader.end()?;
             Ok(value)
         });
-        read.map_err(|error| self.0.take().unwrap_or_else(|| error.to_string()))
+        read.map_err(|error| {
+            let item = match self.0.take() {
+                Some(Noted::Reason(reason)) => return reason.into(),
+                Some(Noted::Item(item)) => Some(item),
+                None => None,
+            };
+            Reason::Json { item, error: JsonError::from(&error) }.into()
+        })
     }
-}
-
-/// Characters of a name that go into a message.
-const QUOTED_CHARS_MAX: usize = 100;
-
-/// Returns a name out of a file for a message: in quotes, [`printable`], and not longer than a line.
-pub fn quoted(name: &str) -> String {
-    let cut = name.char_indices().nth(QUOTED_CHARS_MAX).map(|(at, _)| at);
-    let shown = printable(&name[..cut.unwrap_or(name.len())]);
-    match cut {
-        Some(_) => format!("\"{shown}…\" ({} bytes)", name.len()),
-        None => format!("\"{shown}\""),
-    }
-}
-
-/// Returns text out of a file, fit for a terminal: control characters, and others that are not seen or
-/// change how what follows is seen, are written as Rust writes them in a string.
-///
-/// ```
-/// let name = longshore_formats::printable("weight\u{1b}[2J");
-/// assert_eq!(name, "weight\\u{1b}[2J");
-/// ```
-pub fn printable(text: &str) -> Cow<'_, str> {
-    let is_plain = |char: char| {
-        // These are escaped in a string for another reason.
-        matches!(char, '"' | '\'' | '\\') || char.escape_debug().len() == 1
-    };
-    if text.chars().all(is_plain) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::new();
-    for char in text.chars() {
-        if is_plain(char) {
-            shown.push(char);
-        } else {
-            shown.extend(char.escape_debug());
-        }
-    }
-    Cow::Owned(shown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read<'de, T: Expect<'de>>(text: &'de str, expected: T) -> Result<T::Value, String> {
+        Refusal::default().read(text, expected).map_err(|reason| match *reason {
+            Reason::Json { item: None, error } => error.to_string(),
+            other => panic!("{other:?}"),
+        })
+    }
 
     #[test]
     fn what_is_expected_is_named_and_what_is_there_is_not_copied() {
@@ -259,29 +248,19 @@ mod tests {
             ("null", "null"),
             ("true", "true or false"),
         ] {
-            let reason = Refusal::default().read(text, Unsigned).unwrap_err();
+            let reason = read(text, Unsigned).unwrap_err();
             let expected = format!("expected a whole number below 2^64, found {found} at line 1");
             assert!(reason.starts_with(&expected), "{reason}");
         }
-        assert_eq!(Refusal::default().read("18446744073709551615", Unsigned), Ok(u64::MAX));
-        assert!(Refusal::default().read("18446744073709551616", Unsigned).is_err());
+        assert_eq!(read("18446744073709551615", Unsigned), Ok(u64::MAX));
+        assert!(read("18446744073709551616", Unsigned).is_err());
     }
 
     #[test]
     fn nesting_ends_at_the_limit() {
         let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
-        Refusal::default().read(&nested(100), Skip).unwrap();
-        let reason = Refusal::default().read(&nested(100_000), Skip).unwrap_err();
+        read(&nested(100), Skip).unwrap();
+        let reason = read(&nested(100_000), Skip).unwrap_err();
         assert!(reason.contains("recursion limit"), "{reason}");
-    }
-
-    #[test]
-    fn names_are_shown_without_harm() {
-        assert_eq!(quoted("a\"b\u{1b}[0m\n"), r#""a"b\u{1b}[0m\n""#);
-        assert_eq!(quoted(&"é".repeat(100)), format!("\"{}\"", "é".repeat(100)));
-        assert_eq!(quoted(&"é".repeat(101)), format!("\"{}…\" (202 bytes)", "é".repeat(100)));
-        // An override of the direction of writing.
-        assert_eq!(printable("a\u{202e}b\\c"), "a\\u{202e}b\\c");
-        assert!(matches!(printable("model.layers.0 'ä'"), Cow::Borrowed(_)));
     }
 }

@@ -18,14 +18,21 @@
 
 pub mod gguf;
 pub mod index;
+pub mod reason;
 pub mod safetensors;
 
+mod detail;
+mod dtype;
 mod error;
+mod format;
 mod header;
 mod image;
 mod json;
+mod quoted;
 
-pub use error::{Error, Format, Result};
-pub use header::{Dtype, Header, TensorView};
+pub use dtype::Dtype;
+pub use error::{Error, Result};
+pub use format::Format;
+pub use header::{Header, TensorView};
 pub use image::{Image, Part};
-pub use json::{printable, quoted};
+pub use quoted::{QuotedName, printable, quoted};

@@ -9,7 +9,7 @@ use longshore_heap as heap;
 
 use crate::digest_kind::DigestKind;
 use crate::mode::ReadMode;
-use crate::reason::{Change, FileKind, ManifestProblem, MemoryLimit, ModeProblem};
+use crate::reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 
 /// The result of a load.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -155,8 +155,8 @@ pub enum Error {
         path: PathBuf,
         /// The format.
         format: Format,
-        /// What is wrong with it.
-        reason: String,
+        /// The problem.
+        reason: FormatProblem,
     },
     /// Tensors were to be aligned, but the format of the file has none.
     #[error("no tensors are known in {}, so none can be aligned", path.display())]
@@ -186,8 +186,8 @@ pub enum Error {
 
 impl Error {
     /// Makes the error of a file that is not of its format.
-    pub(crate) fn format(path: &Path, error: &longshore_formats::Error) -> Self {
-        let (format, reason) = (error.format(), error.reason().to_owned());
+    pub(crate) fn format(path: &Path, error: longshore_formats::Error) -> Self {
+        let (format, reason) = (error.format(), FormatProblem::Content(error));
         Self::Format { path: path.to_owned(), format, reason }
     }
 }

@@ -46,7 +46,7 @@ pub use open::{
 };
 pub use plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
-pub use reason::{Change, FileKind, ManifestProblem, MemoryLimit, ModeProblem};
+pub use reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 pub use repack::{copy_file, repack};
 pub use report::{BytesByRoute, Engine, Report};
 pub use source::{Opener, SourceFile};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use longshore_formats::QuotedName;
 use longshore_sys::file::Kind;
 
 /// The kind of a file that is not a regular one.
@@ -154,6 +155,56 @@ pub enum ModeProblem {
          or auto"
     )]
     NoUncachedIo,
+}
+
+/// Why a file is not of its format.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatProblem {
+    /// The content of the file is wrong; [`reason`](longshore_formats::Error::reason) is why.
+    #[error("{}", .0.detail())]
+    Content(longshore_formats::Error),
+    /// The headers of the files of one model are too long together.
+    #[error(
+        "with its header, the headers of this model's files have {sum_bytes} bytes or more, and \
+         {max_bytes} are read of one model; name the shards one by one, or load the files as raw ones"
+    )]
+    HeadersTooLong {
+        /// The length of the headers up to and with that of this file.
+        sum_bytes: u64,
+        /// The limit.
+        max_bytes: u64,
+    },
+    /// A shard that the index names does not exist.
+    #[error(
+        "its shard {name} is not in {} ({missing} of {shards} shards are missing); fetch it",
+        folder.display()
+    )]
+    ShardMissing {
+        /// The name of the shard.
+        name: QuotedName,
+        /// The folder of the index.
+        folder: PathBuf,
+        /// How many shards are missing.
+        missing: usize,
+        /// How many shards the model has.
+        shards: usize,
+    },
+    /// A split of a GGUF model does not exist.
+    #[error(
+        "its split {name} is not in {} ({missing} of {splits} are missing); fetch it",
+        folder.display()
+    )]
+    SplitMissing {
+        /// The name of the split.
+        name: QuotedName,
+        /// The folder of the first split.
+        folder: PathBuf,
+        /// How many splits are missing.
+        missing: usize,
+        /// How many splits the model has.
+        splits: u64,
+    },
 }
 
 /// A problem of a manifest.

@@ -168,6 +168,7 @@ fn a_header_that_was_changed_is_not_laid_out() {
     for (which, change) in changes.into_iter().enumerate() {
         let error = aligned(change).map(drop).unwrap_err();
         let Error::Format { reason, .. } = error else { panic!("{which}: {error}") };
+        let reason = reason.to_string();
         assert!(reason.contains("not in the file of"), "{which}: {reason}");
     }
 }

@@ -38,13 +38,13 @@ fn with_prefix(header: &str) -> Vec<u8> {
 
 fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result.unwrap_err() {
-        Error::Format { reason, .. } => reason,
+        Error::Format { reason, .. } => reason.to_string(),
         other => panic!("{other:?}"),
     }
 }
 
 fn refused<T: std::fmt::Debug>(result: longshore_formats::Result<T>) -> String {
-    result.unwrap_err().reason().to_owned()
+    result.unwrap_err().detail().to_string()
 }
 
 // Against the reference implementation.

@@ -2,6 +2,7 @@
 
 use super::limits::{HEADER_LEN_MAX_BYTES, NAME_LEN_MAX_BYTES};
 use super::value_type::ValueType;
+use crate::reason::{Quantity, Reason, TruncatedPart, ValueProblem};
 
 /// Arrays in arrays in arrays: how deep they may be. Nothing known has more than two.
 pub(super) const ARRAY_DEPTH_MAX: usize = 4;
@@ -10,7 +11,7 @@ pub(super) const ARRAY_DEPTH_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The header is wrong.
-    Refused(String),
+    Refused(Box<Reason>),
     /// The header needs all bytes up to here, and they may be in the file.
     Short {
         /// Where the next value ends, from the beginning of the file.
@@ -21,8 +22,21 @@ pub(super) enum Stop {
 pub(super) type Step<T> = Result<T, Stop>;
 
 /// Makes a refusal.
-pub(super) fn refuse<T>(reason: impl Into<String>) -> Step<T> {
-    Err(Stop::Refused(reason.into()))
+#[cold]
+pub(super) fn refuse<T>(reason: Reason) -> Step<T> {
+    Err(Stop::Refused(Box::new(reason)))
+}
+
+/// Makes a refusal of a number above its limit.
+#[cold]
+fn too_large<T>(quantity: Quantity, found: Option<u64>, max: u64) -> Step<T> {
+    refuse(Reason::TooLarge { item: None, quantity, found, max })
+}
+
+/// Makes a refusal of a value.
+#[cold]
+fn bad_value<T>(problem: ValueProblem) -> Step<T> {
+    refuse(Reason::BadValue { item: None, problem })
 }
 
 /// A place in the beginning of a file.
@@ -54,16 +68,14 @@ impl<'a> Cursor<'a> {
         if len_bytes > self.left_max() {
             let end = u128::from(len_bytes) + self.at as u128;
             if end > u128::from(self.file_len_bytes) {
-                return refuse(format!(
-                    "it was cut short in its header, or that is damaged: what begins at byte {} \
-                     would end at byte {end}, but it has {}",
-                    self.at, self.file_len_bytes
-                ));
+                return refuse(Reason::Truncated {
+                    part: TruncatedPart::Value { item: None, offset: self.at as u64 },
+                    needed_bytes: end,
+                    found_bytes: self.file_len_bytes,
+                });
             }
-            return refuse(format!(
-                "its header goes on to byte {end} at least, more than the {HEADER_LEN_MAX_BYTES} \
-                 there may be"
-            ));
+            // Fits: not above the length of the file.
+            return too_large(Quantity::HeaderBytes, Some(end as u64), HEADER_LEN_MAX_BYTES);
         }
         // Fits: below the limit of a header.
         let end = self.at + len_bytes as usize;
@@ -97,19 +109,15 @@ impl<'a> Cursor<'a> {
     pub(super) fn name(&mut self) -> Step<&'a [u8]> {
         let len_bytes = self.u64()?;
         if len_bytes > NAME_LEN_MAX_BYTES {
-            return refuse(format!(
-                "its name has {len_bytes} bytes, more than {NAME_LEN_MAX_BYTES}"
-            ));
+            return too_large(Quantity::NameBytes, Some(len_bytes), NAME_LEN_MAX_BYTES);
         }
         self.take(len_bytes)
     }
 
     pub(super) fn value_type(&mut self) -> Step<ValueType> {
         let number = self.u32()?;
-        ValueType::from_number(number).map_or_else(
-            || refuse(format!("a value has the type {number}, and there are 0 to 12")),
-            Ok,
-        )
+        ValueType::from_number(number)
+            .map_or_else(|| bad_value(ValueProblem::UnknownType { number }), Ok)
     }
 
     /// Goes past a value and checks all of it but the encoding of strings.
@@ -124,7 +132,7 @@ impl<'a> Cursor<'a> {
             if kind == ValueType::Bool
                 && let Some(byte) = taken.iter().find(|byte| **byte > 1)
             {
-                return refuse(format!("a truth value is {byte}, and neither 0 nor 1"));
+                return bad_value(ValueProblem::NotBool { byte: *byte });
             }
             return Ok(());
         }
@@ -133,7 +141,7 @@ impl<'a> Cursor<'a> {
             self.take(count.saturating_mul(8))?;
         }
         if kind == ValueType::Array && depth == ARRAY_DEPTH_MAX {
-            return refuse(format!("arrays are in more than {ARRAY_DEPTH_MAX} arrays"));
+            return too_large(Quantity::ArrayDepth, None, ARRAY_DEPTH_MAX as u64);
         }
         for _ in 0..count {
             if kind == ValueType::String {

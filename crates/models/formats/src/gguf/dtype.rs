@@ -146,7 +146,7 @@ impl fmt::Display for Dtype {
 }
 
 /// The name of a type that ggml had under this number and has no more.
-pub(super) fn removed(number: u32) -> Option<&'static str> {
+pub(crate) fn removed(number: u32) -> Option<&'static str> {
     Some(match number {
         4 => "Q4_2",
         5 => "Q4_3",

@@ -10,6 +10,7 @@ use super::limits::{
 use super::metadata::{Entry, Metadata, Value};
 use super::value_type::ValueType;
 use crate::image::{Image, Part};
+use crate::reason::AlignProblem;
 
 /// A [`Header`] written for a file of some alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,11 +30,12 @@ pub struct Encoded {
 /// A header that cannot be written for this alignment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[error("a GGUF file cannot have its tensors aligned to {alignment}: {reason}")]
+#[error("a GGUF file cannot have its tensors aligned to {alignment}: {problem}")]
 pub struct EncodeError {
     /// The alignment asked for.
     pub alignment: Granule,
-    reason: &'static str,
+    /// The problem.
+    pub problem: AlignProblem,
 }
 
 impl Header {
@@ -48,14 +50,14 @@ impl Header {
     /// [`EncodeError`] where the alignment is below 8 bytes or above 2 GiB, which the format cannot
     /// say, and where the header or the file would become longer than they may be.
     pub fn encode_aligned(&self, alignment: Granule) -> Result<Encoded, EncodeError> {
-        let refused = |reason| EncodeError { alignment, reason };
+        let refused = |problem| EncodeError { alignment, problem };
         let bytes = u32::try_from(alignment.bytes()).ok().filter(|bytes| *bytes >= ALIGNMENT_MIN);
-        let bytes = bytes.ok_or(refused("8 B to 2 GiB can be said in one"))?;
+        let bytes = bytes.ok_or(refused(AlignProblem::Unsupported))?;
         let mut metadata = self.metadata.clone();
         if alignment != ALIGNMENT_DEFAULT || metadata.get(ALIGNMENT_KEY).is_some() {
             metadata.set_u32(ALIGNMENT_KEY, bytes);
         }
-        let too_long = || refused("its header would become longer than there may be");
+        let too_long = || refused(AlignProblem::HeaderTooLong);
         if metadata.len() as u64 > METADATA_ENTRIES_MAX {
             return Err(too_long());
         }
@@ -69,8 +71,7 @@ impl Header {
         } else {
             self.places(alignment, unpadded)
         };
-        let file_len_bytes =
-            file_len_bytes.ok_or(refused("the file would become longer than 2^64 bytes"))?;
+        let file_len_bytes = file_len_bytes.ok_or(refused(AlignProblem::FileTooLong))?;
 
         let head = self.written(&metadata, data_offset, &offsets);
         debug_assert_eq!(head.len() as u64, unpadded);

@@ -2,7 +2,7 @@
 
 use longshore_mem::Granule;
 
-use crate::error::Format;
+use crate::format::Format;
 
 /// The name of the format in messages.
 pub(super) const FORMAT: Format = Format::Gguf;
@@ -14,9 +14,9 @@ pub(super) const ALIGNMENT_DEFAULT: Granule = match Granule::new(32) {
     Err(_) => panic!("it is a power of two"),
 };
 /// What every alignment is a multiple of.
-pub(super) const ALIGNMENT_MIN: u32 = 8;
+pub(crate) const ALIGNMENT_MIN: u32 = 8;
 /// Where a file names its alignment.
-pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
+pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 
 /// The longest header there may be, in bytes: some ten times what the largest vocabularies take.
 pub const HEADER_LEN_MAX_BYTES: u64 = 128 << 20;

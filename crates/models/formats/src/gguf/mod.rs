@@ -41,8 +41,10 @@ mod tests;
 mod value_type;
 
 pub use dtype::Dtype;
+pub(crate) use dtype::removed as removed_dtype;
 pub use encode::{EncodeError, Encoded};
 pub use header::{Header, Tensor};
+pub(crate) use limits::{ALIGNMENT_KEY, ALIGNMENT_MIN};
 pub use limits::{
     DIMENSIONS_MAX, HEADER_LEN_MAX_BYTES, MAGIC, METADATA_ENTRIES_MAX, NAME_LEN_MAX_BYTES,
     TENSORS_MAX, parse_memory_max_bytes,

@@ -3,15 +3,19 @@
 use longshore_mem::Granule;
 
 use super::cursor::{Cursor, Step, Stop, refuse};
-use super::dtype::{self, Dtype};
+use super::dtype::Dtype;
 use super::header::{Header, Tensor};
 use super::limits::{
     ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MIN, DIMENSIONS_MAX, FORMAT, MAGIC,
     METADATA_ENTRIES_MAX, OPENING_BYTES, TENSORS_MAX,
 };
 use super::metadata::{Entry, Metadata, Value};
+use super::value_type::ValueType;
 use crate::error::{Error, Result};
-use crate::json::quoted;
+use crate::quoted::QuotedName;
+use crate::reason::{
+    Item, LooksLike, Quantity, Reason, ShapeProblem, Start, TruncatedPart, UnknownDtype,
+};
 
 /// The shortest entry of metadata: the length of its key, a type and a byte.
 const ENTRY_LEN_MIN: u64 = 8 + 4 + 1;
@@ -65,14 +69,18 @@ pub enum Parsed {
     },
 }
 
-fn refused(stop: Stop, there: usize) -> Error {
+fn refused(stop: Stop, given_bytes: usize) -> Error {
     let reason = match stop {
         Stop::Refused(reason) => reason,
         Stop::Short { end } => {
-            format!("only {there} of at least {end} bytes before its data are there")
+            Box::new(Reason::HeaderIncomplete { given_bytes, needed_bytes: end })
         }
     };
     Error::new(FORMAT, reason)
+}
+
+fn cut_short<T>(part: TruncatedPart, needed_bytes: u128, found_bytes: u64) -> Step<T> {
+    refuse(Reason::Truncated { part, needed_bytes, found_bytes })
 }
 
 /// How far the parts of a header go.
@@ -93,45 +101,43 @@ fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
     if file_len_bytes < OPENING_BYTES as u64 {
         let short = bytes.len() < MAGIC.len() || bytes.starts_with(&MAGIC);
         if short {
-            return refuse(format!(
-                "it has {file_len_bytes} bytes, and the shortest there is has {OPENING_BYTES}"
-            ));
+            return cut_short(TruncatedPart::Start, OPENING_BYTES as u128, file_len_bytes);
         }
     }
     let magic = cursor.array::<4>()?;
     if magic != MAGIC {
-        let instead = instead(bytes).map_or(String::new(), |what| format!("; {what}"));
-        return refuse(format!("it begins with {} and not with GGUF{instead}", shown(magic)));
+        let looks_like = looks_like(bytes);
+        return refuse(Reason::BadStart { start: Start::Magic(magic), looks_like });
     }
     let version = cursor.u32()?;
     check_version(version)?;
     let (tensors, entries) = (cursor.u64()?, cursor.u64()?);
-    let fits = |what, count: u64, max: u64, each_min: u64, left: u64| {
+    let fits = |quantity, count: u64, max: u64, each_min: u64| {
         if count > max {
-            return refuse(format!("it says that it has {count} {what}; {max} are read at most"));
+            return refuse(Reason::TooLarge { item: None, quantity, found: Some(count), max });
         }
-        if count * each_min > left {
-            return refuse(format!(
-                "it says that it has {count} {what}, for which it is too short; was it cut short?"
-            ));
+        if count * each_min > cursor.left_max() {
+            let needed_bytes = cursor.at() as u128 + u128::from(count * each_min);
+            let part = TruncatedPart::Elements { quantity, count };
+            return cut_short(part, needed_bytes, file_len_bytes);
         }
         Ok(())
     };
-    fits("tensors", tensors, TENSORS_MAX, DESCRIPTION_LEN_MIN, cursor.left_max())?;
-    fits("entries of metadata", entries, METADATA_ENTRIES_MAX, ENTRY_LEN_MIN, cursor.left_max())?;
+    fits(Quantity::Tensors, tensors, TENSORS_MAX, DESCRIPTION_LEN_MIN)?;
+    fits(Quantity::MetadataEntries, entries, METADATA_ENTRIES_MAX, ENTRY_LEN_MIN)?;
     for number in 1..=entries {
-        let key = cursor.name().map_err(|stop| within(stop, "metadata", number, b""))?;
+        let key = cursor.name().map_err(|stop| within(stop, Named::Entry, number, b""))?;
         let value_type = cursor.value_type();
         value_type
             .and_then(|kind| cursor.skip_value(kind))
-            .map_err(|stop| within(stop, "metadata", number, key))?;
+            .map_err(|stop| within(stop, Named::Entry, number, key))?;
     }
     let metadata_end = cursor.at();
     for number in 1..=tensors {
-        let name = cursor.name().map_err(|stop| within(stop, "tensor", number, b""))?;
+        let name = cursor.name().map_err(|stop| within(stop, Named::Tensor, number, b""))?;
         dimensions(&mut cursor)
             .and_then(|_| cursor.take(4 + 8))
-            .map_err(|stop| within(stop, "tensor", number, name))?;
+            .map_err(|stop| within(stop, Named::Tensor, number, name))?;
     }
     Ok(Extent { version, tensors, entries, metadata_end, end: cursor.at() })
 }
@@ -139,38 +145,56 @@ fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
 fn check_version(version: u32) -> Step<()> {
     match version {
         2 | 3 => Ok(()),
-        1 => refuse(
-            "it is of version 1, which is no longer in use and not read; convert the model again \
-             with a current llama.cpp",
-        ),
-        _ if version.swap_bytes() < 1 << 16 && version != 0 => refuse(format!(
-            "it is big-endian (version {}), and only little-endian files are read; convert it \
-             with gguf-convert-endian of the Python package gguf",
-            version.swap_bytes()
-        )),
-        _ => refuse(format!("it is of version {version}; 2 and 3 are read")),
+        _ if version.swap_bytes() < 1 << 16 && version > 1 => {
+            refuse(Reason::BigEndian { version: version.swap_bytes() })
+        }
+        _ => refuse(Reason::UnsupportedVersion { version }),
     }
 }
 
-/// Says which part of the header a refusal is about.
-fn within(stop: Stop, what: &str, number: u64, name: &[u8]) -> Stop {
-    match stop {
-        Stop::Refused(reason) if name.is_empty() => {
-            Stop::Refused(format!("{what} number {number}: {reason}"))
+/// A part of the header that has a name.
+#[derive(Clone, Copy)]
+enum Named {
+    Entry,
+    Tensor,
+}
+
+impl Named {
+    /// The part by its name, or by its number if it has none.
+    fn item(self, number: u64, name: &[u8]) -> Item {
+        let name = (!name.is_empty()).then(|| QuotedName::new(&String::from_utf8_lossy(name)));
+        match (self, name) {
+            (Self::Entry, None) => Item::MetadataNumber(number),
+            (Self::Entry, Some(name)) => Item::MetadataEntry(name),
+            (Self::Tensor, None) => Item::TensorNumber(number),
+            (Self::Tensor, Some(name)) => Item::Tensor(name),
         }
-        Stop::Refused(reason) => {
-            let name = quoted(&String::from_utf8_lossy(name));
-            Stop::Refused(format!("{what} {name}: {reason}"))
-        }
-        stop => stop,
     }
+}
+
+/// Notes which part of the header a refusal is about.
+fn within(mut stop: Stop, part: Named, number: u64, name: &[u8]) -> Stop {
+    if let Stop::Refused(reason) = &mut stop {
+        match &mut **reason {
+            Reason::Truncated { part: TruncatedPart::Value { item, .. }, .. }
+            | Reason::TooLarge { item, .. }
+            | Reason::BadValue { item, .. } => *item = Some(part.item(number, name)),
+            _ => {}
+        }
+    }
+    stop
 }
 
 /// Innermost first, as they are in the file.
 fn dimensions<'a>(cursor: &mut Cursor<'a>) -> Step<&'a [u8]> {
     let count = cursor.u32()?;
     if count > DIMENSIONS_MAX {
-        return refuse(format!("it has {count} dimensions, more than {DIMENSIONS_MAX}"));
+        return refuse(Reason::TooLarge {
+            item: None,
+            quantity: Quantity::Dimensions,
+            found: Some(count.into()),
+            max: DIMENSIONS_MAX.into(),
+        });
     }
     cursor.take(u64::from(count) * 8)
 }
@@ -191,7 +215,7 @@ fn header(mut bytes: Vec<u8>, extent: &Extent, file_len_bytes: u64) -> Step<Head
     let alignment = alignment(&metadata)?;
     let mut data_offset = alignment
         .checked_round_up(extent.end as u64)
-        .map_or_else(|| refuse("its data would begin past 2^64"), Ok)?;
+        .map_or_else(|| cut_short(TruncatedPart::Header, 1 << 64, file_len_bytes), Ok)?;
     if claims.is_empty() {
         // Without data there need be no padding before it.
         data_offset = data_offset.min(file_len_bytes);
@@ -203,7 +227,7 @@ fn header(mut bytes: Vec<u8>, extent: &Extent, file_len_bytes: u64) -> Step<Head
 fn entries(cursor: &mut Cursor<'_>, count: u64) -> Step<Vec<Entry>> {
     let mut entries = Vec::with_capacity(count as usize);
     for number in 1..=count {
-        let key = name(cursor, "metadata", number)?;
+        let key = name(cursor, Named::Entry, number)?;
         let kind = cursor.value_type()?;
         let start = cursor.at();
         cursor.skip_value(kind)?;
@@ -212,17 +236,21 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Step<Vec<Entry>> {
         entries.push(Entry { key, kind, value: place(start)..place(cursor.at()) });
     }
     if let Some(key) = twice(&entries, |entry| &entry.key) {
-        return refuse(format!("its metadata has the key {} twice", quoted(key)));
+        let item = Item::MetadataEntry(QuotedName::new(key));
+        return refuse(Reason::Duplicate { item });
     }
     Ok(entries)
 }
 
 /// A key or the name of a tensor.
-fn name(cursor: &mut Cursor<'_>, what: &str, number: u64) -> Step<String> {
+fn name(cursor: &mut Cursor<'_>, part: Named, number: u64) -> Step<String> {
     let bytes = cursor.name()?;
     match std::str::from_utf8(bytes) {
         Ok(name) => Ok(name.to_owned()),
-        Err(_) => refuse(format!("{what} number {number}: its name is not UTF-8")),
+        Err(error) => refuse(Reason::NotUtf8 {
+            item: Some(part.item(number, b"")),
+            offset: error.valid_up_to() as u64,
+        }),
     }
 }
 
@@ -239,52 +267,45 @@ fn alignment(metadata: &Metadata) -> Step<Granule> {
         None => return Ok(ALIGNMENT_DEFAULT),
         Some(Value::U32(bytes)) => bytes,
         Some(other) => {
-            let kind = other.value_type();
-            return refuse(format!("its {ALIGNMENT_KEY} is of type {kind}, not uint32"));
+            let value_type = other.value_type();
+            return refuse(Reason::BadAlignment { value_type, alignment_bytes: None });
         }
     };
     match Granule::new(bytes.into()) {
         Ok(granule) if bytes >= ALIGNMENT_MIN => Ok(granule),
-        _ => refuse(format!(
-            "its {ALIGNMENT_KEY} is {bytes}, no power of two of at least {ALIGNMENT_MIN}"
-        )),
+        _ => refuse(Reason::BadAlignment {
+            value_type: ValueType::U32,
+            alignment_bytes: Some(bytes),
+        }),
     }
 }
 
 /// One description of a tensor; its data are relative to where the data begin.
 fn description(cursor: &mut Cursor<'_>, number: u64) -> Step<Tensor> {
-    let name = name(cursor, "tensor", number)?;
+    let name = name(cursor, Named::Tensor, number)?;
     let dimensions = dimensions(cursor)?;
     let (number, offset) = (cursor.u32()?, cursor.u64()?);
     let (words, _) = dimensions.as_chunks::<8>();
     let shape: Vec<u64> = words.iter().rev().map(|word| u64::from_le_bytes(*word)).collect();
     let Some(dtype) = Dtype::from_number(number) else {
-        let name = quoted(&name);
-        return match dtype::removed(number) {
-            Some(removed) => refuse(format!(
-                "tensor {name} has the type {removed} ({number}), which ggml no longer has; \
-                 convert the model again with a current llama.cpp"
-            )),
-            None => refuse(format!(
-                "tensor {name} has the type {number}, which is not known; the last known is \
-                 {} ({})",
-                Dtype::ALL[Dtype::ALL.len() - 1],
-                Dtype::ALL[Dtype::ALL.len() - 1].number()
-            )),
-        };
+        let (tensor, dtype) = (QuotedName::new(&name), UnknownDtype::Number(number));
+        return refuse(Reason::UnknownDtype { tensor, dtype });
     };
-    let claim = || format!("tensor {} of shape {shape:?} and dtype {dtype}", quoted(&name));
+    let bad_shape = |problem| {
+        refuse(Reason::Shape {
+            tensor: QuotedName::new(&name),
+            shape: shape.as_slice().into(),
+            dtype: crate::dtype::Dtype::Ggml(dtype),
+            problem,
+        })
+    };
     let row = shape.last().copied().unwrap_or(1);
     if !row.is_multiple_of(dtype.block_elements()) {
-        return refuse(format!(
-            "{} has rows of {row} elements, which are no whole blocks of {}",
-            claim(),
-            dtype.block_elements()
-        ));
+        return bad_shape(ShapeProblem::PartialBlock { row, block: dtype.block_elements() });
     }
     let len_bytes = len_bytes(&shape, dtype).and_then(|len| offset.checked_add(len));
     let Some(end) = len_bytes else {
-        return refuse(format!("{} at offset {offset} ends past 2^64", claim()));
+        return bad_shape(ShapeProblem::Overflow { offset });
     };
     Ok(Tensor { data: offset..end, name, dtype, shape })
 }
@@ -304,25 +325,19 @@ fn place(
     file_len_bytes: u64,
 ) -> Step<(Vec<Tensor>, Vec<u32>)> {
     if let Some(name) = twice(&tensors, |tensor| &tensor.name) {
-        return refuse(format!("it has the tensor {} twice", quoted(name)));
+        return refuse(Reason::Duplicate { item: Item::Tensor(QuotedName::new(name)) });
     }
     for Tensor { name, data, .. } in &mut tensors {
         if !alignment.is_aligned(data.start) {
-            return refuse(format!(
-                "tensor {} is at offset {}, which is no multiple of its alignment {alignment}",
-                quoted(name),
-                data.start
-            ));
+            let (tensor, offset) = (QuotedName::new(name), data.start);
+            return refuse(Reason::Unaligned { tensor, offset, alignment });
         }
         match data_offset.checked_add(data.end) {
             Some(end) if end <= file_len_bytes => *data = data_offset + data.start..end,
-            end => {
-                let end = end.map_or("past 2^64".to_owned(), |end| format!("at byte {end}"));
-                return refuse(format!(
-                    "it was cut short: tensor {} ends {end}, but it has {file_len_bytes} bytes; \
-                     fetch or copy it again",
-                    quoted(name)
-                ));
+            _ => {
+                let end = u128::from(data_offset) + u128::from(data.end);
+                let part = TruncatedPart::Tensor(QuotedName::new(name));
+                return cut_short(part, end, file_len_bytes);
             }
         }
     }
@@ -343,46 +358,31 @@ fn place(
     for pair in tensors.windows(2) {
         let [a, b] = pair else { continue };
         if b.data.start < a.data.end {
-            return refuse(format!(
-                "tensor {} (bytes {} to {} of the file) overlaps tensor {} (bytes {} to {})",
-                quoted(&b.name),
-                b.data.start,
-                b.data.end,
-                quoted(&a.name),
-                a.data.start,
-                a.data.end
-            ));
+            return refuse(Reason::Overlap {
+                first: QuotedName::new(&a.name),
+                first_data: a.data.clone(),
+                second: QuotedName::new(&b.name),
+                second_data: b.data.clone(),
+            });
         }
     }
     Ok((tensors, described))
 }
 
-/// The first bytes of a file, for a message.
-fn shown(magic: [u8; 4]) -> String {
-    if magic.iter().all(u8::is_ascii_graphic) {
-        return format!("'{}'", String::from_utf8_lossy(&magic));
-    }
-    let [a, b, c, d] = magic;
-    format!("the bytes {a:02x} {b:02x} {c:02x} {d:02x}")
-}
-
-/// What a file that is no GGUF file looks like.
-fn instead(first: &[u8]) -> Option<&'static str> {
-    let known: [(&[u8], &str); 7] = [
-        (
-            b"version https://git-lfs",
-            "it is a Git LFS pointer and not the file: fetch that with 'git lfs pull'",
-        ),
-        (b"<", "it looks like a web page: the download went wrong"),
-        (b"tjgg", "it is a file of the time before GGUF: convert the model again"),
-        (b"lmgg", "it is a file of the time before GGUF: convert the model again"),
-        (b"fmgg", "it is a file of the time before GGUF: convert the model again"),
-        (b"FUGG", "it is GGUF with its bytes swapped"),
-        (b"PK\x03\x04", "it is a zip archive, perhaps one that PyTorch wrote"),
+/// Returns the kind of a file that is no GGUF file.
+fn looks_like(first: &[u8]) -> Option<LooksLike> {
+    let known: [(&[u8], LooksLike); 7] = [
+        (b"version https://git-lfs", LooksLike::GitLfsPointer),
+        (b"<", LooksLike::WebPage),
+        (b"tjgg", LooksLike::OldGgml),
+        (b"lmgg", LooksLike::OldGgml),
+        (b"fmgg", LooksLike::OldGgml),
+        (b"FUGG", LooksLike::SwappedGguf),
+        (b"PK\x03\x04", LooksLike::ZipArchive),
     ];
     // The length of its header may look like anything.
     if first.get(4..9) == Some(b"\0\0\0\0{") {
-        return Some("it looks like a safetensors file");
+        return Some(LooksLike::Safetensors);
     }
-    known.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, what)| *what)
+    known.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, kind)| *kind)
 }

@@ -8,7 +8,8 @@
 use super::header::Header;
 use super::limits::FORMAT;
 use crate::error::{Error, Result};
-use crate::json::quoted;
+use crate::quoted::QuotedName;
+use crate::reason::{Reason, SplitProblem};
 
 const NUMBER_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
@@ -75,16 +76,14 @@ impl Header {
                 if claimed == (name.number, name.count) {
                     return Ok(Some(name));
                 }
-                Err(refused(format!(
-                    "by its name it is split {} of {}, but by its metadata {} of {count}; give it \
-                     its own name back",
-                    name.number, name.count, claimed.0
-                )))
+                Err(refused(SplitProblem::Misnamed {
+                    number: name.number,
+                    count: name.count,
+                    found_number: claimed.0,
+                    found_count: count,
+                }))
             }
-            None if number == 0 && count > 1 => Err(refused(format!(
-                "it is the first of {count} splits, and the others are found only if its name ends \
-                 in -00001-of-{count:05}.gguf"
-            ))),
+            None if number == 0 && count > 1 => Err(refused(SplitProblem::Unnamed { count })),
             _ => Ok(None),
         }
     }
@@ -98,13 +97,12 @@ impl Header {
         if claimed == (number.checked_sub(1), Some(count)) {
             return Ok(());
         }
-        let shown = |number: Option<u64>| number.map_or("?".to_owned(), |it| it.to_string());
-        Err(refused(format!(
-            "it should be split {number} of {count}, but its metadata has {NUMBER_KEY} {} and \
-             {COUNT_KEY} {}",
-            shown(claimed.0),
-            shown(claimed.1)
-        )))
+        Err(refused(SplitProblem::OtherSplit {
+            number,
+            count,
+            found_number: claimed.0,
+            found_count: claimed.1,
+        }))
     }
 
     /// Returns a whole number of the metadata.
@@ -120,28 +118,30 @@ impl Header {
 /// [`Error`] of the first split if they do not.
 pub fn check_splits<'a>(headers: impl IntoIterator<Item = &'a Header>) -> Result<()> {
     let headers: Vec<&Header> = headers.into_iter().collect();
-    let mut names: Vec<(&str, usize)> = Vec::new();
+    let mut names: Vec<(&str, u64)> = Vec::new();
     for (number, header) in (1..).zip(&headers) {
         names.extend(header.tensors.iter().map(|tensor| (tensor.name.as_str(), number)));
     }
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        let [(name, a), (_, b)] = [pair[0], pair[1]];
-        return Err(refused(format!("tensor {} is in two splits, {a} and {b}", quoted(name))));
+        let [(name, first), (_, second)] = [pair[0], pair[1]];
+        let tensor = QuotedName::new(name);
+        return Err(refused(SplitProblem::TensorTwice { tensor, first, second }));
     }
     let there = names.len() as u64;
     for (number, header) in (1..).zip(&headers) {
         let claimed = header.number_of(TENSORS_KEY).filter(|claimed| *claimed != there);
         if let Some(claimed) = claimed {
-            return Err(refused(format!(
-                "split {number} says that all have {claimed} tensors together, but they have \
-                 {there}; are they of the same version?"
-            )));
+            return Err(refused(SplitProblem::TensorCount {
+                number,
+                count: claimed,
+                found_count: there,
+            }));
         }
     }
     Ok(())
 }
 
-fn refused(reason: String) -> Error {
-    Error::new(FORMAT, reason)
+fn refused(problem: SplitProblem) -> Error {
+    Error::new(FORMAT, Reason::Splits(problem))
 }

@@ -17,7 +17,7 @@ fn case(name: &str) -> Vec<u8> {
 fn parse(bytes: &[u8]) -> Result<Header, String> {
     Header::parse(bytes, bytes.len() as u64).map_err(|error| {
         assert_eq!(error.format(), FORMAT);
-        error.reason().to_owned()
+        error.detail().to_string()
     })
 }
 

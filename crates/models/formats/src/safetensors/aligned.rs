@@ -9,6 +9,7 @@ use super::dtype::Dtype;
 use super::header::{Header, Tensor};
 use super::limits::{HEADER_LEN_MAX_BYTES, PREFIX_BYTES};
 use crate::image::{Image, Part};
+use crate::reason::AlignProblem;
 
 /// What the names of tensors begin with that fill a gap.
 ///
@@ -41,7 +42,7 @@ impl Header {
     ///
     /// # Errors
     /// Why there is no such file.
-    pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), String> {
+    pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), AlignProblem> {
         let layout = Layout::of(&self.tensors, alignment);
         let head = self.encode(&layout)?;
         let data_offset = head.len() as u64;
@@ -64,14 +65,14 @@ impl Header {
 
     /// The beginning of a file laid out so. The data follow at a multiple of the alignment: blanks
     /// are put behind the text.
-    fn encode(&self, layout: &Layout<'_>) -> Result<Vec<u8>, String> {
+    fn encode(&self, layout: &Layout<'_>) -> Result<Vec<u8>, AlignProblem> {
         let mut counted = Counted(0);
         self.write_text(layout, &mut counted)?;
         let Counted(text_len) = counted;
         let end = layout.alignment.checked_round_up(PREFIX_BYTES as u64 + text_len);
         let header_len = end.map(|end| end - PREFIX_BYTES as u64);
         let header_len = header_len.filter(|len| *len <= HEADER_LEN_MAX_BYTES);
-        let header_len = header_len.ok_or_else(too_long)?;
+        let header_len = header_len.ok_or(AlignProblem::HeaderTooLong)?;
         // Fits: below the limit above.
         let data_offset = PREFIX_BYTES + header_len as usize;
         let mut head = Vec::with_capacity(data_offset);
@@ -83,9 +84,9 @@ impl Header {
 
     /// Writes the header as JSON, the metadata first and then the tensors in the order of their
     /// data, whose places are told from the end of the header.
-    fn write_text(&self, layout: &Layout<'_>, into: &mut impl Write) -> Result<(), String> {
+    fn write_text(&self, layout: &Layout<'_>, into: &mut impl Write) -> Result<(), AlignProblem> {
         // Nothing else fails: neither what is counted nor what is kept in memory.
-        let failed = |_: io::Error| too_long();
+        let failed = |_: io::Error| AlignProblem::HeaderTooLong;
         into.write_all(b"{").map_err(failed)?;
         let mut comma = "";
         if !self.metadata.is_empty() {
@@ -100,10 +101,6 @@ impl Header {
         })?;
         into.write_all(b"}").map_err(failed)
     }
-}
-
-fn too_long() -> String {
-    format!("its header would have more than the {HEADER_LEN_MAX_BYTES} bytes there may be")
 }
 
 /// Counts what is written, and refuses more than a header may have.
@@ -159,10 +156,13 @@ impl<'a> Layout<'a> {
     }
 
     /// Calls `each` with one after the other, paddings too, and returns the length of the data.
-    fn each(&self, mut each: impl FnMut(&Placed<'a>) -> Result<(), String>) -> Result<u64, String> {
+    fn each(
+        &self,
+        mut each: impl FnMut(&Placed<'a>) -> Result<(), AlignProblem>,
+    ) -> Result<u64, AlignProblem> {
         let (mut end, mut number) = (0u64, 0);
         for from in &self.in_order {
-            let start = self.alignment.checked_round_up(end).ok_or("it would have 2^64 bytes")?;
+            let start = self.alignment.checked_round_up(end).ok_or(AlignProblem::FileTooLong)?;
             if start > end {
                 while self.taken.binary_search(&number).is_ok() {
                     number += 1;
@@ -170,7 +170,7 @@ impl<'a> Layout<'a> {
                 each(&Placed { from: None, number, data: end..start })?;
                 number += 1;
             }
-            end = start.checked_add(from.len_bytes()).ok_or("it would have 2^64 bytes")?;
+            end = start.checked_add(from.len_bytes()).ok_or(AlignProblem::FileTooLong)?;
             each(&Placed { from: Some(from), number: 0, data: start..end })?;
         }
         Ok(end)
@@ -214,6 +214,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::error::Error;
+    use crate::reason::Reason;
+    use crate::safetensors::limits::FORMAT;
 
     /// A header with tensors of these sizes, one after the other, and data from `data_offset` on.
     fn header(sizes: &[u64], data_offset: u64) -> Header {
@@ -309,6 +312,9 @@ mod tests {
     #[test]
     fn a_header_that_grows_too_long_is_refused() {
         let refused = header(&[1, 1], 100).aligned(Granule::new(1 << 30).unwrap()).unwrap_err();
+        let alignment = Granule::new(1 << 30).unwrap();
+        let refused = Reason::CannotAlign { alignment, problem: refused };
+        let refused = Error::new(FORMAT, refused).to_string();
         assert!(refused.contains("100000000"), "{refused}");
     }
 }

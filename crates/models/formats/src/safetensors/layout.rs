@@ -1,7 +1,9 @@
 //! Whether the tensors of a header fill the data of the file exactly.
 
 use super::header::Tensor;
-use crate::json::quoted;
+use crate::dtype::Dtype;
+use crate::quoted::QuotedName;
+use crate::reason::{Item, Reason, ShapeProblem};
 
 /// Sorts tensors by where their data lies and checks that each has a name of its own and the size
 /// that its shape says, and that they neither overlap nor leave anything out. Returns the length
@@ -9,10 +11,10 @@ use crate::json::quoted;
 ///
 /// # Errors
 /// Why they are refused.
-pub(super) fn check(tensors: &mut [Tensor]) -> Result<u64, String> {
+pub(super) fn check(tensors: &mut [Tensor]) -> Result<u64, Reason> {
     tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        return Err(format!("its header describes the tensor {} twice", quoted(&pair[0].name)));
+        return Err(Reason::Duplicate { item: Item::Tensor(QuotedName::new(&pair[0].name)) });
     }
     // The names give tensors without data an order.
     let key = |tensor: &Tensor| (tensor.data.start, tensor.data.end);
@@ -26,51 +28,47 @@ pub(super) fn check(tensors: &mut [Tensor]) -> Result<u64, String> {
     Ok(previous.map_or(0, |last| last.data.end))
 }
 
-fn follows(tensor: &Tensor, previous: Option<&Tensor>) -> Result<(), String> {
+fn follows(tensor: &Tensor, previous: Option<&Tensor>) -> Result<(), Reason> {
     let (start, end) = (tensor.data.start, tensor.data.end);
     let expected = previous.map_or(0, |previous| previous.data.end);
-    let name = || quoted(&tensor.name);
+    let name = || QuotedName::new(&tensor.name);
     if end < start {
-        return Err(format!(
-            "tensor {} begins at byte {start} of the data but ends at {end}",
-            name()
-        ));
+        return Err(Reason::EndBeforeStart { tensor: name(), start, end });
     }
     if let Some(previous) = previous.filter(|_| start < expected) {
-        return Err(format!(
-            "tensor {} (bytes {start} to {end} of the data) overlaps tensor {} (bytes {} to {})",
-            name(),
-            quoted(&previous.name),
-            previous.data.start,
-            previous.data.end
-        ));
+        return Err(Reason::Overlap {
+            first: QuotedName::new(&previous.name),
+            first_data: previous.data.clone(),
+            second: name(),
+            second_data: start..end,
+        });
     }
     if start != expected {
-        return Err(format!(
-            "bytes {expected} to {start} of the data, before tensor {}, belong to no tensor",
-            name()
-        ));
+        return Err(Reason::Gap { bytes: expected..start, before: name() });
     }
     Ok(())
 }
 
-fn has_its_size(tensor: &Tensor) -> Result<(), String> {
+fn has_its_size(tensor: &Tensor) -> Result<(), Reason> {
     let Tensor { name, dtype, shape, data } = tensor;
     // In this order and with this width even before a zero, as the reference implementation.
     let bits = shape
         .iter()
         .try_fold(1u64, |elements, dimension| elements.checked_mul(*dimension))
         .and_then(|elements| elements.checked_mul(dtype.bits()));
-    let claim = || format!("tensor {} of shape {shape:?} and dtype {dtype}", quoted(name));
-    let Some(bits) = bits else {
-        return Err(format!("{} has more than 2^64 bits", claim()));
+    let given_bytes = data.end - data.start;
+    let problem = match bits {
+        None => ShapeProblem::Overflow { offset: data.start },
+        Some(bits) if !bits.is_multiple_of(8) => ShapeProblem::PartialByte { bits },
+        Some(bits) if bits / 8 != given_bytes => {
+            ShapeProblem::OtherLength { needed_bytes: bits / 8, given_bytes }
+        }
+        Some(_) => return Ok(()),
     };
-    if !bits.is_multiple_of(8) {
-        return Err(format!("{} has {bits} bits, which are no whole bytes", claim()));
-    }
-    let (needed, given) = (bits / 8, data.end - data.start);
-    if needed != given {
-        return Err(format!("{} has {needed} bytes, but its data_offsets span {given}", claim()));
-    }
-    Ok(())
+    Err(Reason::Shape {
+        tensor: QuotedName::new(name),
+        shape: shape.as_slice().into(),
+        dtype: Dtype::Safetensors(*dtype),
+        problem,
+    })
 }

@@ -1,6 +1,6 @@
 //! Numbers of the format, and how much of it is read.
 
-use crate::error::Format;
+use crate::format::Format;
 
 /// The name of the format in messages.
 pub(super) const FORMAT: Format = Format::Safetensors;

@@ -16,7 +16,7 @@ fn file(header: &str, data_len: usize) -> Vec<u8> {
 fn parse(bytes: &[u8]) -> Result<Header, String> {
     Header::parse(bytes, bytes.len() as u64).map_err(|error| {
         assert_eq!(error.format(), FORMAT);
-        error.reason().to_owned()
+        error.detail().to_string()
     })
 }
 

@@ -8,7 +8,9 @@ use serde::de::{Error, MapAccess, SeqAccess};
 use super::dtype::Dtype;
 use super::header::Tensor;
 use super::limits::{DIMENSIONS_MAX, METADATA_ENTRIES_MAX, TENSORS_MAX};
-use crate::json::{At, Expect, Refusal, Skip, Text, Unsigned, quoted};
+use crate::json::{At, Expect, Refusal, Skip, Text, Unsigned};
+use crate::quoted::QuotedName;
+use crate::reason::{Item, Quantity, Reason, UnknownDtype};
 
 const METADATA_KEY: &str = "__metadata__";
 
@@ -27,14 +29,12 @@ pub(super) struct Claims {
 ///
 /// # Errors
 /// Why it is refused.
-pub(super) fn parse(text: &str) -> Result<Claims, String> {
+pub(super) fn parse(text: &str) -> Result<Claims, Box<Reason>> {
     let fitting = text.len() / DESCRIPTION_LEN_MIN + 1;
     let mut claims =
         Claims { tensors: Vec::with_capacity(fitting.min(TENSORS_MAX)), metadata: BTreeMap::new() };
     let refusal = Refusal::default();
-    refusal
-        .read(text, HeaderObject { into: &mut claims, refusal: &refusal })
-        .map_err(|reason| format!("its header cannot be read: {reason}"))?;
+    refusal.read(text, HeaderObject { into: &mut claims, refusal: &refusal })?;
     claims.tensors.shrink_to_fit();
     Ok(claims)
 }
@@ -54,24 +54,20 @@ impl<'de> Expect<'de> for HeaderObject<'_> {
         while let Some(name) = object.next_key_seed(At(Text))? {
             if name == METADATA_KEY {
                 if std::mem::replace(&mut metadata_seen, true) {
-                    return Err(refusal.refuse(|| format!("{METADATA_KEY} occurs twice")));
+                    return Err(refusal.refuse(|| Reason::Duplicate { item: Item::Metadata }));
                 }
                 let seed = MetadataObject { into: &mut into.metadata, refusal };
-                object.next_value_seed(At(seed)).map_err(|error| {
-                    refusal.refuse::<A::Error>(|| format!("{METADATA_KEY}: {error}"))
-                })?;
+                let read = object.next_value_seed(At(seed));
+                read.map_err(|error| refusal.within(error, || Item::Metadata))?;
                 continue;
             }
             if into.tensors.len() == TENSORS_MAX {
-                return Err(refusal.refuse(|| {
-                    format!("it describes more than {TENSORS_MAX} tensors, the most that are read")
-                }));
+                return Err(refusal.refuse(|| too_many(None, Quantity::Tensors, TENSORS_MAX)));
             }
             let about = About { tensor: &name, refusal };
+            let read = object.next_value_seed(At(Description(&about)));
             let (dtype, shape, [start, end]) =
-                object.next_value_seed(At(Description(&about))).map_err(|error| {
-                    refusal.refuse::<A::Error>(|| format!("tensor {}: {error}", quoted(&name)))
-                })?;
+                read.map_err(|error| refusal.within(error, || about.item()))?;
             into.tensors.push(Tensor { name, dtype, shape, data: start..end });
         }
         Ok(())
@@ -96,26 +92,28 @@ impl<'de> Expect<'de> for MetadataObject<'_> {
         let Self { into, refusal } = self;
         while let Some(key) = object.next_key_seed(At(Text))? {
             if into.len() == METADATA_ENTRIES_MAX {
-                return Err(refusal.refuse(|| {
-                    format!("{METADATA_KEY} has more than {METADATA_ENTRIES_MAX} entries")
-                }));
+                let (item, quantity) = (Some(Item::Metadata), Quantity::MetadataEntries);
+                return Err(refusal.refuse(|| too_many(item, quantity, METADATA_ENTRIES_MAX)));
             }
-            let value = object.next_value_seed(At(Text)).map_err(|error| {
-                refusal.refuse::<A::Error>(|| format!("{METADATA_KEY} {}: {error}", quoted(&key)))
-            })?;
+            let entry = |key: &str| Item::MetadataEntry(QuotedName::new(key));
+            let read = object.next_value_seed(At(Text));
+            let value = read.map_err(|error| refusal.within(error, || entry(&key)))?;
             match into.entry(key) {
                 Entry::Vacant(vacant) => {
                     vacant.insert(value);
                 }
                 Entry::Occupied(occupied) => {
-                    return Err(refusal.refuse(|| {
-                        format!("{METADATA_KEY} has the key {} twice", quoted(occupied.key()))
-                    }));
+                    let item = entry(occupied.key());
+                    return Err(refusal.refuse(|| Reason::Duplicate { item }));
                 }
             }
         }
         Ok(())
     }
+}
+
+fn too_many(item: Option<Item>, quantity: Quantity, max: usize) -> Reason {
+    Reason::TooLarge { item, quantity, found: None, max: max as u64 }
 }
 
 /// Which tensor is being read.
@@ -125,8 +123,16 @@ struct About<'a> {
 }
 
 impl About<'_> {
-    fn refuse<E: Error>(&self, reason: impl FnOnce() -> String) -> E {
-        self.refusal.refuse(|| format!("tensor {} {}", quoted(self.tensor), reason()))
+    fn name(&self) -> QuotedName {
+        QuotedName::new(self.tensor)
+    }
+
+    fn item(&self) -> Item {
+        Item::Tensor(self.name())
+    }
+
+    fn field(&self, field: Field) -> Item {
+        Item::TensorField { tensor: self.name(), field: field.name() }
     }
 }
 
@@ -155,10 +161,13 @@ impl<'de> Expect<'de> for Description<'_> {
                 }
             };
             if twice {
-                return Err(about.refuse(|| format!("has its {} twice", field.name())));
+                let item = || about.field(field);
+                return Err(about.refusal.refuse(|| Reason::Duplicate { item: item() }));
             }
         }
-        let missing = |field: Field| move || about.refuse(|| format!("has no {}", field.name()));
+        let missing = |field: Field| {
+            move || about.refusal.refuse(|| Reason::Missing { item: about.field(field) })
+        };
         Ok((
             dtype.ok_or_else(missing(Field::Dtype))?,
             shape.ok_or_else(missing(Field::Shape))?,
@@ -210,10 +219,9 @@ impl Expect<'_> for DtypeName<'_> {
 
     fn text<E: Error>(self, text: &str) -> Result<Dtype, E> {
         Dtype::from_name(text).ok_or_else(|| {
-            self.0.refuse(|| {
-                let known: Vec<&str> = Dtype::ALL.iter().map(|dtype| dtype.name()).collect();
-                format!("has the unknown dtype {}; there are {}", quoted(text), known.join(", "))
-            })
+            let dtype = || UnknownDtype::Name(QuotedName::new(text));
+            let Self(about) = self;
+            about.refusal.refuse(|| Reason::UnknownDtype { tensor: about.name(), dtype: dtype() })
         })
     }
 }
@@ -230,7 +238,10 @@ impl<'de> Expect<'de> for Shape<'_> {
         let mut count = 0;
         while let Some(dimension) = list.next_element_seed(At(Unsigned))? {
             let Some(place) = dimensions.get_mut(count) else {
-                return Err(self.0.refuse(|| format!("has more than {DIMENSIONS_MAX} dimensions")));
+                let Self(about) = self;
+                return Err(about.refusal.refuse(|| {
+                    too_many(Some(about.item()), Quantity::Dimensions, DIMENSIONS_MAX)
+                }));
             };
             *place = dimension;
             count += 1;

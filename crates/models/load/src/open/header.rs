@@ -9,7 +9,7 @@ use longshore_mem::FileOffset;
 use longshore_sys::file::{self, ReadFlags};
 
 use crate::error::{Error, Result};
-use crate::reason::MemoryLimit;
+use crate::reason::{FormatProblem, MemoryLimit};
 use crate::source::{Opener, SourceFile};
 
 /// What is read of a safetensors file to see whether the rest of its header is worth reading: one
@@ -36,7 +36,7 @@ pub(super) fn safetensors_header(
     let mut first = [0; SAFETENSORS_FIRST_BYTES];
     let first = &mut first[..file_len_bytes.min(SAFETENSORS_FIRST_BYTES as u64) as usize];
     read_exact(source, first, 0)?;
-    let refused = |error| Error::format(source.path(), &error);
+    let refused = |error| Error::format(source.path(), error);
     let end = safetensors::header_end(first, file_len_bytes).map_err(refused)?;
 
     by.permit_header(source, end as u64)?;
@@ -75,7 +75,7 @@ pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::
         match gguf::Header::parse_beginning(bytes, file_len_bytes) {
             Ok(Parsed::Complete(header)) => return Ok(header),
             Ok(Parsed::Short { bytes: so_far, end: needed }) => (bytes, end) = (so_far, needed),
-            Err(error) => return Err(Error::format(source.path(), &error)),
+            Err(error) => return Err(Error::format(source.path(), error)),
         }
     }
 }
@@ -106,11 +106,8 @@ impl Opener for OfOneModel<'_> {
     fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> Result<()> {
         let sum_bytes = self.permitted_bytes.get().saturating_add(len_bytes);
         if sum_bytes > HEADERS_LEN_MAX_BYTES {
-            let reason = format!(
-                "with its header, the headers of this model's files have {sum_bytes} bytes or more, \
-                 and {HEADERS_LEN_MAX_BYTES} are read of one model; name the \
-                 shards one by one, or load the files as raw ones"
-            );
+            let max_bytes = HEADERS_LEN_MAX_BYTES;
+            let reason = FormatProblem::HeadersTooLong { sum_bytes, max_bytes };
             let (path, format) = (source.path().to_owned(), self.format);
             return Err(Error::Format { path, format, reason });
         }

@@ -181,7 +181,7 @@ pub fn parse_header(path: &Path, content: &[u8], choice: FormatChoice) -> Result
             safetensors::Header::parse(content, len_bytes).map(Header::Safetensors)
         }
     };
-    header.map(Some).map_err(|error| Error::format(path, &error))
+    header.map(Some).map_err(|error| Error::format(path, error))
 }
 
 impl FileTensors {
@@ -220,7 +220,7 @@ impl Opened {
                 Some(FileTensors { header, .. }) => {
                     let aligned = header.align(source.len(), alignment);
                     let (image, header) =
-                        aligned.map_err(|error| Error::format(source.path(), &error))?;
+                        aligned.map_err(|error| Error::format(source.path(), error))?;
                     tensors.push(FileTensors { file_index, header });
                     image
                 }

@@ -3,12 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use longshore_formats::Format;
 use longshore_formats::index::{self, ShardIndex};
 use longshore_formats::safetensors::Header;
+use longshore_formats::{Format, QuotedName};
 
 use super::header::{OfOneModel, read_exact, safetensors_header};
 use crate::error::{Error, Result};
+use crate::reason::FormatProblem;
 use crate::source::{Opener, SourceFile};
 
 /// Reads an index, and nothing of the shards.
@@ -16,7 +17,7 @@ use crate::source::{Opener, SourceFile};
 /// # Errors
 /// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`]; those of `by`.
 pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIndex> {
-    let refused = |error| Error::format(source.path(), &error);
+    let refused = |error| Error::format(source.path(), error);
     index::check_len(source.len()).map_err(refused)?;
     by.permit_header(source, source.len())?;
     let mut bytes = vec![0; source.len() as usize];
@@ -38,7 +39,7 @@ pub(super) fn paths(path: &Path, index: &ShardIndex) -> Vec<PathBuf> {
 pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
     let index = read_index(source, by)?;
     let paths = paths(source.path(), &index);
-    let refused = |error| Error::format(source.path(), &error);
+    let refused = |error| Error::format(source.path(), error);
     let mut shards = Vec::new();
     for (path, name) in paths.iter().zip(index.shards()) {
         shards.push(by.open(path).map_err(|error| match error {
@@ -46,7 +47,14 @@ pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFi
                 let missing = paths.iter().filter(|path| !path.exists()).count();
                 let folder = source.path().parent().filter(|it| !it.as_os_str().is_empty());
                 let folder = folder.unwrap_or(Path::new("."));
-                refused(index.shard_missing(name, folder, missing))
+                let reason = FormatProblem::ShardMissing {
+                    name: QuotedName::new(name),
+                    folder: folder.to_owned(),
+                    missing,
+                    shards: paths.len(),
+                };
+                let (path, format) = (source.path().to_owned(), Format::SafetensorsIndex);
+                Error::Format { path, format, reason }
             }
             error => error,
         })?);

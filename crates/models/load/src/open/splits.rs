@@ -6,10 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use longshore_formats::gguf::{Header, SplitName, check_splits};
-use longshore_formats::{Format, quoted};
+use longshore_formats::{Format, QuotedName};
 
 use super::header::{OfOneModel, gguf_header};
 use crate::error::{Error, Result};
+use crate::reason::FormatProblem;
 use crate::source::{Opener, SourceFile};
 
 /// Returns whether a path is by its name the first of several splits.
@@ -52,17 +53,17 @@ pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Head
         })?;
         let header = gguf_header(&source, &by)?;
         let checked = header.check_split(number, name.count());
-        checked.map_err(|error| Error::format(&path, &error))?;
+        checked.map_err(|error| Error::format(&path, error))?;
         splits.push((source, header));
     }
     let checked = check_splits(splits.iter().map(|(_, header)| header));
-    checked.map_err(|error| Error::format(&first, &error))?;
+    checked.map_err(|error| Error::format(&first, error))?;
     Ok(splits)
 }
 
 fn as_first_of_several(source: &SourceFile, header: &Header) -> Result<Option<SplitName>> {
     let named = header.as_first_of_several(file_name(source.path()));
-    named.map_err(|error| Error::format(source.path(), &error))
+    named.map_err(|error| Error::format(source.path(), error))
 }
 
 fn file_name(path: &Path) -> &[u8] {
@@ -79,11 +80,11 @@ fn missing(first: &Path, name: &SplitName, number: u64) -> Error {
     let missing = (2..=name.count()).filter(is_missing).count();
     let folder = first.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    let reason = format!(
-        "its split {} is not in {} ({missing} of {} are missing); fetch it",
-        quoted(&String::from_utf8_lossy(&name.with_number(number))),
-        folder.display(),
-        name.count()
-    );
+    let reason = FormatProblem::SplitMissing {
+        name: QuotedName::new(&String::from_utf8_lossy(&name.with_number(number))),
+        folder: folder.to_owned(),
+        missing,
+        splits: name.count(),
+    };
     Error::Format { path: first.to_owned(), format: Format::Gguf, reason }
 }

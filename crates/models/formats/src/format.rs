@@ -1,0 +1,26 @@
+//! The formats of files.
+
+use std::fmt;
+
+/// A format of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// Safetensors.
+    Safetensors,
+    /// The index of a model in several safetensors files.
+    SafetensorsIndex,
+    /// GGUF.
+    Gguf,
+}
+
+/// The name of the format in messages.
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Safetensors => "safetensors",
+            Self::SafetensorsIndex => "safetensors index",
+            Self::Gguf => "GGUF",
+        })
+    }
+}
