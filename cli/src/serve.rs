@@ -241,7 +241,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
             return;
         }
         let say = |event: &Event| match event {
-            Event::Trouble { message } if !args.json => log.say(Line::Error(message.clone())),
+            Event::Trouble { problem } if !args.json => log.say(Line::Error(problem.to_string())),
             _ if args.json => log.say(Line::Out(as_json(event).to_string())),
             _ => log.say(Line::Out(event.to_string())),
         };
@@ -321,10 +321,10 @@ fn as_json(event: &Event) -> Value {
         }),
         Event::Loaded { id, path, len_bytes, elapsed, pages } => json!({
             "event": "loaded", "id": id, "path": path.to_string_lossy(), "bytes": len_bytes,
-            "seconds": elapsed.as_secs_f64(), "pages": pages,
+            "seconds": elapsed.as_secs_f64(), "pages": pages.to_string(),
         }),
-        Event::LoadFailed { id, path, message } => json!({
-            "event": "load_failed", "id": id, "path": path.to_string_lossy(), "message": message,
+        Event::LoadFailed { id, path, why } => json!({
+            "event": "load_failed", "id": id, "path": path.to_string_lossy(), "message": why.to_string(),
         }),
         Event::Attached { id, peer, attachments } => json!({
             "event": "attached", "id": id, "client": of_peer(peer), "attachments": attachments,
@@ -339,13 +339,15 @@ fn as_json(event: &Event) -> Value {
         Event::Freed { id, path, len_bytes } => json!({
             "event": "freed", "id": id, "path": path.to_string_lossy(), "bytes": len_bytes,
         }),
-        Event::Refused { peer, message } => json!({
+        Event::Refused { peer, message, .. } => json!({
             "event": "refused", "client": of_peer(peer), "message": message,
         }),
         Event::Disconnected { peer, why } => json!({
-            "event": "disconnected", "client": of_peer(peer), "message": why,
+            "event": "disconnected", "client": of_peer(peer), "message": why.to_string(),
         }),
-        Event::Trouble { message } => json!({ "event": "trouble", "message": message }),
+        Event::Trouble { problem } => {
+            json!({ "event": "trouble", "message": problem.to_string() })
+        }
         Event::Stopping => json!({ "event": "stopping" }),
         other => json!({ "event": "other", "message": other.to_string() }),
     }

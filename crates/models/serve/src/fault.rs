@@ -1,4 +1,4 @@
-//! The reasons that errors of a client carry.
+//! The reasons that errors of a client and events of a server carry.
 
 use std::path::PathBuf;
 
@@ -104,4 +104,52 @@ pub enum ServerFault {
         /// The length that the server reports.
         reported_bytes: u64,
     },
+}
+
+/// Why a server disconnects a client. Shown as a sentence about the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientFault {
+    /// The client speaks another version of the protocol.
+    #[error("it speaks version {version}")]
+    OtherVersion {
+        /// The version of the client.
+        version: u16,
+    },
+    /// A message is too long.
+    #[error("a message has more than {max_bytes} bytes")]
+    MessageTooLong {
+        /// The longest message.
+        max_bytes: usize,
+    },
+    /// A message has more descriptors than any has.
+    #[error("a message has too many descriptors")]
+    TooManyDescriptors,
+    /// A message has a descriptor that its kind has not, or lacks one.
+    #[error("a message has not the descriptors it should have")]
+    OtherDescriptors,
+    /// A message has fields that make no sense.
+    #[error("a message is malformed: {0}")]
+    Malformed(Malformed),
+    /// The client may not send this request now.
+    #[error("it asks for {request} out of turn")]
+    OutOfTurn {
+        /// The name of the request.
+        request: &'static str,
+    },
+    /// The client asks for another model before it has received the memory of the last one.
+    #[error("it asks for more before it has read what it was given")]
+    AsksBeforeReading,
+    /// The client does not receive what is sent to it.
+    #[error("it does not read what is sent to it")]
+    DoesNotRead,
+    /// The client did not send its first message in time.
+    #[error("it has not said hello in time")]
+    NoHello,
+    /// The client did not send the files of a model in time.
+    #[error("it has not shown the files of the model in time")]
+    NoFiles,
+    /// The client has no model and sent nothing for too long.
+    #[error("it has been silent for too long and has nothing")]
+    Silent,
 }

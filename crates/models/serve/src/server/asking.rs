@@ -15,6 +15,7 @@ use super::events::Event;
 use super::jobs::{Asker, Job};
 use super::open_files::OpenFiles;
 use super::users::User;
+use crate::fault::ClientFault;
 use crate::held::{Held, HeldState};
 use crate::protocol::{Reply, Request, Target, VERSION};
 use crate::reason::Reason;
@@ -24,7 +25,7 @@ use crate::served::{Found, Layout, Looked, Shown};
 const ALIGN_BYTES_MAX: u64 = 1 << 30;
 
 /// Why a client is disconnected; without a reason where it is gone itself.
-pub(super) type Told = Result<(), Option<String>>;
+pub(super) type Told = Result<(), Option<ClientFault>>;
 
 /// The refusal of a request. The client may ask for something else.
 #[derive(Clone, Debug)]
@@ -53,7 +54,7 @@ impl Core {
         // connection has one at most.
         if matches!(request, Request::Attach { .. }) && connection.has_unread_memory() {
             self.closers.close(user, descriptors);
-            return Err(Some("it asks for more before it has read what it was given".to_owned()));
+            return Err(Some(ClientFault::AsksBeforeReading));
         }
         match (request, &mut connection.phase) {
             (Request::Hello { version }, Phase::Greeting) => {
@@ -64,7 +65,7 @@ impl Core {
                     );
                     let reply = Reply::Refused { reason: Reason::Version, message };
                     let _ = connection.send(&reply, now);
-                    return Err(Some(format!("it speaks version {version}")));
+                    return Err(Some(ClientFault::OtherVersion { version }));
                 }
                 connection.enter(Phase::Idle, now);
                 let pid = std::process::id();
@@ -101,7 +102,7 @@ impl Core {
             }
             (request, _) => {
                 self.closers.close(user, descriptors);
-                Err(Some(format!("it asks for {} out of turn", name(&request))))
+                Err(Some(ClientFault::OutOfTurn { request: name(&request) }))
             }
         }
     }
@@ -297,7 +298,8 @@ impl Core {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let Refusal { reason, message, for_log } = refusal;
         let logged = for_log.unwrap_or_else(|| message.clone());
-        self.events.push(Event::Refused { peer: connection.peer, message: logged });
+        let peer = connection.peer;
+        self.events.push(Event::Refused { peer, reason, message: logged });
         connection.enter(Phase::Idle, now);
         sent(connection.send(&Reply::Refused { reason, message }, now))
     }

@@ -11,6 +11,7 @@ use longshore_sys::packet_socket::{self, Packet};
 use longshore_sys::readiness::Watch;
 
 use super::users::User;
+use crate::fault::ClientFault;
 use crate::peer::Peer;
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 use crate::served::{Found, Layout, Shown};
@@ -96,7 +97,7 @@ pub(super) enum Came {
     End,
     Request(Request, Vec<OwnedFd>),
     /// It is none of the protocol.
-    Nonsense(String, Vec<OwnedFd>),
+    Nonsense(ClientFault, Vec<OwnedFd>),
 }
 
 impl Connection {
@@ -191,12 +192,12 @@ impl Connection {
     }
 
     /// Why the client is disconnected, where its deadline is over.
-    pub(super) fn too_late(&self) -> &'static str {
+    pub(super) fn too_late(&self) -> ClientFault {
         match self.phase {
-            _ if !self.outgoing.is_empty() => "it does not read what is sent to it",
-            Phase::Greeting => "it has not said hello in time",
-            Phase::Proving { .. } => "it has not shown the files of the model in time",
-            _ => "it has been silent for too long and has nothing",
+            _ if !self.outgoing.is_empty() => ClientFault::DoesNotRead,
+            Phase::Greeting => ClientFault::NoHello,
+            Phase::Proving { .. } => ClientFault::NoFiles,
+            _ => ClientFault::Silent,
         }
     }
 
@@ -209,22 +210,21 @@ impl Connection {
             Ok(Packet { len_bytes: 0, descriptors, .. }) if descriptors.is_empty() => Came::End,
             Ok(packet) => {
                 let descriptors = packet.descriptors;
-                let nonsense = |why: &str, descriptors| Came::Nonsense(why.to_owned(), descriptors);
                 if packet.is_too_long {
-                    let why = format!("a message has more than {MESSAGE_BYTES_MAX} bytes");
-                    return nonsense(&why, descriptors);
+                    let fault = ClientFault::MessageTooLong { max_bytes: MESSAGE_BYTES_MAX };
+                    return Came::Nonsense(fault, descriptors);
                 }
                 match packet.descriptors_lost {
                     true if descriptors.is_empty() => return Came::NoRoom,
-                    true => return nonsense("a message has too many descriptors", descriptors),
+                    true => return Came::Nonsense(ClientFault::TooManyDescriptors, descriptors),
                     false => {}
                 }
                 match Request::decode(&bytes[..packet.len_bytes]) {
                     Err(malformed) => {
-                        nonsense(&format!("a message is malformed: {malformed}"), descriptors)
+                        Came::Nonsense(ClientFault::Malformed(malformed), descriptors)
                     }
                     Ok(request) if descriptors.len() != usize::from(request.has_descriptor()) => {
-                        nonsense("a message has not the descriptors it should have", descriptors)
+                        Came::Nonsense(ClientFault::OtherDescriptors, descriptors)
                     }
                     Ok(request) => Came::Request(request, descriptors),
                 }

@@ -18,7 +18,7 @@ use super::Options;
 use super::asking::sent;
 use super::closers::Closers;
 use super::connection::{Came, Connection};
-use super::events::Event;
+use super::events::{Event, ServerProblem};
 use super::giving::BEAT_EVERY;
 use super::jobs::{Asker, Done, How, Job, Jobs};
 use super::limits::Limits;
@@ -32,6 +32,7 @@ use super::unread::Unread;
 use super::users::{User, Users};
 use crate::address::Listener;
 use crate::error::{Error, Result};
+use crate::fault::ClientFault;
 use crate::peer::Peer;
 use crate::protocol::Reply;
 use crate::reason::Reason;
@@ -192,9 +193,7 @@ impl Core {
         // be closed would take all descriptors: then clients wait to be accepted.
         let may_accept = self.closers.may_accept();
         if !may_accept && self.may_accept {
-            let message = "too many connections wait to be closed, and until some of them are, no \
-                           client is accepted";
-            self.events.push(Event::Trouble { message: message.to_owned() });
+            self.events.push(Event::Trouble { problem: ServerProblem::TooManyToClose });
         }
         self.may_accept = may_accept;
         let accepting = self.spare.is_some() && may_accept;
@@ -313,7 +312,7 @@ impl Core {
                 .connections
                 .get(id)
                 .filter(|connection| connection.deadline().is_some_and(|deadline| deadline <= now));
-            if let Some(why) = late.map(|connection| connection.too_late().to_owned()) {
+            if let Some(why) = late.map(Connection::too_late) {
                 self.disconnect(*id, Some(why), now);
             }
         }
@@ -338,8 +337,7 @@ impl Core {
                     }
                     self.spare = spare().ok();
                     if self.spare.is_none() {
-                        let message = "descriptors are exhausted (ulimit -n)".to_owned();
-                        self.events.push(Event::Trouble { message });
+                        self.events.push(Event::Trouble { problem: ServerProblem::NoDescriptors });
                         return;
                     }
                 }
@@ -392,11 +390,12 @@ impl Core {
     }
 
     fn turn_away(&mut self, socket: OwnedFd, message: String) {
-        let reply = Reply::Refused { reason: Reason::TooMany, message: message.clone() };
+        let reason = Reason::TooMany;
+        let reply = Reply::Refused { reason, message: message.clone() };
         // Nothing was sent on it before: there is room, or the client is gone.
         let _ = packet_socket::send(&socket, &reply.encode(), None);
         let peer = Peer::from_socket(&socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
-        self.events.push(Event::Refused { peer, message });
+        self.events.push(Event::Refused { peer, reason, message });
         self.closers.end(self.users.of(peer.uid), socket);
     }
 
@@ -404,15 +403,16 @@ impl Core {
     fn disconnect_without_descriptors(&mut self, id: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let message = "the server has no descriptors left; try again later".to_owned();
-        let reply = Reply::Refused { reason: Reason::TooMany, message: message.clone() };
+        let (peer, reason) = (connection.peer, Reason::TooMany);
+        let reply = Reply::Refused { reason, message: message.clone() };
         // If it can be sent.
         let _ = connection.send(&reply, now);
-        self.events.push(Event::Refused { peer: connection.peer, message });
+        self.events.push(Event::Refused { peer, reason, message });
         self.disconnect(id, None, now);
     }
 
     /// Ends a connection; with a reason where it was not the client that ended it.
-    pub(super) fn disconnect(&mut self, id: u64, why: Option<String>, now: Instant) {
+    pub(super) fn disconnect(&mut self, id: u64, why: Option<ClientFault>, now: Instant) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
         let peer = connection.peer;
         // Before it is sent anything more.
@@ -441,14 +441,10 @@ impl Core {
         for (id, Model { found, memory, .. }) in gone {
             let (path, len_bytes) = (found.path, found.len_bytes);
             let Some(Memory { buffer, users, .. }) = memory else { continue };
-            let message = format!(
-                "{} stays in memory, because the kernel does not report when clients release it \
-                 (the limits are in /proc/sys/fs/inotify)",
-                path.display()
-            );
-            let gone = Gone { id, path, len_bytes, users };
+            let gone = Gone { id, path: path.clone(), len_bytes, users };
             if let Err(error) = self.lingering.give_up(buffer, gone, now) {
-                self.events.push(Event::Trouble { message: format!("{message}: {error}") });
+                let problem = ServerProblem::CannotWatch { path, error: Arc::new(error) };
+                self.events.push(Event::Trouble { problem });
             }
         }
         self.say_freed();

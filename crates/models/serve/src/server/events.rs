@@ -1,12 +1,17 @@
 //! What a server tells of itself.
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_formats::printable;
+use longshore_heap::PageReport;
 
+use crate::fault::ClientFault;
 use crate::peer::Peer;
+use crate::reason::Reason;
 
 /// Something that happened. Shown as one line without control characters.
 #[derive(Clone, Debug)]
@@ -36,17 +41,17 @@ pub enum Event {
         len_bytes: u64,
         /// How long it took.
         elapsed: Duration,
-        /// In which pages it came out.
-        pages: String,
+        /// The page sizes of its memory.
+        pages: PageReport,
     },
-    /// A load failed, or nobody wanted it any longer.
+    /// A load failed or was cancelled.
     LoadFailed {
         /// The model's number.
         id: u64,
         /// The file it was asked for by.
         path: PathBuf,
-        /// Why.
-        message: String,
+        /// The reason.
+        why: LoadFailure,
     },
     /// A client was given a model.
     Attached {
@@ -89,23 +94,67 @@ pub enum Event {
     Refused {
         /// The client.
         peer: Peer,
-        /// Why.
+        /// The reason, for programs. The client is sent the same.
+        reason: Reason,
+        /// The reason as text, for people. It can name files that the client is not to know of.
         message: String,
     },
-    /// A client was disconnected.
+    /// The server disconnected a client.
     Disconnected {
         /// The client.
         peer: Peer,
-        /// Why.
-        why: String,
+        /// The reason.
+        why: ClientFault,
     },
     /// The server itself lacks something.
     Trouble {
-        /// What.
-        message: String,
+        /// The problem.
+        problem: ServerProblem,
     },
     /// No client is accepted any longer.
     Stopping,
+}
+
+/// Why a model is not loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadFailure {
+    /// No client waits for the model any longer.
+    #[error("nobody wants it any longer")]
+    Unwanted,
+    /// The load failed. The clients that wait for it are sent the same.
+    #[error("{message}")]
+    Failed {
+        /// The reason, for programs.
+        reason: Reason,
+        /// The text of the error of the load and of its causes.
+        message: String,
+    },
+}
+
+/// A problem of the server itself.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerProblem {
+    /// Too many connections wait to be closed.
+    #[error(
+        "too many connections wait to be closed, and until some of them are, no client is accepted"
+    )]
+    TooManyToClose,
+    /// The process has no descriptors left.
+    #[error("descriptors are exhausted (ulimit -n)")]
+    NoDescriptors,
+    /// The kernel cannot report when clients release the memory of a model.
+    #[error(
+        "{} stays in memory, because the kernel does not report when clients release it (the limits \
+         are in /proc/sys/fs/inotify): {error}", path.display()
+    )]
+    CannotWatch {
+        /// The file that the model was asked for by.
+        path: PathBuf,
+        /// The error of the kernel.
+        error: Arc<io::Error>,
+    },
 }
 
 impl fmt::Display for Event {
@@ -121,8 +170,8 @@ impl fmt::Display for Event {
                 path.display(),
                 elapsed.as_secs_f64()
             ),
-            Self::LoadFailed { id, path, message } => {
-                format!("{id}: {} is not loaded: {message}", path.display())
+            Self::LoadFailed { id, path, why } => {
+                format!("{id}: {} is not loaded: {why}", path.display())
             }
             Self::Attached { id, peer, attachments } => {
                 format!("{id}: attached by {}, {attachments} attachments", Shown(*peer))
@@ -136,11 +185,11 @@ impl fmt::Display for Event {
             Self::Freed { id, path, len_bytes } => {
                 format!("{id}: freed {} ({len_bytes} bytes)", path.display())
             }
-            Self::Refused { peer, message } => format!("refused {}: {message}", Shown(*peer)),
+            Self::Refused { peer, message, .. } => format!("refused {}: {message}", Shown(*peer)),
             Self::Disconnected { peer, why } => {
                 format!("disconnected {}: {why}", Shown(*peer))
             }
-            Self::Trouble { message } => message.clone(),
+            Self::Trouble { problem } => problem.to_string(),
             Self::Stopping => "stopping".to_owned(),
         };
         f.write_str(&printable(&line))

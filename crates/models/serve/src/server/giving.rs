@@ -13,7 +13,7 @@ use longshore_sys::packet_socket;
 use super::asking::{Refusal, Told, sent};
 use super::connection::{Connection, Phase};
 use super::core::{Core, Load, Memory};
-use super::events::Event;
+use super::events::{Event, LoadFailure};
 use super::jobs::{Job, LoadedModel};
 use super::names::Names;
 use super::open_files::OpenFiles;
@@ -190,8 +190,7 @@ impl Core {
         if model.is_abandoned {
             self.shelf.remove(id);
             self.lingering.free_later(outcome);
-            let message = "nobody wants it any longer".to_owned();
-            self.events.push(Event::LoadFailed { id, path, message });
+            self.events.push(Event::LoadFailed { id, path, why: LoadFailure::Unwanted });
             return;
         }
         let loaded = match outcome {
@@ -241,8 +240,9 @@ impl Core {
         }
         let refusal = Refusal::of(&error);
         if let Some(model) = self.shelf.remove(id) {
-            let (path, message) = (model.found.path, refusal.message.clone());
-            self.events.push(Event::LoadFailed { id, path, message });
+            let Refusal { reason, message, .. } = refusal.clone();
+            let (path, why) = (model.found.path, LoadFailure::Failed { reason, message });
+            self.events.push(Event::LoadFailed { id, path, why });
         }
         for client in self.waiting_for(id) {
             let told = self.refuse(client, refusal.clone(), now);
@@ -423,8 +423,8 @@ impl Core {
         if self.jobs.forget_load(id) {
             self.loads.remove(&id);
             if let Some(model) = self.shelf.remove(id) {
-                let (path, message) = (model.found.path, "nobody wants it any longer".to_owned());
-                self.events.push(Event::LoadFailed { id, path, message });
+                let (path, why) = (model.found.path, LoadFailure::Unwanted);
+                self.events.push(Event::LoadFailed { id, path, why });
             }
         } else if let Some(model) = self.shelf.get_mut(id) {
             model.is_abandoned = true;

@@ -44,7 +44,7 @@ use crate::error::{Error, Result};
 use crate::served::{Served, not_a_file_name, parent};
 use crate::shelf::Keep;
 
-pub use events::Event;
+pub use events::{Event, LoadFailure, ServerProblem};
 pub use stop::Stop;
 
 /// How many descriptors a server must be allowed, so that each of its shares is enough for something.

@@ -119,7 +119,7 @@ impl Rig {
     /// Waits until a model is gone that nobody wants; why its load was given up, where it was.
     pub(crate) fn wait_freed_or_given_up(&self) -> String {
         self.wait(|event| match event {
-            Event::LoadFailed { message, .. } => Some(message.clone()),
+            Event::LoadFailed { why, .. } => Some(why.to_string()),
             Event::Freed { .. } => Some("freed".to_owned()),
             _ => None,
         })
@@ -127,7 +127,7 @@ impl Rig {
 
     pub(crate) fn wait_disconnected(&self) -> String {
         self.wait(|event| match event {
-            Event::Disconnected { why, .. } => Some(why.clone()),
+            Event::Disconnected { why, .. } => Some(why.to_string()),
             _ => None,
         })
     }

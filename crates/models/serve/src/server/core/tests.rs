@@ -66,7 +66,7 @@ impl Still {
             memory: loaded.buffer.share(Sealing::Content).unwrap(),
             ranges: plan.files().iter().map(PlannedFile::buffer_range).collect(),
             elapsed: loaded.report.elapsed,
-            pages: String::new(),
+            pages: loaded.report.pages,
         }
     }
 
@@ -127,7 +127,7 @@ impl Still {
     /// Ends the newest connection, as for a client that does what it must not.
     fn disconnect_newest(&mut self) {
         let id = *self.core.connections.keys().next_back().unwrap();
-        self.core.disconnect(id, Some("a test".to_owned()), self.now);
+        self.core.disconnect(id, Some(ClientFault::Silent), self.now);
     }
 
     /// Returns the client and the refusal, if another connection of this user is refused.
@@ -668,10 +668,10 @@ fn a_client_that_has_not_read_the_memory_it_was_sent_is_sent_no_more() {
     still.say_attach(&floods, &found);
     assert_eq!(still.core.connections.len(), 1, "it is disconnected");
     let why = still.core.events.iter().find_map(|event| match event {
-        Event::Disconnected { why, .. } => Some(why.as_str()),
+        Event::Disconnected { why, .. } => Some(why.to_string()),
         _ => None,
     });
-    assert_eq!(why, Some("it asks for more before it has read what it was given"));
+    assert_eq!(why.as_deref(), Some("it asks for more before it has read what it was given"));
     let told = heard(&floods);
     let [Reply::Attached { .. }, Reply::File { .. }, Reply::Released, Reply::Refused { .. }] =
         told[..]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_heap::{Heap, Sealing, SharedBuffer};
+use longshore_heap::{Heap, PageReport, Sealing, SharedBuffer};
 use longshore_load::PlannedFile;
 use longshore_load::{CancelToken, Loader, Progress};
 use longshore_sys::memfd;
@@ -100,7 +100,7 @@ pub(in crate::server) struct LoadedModel {
     /// Where each file is in it.
     pub(in crate::server) ranges: Vec<Range<u64>>,
     pub(in crate::server) elapsed: Duration,
-    pub(in crate::server) pages: String,
+    pub(in crate::server) pages: PageReport,
 }
 
 /// How models are loaded.
@@ -201,6 +201,6 @@ fn load(
         memory,
         ranges: plan.files().iter().map(PlannedFile::buffer_range).collect(),
         elapsed: loaded.report.elapsed,
-        pages: loaded.report.pages.to_string(),
+        pages: loaded.report.pages,
     })
 }
