@@ -7,7 +7,7 @@ use std::iter;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use longshore_sync::{Barrier, Biased};
+use longshore_sync::{Barrier, OwnerBiased};
 
 use crate::cache::LocalCache;
 use crate::counters::{Event, Tally};
@@ -26,7 +26,7 @@ use crate::state::State;
 pub struct Local<'d> {
     domain: &'d Domain,
     state: &'d State,
-    cache: Arc<Biased<LocalCache>>,
+    cache: Arc<OwnerBiased<LocalCache>>,
     tally: Arc<Tally>,
     /// Not `Sync`: one thread at a time uses it.
     not_sync: PhantomData<Cell<()>>,
@@ -36,7 +36,7 @@ impl Domain {
     /// Returns a handle for the calling thread.
     pub fn local(&self) -> Local<'_> {
         let state = &**self.state();
-        let cache = Arc::new(Biased::new(LocalCache::new(&state.core), Barrier::best()));
+        let cache = Arc::new(OwnerBiased::new(LocalCache::new(&state.core), Barrier::best()));
         state.caches.add(Arc::downgrade(&cache));
         Local { domain: self, state, cache, tally: state.tallies.open(), not_sync: PhantomData }
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use longshore_sync::Biased;
+use longshore_sync::OwnerBiased;
 
 use crate::backend::BackendError;
 use crate::cache::LocalCache;
@@ -30,7 +30,7 @@ pub(crate) struct State {
     /// DMA pools. A pool that was dropped is among them until its last chunk is freed.
     pub(crate) dma_pools: List<dyn DmaChunks>,
     /// The caches of [`Local`](crate::Local) handles.
-    pub(crate) caches: List<Biased<LocalCache>>,
+    pub(crate) caches: List<OwnerBiased<LocalCache>>,
     /// `true` if the [`Domain`](crate::Domain) was dropped.
     is_dropped: AtomicBool,
     idle: Option<Duration>,

@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "is the owner")]
 
 use longshore_domain::dma_pool_refs::Refs;
-use longshore_sync::{Barrier, Biased};
+use longshore_sync::{Barrier, OwnerBiased};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -16,7 +16,7 @@ struct Elements {
     refs: [Refs; 2],
     /// Bytes. Loom sees two that use one at once.
     bytes: [UnsafeCell<u32>; 2],
-    kept: Biased<Vec<usize>>,
+    kept: OwnerBiased<Vec<usize>>,
     home: Mutex<Home>,
 }
 
@@ -38,7 +38,7 @@ impl Elements {
         Self {
             refs: [Refs::default(), Refs::default()],
             bytes: [UnsafeCell::new(0), UnsafeCell::new(0)],
-            kept: Biased::new(Vec::new(), barrier),
+            kept: OwnerBiased::new(Vec::new(), barrier),
             home: Mutex::new(Home::default()),
         }
     }

@@ -1,8 +1,8 @@
-//! Waiting for what takes no longer than an access, or much longer if its thread was preempted.
+//! Waiting for another thread that takes no longer than an access, unless it was preempted.
 
 /// How a thread waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackOff {
+pub(crate) enum BackOff {
     /// Spins, and then lets other threads run.
     Yield,
     /// As [`Yield`](Self::Yield), and then sleeps: the other thread may be busy for long.

@@ -1,24 +1,24 @@
-//! How the rare side makes the frequent side see what it did.
+//! The barriers between the rare and the frequent side.
 
 use std::io;
 
 use crate::primitives::{Ordering, fence};
 
-/// How one side of a protocol makes sure that the other sees what it did.
+/// The kind of barrier that orders the two sides of a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(loom, allow(clippy::exhaustive_enums, reason = "None is there for tests only"))]
+#[non_exhaustive]
 pub enum Barrier {
-    /// `membarrier(2)`: the frequent side pays nothing.
+    /// The rare side calls `membarrier(2)`, and the frequent side executes no fence.
     Expedited,
-    /// A full fence in each step of the frequent side.
+    /// Both sides execute a full fence, the frequent side in each step.
     Fence,
-    /// None, to show what they are for.
+    /// No barrier, so that a test can show what breaks without one.
     #[cfg(loom)]
     None,
 }
 
 impl Barrier {
-    /// Returns [`Expedited`](Self::Expedited) if this machine has it.
+    /// Registers the process for `membarrier`, and returns [`Expedited`](Self::Expedited).
     ///
     /// # Errors
     /// `ENOSYS` or `EINVAL` if the kernel has no `membarrier` (before Linux 4.14), `EPERM` if a filter
@@ -31,7 +31,8 @@ impl Barrier {
         Ok(Self::Expedited)
     }
 
-    /// Returns the best that this machine has.
+    /// Returns [`Expedited`](Self::Expedited) if the kernel supports it, otherwise
+    /// [`Fence`](Self::Fence).
     #[cfg(not(loom))]
     pub fn best() -> Self {
         static BEST: std::sync::OnceLock<Barrier> = std::sync::OnceLock::new();

@@ -1,31 +1,31 @@
-//! Sessions' slots, and the grace period that an unmapping waits.
+//! Grace periods: an unmapping thread waits until no session uses an old translation.
 //!
 //! ```text
 //!   session                                  the unmapping thread
 //!   ───────                                  ────────────────────
 //!   busy = 1                                 clear the entries
-//!   (order for the compiler)                 fence; nobody active: done
+//!   (order for the compiler)                 fence; none active: done
 //!   flush == seen?  no: empty the TLB        each active slot: flush = epoch
 //!   translate, access                        membarrier
 //!   busy = 0                                 each such slot: wait for busy == 0 or acked ≥ epoch
 //! ```
 //!
-//! Why that is enough. `membarrier` puts a full barrier into each session, somewhere. Where it falls
-//! after the session's `busy = 1`, the other side sees that and waits. Where it falls before, so does
-//! it before the comparison: the session sees the new flush word, empties its TLB, and finds the
-//! entries cleared when it walks.
+//! This is enough because `membarrier` executes a full barrier on each session's thread. If the barrier
+//! comes after the session's `busy = 1`, the unmapping thread sees that and waits. If it comes before,
+//! it also comes before the comparison: the session sees the new flush word, empties its TLB, and finds
+//! the entries cleared when it walks.
 //!
-//! A session that is hardly ever idle is not waited for in vain: when it next enters it sees the new
-//! flush word, and writes it to `acked`, once what it did before is done.
+//! The wait also ends if a session is hardly ever idle: when the session next enters, it sees the new
+//! flush word, and stores it in `acked` as soon as its earlier accesses are done.
 //!
-//! A *parked* session has an empty TLB, and executes a fence before it walks again. Either the
-//! unmapping side sees it active after its own fence, or the session's walk sees the entries
-//! cleared. So parked sessions cost no barrier.
+//! A *quiescent* session has an empty TLB, and executes a fence before it walks again. Either the
+//! unmapping thread sees it active after its own fence, or the session's walk sees the entries
+//! cleared. So quiescent sessions cost no barrier.
 //!
-//! Where there is no `membarrier`, sessions execute a fence each time they enter.
+//! Without `membarrier`, sessions execute a fence each time they enter.
 //!
-//! A slot that stays busy for long is waited for all the same, but whoever waits is called now and
-//! then meanwhile ([`Grace::wait_asking`]), to end what keeps the slot busy.
+//! While a slot stays busy for long, [`GracePeriods::wait_with`] calls its argument from time to time,
+//! which can end the call that keeps the slot busy.
 #![expect(unsafe_code, reason = "slots are linked by pointers and outlive the sessions in them")]
 
 use std::cell::Cell;
@@ -36,10 +36,10 @@ use crate::barrier::{Barrier, light_barrier};
 use crate::primitives::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 const FREE: u32 = 0;
-const PARKED: u32 = 1;
+const QUIESCENT: u32 = 1;
 const ACTIVE: u32 = 2;
 
-/// One session's place, padded so that nobody else's stores touch its lines.
+/// The slot of one session, padded so that stores to its neighbours do not touch its cache lines.
 #[repr(C, align(128))]
 pub struct Slot<P> {
     /// Nonzero while the session may use translations.
@@ -63,8 +63,8 @@ struct Private<P>(P);
 // `Slot::private` asks for; the rest are atomics.
 unsafe impl<P: Send> Sync for Slot<P> {}
 
-/// All slots of one space.
-pub struct Grace<P> {
+/// The slots of one address space, and the grace periods of its unmapping threads.
+pub struct GracePeriods<P> {
     head: AtomicPtr<Slot<P>>,
     epoch: AtomicU64,
     barrier: Barrier,
@@ -75,21 +75,21 @@ pub struct Grace<P> {
 }
 
 // SAFETY: the slots are shared as `Slot` says; they belong to this list.
-unsafe impl<P: Send> Send for Grace<P> {}
+unsafe impl<P: Send> Send for GracePeriods<P> {}
 // SAFETY: as above.
-unsafe impl<P: Send> Sync for Grace<P> {}
+unsafe impl<P: Send> Sync for GracePeriods<P> {}
 
 /// No flush word is this.
 const NEVER: u64 = u64::MAX;
 
-/// What a session knows of its slot: the flush word for which its TLB is right, and how many scopes
-/// keep the slot busy.
+/// The state that a session keeps of its own slot: the flush word for which its TLB is valid, and the
+/// number of open scopes, which keep the slot busy.
 ///
-/// The short way in is [`Slot::enter`] and [`is_current`](Self::is_current), and the TLB may be used
-/// where that says so. It says so only outside of any scope, and never where the session has to
-/// execute a fence: those go the long way, [`enter`](Self::enter).
+/// The fast path is [`Slot::enter`], and then the TLB may be used if [`is_current`](Self::is_current)
+/// returns `true`. It returns `false` within a scope, and always if the session has to execute a
+/// fence. The slow path is [`enter`](Self::enter).
 #[derive(Debug)]
-pub struct Seen {
+pub struct SessionState {
     /// The flush word for which the short way may be taken.
     short: Cell<u64>,
     /// The flush word for which the TLB is right.
@@ -100,8 +100,8 @@ pub struct Seen {
     fences: bool,
 }
 
-impl Seen {
-    /// Of a session with an empty TLB.
+impl SessionState {
+    /// Returns the state of a session with an empty TLB.
     pub fn new(barrier: Barrier) -> Self {
         Self {
             short: Cell::new(NEVER),
@@ -112,13 +112,14 @@ impl Seen {
         }
     }
 
-    /// Whether the TLB may be used at once. The slot must be entered.
+    /// Returns whether the TLB may be used at once. The slot must be entered.
     #[inline(always)]
     pub fn is_current<P>(&self, slot: &Slot<P>) -> bool {
         slot.flush.load(Ordering::Relaxed) == self.short.get()
     }
 
-    /// Enters the slot the long way; `empty` empties the TLB if need be. The TLB may be used then.
+    /// Enters the slot on the slow path, and calls `empty` if the TLB must be emptied. The TLB may be
+    /// used afterwards.
     #[inline]
     pub fn enter<P>(&self, slot: &Slot<P>, empty: impl FnOnce()) {
         slot.enter();
@@ -144,27 +145,27 @@ impl Seen {
         self.allow_short();
     }
 
-    /// Ends an access that went the long way.
+    /// Ends an access that took the slow path.
     #[inline]
     pub fn leave<P>(&self, slot: &Slot<P>) {
         slot.busy.store(self.pins.get(), Ordering::Release);
     }
 
-    /// Opens a scope, with the slot entered: until it is closed the slot stays busy.
+    /// Opens a scope. The slot must be entered, and stays busy until the scope is closed.
     pub fn open(&self) {
         self.pins.set(self.pins.get() + 1);
         self.short.set(NEVER);
     }
 
-    /// Closes a scope; the slot is not left by that. Nothing translated in it may be used any more.
+    /// Closes a scope, without leaving the slot. No translation of the scope may be used afterwards.
     pub fn close<P>(&self, slot: &Slot<P>) {
         self.pins.set(self.pins.get() - 1);
         self.settle(slot);
         self.allow_short();
     }
 
-    /// Leaves the slot although scopes are open: what they use must be kept in another way. How many
-    /// there are, for [`resume`](Self::resume).
+    /// Leaves the slot although scopes are open, and returns their number for
+    /// [`resume`](Self::resume). The caller must keep their memory alive by other means meanwhile.
     pub fn suspend<P>(&self, slot: &Slot<P>) -> u32 {
         let pins = self.pins.replace(0);
         self.settle(slot);
@@ -173,7 +174,7 @@ impl Seen {
         pins
     }
 
-    /// Goes on with the scopes that [`suspend`](Self::suspend) left, with the slot entered again.
+    /// Resumes the scopes that [`suspend`](Self::suspend) left. The slot must be entered again.
     pub fn resume(&self, pins: u32) {
         self.pins.set(pins);
         if pins != 0 {
@@ -189,24 +190,24 @@ impl Seen {
         }
     }
 
-    /// How many scopes are open.
+    /// Returns the number of open scopes.
     pub fn pins(&self) -> u32 {
         self.pins.get()
     }
 
-    /// Whether a scope is open.
+    /// Returns whether a scope is open.
     pub fn is_pinned(&self) -> bool {
         self.pins.get() != 0
     }
 
-    /// Takes no part in grace periods until the slot is next entered. The TLB must be empty, and no
-    /// access going on.
-    pub fn park<P>(&self, slot: &Slot<P>) {
+    /// Makes the session quiescent: grace periods do not wait for it until it enters its slot again.
+    /// The TLB must be empty, and no access in progress.
+    pub fn quiesce<P>(&self, slot: &Slot<P>) {
         self.forget();
-        slot.state.store(PARKED, Ordering::Release);
+        slot.state.store(QUIESCENT, Ordering::Release);
     }
 
-    /// Gives the slot back, for another session. As [`park`](Self::park).
+    /// Returns the slot, for another session. The conditions are those of [`quiesce`](Self::quiesce).
     pub fn release<P>(&self, slot: &Slot<P>) {
         self.forget();
         slot.owner.store(0, Ordering::Relaxed);
@@ -226,20 +227,20 @@ impl Seen {
 }
 
 impl<P> Slot<P> {
-    /// Begins an access. What the session does next must be to ask whether its TLB is current.
+    /// Begins an access. Next, the session must check whether its TLB is current.
     #[inline(always)]
     pub fn enter(&self) {
         self.busy.store(1, Ordering::Relaxed);
         light_barrier();
     }
 
-    /// Ends an access that went the short way.
+    /// Ends an access that took the fast path.
     #[inline(always)]
     pub fn leave(&self) {
         self.busy.store(0, Ordering::Release);
     }
 
-    /// What is private to the session.
+    /// Returns the value that is private to the session.
     ///
     /// # Safety
     /// The caller must be the session that claimed the slot, on its thread.
@@ -253,8 +254,9 @@ impl<P> Slot<P> {
     }
 }
 
-impl<P> Grace<P> {
-    /// Without slots.
+impl<P> GracePeriods<P> {
+    /// Returns grace periods without slots. `waits` is `false` only in tests that show what breaks
+    /// without the wait.
     pub fn new(barrier: Barrier, waits: bool) -> Self {
         Self {
             head: AtomicPtr::new(std::ptr::null_mut()),
@@ -266,22 +268,27 @@ impl<P> Grace<P> {
         }
     }
 
-    /// How sessions are made to see.
+    /// Returns the barrier that orders sessions and unmapping threads.
     pub fn barrier(&self) -> Barrier {
         self.barrier
     }
 
-    /// Grace periods that needed a barrier, and slots that were waited for.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.barriers.load(Ordering::Relaxed), self.waited.load(Ordering::Relaxed))
+    /// Returns the number of grace periods that needed a barrier.
+    pub fn barriers(&self) -> u64 {
+        self.barriers.load(Ordering::Relaxed)
     }
 
-    /// A slot for a session of the thread `owner`, parked: one that was given back, or a new one.
-    /// It lives as long as this.
+    /// Returns the number of slots that were waited for.
+    pub fn waited(&self) -> u64 {
+        self.waited.load(Ordering::Relaxed)
+    }
+
+    /// Returns a slot for a session of the thread `owner`, which is quiescent: a released one, or a new
+    /// one with the private value that `make` returns. It lives as long as `self`.
     pub fn claim(&self, owner: usize, make: impl FnOnce() -> P) -> NonNull<Slot<P>> {
         for slot in self.slots() {
             let claimed =
-                slot.state.compare_exchange(FREE, PARKED, Ordering::Acquire, Ordering::Relaxed);
+                slot.state.compare_exchange(FREE, QUIESCENT, Ordering::Acquire, Ordering::Relaxed);
             if claimed.is_ok() {
                 slot.owner.store(owner, Ordering::Relaxed);
                 return NonNull::from(slot);
@@ -289,7 +296,7 @@ impl<P> Grace<P> {
         }
         let made = Box::into_raw(Box::new(Slot {
             busy: AtomicU32::new(0),
-            state: AtomicU32::new(PARKED),
+            state: AtomicU32::new(QUIESCENT),
             flush: AtomicU64::new(0),
             acked: AtomicU64::new(0),
             owner: AtomicUsize::new(owner),
@@ -310,22 +317,23 @@ impl<P> Grace<P> {
         }
     }
 
-    /// Whether a session of the thread `owner` is in the middle of something, which that thread
-    /// could not wait for.
+    /// Returns whether a session of the thread `owner` is in an access or a scope, for which that
+    /// thread cannot wait without deadlock.
     pub fn is_busy_in(&self, owner: usize) -> bool {
         let is_own = |slot: &Slot<P>| slot.owner.load(Ordering::Relaxed) == owner;
         self.slots().any(|slot| is_own(slot) && slot.busy.load(Ordering::Relaxed) != 0)
     }
 
-    /// As [`wait_asking`](Self::wait_asking), of sessions that end what they do by themselves.
+    /// Waits as [`wait_with`](Self::wait_with) does, for sessions that need no notification.
     pub fn wait(&self) {
-        self.wait_asking(|_| {});
+        self.wait_with(|_| {});
     }
 
-    /// Returns when no session can use what was cleared before this was called: none has it in its
-    /// TLB, and none is in the middle of an access by it. While a slot stays busy `ask` is called now
-    /// and then with the thread it belongs to, to end what that thread is busy with.
-    pub fn wait_asking(&self, mut ask: impl FnMut(usize)) {
+    /// Waits until no session can use an entry that was cleared before the call: no TLB has it, and no
+    /// access that used it is in progress. While a slot stays busy, `ask` is called from time to time
+    /// with the thread that the slot belongs to, so that the caller can ask that thread to end its
+    /// access.
+    pub fn wait_with(&self, mut ask: impl FnMut(usize)) {
         fence(Ordering::SeqCst);
         let is_active = |slot: &&Slot<P>| slot.state.load(Ordering::Acquire) == ACTIVE;
         if !self.slots().any(|slot| is_active(&slot)) {
@@ -365,7 +373,7 @@ impl<P> Grace<P> {
     }
 }
 
-impl<P> Drop for Grace<P> {
+impl<P> Drop for GracePeriods<P> {
     fn drop(&mut self) {
         let mut next = self.head.load(Ordering::Relaxed);
         while !next.is_null() {

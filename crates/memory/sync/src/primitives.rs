@@ -2,8 +2,9 @@
 //! with `--cfg loom` those of loom.
 
 #[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell;
+#[cfg(loom)]
 pub use loom::{
-    cell::UnsafeCell,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     sync::{Condvar, Mutex, MutexGuard},
 };
@@ -17,18 +18,18 @@ pub use std::sync::{
 /// A cell whose accesses loom sees.
 #[cfg(not(loom))]
 #[derive(Debug)]
-pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]
 impl<T> UnsafeCell<T> {
     /// Makes a cell of a value.
-    pub const fn new(value: T) -> Self {
+    pub(crate) const fn new(value: T) -> Self {
         Self(std::cell::UnsafeCell::new(value))
     }
 
     /// Calls `then` with a pointer to the value, which `then` may write to if nobody else accesses it.
     #[inline(always)]
-    pub fn with_mut<R>(&self, then: impl FnOnce(*mut T) -> R) -> R {
+    pub(crate) fn with_mut<R>(&self, then: impl FnOnce(*mut T) -> R) -> R {
         then(self.0.get())
     }
 }

@@ -4,14 +4,14 @@
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "is the owner")]
 
-use longshore_sync::{Barrier, Biased};
+use longshore_sync::{Barrier, OwnerBiased};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 fn one_owner(barrier: Barrier, turns: i32, claimers: usize) {
     loom::model(move || {
-        let value = Arc::new(Biased::new((0, 0), barrier));
+        let value = Arc::new(OwnerBiased::new((0, 0), barrier));
         let both = |value: &mut (i32, i32)| {
             assert_eq!(value.0, value.1);
             value.0 += 1;
@@ -59,7 +59,7 @@ struct Pool {
     free: Mutex<Vec<usize>>,
     /// Bytes. Loom sees two who use one at once.
     slots: [UnsafeCell<u32>; 2],
-    kept: Biased<Vec<usize>>,
+    kept: OwnerBiased<Vec<usize>>,
 }
 
 // SAFETY: whoever has the number of a slot has its bytes, which is what is tested.
@@ -70,7 +70,7 @@ unsafe impl Send for Pool {}
 impl Pool {
     fn new(barrier: Barrier) -> Self {
         let slots = [UnsafeCell::new(0), UnsafeCell::new(0)];
-        Self { free: Mutex::new(vec![0, 1]), slots, kept: Biased::new(Vec::new(), barrier) }
+        Self { free: Mutex::new(vec![0, 1]), slots, kept: OwnerBiased::new(Vec::new(), barrier) }
     }
 
     fn fill(&self, slot: usize) {

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use longshore_sync::Barrier;
-use longshore_sync::grace::{Grace, Seen, Slot};
+use longshore_sync::grace::{GracePeriods, SessionState, Slot};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use loom::thread;
 
 /// One page that is mapped, and the memory behind it.
 struct World {
-    grace: Grace<()>,
+    grace: GracePeriods<()>,
     is_mapped: AtomicBool,
     /// Whether a pin has a lease.
     is_leased: AtomicBool,
@@ -33,7 +33,7 @@ unsafe impl Send for World {}
 impl World {
     fn new(barrier: Barrier, waits: bool) -> Arc<Self> {
         Arc::new(Self {
-            grace: Grace::new(barrier, waits),
+            grace: GracePeriods::new(barrier, waits),
             is_mapped: AtomicBool::new(true),
             is_leased: AtomicBool::new(false),
             memory: UnsafeCell::new(7),
@@ -57,13 +57,13 @@ impl World {
 struct Session<'w> {
     world: &'w World,
     slot: NonNull<Slot<()>>,
-    seen: Seen,
+    seen: SessionState,
     tlb: Cell<bool>,
 }
 
 impl<'w> Session<'w> {
     fn new(world: &'w World, owner: usize) -> Self {
-        let seen = Seen::new(world.grace.barrier());
+        let seen = SessionState::new(world.grace.barrier());
         Self { world, slot: world.grace.claim(owner, || ()), seen, tlb: Cell::new(false) }
     }
 
@@ -176,7 +176,7 @@ fn nor_after_the_session_was_parked() {
     unmapped_while(Barrier::Expedited, |session| {
         session.read();
         session.tlb.set(false);
-        session.seen.park(session.slot());
+        session.seen.quiesce(session.slot());
         session.read();
     });
 }

@@ -34,7 +34,7 @@ use crate::fault::{Fault, Reason};
 use crate::space::{Space, thread_token};
 use crate::tlb::{Entry, READ, Tlb, WRITE_FAST};
 use crate::words;
-use longshore_sync::grace::{Seen, Slot};
+use longshore_sync::grace::{SessionState, Slot};
 
 pub use atomics::Word;
 pub use pin::{
@@ -85,7 +85,7 @@ impl Session {
     fn new(space: &Space) -> Self {
         let grace = &space.inner.grace;
         let make = || Private {
-            seen: Seen::new(grace.barrier()),
+            seen: SessionState::new(grace.barrier()),
             path: Path::active(),
             tlb: Tlb::new(),
             arena: RefCell::default(),
@@ -194,7 +194,7 @@ impl Session {
         let private = self.private();
         if !private.seen.is_pinned() {
             private.tlb.clear();
-            private.seen.park(self.slot());
+            private.seen.quiesce(self.slot());
         }
     }
 

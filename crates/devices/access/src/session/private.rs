@@ -7,11 +7,11 @@ use std::ptr::NonNull;
 use longshore_mem::isa::Path;
 
 use crate::tlb::{self, Tlb};
-use longshore_sync::grace::Seen;
+use longshore_sync::grace::SessionState;
 
 /// What a session keeps in its slot, for itself.
 pub(crate) struct Private {
-    pub(super) seen: Seen,
+    pub(super) seen: SessionState,
     pub(super) path: Path,
     pub(super) tlb: Tlb,
     /// The extents of pins, so that a pin allocates nothing.

@@ -12,7 +12,7 @@ use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::format::VtdSecond;
 use longshore_pagetable::table_memory::HostPages;
 use longshore_pagetable::{Invalidate, PageTable, TlbGather};
-use longshore_sync::grace::Grace;
+use longshore_sync::grace::GracePeriods;
 
 use crate::error::Error;
 use crate::lease::{Leases, Ranges};
@@ -26,7 +26,7 @@ pub(crate) type Table = PageTable<VtdSecond, HostPages, Coherent>;
 
 pub(crate) struct Inner {
     pub(crate) table: Table,
-    pub(crate) grace: Grace<Private>,
+    pub(crate) grace: GracePeriods<Private>,
     pub(crate) windows: Windows,
     pub(crate) leases: Leases,
     pub(crate) logs: Current,
@@ -92,7 +92,7 @@ impl Inner {
     /// in its TLB. Leases of `ranges` and calls that keep a session busy are asked to end, because a
     /// session may wait for them.
     pub(crate) fn wait_for_sessions(&self, ranges: &dyn Ranges) {
-        self.grace.wait_asking(|owner| self.leases.ask(ranges, Some(owner)));
+        self.grace.wait_with(|owner| self.leases.ask(ranges, Some(owner)));
     }
 
     /// Locks the regions that are attached.

@@ -24,7 +24,7 @@ use crate::logs::Current;
 use crate::region::Region;
 use crate::windows::{WINDOWS_START, Windows};
 use longshore_sync::Barrier;
-use longshore_sync::grace::Grace;
+use longshore_sync::grace::GracePeriods;
 
 pub use batch::Batch;
 use inner::{Inner, Kept, check_log, key_of};
@@ -110,7 +110,7 @@ impl Space {
         let table = PageTable::new(format, HostPages::with_limit(table_bytes_max), Coherent);
         let inner = Inner {
             table: table.map_err(|_| Error::OutOfMemory)?,
-            grace: Grace::new(choose_barrier(config.barrier)?, waits),
+            grace: GracePeriods::new(choose_barrier(config.barrier)?, waits),
             windows: Windows::new(),
             leases: Leases::default(),
             logs: Current::default(),
@@ -351,7 +351,8 @@ impl Space {
 
     /// What has been done so far that costs time.
     pub fn counters(&self) -> Counters {
-        let (barriers, waited) = self.inner.grace.counts();
+        let grace = &self.inner.grace;
+        let (barriers, waited) = (grace.barriers(), grace.waited());
         let locks = self.inner.locks.load(Ordering::Relaxed) + self.inner.leases.locks();
         let unlogged = self.inner.logs.unlogged();
         Counters { barriers, waited, locks, unlogged }

@@ -1,16 +1,16 @@
 //! A thread's cache of a pool. Its own accesses take no lock; other threads empty it by a claim
-//! ([`Biased`]) when the pool is dropped, shrunk or exhausted.
+//! ([`OwnerBiased`]) when the pool is dropped, shrunk or exhausted.
 #![expect(unsafe_code, reason = "is called by the owner of the elements")]
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use longshore_sync::{Barrier, Biased};
+use longshore_sync::{Barrier, OwnerBiased};
 
 /// The elements of one pool that a thread keeps.
 pub(super) struct Cache<T> {
     /// Never longer than its capacity, so the owner allocates nothing.
-    elements: Biased<Vec<T>>,
+    elements: OwnerBiased<Vec<T>>,
     len_max: usize,
     /// The number of elements, for other threads.
     len: AtomicU32,
@@ -21,7 +21,7 @@ pub(super) struct Cache<T> {
 impl<T> Cache<T> {
     pub(super) fn new(len_max: usize) -> Self {
         Self {
-            elements: Biased::new(Vec::with_capacity(len_max), Barrier::best()),
+            elements: OwnerBiased::new(Vec::with_capacity(len_max), Barrier::best()),
             len_max,
             len: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),

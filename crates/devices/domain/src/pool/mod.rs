@@ -102,7 +102,7 @@ impl Pools {
 
     /// Passes up to `count` slots of a kind to `to`, at least one. If none is free, it makes a
     /// chunk, whose span runs code of the program, which may map: the caller may hold neither a
-    /// lock nor the value of a [`Biased`](longshore_sync::Biased).
+    /// lock nor the value of a [`OwnerBiased`](longshore_sync::OwnerBiased).
     pub(crate) fn take(
         &self,
         core: &Core,

@@ -1,8 +1,8 @@
-//! A value that one thread uses all the time, without a lock, and others now and then.
+//! A value that one thread uses all the time, without a lock, and other threads rarely.
 //!
 //! ```text
-//!   owner                              anybody else
-//!   ─────                              ────────────
+//!   owner                              another thread
+//!   ─────                              ──────────────
 //!   busy = 1                           lock
 //!   (order for the compiler)           claimed = 1
 //!   claimed?  no: use it               membarrier
@@ -11,8 +11,8 @@
 //!   busy = 0                           claimed = 0, unlock
 //! ```
 //!
-//! Either the barrier falls after the owner's `busy = 1`, and the other one sees that and waits; or
-//! before, and then `claimed = 1` comes before the owner's look at it, and the owner waits. It is
+//! Either the barrier comes after the owner's `busy = 1`, and the other thread sees it and waits; or
+//! it comes before, and then the owner loads `claimed` after the store of 1, and waits. This is
 //! Dekker's algorithm with the owner's fence moved to the other side, as biased locks have it
 //! (Dice, Huang and Yang, "Asymmetric Dekker Synchronization", Sun Microsystems, 2001).
 #![expect(unsafe_code, reason = "lends a value out by a protocol that the compiler cannot check")]
@@ -23,21 +23,26 @@ use crate::back_off::BackOff;
 use crate::barrier::Barrier;
 use crate::primitives::{AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, UnsafeCell};
 
-/// The value. Padded, so that nobody else's stores touch the owner's lines.
+/// A value that one thread, its owner, uses without a lock, and that other threads can claim.
+///
+/// The owner's accesses cost neither a lock nor a fence if the [`Barrier`] is
+/// [`Expedited`](Barrier::Expedited). A claim costs a lock and the barrier. The value is padded, so
+/// that stores to its neighbours do not touch the owner's cache lines.
 #[repr(align(128))]
-pub struct Biased<T> {
+pub struct OwnerBiased<T> {
     /// Whether the owner uses the value without the lock.
     busy: AtomicU32,
-    /// Whether somebody else wants it, or has it.
+    /// Whether another thread waits for the value, or uses it.
     claimed: AtomicU32,
     barrier: Barrier,
-    /// Held by whoever uses the value and is not its owner; by the owner, too, while it is claimed.
+    /// Held by a thread that uses the value and is not its owner; by the owner, too, while the value is
+    /// claimed.
     lock: Mutex<()>,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: at most one thread at a time has the value, by the protocol above.
-unsafe impl<T: Send> Sync for Biased<T> {}
+unsafe impl<T: Send> Sync for OwnerBiased<T> {}
 
 /// The owner uses the value, until this is dropped; also when it panics.
 struct Leave<'b>(&'b AtomicU32);
@@ -49,8 +54,8 @@ impl Drop for Leave<'_> {
     }
 }
 
-impl<T> Biased<T> {
-    /// A value, and how its owner is made to see others.
+impl<T> OwnerBiased<T> {
+    /// Returns the value with the barrier that orders its owner and the other threads.
     pub fn new(value: T, barrier: Barrier) -> Self {
         Self {
             busy: AtomicU32::new(0),
@@ -61,11 +66,11 @@ impl<T> Biased<T> {
         }
     }
 
-    /// Uses the value as its owner. Returns `None`, and drops `then`, if the owner uses the value
-    /// already: `then` can allocate, and the program's allocator may come back here.
+    /// Calls `then` with the value, as its owner. Returns `None`, and drops `then`, if a call of this
+    /// method is running already: `then` can allocate, and the program's allocator may call it again.
     ///
     /// # Safety
-    /// Only one thread may call this.
+    /// Only one thread, the owner, may call this.
     #[inline(always)]
     pub unsafe fn own<R>(&self, then: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Only the owner stores it, so this is what it has stored last.
@@ -75,7 +80,7 @@ impl<T> Biased<T> {
         let leave = self.enter();
         self.barrier.light();
         if self.claimed.load(Ordering::Acquire) == 0 {
-            // SAFETY: the one owner is here, once, and whoever claims the value waits for it.
+            // SAFETY: the one owner is here, once, and a thread that claims the value waits for it.
             return Some(self.value.with_mut(|value| then(unsafe { &mut *value })));
         }
         drop(leave);
@@ -85,9 +90,9 @@ impl<T> Biased<T> {
     #[cold]
     fn own_locked<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
         let _locked = self.lock();
-        // Whoever claims the value waits for the lock before it looks at this.
+        // A claiming thread waits for the lock before it loads `busy`.
         let _leave = self.enter();
-        // SAFETY: whoever else uses the value holds the lock, and the owner is here, once.
+        // SAFETY: any other thread that uses the value holds the lock, and the owner is here, once.
         self.value.with_mut(|value| then(unsafe { &mut *value }))
     }
 
@@ -97,7 +102,8 @@ impl<T> Biased<T> {
         Leave(&self.busy)
     }
 
-    /// Uses the value as somebody else: waits for the owner, and has it wait.
+    /// Calls `then` with the value, from a thread that is not the owner. Waits for the owner, which
+    /// waits meanwhile if it needs the value.
     pub fn claim<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
         /// Also when `then` panics.
         struct Release<'b>(&'b AtomicU32);
@@ -110,21 +116,21 @@ impl<T> Biased<T> {
         self.claimed.store(1, Ordering::Relaxed);
         let _release = Release(&self.claimed);
         self.barrier.execute();
-        // The owner does not stay in for long, and whoever claims wants on.
+        // The owner does not use the value for long.
         BackOff::Yield.wait(|| self.busy.load(Ordering::Acquire) == 0, || {});
         // SAFETY: the owner is out, and waits for the lock if it comes again.
         self.value.with_mut(|value| then(unsafe { &mut *value }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        // It guards a value that whoever panicked has left whole, or not: they decide.
+        // The callers decide whether a value is still whole after a panic.
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> fmt::Debug for Biased<T> {
+impl<T> fmt::Debug for OwnerBiased<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Biased").field("barrier", &self.barrier).finish_non_exhaustive()
+        f.debug_struct("OwnerBiased").field("barrier", &self.barrier).finish_non_exhaustive()
     }
 }
 
@@ -140,7 +146,7 @@ mod tests {
     fn nobody_is_inside_with_another() {
         let (turns, claims) = if cfg!(miri) { (50, 10) } else { (2_000_000, 300) };
         for barrier in [Barrier::best(), Barrier::Fence] {
-            let value = Biased::new((0u64, 0u64), barrier);
+            let value = OwnerBiased::new((0u64, 0u64), barrier);
             let stop = AtomicBool::new(false);
             let (mut owned, mut claimed) = (0, 0);
             thread::scope(|scope| {
@@ -182,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_panic_inside_leaves_it_usable() {
-        let value = Biased::new(1, Barrier::best());
+        let value = OwnerBiased::new(1, Barrier::best());
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // SAFETY: this thread alone.
             unsafe { value.own(|_| panic!("inside")) };
@@ -199,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_owner_is_not_inside_twice() {
-        let value = Biased::new(1, Barrier::best());
+        let value = OwnerBiased::new(1, Barrier::best());
         let add = |value: &mut i32| *value += 1;
         let twice = || {
             // SAFETY: this thread alone.
