@@ -24,14 +24,17 @@ use longshore_access::Space;
 use longshore_mem::{AddrRange, Iova};
 use longshore_sys::{event_fd, memfd};
 use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
-use longshore_vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Kind};
+use longshore_vfio_user::wire::{Command, HEADER_LEN_BYTES, MessageKind};
 use longshore_vfio_user::{
-    Description, Device, DirtyLog, DmaMap, DmaTarget, Files, Limits, MAPPED_BYTES_MAX, Migration,
-    MigrationFailed, MigrationState, Refusal, Reply, Responder, Server, SpaceDma,
+    Capabilities, Device, DeviceDescription, DirtyLog, DmaMapping, DmaTarget, Errno,
+    MAPPED_BYTES_MAX, MessageHeader, Migration, MigrationError, MigrationState, ReceivedFds,
+    ReplyMessage, Responder, Server, SpaceDma,
 };
 
-const LIMITS: Limits =
-    Limits { transfer_bytes_max: 4096, dma_maps_max: 6, message_fds_max: 4, ..Limits::DEFAULT };
+const LIMITS: Capabilities = Capabilities::DEFAULT
+    .with_transfer_bytes_max(4096)
+    .with_dma_maps_max(6)
+    .with_message_fds_max(4);
 const BAR_BYTES: u64 = 0x2000;
 
 /// Takes `data` as what a client sends.
@@ -45,7 +48,7 @@ pub fn vfio_user(data: &[u8]) {
         let payload = [&beginning(*command, *template)[..], payload].concat();
         checked.message(u16::from(*command), &payload, *files);
         mapped.message(u16::from(*command), &payload, *files);
-        let mut header = Header::command(0, Command::Version, payload.len()).encode();
+        let mut header = MessageHeader::command(0, Command::Version, payload.len()).encode();
         header[2..4].copy_from_slice(&u16::from(*command).to_ne_bytes());
         stream.extend([&header[..], &payload].concat());
         rest = tail;
@@ -107,9 +110,9 @@ impl Mapped {
     fn message(&mut self, command: u16, payload: &[u8], files: u8) {
         let file = |_| self.memory.try_clone().expect("a descriptor");
         let arrived = (0..files & 0xf).map(file).collect();
-        let mut header = Header::command(1, Command::Version, payload.len());
+        let mut header = MessageHeader::command(1, Command::Version, payload.len());
         header.command = command;
-        self.responder.respond(&header, payload, Files { arrived, are_lost: false });
+        self.responder.respond(&header, payload, ReceivedFds { fds: arrived, is_truncated: false });
         let maps = self.responder.maps().count() as u64;
         let tables = self.space.table_bytes() / Self::TABLE;
         assert!(tables <= 1 + maps * Self::TABLES_OF_MAP, "{tables} tables of {maps} maps");
@@ -183,17 +186,22 @@ impl Checked {
         payload: &[u8],
         arrived: Vec<OwnedFd>,
         is_posted: bool,
-    ) -> Option<Reply> {
+    ) -> Option<ReplyMessage> {
         self.next_id = self.next_id.wrapping_add(7);
-        let make = if is_posted { Header::command_without_reply } else { Header::command };
+        let make =
+            if is_posted { MessageHeader::command_without_reply } else { MessageHeader::command };
         let mut header = make(self.next_id, Command::Version, payload.len());
         header.command = command;
-        let reply = self.responder.respond(&header, payload, Files { arrived, are_lost: false });
+        let reply = self.responder.respond(
+            &header,
+            payload,
+            ReceivedFds { fds: arrived, is_truncated: false },
+        );
         assert_eq!(reply.is_none(), is_posted);
         let reply = reply?;
-        let said = Header::decode(*reply.bytes.first_chunk().expect("a header"));
+        let said = MessageHeader::decode(*reply.bytes.first_chunk().expect("a header"));
         assert_eq!((said.id, said.command), (header.id, header.command));
-        assert_eq!(said.kind(), Some(Kind::Reply));
+        assert_eq!(said.kind(), Some(MessageKind::Reply));
         assert_eq!(said.len_bytes as usize, reply.bytes.len());
         let most = if said.error().is_some() { 0 } else { 4096 + payload.len() + 256 };
         assert!(reply.bytes.len() <= HEADER_LEN_BYTES + most, "{} bytes", reply.bytes.len());
@@ -280,19 +288,19 @@ fn words_of<const N: usize>(payload: &[u8]) -> Option<[u64; N]> {
     words.collect::<Option<Vec<u64>>>()?.try_into().ok()
 }
 
-fn error_of(reply: &Reply) -> Option<u32> {
-    Header::decode(*reply.bytes.first_chunk()?).error()
+fn error_of(reply: &ReplyMessage) -> Option<u32> {
+    MessageHeader::decode(*reply.bytes.first_chunk()?).error()
 }
 
 /// Sends bytes to a server, which must come to an end.
 fn serve(bytes: &[u8]) {
     let (mut ours, theirs) = UnixStream::pair().expect("sockets");
-    let server = Server::with_limits(Toy::new(), Maps::default(), LIMITS).expect("a server");
+    let server = Server::with_capabilities(Toy::new(), Maps::default(), LIMITS).expect("a server");
     // It gives up soon where nobody takes its answers.
     let mut server = server.reply_timeout(Duration::from_millis(1));
     // What does not fit into the socket is not sent.
     ours.set_nonblocking(true).expect("a socket");
-    let mut version = Header::command(0, Command::Version, 4).encode().to_vec();
+    let mut version = MessageHeader::command(0, Command::Version, 4).encode().to_vec();
     version.extend([0; 4]);
     for part in [&version[..], bytes] {
         if ours.write_all(part).is_err() {
@@ -308,8 +316,8 @@ fn serve(bytes: &[u8]) {
     let _ = ours.read_to_end(&mut answers);
     let mut rest = &answers[..];
     while let Some((header, tail)) = rest.split_first_chunk() {
-        let header = Header::decode(*header);
-        assert_eq!(header.kind(), Some(Kind::Reply));
+        let header = MessageHeader::decode(*header);
+        assert_eq!(header.kind(), Some(MessageKind::Reply));
         let len = header.payload_len_bytes().expect("a length") as usize;
         rest = tail.get(len..).unwrap_or_default();
     }
@@ -320,13 +328,13 @@ fn serve(bytes: &[u8]) {
 struct Maps(BTreeMap<u64, AddrRange<Iova>>);
 
 impl DmaTarget for Maps {
-    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+    fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno> {
         assert!(map.readable || map.writable);
         assert!(self.0.insert(map.range.start().raw(), map.range).is_none());
         Ok(())
     }
 
-    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         assert_eq!(self.0.remove(&range.start().raw()), Some(range));
         Ok(())
     }
@@ -337,12 +345,12 @@ impl DmaTarget for Maps {
 }
 
 impl DirtyLog for Maps {
-    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Refusal> {
+    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Errno> {
         assert!(ranges.iter().all(|range| !range.is_empty()) && page_bytes.is_power_of_two());
         Ok(page_bytes)
     }
 
-    fn stop(&mut self) -> Result<(), Refusal> {
+    fn stop(&mut self) -> Result<(), Errno> {
         Ok(())
     }
 
@@ -351,7 +359,7 @@ impl DirtyLog for Maps {
         range: AddrRange<Iova>,
         page_bytes: u64,
         bitmap: &mut [u64],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Errno> {
         assert_eq!(bitmap.len() as u64, range.len_bytes().div_ceil(page_bytes).div_ceil(64));
         bitmap.fill(u64::MAX);
         Ok(())
@@ -381,16 +389,16 @@ impl Toy {
 }
 
 impl Device for Toy {
-    fn description(&self) -> Description {
+    fn description(&self) -> DeviceDescription {
         self.config.description()
     }
 
-    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         self.check(region, offset, into.len());
         if region == CONFIG_REGION { self.config.read(offset, into) } else { Ok(()) }
     }
 
-    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
         self.check(region, offset, from.len());
         if region == CONFIG_REGION { self.config.write(offset, from) } else { Ok(()) }
     }
@@ -409,18 +417,22 @@ impl Migration for Toy {
         true
     }
 
-    fn go(&mut self, from: MigrationState, to: MigrationState) -> Result<(), MigrationFailed> {
+    fn set_state(
+        &mut self,
+        from: MigrationState,
+        to: MigrationState,
+    ) -> Result<(), MigrationError> {
         assert!(from == self.state && from.is_neighbour(to), "{from:?} to {to:?}");
         self.state = to;
         Ok(())
     }
 
-    fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Refusal> {
+    fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Errno> {
         assert!(self.state.is_saving());
         Ok(into.len() / 2)
     }
 
-    fn write_state(&mut self, _: &[u8]) -> Result<(), Refusal> {
+    fn write_state(&mut self, _: &[u8]) -> Result<(), Errno> {
         assert_eq!(self.state, MigrationState::Resuming);
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use longshore_access::Space;
 use longshore_device_example::trace::{Counts, Snapshot};
 use longshore_mem::Iova;
-use longshore_vfio_user::{Ended, Listener, Served};
+use longshore_vfio_user::{ConnectionSummary, DisconnectReason, Listener};
 use longshore_vm_tests::protocol::{Event, Outcome};
 use longshore_vm_tests::{Machine, Qemu, Task, TestReport, expected, require};
 
@@ -127,7 +127,7 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
     let report = report.unwrap_or_else(|error| panic!("{error}"));
     // One for each try to boot.
     let next = |_| gone.recv_timeout(Duration::from_secs(20)).expect("QEMU has gone");
-    let served: Vec<Served> = (0..report.boots).map(next).collect();
+    let served: Vec<ConnectionSummary> = (0..report.boots).map(next).collect();
     stop.stop();
     server.join().expect("no panic").expect("clients come");
     let end = counts.snapshot();
@@ -153,7 +153,10 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
     assert!(read > 0 && absent > 0, "the session beside them has seen nothing");
     assert_eq!(end.maps, end.unmaps, "nothing is left mapped");
     for served in &served {
-        let is_orderly = matches!(served.ended, Ended::ClosedByClient | Ended::ClosedInMessage);
+        let is_orderly = matches!(
+            served.ended,
+            DisconnectReason::ClosedByClient | DisconnectReason::ClosedInMessage
+        );
         let is_clean = (served.refused_count, served.maps_left_count) == (0, 0);
         assert!(is_orderly && is_clean, "{served:?}");
     }

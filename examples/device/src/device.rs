@@ -4,7 +4,7 @@ use std::io;
 
 use longshore::access::Space;
 use longshore::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
-use longshore::vfio_user::{Description, Device, Link, Refusal};
+use longshore::vfio_user::{Device, DeviceDescription, Errno, Link};
 
 use crate::engine::{Engine, Ring};
 use crate::layout::{
@@ -79,7 +79,7 @@ impl CopyEngine {
         }
     }
 
-    fn write_config(&mut self, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn write_config(&mut self, offset: u64, from: &[u8]) -> Result<(), Errno> {
         self.config.write(offset, from)?;
         if !self.config.is_bus_master() && self.engine.progress().0 != status::OFF {
             self.written[register::CONTROL as usize / 4] &= !control::ENABLE;
@@ -96,11 +96,11 @@ impl CopyEngine {
 }
 
 impl Device for CopyEngine {
-    fn description(&self) -> Description {
+    fn description(&self) -> DeviceDescription {
         self.config.description()
     }
 
-    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.config.read(offset, into);
         }
@@ -112,7 +112,7 @@ impl Device for CopyEngine {
         Ok(())
     }
 
-    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.write_config(offset, from);
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longshore::access::Fault;
 use longshore::mem::{AddrRange, Iova};
-use longshore::vfio_user::{DirtyLog, DmaMap, DmaTarget, Link, Refusal};
+use longshore::vfio_user::{DirtyLog, DmaMapping, DmaTarget, Errno, Link};
 
 use crate::layout::{Completion, outcome};
 
@@ -131,7 +131,7 @@ impl<M: DmaTarget> DmaTarget for Counted<M> {
         self.inner.disconnected();
     }
 
-    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+    fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno> {
         let (range, rights) = (map.range, if map.writable { "rw" } else { "r" });
         self.inner.dma_map(map)?;
         let (start, len) = (range.start().raw(), range.len_bytes());
@@ -139,7 +139,7 @@ impl<M: DmaTarget> DmaTarget for Counted<M> {
         Ok(())
     }
 
-    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         self.inner.dma_unmap(range)?;
         let (start, len) = (range.start().raw(), range.len_bytes());
         self.counts.count(&self.counts.0.unmaps, format_args!("unmap {start:#x} + {len:#x}"));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use longshore_access::Space;
 use longshore_mem::Iova;
 use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
-use longshore_vfio_user::{Description, Device, Link, Refusal};
+use longshore_vfio_user::{Device, DeviceDescription, Errno, Link};
 
 /// Where to copy from: 8 bytes.
 pub(crate) const SOURCE: u64 = 0x00;
@@ -82,11 +82,11 @@ impl Doorbell {
 }
 
 impl Device for Doorbell {
-    fn description(&self) -> Description {
+    fn description(&self) -> DeviceDescription {
         self.config.description()
     }
 
-    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.config.read(offset, into);
         }
@@ -96,7 +96,7 @@ impl Device for Doorbell {
         Ok(())
     }
 
-    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.config.write(offset, from);
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use longshore_mem::{AddrRange, Iova};
-use longshore_vfio_user::{Backing, DmaMap, DmaTarget, Link, Refusal};
+use longshore_vfio_user::{DmaBacking, DmaMapping, DmaTarget, Errno, Link};
 
 /// A map that was made, or taken back.
 #[derive(Clone, Copy, Debug)]
@@ -82,19 +82,21 @@ impl<M: DmaTarget> DmaTarget for Observed<M> {
         self.inner.connected(link);
     }
 
-    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+    fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno> {
         assert!(map.readable, "{map:?}");
         let (range, writable) = (map.range, map.writable);
         let (by_messages, offset) = match &map.backing {
-            Backing::Mmap { offset, .. } | Backing::FileIo { offset, .. } => (false, offset.raw()),
-            Backing::Messages => (true, 0),
+            DmaBacking::Mmap { offset, .. } | DmaBacking::FileIo { offset, .. } => {
+                (false, offset.raw())
+            }
+            DmaBacking::Messages => (true, 0),
         };
         self.inner.dma_map(map)?;
         self.events.add(range, Kind::Map { writable, by_messages, offset });
         Ok(())
     }
 
-    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         self.inner.dma_unmap(range)?;
         self.events.add(range, Kind::Unmap);
         Ok(())

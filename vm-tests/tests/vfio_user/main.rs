@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use longshore_access::{Fault, Reason, Session, Space};
 use longshore_mem::Iova;
 use longshore_vfio_user::pci::MSIX_IRQ;
-use longshore_vfio_user::{Ended, Link, Listener, Served, Server, SpaceDma};
+use longshore_vfio_user::{ConnectionSummary, DisconnectReason, Link, Listener, Server, SpaceDma};
 use longshore_vm_tests::{Qemu, Qtest, require};
 
 use device::{Doorbell, MSIX_TABLE};
@@ -45,7 +45,7 @@ struct Machine {
     events: Events,
     space: Space,
     link: Link,
-    server: JoinHandle<Served>,
+    server: JoinHandle<ConnectionSummary>,
 }
 
 /// QEMU 11, or `None` after saying why not.
@@ -108,7 +108,7 @@ impl Machine {
     }
 
     /// QEMU goes; how it was for the server.
-    fn quit(self) -> (Served, Space) {
+    fn quit(self) -> (ConnectionSummary, Space) {
         drop(self.qtest);
         (self.server.join().expect("the server ends"), self.space)
     }
@@ -221,7 +221,7 @@ fn firmware_remaps_memory_while_the_device_uses_it() {
     assert!(machine.space.counters().barriers > 0, "memory was unmapped while sessions used it");
 
     let (served, space) = machine.quit();
-    assert_eq!(served.ended, Ended::ClosedByClient);
+    assert_eq!(served.ended, DisconnectReason::ClosedByClient);
     assert_eq!((served.refused_count, served.stray_replies_count), (0, 0), "{served:?}");
     assert_eq!(served.maps_left_count, 0);
     let fault = space.session().read(Iova::new(UNUSED), &mut [0]).unwrap_err();
@@ -334,7 +334,10 @@ fn one_machine_after_the_other_is_killed_and_the_next_one_served() {
     let all = server.join().expect("the server ends");
     assert_eq!(all.len(), 3);
     for served in all {
-        let ended = matches!(served.ended, Ended::ClosedByClient | Ended::ClosedInMessage);
+        let ended = matches!(
+            served.ended,
+            DisconnectReason::ClosedByClient | DisconnectReason::ClosedInMessage
+        );
         assert!(ended && served.refused_count == 0 && served.maps_left_count == 0, "{served:?}");
     }
     let fault = space.session().read(Iova::new(UNUSED), &mut [0]).unwrap_err();

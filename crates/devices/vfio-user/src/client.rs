@@ -12,41 +12,41 @@ use std::time::{Duration, Instant};
 use longshore_sys::closing::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
-use crate::Refusal;
+use crate::Errno;
 use crate::link::REPLY_TIMEOUT_DEFAULT;
-use crate::negotiation::{Limits, VERSION_MAJOR, VERSION_MINOR};
+use crate::negotiation::{Capabilities, VERSION_MAJOR, VERSION_MINOR};
 use crate::receiver::{Message, Received, Receiver};
 use crate::wire::{
-    Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, Header, IrqData, IrqInfo, RegionAccess,
-    RegionInfo, Request, SetIrqs,
+    Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqData, IrqInfo, MessageHeader,
+    RegionAccess, RegionInfo, Request, SetIrqs,
 };
 
 /// Memory that the server reads and writes by messages.
-pub trait Memory {
+pub trait DmaMemory {
     /// Reads at `iova`.
     ///
     /// # Errors
     /// What the server is told.
-    fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Refusal>;
+    fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Writes at `iova`.
     ///
     /// # Errors
     /// What the server is told.
-    fn write(&mut self, iova: u64, from: &[u8]) -> Result<(), Refusal>;
+    fn write(&mut self, iova: u64, from: &[u8]) -> Result<(), Errno>;
 }
 
 /// No memory: every access is refused.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NoMemory;
+pub struct NoDmaMemory;
 
-impl Memory for NoMemory {
-    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), Refusal> {
-        Err(Refusal::FAULT)
+impl DmaMemory for NoDmaMemory {
+    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::EFAULT)
     }
 
-    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Refusal> {
-        Err(Refusal::FAULT)
+    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EFAULT)
     }
 }
 
@@ -56,7 +56,7 @@ impl Memory for NoMemory {
 pub enum ClientError {
     /// The server answered so.
     #[error("the server {0}")]
-    Refused(Refusal),
+    Refused(Errno),
     /// The server is gone.
     #[error("the server closed the connection")]
     Closed,
@@ -65,60 +65,61 @@ pub enum ClientError {
     TimedOut(Duration),
     /// What the server answered makes no sense.
     #[error("the server's answer makes no sense: {0:?}")]
-    Nonsense(Header),
+    UnexpectedReply(MessageHeader),
     /// The socket failed.
     #[error("the socket to the server failed")]
     Io(#[from] io::Error),
 }
 
-impl From<Refusal> for ClientError {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
+impl From<Errno> for ClientError {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
     }
 }
 
-/// What came back.
+/// The reply to a command.
 #[derive(Debug, Default)]
-pub struct Answer {
+#[non_exhaustive]
+pub struct Reply {
     /// The payload.
     pub payload: Vec<u8>,
     /// The descriptors.
-    pub files: Vec<OwnedFd>,
+    pub fds: Vec<OwnedFd>,
 }
 
 /// A connection to a server.
 #[derive(Debug)]
-pub struct Client<M = NoMemory> {
+pub struct Client<M = NoDmaMemory> {
     stream: Disposable<UnixStream>,
     receiver: Receiver,
     memory: M,
     next_id: u16,
     timeout: Duration,
-    server: Limits,
+    server: Capabilities,
 }
 
-impl<M: Memory> Client<M> {
-    /// Connects to the socket at `path` and settles the version.
+impl<M: DmaMemory> Client<M> {
+    /// Connects to the socket at `path` and negotiates the version.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn connect(path: &Path, memory: M) -> Result<Self, ClientError> {
-        Self::over(UnixStream::connect(path)?, memory)
+        Self::from_stream(UnixStream::connect(path)?, memory)
     }
 
-    /// Settles the version over a socket that is connected.
+    /// Negotiates the version over a connected socket.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn over(stream: UnixStream, memory: M) -> Result<Self, ClientError> {
-        let mut client = Self::unsettled(stream, memory);
-        client.settle(&Limits::DEFAULT)?;
+    pub fn from_stream(stream: UnixStream, memory: M) -> Result<Self, ClientError> {
+        let mut client = Self::without_negotiation(stream, memory);
+        client.negotiate(&Capabilities::DEFAULT)?;
         Ok(client)
     }
 
-    /// A client that has not said anything yet.
-    pub fn unsettled(stream: UnixStream, memory: M) -> Self {
-        let limits = Limits::DEFAULT;
+    /// Makes a client that has not proposed a version yet: call [`negotiate`](Self::negotiate) first.
+    pub fn without_negotiation(stream: UnixStream, memory: M) -> Self {
+        let limits = Capabilities::DEFAULT;
         // All answers are bounded by what was asked for, and commands by what was settled.
         let payload_bytes_max = limits.transfer_bytes_max.saturating_add(64 << 10);
         Self {
@@ -127,26 +128,26 @@ impl<M: Memory> Client<M> {
             memory,
             next_id: 0,
             timeout: REPLY_TIMEOUT_DEFAULT,
-            server: Limits::UNSAID,
+            server: Capabilities::UNSPECIFIED,
         }
     }
 
-    /// Proposes a version and `limits`.
+    /// Proposes a version and `capabilities`.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn settle(&mut self, limits: &Limits) -> Result<(), ClientError> {
-        let capabilities = limits.encode();
+    pub fn negotiate(&mut self, capabilities: &Capabilities) -> Result<(), ClientError> {
+        let capabilities = capabilities.encode();
         let (major, minor) = (VERSION_MAJOR, VERSION_MINOR);
         let request = Request::Version { major, minor, capabilities: &capabilities };
-        let answer = self.ask(&request, &[])?;
+        let answer = self.request(&request, &[])?;
         let Request::Version { major: VERSION_MAJOR, minor, capabilities } =
             Request::parse(Command::Version.number(), &answer.payload)?
         else {
-            return Err(Refusal::INVALID.into());
+            return Err(Errno::EINVAL.into());
         };
-        self.server = Limits::parse(capabilities)?;
-        if minor > VERSION_MINOR { Err(Refusal::INVALID.into()) } else { Ok(()) }
+        self.server = Capabilities::parse(capabilities)?;
+        if minor > VERSION_MINOR { Err(Errno::EINVAL.into()) } else { Ok(()) }
     }
 
     /// Waits this long for an answer, instead of [`REPLY_TIMEOUT_DEFAULT`].
@@ -154,8 +155,8 @@ impl<M: Memory> Client<M> {
         self.timeout = timeout;
     }
 
-    /// What the server takes.
-    pub fn server_limits(&self) -> &Limits {
+    /// Returns the capabilities of the server.
+    pub fn server_capabilities(&self) -> &Capabilities {
         &self.server
     }
 
@@ -169,7 +170,7 @@ impl<M: Memory> Client<M> {
     /// # Errors
     /// See [`ClientError`]; so for all that follow.
     pub fn device_info(&mut self) -> Result<DeviceInfo, ClientError> {
-        let answer = self.ask(&Request::DeviceGetInfo { argsz: 16 }, &[])?;
+        let answer = self.request(&Request::DeviceGetInfo { argsz: 16 }, &[])?;
         Ok(DeviceInfo::parse(&answer.payload)?)
     }
 
@@ -184,14 +185,14 @@ impl<M: Memory> Client<M> {
         let mut argsz = super::wire::REGION_INFO_LEN_BYTES;
         loop {
             let request = Request::DeviceGetRegionInfo { argsz, index };
-            let mut answer = self.ask(&request, &[])?;
+            let mut answer = self.request(&request, &[])?;
             let info = RegionInfo::parse(&answer.payload)?;
             if info.argsz <= argsz {
-                return Ok((info, answer.files.pop()));
+                return Ok((info, answer.fds.pop()));
             }
             // Areas were left out. No server needs to ask for more than its messages may have.
             if info.argsz > 64 << 10 {
-                return Err(Refusal::TOO_LONG.into());
+                return Err(Errno::EMSGSIZE.into());
             }
             argsz = info.argsz;
         }
@@ -202,7 +203,7 @@ impl<M: Memory> Client<M> {
     /// # Errors
     /// See [`ClientError`].
     pub fn irq_info(&mut self, index: u32) -> Result<IrqInfo, ClientError> {
-        let answer = self.ask(&Request::DeviceGetIrqInfo { argsz: 16, index }, &[])?;
+        let answer = self.request(&Request::DeviceGetIrqInfo { argsz: 16, index }, &[])?;
         Ok(IrqInfo::parse(&answer.payload)?)
     }
 
@@ -218,7 +219,7 @@ impl<M: Memory> Client<M> {
     ) -> Result<(), ClientError> {
         let (action, count) = (SetIrqs::TRIGGER, events.len() as u32);
         let set = SetIrqs { action, index, start, count, data: IrqData::EventFds };
-        self.ask(&Request::DeviceSetIrqs(set), events).map(drop)
+        self.request(&Request::DeviceSetIrqs(set), events).map(drop)
     }
 
     /// Lends the server memory: `file` from `offset` on, or, without one, by messages.
@@ -236,7 +237,7 @@ impl<M: Memory> Client<M> {
         let offset = file.map_or(0, |(_, offset)| offset);
         let files: Vec<_> = file.iter().map(|(file, _)| *file).collect();
         let map = DmaMap { flags, offset, iova, len_bytes };
-        self.ask(&Request::DmaMap(map), &files).map(drop)
+        self.request(&Request::DmaMap(map), &files).map(drop)
     }
 
     /// Takes memory back.
@@ -246,7 +247,7 @@ impl<M: Memory> Client<M> {
     pub fn dma_unmap(&mut self, iova: u64, len_bytes: u64) -> Result<(), ClientError> {
         let argsz = DmaUnmap::LEN_BYTES;
         let unmap = DmaUnmap { argsz, flags: 0, iova, len_bytes };
-        self.ask(&Request::DmaUnmap(unmap), &[]).map(drop)
+        self.request(&Request::DmaUnmap(unmap), &[]).map(drop)
     }
 
     /// Reads from a region, at most what the server takes at once.
@@ -259,11 +260,11 @@ impl<M: Memory> Client<M> {
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), ClientError> {
-        let count = u32::try_from(into.len()).map_err(|_| Refusal::TOO_LONG)?;
-        let answer = self.ask(&Request::RegionRead { offset, region, count }, &[])?;
+        let count = u32::try_from(into.len()).map_err(|_| Errno::EMSGSIZE)?;
+        let answer = self.request(&Request::RegionRead { offset, region, count }, &[])?;
         let access = RegionAccess::parse(&answer.payload)?;
         if access.data.len() != into.len() {
-            return Err(Refusal::INVALID.into());
+            return Err(Errno::EINVAL.into());
         }
         into.copy_from_slice(access.data);
         Ok(())
@@ -279,7 +280,7 @@ impl<M: Memory> Client<M> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), ClientError> {
-        self.ask(&Request::RegionWrite { offset, region, data }, &[]).map(drop)
+        self.request(&Request::RegionWrite { offset, region, data }, &[]).map(drop)
     }
 
     /// Resets the device.
@@ -287,27 +288,27 @@ impl<M: Memory> Client<M> {
     /// # Errors
     /// See [`ClientError`].
     pub fn reset(&mut self) -> Result<(), ClientError> {
-        self.ask(&Request::DeviceReset, &[]).map(drop)
+        self.request(&Request::DeviceReset, &[]).map(drop)
     }
 
     /// Sends any command and waits for its answer. What the server asks meanwhile is answered.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn ask(
+    pub fn request(
         &mut self,
         request: &Request<'_>,
         files: &[BorrowedFd<'_>],
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<Reply, ClientError> {
         let payload = request.encode();
-        let header = Header::command(self.next_id, request.command(), payload.len());
+        let header = MessageHeader::command(self.next_id, request.command(), payload.len());
         self.next_id = self.next_id.wrapping_add(1);
         self.send(&[&header.encode()[..], &payload].concat(), files)?;
         let deadline = Instant::now() + self.timeout;
         loop {
             let message = self.receive(deadline)?.ok_or(ClientError::TimedOut(self.timeout))?;
             if message.is_too_long {
-                return Err(ClientError::Nonsense(message.header));
+                return Err(ClientError::UnexpectedReply(message.header));
             }
             if !message.is_reply() {
                 self.answer(&message)?;
@@ -315,12 +316,12 @@ impl<M: Memory> Client<M> {
             }
             let came = message.header;
             if (came.id, came.command) != (header.id, header.command) {
-                return Err(ClientError::Nonsense(came));
+                return Err(ClientError::UnexpectedReply(came));
             }
             return match came.error() {
-                Some(0) => Err(Refusal::IO.into()),
-                Some(errno) => Err(Refusal::from_errno(errno).into()),
-                None => Ok(Answer { payload: message.payload, files: message.files.arrived }),
+                Some(0) => Err(Errno::EIO.into()),
+                Some(errno) => Err(Errno::from_raw(errno).into()),
+                None => Ok(Reply { payload: message.payload, fds: message.files.fds }),
             };
         }
     }
@@ -354,13 +355,13 @@ impl<M: Memory> Client<M> {
     /// Answers what the server asks, until it has asked nothing for `quiet`; how many times it did.
     ///
     /// # Errors
-    /// See [`ClientError`]; [`Nonsense`](ClientError::Nonsense) where it answers what it was not
-    /// asked.
+    /// See [`ClientError`]; [`UnexpectedReply`](ClientError::UnexpectedReply) if the server sends a
+    /// reply.
     pub fn serve_memory(&mut self, quiet: Duration) -> Result<u64, ClientError> {
         let mut asked = 0;
         while let Some(message) = self.receive(Instant::now() + quiet)? {
             if message.is_reply() {
-                return Err(ClientError::Nonsense(message.header));
+                return Err(ClientError::UnexpectedReply(message.header));
             }
             self.answer(&message)?;
             asked += 1;
@@ -374,7 +375,7 @@ impl<M: Memory> Client<M> {
             Received::Message(message) => Ok(Some(message)),
             Received::Interrupted => Ok(None),
             Received::Closed { .. } => Err(ClientError::Closed),
-            Received::Garbled(header) => Err(ClientError::Nonsense(header)),
+            Received::Garbled(header) => Err(ClientError::UnexpectedReply(header)),
         }
     }
 
@@ -384,22 +385,22 @@ impl<M: Memory> Client<M> {
             Some(command @ (Command::DmaRead | Command::DmaWrite)) => {
                 self.access(command, &message.payload)
             }
-            _ => Err(Refusal::UNKNOWN),
+            _ => Err(Errno::ENOSYS),
         };
         if !message.header.wants_reply() {
             return Ok(());
         }
         let reply = match done {
             Ok(payload) => [&message.header.reply(payload.len()).encode()[..], &payload].concat(),
-            Err(why) => message.header.error_reply(why.errno()).encode().to_vec(),
+            Err(why) => message.header.error_reply(why.raw()).encode().to_vec(),
         };
         self.send(&reply, &[])
     }
 
-    fn access(&mut self, command: Command, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn access(&mut self, command: Command, payload: &[u8]) -> Result<Vec<u8>, Errno> {
         let asked = DmaAccess::parse(payload)?;
-        if asked.count > Limits::DEFAULT.transfer_bytes_max.into() {
-            return Err(Refusal::TOO_LONG);
+        if asked.count > Capabilities::DEFAULT.transfer_bytes_max.into() {
+            return Err(Errno::EMSGSIZE);
         }
         if command == Command::DmaRead {
             let mut data = vec![0; asked.count as usize];
@@ -407,7 +408,7 @@ impl<M: Memory> Client<M> {
             return Ok(DmaAccess { data: &data, ..asked }.encode());
         }
         if asked.data.len() as u64 != asked.count {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         self.memory.write(asked.iova, asked.data)?;
         Ok(DmaAccess { data: &[], ..asked }.encode())

@@ -5,22 +5,31 @@ use std::sync::Arc;
 
 use crate::wire::{IrqInfo, MappableArea, RegionInfo};
 
-/// What a device is.
+/// The regions and interrupts of a device.
 #[derive(Clone, Debug, Default)]
-pub struct Description {
+#[non_exhaustive]
+pub struct DeviceDescription {
     /// Its regions, by index. One of no bytes is not there.
-    pub regions: Vec<Region>,
+    pub regions: Vec<RegionDescription>,
     /// Its kinds of interrupts, by index. One of count 0 is not there.
-    pub irqs: Vec<Irqs>,
+    pub irqs: Vec<IrqDescription>,
     /// Whether it is a PCI device, whose indices are those of [`pci`](crate::pci).
     pub is_pci: bool,
     /// Whether it can be reset.
     pub has_reset: bool,
 }
 
+impl DeviceDescription {
+    /// Describes a device that is not a PCI device and cannot be reset.
+    pub const fn new(regions: Vec<RegionDescription>, irqs: Vec<IrqDescription>) -> Self {
+        Self { regions, irqs, is_pci: false, has_reset: false }
+    }
+}
+
 /// A region of a device.
 #[derive(Clone, Debug, Default)]
-pub struct Region {
+#[non_exhaustive]
+pub struct RegionDescription {
     /// How long it is in bytes.
     pub len_bytes: u64,
     /// Whether the client may read it.
@@ -28,13 +37,31 @@ pub struct Region {
     /// Whether the client may write it.
     pub writable: bool,
     /// The memory that the client may map in its place.
-    pub mappable: Option<Mappable>,
+    pub mappable: Option<MappableFile>,
 }
 
-impl Region {
-    /// A region that is read and written by messages only.
-    pub fn of_messages(len_bytes: u64) -> Self {
+impl RegionDescription {
+    /// Describes a region that is read and written by messages only.
+    pub const fn new(len_bytes: u64) -> Self {
         Self { len_bytes, readable: true, writable: true, mappable: None }
+    }
+
+    /// Has the client only read the region.
+    #[must_use]
+    pub fn read_only(self) -> Self {
+        Self { writable: false, ..self }
+    }
+
+    /// Has the client only write the region.
+    #[must_use]
+    pub fn write_only(self) -> Self {
+        Self { readable: false, ..self }
+    }
+
+    /// Lets the client map memory in the place of the region.
+    #[must_use]
+    pub fn mappable(self, file: MappableFile) -> Self {
+        Self { mappable: Some(file), ..self }
     }
 
     pub(crate) fn info(&self, index: u32) -> RegionInfo {
@@ -56,7 +83,7 @@ impl Region {
 
 /// Memory of the server that the client maps.
 #[derive(Clone, Debug)]
-pub struct Mappable {
+pub struct MappableFile {
     /// The file.
     pub file: Arc<OwnedFd>,
     /// Where in it the region begins, in bytes.
@@ -67,7 +94,8 @@ pub struct Mappable {
 
 /// A kind of interrupts of a device.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Irqs {
+#[non_exhaustive]
+pub struct IrqDescription {
     /// How many there are.
     pub count: u32,
     /// Whether the client may mask them.
@@ -77,7 +105,12 @@ pub struct Irqs {
     pub automasked: bool,
 }
 
-impl Irqs {
+impl IrqDescription {
+    /// Describes `count` interrupts that the client cannot mask.
+    pub const fn new(count: u32) -> Self {
+        Self { count, maskable: false, automasked: false }
+    }
+
     pub(crate) fn info(&self, index: u32) -> IrqInfo {
         let mut flags = if self.count > 0 { IrqInfo::EVENTFD } else { 0 };
         if self.maskable || self.automasked {

@@ -1,7 +1,7 @@
 //! The trait that a device implements to be served.
 
-use crate::Refusal;
-use crate::description::Description;
+use crate::Errno;
+use crate::description::DeviceDescription;
 use crate::link::Link;
 use crate::migration::Migration;
 
@@ -11,20 +11,20 @@ use crate::migration::Migration;
 /// a client may answer nothing before its own command is answered. Another thread may.
 pub trait Device {
     /// What the device is. Asked once for each client, before anything else.
-    fn description(&self) -> Description;
+    fn description(&self) -> DeviceDescription;
 
     /// Reads `into.len()` bytes at `offset` of a region. The server has checked that they lie in a
     /// region that may be read, and that they are no more than was settled.
     ///
     /// # Errors
     /// What the client is told.
-    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal>;
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Writes to a region, with the same checks.
     ///
     /// # Errors
     /// What the client is told.
-    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal>;
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Errno>;
 
     /// Brings the device into the state it begins with.
     fn reset(&mut self);

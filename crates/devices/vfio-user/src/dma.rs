@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 
 use longshore_mem::{AddrRange, FileOffset, Iova};
 
-use crate::Refusal;
+use crate::Errno;
 use crate::link::Link;
-use crate::negotiation::Limits;
+use crate::negotiation::Capabilities;
 use crate::wire;
 
 /// What keeps the client's memory for the device. The server calls it from the thread that serves
@@ -26,13 +26,13 @@ pub trait DmaTarget {
     ///
     /// # Errors
     /// What the client is told. Nothing must be left of the map then.
-    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal>;
+    fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno>;
 
     /// Takes it back. When this returns, nothing reaches it any more.
     ///
     /// # Errors
     /// What the client is told; the map then stays, as it does for the server.
-    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal>;
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno>;
 
     /// The log of what the device writes; `None` where there is none.
     fn dirty_log(&mut self) -> Option<&mut dyn DirtyLog> {
@@ -47,13 +47,13 @@ pub trait DirtyLog {
     ///
     /// # Errors
     /// What the client is told; nothing is logged then.
-    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Refusal>;
+    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Errno>;
 
     /// Ends it.
     ///
     /// # Errors
     /// What the client is told.
-    fn stop(&mut self) -> Result<(), Refusal>;
+    fn stop(&mut self) -> Result<(), Errno>;
 
     /// Sets a bit in `bitmap` for each page of `page_bytes` in `range` that was written since this
     /// was last called. The bitmap is all zeros and as long as the range needs.
@@ -65,12 +65,13 @@ pub trait DirtyLog {
         range: AddrRange<Iova>,
         page_bytes: u64,
         bitmap: &mut [u64],
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), Errno>;
 }
 
 /// Memory of the client.
 #[derive(Debug)]
-pub struct DmaMap {
+#[non_exhaustive]
+pub struct DmaMapping {
     /// Where the device sees it.
     pub range: AddrRange<Iova>,
     /// Whether the device may read it.
@@ -78,12 +79,19 @@ pub struct DmaMap {
     /// Whether the device may write it.
     pub writable: bool,
     /// Where it is.
-    pub backing: Backing,
+    pub backing: DmaBacking,
+}
+
+impl DmaMapping {
+    /// Describes memory that the device may read and write.
+    pub const fn new(range: AddrRange<Iova>, backing: DmaBacking) -> Self {
+        Self { range, readable: true, writable: true, backing }
+    }
 }
 
 /// How memory of the client is reached.
 #[derive(Debug)]
-pub enum Backing {
+pub enum DmaBacking {
     /// By mapping a file.
     Mmap {
         /// The file. What it is and how long it is has not been looked at.
@@ -130,8 +138,8 @@ impl DmaMaps {
         &self,
         claim: &wire::DmaMap,
         mut files: Vec<OwnedFd>,
-        limits: &Limits,
-    ) -> Result<DmaMap, Refusal> {
+        limits: &Capabilities,
+    ) -> Result<DmaMapping, Errno> {
         const KNOWN: u32 = wire::DmaMap::READ
             | wire::DmaMap::WRITE
             | wire::DmaMap::BY_MMAP
@@ -139,7 +147,7 @@ impl DmaMaps {
         let has = |flag| claim.flags & flag != 0;
         let page_mask = limits.page_bytes() - 1;
         let range =
-            AddrRange::new(Iova::new(claim.iova), claim.len_bytes).map_err(|_| Refusal::INVALID)?;
+            AddrRange::new(Iova::new(claim.iova), claim.len_bytes).map_err(|_| Errno::EINVAL)?;
         let (readable, writable) = (has(wire::DmaMap::READ), has(wire::DmaMap::WRITE));
         let (by_mmap, by_file_io) = (has(wire::DmaMap::BY_MMAP), has(wire::DmaMap::BY_FILE_IO));
         if claim.flags & !KNOWN != 0
@@ -149,28 +157,28 @@ impl DmaMaps {
             || (claim.iova | claim.len_bytes) & page_mask != 0
             || files.len() > 1
         {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let offset = FileOffset::new(claim.offset);
         let file_end = claim.offset.checked_add(claim.len_bytes);
         let backing = match files.pop() {
-            None if by_mmap || by_file_io => return Err(Refusal::INVALID),
-            None => Backing::Messages,
+            None if by_mmap || by_file_io => return Err(Errno::EINVAL),
+            None => DmaBacking::Messages,
             // What the kernel can address in a file.
             Some(_) if file_end.is_none_or(|end| end > i64::MAX as u64) => {
-                return Err(Refusal::INVALID);
+                return Err(Errno::EINVAL);
             }
-            Some(file) if by_file_io => Backing::FileIo { file, offset },
-            Some(_) if claim.offset & page_mask != 0 => return Err(Refusal::INVALID),
-            Some(file) => Backing::Mmap { file, offset },
+            Some(file) if by_file_io => DmaBacking::FileIo { file, offset },
+            Some(_) if claim.offset & page_mask != 0 => return Err(Errno::EINVAL),
+            Some(file) => DmaBacking::Mmap { file, offset },
         };
         if self.overlaps(range) {
-            return Err(Refusal::EXISTS);
+            return Err(Errno::EEXIST);
         }
         if self.maps.len() as u64 >= limits.dma_maps_max.into() {
-            return Err(Refusal::NO_SPACE);
+            return Err(Errno::ENOSPC);
         }
-        Ok(DmaMap { range, readable, writable, backing })
+        Ok(DmaMapping { range, readable, writable, backing })
     }
 
     pub(crate) fn enter(&mut self, range: AddrRange<Iova>) {

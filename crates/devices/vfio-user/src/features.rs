@@ -2,7 +2,7 @@
 
 use longshore_mem::{AddrRange, Iova};
 
-use crate::Refusal;
+use crate::Errno;
 use crate::device::Device;
 use crate::dma::{DirtyLog, DmaTarget};
 use crate::migration::MigrationState;
@@ -35,18 +35,18 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
         mut self,
         asked: &Feature<'_>,
         bitmap_bytes_max: u32,
-    ) -> Result<Vec<u8>, Refusal> {
+    ) -> Result<Vec<u8>, Errno> {
         let actions = asked.flags & Feature::ACTIONS;
         if asked.flags & !(Feature::ACTIONS | 0xffff) != 0 {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
-        let there_is = self.actions_of(asked.number()).ok_or(Refusal::NO_FEATURE)?;
+        let there_is = self.actions_of(asked.number()).ok_or(Errno::ENOTTY)?;
         if actions & Feature::PROBE != 0 {
             let all = actions & !Feature::PROBE & !there_is == 0;
-            return if all { Ok(asked.encode()) } else { Err(Refusal::NO_FEATURE) };
+            return if all { Ok(asked.encode()) } else { Err(Errno::ENOTTY) };
         }
         if actions & !there_is != 0 || !(actions == Feature::GET || actions == Feature::SET) {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         match asked.number() {
             feature::MIGRATION => {
@@ -63,14 +63,14 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
                 let mut fields = Fields::of(asked.data);
                 let (state, _) = (fields.u32()?, fields.u32()?);
                 fields.end()?;
-                self.go_to(MigrationState::from_number(state).ok_or(Refusal::INVALID)?)?;
+                self.go_to(MigrationState::from_number(state).ok_or(Errno::EINVAL)?)?;
                 Ok(asked.encode())
             }
             feature::DMA_LOGGING_START => self.start_log(asked),
             feature::DMA_LOGGING_STOP => {
                 Fields::of(asked.data).end()?;
                 if !self.state.is_logging {
-                    return Err(Refusal::INVALID);
+                    return Err(Errno::EINVAL);
                 }
                 self.log()?.stop()?;
                 self.state.is_logging = false;
@@ -102,32 +102,32 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
         self.device.migration().is_some_and(|migration| migration.has_pre_copy())
     }
 
-    fn log(&mut self) -> Result<&mut dyn DirtyLog, Refusal> {
-        self.dma.dirty_log().ok_or(Refusal::NO_FEATURE)
+    fn log(&mut self) -> Result<&mut dyn DirtyLog, Errno> {
+        self.dma.dirty_log().ok_or(Errno::ENOTTY)
     }
 
-    fn go_to(&mut self, to: MigrationState) -> Result<(), Refusal> {
+    fn go_to(&mut self, to: MigrationState) -> Result<(), Errno> {
         let path = self.state.migration.path(to, self.has_pre_copy())?;
         for next in path {
             let from = self.state.migration;
-            let migration = self.device.migration().ok_or(Refusal::NO_FEATURE)?;
-            migration.go(from, next).map_err(|failed| {
+            let migration = self.device.migration().ok_or(Errno::ENOTTY)?;
+            migration.set_state(from, next).map_err(|failed| {
                 if failed.is_broken {
                     self.state.migration = MigrationState::Error;
                 }
-                failed.refusal
+                failed.errno
             })?;
             self.state.migration = next;
         }
         Ok(())
     }
 
-    fn start_log(&mut self, asked: &Feature<'_>) -> Result<Vec<u8>, Refusal> {
+    fn start_log(&mut self, asked: &Feature<'_>) -> Result<Vec<u8>, Errno> {
         let mut fields = Fields::of(asked.data);
         let (page_bytes, count, reserved) = (fields.u64()?, fields.u32()?, fields.u32()?);
         let claims = fields.rest_of(u64::from(count) * 16)?;
         if self.state.is_logging || !page_bytes.is_power_of_two() || count > RANGES_MAX {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let range = |claim: &[u8]| {
             let mut fields = Fields::of(claim);
@@ -140,17 +140,17 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
         Ok(Feature { data: &data.end(), ..*asked }.encode())
     }
 
-    fn report(&mut self, asked: &Feature<'_>, bitmap_bytes_max: u32) -> Result<Vec<u8>, Refusal> {
+    fn report(&mut self, asked: &Feature<'_>, bitmap_bytes_max: u32) -> Result<Vec<u8>, Errno> {
         let mut fields = Fields::of(asked.data);
         let (iova, len_bytes, page_bytes) = (fields.u64()?, fields.u64()?, fields.u64()?);
         fields.end()?;
         let range = range_of(iova, len_bytes)?;
         if !self.state.is_logging || !page_bytes.is_power_of_two() {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let words = len_bytes.div_ceil(page_bytes).div_ceil(64);
         if words > u64::from(bitmap_bytes_max / 8) {
-            return Err(Refusal::TOO_LONG);
+            return Err(Errno::EMSGSIZE);
         }
         let answer_bytes = u64::from(Feature::PREFIX_LEN_BYTES) + 24 + words * 8;
         if u64::from(asked.argsz) < answer_bytes {
@@ -173,7 +173,7 @@ fn got(asked: &Feature<'_>, data: &[u8]) -> Vec<u8> {
     Feature { argsz, data, ..*asked }.encode()
 }
 
-fn range_of(iova: u64, len_bytes: u64) -> Result<AddrRange<Iova>, Refusal> {
-    let range = AddrRange::new(Iova::new(iova), len_bytes).map_err(|_| Refusal::INVALID)?;
-    if range.is_empty() { Err(Refusal::INVALID) } else { Ok(range) }
+fn range_of(iova: u64, len_bytes: u64) -> Result<AddrRange<Iova>, Errno> {
+    let range = AddrRange::new(Iova::new(iova), len_bytes).map_err(|_| Errno::EINVAL)?;
+    if range.is_empty() { Err(Errno::EINVAL) } else { Ok(range) }
 }

@@ -12,8 +12,8 @@ use longshore_sys::closing::User;
 use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::kept_descriptors;
 
-use crate::Refusal;
-use crate::description::Irqs;
+use crate::Errno;
+use crate::description::IrqDescription;
 use crate::wire::{IrqData, SetIrqs};
 
 /// The interrupts of a device. Clones are the same ones.
@@ -22,7 +22,7 @@ pub struct Interrupts(Arc<Mutex<Vec<Kind>>>);
 
 #[derive(Debug)]
 struct Kind {
-    irqs: Irqs,
+    irqs: IrqDescription,
     lines: Vec<Line>,
 }
 
@@ -38,8 +38,8 @@ struct Line {
 
 impl Interrupts {
     /// Interrupts that were not delivered yet.
-    pub fn new(irqs: &[Irqs]) -> Self {
-        let kind = |irqs: &Irqs| {
+    pub fn new(irqs: &[IrqDescription]) -> Self {
+        let kind = |irqs: &IrqDescription| {
             let lines = (0..irqs.count).map(|_| Line::default()).collect();
             Kind { irqs: *irqs, lines }
         };
@@ -54,11 +54,11 @@ impl Interrupts {
     ///
     /// # Errors
     /// `EINVAL` where the device has no such interrupt.
-    pub fn raise(&self, index: u32, line: u32) -> Result<bool, Refusal> {
+    pub fn raise(&self, index: u32, line: u32) -> Result<bool, Errno> {
         let mut kinds = self.lock();
-        let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
+        let kind = kinds.get_mut(index as usize).ok_or(Errno::EINVAL)?;
         let automasked = kind.irqs.automasked;
-        kind.lines.get_mut(line as usize).ok_or(Refusal::INVALID)?.raise(automasked)
+        kind.lines.get_mut(line as usize).ok_or(Errno::EINVAL)?.raise(automasked)
     }
 
     /// Does what the client asks for. Its descriptors are counted for `user`.
@@ -67,19 +67,19 @@ impl Interrupts {
         request: &SetIrqs<'_>,
         events: Vec<OwnedFd>,
         user: User,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Errno> {
         let SetIrqs { action, index, start, count, data } = *request;
         let mut kinds = self.lock();
-        let kind = kinds.get_mut(index as usize).ok_or(Refusal::INVALID)?;
+        let kind = kinds.get_mut(index as usize).ok_or(Errno::EINVAL)?;
         if (start, count, data, action) == (0, 0, IrqData::None, SetIrqs::TRIGGER) {
             kind.lines.iter_mut().for_each(|line| *line = Line::default());
             return Ok(());
         }
         let irqs = kind.irqs;
-        let end = start.checked_add(count).filter(|_| count > 0).ok_or(Refusal::INVALID)?;
-        let lines = kind.lines.get_mut(start as usize..end as usize).ok_or(Refusal::INVALID)?;
+        let end = start.checked_add(count).filter(|_| count > 0).ok_or(Errno::EINVAL)?;
+        let lines = kind.lines.get_mut(start as usize..end as usize).ok_or(Errno::EINVAL)?;
         if action != SetIrqs::TRIGGER && !(irqs.maskable || irqs.automasked) {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         if data == IrqData::EventFds {
             return attach(lines, action, events, user);
@@ -118,33 +118,28 @@ impl fmt::Debug for Interrupts {
 }
 
 /// Gives each line its eventfd, or takes back those of all.
-fn attach(
-    lines: &mut [Line],
-    action: u32,
-    events: Vec<OwnedFd>,
-    user: User,
-) -> Result<(), Refusal> {
+fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>, user: User) -> Result<(), Errno> {
     if action != SetIrqs::TRIGGER {
         // A notification of masking is for passing interrupts through a kernel, which is not there.
-        return Err(Refusal::UNSUPPORTED);
+        return Err(Errno::EOPNOTSUPP);
     }
     if events.is_empty() {
         lines.iter_mut().for_each(|line| (line.event, line.permit) = (None, None));
         return Ok(());
     }
     if events.len() != lines.len() {
-        return Err(Refusal::INVALID);
+        return Err(Errno::EINVAL);
     }
     for event in &events {
         // The kernel signals nothing else.
         if !event_fd::is_one(event)? {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
     }
     // A line that has an eventfd gets another one in its place.
     let more = lines.iter().filter(|line| line.permit.is_none());
     let more: Result<Vec<_>, _> = more.map(|_| kept_descriptors::keep(user, 1)).collect();
-    let mut more = more.map_err(|_over_limit| Refusal::NO_SPACE)?;
+    let mut more = more.map_err(|_over_limit| Errno::ENOSPC)?;
     for (line, event) in lines.iter_mut().zip(events) {
         line.event = Some(SharedEvent::new(event));
         line.permit = line.permit.take().or_else(|| more.pop());
@@ -153,7 +148,7 @@ fn attach(
 }
 
 impl Line {
-    fn raise(&mut self, automasked: bool) -> Result<bool, Refusal> {
+    fn raise(&mut self, automasked: bool) -> Result<bool, Errno> {
         if self.is_masked {
             self.is_pending = true;
             return Ok(false);
@@ -164,7 +159,7 @@ impl Line {
         Ok(true)
     }
 
-    fn unmask(&mut self, automasked: bool) -> Result<(), Refusal> {
+    fn unmask(&mut self, automasked: bool) -> Result<(), Errno> {
         self.is_masked = false;
         if std::mem::take(&mut self.is_pending) {
             self.raise(automasked)?;

@@ -14,9 +14,9 @@
 //! use std::os::unix::net::UnixStream;
 //!
 //! use longshore_access::Space;
-//! use longshore_vfio_user::client::{Client, NoMemory};
+//! use longshore_vfio_user::client::{Client, NoDmaMemory};
 //! use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace};
-//! use longshore_vfio_user::{Description, Device, Refusal, Server, SpaceDma};
+//! use longshore_vfio_user::{DeviceDescription, Device, Errno, Server, SpaceDma};
 //! use longshore_mem::Iova;
 //! use longshore_sys::memfd;
 //!
@@ -28,11 +28,11 @@
 //! }
 //!
 //! impl Device for Writer {
-//!     fn description(&self) -> Description {
+//!     fn description(&self) -> DeviceDescription {
 //!         self.config.description()
 //!     }
 //!
-//!     fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
+//!     fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Errno> {
 //!         if region == CONFIG_REGION {
 //!             return self.config.read(at, into);
 //!         }
@@ -40,13 +40,13 @@
 //!         Ok(())
 //!     }
 //!
-//!     fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Refusal> {
+//!     fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Errno> {
 //!         if region == CONFIG_REGION {
 //!             return self.config.write(at, from);
 //!         }
 //!         self.register[at as usize..][..from.len()].copy_from_slice(from);
 //!         let target = Iova::new(u64::from_le_bytes(*self.register.first_chunk().unwrap()));
-//!         self.space.session().write(target, b"word").map_err(|_| Refusal::FAULT)
+//!         self.space.session().write(target, b"word").map_err(|_| Errno::EFAULT)
 //!     }
 //!
 //!     fn reset(&mut self) {
@@ -64,7 +64,7 @@
 //!
 //! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
 //! memfd::set_len(&memory, 1 << 20)?;
-//! let mut client = Client::over(ours, NoMemory)?;
+//! let mut client = Client::from_stream(ours, NoDmaMemory)?;
 //! client.dma_map(0x10_0000, 1 << 20, Some((std::os::fd::AsFd::as_fd(&memory), 0)), true)?;
 //! client.region_write(0, 0, &0x10_0040_u64.to_le_bytes())?;
 //! let mut word = [0; 4];
@@ -120,6 +120,8 @@ mod device;
 #[cfg(not(loom))]
 mod dma;
 #[cfg(not(loom))]
+mod errno;
+#[cfg(not(loom))]
 mod features;
 #[cfg(not(loom))]
 mod interrupts;
@@ -138,8 +140,6 @@ pub mod pci;
 #[cfg(not(loom))]
 mod receiver;
 #[cfg(not(loom))]
-mod refusal;
-#[cfg(not(loom))]
 mod responder;
 #[cfg(not(loom))]
 mod server;
@@ -155,18 +155,18 @@ mod wire;
 
 #[cfg(not(loom))]
 pub use {
-    description::{Description, Irqs, Mappable, Region},
+    description::{DeviceDescription, IrqDescription, MappableFile, RegionDescription},
     device::Device,
-    dma::{Backing, DirtyLog, DmaMap, DmaTarget},
+    dma::{DirtyLog, DmaBacking, DmaMapping, DmaTarget},
+    errno::Errno,
     interrupts::Interrupts,
-    link::{AccessFailed, AccessFailure, Ended, Link, REPLY_TIMEOUT_DEFAULT},
+    link::{DisconnectReason, DmaError, DmaErrorKind, Link, REPLY_TIMEOUT_DEFAULT},
     longshore_access::client::{Listener, Stop},
-    migration::{Migration, MigrationFailed, MigrationState},
-    negotiation::Limits,
-    receiver::Files,
-    refusal::Refusal,
-    responder::{Refused, Reply, Responder},
-    server::{Served, Server},
+    migration::{Migration, MigrationError, MigrationState},
+    negotiation::Capabilities,
+    receiver::ReceivedFds,
+    responder::{RefusedMessage, ReplyMessage, Responder},
+    server::{ConnectionSummary, Server},
     space_dma::{MAPPED_BYTES_MAX, MAPPED_FILES_MAX, SpaceDma},
-    wire::{Header, MappableArea},
+    wire::{header::MessageHeader, reply::MappableArea},
 };

@@ -29,12 +29,12 @@ use longshore_sys::event_fd;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{kept_descriptors, packet_socket};
 
-use crate::Refusal;
+use crate::Errno;
 use crate::interrupts::Interrupts;
 use crate::mailbox::{Came, Letter, Mailbox, NothingCame};
-use crate::negotiation::Limits;
+use crate::negotiation::Capabilities;
 use crate::receiver::{Message, Received, Receiver};
-use crate::wire::{Command, DmaAccess, Header};
+use crate::wire::{Command, DmaAccess, MessageHeader};
 
 /// A client takes this long to answer all messages of an access, or to take a message, at most.
 pub const REPLY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ struct Shared {
     waker: OwnedFd,
     stop: Stop,
     sending: Mutex<()>,
-    mailbox: Mailbox<Message, Ended>,
+    mailbox: Mailbox<Message, DisconnectReason>,
     /// Locked only by who reads for the mailbox.
     receiver: Mutex<Receiver>,
     server_thread: ThreadId,
@@ -63,65 +63,65 @@ struct Shared {
     _permit: Permit,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Ended {
+pub enum DisconnectReason {
     /// The client closed its end.
     ClosedByClient,
     /// The client closed its end in the middle of a message.
     ClosedInMessage,
-    /// What came was no message.
-    Garbled(Header),
+    /// The client sent bytes that are not a message.
+    Malformed(MessageHeader),
     /// The client did not take what was sent within the time allowed.
-    NotTaken,
+    SendTimedOut,
     /// It was [stopped](Stop::stop).
     Stopped,
     /// The socket failed.
-    Failed(io::ErrorKind),
+    Io(io::ErrorKind),
 }
 
-/// Why memory of the client was not read or written.
+/// The error of an access to the client's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessFailed {
+pub struct DmaError {
     /// How many bytes were, from the first.
     pub done_bytes: usize,
-    /// Why no more.
-    pub why: AccessFailure,
+    /// The reason why no more were.
+    pub kind: DmaErrorKind,
 }
 
-/// What can come between a device and its client's memory.
+/// A reason why the client's memory was not accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum AccessFailure {
+pub enum DmaErrorKind {
     /// The client refused, or its answer made no sense.
-    Refused(Refusal),
+    Refused(Errno),
     /// The client did not answer in time.
     TimedOut,
     /// [`Link::cancel`] ended it.
     Cancelled,
     /// The client is gone, or has not yet settled what it takes.
     Disconnected,
-    /// The client asked for so much in the meantime that nothing more can be kept.
-    Flooded,
+    /// The client has sent more commands meanwhile than can be kept.
+    TooManyCommands,
 }
 
-impl fmt::Display for AccessFailed {
+impl fmt::Display for DmaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = match self.why {
-            AccessFailure::Refused(refusal) => {
-                return write!(f, "{refusal}, after {} bytes", self.done_bytes);
+        let why = match self.kind {
+            DmaErrorKind::Refused(errno) => {
+                return write!(f, "{errno}, after {} bytes", self.done_bytes);
             }
-            AccessFailure::TimedOut => "it did not answer in time",
-            AccessFailure::Cancelled => "the access was cancelled",
-            AccessFailure::Disconnected => "it is not connected",
-            AccessFailure::Flooded => "it sends more commands than can be kept",
+            DmaErrorKind::TimedOut => "it did not answer in time",
+            DmaErrorKind::Cancelled => "the access was cancelled",
+            DmaErrorKind::Disconnected => "it is not connected",
+            DmaErrorKind::TooManyCommands => "it sends more commands than can be kept",
         };
         write!(f, "the client's memory, after {} bytes: {why}", self.done_bytes)
     }
 }
 
-impl std::error::Error for AccessFailed {}
+impl std::error::Error for DmaError {}
 
 impl Link {
     pub(crate) fn new(
@@ -156,17 +156,17 @@ impl Link {
     /// Reads the client's memory at `iova` by messages, as many as it takes.
     ///
     /// # Errors
-    /// See [`AccessFailure`]. The bytes before the failure were read.
-    pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), AccessFailed> {
+    /// See [`DmaErrorKind`]. The bytes before the failure were read.
+    pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), DmaError> {
         self.access(iova, into.len(), |at, len_bytes, deadline| {
             let part = &mut into[at..at + len_bytes];
             let asked =
                 DmaAccess { iova: iova.raw() + at as u64, count: len_bytes as u64, data: &[] };
-            let reply = self.ask(Command::DmaRead, &asked, deadline)?;
-            let got = DmaAccess::parse(&reply.payload).map_err(AccessFailure::Refused)?;
+            let reply = self.request(Command::DmaRead, &asked, deadline)?;
+            let got = DmaAccess::parse(&reply.payload).map_err(DmaErrorKind::Refused)?;
             let is_right = got.data.len() as u64 == got.count && got.count <= asked.count;
             if !is_right || got.data.is_empty() {
-                return Err(AccessFailure::Refused(Refusal::INVALID));
+                return Err(DmaErrorKind::Refused(Errno::EINVAL));
             }
             part[..got.data.len()].copy_from_slice(got.data);
             Ok(got.data.len())
@@ -176,27 +176,27 @@ impl Link {
     /// Writes the client's memory at `iova` by messages, as many as it takes.
     ///
     /// # Errors
-    /// See [`AccessFailure`]. The bytes before the failure were written; whether those of the
+    /// See [`DmaErrorKind`]. The bytes before the failure were written; whether those of the
     /// message that failed were is not known where it timed out or was cancelled.
-    pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), AccessFailed> {
+    pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), DmaError> {
         self.access(iova, from.len(), |at, len_bytes, deadline| {
             let data = &from[at..at + len_bytes];
             let asked = DmaAccess { iova: iova.raw() + at as u64, count: len_bytes as u64, data };
-            let reply = self.ask(Command::DmaWrite, &asked, deadline)?;
+            let reply = self.request(Command::DmaWrite, &asked, deadline)?;
             // QEMU says only that it was done.
             if reply.payload.is_empty() {
                 return Ok(len_bytes);
             }
-            let got = DmaAccess::parse(&reply.payload).map_err(AccessFailure::Refused)?;
+            let got = DmaAccess::parse(&reply.payload).map_err(DmaErrorKind::Refused)?;
             match usize::try_from(got.count) {
                 Ok(done) if done > 0 && done <= len_bytes => Ok(done),
-                _ => Err(AccessFailure::Refused(Refusal::INVALID)),
+                _ => Err(DmaErrorKind::Refused(Errno::EINVAL)),
             }
         })
     }
 
     /// Ends every read and write of the client's memory that waits for an answer about any of
-    /// `range`. Each fails with [`AccessFailure::Cancelled`]; how many there were.
+    /// `range`. Each fails with [`DmaErrorKind::Cancelled`]; how many there were.
     pub fn cancel(&self, range: &Range<u64>) -> usize {
         let cancelled = self.0.mailbox.inbox().cancel(range);
         if cancelled > 0 {
@@ -221,17 +221,17 @@ impl Link {
         &self,
         iova: Iova,
         len_bytes: usize,
-        mut part: impl FnMut(usize, usize, Instant) -> Result<usize, AccessFailure>,
-    ) -> Result<(), AccessFailed> {
+        mut part: impl FnMut(usize, usize, Instant) -> Result<usize, DmaErrorKind>,
+    ) -> Result<(), DmaError> {
         let deadline = Instant::now() + self.0.reply_timeout;
         let mut done_bytes = 0;
-        let failed = |done_bytes, why| Err(AccessFailed { done_bytes, why });
+        let failed = |done_bytes, kind| Err(DmaError { done_bytes, kind });
         if iova.checked_add(len_bytes as u64).is_none() {
-            return failed(0, AccessFailure::Refused(Refusal::FAULT));
+            return failed(0, DmaErrorKind::Refused(Errno::EFAULT));
         }
         let transfer_bytes_max = self.0.mailbox.inbox().transfer_bytes_max as usize;
         if transfer_bytes_max == 0 {
-            return failed(0, AccessFailure::Disconnected);
+            return failed(0, DmaErrorKind::Disconnected);
         }
         while done_bytes < len_bytes {
             let next = transfer_bytes_max.min(len_bytes - done_bytes);
@@ -244,63 +244,63 @@ impl Link {
     }
 
     /// Sends a command and waits for its answer. After the deadline nothing is sent.
-    fn ask(
+    fn request(
         &self,
         command: Command,
         asked: &DmaAccess<'_>,
         deadline: Instant,
-    ) -> Result<Message, AccessFailure> {
+    ) -> Result<Message, DmaErrorKind> {
         if Instant::now() >= deadline {
-            return Err(AccessFailure::TimedOut);
+            return Err(DmaErrorKind::TimedOut);
         }
         let payload = asked.encode();
         let range = asked.iova..asked.iova.saturating_add(asked.count);
         let id = {
             let mut inbox = self.0.mailbox.inbox();
             if inbox.ended.is_some() {
-                return Err(AccessFailure::Disconnected);
+                return Err(DmaErrorKind::Disconnected);
             }
-            inbox.enter(range).ok_or(AccessFailure::Flooded)?
+            inbox.enter(range).ok_or(DmaErrorKind::TooManyCommands)?
         };
-        let header = Header::command(id, command, payload.len()).encode();
+        let header = MessageHeader::command(id, command, payload.len()).encode();
         if self.send(&[&header[..], &payload].concat(), &[]).is_err() {
             self.0.mailbox.inbox().forget(id);
-            return Err(AccessFailure::Disconnected);
+            return Err(DmaErrorKind::Disconnected);
         }
         let makes_room = thread::current().id() == self.0.server_thread;
         let read = || self.came(Some(deadline));
         match self.0.mailbox.answer(id, Some(deadline), makes_room, read) {
             Ok(Some(reply)) => match reply.header.error() {
                 None if reply.header.command == command.number() && !reply.is_too_long => Ok(reply),
-                None => Err(AccessFailure::Refused(Refusal::INVALID)),
-                Some(0) => Err(AccessFailure::Refused(Refusal::IO)),
-                Some(errno) => Err(AccessFailure::Refused(Refusal::from_errno(errno))),
+                None => Err(DmaErrorKind::Refused(Errno::EINVAL)),
+                Some(0) => Err(DmaErrorKind::Refused(Errno::EIO)),
+                Some(errno) => Err(DmaErrorKind::Refused(Errno::from_raw(errno))),
             },
-            Ok(None) => Err(AccessFailure::Cancelled),
-            Err(NothingCame::TimedOut) => Err(AccessFailure::TimedOut),
-            Err(NothingCame::Ended) => Err(AccessFailure::Disconnected),
-            Err(NothingCame::Flooded) => Err(AccessFailure::Flooded),
+            Ok(None) => Err(DmaErrorKind::Cancelled),
+            Err(NothingCame::TimedOut) => Err(DmaErrorKind::TimedOut),
+            Err(NothingCame::Ended) => Err(DmaErrorKind::Disconnected),
+            Err(NothingCame::Flooded) => Err(DmaErrorKind::TooManyCommands),
         }
     }
 
     /// The next command of the client, in the order in which they came. Called by the server's
     /// thread.
-    pub(crate) fn next_request(&self) -> Result<Message, Ended> {
+    pub(crate) fn next_request(&self) -> Result<Message, DisconnectReason> {
         let mailbox = &self.0.mailbox;
         let came = mailbox.request(|| self.came(None));
-        came.map_err(|_| mailbox.inbox().ended.clone().unwrap_or(Ended::Stopped))
+        came.map_err(|_| mailbox.inbox().ended.clone().unwrap_or(DisconnectReason::Stopped))
     }
 
     /// Reads the socket.
-    fn came(&self, deadline: Option<Instant>) -> Came<Message, Ended> {
+    fn came(&self, deadline: Option<Instant>) -> Came<Message, DisconnectReason> {
         Came::End(match self.receive(deadline) {
             Ok(Received::Message(message)) => return Came::Message(message),
             Ok(Received::Interrupted) => return Came::Nothing,
-            Ok(Received::Closed { in_message: false }) => Ended::ClosedByClient,
-            Ok(Received::Closed { in_message: true }) => Ended::ClosedInMessage,
-            Ok(Received::Garbled(header)) => Ended::Garbled(header),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ended::Stopped,
-            Err(error) => Ended::Failed(error.kind()),
+            Ok(Received::Closed { in_message: false }) => DisconnectReason::ClosedByClient,
+            Ok(Received::Closed { in_message: true }) => DisconnectReason::ClosedInMessage,
+            Ok(Received::Garbled(header)) => DisconnectReason::Malformed(header),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => DisconnectReason::Stopped,
+            Err(error) => DisconnectReason::Io(error.kind()),
         })
     }
 
@@ -321,7 +321,11 @@ impl Link {
     }
 
     /// Sends a whole message. A message that cannot be sent whole ends the connection.
-    pub(crate) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Ended> {
+    pub(crate) fn send(
+        &self,
+        bytes: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), DisconnectReason> {
         let _one_at_a_time = self.0.sending.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ended) = &self.0.mailbox.inbox().ended {
             return Err(ended.clone());
@@ -333,7 +337,11 @@ impl Link {
         sent
     }
 
-    fn send_all(&self, mut bytes: &[u8], mut files: &[BorrowedFd<'_>]) -> Result<(), Ended> {
+    fn send_all(
+        &self,
+        mut bytes: &[u8],
+        mut files: &[BorrowedFd<'_>],
+    ) -> Result<(), DisconnectReason> {
         let shared = &*self.0;
         let deadline = Instant::now() + shared.reply_timeout;
         while !bytes.is_empty() {
@@ -347,16 +355,16 @@ impl Link {
                     let stop = [shared.stop.as_fd()];
                     match unix_socket::wait(socket, Interest::Send, &stop, Some(deadline)) {
                         Ok(Ready::Socket) => {}
-                        Ok(Ready::Event(_)) => return Err(Ended::Stopped),
-                        Ok(Ready::TimedOut) => return Err(Ended::NotTaken),
-                        Err(error) => return Err(Ended::Failed(error.kind())),
+                        Ok(Ready::Event(_)) => return Err(DisconnectReason::Stopped),
+                        Ok(Ready::TimedOut) => return Err(DisconnectReason::SendTimedOut),
+                        Err(error) => return Err(DisconnectReason::Io(error.kind())),
                     }
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                        return Err(Ended::ClosedByClient);
+                        return Err(DisconnectReason::ClosedByClient);
                     }
-                    kind => return Err(Ended::Failed(kind)),
+                    kind => return Err(DisconnectReason::Io(kind)),
                 },
             }
         }
@@ -364,13 +372,13 @@ impl Link {
     }
 
     /// Says how much the client takes; before, nothing is sent to it that it was not asked.
-    pub(crate) fn settle(&self, client: &Limits, ours: &Limits) {
+    pub(crate) fn negotiate(&self, client: &Capabilities, ours: &Capabilities) {
         let transfer_bytes_max = client.transfer_bytes_max.min(ours.transfer_bytes_max);
         self.0.mailbox.inbox().transfer_bytes_max = transfer_bytes_max;
     }
 
     /// Ends the connection, unless it has ended: nobody waits for the client any longer.
-    pub(crate) fn end(&self, why: Ended) {
+    pub(crate) fn end(&self, why: DisconnectReason) {
         let mut inbox = self.0.mailbox.inbox();
         inbox.ended.get_or_insert(why);
         inbox.forget_requests();
@@ -412,6 +420,6 @@ impl Letter for Message {
     }
 
     fn held_descriptors(&self) -> usize {
-        self.files.arrived.len()
+        self.files.fds.len()
     }
 }

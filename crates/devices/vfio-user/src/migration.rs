@@ -1,6 +1,6 @@
 //! Moving a device's state to another process: the states, and which lead to which.
 
-use crate::Refusal;
+use crate::Errno;
 
 /// A device whose state can be moved.
 pub trait Migration {
@@ -14,39 +14,41 @@ pub trait Migration {
     /// # Errors
     /// What the client is told; the device is then in the state it was in, or in
     /// [`MigrationState::Error`] if it says so.
-    fn go(&mut self, from: MigrationState, to: MigrationState) -> Result<(), MigrationFailed>;
+    fn set_state(&mut self, from: MigrationState, to: MigrationState)
+    -> Result<(), MigrationError>;
 
     /// Reads the next bytes of the state; fewer than there is room for only at its end.
     ///
     /// # Errors
     /// What the client is told.
-    fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Refusal>;
+    fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Errno>;
 
     /// Takes the next bytes of a state that was read elsewhere.
     ///
     /// # Errors
     /// What the client is told.
-    fn write_state(&mut self, from: &[u8]) -> Result<(), Refusal>;
+    fn write_state(&mut self, from: &[u8]) -> Result<(), Errno>;
 }
 
-/// Why a device did not go to another state.
+/// The error of a device that did not go to another state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MigrationFailed {
-    /// What the client is told.
-    pub refusal: Refusal,
+pub struct MigrationError {
+    /// The error that the client is sent.
+    pub errno: Errno,
     /// Whether the device is now in no state that it could go on from.
     pub is_broken: bool,
 }
 
-impl From<Refusal> for MigrationFailed {
-    fn from(refusal: Refusal) -> Self {
-        Self { refusal, is_broken: false }
+impl From<Errno> for MigrationError {
+    fn from(errno: Errno) -> Self {
+        Self { errno, is_broken: false }
     }
 }
 
 /// How far a device is in being moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum MigrationState {
     /// It failed; only a reset helps.
     Error = 0,
@@ -91,11 +93,11 @@ impl MigrationState {
 
     /// The states to pass to get to `to`, which is the last of them: as few as can be, and none
     /// between in which state is read.
-    pub(crate) fn path(self, to: Self, has_pre_copy: bool) -> Result<Vec<Self>, Refusal> {
+    pub(crate) fn path(self, to: Self, has_pre_copy: bool) -> Result<Vec<Self>, Errno> {
         let is_allowed = |state: Self| has_pre_copy || state != Self::PreCopy;
         let leads_back = (self, to) == (Self::StopCopy, Self::PreCopy);
         if self == Self::Error || to == Self::Error || !is_allowed(to) || leads_back {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let mut paths = vec![vec![]];
         // No path is longer than there are states.
@@ -115,7 +117,7 @@ impl MigrationState {
             };
             paths = paths.iter().flat_map(further).collect();
         }
-        Err(Refusal::INVALID)
+        Err(Errno::EINVAL)
     }
 }
 

@@ -1,7 +1,7 @@
 //! PCI devices: the indices of their regions and interrupts, and their configuration space.
 
-use crate::Refusal;
-use crate::description::{Description, Irqs, Region};
+use crate::Errno;
+use crate::description::{DeviceDescription, IrqDescription, RegionDescription};
 
 /// The region of base address register 0; the other five follow.
 pub const BAR0_REGION: u32 = 0;
@@ -59,7 +59,7 @@ pub struct ConfigSpace {
     bytes: [u8; CONFIG_LEN_BYTES],
     /// The bits that a write changes.
     writable: [u8; CONFIG_LEN_BYTES],
-    description: Description,
+    description: DeviceDescription,
     next_capability: usize,
 }
 
@@ -104,13 +104,13 @@ pub struct MsixTable {
 impl ConfigSpace {
     /// Of a device with neither memory nor interrupts.
     pub fn new(vendor: u16, device: u16) -> Self {
-        let mut description = Description {
-            regions: vec![Region::default(); REGIONS],
-            irqs: vec![Irqs::default(); IRQS],
+        let mut description = DeviceDescription {
+            regions: vec![RegionDescription::default(); REGIONS],
+            irqs: vec![IrqDescription::default(); IRQS],
             is_pci: true,
             has_reset: true,
         };
-        let config = Region::of_messages(CONFIG_LEN_BYTES as u64);
+        let config = RegionDescription::new(CONFIG_LEN_BYTES as u64);
         description.regions[CONFIG_REGION as usize] = config;
         let mut space = Self {
             bytes: [0; CONFIG_LEN_BYTES],
@@ -167,7 +167,7 @@ impl ConfigSpace {
         self.put(at, &flags.to_le_bytes());
         let address = !(len_bytes - 1);
         self.allow(at, &address.to_le_bytes()[..registers * 4]);
-        self.description.regions[usize::from(index)] = Region::of_messages(len_bytes);
+        self.description.regions[usize::from(index)] = RegionDescription::new(len_bytes);
         self
     }
 
@@ -176,7 +176,7 @@ impl ConfigSpace {
     /// # Panics
     /// Where its length is not that of the register.
     #[must_use]
-    pub fn region(mut self, index: u32, region: Region) -> Self {
+    pub fn region(mut self, index: u32, region: RegionDescription) -> Self {
         let old = &mut self.description.regions[index as usize];
         assert_eq!(
             old.len_bytes, region.len_bytes,
@@ -190,7 +190,7 @@ impl ConfigSpace {
     #[must_use]
     pub fn intx(mut self) -> Self {
         self.put(INTERRUPT_PIN, &[1]);
-        let irqs = Irqs { count: 1, maskable: true, automasked: true };
+        let irqs = IrqDescription { count: 1, maskable: true, automasked: true };
         self.description.irqs[INTX_IRQ as usize] = irqs;
         self
     }
@@ -216,7 +216,7 @@ impl ConfigSpace {
         let at = self.add_capability(MSIX_ID, &body);
         self.allow(at + 2, &MSIX_CONTROL_WRITABLE.to_le_bytes());
         self.description.irqs[MSIX_IRQ as usize] =
-            Irqs { count: vectors.into(), maskable: false, automasked: false };
+            IrqDescription { count: vectors.into(), maskable: false, automasked: false };
         self
     }
 
@@ -232,7 +232,7 @@ impl ConfigSpace {
     }
 
     /// What is reported to the client of the device.
-    pub fn description(&self) -> Description {
+    pub fn description(&self) -> DeviceDescription {
         self.description.clone()
     }
 
@@ -240,10 +240,10 @@ impl ConfigSpace {
     ///
     /// # Errors
     /// `EINVAL` past its end.
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
-        let at = usize::try_from(offset).map_err(|_| Refusal::INVALID)?;
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let at = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let from = at.checked_add(into.len()).and_then(|end| self.bytes.get(at..end));
-        into.copy_from_slice(from.ok_or(Refusal::INVALID)?);
+        into.copy_from_slice(from.ok_or(Errno::EINVAL)?);
         Ok(())
     }
 
@@ -251,10 +251,10 @@ impl ConfigSpace {
     ///
     /// # Errors
     /// `EINVAL` past its end; nothing is written then.
-    pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Refusal> {
-        let at = usize::try_from(offset).map_err(|_| Refusal::INVALID)?;
-        let end = at.checked_add(from.len()).ok_or(Refusal::INVALID)?;
-        let bytes = self.bytes.get_mut(at..end).ok_or(Refusal::INVALID)?;
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        let at = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        let end = at.checked_add(from.len()).ok_or(Errno::EINVAL)?;
+        let bytes = self.bytes.get_mut(at..end).ok_or(Errno::EINVAL)?;
         for ((byte, new), writable) in bytes.iter_mut().zip(from).zip(&self.writable[at..end]) {
             *byte = (*byte & !writable) | (new & writable);
         }
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(read_u32(&space, 8), 0x0108_0203);
         assert_eq!(read_u32(&space, 0x2c), 0xdef0_9abc);
         assert_eq!(read_u32(&space, 0x3c), 0x0100);
-        let Description { regions, irqs, is_pci, has_reset } = space.description();
+        let DeviceDescription { regions, irqs, is_pci, has_reset } = space.description();
         assert!(is_pci && has_reset);
         let lengths: Vec<u64> = regions.iter().map(|region| region.len_bytes).collect();
         assert_eq!(lengths, [0x1_0000_0000, 0, 0x2000, 0, 0, 0, 0, 256, 0]);
@@ -372,8 +372,8 @@ mod tests {
             assert_eq!(changed & !before.writable[at], 0, "byte {at:#x}");
         }
         assert_eq!(read_u32(&after, 4), 0x0010_0547);
-        assert_eq!(after.write(255, &[0; 2]), Err(Refusal::INVALID));
-        assert_eq!(after.read(u64::MAX, &mut [0]), Err(Refusal::INVALID));
+        assert_eq!(after.write(255, &[0; 2]), Err(Errno::EINVAL));
+        assert_eq!(after.read(u64::MAX, &mut [0]), Err(Errno::EINVAL));
         assert_eq!(after.read(256, &mut []), Ok(()));
     }
 

@@ -8,23 +8,23 @@ use std::time::Instant;
 use longshore_sys::closing::Disposable;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
-use crate::wire::{HEADER_LEN_BYTES, Header, Kind};
+use crate::wire::{HEADER_LEN_BYTES, MessageHeader, MessageKind};
 
 /// The descriptors that came with a message.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct ReceivedFds {
     /// Those that arrived.
-    pub arrived: Vec<OwnedFd>,
+    pub fds: Vec<OwnedFd>,
     /// Whether some did not: too many were sent, or this process has too many open.
-    pub are_lost: bool,
+    pub is_truncated: bool,
 }
 
 /// A whole message.
 #[derive(Debug)]
 pub(crate) struct Message {
-    pub(crate) header: Header,
+    pub(crate) header: MessageHeader,
     pub(crate) payload: Vec<u8>,
-    pub(crate) files: Files,
+    pub(crate) files: ReceivedFds,
     /// It was longer than any may be, and what it said was passed over.
     pub(crate) is_too_long: bool,
 }
@@ -40,7 +40,7 @@ pub(crate) enum Received {
         in_message: bool,
     },
     /// What comes is no message, so nothing after it can be told apart either.
-    Garbled(Header),
+    Garbled(MessageHeader),
 }
 
 /// Takes messages from a stream. It never takes a byte of the next message with one, so that
@@ -55,7 +55,7 @@ pub(crate) struct Receiver {
     payload_have_bytes: usize,
     /// Bytes still to come of a message that is too long.
     skip_bytes: u32,
-    files: Files,
+    files: ReceivedFds,
 }
 
 /// So many parts of one message are taken before a look at the events and the time. A message that is
@@ -75,7 +75,7 @@ impl Receiver {
             payload: Vec::new(),
             payload_have_bytes: 0,
             skip_bytes: 0,
-            files: Files::default(),
+            files: ReceivedFds::default(),
         }
     }
 
@@ -123,11 +123,11 @@ impl Receiver {
         } else {
             &mut self.payload[self.payload_have_bytes..]
         };
-        let arrived = &mut self.files.arrived;
+        let arrived = &mut self.files.fds;
         let got = unix_socket::receive(stream, stream.user(), into, arrived, None)?;
-        self.files.are_lost |= got.descriptors_lost || self.files.arrived.len() > self.files_max;
+        self.files.is_truncated |= got.descriptors_lost || self.files.fds.len() > self.files_max;
         // Each byte of a message may bring more.
-        self.files.arrived.truncate(self.files_max);
+        self.files.fds.truncate(self.files_max);
         if got.len_bytes == 0 {
             return Ok(Some(Received::Closed { in_message: self.header_have_bytes > 0 }));
         }
@@ -136,7 +136,7 @@ impl Receiver {
             if self.header_have_bytes < HEADER_LEN_BYTES {
                 return Ok(None);
             }
-            let header = Header::decode(self.header);
+            let header = MessageHeader::decode(self.header);
             let (Some(len_bytes), Some(_)) = (header.payload_len_bytes(), header.kind()) else {
                 return Ok(Some(Received::Garbled(header)));
             };
@@ -153,7 +153,7 @@ impl Receiver {
         } else {
             self.payload_have_bytes += got.len_bytes;
         }
-        let whole = Header::decode(self.header).payload_len_bytes().unwrap_or(0) as usize;
+        let whole = MessageHeader::decode(self.header).payload_len_bytes().unwrap_or(0) as usize;
         if self.payload_have_bytes == whole {
             return Ok(Some(Received::Message(self.take(false))));
         }
@@ -168,7 +168,7 @@ impl Receiver {
         self.header_have_bytes = 0;
         self.payload_have_bytes = 0;
         Message {
-            header: Header::decode(self.header),
+            header: MessageHeader::decode(self.header),
             payload: std::mem::take(&mut self.payload),
             files: std::mem::take(&mut self.files),
             is_too_long,
@@ -178,12 +178,12 @@ impl Receiver {
 
 impl Message {
     pub(crate) fn is_reply(&self) -> bool {
-        self.header.kind() == Some(Kind::Reply)
+        self.header.kind() == Some(MessageKind::Reply)
     }
 
     /// How much memory it holds, roughly.
     pub(crate) fn held_bytes(&self) -> usize {
-        size_of::<Self>() + self.payload.len() + 64 * self.files.arrived.len()
+        size_of::<Self>() + self.payload.len() + 64 * self.files.fds.len()
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
     fn much_too_long() -> (Disposable<UnixStream>, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         [&ours, &theirs].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
-        let mut header = Header::command(1, Command::Version, 0);
+        let mut header = MessageHeader::command(1, Command::Version, 0);
         header.len_bytes = u32::MAX;
         theirs.write_all(&header.encode()).unwrap();
         let mut sent_bytes = 0;

@@ -5,63 +5,65 @@ use std::sync::Arc;
 
 use longshore_sys::closing::User;
 
-use crate::Refusal;
-use crate::description::Description;
+use crate::Errno;
+use crate::description::DeviceDescription;
 use crate::device::Device;
 use crate::dma::{DmaMaps, DmaTarget};
 use crate::features::{Features, State};
 use crate::interrupts::Interrupts;
 use crate::link::Link;
 use crate::migration::MigrationState;
-use crate::negotiation::{Limits, Settled, VERSION_MAJOR, settle};
-use crate::receiver::Files;
+use crate::negotiation::{Capabilities, Settled, VERSION_MAJOR, negotiate};
+use crate::receiver::ReceivedFds;
 use crate::wire::{
-    self, Command, DeviceInfo, Header, MigrationData, RegionAccess, RegionWriteMulti, Request,
-    SmallWrite,
+    self, Command, DeviceInfo, MessageHeader, MigrationData, RegionAccess, RegionWriteMulti,
+    Request, SmallWrite,
 };
 
-/// What is sent back.
+/// A reply to a client.
 #[derive(Debug)]
-pub struct Reply {
+#[non_exhaustive]
+pub struct ReplyMessage {
     /// The whole message.
     pub bytes: Vec<u8>,
     /// The descriptor that goes with it.
-    pub file: Option<Arc<OwnedFd>>,
+    pub fd: Option<Arc<OwnedFd>>,
 }
 
 /// A message that was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+#[non_exhaustive]
+pub struct RefusedMessage {
     /// The message's header.
-    pub header: Header,
-    /// What the client was told, unless it did not want to be.
-    pub why: Refusal,
+    pub header: MessageHeader,
+    /// The error that the client was sent, unless it wanted no reply.
+    pub errno: Errno,
 }
 
 /// A device with the protocol around it. It keeps what a client set up until that one is gone, and
 /// the state of the device for the next one.
 ///
 /// It takes messages from wherever they come, one after the other; [`Server`](crate::Server) gives
-/// it those of a socket. Memory that it takes for a message is bounded by its [`Limits`].
+/// it those of a socket. Memory that it takes for a message is bounded by its [`Capabilities`].
 #[derive(Debug)]
 pub struct Responder<D, M> {
     device: D,
     dma: M,
-    description: Description,
+    description: DeviceDescription,
     interrupts: Interrupts,
-    limits: Limits,
+    limits: Capabilities,
     maps: DmaMaps,
     settled: Option<Settled>,
     /// For whom descriptors are counted.
     user: User,
     state: State,
     refused_count: u64,
-    last_refused: Option<Refused>,
+    last_refused: Option<RefusedMessage>,
 }
 
 impl<D: Device, M: DmaTarget> Responder<D, M> {
     /// A device that no client uses yet.
-    pub fn new(device: D, dma: M, limits: Limits) -> Self {
+    pub fn new(device: D, dma: M, limits: Capabilities) -> Self {
         let description = device.description();
         let interrupts = Interrupts::new(&description.irqs);
         Self {
@@ -80,24 +82,33 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
     }
 
     /// What a client sent, done and answered; `None` where it wants no answer.
-    pub fn respond(&mut self, header: &Header, payload: &[u8], files: Files) -> Option<Reply> {
-        let done = match files.are_lost {
-            true => Err(Refusal::INVALID),
+    pub fn respond(
+        &mut self,
+        header: &MessageHeader,
+        payload: &[u8],
+        files: ReceivedFds,
+    ) -> Option<ReplyMessage> {
+        let done = match files.is_truncated {
+            true => Err(Errno::EINVAL),
             false => Request::parse(header.command, payload)
-                .and_then(|request| self.answer(&request, files.arrived)),
+                .and_then(|request| self.answer(&request, files.fds)),
         };
         self.reply(header, done)
     }
 
     /// The answer to a message that is refused unread.
-    pub(crate) fn refuse(&mut self, header: &Header, why: Refusal) -> Option<Reply> {
-        self.reply(header, Err(why))
+    pub(crate) fn refuse(&mut self, header: &MessageHeader, errno: Errno) -> Option<ReplyMessage> {
+        self.reply(header, Err(errno))
     }
 
-    fn reply(&mut self, header: &Header, done: Result<Answer, Refusal>) -> Option<Reply> {
-        if let Err(why) = &done {
+    fn reply(
+        &mut self,
+        header: &MessageHeader,
+        done: Result<Answer, Errno>,
+    ) -> Option<ReplyMessage> {
+        if let Err(errno) = &done {
             self.refused_count += 1;
-            self.last_refused = Some(Refused { header: *header, why: *why });
+            self.last_refused = Some(RefusedMessage { header: *header, errno: *errno });
         }
         if !header.wants_reply() {
             return None;
@@ -105,22 +116,22 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         Some(match done {
             Ok(Answer { payload, file }) => {
                 let header = header.reply(payload.len()).encode();
-                Reply { bytes: [&header[..], &payload].concat(), file }
+                ReplyMessage { bytes: [&header[..], &payload].concat(), fd: file }
             }
-            Err(why) => {
-                let header = header.error_reply(why.errno());
-                Reply { bytes: header.encode().to_vec(), file: None }
+            Err(errno) => {
+                let header = header.error_reply(errno.raw());
+                ReplyMessage { bytes: header.encode().to_vec(), fd: None }
             }
         })
     }
 
     /// What the client takes; `None` before it has said so.
-    pub fn client_limits(&self) -> Option<Limits> {
+    pub fn client_capabilities(&self) -> Option<Capabilities> {
         Some(self.settled.as_ref()?.client)
     }
 
     /// How many messages were refused, and the last of them.
-    pub fn refused(&self) -> (u64, Option<Refused>) {
+    pub fn refused(&self) -> (u64, Option<RefusedMessage>) {
         (self.refused_count, self.last_refused)
     }
 
@@ -172,18 +183,18 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         left
     }
 
-    fn answer(&mut self, request: &Request<'_>, files: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+    fn answer(&mut self, request: &Request<'_>, files: Vec<OwnedFd>) -> Result<Answer, Errno> {
         let takes_files = matches!(request.command(), Command::DmaMap | Command::DeviceSetIrqs);
         let is_first = matches!(request, Request::Version { .. });
         if (!files.is_empty() && !takes_files)
             || files.len() as u64 > self.limits.message_fds_max.into()
             || is_first != self.settled.is_none()
         {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let payload = match *request {
             Request::Version { major, minor, capabilities } => {
-                let settled = settle(&self.limits, (major, minor), capabilities)?;
+                let settled = negotiate(&self.limits, (major, minor), capabilities)?;
                 let (minor, answer) = (settled.minor, &settled.answer);
                 let reply = Request::Version { major: VERSION_MAJOR, minor, capabilities: answer };
                 let reply = reply.encode();
@@ -204,14 +215,14 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             Request::DeviceGetInfo { .. } => self.device_info().encode(),
             Request::DeviceGetRegionInfo { argsz, index } => return self.region_info(argsz, index),
             // They would let a hypervisor's kernel talk to the device past this socket.
-            Request::DeviceGetRegionIoFds { .. } => return Err(Refusal::UNSUPPORTED),
+            Request::DeviceGetRegionIoFds { .. } => return Err(Errno::EOPNOTSUPP),
             Request::DeviceGetIrqInfo { index, .. } => {
-                let irqs = self.description.irqs.get(index as usize).ok_or(Refusal::INVALID)?;
+                let irqs = self.description.irqs.get(index as usize).ok_or(Errno::EINVAL)?;
                 irqs.info(index).encode()
             }
             Request::DeviceSetIrqs(ref set) => {
                 if set.data != wire::IrqData::EventFds && !files.is_empty() {
-                    return Err(Refusal::INVALID);
+                    return Err(Errno::EINVAL);
                 }
                 self.interrupts.set(set, files, self.user)?;
                 Vec::new()
@@ -231,7 +242,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             }
             Request::DeviceReset => {
                 if !self.description.has_reset {
-                    return Err(Refusal::UNSUPPORTED);
+                    return Err(Errno::EOPNOTSUPP);
                 }
                 self.device.reset();
                 self.state.migration = MigrationState::Running;
@@ -257,9 +268,9 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             Request::MigrationDataRead { argsz, size } => self.read_state(argsz, size)?,
             Request::MigrationDataWrite { data } => {
                 self.check_transfer(data.len() as u64)?;
-                let migration = self.device.migration().ok_or(Refusal::UNSUPPORTED)?;
+                let migration = self.device.migration().ok_or(Errno::EOPNOTSUPP)?;
                 if self.state.migration != MigrationState::Resuming {
-                    return Err(Refusal::INVALID);
+                    return Err(Errno::EINVAL);
                 }
                 migration.write_state(data)?;
                 Vec::new()
@@ -268,11 +279,11 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         Ok(Answer { payload, file: None })
     }
 
-    fn dma_unmap(&mut self, unmap: &wire::DmaUnmap) -> Result<(), Refusal> {
+    fn dma_unmap(&mut self, unmap: &wire::DmaUnmap) -> Result<(), Errno> {
         let wire::DmaUnmap { flags, iova, len_bytes, .. } = *unmap;
         match flags {
             0 => {
-                let range = self.maps.exact(iova, len_bytes).ok_or(Refusal::NOT_FOUND)?;
+                let range = self.maps.exact(iova, len_bytes).ok_or(Errno::ENOENT)?;
                 self.dma.dma_unmap(range)?;
                 self.maps.remove(range);
             }
@@ -282,29 +293,29 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
                     self.maps.remove(range);
                 }
             }
-            _ => return Err(Refusal::INVALID),
+            _ => return Err(Errno::EINVAL),
         }
         Ok(())
     }
 
     fn device_info(&self) -> DeviceInfo {
-        let Description { regions, irqs, is_pci, has_reset } = &self.description;
+        let DeviceDescription { regions, irqs, is_pci, has_reset } = &self.description;
         let flags = if *is_pci { DeviceInfo::PCI } else { 0 };
         let flags = if *has_reset { flags | DeviceInfo::RESET } else { flags };
         DeviceInfo { flags, regions: regions.len() as u32, irqs: irqs.len() as u32 }
     }
 
-    fn region_info(&self, argsz: u32, index: u32) -> Result<Answer, Refusal> {
-        let region = self.description.regions.get(index as usize).ok_or(Refusal::INVALID)?;
+    fn region_info(&self, argsz: u32, index: u32) -> Result<Answer, Errno> {
+        let region = self.description.regions.get(index as usize).ok_or(Errno::EINVAL)?;
         let file = region.mappable.as_ref().map(|mappable| Arc::clone(&mappable.file));
         Ok(Answer { payload: region.info(index).encode(argsz), file })
     }
 
-    fn check_transfer(&self, len_bytes: u64) -> Result<(), Refusal> {
+    fn check_transfer(&self, len_bytes: u64) -> Result<(), Errno> {
         if len_bytes <= self.limits.transfer_bytes_max.into() {
             Ok(())
         } else {
-            Err(Refusal::TOO_LONG)
+            Err(Errno::EMSGSIZE)
         }
     }
 
@@ -314,8 +325,8 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         offset: u64,
         count: u32,
         access: Access,
-    ) -> Result<(), Refusal> {
-        let region = self.description.regions.get(region as usize).ok_or(Refusal::INVALID)?;
+    ) -> Result<(), Errno> {
+        let region = self.description.regions.get(region as usize).ok_or(Errno::EINVAL)?;
         self.check_transfer(count.into())?;
         let is_allowed = match access {
             Access::Read => region.readable,
@@ -324,33 +335,33 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         let end = offset.checked_add(count.into());
         match end.is_some_and(|end| end <= region.len_bytes) {
             true if is_allowed => Ok(()),
-            true => Err(Refusal::NOT_PERMITTED),
-            false => Err(Refusal::INVALID),
+            true => Err(Errno::EPERM),
+            false => Err(Errno::EINVAL),
         }
     }
 
-    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Refusal> {
-        let count = u32::try_from(data.len()).map_err(|_| Refusal::TOO_LONG)?;
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let count = u32::try_from(data.len()).map_err(|_| Errno::EMSGSIZE)?;
         self.check_access(region, offset, count, Access::Write)?;
         self.device.region_write(region, offset, data)
     }
 
-    fn small_write(&mut self, write: &SmallWrite) -> Result<(), Refusal> {
+    fn small_write(&mut self, write: &SmallWrite) -> Result<(), Errno> {
         let SmallWrite { offset, region, count, data } = write;
-        let data = data.get(..*count as usize).ok_or(Refusal::INVALID)?;
+        let data = data.get(..*count as usize).ok_or(Errno::EINVAL)?;
         self.region_write(*region, *offset, data)
     }
 
-    fn read_state(&mut self, argsz: u32, size: u32) -> Result<Vec<u8>, Refusal> {
+    fn read_state(&mut self, argsz: u32, size: u32) -> Result<Vec<u8>, Errno> {
         self.check_transfer(size.into())?;
-        let migration = self.device.migration().ok_or(Refusal::UNSUPPORTED)?;
+        let migration = self.device.migration().ok_or(Errno::EOPNOTSUPP)?;
         // The answer is the data and eight bytes before it.
         if !self.state.migration.is_saving() || argsz - 8 < size {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let mut data = vec![0; size as usize];
         let read = migration.read_state(&mut data)?;
-        let data = data.get(..read).ok_or(Refusal::IO)?;
+        let data = data.get(..read).ok_or(Errno::EIO)?;
         Ok(MigrationData { data }.encode())
     }
 }

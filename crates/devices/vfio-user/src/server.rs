@@ -11,13 +11,13 @@ use longshore_sys::descriptors;
 use longshore_sys::disposal;
 use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest};
 
-use crate::Refusal;
+use crate::Errno;
 use crate::device::Device;
 use crate::dma::DmaTarget;
-use crate::link::{Ended, Link, REPLY_TIMEOUT_DEFAULT};
-use crate::negotiation::Limits;
+use crate::link::{DisconnectReason, Link, REPLY_TIMEOUT_DEFAULT};
+use crate::negotiation::Capabilities;
 use crate::receiver::Receiver;
-use crate::responder::{Refused, Responder};
+use crate::responder::{RefusedMessage, Responder};
 use crate::wire::HEADER_LEN_BYTES;
 
 /// What a message may have beside its data: the longest list of capabilities and any prefix.
@@ -27,22 +27,23 @@ const PAYLOAD_OVERHEAD_BYTES: u32 = (64 << 10) + 64;
 #[derive(Debug)]
 pub struct Server<D, M> {
     responder: Responder<D, M>,
-    limits: Limits,
+    limits: Capabilities,
     reply_timeout: Duration,
     stop: Stop,
 }
 
 /// How serving a client went.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Served {
+#[non_exhaustive]
+pub struct ConnectionSummary {
     /// Why it ended.
-    pub ended: Ended,
+    pub ended: DisconnectReason,
     /// How many messages were answered, or done without an answer.
     pub messages_count: u64,
     /// How many of them were refused.
     pub refused_count: u64,
     /// The last one that was refused, since the server was made.
-    pub last_refused: Option<Refused>,
+    pub last_refused: Option<RefusedMessage>,
     /// Answers of the client to nothing that it was asked; they were dropped.
     pub stray_replies_count: u64,
     /// Maps that could not be taken back when the client was gone.
@@ -54,13 +55,13 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     ///
     /// This raises the soft limit of descriptors of this process (`RLIMIT_NOFILE`) to the hard one: clients
     /// of one user can have a quarter of them, and those of all users a half. Eventfds that a client
-    /// attaches beyond that are refused with [`Refusal::NO_SPACE`]. Code of this process that uses
+    /// attaches beyond that are refused with [`Errno::ENOSPC`]. Code of this process that uses
     /// `select(2)` must not be given descriptors of 1,024 or more.
     ///
     /// # Errors
     /// Descriptors exhausted.
     pub fn new(device: D, dma: M) -> io::Result<Self> {
-        Self::with_limits(device, dma, Limits::DEFAULT)
+        Self::with_capabilities(device, dma, Capabilities::DEFAULT)
     }
 
     /// The same, which takes as much at once as is said.
@@ -68,7 +69,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// # Errors
     /// Descriptors exhausted; `InvalidInput` for pages below 4 KiB, or more descriptors in a message
     /// than a call takes ([`DESCRIPTORS_MAX`]).
-    pub fn with_limits(device: D, dma: M, limits: Limits) -> io::Result<Self> {
+    pub fn with_capabilities(device: D, dma: M, limits: Capabilities) -> io::Result<Self> {
         let takes_all = limits.message_fds_max as usize <= DESCRIPTORS_MAX;
         if limits.page_sizes == 0 || limits.page_bytes() < 4096 || !takes_all {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -103,9 +104,9 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     ///
     /// # Errors
     /// Only where serving cannot begin: descriptors exhausted.
-    pub fn serve(&mut self, stream: UnixStream) -> io::Result<Served> {
+    pub fn serve(&mut self, stream: UnixStream) -> io::Result<ConnectionSummary> {
         let stream = Disposable::new(stream);
-        let Limits { transfer_bytes_max, message_fds_max, .. } = self.limits;
+        let Capabilities { transfer_bytes_max, message_fds_max, .. } = self.limits;
         let payload_bytes_max = transfer_bytes_max.saturating_add(PAYLOAD_OVERHEAD_BYTES);
         let link = Link::new(
             stream,
@@ -127,7 +128,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         link.end(ended.clone());
         let maps_left_count = self.responder.disconnect();
         let (refused, last_refused) = self.responder.refused();
-        Ok(Served {
+        Ok(ConnectionSummary {
             ended,
             messages_count,
             refused_count: refused - refused_before,
@@ -137,19 +138,19 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         })
     }
 
-    fn serve_one(&mut self, link: &Link) -> Result<(), Ended> {
+    fn serve_one(&mut self, link: &Link) -> Result<(), DisconnectReason> {
         let message = link.next_request()?;
-        let was_settled = self.responder.client_limits().is_some();
+        let was_settled = self.responder.client_capabilities().is_some();
         let reply = match message.is_too_long {
-            true => self.responder.refuse(&message.header, Refusal::TOO_LONG),
+            true => self.responder.refuse(&message.header, Errno::EMSGSIZE),
             false => self.responder.respond(&message.header, &message.payload, message.files),
         };
         if let Some(reply) = reply {
-            let file: Vec<_> = reply.file.iter().map(AsFd::as_fd).collect();
+            let file: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();
             link.send(&reply.bytes, &file)?;
         }
-        if let (false, Some(client)) = (was_settled, self.responder.client_limits()) {
-            link.settle(&client, &self.limits);
+        if let (false, Some(client)) = (was_settled, self.responder.client_capabilities()) {
+            link.negotiate(&client, &self.limits);
             self.responder.connected(link);
         }
         Ok(())
@@ -163,7 +164,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     pub fn serve_all(
         &mut self,
         listener: &Listener,
-        mut served: impl FnMut(&Served),
+        mut served: impl FnMut(&ConnectionSummary),
     ) -> io::Result<()> {
         while let Some(stream) = listener.accept(&self.stop)? {
             match self.serve(stream) {

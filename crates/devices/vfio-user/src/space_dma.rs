@@ -8,9 +8,9 @@ use longshore_mem::{AddrRange, Iova, VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use longshore_sys::file;
 
-use crate::Refusal;
-use crate::dma::{Backing, DirtyLog, DmaMap, DmaTarget};
-use crate::link::{AccessFailed, AccessFailure, Link};
+use crate::Errno;
+use crate::dma::{DirtyLog, DmaBacking, DmaMapping, DmaTarget};
+use crate::link::{DmaError, DmaErrorKind, Link};
 use crate::space_log::SpaceLog;
 use longshore_access::client::MappingQuota;
 use longshore_access::{Error, Reason, Region, RegionAccess, RemoteFault, RemoteMemory, Space};
@@ -33,7 +33,7 @@ pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 ///
 /// * Memory with a descriptor is mapped, only for reading where the device may only read, and guarded
 ///   against becoming shorter, also if the client wants the file read and written
-///   ([`Backing::FileIo`]). It must lie inside of its file and begin at a multiple of the page size.
+///   ([`DmaBacking::FileIo`]). It must lie inside of its file and begin at a multiple of the page size.
 /// * Memory without one is remote: it can be copied and not pinned. Accesses fail with
 ///   [`Reason::Permission`] where the client refuses,
 ///   [`Reason::Revoked`] where it takes the memory back meanwhile, [`Reason::TimedOut`] where it does
@@ -45,7 +45,7 @@ pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 ///   most 2^31; pages are larger than it asks for where they would be more.
 /// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`]) and their addresses
 ///   ([`MAPPED_BYTES_MAX`]) are limited, also those of all clients of one user and of all users: a map
-///   beyond a limit is refused with [`Refusal::NO_SPACE`]. The user is the one that connected to the
+///   beyond a limit is refused with [`Errno::ENOSPC`]. The user is the one that connected to the
 ///   [`Server`](crate::Server); without a connection it is the user of this process.
 #[derive(Debug)]
 pub struct SpaceDma {
@@ -119,26 +119,26 @@ impl SpaceDma {
         &self.space
     }
 
-    fn region(&self, map: DmaMap) -> Result<(Region, Cost), Refusal> {
+    fn region(&self, map: DmaMapping) -> Result<(Region, Cost), Errno> {
         let len_bytes = map.range.len_bytes();
-        let is_by_io = matches!(map.backing, Backing::FileIo { .. });
+        let is_by_io = matches!(map.backing, DmaBacking::FileIo { .. });
         match map.backing {
             // Files that the client wants read and written are mapped, too: a write waits for the lock of
             // the file, which the client can hold for ever, and a page fault does not.
-            Backing::Mmap { file, offset } | Backing::FileIo { file, offset } => {
+            DmaBacking::Mmap { file, offset } | DmaBacking::FileIo { file, offset } => {
                 if is_by_io && file::status(&file)?.kind != file::Kind::Regular {
-                    return Err(Refusal::INVALID);
+                    return Err(Errno::EINVAL);
                 }
                 let cost = Cost { mapped_files: 1, mapped_bytes: len_bytes };
-                self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
+                self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Errno::ENOSPC)?;
                 let access =
                     if map.writable { RegionAccess::ReadWrite } else { RegionAccess::ReadOnly };
                 let region = self.quota.map_file(file, offset, len_bytes, access)?;
                 let mapped_bytes = region.address_bytes();
                 Ok((region, Cost { mapped_bytes, ..cost }))
             }
-            Backing::Messages => {
-                let link = self.link.clone().ok_or(Refusal::IO)?;
+            DmaBacking::Messages => {
+                let link = self.link.clone().ok_or(Errno::EIO)?;
                 let memory = LinkMemory { link, start: map.range.start() };
                 Ok((Region::remote(Arc::new(memory), len_bytes)?, Cost::NONE))
             }
@@ -156,7 +156,7 @@ impl DmaTarget for SpaceDma {
         self.link = None;
     }
 
-    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+    fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno> {
         let prot = match (map.readable, map.writable) {
             (true, true) => Prot::READ_WRITE,
             (false, true) => Prot::WRITE,
@@ -164,7 +164,7 @@ impl DmaTarget for SpaceDma {
         };
         let range = map.range;
         let (region, cost) = self.region(map)?;
-        let used = self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Refusal::NO_SPACE)?;
+        let used = self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Errno::ENOSPC)?;
         let region = Arc::new(region);
         self.space.attach_for(&region, range.start())?;
         let mapped = self.space.map(range.start(), &region, 0, range.len_bytes(), prot);
@@ -177,9 +177,9 @@ impl DmaTarget for SpaceDma {
         Ok(())
     }
 
-    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         let start = range.start().raw();
-        let held = self.regions.get(&start).ok_or(Refusal::NOT_FOUND)?;
+        let held = self.regions.get(&start).ok_or(Errno::ENOENT)?;
         self.space.unmap(range.start(), range.len_bytes())?;
         self.space.detach(&held.region)?;
         self.used.remove(held.cost);
@@ -192,15 +192,15 @@ impl DmaTarget for SpaceDma {
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for Errno {
     fn from(error: Error) -> Self {
         match error {
             Error::Io { source, .. } => source.into(),
-            Error::PinnedByCaller { .. } => Self::BUSY,
-            Error::OutOfMemory | Error::NoWindow { .. } => Self::NO_MEMORY,
-            Error::TableLimit { .. } | Error::ClientLimit(_) => Self::NO_SPACE,
+            Error::PinnedByCaller { .. } => Self::EBUSY,
+            Error::OutOfMemory | Error::NoWindow { .. } => Self::ENOMEM,
+            Error::TableLimit { .. } | Error::ClientLimit(_) => Self::ENOSPC,
             // An IOVA that the space does not translate, above all.
-            _ => Self::INVALID,
+            _ => Self::EINVAL,
         }
     }
 }
@@ -239,11 +239,11 @@ impl RemoteMemory for LinkMemory {
     }
 }
 
-fn partial(failed: &AccessFailed) -> RemoteFault {
-    let reason = match failed.why {
-        AccessFailure::Refused(_) => Reason::Permission,
-        AccessFailure::Cancelled => Reason::Revoked,
-        AccessFailure::TimedOut => Reason::TimedOut,
+fn partial(failed: &DmaError) -> RemoteFault {
+    let reason = match failed.kind {
+        DmaErrorKind::Refused(_) => Reason::Permission,
+        DmaErrorKind::Cancelled => Reason::Revoked,
+        DmaErrorKind::TimedOut => Reason::TimedOut,
         _ => Reason::BackingLost,
     };
     RemoteFault::new(failed.done_bytes, reason)
@@ -318,10 +318,10 @@ mod tests {
         AddrRange::new(Iova::new(page * PAGE), PAGE).unwrap()
     }
 
-    fn map(file: &OwnedFd, page: u64) -> DmaMap {
+    fn map(file: &OwnedFd, page: u64) -> DmaMapping {
         let (file, offset) = (file.try_clone().unwrap(), FileOffset::new(0));
-        let backing = Backing::Mmap { file, offset };
-        DmaMap { range: range(page), readable: true, writable: true, backing }
+        let backing = DmaBacking::Mmap { file, offset };
+        DmaMapping::new(range(page), backing)
     }
 
     fn dma_of(quota: MappingQuota) -> SpaceDma {
@@ -336,11 +336,11 @@ mod tests {
             dma.dma_map(map(&one, page)).unwrap();
         }
         let page = MAPPED_FILES_MAX as u64;
-        assert_eq!(dma.dma_map(map(&one, page)), Err(Refusal::NO_SPACE));
+        assert_eq!(dma.dma_map(map(&one, page)), Err(Errno::ENOSPC));
         let backing =
-            Backing::FileIo { file: one.try_clone().unwrap(), offset: FileOffset::new(0) };
-        let by_file_io = DmaMap { backing, ..map(&one, page) };
-        assert_eq!(dma.dma_map(by_file_io), Err(Refusal::NO_SPACE));
+            DmaBacking::FileIo { file: one.try_clone().unwrap(), offset: FileOffset::new(0) };
+        let by_file_io = DmaMapping { backing, ..map(&one, page) };
+        assert_eq!(dma.dma_map(by_file_io), Err(Errno::ENOSPC));
         dma.dma_unmap(range(7)).unwrap();
         dma.dma_map(map(&one, page)).unwrap();
     }
@@ -355,14 +355,14 @@ mod tests {
         assert!(first.dma_map(map(&one, 2)).is_err());
         second.dma_map(map(&one, 1)).unwrap();
         for dma in [&mut first, &mut second] {
-            assert_eq!(dma.dma_map(map(&one, 9)), Err(Refusal::NO_SPACE));
+            assert_eq!(dma.dma_map(map(&one, 9)), Err(Errno::ENOSPC));
         }
         first.dma_unmap(range(1)).unwrap();
         second.dma_map(map(&one, 2)).unwrap();
-        assert_eq!(first.dma_map(map(&one, 1)), Err(Refusal::NO_SPACE));
+        assert_eq!(first.dma_map(map(&one, 1)), Err(Errno::ENOSPC));
         drop(second);
         first.dma_map(map(&one, 1)).unwrap();
         first.dma_map(map(&one, 3)).unwrap();
-        assert_eq!(first.dma_map(map(&one, 4)), Err(Refusal::NO_SPACE));
+        assert_eq!(first.dma_map(map(&one, 4)), Err(Errno::ENOSPC));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longshore_mem::{AddrRange, Granule, Iova};
 
-use crate::Refusal;
+use crate::Errno;
 use crate::dma::DirtyLog;
 use longshore_access::dirty::{self, Log, LogError};
 use longshore_access::{Logs, Space};
@@ -32,7 +32,7 @@ impl SpaceLog {
 
     /// All addresses from the lowest of `ranges` to the highest, as far as the space translates
     /// them; all that it translates, where there are none.
-    fn hull(&self, ranges: &[AddrRange<Iova>]) -> Result<AddrRange<Iova>, Refusal> {
+    fn hull(&self, ranges: &[AddrRange<Iova>]) -> Result<AddrRange<Iova>, Errno> {
         let input_bits = self.space.input_bits();
         let last_of_space = u64::MAX >> (64 - input_bits.clamp(1, 64));
         let starts = ranges.iter().map(|range| range.start().raw());
@@ -40,21 +40,21 @@ impl SpaceLog {
         let first = starts.min().unwrap_or(0);
         let last = lasts.max().unwrap_or(last_of_space).min(last_of_space);
         let len_bytes = last.checked_sub(first).and_then(|span| span.checked_add(1));
-        let len_bytes = len_bytes.ok_or(Refusal::INVALID)?;
-        AddrRange::new(Iova::new(first), len_bytes).map_err(|_| Refusal::INVALID)
+        let len_bytes = len_bytes.ok_or(Errno::EINVAL)?;
+        AddrRange::new(Iova::new(first), len_bytes).map_err(|_| Errno::EINVAL)
     }
 }
 
 impl DirtyLog for SpaceLog {
-    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Refusal> {
+    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Errno> {
         if self.log.is_some() || !self.space.logs().by_iova.is_off() {
             // Whoever owns the space logs already.
-            return Err(Refusal::BUSY);
+            return Err(Errno::EBUSY);
         }
         let hull = self.hull(ranges)?;
         let least_bytes = hull.len_bytes().div_ceil(1 << PAGES_LOG2_MAX).next_power_of_two();
         let page_bytes = page_bytes.max(least_bytes).clamp(4096, 1 << 40);
-        let granule = Granule::new(page_bytes).map_err(|_| Refusal::INVALID)?;
+        let granule = Granule::new(page_bytes).map_err(|_| Errno::EINVAL)?;
         let log = Arc::new(dirty::DirtyLog::new(granule, hull)?);
         let logs = self.logs_with(Log::Internal(Arc::clone(&log)));
         log.start(|| self.space.set_logs(logs))?;
@@ -62,8 +62,8 @@ impl DirtyLog for SpaceLog {
         Ok(page_bytes)
     }
 
-    fn stop(&mut self) -> Result<(), Refusal> {
-        let log = self.log.as_ref().ok_or(Refusal::INVALID)?;
+    fn stop(&mut self) -> Result<(), Errno> {
+        let log = self.log.as_ref().ok_or(Errno::EINVAL)?;
         log.stop(|| self.space.set_logs(self.logs_with(Log::Off)))?;
         self.log = None;
         Ok(())
@@ -74,8 +74,8 @@ impl DirtyLog for SpaceLog {
         range: AddrRange<Iova>,
         page_bytes: u64,
         bitmap: &mut [u64],
-    ) -> Result<(), Refusal> {
-        let log = self.log.as_ref().ok_or(Refusal::INVALID)?;
+    ) -> Result<(), Errno> {
+        let log = self.log.as_ref().ok_or(Errno::EINVAL)?;
         let Some(last_of_range) = range.last() else { return Ok(()) };
         let first_of_range = range.start();
         self.space.harvest(log, range, |pages| {
@@ -108,11 +108,11 @@ impl Drop for SpaceLog {
     }
 }
 
-impl From<LogError> for Refusal {
+impl From<LogError> for Errno {
     fn from(error: LogError) -> Self {
         match error {
-            LogError::OutOfMemory { .. } => Self::NO_MEMORY,
-            _ => Self::INVALID,
+            LogError::OutOfMemory { .. } => Self::ENOMEM,
+            _ => Self::EINVAL,
         }
     }
 }

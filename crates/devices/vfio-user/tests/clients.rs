@@ -8,16 +8,16 @@ use std::os::fd::OwnedFd;
 use longshore_access::Space;
 use longshore_mem::{AddrRange, FileOffset, Iova};
 use longshore_sys::memfd;
-use longshore_vfio_user::{Backing, DmaMap, DmaTarget, MAPPED_BYTES_MAX, Refusal, SpaceDma};
+use longshore_vfio_user::{DmaBacking, DmaMapping, DmaTarget, Errno, MAPPED_BYTES_MAX, SpaceDma};
 
 fn range() -> AddrRange<Iova> {
     AddrRange::new(Iova::new(0), MAPPED_BYTES_MAX).unwrap()
 }
 
 /// All that a client may have.
-fn all_of(file: &OwnedFd) -> DmaMap {
-    let backing = Backing::Mmap { file: file.try_clone().unwrap(), offset: FileOffset::new(0) };
-    DmaMap { range: range(), readable: true, writable: true, backing }
+fn all_of(file: &OwnedFd) -> DmaMapping {
+    let backing = DmaBacking::Mmap { file: file.try_clone().unwrap(), offset: FileOffset::new(0) };
+    DmaMapping::new(range(), backing)
 }
 
 #[test]
@@ -28,8 +28,8 @@ fn addresses_of_all_clients_of_a_user_are_limited() {
     let [first, second, third] = &mut clients;
     first.dma_map(all_of(&file)).unwrap();
     second.dma_map(all_of(&file)).unwrap();
-    assert_eq!(third.dma_map(all_of(&file)), Err(Refusal::NO_SPACE));
+    assert_eq!(third.dma_map(all_of(&file)), Err(Errno::ENOSPC));
     first.dma_unmap(range()).unwrap();
     third.dma_map(all_of(&file)).unwrap();
-    assert_eq!(first.dma_map(all_of(&file)), Err(Refusal::NO_SPACE));
+    assert_eq!(first.dma_map(all_of(&file)), Err(Errno::ENOSPC));
 }

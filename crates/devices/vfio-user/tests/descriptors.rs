@@ -9,9 +9,11 @@ use std::thread::{self, JoinHandle};
 
 use longshore_access::Space;
 use longshore_sys::{descriptors, event_fd};
-use longshore_vfio_user::client::{Client, ClientError, NoMemory};
+use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
 use longshore_vfio_user::wire::{IrqData, Request, SetIrqs};
-use longshore_vfio_user::{Description, Device, Irqs, Refusal, Served, Server, SpaceDma};
+use longshore_vfio_user::{
+    ConnectionSummary, Device, DeviceDescription, Errno, IrqDescription, Server, SpaceDma,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// A device with as many interrupts as MSI-X has.
@@ -20,45 +22,45 @@ struct ManyInterrupts;
 const LINES: u32 = 2048;
 
 impl Device for ManyInterrupts {
-    fn description(&self) -> Description {
-        let irqs = vec![Irqs { count: LINES, ..Irqs::default() }];
-        Description { irqs, ..Description::default() }
+    fn description(&self) -> DeviceDescription {
+        let irqs = vec![IrqDescription::new(LINES)];
+        DeviceDescription::new(Vec::new(), irqs)
     }
 
-    fn region_read(&mut self, _: u32, _: u64, _: &mut [u8]) -> Result<(), Refusal> {
-        Err(Refusal::INVALID)
+    fn region_read(&mut self, _: u32, _: u64, _: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::EINVAL)
     }
 
-    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), Refusal> {
-        Err(Refusal::INVALID)
+    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EINVAL)
     }
 
     fn reset(&mut self) {}
 }
 
-fn served() -> (Client<NoMemory>, JoinHandle<Served>) {
+fn served() -> (Client<NoDmaMemory>, JoinHandle<ConnectionSummary>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut server = Server::new(ManyInterrupts, SpaceDma::new(Space::new().unwrap())).unwrap();
     let server = thread::spawn(move || server.serve(theirs).unwrap());
-    (Client::over(ours, NoMemory).unwrap(), server)
+    (Client::from_stream(ours, NoDmaMemory).unwrap(), server)
 }
 
 /// Attaches `event` to lines from `first` on, one by one, until that is refused. Returns how many have it.
-fn attach_all(client: &mut Client<NoMemory>, first: u32, event: impl AsFd) -> u32 {
+fn attach_all(client: &mut Client<NoDmaMemory>, first: u32, event: impl AsFd) -> u32 {
     for line in first..LINES {
         match client.set_irq_events(0, line, &[event.as_fd()]) {
             Ok(()) => {}
-            Err(ClientError::Refused(Refusal::NO_SPACE)) => return line - first,
+            Err(ClientError::Refused(Errno::ENOSPC)) => return line - first,
             Err(error) => panic!("{error}"),
         }
     }
     LINES - first
 }
 
-fn detach_all(client: &mut Client<NoMemory>) {
+fn detach_all(client: &mut Client<NoDmaMemory>) {
     let (action, data) = (SetIrqs::TRIGGER, IrqData::None);
     let detach = SetIrqs { action, index: 0, start: 0, count: 0, data };
-    client.ask(&Request::DeviceSetIrqs(detach), &[]).unwrap();
+    client.request(&Request::DeviceSetIrqs(detach), &[]).unwrap();
 }
 
 #[test]

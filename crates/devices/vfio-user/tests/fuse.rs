@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use longshore_access::Space;
 use longshore_mem::{AddrRange, FileOffset, Iova};
 use longshore_sys::memfd;
-use longshore_vfio_user::client::{Client, NoMemory};
-use longshore_vfio_user::{Backing, DmaMap, DmaTarget, Ended, Server, SpaceDma};
+use longshore_vfio_user::client::{Client, NoDmaMemory};
+use longshore_vfio_user::{DisconnectReason, DmaBacking, DmaMapping, DmaTarget, Server, SpaceDma};
 use rustix::event::epoll;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::Uid;
@@ -53,10 +53,10 @@ fn a_file_that_the_client_itself_serves_holds_nothing_up() {
         let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
         let (tell, told) = mpsc::channel();
         thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
-        let mut client = Client::over(ours, NoMemory).unwrap();
+        let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
         client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), use_by_mmap).unwrap_err();
         let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
-        assert_eq!(ended, Ended::Failed(ErrorKind::InvalidData));
+        assert_eq!(ended, DisconnectReason::Io(ErrorKind::InvalidData));
     }
 
     drop((mounted, device));
@@ -82,13 +82,13 @@ fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
 }
 
 /// A client that is this user's, its server, and how serving it ended.
-fn served_to(uid: u32) -> (Client<NoMemory>, Receiver<Ended>) {
+fn served_to(uid: u32) -> (Client<NoDmaMemory>, Receiver<DisconnectReason>) {
     let (ours, theirs) = pair_of(uid).expect("it was possible before");
     let device = rig::device(&rig::Shared::default(), Vec::new());
     let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
-    (Client::over(ours, NoMemory).unwrap(), told)
+    (Client::from_stream(ours, NoDmaMemory).unwrap(), told)
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
         let (mut client, told) = served_to(HOSTILE);
         client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), true).unwrap_err();
         let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
-        assert_eq!(ended, Ended::Failed(kind));
+        assert_eq!(ended, DisconnectReason::Io(kind));
     }
 
     // Without descriptors the user is served, and with good ones it is not.
@@ -125,7 +125,7 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
     quiet.dma_map(0x1000, 0x1000, None, true).unwrap();
     quiet.dma_map(0x2000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap_err();
     let ended = told_quiet.recv_timeout(PATIENCE).expect("the server goes on");
-    assert_eq!(ended, Ended::Failed(ErrorKind::ResourceBusy));
+    assert_eq!(ended, DisconnectReason::Io(ErrorKind::ResourceBusy));
 
     // Another user is served as ever.
     let (mut after, _told) = served_to(OTHER);
@@ -218,9 +218,9 @@ fn memory_whose_lock_the_client_holds_holds_nothing_up() {
     let (tell, told) = mpsc::channel();
     let file = memory.try_clone().unwrap();
     let device = thread::spawn(move || {
-        let backing = Backing::FileIo { file, offset: FileOffset::new(0) };
+        let backing = DmaBacking::FileIo { file, offset: FileOffset::new(0) };
         let range = AddrRange::new(Iova::new(0x1000), 4096).unwrap();
-        dma.dma_map(DmaMap { range, readable: true, writable: true, backing }).unwrap();
+        dma.dma_map(DmaMapping::new(range, backing)).unwrap();
         space.session().write(Iova::new(0x1100), b"written").unwrap();
         dma.dma_unmap(range).unwrap();
         tell.send(()).unwrap();
@@ -262,10 +262,10 @@ fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
     let mut server = Server::new(served, SpaceDma::new(Space::new().unwrap())).unwrap();
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
-    let mut client = Client::over(ours, NoMemory).unwrap();
+    let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
     client.dma_map(0x1000, 0x1000, Some((epoll.as_fd(), 0)), true).unwrap_err();
     let ended = told.recv_timeout(PATIENCE);
     absent.end(holder);
     let ended = ended.expect("the server waits for the client's epoll");
-    assert_eq!(ended, Ended::Failed(ErrorKind::InvalidData));
+    assert_eq!(ended, DisconnectReason::Io(ErrorKind::InvalidData));
 }

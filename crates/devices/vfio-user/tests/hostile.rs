@@ -14,12 +14,10 @@ use std::time::Duration;
 
 use longshore_sys::memfd::{self, Backing};
 use longshore_sys::{disposal, event_fd, unix_socket};
-use longshore_vfio_user::client::{Client, NoMemory};
+use longshore_vfio_user::client::{Client, NoDmaMemory};
 use longshore_vfio_user::pci::MSIX_IRQ;
-use longshore_vfio_user::wire::{
-    Command, DmaMap, HEADER_LEN_BYTES, Header, IrqData, Request, SetIrqs,
-};
-use longshore_vfio_user::{Ended, Listener, Refusal, Server};
+use longshore_vfio_user::wire::{Command, DmaMap, HEADER_LEN_BYTES, IrqData, Request, SetIrqs};
+use longshore_vfio_user::{DisconnectReason, Errno, Listener, MessageHeader, Server};
 
 #[expect(dead_code, reason = "the other tests use more of it")]
 #[path = "server/rig.rs"]
@@ -45,7 +43,7 @@ impl Hostile {
     }
 
     fn message(&self, command: u16, payload: &[u8], files: &[BorrowedFd<'_>]) {
-        let mut header = Header::command(7, Command::Version, payload.len()).encode();
+        let mut header = MessageHeader::command(7, Command::Version, payload.len()).encode();
         header[2..4].copy_from_slice(&command.to_ne_bytes());
         self.send(&[&header[..], payload].concat(), files);
     }
@@ -54,20 +52,20 @@ impl Hostile {
     fn errno(&mut self) -> u32 {
         let mut header = [0; HEADER_LEN_BYTES];
         self.stream.read_exact(&mut header).unwrap();
-        let header = Header::decode(header);
+        let header = MessageHeader::decode(header);
         assert_eq!(header.id, 7);
         let mut payload = vec![0; header.payload_len_bytes().unwrap() as usize];
         self.stream.read_exact(&mut payload).unwrap();
         header.error().unwrap_or(0)
     }
 
-    fn ask(&mut self, command: u16, payload: &[u8], files: &[BorrowedFd<'_>]) -> u32 {
+    fn request(&mut self, command: u16, payload: &[u8], files: &[BorrowedFd<'_>]) -> u32 {
         self.message(command, payload, files);
         self.errno()
     }
 
     fn ask_for(&mut self, request: &Request<'_>, files: &[BorrowedFd<'_>]) -> u32 {
-        self.ask(request.command().number(), &request.encode(), files)
+        self.request(request.command().number(), &request.encode(), files)
     }
 
     /// It is still served.
@@ -102,9 +100,9 @@ fn memory() -> OwnedFd {
     file
 }
 
-const EINVAL: u32 = Refusal::INVALID.errno();
-const ENOSYS: u32 = Refusal::UNKNOWN.errno();
-const EMSGSIZE: u32 = Refusal::TOO_LONG.errno();
+const EINVAL: u32 = Errno::EINVAL.raw();
+const ENOSYS: u32 = Errno::ENOSYS.raw();
+const EMSGSIZE: u32 = Errno::EMSGSIZE.raw();
 
 #[test]
 fn nonsense_is_refused_and_nothing_stays_open() {
@@ -135,7 +133,7 @@ fn run() {
     let client = || {
         let hostile = stranger();
         let stream = hostile.stream.try_clone().unwrap();
-        drop(Client::over(stream, NoMemory).unwrap());
+        drop(Client::from_stream(stream, NoDmaMemory).unwrap());
         hostile
     };
     let ended = || {
@@ -147,17 +145,17 @@ fn run() {
     };
 
     before_the_version(&stranger);
-    assert_eq!(ended(), Ended::ClosedByClient);
+    assert_eq!(ended(), DisconnectReason::ClosedByClient);
 
     // Bytes that cannot be told apart.
     let mut garbled = Vec::new();
     for len_bytes in [0_u32, 1, 15] {
-        let mut header = Header::command(7, Command::DeviceGetInfo, 0).encode();
+        let mut header = MessageHeader::command(7, Command::DeviceGetInfo, 0).encode();
         header[4..8].copy_from_slice(&len_bytes.to_ne_bytes());
         garbled.push(header);
     }
     for kind in 2..16 {
-        let mut header = Header::command(7, Command::DeviceGetInfo, 0).encode();
+        let mut header = MessageHeader::command(7, Command::DeviceGetInfo, 0).encode();
         header[8] = kind;
         garbled.push(header);
     }
@@ -166,23 +164,23 @@ fn run() {
         let hostile = client();
         hostile.send(&header, &[file.as_fd()]);
         hostile.expect_left();
-        assert!(matches!(ended(), Ended::Garbled(_)));
+        assert!(matches!(ended(), DisconnectReason::Malformed(_)));
     }
     let hostile = client();
     hostile.send(&[0xff; 4096], &[]);
     hostile.expect_left();
-    assert!(matches!(ended(), Ended::Garbled(_)));
+    assert!(matches!(ended(), DisconnectReason::Malformed(_)));
 
     // Messages that end too early, some with descriptors.
     let map = DmaMap { flags: 3, offset: 0, iova: 0, len_bytes: 0x1000 };
     let map = Request::DmaMap(map);
-    let header = Header::command(7, Command::DmaMap, 32).encode();
+    let header = MessageHeader::command(7, Command::DmaMap, 32).encode();
     let message = [&header[..], &map.encode()].concat();
     for len in [1, 15, 16, 17, 47] {
         let hostile = client();
         hostile.send(&message[..len], &[file.as_fd()]);
         drop(hostile);
-        assert_eq!(ended(), Ended::ClosedInMessage);
+        assert_eq!(ended(), DisconnectReason::ClosedInMessage);
     }
     // One of 4 GiB that never comes.
     let hostile = client();
@@ -190,7 +188,7 @@ fn run() {
     vast[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
     hostile.send(&[&vast[..], &[0; 100_000]].concat(), &[file.as_fd()]);
     hostile.stream.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(ended(), Ended::ClosedInMessage);
+    assert_eq!(ended(), DisconnectReason::ClosedInMessage);
     drop(hostile);
     // Bytes that come one by one are a message, wherever its descriptor is.
     let mut hostile = client();
@@ -200,7 +198,7 @@ fn run() {
     }
     assert_eq!(hostile.errno(), 0);
     drop(hostile);
-    assert_eq!(ended(), Ended::ClosedByClient);
+    assert_eq!(ended(), DisconnectReason::ClosedByClient);
 
     let mut hostile = client();
     counts(&mut hostile);
@@ -211,7 +209,7 @@ fn run() {
     // What it has set up goes with it.
     assert_eq!(hostile.ask_for(&map, &[file.as_fd()]), 0);
     drop(hostile);
-    assert_eq!(ended(), Ended::ClosedByClient);
+    assert_eq!(ended(), DisconnectReason::ClosedByClient);
 
     stop.stop();
     thread.join().unwrap();
@@ -222,7 +220,7 @@ fn run() {
 fn before_the_version(stranger: &impl Fn() -> Hostile) {
     let mut hostile = stranger();
     for command in (2..=13).chain([15, 16, 17, 18]) {
-        let errno = hostile.ask(command, &[0; 64], &[]);
+        let errno = hostile.request(command, &[0; 64], &[]);
         assert!(errno == EINVAL || errno == ENOSYS, "command {command}: {errno}");
     }
     assert_eq!(hostile.ask_for(&Request::DeviceGetInfo { argsz: 16 }, &[]), EINVAL);
@@ -240,7 +238,7 @@ fn before_the_version(stranger: &impl Fn() -> Hostile) {
         let version = Request::Version { major, minor: 0, capabilities };
         assert_eq!(hostile.ask_for(&version, &[]), EINVAL, "{version:?}");
     }
-    assert_eq!(hostile.ask(1, &[0; 3], &[]), EINVAL);
+    assert_eq!(hostile.request(1, &[0; 3], &[]), EINVAL);
     // It may still do better.
     let version = Request::Version { major: 0, minor: 0, capabilities: b"" };
     assert_eq!(hostile.ask_for(&version, &[]), 0);
@@ -251,11 +249,11 @@ fn before_the_version(stranger: &impl Fn() -> Hostile) {
 /// Counts and lengths that are not those of the message.
 fn counts(hostile: &mut Hostile) {
     for command in [0, 11, 12, 14, 19, 0x7fff, 0xffff] {
-        assert_eq!(hostile.ask(command, &[0; 100], &[]), ENOSYS, "command {command}");
+        assert_eq!(hostile.request(command, &[0; 100], &[]), ENOSYS, "command {command}");
     }
     for command in Command::ALL.map(Command::number) {
         for len in [0, 1, 3, 7, 19] {
-            let errno = hostile.ask(command, &vec![0xff; len], &[]);
+            let errno = hostile.request(command, &vec![0xff; len], &[]);
             let is_reset = command == Command::DeviceReset.number() && len == 0;
             assert_eq!(errno == 0, is_reset, "command {command} of {len} bytes");
         }
@@ -263,21 +261,21 @@ fn counts(hostile: &mut Hostile) {
     let words = |words: &[u32]| words.iter().flat_map(|it| it.to_ne_bytes()).collect::<Vec<u8>>();
     let max = u32::MAX;
     // A write of 4 GiB with four bytes, reads of 4 GiB, 2^64 small writes, 4 billion interrupts.
-    assert_eq!(hostile.ask(10, &words(&[0, 0, 0, max, 1]), &[]), EINVAL);
-    assert_eq!(hostile.ask(9, &words(&[0, 0, 0, max]), &[]), EMSGSIZE);
-    assert_eq!(hostile.ask(9, &words(&[max, max, 0, 1]), &[]), EINVAL);
-    assert_eq!(hostile.ask(9, &words(&[0, 0, max, 1]), &[]), EINVAL);
-    assert_eq!(hostile.ask(15, &words(&[max, max, 0, 0]), &[]), EINVAL);
+    assert_eq!(hostile.request(10, &words(&[0, 0, 0, max, 1]), &[]), EINVAL);
+    assert_eq!(hostile.request(9, &words(&[0, 0, 0, max]), &[]), EMSGSIZE);
+    assert_eq!(hostile.request(9, &words(&[max, max, 0, 1]), &[]), EINVAL);
+    assert_eq!(hostile.request(9, &words(&[0, 0, max, 1]), &[]), EINVAL);
+    assert_eq!(hostile.request(15, &words(&[max, max, 0, 0]), &[]), EINVAL);
     // Its product with 24 is 8 more than 2^64.
     let wraps = (1_u64 << 61) / 3 + 1;
     let wraps = [wraps.to_ne_bytes(), [0; 8], [0; 8], [0; 8]].concat();
-    assert_eq!(hostile.ask(15, &wraps, &[]), EINVAL);
-    assert_eq!(hostile.ask(8, &words(&[20, 1 | 1 << 5, 2, 0, max]), &[]), EINVAL);
-    assert_eq!(hostile.ask(8, &words(&[20, 2 | 1 << 5, 2, 0, max]), &[]), EINVAL);
-    assert_eq!(hostile.ask(17, &words(&[max, max]), &[]), EMSGSIZE);
-    assert_eq!(hostile.ask(18, &words(&[8, max]), &[]), EINVAL);
+    assert_eq!(hostile.request(15, &wraps, &[]), EINVAL);
+    assert_eq!(hostile.request(8, &words(&[20, 1 | 1 << 5, 2, 0, max]), &[]), EINVAL);
+    assert_eq!(hostile.request(8, &words(&[20, 2 | 1 << 5, 2, 0, max]), &[]), EINVAL);
+    assert_eq!(hostile.request(17, &words(&[max, max]), &[]), EMSGSIZE);
+    assert_eq!(hostile.request(18, &words(&[8, max]), &[]), EINVAL);
     // Longer than any may be, though it says so.
-    assert_eq!(hostile.ask(10, &vec![0; 1_200_000], &[]), EMSGSIZE);
+    assert_eq!(hostile.request(10, &vec![0; 1_200_000], &[]), EMSGSIZE);
     hostile.expect_served();
 }
 
@@ -295,12 +293,12 @@ fn descriptors_where_none_belong(hostile: &mut Hostile, file: &OwnedFd) {
     }
     // With the end of a message, and with each part of one that is too long.
     let payload = info.encode();
-    hostile.send(&Header::command(7, info.command(), payload.len()).encode(), &[]);
+    hostile.send(&MessageHeader::command(7, info.command(), payload.len()).encode(), &[]);
     hostile.send(&payload[..8], &[file.as_fd(); 3]);
     hostile.send(&payload[8..], &[file.as_fd(); 20]);
     assert_eq!(hostile.errno(), EINVAL);
     let long = 4_000_000;
-    hostile.send(&Header::command(7, info.command(), long).encode(), &[file.as_fd(); 64]);
+    hostile.send(&MessageHeader::command(7, info.command(), long).encode(), &[file.as_fd(); 64]);
     for _ in 0..400 {
         hostile.send(&vec![0; long / 400], &[file.as_fd(); 32]);
     }
@@ -351,7 +349,7 @@ fn at_random(hostile: &mut Hostile) {
             let word = if next() % 4 == 0 { next() } else { next() % 64 };
             payload.extend((word as u32).to_ne_bytes());
         }
-        hostile.ask(command, &payload, &[]);
+        hostile.request(command, &payload, &[]);
     }
     hostile.stream.flush().unwrap();
 }

@@ -15,11 +15,12 @@ use std::time::Duration;
 use longshore_access::{CLIENT_TABLE_BYTES_MAX, Space, SpaceConfig};
 use longshore_mem::{AddrRange, FileOffset, Iova};
 use longshore_sys::{event_fd, memfd};
-use longshore_vfio_user::client::{Client, ClientError, NoMemory};
+use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
 use longshore_vfio_user::pci::MSIX_IRQ;
 use longshore_vfio_user::wire::{DmaUnmap, IrqData, Request, SetIrqs};
 use longshore_vfio_user::{
-    Backing, DmaMap, DmaTarget, Interrupts, MAPPED_BYTES_MAX, Refusal, Served, Server, SpaceDma,
+    ConnectionSummary, DmaBacking, DmaMapping, DmaTarget, Errno, Interrupts, MAPPED_BYTES_MAX,
+    Server, SpaceDma,
 };
 use rustix::fs::OFlags;
 
@@ -39,18 +40,18 @@ fn file(len_bytes: u64) -> OwnedFd {
 }
 
 /// A client of a device whose memory is kept in `space`, and its server.
-fn served(space: &Space) -> (Client<NoMemory>, JoinHandle<Served>) {
+fn served(space: &Space) -> (Client<NoDmaMemory>, JoinHandle<ConnectionSummary>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let device = rig::device(&rig::Shared::default(), Vec::new());
     let mut server = Server::new(device, SpaceDma::new(space.clone())).unwrap();
     let server = thread::spawn(move || server.serve(theirs).unwrap());
-    (Client::over(ours, NoMemory).unwrap(), server)
+    (Client::from_stream(ours, NoDmaMemory).unwrap(), server)
 }
 
-fn refusal(done: Result<(), ClientError>) -> Option<Refusal> {
+fn errno(done: Result<(), ClientError>) -> Option<Errno> {
     match done {
         Ok(()) => None,
-        Err(ClientError::Refused(refusal)) => Some(refusal),
+        Err(ClientError::Refused(errno)) => Some(errno),
         Err(error) => panic!("{error}"),
     }
 }
@@ -73,7 +74,7 @@ fn a_long_map_takes_a_few_tables_and_gives_them_back() {
     // One for each 512 GiB.
     assert!(space.table_bytes() <= (256 + 12) * TABLE, "{}", space.table_bytes());
     let all = DmaUnmap { argsz: DmaUnmap::LEN_BYTES, flags: DmaUnmap::ALL, iova: 0, len_bytes: 0 };
-    client.ask(&Request::DmaUnmap(all), &[]).unwrap();
+    client.request(&Request::DmaUnmap(all), &[]).unwrap();
     assert_eq!(space.table_bytes(), TABLE);
     // The same of a client that goes.
     client.dma_map(0x1000, 1 << 47, None, true).unwrap();
@@ -91,18 +92,18 @@ fn maps_that_need_more_tables_than_a_client_may_have_are_refused() {
     let (mut client, server) = served(&space);
     let mut maps = 0;
     let refused = loop {
-        match refusal(client.dma_map(maps * GIB, PAGE, None, true)) {
+        match errno(client.dma_map(maps * GIB, PAGE, None, true)) {
             None => maps += 1,
-            Some(refusal) => break refusal,
+            Some(errno) => break errno,
         }
         assert!(space.table_bytes() <= limit_bytes);
     };
     // The root, one below it, and two for each map.
-    assert_eq!((refused, maps), (Refusal::NO_SPACE, 31));
+    assert_eq!((refused, maps), (Errno::ENOSPC, 31));
     // It is still served, and what it gives back it may have again.
     client.dma_unmap(0, PAGE).unwrap();
     client.dma_map(maps * GIB, PAGE, None, true).unwrap();
-    assert_eq!(refusal(client.dma_map(0, PAGE, None, true)), Some(Refusal::NO_SPACE));
+    assert_eq!(errno(client.dma_map(0, PAGE, None, true)), Some(Errno::ENOSPC));
     drop(client);
     server.join().unwrap();
     assert_eq!(space.table_bytes(), TABLE);
@@ -113,7 +114,7 @@ fn a_space_without_a_limit_gets_that_of_a_client() {
     let space = Space::new().unwrap();
     let (mut client, server) = served(&space);
     let mut maps = 0;
-    while refusal(client.dma_map(maps * GIB, PAGE, None, true)).is_none() {
+    while errno(client.dma_map(maps * GIB, PAGE, None, true)).is_none() {
         maps += 1;
     }
     assert!(space.table_bytes() <= CLIENT_TABLE_BYTES_MAX);
@@ -127,16 +128,16 @@ fn range(page: u64, pages: u64) -> AddrRange<Iova> {
     AddrRange::new(Iova::new(page * PAGE), pages * PAGE).unwrap()
 }
 
-fn by_mmap(page: u64, pages: u64, file: &OwnedFd, offset: u64) -> DmaMap {
+fn by_mmap(page: u64, pages: u64, file: &OwnedFd, offset: u64) -> DmaMapping {
     let (file, offset) = (file.try_clone().unwrap(), FileOffset::new(offset));
-    let backing = Backing::Mmap { file, offset };
-    DmaMap { range: range(page, pages), readable: true, writable: true, backing }
+    let backing = DmaBacking::Mmap { file, offset };
+    DmaMapping::new(range(page, pages), backing)
 }
 
-fn by_file_io(page: u64, pages: u64, file: &OwnedFd, offset: u64) -> DmaMap {
+fn by_file_io(page: u64, pages: u64, file: &OwnedFd, offset: u64) -> DmaMapping {
     let (file, offset) = (file.try_clone().unwrap(), FileOffset::new(offset));
-    let backing = Backing::FileIo { file, offset };
-    DmaMap { range: range(page, pages), readable: true, writable: true, backing }
+    let backing = DmaBacking::FileIo { file, offset };
+    DmaMapping::new(range(page, pages), backing)
 }
 
 #[test]
@@ -146,14 +147,14 @@ fn memory_behind_the_end_of_its_file_is_refused() {
     let two = file(2 * PAGE);
     for map in [by_mmap, by_file_io] {
         for (pages, offset) in [(3, 0), (1, 2 * PAGE), (2, PAGE), (1, 1 << 46), (1 << 26, 0)] {
-            assert_eq!(dma.dma_map(map(1, pages, &two, offset)), Err(Refusal::INVALID));
+            assert_eq!(dma.dma_map(map(1, pages, &two, offset)), Err(Errno::EINVAL));
         }
         dma.dma_map(map(1, 1, &two, PAGE)).unwrap();
         dma.dma_unmap(range(1, 1)).unwrap();
     }
     // A device has no end, and a read of one may wait.
     let zero = OwnedFd::from(File::open("/dev/zero").unwrap());
-    assert_eq!(dma.dma_map(by_file_io(1, 1, &zero, 0)), Err(Refusal::INVALID));
+    assert_eq!(dma.dma_map(by_file_io(1, 1, &zero, 0)), Err(Errno::EINVAL));
     assert_eq!(space.table_bytes(), TABLE);
 }
 
@@ -182,11 +183,11 @@ fn addresses_of_a_client_are_limited() {
     let mut dma = SpaceDma::new(Space::new().unwrap());
     let long = file(4 * MAPPED_BYTES_MAX);
     let half = MAPPED_BYTES_MAX / 2 / PAGE;
-    assert_eq!(dma.dma_map(by_mmap(1, 2 * half + 1, &long, 0)), Err(Refusal::NO_SPACE));
+    assert_eq!(dma.dma_map(by_mmap(1, 2 * half + 1, &long, 0)), Err(Errno::ENOSPC));
     dma.dma_map(by_mmap(1, half, &long, 0)).unwrap();
     // With the rest of the huge page it would be too much.
     let other = by_mmap(1 + half, half, &long, PAGE);
-    assert_eq!(dma.dma_map(other), Err(Refusal::NO_SPACE));
+    assert_eq!(dma.dma_map(other), Err(Errno::ENOSPC));
     dma.dma_map(by_mmap(1 + half, half, &long, 0)).unwrap();
     dma.dma_unmap(range(1, half)).unwrap();
     dma.dma_map(by_mmap(1, half - 512, &long, PAGE)).unwrap();
@@ -216,7 +217,7 @@ fn eventfds_that_are_full_and_block_let_neither_device_nor_server_wait() {
     let interrupts: Interrupts = server.responder().interrupts().clone();
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(server.serve(theirs).unwrap()));
-    let mut client = Client::over(ours, NoMemory).unwrap();
+    let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
     let event = event_fd::create().unwrap();
     client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -234,7 +235,7 @@ fn eventfds_that_are_full_and_block_let_neither_device_nor_server_wait() {
     let (action, data) = (SetIrqs::TRIGGER, IrqData::None);
     let trigger = SetIrqs { action, index: MSIX_IRQ, start: 0, count: 1, data };
     for _ in 0..1000 {
-        client.ask(&Request::DeviceSetIrqs(trigger), &[]).unwrap();
+        client.request(&Request::DeviceSetIrqs(trigger), &[]).unwrap();
     }
     let patience = Duration::from_secs(60);
     told_raised.recv_timeout(patience).expect("the device's thread waits for the client");

@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore::access::Space;
-use longshore::vfio_user::client::{Client, Memory, NoMemory};
+use longshore::vfio_user::client::{Client, DmaMemory, NoDmaMemory};
 use longshore::vfio_user::pci::{BAR0_REGION, CONFIG_REGION};
-use longshore::vfio_user::{Listener, Served, Stop};
+use longshore::vfio_user::{ConnectionSummary, Listener, Stop};
 use longshore_device_example::layout::{
     Completion, Descriptor, ENTRY_BYTES, SEGMENT_BYTES, control, register,
 };
@@ -43,7 +43,7 @@ pub(crate) struct Host {
     pub(crate) counts: Counts,
     pub(crate) path: PathBuf,
     stop: Stop,
-    thread: JoinHandle<Vec<Served>>,
+    thread: JoinHandle<Vec<ConnectionSummary>>,
     _folder: tempfile::TempDir,
 }
 
@@ -67,11 +67,11 @@ impl Host {
 
     /// A driver that has mapped everything and enabled the device.
     pub(crate) fn driver(&self) -> Driver {
-        Driver::over(UnixStream::connect(&self.path).unwrap(), NoMemory)
+        Driver::over(UnixStream::connect(&self.path).unwrap(), NoDmaMemory)
     }
 
     /// Ends it; how serving each client went.
-    pub(crate) fn stop(self) -> Vec<Served> {
+    pub(crate) fn stop(self) -> Vec<ConnectionSummary> {
         self.stop.stop();
         self.thread.join().unwrap()
     }
@@ -86,7 +86,7 @@ pub(crate) fn piece() -> File {
 }
 
 /// A driver. Its memory is at [`RINGS`], [`SOURCE`] and [`TARGET`].
-pub(crate) struct Driver<M = NoMemory> {
+pub(crate) struct Driver<M = NoDmaMemory> {
     pub(crate) client: Client<M>,
     pub(crate) source: File,
     pub(crate) target: File,
@@ -95,9 +95,9 @@ pub(crate) struct Driver<M = NoMemory> {
     completed: u32,
 }
 
-impl<M: Memory> Driver<M> {
+impl<M: DmaMemory> Driver<M> {
     pub(crate) fn over(stream: UnixStream, memory: M) -> Self {
-        let client = Client::over(stream, memory).unwrap();
+        let client = Client::from_stream(stream, memory).unwrap();
         let [rings, source, target] = [(); 3].map(|()| piece());
         let mut driver = Self { client, source, target, rings, submitted: 0, completed: 0 };
         driver.set_bus_master(true);

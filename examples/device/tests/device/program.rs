@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use crate::driver::{Driver, SOURCE, TARGET};
-use longshore::vfio_user::client::NoMemory;
+use longshore::vfio_user::client::NoDmaMemory;
 use longshore_device_example::layout::{opcode, outcome};
 
 fn program() -> Command {
@@ -83,7 +83,7 @@ fn it_serves_one_client_after_the_other_and_can_be_started_again() {
         // Asking whether someone listens was a client, too.
         running.read_until("so far: ");
         for round in 1..=2 {
-            let mut driver = Driver::over(UnixStream::connect(&path).unwrap(), NoMemory);
+            let mut driver = Driver::over(UnixStream::connect(&path).unwrap(), NoDmaMemory);
             let found = driver.run(opcode::COPY, &[(SOURCE, 4096)], TARGET);
             assert_eq!(found.outcome, outcome::DONE);
             running.read_until("map 0x40000000 + 0x200000 rw");

@@ -10,16 +10,15 @@ use crate::driver::{
     Driver, ENTRIES, Host, PATIENCE, PIECE_BYTES, Part, RINGS, SOURCE, TARGET, piece, wait_until,
 };
 use longshore::iov::checksum;
-use longshore::vfio_user::Refusal;
-use longshore::vfio_user::client::{Memory, NoMemory};
+use longshore::vfio_user::client::{DmaMemory, NoDmaMemory};
 use longshore::vfio_user::pci::{BAR0_REGION, MSIX_IRQ};
-use longshore::vfio_user::wire::{Command, HEADER_LEN_BYTES, Header, Request};
+use longshore::vfio_user::wire::{Command, HEADER_LEN_BYTES, Request};
+use longshore::vfio_user::{Errno, MessageHeader};
 use longshore_device_example::layout::{
     DESCRIPTOR_BYTES_MAX, Descriptor, IDENTITY, SEGMENTS_MAX, control, opcode, outcome, register,
     status,
 };
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
 
 /// Bytes of which no two stretches are alike.
 fn content(len: usize) -> Vec<u8> {
@@ -27,7 +26,7 @@ fn content(len: usize) -> Vec<u8> {
 }
 
 /// Copies some bytes, and looks whether they arrived.
-fn works<M: Memory>(driver: &mut Driver<M>) {
+fn works<M: DmaMemory>(driver: &mut Driver<M>) {
     let content = content(5000);
     driver.source.write_all_at(&content, 3).unwrap();
     driver.target.write_all_at(&[0; 5000], 77).unwrap();
@@ -218,7 +217,7 @@ fn interrupts_follow_completions() {
         let mut count = [0; 8];
         match rustix::io::read(&event, &mut count) {
             Ok(_) => u64::from_ne_bytes(count),
-            Err(Errno::AGAIN) => 0,
+            Err(rustix::io::Errno::AGAIN) => 0,
             Err(error) => panic!("{error}"),
         }
     };
@@ -292,16 +291,16 @@ fn what_is_unmapped_is_left_alone_and_what_is_remapped_is_found() {
 /// Memory that a client reads out by messages: each byte follows from its address.
 struct Spoken;
 
-impl Memory for Spoken {
-    fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Refusal> {
+impl DmaMemory for Spoken {
+    fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Errno> {
         for (at, byte) in (iova..).zip(into) {
             *byte = at as u8 ^ 0x5a;
         }
         Ok(())
     }
 
-    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Refusal> {
-        Err(Refusal::NOT_PERMITTED)
+    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EPERM)
     }
 }
 
@@ -342,7 +341,7 @@ fn a_reset_is_answered_while_the_device_waits_for_the_client() {
     let host = Host::start();
     let stream = UnixStream::connect(&host.path).unwrap();
     let mut socket = stream.try_clone().unwrap();
-    let mut driver = Driver::over(stream, NoMemory);
+    let mut driver = Driver::over(stream, NoDmaMemory);
     driver.client.dma_map(SPOKEN, PIECE_BYTES, None, true).unwrap();
     driver.submit(opcode::CRC32C, &[(SPOKEN, 100)], 0);
     // It waits for no answer, as it would answer what it is asked meanwhile: what comes from here on
@@ -350,19 +349,19 @@ fn a_reset_is_answered_while_the_device_waits_for_the_client() {
     let data = &1_u32.to_le_bytes();
     let ring =
         Request::RegionWrite { offset: register::DOORBELL, region: BAR0_REGION, data }.encode();
-    let header = Header::command_without_reply(0x6666, Command::RegionWrite, ring.len());
+    let header = MessageHeader::command_without_reply(0x6666, Command::RegionWrite, ring.len());
     driver.client.send(&[&header.encode()[..], &ring].concat(), &[]).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut next = || {
         let mut header = [0; HEADER_LEN_BYTES];
         socket.read_exact(&mut header).expect("a message");
-        let header = Header::decode(header);
+        let header = MessageHeader::decode(header);
         let mut payload = vec![0; header.len_bytes as usize - HEADER_LEN_BYTES];
         socket.read_exact(&mut payload).expect("the rest of it");
         header.command
     };
     assert_eq!(next(), Command::DmaRead.number());
-    let reset = Header::command(0x7777, Command::DeviceReset, 0);
+    let reset = MessageHeader::command(0x7777, Command::DeviceReset, 0);
     driver.client.send(&reset.encode(), &[]).unwrap();
     assert_eq!(next(), Command::DeviceReset.number());
     drop(driver);
@@ -377,7 +376,7 @@ fn a_reset_is_answered_while_the_device_waits_for_the_client() {
 fn clients_die_and_the_next_one_finds_it_as_new() {
     let host = Host::start();
     for round in 0..10 {
-        let mut driver = Driver::over(UnixStream::connect(&host.path).unwrap(), NoMemory);
+        let mut driver = Driver::over(UnixStream::connect(&host.path).unwrap(), NoDmaMemory);
         assert_eq!(driver.read(register::DONE), 0);
         works(&mut driver);
         // It dies in the midst of work, and of being asked.

@@ -1,6 +1,6 @@
 //! Numbers out of and into a payload.
 
-use crate::Refusal;
+use crate::Errno;
 
 /// What is left of a payload that is being read from its start.
 #[derive(Clone, Copy, Debug)]
@@ -11,25 +11,25 @@ impl<'a> Fields<'a> {
         Self(payload)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
-        let (head, rest) = self.0.split_first_chunk().ok_or(Refusal::INVALID)?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(Errno::EINVAL)?;
         self.0 = rest;
         Ok(*head)
     }
 
-    pub(crate) fn u16(&mut self) -> Result<u16, Refusal> {
+    pub(crate) fn u16(&mut self) -> Result<u16, Errno> {
         self.array().map(u16::from_ne_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Refusal> {
+    pub(crate) fn u32(&mut self) -> Result<u32, Errno> {
         self.array().map(u32::from_ne_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, Refusal> {
+    pub(crate) fn u64(&mut self) -> Result<u64, Errno> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    pub(crate) fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
+    pub(crate) fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
         self.array()
     }
 
@@ -39,13 +39,13 @@ impl<'a> Fields<'a> {
     }
 
     /// All that is left, which must be as long as is said elsewhere.
-    pub(crate) fn rest_of(self, len_bytes: u64) -> Result<&'a [u8], Refusal> {
-        if self.0.len() as u64 == len_bytes { Ok(self.0) } else { Err(Refusal::INVALID) }
+    pub(crate) fn rest_of(self, len_bytes: u64) -> Result<&'a [u8], Errno> {
+        if self.0.len() as u64 == len_bytes { Ok(self.0) } else { Err(Errno::EINVAL) }
     }
 
     /// Nothing must be left.
-    pub(crate) fn end(self) -> Result<(), Refusal> {
-        if self.0.is_empty() { Ok(()) } else { Err(Refusal::INVALID) }
+    pub(crate) fn end(self) -> Result<(), Errno> {
+        if self.0.is_empty() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 }
 

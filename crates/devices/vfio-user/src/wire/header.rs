@@ -86,7 +86,7 @@ impl Command {
 
 /// Whether a message asks or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageKind {
     /// It asks.
     Command,
     /// It answers.
@@ -95,7 +95,7 @@ pub enum Kind {
 
 /// The first 16 bytes of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct MessageHeader {
     /// Chosen by whoever sends the command; the reply has the same.
     pub id: u16,
     /// The command's number, known or not.
@@ -106,7 +106,7 @@ pub struct Header {
     errno: u32,
 }
 
-impl Header {
+impl MessageHeader {
     /// Of a command that is to be answered, with a payload of `payload_len_bytes`.
     pub fn command(id: u16, command: Command, payload_len_bytes: usize) -> Self {
         Self::new(id, command.number(), payload_len_bytes, 0)
@@ -135,10 +135,10 @@ impl Header {
 
     /// Whether it asks or answers; `None` where it does neither, so that the bytes that follow
     /// cannot be told apart either.
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<MessageKind> {
         match self.flags & KIND_MASK {
-            0 => Some(Kind::Command),
-            KIND_REPLY => Some(Kind::Reply),
+            0 => Some(MessageKind::Command),
+            KIND_REPLY => Some(MessageKind::Reply),
             _ => None,
         }
     }
@@ -182,10 +182,10 @@ impl Header {
     }
 }
 
-impl fmt::Debug for Header {
+impl fmt::Debug for MessageHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, command, len_bytes, flags, errno } = self;
-        write!(f, "Header(id {id}, ")?;
+        write!(f, "MessageHeader(id {id}, ")?;
         match Command::from_number(*command) {
             Some(command) => write!(f, "{command:?}")?,
             None => write!(f, "command {command}")?,
@@ -202,15 +202,15 @@ mod tests {
     fn every_header_survives_the_socket() {
         for command in Command::ALL {
             assert_eq!(Command::from_number(command.number()), Some(command));
-            let asks = Header::command(0xabcd, command, 100);
-            let posts = Header::command_without_reply(7, command, 0);
+            let asks = MessageHeader::command(0xabcd, command, 100);
+            let posts = MessageHeader::command_without_reply(7, command, 0);
             for header in [asks, posts, asks.reply(3), asks.error_reply(22)] {
-                assert_eq!(Header::decode(header.encode()), header);
+                assert_eq!(MessageHeader::decode(header.encode()), header);
             }
-            assert_eq!((asks.kind(), asks.wants_reply()), (Some(Kind::Command), true));
+            assert_eq!((asks.kind(), asks.wants_reply()), (Some(MessageKind::Command), true));
             assert!(!posts.wants_reply() && posts.payload_len_bytes() == Some(0));
             let reply = asks.reply(3);
-            assert_eq!((reply.kind(), reply.error()), (Some(Kind::Reply), None));
+            assert_eq!((reply.kind(), reply.error()), (Some(MessageKind::Reply), None));
             assert_eq!((reply.id, reply.len_bytes), (0xabcd, 19));
             let error = asks.error_reply(22);
             assert_eq!((error.error(), error.len_bytes), (Some(22), 16));
@@ -222,10 +222,10 @@ mod tests {
 
     #[test]
     fn nonsense_is_seen() {
-        let mut bytes = Header::command(1, Command::Version, 0).encode();
+        let mut bytes = MessageHeader::command(1, Command::Version, 0).encode();
         bytes[8] = 2;
-        assert_eq!(Header::decode(bytes).kind(), None);
+        assert_eq!(MessageHeader::decode(bytes).kind(), None);
         bytes[4..8].copy_from_slice(&15_u32.to_ne_bytes());
-        assert_eq!(Header::decode(bytes).payload_len_bytes(), None);
+        assert_eq!(MessageHeader::decode(bytes).payload_len_bytes(), None);
     }
 }

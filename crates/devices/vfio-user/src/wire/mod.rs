@@ -13,17 +13,19 @@
 //! by it here.
 
 mod fields;
-mod header;
-mod reply;
+pub(crate) mod header;
+pub(crate) mod reply;
 mod request;
 
-pub use header::{Command, HEADER_LEN_BYTES, Header, Kind};
+pub use header::{Command, HEADER_LEN_BYTES, MessageKind};
 pub use reply::{
-    DeviceInfo, DmaAccess, IrqInfo, MappableArea, MigrationData, REGION_INFO_LEN_BYTES,
-    RegionAccess, RegionInfo, RegionWriteMulti,
+    DeviceInfo, DmaAccess, IrqInfo, MigrationData, REGION_INFO_LEN_BYTES, RegionAccess, RegionInfo,
+    RegionWriteMulti,
 };
 pub use request::{
     DmaMap, DmaUnmap, Feature, IrqData, Request, SetIrqs, SmallWrite, SmallWrites, feature,
 };
 
 pub(super) use fields::{Builder, Fields};
+// Public at the root of the crate, with and without the feature `client`.
+pub(crate) use {header::MessageHeader, reply::MappableArea};

@@ -1,7 +1,7 @@
 //! What the server answers, and what it asks itself.
 
 use super::{Builder, Fields};
-use crate::Refusal;
+use crate::Errno;
 
 /// What the device is: the answer to `DeviceGetInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl DeviceInfo {
     ///
     /// # Errors
     /// `EINVAL` where it is not as long as it must be; so for all the others here.
-    pub fn parse(payload: &[u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         fields.u32()?;
         let (flags, regions, irqs) = (fields.u32()?, fields.u32()?, fields.u32()?);
@@ -114,7 +114,7 @@ impl RegionInfo {
     ///
     /// # Errors
     /// `EINVAL` for a list of capabilities that leads out of the payload or back.
-    pub fn parse(payload: &[u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         let (argsz, flags, index) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let (mut next, len_bytes, offset) = (fields.u32()?, fields.u64()?, fields.u64()?);
@@ -122,9 +122,9 @@ impl RegionInfo {
         let mut seen_to = REGION_INFO_LEN_BYTES;
         while flags & Self::CAPABILITIES != 0 && next != 0 {
             if next < seen_to {
-                return Err(Refusal::INVALID);
+                return Err(Errno::EINVAL);
             }
-            let capability = payload.get(next as usize..).ok_or(Refusal::INVALID)?;
+            let capability = payload.get(next as usize..).ok_or(Errno::EINVAL)?;
             let mut capability = Fields::of(capability);
             let (id, version) = (capability.u16()?, capability.u16()?);
             seen_to = next.saturating_add(8);
@@ -172,7 +172,7 @@ impl IrqInfo {
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
-    pub fn parse(payload: &[u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         fields.u32()?;
         let (flags, index, count) = (fields.u32()?, fields.u32()?, fields.u32()?);
@@ -205,7 +205,7 @@ impl<'a> RegionAccess<'a> {
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
-    pub fn parse(payload: &'a [u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &'a [u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         let (offset, region, count) = (fields.u64()?, fields.u32()?, fields.u32()?);
         Ok(Self { offset, region, count, data: fields.rest() })
@@ -229,7 +229,7 @@ impl RegionWriteMulti {
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
-    pub fn parse(payload: &[u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         let done = fields.u64()?;
         fields.end()?;
@@ -266,7 +266,7 @@ impl<'a> DmaAccess<'a> {
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
-    pub fn parse(payload: &'a [u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &'a [u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         let (iova, count) = (fields.u64()?, fields.u64()?);
         Ok(Self { iova, count, data: fields.rest() })
@@ -291,7 +291,7 @@ impl<'a> MigrationData<'a> {
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
-    pub fn parse(payload: &'a [u8]) -> Result<Self, Refusal> {
+    pub fn parse(payload: &'a [u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         let (_, size) = (fields.u32()?, fields.u32()?);
         Ok(Self { data: fields.rest_of(size.into())? })

@@ -2,7 +2,7 @@
 
 use super::header::Command;
 use super::{Builder, Fields};
-use crate::Refusal;
+use crate::Errno;
 
 /// A command of the client, its payload told apart. Both sides use it: one parses, one encodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,8 +280,8 @@ impl<'a> Request<'a> {
     /// # Errors
     /// `EINVAL` for a payload of another length than its command has or it says itself; `ENOSYS`
     /// for a command that no client sends.
-    pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, Refusal> {
-        let Some(command) = Command::from_number(command) else { return Err(Refusal::UNKNOWN) };
+    pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, Errno> {
+        let Some(command) = Command::from_number(command) else { return Err(Errno::ENOSYS) };
         let mut fields = Fields::of(payload);
         let request = match command {
             Command::Version => {
@@ -338,7 +338,7 @@ impl<'a> Request<'a> {
             Command::RegionWriteMulti => {
                 let count = fields.u64()?;
                 let len_bytes = count.checked_mul(SmallWrites::EACH_LEN_BYTES as u64);
-                let writes = fields.rest_of(len_bytes.ok_or(Refusal::INVALID)?)?;
+                let writes = fields.rest_of(len_bytes.ok_or(Errno::EINVAL)?)?;
                 return Ok(Self::RegionWriteMulti(SmallWrites(writes)));
             }
             Command::DeviceFeature => {
@@ -353,7 +353,7 @@ impl<'a> Request<'a> {
                 let (_, size) = (fields.u32()?, fields.u32()?);
                 return Ok(Self::MigrationDataWrite { data: fields.rest_of(size.into())? });
             }
-            Command::DmaRead | Command::DmaWrite => return Err(Refusal::UNKNOWN),
+            Command::DmaRead | Command::DmaWrite => return Err(Errno::ENOSYS),
         };
         fields.end()?;
         Ok(request)
@@ -426,7 +426,7 @@ impl<'a> Request<'a> {
 
 const SET_IRQS_PREFIX_LEN_BYTES: u32 = 20;
 
-fn set_irqs(mut fields: Fields<'_>) -> Result<SetIrqs<'_>, Refusal> {
+fn set_irqs(mut fields: Fields<'_>) -> Result<SetIrqs<'_>, Errno> {
     at_least(fields.u32()?, SET_IRQS_PREFIX_LEN_BYTES)?;
     let flags = fields.u32()?;
     let (index, start, count) = (fields.u32()?, fields.u32()?, fields.u32()?);
@@ -434,16 +434,16 @@ fn set_irqs(mut fields: Fields<'_>) -> Result<SetIrqs<'_>, Refusal> {
         IrqData::NONE => fields.end().map(|()| IrqData::None),
         IrqData::BOOLS => fields.rest_of(count.into()).map(IrqData::Bools),
         IrqData::EVENT_FDS => fields.end().map(|()| IrqData::EventFds),
-        _ => Err(Refusal::INVALID),
+        _ => Err(Errno::EINVAL),
     }?;
     let action = flags & !IrqData::MASK;
     match action {
         SetIrqs::MASK | SetIrqs::UNMASK | SetIrqs::TRIGGER => {}
-        _ => return Err(Refusal::INVALID),
+        _ => return Err(Errno::EINVAL),
     }
     Ok(SetIrqs { action, index, start, count, data })
 }
 
-fn at_least(argsz: u32, least: u32) -> Result<u32, Refusal> {
-    if argsz >= least { Ok(argsz) } else { Err(Refusal::INVALID) }
+fn at_least(argsz: u32, least: u32) -> Result<u32, Errno> {
+    if argsz >= least { Ok(argsz) } else { Err(Errno::EINVAL) }
 }

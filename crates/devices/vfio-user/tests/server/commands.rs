@@ -9,21 +9,22 @@ use std::time::Duration;
 
 use longshore_sys::event_fd;
 use longshore_sys::memfd::{self, Backing};
-use longshore_vfio_user::client::{Client, ClientError, NoMemory};
+use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
 use longshore_vfio_user::pci::{CONFIG_REGION, INTX_IRQ, MSIX_IRQ};
 use longshore_vfio_user::wire::{
-    DmaMap, DmaUnmap, Feature, IrqData, MappableArea, MigrationData, RegionInfo, RegionWriteMulti,
-    Request, SetIrqs, SmallWrite, SmallWrites, feature,
+    DmaMap, DmaUnmap, Feature, IrqData, MigrationData, RegionInfo, RegionWriteMulti, Request,
+    SetIrqs, SmallWrite, SmallWrites, feature,
 };
 use longshore_vfio_user::{
-    Ended, Limits, Listener, Mappable, MigrationFailed, Refusal, Region, Server,
+    Capabilities, DisconnectReason, Errno, Listener, MappableArea, MappableFile, MigrationError,
+    RegionDescription, Server,
 };
 
 use crate::rig::{self, BAR_BYTES, REFUSES, Rig, Shared};
 
 fn errno<T: std::fmt::Debug>(done: Result<T, ClientError>) -> u32 {
     match done {
-        Err(ClientError::Refused(refusal)) => refusal.errno(),
+        Err(ClientError::Refused(errno)) => errno.raw(),
         other => panic!("{other:?}"),
     }
 }
@@ -36,7 +37,7 @@ fn memory(len_bytes: u64) -> OwnedFd {
 
 #[test]
 fn a_device_is_described_read_and_written() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     let info = rig.client.device_info().unwrap();
     assert_eq!((info.flags, info.regions, info.irqs), (3, 9, 5));
     let lengths: Vec<u64> =
@@ -57,24 +58,24 @@ fn a_device_is_described_read_and_written() {
     rig.client.reset().unwrap();
     assert_eq!(rig.noted().resets, 1);
     let io_fds = Request::DeviceGetRegionIoFds { argsz: 64, index: 0 };
-    assert_eq!(errno(rig.client.ask(&io_fds, &[])), Refusal::UNSUPPORTED.errno());
+    assert_eq!(errno(rig.client.request(&io_fds, &[])), Errno::EOPNOTSUPP.raw());
     let (served, noted) = rig.hang_up();
-    assert_eq!(served.ended, Ended::ClosedByClient);
+    assert_eq!(served.ended, DisconnectReason::ClosedByClient);
     assert_eq!((served.refused_count, served.maps_left_count), (3, 0));
     assert_eq!(noted.lock().unwrap().disconnects, 1);
 }
 
 #[test]
 fn accesses_past_a_region_or_against_its_mode_are_refused() {
-    let read_only = Region { writable: false, ..Region::of_messages(64) };
-    let write_only = Region { readable: false, ..Region::of_messages(64) };
-    let small = Limits { transfer_bytes_max: 4096, ..Limits::DEFAULT };
-    let mut rig = Rig::unsettled(NoMemory, small, vec![read_only, write_only]);
-    rig.client.settle(&Limits::DEFAULT).unwrap();
-    assert_eq!(rig.client.server_limits().transfer_bytes_max, 4096);
+    let read_only = RegionDescription::new(64).read_only();
+    let write_only = RegionDescription::new(64).write_only();
+    let small = Capabilities::DEFAULT.with_transfer_bytes_max(4096);
+    let mut rig = Rig::without_negotiation(NoDmaMemory, small, vec![read_only, write_only]);
+    rig.client.negotiate(&Capabilities::DEFAULT).unwrap();
+    assert_eq!(rig.client.server_capabilities().transfer_bytes_max, 4096);
     let mut read = |region, offset, count| {
         let request = Request::RegionRead { offset, region, count };
-        rig.client.ask(&request, &[])
+        rig.client.request(&request, &[])
     };
     let past = [(0, BAR_BYTES, 1), (0, BAR_BYTES - 1, 2), (0, u64::MAX, 1), (1, 0, 1), (99, 0, 1)];
     for (region, offset, count) in past {
@@ -82,28 +83,28 @@ fn accesses_past_a_region_or_against_its_mode_are_refused() {
     }
     assert!(read(0, BAR_BYTES, 0).is_ok() && read(0, 0, 4096).is_ok());
     for count in [4097, u32::MAX] {
-        assert_eq!(errno(read(0, 0, count)), Refusal::TOO_LONG.errno());
+        assert_eq!(errno(read(0, 0, count)), Errno::EMSGSIZE.raw());
     }
-    assert_eq!(errno(read(10, 0, 1)), Refusal::NOT_PERMITTED.errno());
+    assert_eq!(errno(read(10, 0, 1)), Errno::EPERM.raw());
     assert!(read(9, 63, 1).is_ok());
-    assert_eq!(errno(rig.client.region_write(9, 0, &[0])), Refusal::NOT_PERMITTED.errno());
+    assert_eq!(errno(rig.client.region_write(9, 0, &[0])), Errno::EPERM.raw());
     assert_eq!(errno(rig.client.region_write(0, BAR_BYTES - 3, &[0; 4])), 22);
-    assert_eq!(errno(rig.client.region_write(0, 0, &[0; 4097])), Refusal::TOO_LONG.errno());
+    assert_eq!(errno(rig.client.region_write(0, 0, &[0; 4097])), Errno::EMSGSIZE.raw());
     // As long as it may be at all, so it is not even read.
-    assert_eq!(errno(rig.client.region_write(0, 0, &[0; 200_000])), Refusal::TOO_LONG.errno());
-    assert_eq!(errno(rig.client.region_write(0, REFUSES, &[0])), Refusal::NO_SPACE.errno());
+    assert_eq!(errno(rig.client.region_write(0, 0, &[0; 200_000])), Errno::EMSGSIZE.raw());
+    assert_eq!(errno(rig.client.region_write(0, REFUSES, &[0])), Errno::ENOSPC.raw());
     assert!(rig.client.region_write(10, 0, &[0; 64]).is_ok());
 }
 
 #[test]
 fn several_writes_come_in_one_message() {
-    let mut rig = Rig::new(NoMemory);
-    assert!(rig.client.server_limits().write_multiple);
+    let mut rig = Rig::new(NoDmaMemory);
+    assert!(rig.client.server_capabilities().write_multiple);
     let write = |offset, count| SmallWrite { offset, region: 0, count, data: *b"ABCDEFGH" };
     let mut ask = |writes: &[SmallWrite]| {
         let payload = SmallWrites::encode(writes);
         let request = Request::parse(15, &payload).unwrap();
-        let answer = rig.client.ask(&request, &[])?;
+        let answer = rig.client.request(&request, &[])?;
         Ok(RegionWriteMulti::parse(&answer.payload).unwrap().done)
     };
     assert_eq!(ask(&[write(0, 8), write(8, 1), write(9, 0)]).unwrap(), 3);
@@ -122,10 +123,10 @@ fn a_region_is_mapped_by_its_client_in_parts() {
         MappableArea { offset: 0x1000, len_bytes: 0x1000 },
         MappableArea { offset: 0x3000, len_bytes: 0x1000 },
     ];
-    let mappable = Mappable { file, offset: 0x1000, areas: areas.clone() };
-    let region = Region { mappable: Some(mappable), ..Region::of_messages(0x4000) };
-    let mut rig = Rig::unsettled(NoMemory, Limits::DEFAULT, vec![region]);
-    rig.client.settle(&Limits::DEFAULT).unwrap();
+    let mappable = MappableFile { file, offset: 0x1000, areas: areas.clone() };
+    let region = RegionDescription::new(0x4000).mappable(mappable);
+    let mut rig = Rig::without_negotiation(NoDmaMemory, Capabilities::DEFAULT, vec![region]);
+    rig.client.negotiate(&Capabilities::DEFAULT).unwrap();
     let (info, file) = rig.client.region_info(9).unwrap();
     assert_eq!((info.offset, info.flags), (0x1000, 7));
     assert_eq!(info.areas, areas);
@@ -134,16 +135,16 @@ fn a_region_is_mapped_by_its_client_in_parts() {
     assert_eq!(&bytes, b"shared");
     // Where there is no room for the areas, their place is said, and the descriptor comes too.
     let short = Request::DeviceGetRegionInfo { argsz: 79, index: 9 };
-    let answer = rig.client.ask(&short, &[]).unwrap();
-    assert_eq!((answer.payload.len(), answer.files.len()), (32, 1));
+    let answer = rig.client.request(&short, &[]).unwrap();
+    assert_eq!((answer.payload.len(), answer.fds.len()), (32, 1));
     assert_eq!(RegionInfo::parse(&answer.payload).unwrap().argsz, 80);
     let too_short = Request::DeviceGetRegionInfo { argsz: 31, index: 9 };
-    assert_eq!(errno(rig.client.ask(&too_short, &[])), 22);
+    assert_eq!(errno(rig.client.request(&too_short, &[])), 22);
 }
 
 #[test]
 fn memory_is_mapped_and_taken_back() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     let file = memory(0x10_0000);
     let fd = Some((file.as_fd(), 0x3000));
     rig.client.dma_map(0x10_0000, 0x2000, fd, true).unwrap();
@@ -188,11 +189,11 @@ fn memory_is_mapped_and_taken_back() {
     ] {
         let map = DmaMap { flags, offset: 0, iova: 0x20_0000, len_bytes: 0x1000 };
         let files = if has_file { vec![file.as_fd()] } else { vec![] };
-        let mapped = rig.client.ask(&Request::DmaMap(map), &files);
+        let mapped = rig.client.request(&Request::DmaMap(map), &files);
         assert_eq!(errno(mapped), 22, "{flags:#x} {has_file}");
     }
     // One that cannot be kept leaves nothing behind.
-    rig.noted().refuse_next_map = Some(Refusal::NO_MEMORY);
+    rig.noted().refuse_next_map = Some(Errno::ENOMEM);
     assert_eq!(errno(rig.client.dma_map(0x20_0000, 0x1000, fd, true)), 12);
     assert_eq!(rig.noted().mapped.len(), 4);
     rig.client.dma_map(0x20_0000, 0x1000, fd, true).unwrap();
@@ -201,26 +202,26 @@ fn memory_is_mapped_and_taken_back() {
     for (iova, len_bytes) in [(0x10_0000, 0x1000), (0x10_1000, 0x1000), (0, 0), (0x30_0000, 1)] {
         assert_eq!(errno(rig.client.dma_unmap(iova, len_bytes)), 2, "{iova:#x}");
     }
-    rig.noted().refuse_next_unmap = Some(Refusal::IO);
+    rig.noted().refuse_next_unmap = Some(Errno::EIO);
     assert_eq!(errno(rig.client.dma_unmap(0x10_0000, 0x2000)), 5);
     rig.client.dma_unmap(0x10_0000, 0x2000).unwrap();
     assert_eq!(errno(rig.client.dma_unmap(0x10_0000, 0x2000)), 2);
     let mut all = DmaUnmap { argsz: 24, flags: DmaUnmap::ALL, iova: 0, len_bytes: 1 };
-    assert_eq!(errno(rig.client.ask(&Request::DmaUnmap(all), &[])), 22);
+    assert_eq!(errno(rig.client.request(&Request::DmaUnmap(all), &[])), 22);
     (all.len_bytes, all.flags) = (0, 1);
-    assert_eq!(errno(rig.client.ask(&Request::DmaUnmap(all), &[])), 22);
+    assert_eq!(errno(rig.client.request(&Request::DmaUnmap(all), &[])), 22);
     all.flags = DmaUnmap::ALL;
-    assert_eq!(rig.client.ask(&Request::DmaUnmap(all), &[]).unwrap().payload, all.encode());
+    assert_eq!(rig.client.request(&Request::DmaUnmap(all), &[]).unwrap().payload, all.encode());
     assert!(rig.noted().mapped.is_empty() && rig.noted().files.is_empty());
 }
 
 #[test]
 fn there_are_no_more_maps_than_was_settled() {
-    let limits = Limits { dma_maps_max: 3, page_sizes: 0x1_0000, ..Limits::DEFAULT };
-    let mut rig = Rig::unsettled(NoMemory, limits, Vec::new());
-    let proposed = Limits { page_sizes: 0x1_1000, ..Limits::DEFAULT };
-    rig.client.settle(&proposed).unwrap();
-    assert_eq!(rig.client.server_limits().page_sizes, 0x1_0000);
+    let limits = Capabilities::DEFAULT.with_dma_maps_max(3).with_page_sizes(0x1_0000);
+    let mut rig = Rig::without_negotiation(NoDmaMemory, limits, Vec::new());
+    let proposed = Capabilities::DEFAULT.with_page_sizes(0x1_1000);
+    rig.client.negotiate(&proposed).unwrap();
+    assert_eq!(rig.client.server_capabilities().page_sizes, 0x1_0000);
     assert_eq!(errno(rig.client.dma_map(0x1000, 0x1_0000, None, true)), 22);
     for at in 0..3 {
         rig.client.dma_map(at << 20, 0x1_0000, None, true).unwrap();
@@ -232,7 +233,7 @@ fn there_are_no_more_maps_than_was_settled() {
 
 #[test]
 fn interrupts_are_told_by_eventfds() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     let irqs = rig.link().interrupts().clone();
     assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(false), "nobody asked yet");
     let events: Vec<OwnedFd> = (0..8).map(|_| event_fd::create().unwrap()).collect();
@@ -240,12 +241,13 @@ fn interrupts_are_told_by_eventfds() {
     rig.client.set_irq_events(MSIX_IRQ, 2, &fds[2..5]).unwrap();
     assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(true));
     assert_eq!(irqs.raise(MSIX_IRQ, 1), Ok(false));
-    assert_eq!(irqs.raise(MSIX_IRQ, 8), Err(Refusal::INVALID));
-    assert_eq!(irqs.raise(9, 0), Err(Refusal::INVALID));
+    assert_eq!(irqs.raise(MSIX_IRQ, 8), Err(Errno::EINVAL));
+    assert_eq!(irqs.raise(9, 0), Err(Errno::EINVAL));
     let told = || events.iter().map(|event| event_fd::drain(event).unwrap()).collect::<Vec<_>>();
     assert_eq!(told(), [0, 0, 0, 1, 0, 0, 0, 0]);
     let mut set = |action, index, start, count, data| {
-        rig.client.ask(&Request::DeviceSetIrqs(SetIrqs { action, index, start, count, data }), &[])
+        rig.client
+            .request(&Request::DeviceSetIrqs(SetIrqs { action, index, start, count, data }), &[])
     };
     // The client raises them itself, all or some.
     let trigger = SetIrqs::TRIGGER;
@@ -269,13 +271,13 @@ fn interrupts_are_told_by_eventfds() {
 
 #[test]
 fn a_line_is_masked_once_it_was_raised() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     let irqs = rig.link().interrupts().clone();
     let event = event_fd::create().unwrap();
     rig.client.set_irq_events(INTX_IRQ, 0, &[event.as_fd()]).unwrap();
     let mut set = |action| {
         let set = SetIrqs { action, index: INTX_IRQ, start: 0, count: 1, data: IrqData::None };
-        rig.client.ask(&Request::DeviceSetIrqs(set), &[]).map(drop)
+        rig.client.request(&Request::DeviceSetIrqs(set), &[]).map(drop)
     };
     assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(true));
     assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false), "masked until the client has seen to it");
@@ -291,20 +293,20 @@ fn a_line_is_masked_once_it_was_raised() {
     // A notification of masking is not there.
     let data = IrqData::EventFds;
     let set = SetIrqs { action: SetIrqs::UNMASK, index: INTX_IRQ, start: 0, count: 1, data };
-    let told = rig.client.ask(&Request::DeviceSetIrqs(set), &[event.as_fd()]);
-    assert_eq!(errno(told), Refusal::UNSUPPORTED.errno());
+    let told = rig.client.request(&Request::DeviceSetIrqs(set), &[event.as_fd()]);
+    assert_eq!(errno(told), Errno::EOPNOTSUPP.raw());
 }
 
 /// Asks for a feature; the data that came back.
 fn ask_feature(client: &mut Client, flags: u32, data: &[u8]) -> Result<Vec<u8>, ClientError> {
     let argsz = 8 + 4096;
-    let answer = client.ask(&Request::DeviceFeature(Feature { argsz, flags, data }), &[])?;
+    let answer = client.request(&Request::DeviceFeature(Feature { argsz, flags, data }), &[])?;
     Ok(answer.payload[8..].to_vec())
 }
 
 #[test]
 fn a_device_is_moved_through_its_states() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     rig.noted().state = (0..=99).collect();
     let go = |client: &mut Client, state: u32| {
         let data = [state.to_ne_bytes(), [0; 4]].concat();
@@ -318,14 +320,14 @@ fn a_device_is_moved_through_its_states() {
     assert_eq!(flags, 0b101_u64.to_ne_bytes());
     assert_eq!(state(client), 2);
     let read = |client: &mut Client, size, argsz| {
-        let answer = client.ask(&Request::MigrationDataRead { argsz, size }, &[])?;
+        let answer = client.request(&Request::MigrationDataRead { argsz, size }, &[])?;
         Ok(MigrationData::parse(&answer.payload).unwrap().data.to_vec())
     };
     assert_eq!(errno(read(client, 10, 18)), 22, "it runs");
     go(client, 3).unwrap();
     assert_eq!(state(client), 3);
     assert_eq!(errno(read(client, 60, 67)), 22, "no room for the answer");
-    assert_eq!(errno(read(client, u32::MAX, u32::MAX)), Refusal::TOO_LONG.errno());
+    assert_eq!(errno(read(client, u32::MAX, u32::MAX)), Errno::EMSGSIZE.raw());
     assert_eq!(read(client, 60, 68).unwrap(), (0..60).collect::<Vec<u8>>());
     assert_eq!(read(client, 60, 68).unwrap(), (60..100).collect::<Vec<u8>>());
     assert_eq!(errno(go(client, 6)), 22, "not back to pre-copy");
@@ -333,9 +335,9 @@ fn a_device_is_moved_through_its_states() {
         assert_eq!(errno(go(client, nonsense)), 22);
     }
     let write = Request::MigrationDataWrite { data: b"state" };
-    assert_eq!(errno(client.ask(&write, &[])), 22, "not resuming");
+    assert_eq!(errno(client.request(&write, &[])), 22, "not resuming");
     go(client, 4).unwrap();
-    assert!(client.ask(&write, &[]).is_ok());
+    assert!(client.request(&write, &[]).is_ok());
     go(client, 2).unwrap();
     let passed = [
         "Running to Stop",
@@ -348,7 +350,7 @@ fn a_device_is_moved_through_its_states() {
     assert_eq!(rig.noted().log, passed);
     assert!(rig.noted().state.ends_with(b"state"));
     // One that fails halfway stays where it got to; a broken one is helped by a reset only.
-    let failed = MigrationFailed { refusal: Refusal::IO, is_broken: true };
+    let failed = MigrationError { errno: Errno::EIO, is_broken: true };
     rig.noted().refuse_state = Some(failed);
     assert_eq!(errno(go(&mut rig.client, 1)), 5);
     assert_eq!(state(&mut rig.client), 0);
@@ -361,13 +363,13 @@ fn a_device_is_moved_through_its_states() {
 
 #[test]
 fn writes_of_the_device_are_logged() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     let words = |words: &[u64]| words.iter().flat_map(|it| it.to_ne_bytes()).collect::<Vec<u8>>();
     let report = |client: &mut Client, range: [u64; 3], argsz| {
         let flags = feature::DMA_LOGGING_REPORT | Feature::GET;
         let data = words(&range);
         let asked = Feature { argsz, flags, data: &data };
-        client.ask(&Request::DeviceFeature(asked), &[]).map(|answer| answer.payload)
+        client.request(&Request::DeviceFeature(asked), &[]).map(|answer| answer.payload)
     };
     let (start, stop) =
         (feature::DMA_LOGGING_START | Feature::SET, feature::DMA_LOGGING_STOP | Feature::SET);
@@ -399,7 +401,7 @@ fn writes_of_the_device_are_logged() {
         assert_eq!(errno(report(client, wrong, 4096)), 22, "{wrong:x?}");
     }
     let huge = report(client, [0, u64::MAX, 1], 4096);
-    assert_eq!(errno(huge), Refusal::TOO_LONG.errno());
+    assert_eq!(errno(huge), Errno::EMSGSIZE.raw());
     ask_feature(client, stop, &[]).unwrap();
     ask_feature(client, start, &words(&[4096, 0])).unwrap();
     let (_, noted) = rig.hang_up();
@@ -410,7 +412,7 @@ fn writes_of_the_device_are_logged() {
 
 #[test]
 fn features_are_asked_for_before_they_are_used() {
-    let mut rig = Rig::new(NoMemory);
+    let mut rig = Rig::new(NoDmaMemory);
     let mut ask = |flags| ask_feature(&mut rig.client, flags, &[]);
     let probe = Feature::PROBE;
     for (number, there_is) in [
@@ -428,8 +430,8 @@ fn features_are_asked_for_before_they_are_used() {
         assert_eq!(errno(ask(number | Feature::GET | 1 << 19)), 22);
     }
     for unknown in [0, 3, 5, 9, 0xffff] {
-        assert_eq!(errno(ask(unknown | probe)), Refusal::NO_FEATURE.errno());
-        assert_eq!(errno(ask(unknown | Feature::GET)), Refusal::NO_FEATURE.errno());
+        assert_eq!(errno(ask(unknown | probe)), Errno::ENOTTY.raw());
+        assert_eq!(errno(ask(unknown | Feature::GET)), Errno::ENOTTY.raw());
     }
 }
 
@@ -451,7 +453,7 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
     let file = memory(0x10_0000);
     let event = event_fd::create().unwrap();
     for round in 0_u8..5 {
-        let mut client = Client::connect(&path, NoMemory).unwrap();
+        let mut client = Client::connect(&path, NoDmaMemory).unwrap();
         client.dma_map(0x1000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
         client.dma_map(0x2000, 0x1000, None, true).unwrap();
         client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
@@ -461,7 +463,7 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
         client.region_write(0, 0, &[round + 1]).unwrap();
     }
     // One more that is served until the server is stopped.
-    let mut client = Client::connect(&path, NoMemory).unwrap();
+    let mut client = Client::connect(&path, NoDmaMemory).unwrap();
     client.dma_map(0x1000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
     let held = noted.lock().unwrap().link.clone().unwrap();
     assert_eq!(held.interrupts().raise(MSIX_IRQ, 0), Ok(false), "another one asked for it");
@@ -471,8 +473,11 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
     // Binding a second time looked whether anybody listens.
     all.retain(|served| served.messages_count > 0);
     assert_eq!(all.len(), 6);
-    assert!(all[..5].iter().all(|served| served.ended == Ended::ClosedByClient), "{all:?}");
-    assert_eq!(all[5].ended, Ended::Stopped);
+    assert!(
+        all[..5].iter().all(|served| served.ended == DisconnectReason::ClosedByClient),
+        "{all:?}"
+    );
+    assert_eq!(all[5].ended, DisconnectReason::Stopped);
     let noted = noted.lock().unwrap();
     assert!(noted.mapped.is_empty() && noted.files.is_empty());
     assert_eq!((noted.connects, noted.disconnects), (6, 6));

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use longshore_vfio_user::client::{Client, NoMemory};
+use longshore_vfio_user::client::{Client, NoDmaMemory};
 use longshore_vfio_user::{Listener, Server, Stop};
 
 use crate::rig;
@@ -49,8 +49,9 @@ impl Served {
         UnixStream::connect(&self.path).unwrap()
     }
 
-    fn client(&self) -> Client<NoMemory> {
-        let mut client = Client::over(self.connect(), NoMemory).expect("the server serves");
+    fn client(&self) -> Client<NoDmaMemory> {
+        let mut client =
+            Client::from_stream(self.connect(), NoDmaMemory).expect("the server serves");
         client.device_info().unwrap();
         client
     }
@@ -130,7 +131,7 @@ fn credentials_take_no_room_of_descriptors() {
 }
 
 /// Connects while another client is served, and leaves sockets in the queue of the connection.
-fn queue(served: &Served) -> (Client<NoMemory>, UnixStream, [OwnedFd; 2]) {
+fn queue(served: &Served) -> (Client<NoDmaMemory>, UnixStream, [OwnedFd; 2]) {
     let first = served.client();
     let stream = served.connect();
     send(&stream, &NONSENSE, &[]);
@@ -162,7 +163,7 @@ fn a_client_ends_whatever_its_server_has_sent() {
     let (socket, _peer) = lingering();
     send(&theirs, &NONSENSE, &[socket.as_fd()]);
     drop(socket);
-    let client = Client::unsettled(ours, NoMemory);
+    let client = Client::without_negotiation(ours, NoDmaMemory);
     let (ended, has_ended) = mpsc::channel();
     thread::spawn(move || {
         drop(client);

@@ -6,8 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use longshore_mem::Iova;
-use longshore_vfio_user::wire::{Command, DmaAccess, Header, Kind, Request};
-use longshore_vfio_user::{AccessFailed, AccessFailure, Ended, Limits, Link, Refusal};
+use longshore_vfio_user::wire::{Command, DmaAccess, MessageKind, Request};
+use longshore_vfio_user::{
+    Capabilities, DisconnectReason, DmaError, DmaErrorKind, Errno, Link, MessageHeader,
+};
 
 use crate::rig::{READ_INLINE, Ram, Raw, Rig, serve_until};
 
@@ -22,7 +24,7 @@ fn read_on_thread(
     link: &Link,
     iova: u64,
     len: usize,
-) -> thread::JoinHandle<Result<Vec<u8>, AccessFailed>> {
+) -> thread::JoinHandle<Result<Vec<u8>, DmaError>> {
     let link = link.clone();
     thread::spawn(move || {
         let mut bytes = vec![0; len];
@@ -65,14 +67,15 @@ fn threads_read_and_write_memory_while_the_client_asks() {
     let (served, _) = rig.hang_up();
     assert_eq!((served.refused_count, served.stray_replies_count), (0, 0));
     assert!(!link.is_connected());
-    let gone = AccessFailed { done_bytes: 0, why: AccessFailure::Disconnected };
+    let gone = DmaError { done_bytes: 0, kind: DmaErrorKind::Disconnected };
     assert_eq!(link.read(Iova::new(0), &mut [0]), Err(gone));
 }
 
 #[test]
 fn transfers_are_cut_to_what_the_client_takes() {
-    let mut rig = Rig::unsettled(Ram(pattern(1 << 20)), Limits::DEFAULT, Vec::new());
-    rig.client.settle(&Limits { transfer_bytes_max: 10_000, ..Limits::DEFAULT }).unwrap();
+    let mut rig =
+        Rig::without_negotiation(Ram(pattern(1 << 20)), Capabilities::DEFAULT, Vec::new());
+    rig.client.negotiate(&Capabilities::DEFAULT.with_transfer_bytes_max(10_000)).unwrap();
     let link = rig.link();
     let reader = read_on_thread(&link, 3, 100_000);
     let (asked, bytes) = serve_until(&mut rig.client, reader);
@@ -87,10 +90,10 @@ fn transfers_are_cut_to_what_the_client_takes() {
     let link = rig.link();
     let reader = read_on_thread(&link, (1 << 20) - 25_000, 40_000);
     let failed = serve_until(&mut rig.client, reader).1.unwrap_err();
-    let why = AccessFailure::Refused(Refusal::FAULT);
-    assert_eq!(failed, AccessFailed { done_bytes: 20_000, why });
+    let kind = DmaErrorKind::Refused(Errno::EFAULT);
+    assert_eq!(failed, DmaError { done_bytes: 20_000, kind });
     let wraps = link.read(Iova::new(u64::MAX), &mut [0; 2]).unwrap_err();
-    assert_eq!(wraps, AccessFailed { done_bytes: 0, why });
+    assert_eq!(wraps, DmaError { done_bytes: 0, kind });
     assert_eq!(link.read(Iova::new(7), &mut []), Ok(()), "nothing is asked for nothing");
 }
 
@@ -98,14 +101,17 @@ fn transfers_are_cut_to_what_the_client_takes() {
 fn a_device_may_read_within_a_command_and_later_commands_wait() {
     let mut raw = Raw::new(LONG);
     let iova = 0x1234_u64.to_le_bytes();
-    raw.ask(100, &Request::RegionWrite { offset: READ_INLINE, region: 0, data: &iova });
+    raw.request(100, &Request::RegionWrite { offset: READ_INLINE, region: 0, data: &iova });
     for id in 0..20 {
         let data = [id as u8; 2];
-        raw.ask(200 + id, &Request::RegionWrite { offset: 0, region: 0, data: &data });
-        raw.ask(300 + id, &Request::RegionRead { offset: 0, region: 0, count: 2 });
+        raw.request(200 + id, &Request::RegionWrite { offset: 0, region: 0, data: &data });
+        raw.request(300 + id, &Request::RegionRead { offset: 0, region: 0, count: 2 });
     }
     let (asked, payload) = raw.receive();
-    assert_eq!((asked.kind(), asked.command), (Some(Kind::Command), Command::DmaRead.number()));
+    assert_eq!(
+        (asked.kind(), asked.command),
+        (Some(MessageKind::Command), Command::DmaRead.number())
+    );
     let access = DmaAccess::parse(&payload).unwrap();
     assert_eq!((access.iova, access.count), (0x1234, 16));
     let reply = DmaAccess { data: b"sixteen bytes ok", ..access }.encode();
@@ -123,31 +129,31 @@ fn a_device_may_read_within_a_command_and_later_commands_wait() {
 fn a_client_that_asks_too_much_meanwhile_has_the_read_fail_and_all_is_answered() {
     let mut raw = Raw::new(LONG);
     let iova = 0_u64.to_le_bytes();
-    raw.ask(0, &Request::RegionWrite { offset: READ_INLINE, region: 0, data: &iova });
+    raw.request(0, &Request::RegionWrite { offset: READ_INLINE, region: 0, data: &iova });
     for id in 1..=150 {
-        raw.ask(id, &Request::RegionRead { offset: 0, region: 0, count: 1 });
+        raw.request(id, &Request::RegionRead { offset: 0, region: 0, count: 1 });
     }
     let (asked, _) = raw.receive();
     assert_eq!(asked.command, Command::DmaRead.number());
     for id in 0..=150 {
         assert_eq!(raw.receive().0.id, id);
     }
-    let failed = AccessFailed { done_bytes: 0, why: AccessFailure::Flooded };
+    let failed = DmaError { done_bytes: 0, kind: DmaErrorKind::TooManyCommands };
     assert_eq!(raw.noted.lock().unwrap().inline, Some(Err(failed)));
     // An answer that comes too late is no answer to anything else.
     raw.send(asked.reply(0), &[]);
     let served = raw.hang_up();
-    assert_eq!((served.ended, served.stray_replies_count), (Ended::ClosedByClient, 0));
+    assert_eq!((served.ended, served.stray_replies_count), (DisconnectReason::ClosedByClient, 0));
 }
 
 #[test]
 fn posted_commands_are_done_and_not_answered() {
     let mut raw = Raw::new(LONG);
     let write = Request::RegionWrite { offset: 0, region: 0, data: &[7] }.encode();
-    raw.send(Header::command_without_reply(1, Command::RegionWrite, write.len()), &write);
-    let nonsense = Header::command_without_reply(2, Command::RegionWrite, 3);
+    raw.send(MessageHeader::command_without_reply(1, Command::RegionWrite, write.len()), &write);
+    let nonsense = MessageHeader::command_without_reply(2, Command::RegionWrite, 3);
     raw.send(nonsense, &[1, 2, 3]);
-    raw.ask(3, &Request::RegionRead { offset: 0, region: 0, count: 1 });
+    raw.request(3, &Request::RegionRead { offset: 0, region: 0, count: 1 });
     let (header, payload) = raw.receive();
     assert_eq!((header.id, payload[16]), (3, 7));
     assert_eq!(raw.hang_up().refused_count, 1);
@@ -177,28 +183,28 @@ fn answers_may_be_short_and_must_make_sense() {
         vec![0; 15],
         Vec::new(),
     ];
-    let refused = |refusal| AccessFailure::Refused(refusal);
+    let refused = |errno| DmaErrorKind::Refused(errno);
     for payload in wrong {
         let reader = read_on_thread(&link, 0, 8);
         let (asked, _) = raw.receive();
         raw.send(asked.reply(payload.len()), &payload);
         let failed = reader.join().unwrap().unwrap_err();
-        assert_eq!(failed.why, refused(Refusal::INVALID), "{payload:?}");
+        assert_eq!(failed.kind, refused(Errno::EINVAL), "{payload:?}");
     }
-    for (errno, refusal) in [(19, Refusal::from_errno(19)), (0, Refusal::IO)] {
+    for (number, errno) in [(19, Errno::from_raw(19)), (0, Errno::EIO)] {
         let reader = read_on_thread(&link, 0, 8);
         let (asked, _) = raw.receive();
-        raw.send(asked.error_reply(errno), &[]);
-        assert_eq!(reader.join().unwrap().unwrap_err().why, refused(refusal));
+        raw.send(asked.error_reply(number), &[]);
+        assert_eq!(reader.join().unwrap().unwrap_err().kind, refused(errno));
     }
     // Of another command than was asked.
     let reader = read_on_thread(&link, 0, 8);
     let (asked, _) = raw.receive();
-    let other = Header::command(asked.id, Command::DmaWrite, 0).reply(16);
+    let other = MessageHeader::command(asked.id, Command::DmaWrite, 0).reply(16);
     raw.send(other, &[0; 16]);
-    assert_eq!(reader.join().unwrap().unwrap_err().why, refused(Refusal::INVALID));
+    assert_eq!(reader.join().unwrap().unwrap_err().kind, refused(Errno::EINVAL));
     // Of nothing that was asked.
-    raw.send(Header::command(9999, Command::DmaRead, 0).reply(0), &[]);
+    raw.send(MessageHeader::command(9999, Command::DmaRead, 0).reply(0), &[]);
 
     // Writes are answered with or without their place.
     for answer in [vec![], DmaAccess { data: &[], ..access }.encode()] {
@@ -210,7 +216,7 @@ fn answers_may_be_short_and_must_make_sense() {
         writer.join().unwrap().unwrap();
     }
     let served = raw.hang_up();
-    assert_eq!((served.ended, served.stray_replies_count), (Ended::ClosedByClient, 1));
+    assert_eq!((served.ended, served.stray_replies_count), (DisconnectReason::ClosedByClient, 1));
 }
 
 #[test]
@@ -223,7 +229,7 @@ fn what_is_unmapped_is_not_waited_for() {
     let (asked_high, payload) = raw.receive();
     assert_eq!(link.cancel(&(0x1010..0x2000)), 0, "neither");
     assert_eq!(link.cancel(&(0x100f..0x1010)), 1);
-    let cancelled = AccessFailed { done_bytes: 0, why: AccessFailure::Cancelled };
+    let cancelled = DmaError { done_bytes: 0, kind: DmaErrorKind::Cancelled };
     assert_eq!(low.join().unwrap(), Err(cancelled));
     // The late answer is thrown away, and the other one comes through.
     let access = DmaAccess { data: b"the first sixtee", ..DmaAccess::parse(&payload).unwrap() };
@@ -239,13 +245,13 @@ fn what_is_unmapped_is_not_waited_for() {
 fn a_client_that_does_not_answer_is_not_waited_for_long() {
     let mut raw = Raw::new(Duration::from_millis(50));
     let mut bytes = [0; 8];
-    let timed_out = AccessFailed { done_bytes: 0, why: AccessFailure::TimedOut };
+    let timed_out = DmaError { done_bytes: 0, kind: DmaErrorKind::TimedOut };
     assert_eq!(raw.link.read(Iova::new(0), &mut bytes), Err(timed_out));
     assert_eq!(raw.link.write(Iova::new(0), &bytes), Err(timed_out));
     // It is still there.
     raw.receive();
     raw.receive();
-    raw.ask(1, &Request::RegionRead { offset: 0, region: 0, count: 1 });
+    raw.request(1, &Request::RegionRead { offset: 0, region: 0, count: 1 });
     assert_eq!(raw.receive().0.id, 1);
 }
 
@@ -275,9 +281,9 @@ fn a_client_that_answers_with_a_byte_at_a_time_is_not_waited_for_long() {
             let _ = raw.stream.write_all(&[&header[..], &reply].concat());
         }
         let failed = device.join().unwrap().expect_err("it has waited for each byte");
-        assert_eq!(failed.why, AccessFailure::TimedOut);
+        assert_eq!(failed.kind, DmaErrorKind::TimedOut);
         assert!(failed.done_bytes < LEN);
-        assert_eq!(raw.ended().ended, Ended::ClosedByClient);
+        assert_eq!(raw.ended().ended, DisconnectReason::ClosedByClient);
     }
 }
 
@@ -289,8 +295,8 @@ fn a_client_that_dies_is_not_waited_for_at_all() {
     for _ in 0..4 {
         raw.receive();
     }
-    assert_eq!(raw.hang_up().ended, Ended::ClosedByClient);
-    let gone = AccessFailed { done_bytes: 0, why: AccessFailure::Disconnected };
+    assert_eq!(raw.hang_up().ended, DisconnectReason::ClosedByClient);
+    let gone = DmaError { done_bytes: 0, kind: DmaErrorKind::Disconnected };
     for reader in readers {
         assert_eq!(reader.join().unwrap(), Err(gone));
     }
@@ -302,22 +308,22 @@ fn a_client_that_does_not_take_its_answers_is_left() {
     for id in 0..1000 {
         let read = Request::RegionRead { offset: 0, region: 0, count: 0x2000 };
         let payload = read.encode();
-        let header = Header::command(id, read.command(), payload.len());
+        let header = MessageHeader::command(id, read.command(), payload.len());
         let bytes = [&header.encode()[..], &payload].concat();
         if raw.stream.write_all(&bytes).is_err() {
             break;
         }
     }
-    assert_eq!(raw.ended().ended, Ended::NotTaken);
+    assert_eq!(raw.ended().ended, DisconnectReason::SendTimedOut);
 }
 
 #[test]
 fn nothing_is_asked_of_a_client_before_it_is_ready() {
-    let mut rig = Rig::unsettled(Ram(Vec::new()), Limits::DEFAULT, Vec::new());
+    let mut rig = Rig::without_negotiation(Ram(Vec::new()), Capabilities::DEFAULT, Vec::new());
     assert!(rig.client.device_info().is_err(), "the version comes first");
     assert!(rig.noted().link.is_none());
-    rig.client.settle(&Limits { transfer_bytes_max: 0, ..Limits::DEFAULT }).unwrap();
+    rig.client.negotiate(&Capabilities::DEFAULT.with_transfer_bytes_max(0)).unwrap();
     let failed = rig.link().read(Iova::new(0), &mut [0]).unwrap_err();
-    assert_eq!(failed.why, AccessFailure::Disconnected);
-    assert!(rig.client.settle(&Limits::DEFAULT).is_err(), "once");
+    assert_eq!(failed.kind, DmaErrorKind::Disconnected);
+    assert!(rig.client.negotiate(&Capabilities::DEFAULT).is_err(), "once");
 }

@@ -10,12 +10,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use longshore_mem::{AddrRange, Iova};
-use longshore_vfio_user::client::{Client, Memory, NoMemory};
+use longshore_vfio_user::client::{Client, DmaMemory, NoDmaMemory};
 use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
-use longshore_vfio_user::wire::{HEADER_LEN_BYTES, Header, Request};
+use longshore_vfio_user::wire::{HEADER_LEN_BYTES, Request};
 use longshore_vfio_user::{
-    AccessFailed, Backing, Description, Device, DirtyLog, DmaMap, DmaTarget, Limits, Link,
-    Migration, MigrationFailed, MigrationState, Refusal, Region, Served, Server,
+    Capabilities, ConnectionSummary, Device, DeviceDescription, DirtyLog, DmaBacking, DmaError,
+    DmaMapping, DmaTarget, Errno, Link, MessageHeader, Migration, MigrationError, MigrationState,
+    RegionDescription, Server,
 };
 
 pub(crate) const BAR_BYTES: u64 = 0x2000;
@@ -36,12 +37,12 @@ pub(crate) struct Noted {
     pub(crate) disconnects: u32,
     pub(crate) mapped: BTreeMap<u64, u64>,
     pub(crate) files: BTreeMap<u64, OwnedFd>,
-    pub(crate) refuse_next_map: Option<Refusal>,
-    pub(crate) refuse_next_unmap: Option<Refusal>,
-    pub(crate) inline: Option<Result<[u8; 16], AccessFailed>>,
+    pub(crate) refuse_next_map: Option<Errno>,
+    pub(crate) refuse_next_unmap: Option<Errno>,
+    pub(crate) inline: Option<Result<[u8; 16], DmaError>>,
     pub(crate) log: Vec<String>,
     pub(crate) state: Vec<u8>,
-    pub(crate) refuse_state: Option<MigrationFailed>,
+    pub(crate) refuse_state: Option<MigrationError>,
 }
 
 pub(crate) type Shared = Arc<Mutex<Noted>>;
@@ -49,13 +50,13 @@ pub(crate) type Shared = Arc<Mutex<Noted>>;
 pub(crate) struct TestDevice {
     pub(crate) noted: Shared,
     config: ConfigSpace,
-    extra: Vec<Region>,
+    extra: Vec<RegionDescription>,
     state_read: usize,
 }
 
 pub(crate) struct TestDma(Shared);
 
-pub(crate) fn device(noted: &Shared, extra: Vec<Region>) -> TestDevice {
+pub(crate) fn device(noted: &Shared, extra: Vec<RegionDescription>) -> TestDevice {
     noted.lock().unwrap().registers = vec![0; BAR_BYTES as usize];
     let config = ConfigSpace::new(0x1234, 0x5678)
         .class(0x08_80_00)
@@ -76,13 +77,13 @@ impl TestDevice {
 }
 
 impl Device for TestDevice {
-    fn description(&self) -> Description {
+    fn description(&self) -> DeviceDescription {
         let mut description = self.config.description();
         description.regions.extend(self.extra.iter().cloned());
         description
     }
 
-    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         match region {
             CONFIG_REGION => return self.config.read(offset, into),
             0 => {
@@ -99,17 +100,17 @@ impl Device for TestDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.config.write(offset, from);
         }
         if offset == REFUSES {
-            return Err(Refusal::NO_SPACE);
+            return Err(Errno::ENOSPC);
         }
         if offset == READ_INLINE {
             let mut bytes = [0; 16];
             let link = self.noted().link.clone().unwrap();
-            let iova = u64::from_le_bytes(from.try_into().map_err(|_| Refusal::INVALID)?);
+            let iova = u64::from_le_bytes(from.try_into().map_err(|_| Errno::EINVAL)?);
             let read = link.read(Iova::new(iova), &mut bytes);
             self.noted().inline = Some(read.map(|()| bytes));
         }
@@ -143,7 +144,11 @@ impl Migration for TestDevice {
         true
     }
 
-    fn go(&mut self, from: MigrationState, to: MigrationState) -> Result<(), MigrationFailed> {
+    fn set_state(
+        &mut self,
+        from: MigrationState,
+        to: MigrationState,
+    ) -> Result<(), MigrationError> {
         let mut noted = self.noted.lock().unwrap();
         if let Some(failed) = noted.refuse_state.take() {
             return Err(failed);
@@ -153,7 +158,7 @@ impl Migration for TestDevice {
         Ok(())
     }
 
-    fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Refusal> {
+    fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Errno> {
         let noted = self.noted.lock().unwrap();
         let left = &noted.state[self.state_read..];
         let count = left.len().min(into.len());
@@ -162,30 +167,30 @@ impl Migration for TestDevice {
         Ok(count)
     }
 
-    fn write_state(&mut self, from: &[u8]) -> Result<(), Refusal> {
+    fn write_state(&mut self, from: &[u8]) -> Result<(), Errno> {
         self.noted().state.extend(from);
         Ok(())
     }
 }
 
 impl DmaTarget for TestDma {
-    fn dma_map(&mut self, map: DmaMap) -> Result<(), Refusal> {
+    fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno> {
         let mut noted = self.0.lock().unwrap();
-        if let Some(refusal) = noted.refuse_next_map.take() {
-            return Err(refusal);
+        if let Some(errno) = noted.refuse_next_map.take() {
+            return Err(errno);
         }
         let start = map.range.start().raw();
         assert_eq!(noted.mapped.insert(start, map.range.len_bytes()), None);
-        if let Backing::Mmap { file, .. } | Backing::FileIo { file, .. } = map.backing {
+        if let DmaBacking::Mmap { file, .. } | DmaBacking::FileIo { file, .. } = map.backing {
             noted.files.insert(start, file);
         }
         Ok(())
     }
 
-    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Refusal> {
+    fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         let mut noted = self.0.lock().unwrap();
-        if let Some(refusal) = noted.refuse_next_unmap.take() {
-            return Err(refusal);
+        if let Some(errno) = noted.refuse_next_unmap.take() {
+            return Err(errno);
         }
         let start = range.start().raw();
         assert_eq!(noted.mapped.remove(&start), Some(range.len_bytes()));
@@ -199,12 +204,12 @@ impl DmaTarget for TestDma {
 }
 
 impl DirtyLog for TestDma {
-    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Refusal> {
+    fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Errno> {
         self.0.lock().unwrap().log.push(format!("start {ranges:?} {page_bytes}"));
         Ok(page_bytes.max(4096))
     }
 
-    fn stop(&mut self) -> Result<(), Refusal> {
+    fn stop(&mut self) -> Result<(), Errno> {
         self.0.lock().unwrap().log.push("stop".into());
         Ok(())
     }
@@ -214,7 +219,7 @@ impl DirtyLog for TestDma {
         range: AddrRange<Iova>,
         page_bytes: u64,
         bitmap: &mut [u64],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Errno> {
         assert_eq!(bitmap.len() as u64, range.len_bytes().div_ceil(page_bytes).div_ceil(64));
         assert!(bitmap.iter().all(|word| *word == 0));
         bitmap[0] = 0b101;
@@ -223,26 +228,30 @@ impl DirtyLog for TestDma {
 }
 
 /// A client and a server that serves it, once.
-pub(crate) struct Rig<M = NoMemory> {
+pub(crate) struct Rig<M = NoDmaMemory> {
     pub(crate) client: Client<M>,
     pub(crate) noted: Shared,
-    server: JoinHandle<Served>,
+    server: JoinHandle<ConnectionSummary>,
 }
 
-impl<M: Memory> Rig<M> {
+impl<M: DmaMemory> Rig<M> {
     pub(crate) fn new(memory: M) -> Self {
-        let mut rig = Self::unsettled(memory, Limits::DEFAULT, Vec::new());
-        rig.client.settle(&Limits::DEFAULT).unwrap();
+        let mut rig = Self::without_negotiation(memory, Capabilities::DEFAULT, Vec::new());
+        rig.client.negotiate(&Capabilities::DEFAULT).unwrap();
         rig
     }
 
-    pub(crate) fn unsettled(memory: M, limits: Limits, extra: Vec<Region>) -> Self {
+    pub(crate) fn without_negotiation(
+        memory: M,
+        limits: Capabilities,
+        extra: Vec<RegionDescription>,
+    ) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let noted = Shared::default();
-        let server = Server::with_limits(device(&noted, extra), dma(&noted), limits).unwrap();
+        let server = Server::with_capabilities(device(&noted, extra), dma(&noted), limits).unwrap();
         let mut server = server.reply_timeout(Duration::from_secs(20));
         let server = thread::spawn(move || server.serve(theirs).unwrap());
-        Self { client: Client::unsettled(ours, memory), noted, server }
+        Self { client: Client::without_negotiation(ours, memory), noted, server }
     }
 
     pub(crate) fn noted(&self) -> MutexGuard<'_, Noted> {
@@ -257,7 +266,7 @@ impl<M: Memory> Rig<M> {
     }
 
     /// The client goes; how that was for the server.
-    pub(crate) fn hang_up(self) -> (Served, Shared) {
+    pub(crate) fn hang_up(self) -> (ConnectionSummary, Shared) {
         drop(self.client);
         (self.server.join().unwrap(), self.noted)
     }
@@ -265,7 +274,10 @@ impl<M: Memory> Rig<M> {
 
 /// Answers what the server asks until `device` has ended; how many times it asked, and what `device`
 /// ended with.
-pub(crate) fn serve_until<M: Memory, T>(client: &mut Client<M>, device: JoinHandle<T>) -> (u64, T) {
+pub(crate) fn serve_until<M: DmaMemory, T>(
+    client: &mut Client<M>,
+    device: JoinHandle<T>,
+) -> (u64, T) {
     let mut asked = 0;
     while !device.is_finished() {
         asked += client.serve_memory(Duration::from_millis(1)).unwrap();
@@ -276,17 +288,17 @@ pub(crate) fn serve_until<M: Memory, T>(client: &mut Client<M>, device: JoinHand
 /// Memory from address 0 that is only there for messages.
 pub(crate) struct Ram(pub(crate) Vec<u8>);
 
-impl Memory for Ram {
-    fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Refusal> {
+impl DmaMemory for Ram {
+    fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Errno> {
         let end = (iova as usize).checked_add(into.len());
-        let from = end.and_then(|end| self.0.get(iova as usize..end)).ok_or(Refusal::FAULT)?;
+        let from = end.and_then(|end| self.0.get(iova as usize..end)).ok_or(Errno::EFAULT)?;
         into.copy_from_slice(from);
         Ok(())
     }
 
-    fn write(&mut self, iova: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, iova: u64, from: &[u8]) -> Result<(), Errno> {
         let end = (iova as usize).checked_add(from.len());
-        let into = end.and_then(|end| self.0.get_mut(iova as usize..end)).ok_or(Refusal::FAULT)?;
+        let into = end.and_then(|end| self.0.get_mut(iova as usize..end)).ok_or(Errno::EFAULT)?;
         into.copy_from_slice(from);
         Ok(())
     }
@@ -297,7 +309,7 @@ pub(crate) struct Raw {
     pub(crate) stream: UnixStream,
     pub(crate) noted: Shared,
     pub(crate) link: Link,
-    server: JoinHandle<Served>,
+    server: JoinHandle<ConnectionSummary>,
 }
 
 impl Raw {
@@ -308,45 +320,45 @@ impl Raw {
         let server = Server::new(device(&noted, Vec::new()), dma(&noted)).unwrap();
         let mut server = server.reply_timeout(reply_timeout);
         let server = thread::spawn(move || server.serve(theirs).unwrap());
-        let mut client = Client::unsettled(ours.try_clone().unwrap(), NoMemory);
-        client.settle(&Limits { transfer_bytes_max: 4096, ..Limits::DEFAULT }).unwrap();
+        let mut client = Client::without_negotiation(ours.try_clone().unwrap(), NoDmaMemory);
+        client.negotiate(&Capabilities::DEFAULT.with_transfer_bytes_max(4096)).unwrap();
         client.device_info().unwrap();
         let link = noted.lock().unwrap().link.clone().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         Self { stream: ours, noted, link, server }
     }
 
-    pub(crate) fn send(&mut self, header: Header, payload: &[u8]) {
+    pub(crate) fn send(&mut self, header: MessageHeader, payload: &[u8]) {
         self.stream.write_all(&[&header.encode()[..], payload].concat()).unwrap();
     }
 
-    pub(crate) fn ask(&mut self, id: u16, request: &Request<'_>) {
+    pub(crate) fn request(&mut self, id: u16, request: &Request<'_>) {
         let payload = request.encode();
-        self.send(Header::command(id, request.command(), payload.len()), &payload);
+        self.send(MessageHeader::command(id, request.command(), payload.len()), &payload);
     }
 
-    pub(crate) fn receive(&mut self) -> (Header, Vec<u8>) {
+    pub(crate) fn receive(&mut self) -> (MessageHeader, Vec<u8>) {
         self.receive_unless_closed().expect("the server sends a message")
     }
 
     /// The next message; `None` if none comes whole.
-    pub(crate) fn receive_unless_closed(&mut self) -> Option<(Header, Vec<u8>)> {
+    pub(crate) fn receive_unless_closed(&mut self) -> Option<(MessageHeader, Vec<u8>)> {
         let mut header = [0; HEADER_LEN_BYTES];
         self.stream.read_exact(&mut header).ok()?;
-        let header = Header::decode(header);
+        let header = MessageHeader::decode(header);
         let mut payload = vec![0; header.payload_len_bytes().unwrap() as usize];
         self.stream.read_exact(&mut payload).ok()?;
         Some((header, payload))
     }
 
     /// The client goes; how that was for the server.
-    pub(crate) fn hang_up(self) -> Served {
+    pub(crate) fn hang_up(self) -> ConnectionSummary {
         drop(self.stream);
         self.server.join().unwrap()
     }
 
     /// How it was for the server, which has ended of itself.
-    pub(crate) fn ended(self) -> Served {
+    pub(crate) fn ended(self) -> ConnectionSummary {
         self.server.join().unwrap()
     }
 }

@@ -12,9 +12,11 @@ use longshore_access::{ReadWrite, Reason, Space};
 use longshore_mem::Iova;
 use longshore_sys::event_fd;
 use longshore_sys::memfd::{self, Backing};
-use longshore_vfio_user::client::{Client, ClientError, Memory, NoMemory};
-use longshore_vfio_user::wire::{Command, DmaMap, DmaUnmap, Feature, Header, Request, feature};
-use longshore_vfio_user::{Ended, Link, Served, Server, SpaceDma};
+use longshore_vfio_user::client::{Client, ClientError, DmaMemory, NoDmaMemory};
+use longshore_vfio_user::wire::{Command, DmaMap, DmaUnmap, Feature, Request, feature};
+use longshore_vfio_user::{
+    ConnectionSummary, DisconnectReason, Link, MessageHeader, Server, SpaceDma,
+};
 
 use crate::rig::{self, Ram, Shared};
 
@@ -25,10 +27,10 @@ struct Setup<M> {
     stream: UnixStream,
     space: Space,
     noted: Shared,
-    server: JoinHandle<Served>,
+    server: JoinHandle<ConnectionSummary>,
 }
 
-impl<M: Memory> Setup<M> {
+impl<M: DmaMemory> Setup<M> {
     fn new(memory: M) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (noted, space) = (Shared::default(), Space::new().unwrap());
@@ -38,7 +40,7 @@ impl<M: Memory> Setup<M> {
         let mut server = server.reply_timeout(Duration::from_secs(60));
         let server = thread::spawn(move || server.serve(theirs).unwrap());
         let stream = ours.try_clone().unwrap();
-        let mut client = Client::over(ours, memory).unwrap();
+        let mut client = Client::from_stream(ours, memory).unwrap();
         client.device_info().unwrap();
         Self { client, stream, space, noted, server }
     }
@@ -47,7 +49,7 @@ impl<M: Memory> Setup<M> {
         self.noted.lock().unwrap().link.clone().unwrap()
     }
 
-    fn hang_up(self) -> (Served, Space) {
+    fn hang_up(self) -> (ConnectionSummary, Space) {
         drop((self.client, self.stream));
         (self.server.join().unwrap(), self.space)
     }
@@ -78,7 +80,7 @@ fn mappings_of(name: &str) -> usize {
 
 #[test]
 fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-beside", 0x6000);
     let fd = Some((file.as_fd(), 0x2000));
     setup.client.dma_map(0x10_0000, 0x2000, fd, true).unwrap();
@@ -105,7 +107,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
     assert!(mapped.iter().any(|it| it.contains(" r--s ")), "{mapped:?}");
     // For writing only.
     let write_only = DmaMap { flags: DmaMap::WRITE, offset: 0, iova: 0x20_0000, len_bytes: 0x1000 };
-    setup.client.ask(&Request::DmaMap(write_only), &[file.as_fd()]).unwrap();
+    setup.client.request(&Request::DmaMap(write_only), &[file.as_fd()]).unwrap();
     session.write(Iova::new(0x20_0000), b"only").unwrap();
     let fault = session.read(Iova::new(0x20_0000), &mut bytes).unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::Permission));
@@ -116,7 +118,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
     session.read(Iova::new(0x10_2000), &mut bytes).unwrap();
     // The client dies: nothing is left of its memory.
     let (served, space) = setup.hang_up();
-    assert_eq!((served.ended, served.maps_left_count), (Ended::ClosedByClient, 0));
+    assert_eq!((served.ended, served.maps_left_count), (DisconnectReason::ClosedByClient, 0));
     for iova in [0x10_0000, 0x10_2000, 0x20_0000] {
         let fault = space.session().read(Iova::new(iova), &mut bytes).unwrap_err();
         assert_eq!(fault.reason, Reason::Unmapped);
@@ -126,7 +128,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
 
 #[test]
 fn what_cannot_be_mapped_leaves_its_place_free() {
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-wrong", 0x4000);
     let read_only = fs::File::open(format!("/proc/self/fd/{}", raw(&file))).unwrap();
     let event = event_fd::create().unwrap();
@@ -152,11 +154,11 @@ fn a_descriptor_that_is_neither_memory_nor_an_event_ends_the_connection() {
     let (socket, _other) = UnixStream::pair().unwrap();
     let files = [pipe.into(), socket.into(), fs::File::open("/").unwrap().into()];
     for file in files.iter().chain([&fs::File::open("/dev/zero").unwrap().into()]) {
-        let mut setup = Setup::new(NoMemory);
+        let mut setup = Setup::new(NoDmaMemory);
         let fd = Some((OwnedFd::as_fd(file), 0));
         setup.client.dma_map(0x1000, 0x4000, fd, true).unwrap_err();
         let (served, _) = setup.hang_up();
-        let ended = Ended::Failed(std::io::ErrorKind::InvalidData);
+        let ended = DisconnectReason::Io(std::io::ErrorKind::InvalidData);
         assert_eq!((served.ended, served.maps_left_count), (ended, 0));
     }
 }
@@ -167,7 +169,7 @@ fn raw(file: &OwnedFd) -> i32 {
 
 #[test]
 fn a_file_that_the_client_shortens_is_a_fault() {
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-short", 0x8000);
     setup.client.dma_map(0, 0x4000, Some((file.as_fd(), 0)), true).unwrap();
     setup.client.dma_map(0x10_0000, 0x8000, Some((file.as_fd(), 0)), true).unwrap();
@@ -197,7 +199,7 @@ fn memory_without_a_descriptor_is_read_and_written_by_messages() {
         iova: 0x4000,
         len_bytes: 0x1000,
     };
-    setup.client.ask(&Request::DmaMap(by_file_io), &[file.as_fd()]).unwrap();
+    setup.client.request(&Request::DmaMap(by_file_io), &[file.as_fd()]).unwrap();
     setup.client.dma_map(0x10_0000, 0x1000, None, true).unwrap();
     let space = setup.space.clone();
     let device = thread::spawn(move || {
@@ -237,7 +239,7 @@ fn memory_without_a_descriptor_is_read_and_written_by_messages() {
 
 #[test]
 fn unmapping_does_not_wait_for_a_client_that_does_not_answer() {
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     setup.client.dma_map(0x1000, 0x1000, None, true).unwrap();
     let space = setup.space.clone();
     let device = thread::spawn(move || space.session().read(Iova::new(0x1100), &mut [0; 8]));
@@ -247,7 +249,7 @@ fn unmapping_does_not_wait_for_a_client_that_does_not_answer() {
     std::io::Read::read_exact(&mut stream, &mut asked).unwrap();
     assert_eq!(asked[2..4], Command::DmaRead.number().to_ne_bytes());
     let unmap = DmaUnmap { argsz: 24, flags: 0, iova: 0x1000, len_bytes: 0x1000 };
-    setup.client.ask(&Request::DmaUnmap(unmap), &[]).unwrap();
+    setup.client.request(&Request::DmaUnmap(unmap), &[]).unwrap();
     let fault = device.join().unwrap().unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::Revoked));
 }
@@ -257,7 +259,7 @@ fn unmapping_does_not_wait_for_a_client_that_does_not_answer() {
 #[test]
 fn nor_where_memory_is_pinned_around_the_question() {
     for (taken, is_revoked) in [(0x3000, false), (0x1000, true), (0x2000, true)] {
-        let mut setup = Setup::new(NoMemory);
+        let mut setup = Setup::new(NoDmaMemory);
         let file = memory("pinned", 0x2000);
         setup.client.dma_map(0x1000, 0x1000, None, true).unwrap();
         setup.client.dma_map(0x2000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
@@ -277,7 +279,7 @@ fn nor_where_memory_is_pinned_around_the_question() {
         std::io::Read::read_exact(&mut stream, &mut asked).unwrap();
         assert_eq!(asked[2..4], Command::DmaRead.number().to_ne_bytes());
         let unmap = DmaUnmap { argsz: 24, flags: 0, iova: taken, len_bytes: 0x1000 };
-        setup.client.ask(&Request::DmaUnmap(unmap), &[]).unwrap();
+        setup.client.request(&Request::DmaUnmap(unmap), &[]).unwrap();
         if taken == 0x2000 {
             assert_eq!(content(&file, 0x100, 8), b"finished", "it was waited for");
         }
@@ -286,8 +288,8 @@ fn nor_where_memory_is_pinned_around_the_question() {
         if !is_revoked {
             // It still waits, for a refusal.
             assert!(!device.is_finished());
-            let refusal = Header::decode(asked[..16].try_into().unwrap()).error_reply(14);
-            std::io::Write::write_all(&mut stream, &refusal.encode()).unwrap();
+            let errno = MessageHeader::decode(asked[..16].try_into().unwrap()).error_reply(14);
+            std::io::Write::write_all(&mut stream, &errno.encode()).unwrap();
             reason = Reason::Permission;
         }
         let fault = device.join().unwrap().unwrap_err();
@@ -300,7 +302,7 @@ fn nor_where_memory_is_pinned_around_the_question() {
 #[test]
 fn devices_are_never_let_into_memory_that_was_taken_back() {
     const ROUNDS: u64 = 100;
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     let (old, new) = (memory("vfio-user-old", 0x1000), memory("vfio-user-new", 0x1000));
     let start = Arc::new(Barrier::new(3));
     let (done, faults) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
@@ -360,7 +362,7 @@ fn written(client: &mut Client, iova: u64, len_bytes: u64, page_bytes: u64) -> V
     let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let flags = feature::DMA_LOGGING_REPORT | Feature::GET;
     let asked = Feature { argsz: 1 << 20, flags, data: &data };
-    let answer = client.ask(&Request::DeviceFeature(asked), &[]).unwrap();
+    let answer = client.request(&Request::DeviceFeature(asked), &[]).unwrap();
     let bitmap = answer.payload[8 + 24..].chunks_exact(8);
     let bitmap: Vec<u64> =
         bitmap.map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
@@ -379,19 +381,19 @@ fn start_log(
     data.extend(ranges.iter().flat_map(|it| [it.0.to_ne_bytes(), it.1.to_ne_bytes()].concat()));
     let flags = feature::DMA_LOGGING_START | Feature::SET;
     let asked = Feature { argsz: 4096, flags, data: &data };
-    let answer = client.ask(&Request::DeviceFeature(asked), &[])?;
+    let answer = client.request(&Request::DeviceFeature(asked), &[])?;
     Ok(u64::from_ne_bytes(*answer.payload[8..].first_chunk().unwrap()))
 }
 
 fn stop_log(client: &mut Client) {
     let flags = feature::DMA_LOGGING_STOP | Feature::SET;
     let asked = Feature { argsz: 4096, flags, data: &[] };
-    client.ask(&Request::DeviceFeature(asked), &[]).unwrap();
+    client.request(&Request::DeviceFeature(asked), &[]).unwrap();
 }
 
 #[test]
 fn the_client_is_told_what_devices_wrote() {
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-dirty", 0x10_0000);
     setup.client.dma_map(0x100_0000, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
     let (session, client) = (setup.space.session(), &mut setup.client);
@@ -443,7 +445,7 @@ fn the_client_is_told_what_devices_wrote() {
 
 #[test]
 fn no_write_is_lost_while_the_client_asks() {
-    let mut setup = Setup::new(NoMemory);
+    let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-lost", 0x10_0000);
     setup.client.dma_map(0, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
     start_log(&mut setup.client, 4096, &[(0, 0x10_0000)]).unwrap();
