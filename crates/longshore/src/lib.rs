@@ -36,7 +36,7 @@
 //! The feature `models` is on by default. Each other one turns on what it needs.
 //!
 //! The [`manual`] has a page for each job: loading models, sharing them, writing a driver, writing a
-//! device model, page tables, moving bytes. It needs the features `models` and `devices`.
+//! device model, page tables, moving bytes, system calls. It needs the features `models` and `devices`.
 
 #[cfg(all(feature = "models", feature = "devices"))]
 pub mod manual;

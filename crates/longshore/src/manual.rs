@@ -7,6 +7,7 @@
 [writing a device model]: writing_a_device_model
 [page tables]: page_tables
 [moving bytes]: moving_bytes
+[system calls]: system_calls
 "]
 #![doc = include_str!("../docs/README.md")]
 
@@ -19,6 +20,7 @@ macro_rules! page {
 [writing a device model]: crate::manual::writing_a_device_model
 [page tables]: crate::manual::page_tables
 [moving bytes]: crate::manual::moving_bytes
+[system calls]: crate::manual::system_calls
 "]
         #[doc = include_str!(concat!("../docs/", $file))]
         #[doc = concat!("\n## In this reference\n\n", $items)]
@@ -67,4 +69,10 @@ page!(
     "moving-bytes.md",
     "[`Cursor`](crate::iov::Cursor), [`SegmentSource`](crate::iov::SegmentSource), \
      [`kinds`](crate::iov::kinds), [`FaultGuard`](crate::mem::fault::FaultGuard), [`fault`](crate::mem::fault)"
+);
+page!(
+    system_calls,
+    "system-calls.md",
+    "[`Space`](crate::access::Space), [`Domain`](crate::domain::Domain), \
+     [`FaultGuard`](crate::mem::fault::FaultGuard)"
 );

@@ -1,0 +1,116 @@
+//! A PCI device over vfio-user, and the client that drives it.
+
+use std::os::fd::AsFd;
+use std::thread;
+
+use longshore::access::Space;
+use longshore::mem::Iova;
+use longshore::vfio_user::client::{Client, NoMemory};
+use longshore::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
+use longshore::vfio_user::{Description, Device, Link, Listener, Refusal, Server, SpaceDma};
+use longshore::{Heap, Sealing};
+use longshore_sys::event_fd;
+
+use crate::run::{Files, Phase, Run, Steps};
+
+const SOCKET: &str = "device.sock";
+const LEN: u64 = 1 << 20;
+
+/// Writes a word to the address in its register, and interrupts.
+struct Writer {
+    config: ConfigSpace,
+    space: Space,
+    register: [u8; 0x2000],
+    link: Option<Link>,
+}
+
+impl Device for Writer {
+    fn description(&self) -> Description {
+        self.config.description()
+    }
+
+    fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        if region == CONFIG_REGION {
+            return self.config.read(at, into);
+        }
+        into.copy_from_slice(&self.register[at as usize..][..into.len()]);
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Refusal> {
+        if region == CONFIG_REGION {
+            return self.config.write(at, from);
+        }
+        self.register[at as usize..][..from.len()].copy_from_slice(from);
+        let target = Iova::new(u64::from_le_bytes(*self.register.first_chunk().unwrap()));
+        self.space.session().write(target, b"word").map_err(|_| Refusal::FAULT)?;
+        let link = self.link.as_ref().expect("a client writes");
+        link.interrupts().raise(MSIX_IRQ, 0).map(|_| ())
+    }
+
+    fn reset(&mut self) {
+        self.config.reset();
+    }
+
+    fn connected(&mut self, link: &Link) {
+        self.link = Some(link.clone());
+    }
+
+    fn disconnected(&mut self) {
+        self.link = None;
+    }
+}
+
+pub(crate) fn vfio_user(run: &mut Run) -> ! {
+    let path = Files::new().run.join(SOCKET);
+    let mut peer = run.peer("a vfio-user client");
+
+    run.begin(Phase::Setup);
+    let space = Space::new().unwrap();
+    let config = ConfigSpace::new(0x1234, 0x5678).bar(0, Bar::memory32(0x2000)).msix(MsixTable {
+        vectors: 8,
+        bar: 0,
+        table_offset: 0x1000,
+        pba_offset: 0x1800,
+    });
+    let device = Writer { config, space: space.clone(), register: [0; 0x2000], link: None };
+    let mut server = Server::new(device, SpaceDma::new(space)).unwrap();
+    let (listener, stop) = (Listener::bind(&path).unwrap(), server.stop_handle());
+    let server = thread::spawn(move || server.serve_all(&listener, |_| ()).unwrap());
+    peer.step();
+
+    run.begin(Phase::Steady);
+    peer.step();
+
+    run.begin(Phase::Teardown);
+    peer.step();
+    stop.stop();
+    server.join().unwrap();
+    run.end()
+}
+
+/// Connects and maps memory, has the device write, disconnects.
+pub(crate) fn vfio_user_client(mut steps: Steps) {
+    let memory = Heap::Memfd.allocate(LEN).unwrap().share(Sealing::Size).unwrap();
+    let (file, event) = (memory.export().memfd.unwrap(), event_fd::create().unwrap());
+    let mut client = steps.step(|| {
+        let mut client = Client::connect(&Files::new().run.join(SOCKET), NoMemory).unwrap();
+        client.region_info(0).unwrap();
+        client.dma_map(0x10_0000, LEN, Some((file, 0)), true).unwrap();
+        client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
+        client
+    });
+    steps.step(|| {
+        client.dma_map(0x40_0000, LEN, Some((file, 0)), true).unwrap();
+        for _ in 0..3 {
+            client.region_write(0, 0, &0x40_0040_u64.to_le_bytes()).unwrap();
+            let mut back = [0; 8];
+            client.region_read(0, 0, &mut back).unwrap();
+        }
+        assert!(event_fd::drain(&event).unwrap() > 0);
+        client.dma_unmap(0x40_0000, LEN).unwrap();
+        client.reset().unwrap();
+    });
+    steps.step(|| drop(client));
+    steps.step(|| ());
+}
