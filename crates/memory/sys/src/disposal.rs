@@ -25,7 +25,6 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -39,7 +38,7 @@ use rustix::net::{
 };
 
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
-use crate::{descriptors, retry_interrupted, signals};
+use crate::{descriptors, proc_self, retry_interrupted, signals};
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -115,14 +114,16 @@ impl Disposal {
         // id only delays the answer.
         match self.thread.load(Ordering::Acquire) {
             0 => false,
-            id => !Path::new(&format!("/proc/self/task/{id}")).exists(),
+            id => !thread_exists(id),
         }
     }
 }
 
-/// Starts the receiver, if it was not started before. A server calls this before it has any
-/// descriptor of a client. Returns `false` if the kernel refuses.
+/// Starts the receiver, if it was not started before, and keeps the entries of `/proc` that a server needs
+/// in the kernel's cache. A server calls this before it has any descriptor of a client. Returns `false` if
+/// the kernel refuses to start the receiver.
 pub fn prepare() -> bool {
+    proc_self::pin();
     receiver().is_some()
 }
 
@@ -498,6 +499,15 @@ fn close_below(number: RawFd) {
         // Descriptors that remain open here are never used.
         let _ = close_range(0, last, 0);
     }
+}
+
+/// Whether a thread of this process has this id. Signal 0 is sent to no one. `/proc/self/task` has the same
+/// answer, but another user can delay a look-up there for as long as it likes (see [`proc_self`]).
+fn thread_exists(id: u32) -> bool {
+    let process = rustix::process::getpid().as_raw_pid();
+    // SAFETY: the call has no pointers, and signal 0 only checks that the thread exists.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, id, 0) };
+    sent == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
 fn close_range(first: u32, last: u32, flags: libc::c_uint) -> io::Result<()> {

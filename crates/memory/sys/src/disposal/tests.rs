@@ -40,6 +40,37 @@ fn sockets_that_linger_are_closed_at_once() {
     expect_closed(peer);
 }
 
+/// Hides `/proc` from this thread, if this user may.
+fn hide_proc() -> io::Result<()> {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    // SAFETY: this thread alone gets a working directory and mounts of its own, not descriptors.
+    unsafe { unshare_unsafe(UnshareFlags::FS | UnshareFlags::NEWNS) }?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(mount("none", "/proc", "tmpfs", MountFlags::empty(), None)?)
+}
+
+/// A user can delay look-ups in `/proc/PID/task` for ever.
+#[test]
+fn no_path_is_looked_up_to_find_out_whether_a_thread_has_ended() {
+    let (send_id, id) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let thread = thread::spawn(move || {
+        send_id.send(rustix::thread::gettid().as_raw_pid().unsigned_abs()).unwrap();
+        let _ = ended.recv();
+    });
+    let disposal = Disposal { thread: Arc::new(AtomicU32::new(id.recv().unwrap())) };
+    let asked = disposal.clone();
+    let without_proc = thread::spawn(move || hide_proc().map(|()| asked.has_ended()));
+    match without_proc.join().unwrap() {
+        Ok(has_ended) => assert!(!has_ended),
+        Err(error) => println!("SKIPPED: /proc cannot be hidden: {error}"),
+    }
+    drop(end);
+    thread.join().unwrap();
+    wait(&[disposal]);
+}
+
 #[test]
 fn what_is_queued_on_a_socket_is_closed_with_it() {
     let (ours, theirs) = UnixStream::pair().unwrap();
