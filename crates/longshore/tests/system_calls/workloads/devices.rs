@@ -12,7 +12,7 @@ use longshore::domain::backend::Soft;
 use longshore::domain::{Bounce, Direction, DmaPoolOptions, Domain};
 use longshore::mem::{AddrRange, BusAddr, FileOffset, Granule, Iova, VolatileSliceMut};
 use longshore::pagetable::cache_sync::Coherent;
-use longshore::pagetable::format::{Stage1, arm_lpae::Stage1Config};
+use longshore::pagetable::format::{ArmStage1, ArmStage1Config};
 use longshore::pagetable::table_memory::HostPages;
 use longshore::pagetable::{Invalidate, PageTable, Prot, TlbGather};
 use longshore_sys::memfd;
@@ -35,7 +35,7 @@ impl Invalidate for NoTlb {
 
 pub(crate) fn pagetable(run: &mut Run) -> ! {
     run.begin(Phase::Setup);
-    let format = Stage1::new(Stage1Config::new(Granule::SIZE_4K)).unwrap();
+    let format = ArmStage1::new(ArmStage1Config::new(Granule::SIZE_4K)).unwrap();
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
     let (iova, bus) = (Iova::new(0x4000_0000), BusAddr::new(0x8000_0000));
     table.map(Iova::new(0x4040_0000), bus, PAGE, Prot::READ_WRITE).unwrap();

@@ -14,8 +14,8 @@ use longshore::mem::fault::FaultGuard;
 use longshore::mem::isa::Path;
 use longshore::mem::{Granule, VolatileSlice, with_path};
 use longshore::{Heap, Sealing};
-use longshore_sync::grace::{Grace, Seen, Slot};
-use longshore_sync::{Barrier, Biased};
+use longshore_sync::grace::{GracePeriods, SessionState, Slot};
+use longshore_sync::{Barrier, OwnerBiased};
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd;
 
@@ -97,17 +97,17 @@ unsafe impl Send for Held {}
 fn stay_busy(slot: &Held, barrier: Barrier, gate: &mut Gate, has_begun: &AtomicBool) {
     // SAFETY: as the type says.
     let slot = unsafe { slot.0.as_ref() };
-    let seen = Seen::new(barrier);
+    let state = SessionState::new(barrier);
     gate.wait();
-    seen.enter(slot, || ());
+    state.enter(slot, || ());
     has_begun.store(true, Ordering::Release);
     let start = Instant::now();
     // Without a system call.
     while start.elapsed() < BUSY {
         std::hint::spin_loop();
     }
-    seen.leave(slot);
-    seen.release(slot);
+    state.leave(slot);
+    state.release(slot);
     gate.wait();
 }
 
@@ -116,14 +116,14 @@ pub(crate) fn sync(run: &mut Run) -> ! {
 
     run.begin(Phase::Setup);
     let barrier = Barrier::best();
-    let grace = Grace::<()>::new(barrier, true);
-    let biased = Biased::new(0_u64, barrier);
+    let grace = GracePeriods::<()>::new(barrier, true);
+    let biased = OwnerBiased::new(0_u64, barrier);
     let slot = grace.claim(0, || ());
-    let seen = Seen::new(barrier);
+    let state = SessionState::new(barrier);
     // SAFETY: slots live as long as the grace periods that they belong to.
     let slot = unsafe { slot.as_ref() };
-    seen.enter(slot, || ());
-    seen.leave(slot);
+    state.enter(slot, || ());
+    state.leave(slot);
     let has_begun = Arc::new(AtomicBool::new(false));
     let other = {
         let (has_begun, slot) = (Arc::clone(&has_begun), Held(grace.claim(1, || ())));
@@ -132,8 +132,8 @@ pub(crate) fn sync(run: &mut Run) -> ! {
 
     run.begin(Phase::Steady);
     for _ in 0..3 {
-        seen.enter(slot, || ());
-        seen.leave(slot);
+        state.enter(slot, || ());
+        state.leave(slot);
         // An unmapping, while a session is active.
         grace.wait();
         // SAFETY: this thread alone is the owner.
@@ -150,7 +150,7 @@ pub(crate) fn sync(run: &mut Run) -> ! {
     run.begin(Phase::Teardown);
     opener.open();
     other.join().unwrap();
-    seen.release(slot);
+    state.release(slot);
     drop(grace);
     run.end()
 }

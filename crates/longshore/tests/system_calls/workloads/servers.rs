@@ -5,9 +5,9 @@ use std::thread;
 
 use longshore::access::Space;
 use longshore::mem::Iova;
-use longshore::vfio_user::client::{Client, NoMemory};
+use longshore::vfio_user::client::{Client, NoDmaMemory};
 use longshore::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
-use longshore::vfio_user::{Description, Device, Link, Listener, Refusal, Server, SpaceDma};
+use longshore::vfio_user::{Device, DeviceDescription, Errno, Link, Listener, Server, SpaceDma};
 use longshore::{Heap, Sealing};
 use longshore_sys::event_fd;
 
@@ -25,11 +25,11 @@ struct Writer {
 }
 
 impl Device for Writer {
-    fn description(&self) -> Description {
+    fn description(&self) -> DeviceDescription {
         self.config.description()
     }
 
-    fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn region_read(&mut self, region: u32, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.config.read(at, into);
         }
@@ -37,13 +37,13 @@ impl Device for Writer {
         Ok(())
     }
 
-    fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn region_write(&mut self, region: u32, at: u64, from: &[u8]) -> Result<(), Errno> {
         if region == CONFIG_REGION {
             return self.config.write(at, from);
         }
         self.register[at as usize..][..from.len()].copy_from_slice(from);
         let target = Iova::new(u64::from_le_bytes(*self.register.first_chunk().unwrap()));
-        self.space.session().write(target, b"word").map_err(|_| Refusal::FAULT)?;
+        self.space.session().write(target, b"word").map_err(|_| Errno::EFAULT)?;
         let link = self.link.as_ref().expect("a client writes");
         link.interrupts().raise(MSIX_IRQ, 0).map(|_| ())
     }
@@ -94,7 +94,7 @@ pub(crate) fn vfio_user_client(mut steps: Steps) {
     let memory = Heap::Memfd.allocate(LEN).unwrap().share(Sealing::Size).unwrap();
     let (file, event) = (memory.export().memfd.unwrap(), event_fd::create().unwrap());
     let mut client = steps.step(|| {
-        let mut client = Client::connect(&Files::new().run.join(SOCKET), NoMemory).unwrap();
+        let mut client = Client::connect(&Files::new().run.join(SOCKET), NoDmaMemory).unwrap();
         client.region_info(0).unwrap();
         client.dma_map(0x10_0000, LEN, Some((file, 0)), true).unwrap();
         client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use longshore::vhost_user::wire::{HEADER_LEN_BYTES, Header, feature, number, protocol};
 use longshore::vhost_user::{
-    ACCESS_PLATFORM, Device, Listener, Queue, RunningQueue, Server, Stop, Stopped, User,
+    ACCESS_PLATFORM, Device, Listener, Queue, RunningQueue, Server, Stop, Stopped,
 };
+use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
 
