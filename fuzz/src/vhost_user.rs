@@ -22,7 +22,7 @@ use std::os::unix::net::UnixStream;
 use longshore_sys::closing::User;
 use longshore_sys::{event_fd, memfd, unix_socket};
 use longshore_vhost_example::{BlockDevice, Counts, Disk, Server};
-use longshore_vhost_user::wire::{HEADER_LEN_BYTES, Header, number};
+use longshore_vhost_user::wire::{HEADER_LEN_BYTES, MessageHeader, number};
 use longshore_vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
 
 const MEMORY_BYTES: u64 = 1 << 20;
@@ -103,7 +103,8 @@ pub fn vhost_user(data: &[u8]) {
         let (bytes, after) = more.split_at(usize::from(*len).min(more.len()));
         rest = after;
         let payload = payload(u32::from(*request), flags & 2 != 0, bytes);
-        let header = Header::new((*request).into(), false, flags & 1 != 0, payload.len()).encode();
+        let header =
+            MessageHeader::new((*request).into(), false, flags & 1 != 0, payload.len()).encode();
         let descriptors = [files.kind(kinds >> 2); 3];
         let descriptors = &descriptors[..usize::from(kinds & 3)];
         let message = [&header[..], &payload].concat();
@@ -122,7 +123,7 @@ pub fn vhost_user(data: &[u8]) {
     assert!(table_bytes <= ranges_max * TABLE_BYTES_OF_RANGE, "{table_bytes}");
 
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let header = Header::new(number::GET_FEATURES, false, false, 0).encode();
+    let header = MessageHeader::new(number::GET_FEATURES, false, false, 0).encode();
     unix_socket::send(&ours, &header, &[]).unwrap();
     ours.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(server.serve(&theirs).unwrap().to_string(), "closed by the front-end");
@@ -166,7 +167,7 @@ fn answers(socket: &UnixStream) -> usize {
     }
     let (mut rest, mut answers) = (&bytes[..], 0);
     while let Some((header, more)) = rest.split_first_chunk::<HEADER_LEN_BYTES>() {
-        let header = Header::decode(*header).expect("a header");
+        let header = MessageHeader::decode(*header).expect("a header");
         assert!(header.is_reply && !header.needs_reply, "{header:?}");
         (rest, answers) = (more.get(header.len_bytes as usize..).expect("a payload"), answers + 1);
     }

@@ -11,7 +11,7 @@
 //! Source: VIRTIO 1.2, 5.2.
 
 use longshore::vhost_user::wire::CONFIG_LEN_BYTES;
-use longshore::vhost_user::{Halt, QueueMemory};
+use longshore::vhost_user::{AccessError, QueueMemory};
 
 use crate::disk::{Disk, SERIAL_BYTES};
 use crate::ring::{Chain, Segment};
@@ -63,22 +63,22 @@ pub(crate) fn config_space(disk: &Disk, rings: u16) -> [u8; CONFIG_LEN_BYTES] {
 /// status: nothing can be said of it.
 ///
 /// # Errors
-/// [`Halt`], where the thread is to stop, or the status cannot be written.
+/// [`AccessError`], where the thread is to stop, or the status cannot be written.
 pub(crate) fn serve(
     memory: &QueueMemory<'_>,
     disk: &Disk,
     counts: &Counts,
     chain: &Chain,
     bounce: &mut [u8],
-) -> Result<Option<u32>, Halt> {
+) -> Result<Option<u32>, AccessError> {
     let mut writable = Parts::new(&chain.writable);
     let Some(data_bytes) = writable.left_bytes.checked_sub(1) else { return Ok(None) };
     let mut request = Request { memory, disk, counts, bounce, written_bytes: 0 };
     let outcome = request.serve(&mut Parts::new(&chain.readable), &mut writable, data_bytes);
     let status = match outcome {
         Ok(status) => status,
-        Err(Halt::Stopped) => return Err(Halt::Stopped),
-        Err(Halt::Fault(fault)) => {
+        Err(AccessError::Stopped) => return Err(AccessError::Stopped),
+        Err(AccessError::Fault(fault)) => {
             counts.data_fault(&fault);
             Status::IoError
         }
@@ -109,7 +109,7 @@ impl Request<'_, '_> {
         readable: &mut Parts<'_>,
         writable: &mut Parts<'_>,
         data_bytes: u64,
-    ) -> Result<Status, Halt> {
+    ) -> Result<Status, AccessError> {
         let mut header = [0; HEADER_BYTES];
         if readable.left_bytes < HEADER_BYTES as u64 {
             return Ok(Status::IoError);
@@ -142,7 +142,7 @@ impl Request<'_, '_> {
         sector: u64,
         writable: &mut Parts<'_>,
         data_bytes: u64,
-    ) -> Result<Status, Halt> {
+    ) -> Result<Status, AccessError> {
         let Some(start) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
         while self.written_bytes < data_bytes {
             self.memory.check_stop()?;
@@ -159,7 +159,7 @@ impl Request<'_, '_> {
     }
 
     /// From memory to the disk.
-    fn write(&mut self, sector: u64, readable: &mut Parts<'_>) -> Result<Status, Halt> {
+    fn write(&mut self, sector: u64, readable: &mut Parts<'_>) -> Result<Status, AccessError> {
         let data_bytes = readable.left_bytes;
         let Some(mut at) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
         while readable.left_bytes > 0 {
@@ -195,7 +195,7 @@ impl<'c> Parts<'c> {
         let Ok(()) = self.each(len_bytes, |_, _| Ok::<_, std::convert::Infallible>(()));
     }
 
-    fn read(&mut self, memory: &QueueMemory<'_>, into: &mut [u8]) -> Result<(), Halt> {
+    fn read(&mut self, memory: &QueueMemory<'_>, into: &mut [u8]) -> Result<(), AccessError> {
         let mut done = 0;
         self.each(into.len() as u64, |at, len_bytes| {
             let part = &mut into[done..done + len_bytes as usize];
@@ -204,7 +204,7 @@ impl<'c> Parts<'c> {
         })
     }
 
-    fn write(&mut self, memory: &QueueMemory<'_>, from: &[u8]) -> Result<(), Halt> {
+    fn write(&mut self, memory: &QueueMemory<'_>, from: &[u8]) -> Result<(), AccessError> {
         let mut done = 0;
         self.each(from.len() as u64, |at, len_bytes| {
             let part = &from[done..done + len_bytes as usize];

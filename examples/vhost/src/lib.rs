@@ -32,5 +32,5 @@ mod worker;
 
 pub use device::{BlockDevice, RINGS};
 pub use disk::Disk;
-pub use longshore::vhost_user::{Ended, Listener, Server, Stop};
+pub use longshore::vhost_user::{DisconnectReason, Listener, Server, Stop};
 pub use trace::Counts;

@@ -103,7 +103,7 @@ fn serve(options: &Options) -> io::Result<()> {
     let device = BlockDevice::new(disk.map_err(named(&options.disk))?, counts.clone());
     let mut server = Server::new(device)?;
     if options.is_log_left_out {
-        server = server.leaving_out_the_log();
+        server = server.without_dirty_log();
     }
     let listener = Listener::bind(&options.socket).map_err(named(&options.socket))?;
     println!("listening at {}", options.socket.display());

@@ -11,7 +11,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use longshore::access::dirty::BeyondLog;
-use longshore::vhost_user::{Halt, Queue, QueueLayout, QueueMemory};
+use longshore::vhost_user::{AccessError, Queue, QueueLayout, QueueMemory};
 
 /// The most entries that a ring may have.
 pub(crate) const ENTRIES_MAX: u16 = 1024;
@@ -46,11 +46,11 @@ pub(crate) enum RingError {
     LogLost,
 }
 
-impl From<Halt> for RingError {
-    fn from(halt: Halt) -> Self {
+impl From<AccessError> for RingError {
+    fn from(halt: AccessError) -> Self {
         match halt {
-            Halt::Fault(fault) => Self::Fault(fault),
-            Halt::Stopped => Self::Stopped,
+            AccessError::Fault(fault) => Self::Fault(fault),
+            AccessError::Stopped => Self::Stopped,
         }
     }
 }

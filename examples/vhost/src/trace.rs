@@ -111,7 +111,7 @@ impl Counts {
             Event::IotlbUpdated => self.add(&counts.updates, 1),
             Event::IotlbInvalidated => self.add(&counts.invalidations, 1),
             Event::Logging(is_on) => self.logging(*is_on),
-            Event::QueueBroken { index, reason } => self.ring_error(*index, reason),
+            Event::QueueBroken { index, reason } => self.ring_error(*index, *reason),
             _ => {}
         }
     }

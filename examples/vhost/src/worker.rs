@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use longshore::vhost_user::{Queue, QueueMemory, RunningQueue, Stop, Stopped};
+use longshore::vhost_user::{Queue, QueueMemory, QueueState, RunningQueue, Stop};
 
 use crate::block::{self, BOUNCE_BYTES};
 use crate::disk::Disk;
@@ -15,7 +15,7 @@ use crate::trace::Counts;
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: Stop,
-    thread: Option<JoinHandle<Stopped>>,
+    thread: Option<JoinHandle<QueueState>>,
     /// Where the thread has begun.
     next: u16,
 }
@@ -28,16 +28,16 @@ impl Worker {
         Ok(Self { stop, thread: Some(thread), next })
     }
 
-    fn join(&mut self) -> Stopped {
+    fn join(&mut self) -> QueueState {
         self.stop.stop();
-        let lost = Stopped { next: self.next, is_broken: true };
+        let lost = QueueState { next: self.next, is_broken: true };
         // A panic has been reported by its hook.
         self.thread.take().map_or(lost, |thread| thread.join().unwrap_or(lost))
     }
 }
 
 impl RunningQueue for Worker {
-    fn stop(mut self: Box<Self>) -> Stopped {
+    fn stop(mut self: Box<Self>) -> QueueState {
         self.join()
     }
 }
@@ -48,7 +48,7 @@ impl Drop for Worker {
     }
 }
 
-fn run(queue: &Queue, disk: &Disk, counts: &Counts) -> Stopped {
+fn run(queue: &Queue, disk: &Disk, counts: &Counts) -> QueueState {
     let mut ring = Ring::new(queue);
     let is_broken = match serve(queue, &mut ring, disk, counts) {
         Ok(()) | Err(RingError::Stopped) => false,
@@ -58,7 +58,7 @@ fn run(queue: &Queue, disk: &Disk, counts: &Counts) -> Stopped {
             true
         }
     };
-    Stopped { next: ring.next, is_broken }
+    QueueState { next: ring.next, is_broken }
 }
 
 fn serve(

@@ -3,7 +3,6 @@
 //! A queue runs while it has addresses, a kick descriptor and a size, and is enabled. Each change beneath
 //! it stops it first: stopping is cheap, and a request that was not completed is begun anew.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,17 +11,18 @@ use longshore_access::Space;
 use longshore_access::client::Stop;
 use longshore_mem::GuestPhys;
 use longshore_pagetable::Prot;
-use longshore_sys::account::{OverLimit, Permit};
+use longshore_sys::account::Permit;
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::kept_descriptors;
 
 use crate::device::{ACCESS_PLATFORM, Device, Event};
+use crate::error::RequestError;
 use crate::memory::{MemoryError, SpaceMemory, TableRegion, Translation, UserAddr};
 use crate::misses::MissChannel;
 use crate::queue::{Queue, QueueLayout, RunningQueue, UsedLog, signal};
 use crate::wire::{
-    CONFIG_LEN_BYTES, Iotlb, RegionClaim, Request, RingAddresses, feature, protocol,
+    CONFIG_LEN_BYTES, IotlbMessage, RegionClaim, Request, RingAddresses, feature, protocol,
 };
 
 const PROTOCOL_FEATURES: u64 = protocol::MQ
@@ -30,41 +30,6 @@ const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::REPLY_ACK
     | protocol::BACKEND_REQ
     | protocol::CONFIG;
-
-/// The reason why a message was refused. Nothing has changed then, but for what [`MemoryError`] says.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error("{descriptors} descriptors came, and {wanted} were wanted")]
-    Descriptors { descriptors: usize, wanted: usize },
-    #[error("a descriptor of the wrong kind: a socket is for the back-end channel, which is one")]
-    Kind,
-    #[error("ring {index} is none of {count}")]
-    NoRing { index: u32, count: usize },
-    #[error("a ring of {num} entries; a power of two up to {max} is wanted")]
-    RingSize { num: u32, max: u16 },
-    #[error("an index of {num}, which has more than 16 bits")]
-    RingIndex { num: u32 },
-    #[error("ring {index} is at addresses that are not aligned, or pass their space's end")]
-    RingPlacement { index: u32 },
-    #[error("the features {features:#x} were not all offered")]
-    Features { features: u64 },
-    #[error(
-        "the socket of the back-end channel has an address, and one of a socket pair is wanted"
-    )]
-    NamedChannel,
-    #[error("a descriptor that is no eventfd")]
-    NoEvent,
-    #[error("a ring without a kick descriptor would have to be polled, which is not done here")]
-    NoKick,
-    #[error("nothing in the configuration space can be written")]
-    ReadOnlyConfig,
-    #[error(transparent)]
-    OverLimit(#[from] OverLimit),
-    #[error("{what}: {source}")]
-    Io { what: &'static str, source: io::Error },
-}
 
 /// What is answered.
 #[derive(Debug, PartialEq, Eq)]
@@ -154,7 +119,7 @@ impl<'d, D: Device> Backend<'d, D> {
         request: Request,
         descriptors: Vec<OwnedFd>,
         sockets: Vec<Disposable<UnixStream>>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, RequestError> {
         let answer = self.change_by(request, descriptors, sockets);
         self.device.event(&Event::TableBytes(self.memory.space().table_bytes()));
         self.start_all();
@@ -166,13 +131,13 @@ impl<'d, D: Device> Backend<'d, D> {
         request: Request,
         mut descriptors: Vec<OwnedFd>,
         mut sockets: Vec<Disposable<UnixStream>>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, RequestError> {
         let (wanted, count) = (wanted_descriptors(&request), descriptors.len() + sockets.len());
         if count != wanted {
-            return Err(Refusal::Descriptors { descriptors: count, wanted });
+            return Err(RequestError::Descriptors { descriptors: count, wanted });
         }
         if sockets.is_empty() == matches!(request, Request::SetBackendReqFd) {
-            return Err(Refusal::Kind);
+            return Err(RequestError::DescriptorKind);
         }
         let number = |value: u64| Ok(Answer::Payload(value.to_ne_bytes().to_vec()));
         match request {
@@ -188,7 +153,7 @@ impl<'d, D: Device> Backend<'d, D> {
                 // Without a payload, acknowledged or not.
                 return Ok(Answer::Payload(Vec::new()));
             }
-            Request::SetConfig { .. } => return Err(Refusal::ReadOnlyConfig),
+            Request::SetConfig { .. } => return Err(RequestError::ReadOnlyConfig),
             Request::SetOwner => {}
             // The log is changed by its bits alone.
             Request::SetLogFd => {}
@@ -196,7 +161,7 @@ impl<'d, D: Device> Backend<'d, D> {
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::SetProtocolFeatures(features) => {
                 if features & !PROTOCOL_FEATURES != 0 {
-                    return Err(Refusal::Features { features });
+                    return Err(RequestError::Features { features });
                 }
                 self.protocol_features = features;
             }
@@ -205,17 +170,17 @@ impl<'d, D: Device> Backend<'d, D> {
                 let entries = u16::try_from(num).ok().filter(|it| it.is_power_of_two());
                 let max = self.device.queue_entries_max();
                 let entries = entries.filter(|entries| *entries <= max);
-                let entries = entries.ok_or(Refusal::RingSize { num, max })?;
+                let entries = entries.ok_or(RequestError::RingSize { num, max })?;
                 self.change(index, |ring| ring.entries = entries)?;
             }
             Request::SetVringAddr { index, addresses } => self.place(index, addresses)?,
             Request::SetVringBase { index, num } => {
-                let next = u16::try_from(num).map_err(|_| Refusal::RingIndex { num })?;
+                let next = u16::try_from(num).map_err(|_| RequestError::RingIndex { num })?;
                 self.change(index, |ring| ring.next = next)?;
             }
             Request::SetVringKick { index, has_descriptor } => {
                 if !has_descriptor {
-                    return Err(Refusal::NoKick);
+                    return Err(RequestError::NoKick);
                 }
                 let event = self.keep(one(&mut descriptors)?, Arc::new)?;
                 self.change(index, |ring| ring.kick = Some(event))?;
@@ -238,15 +203,15 @@ impl<'d, D: Device> Backend<'d, D> {
                 self.change(index, |ring| ring.is_enabled = is_enabled)?;
             }
             Request::SetBackendReqFd => {
-                let socket = sockets.pop().ok_or(Refusal::Kind)?;
+                let socket = sockets.pop().ok_or(RequestError::DescriptorKind)?;
                 // The front-end's end of a connection to this process keeps that connection open.
                 if !socket.peer_addr().is_ok_and(|address| address.is_unnamed()) {
-                    return Err(Refusal::NamedChannel);
+                    return Err(RequestError::NamedChannel);
                 }
                 self.stop_all();
                 // The thread of the former channel ends first.
                 self.misses = None;
-                let io = |source| Refusal::Io { what: "the back-end channel", source };
+                let io = |source| RequestError::Io { what: "the back-end channel", source };
                 self.misses = Some(Arc::new(MissChannel::new(socket).map_err(io)?));
             }
             // Rings go on meanwhile: the one that waits for an update among them.
@@ -271,10 +236,10 @@ impl<'d, D: Device> Backend<'d, D> {
         Answer::Payload(payload)
     }
 
-    fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+    fn set_features(&mut self, features: u64) -> Result<(), RequestError> {
         // A front-end need not say again that there are protocol features.
         if features & !self.offered() != 0 {
-            return Err(Refusal::Features { features });
+            return Err(RequestError::Features { features });
         }
         let translation = if features & ACCESS_PLATFORM != 0 {
             Translation::Iotlb
@@ -300,7 +265,7 @@ impl<'d, D: Device> Backend<'d, D> {
         file: &OwnedFd,
         offset: longshore_mem::FileOffset,
         len_bytes: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         self.memory.set_log(file, offset, len_bytes)?;
         // Rings have a log of their own for what they have used.
         let has_own = |ring: &RingState| ring.addresses.is_some_and(|at| at.is_logged);
@@ -310,7 +275,7 @@ impl<'d, D: Device> Backend<'d, D> {
         Ok(())
     }
 
-    fn set_table(&mut self, claims: &[RegionClaim], files: &[OwnedFd]) -> Result<(), Refusal> {
+    fn set_table(&mut self, claims: &[RegionClaim], files: &[OwnedFd]) -> Result<(), RequestError> {
         self.stop_all();
         let regions: Vec<_> = claims
             .iter()
@@ -328,9 +293,9 @@ impl<'d, D: Device> Backend<'d, D> {
         Ok(())
     }
 
-    fn iotlb(&mut self, message: Iotlb) -> Result<(), Refusal> {
+    fn iotlb(&mut self, message: IotlbMessage) -> Result<(), RequestError> {
         match message {
-            Iotlb::Update { iova, len_bytes, user, is_readable, is_writable } => {
+            IotlbMessage::Update { iova, len_bytes, user, is_readable, is_writable } => {
                 let prot = match (is_readable, is_writable) {
                     (true, true) => Prot::READ_WRITE,
                     (true, false) => Prot::READ,
@@ -340,7 +305,7 @@ impl<'d, D: Device> Backend<'d, D> {
                 self.memory.iotlb_update(iova, len_bytes, user, prot)?;
                 self.device.event(&Event::IotlbUpdated);
             }
-            Iotlb::Invalidate { iova, len_bytes } => {
+            IotlbMessage::Invalidate { iova, len_bytes } => {
                 self.memory.iotlb_invalidate(iova, len_bytes)?;
                 self.device.event(&Event::IotlbInvalidated);
             }
@@ -348,7 +313,7 @@ impl<'d, D: Device> Backend<'d, D> {
         Ok(())
     }
 
-    fn ring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
+    fn ring_base(&mut self, index: u32) -> Result<Answer, RequestError> {
         let ring = self.ring(index)?;
         ring.stop();
         // It starts anew with a new kick descriptor.
@@ -358,11 +323,11 @@ impl<'d, D: Device> Backend<'d, D> {
         Ok(Answer::Payload(state.as_flattened().to_vec()))
     }
 
-    fn place(&mut self, index: u32, addresses: RingAddresses) -> Result<(), Refusal> {
+    fn place(&mut self, index: u32, addresses: RingAddresses) -> Result<(), RequestError> {
         let entries = self.ring(index)?.entries.max(1);
         // Also refused now where it could only fail later.
         if !self.layout(entries, &addresses)?.is_valid(self.device.queue_entries_max()) {
-            return Err(Refusal::RingPlacement { index });
+            return Err(RequestError::RingPlacement { index });
         }
         self.change(index, |ring| {
             ring.addresses = Some(addresses);
@@ -387,19 +352,29 @@ impl<'d, D: Device> Backend<'d, D> {
         })
     }
 
-    fn ring(&mut self, index: u32) -> Result<&mut RingState, Refusal> {
+    fn ring(&mut self, index: u32) -> Result<&mut RingState, RequestError> {
         let count = self.rings.len();
-        self.rings.get_mut(index as usize).ok_or(Refusal::NoRing { index, count })
+        self.rings.get_mut(index as usize).ok_or(RequestError::NoRing { index, count })
     }
 
     /// Keeps an eventfd of the front-end.
-    fn keep<E>(&self, descriptor: OwnedFd, of: impl Fn(OwnedFd) -> E) -> Result<Kept<E>, Refusal> {
+    fn keep<E>(
+        &self,
+        descriptor: OwnedFd,
+        of: impl Fn(OwnedFd) -> E,
+    ) -> Result<Kept<E>, RequestError> {
         let event = of(event(descriptor)?);
-        Ok(Kept { event, _permit: kept_descriptors::keep(self.user, 1)? })
+        let permit = kept_descriptors::keep(self.user, 1);
+        let permit = permit.map_err(|error| RequestError::DescriptorLimit(error.into()))?;
+        Ok(Kept { event, _permit: permit })
     }
 
     /// Stops a ring and changes it.
-    fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Result<(), Refusal> {
+    fn change(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut RingState),
+    ) -> Result<(), RequestError> {
         let ring = self.ring(index)?;
         ring.stop();
         change(ring);
@@ -440,11 +415,11 @@ impl<'d, D: Device> Backend<'d, D> {
         index: usize,
         at: &RingAddresses,
         kick: Arc<OwnedFd>,
-    ) -> Result<Running, Refusal> {
+    ) -> Result<Running, RequestError> {
         let ring = &self.rings[index];
         let layout = self.layout(ring.entries, at)?;
         if !layout.is_valid(self.device.queue_entries_max()) {
-            return Err(Refusal::RingPlacement { index: index as u32 });
+            return Err(RequestError::RingPlacement { index: index as u32 });
         }
         // Behind an IOMMU the address to log by is an IOVA, and what is used is logged by where it is
         // found, as all that is written.
@@ -452,7 +427,7 @@ impl<'d, D: Device> Backend<'d, D> {
         let log = self.memory.log().filter(|_| at.is_logged && !is_translated);
         let log = log.filter(|_| !self.is_log_left_out);
         let used_log = log.map(|log| UsedLog { log: Arc::clone(log), at: at.log_at });
-        let io = |what| move |source| Refusal::Io { what, source };
+        let io = |what| move |source| RequestError::Io { what, source };
         let stop = Stop::new().map_err(io("a queue's eventfd"))?;
         let queue = Queue {
             index,
@@ -491,22 +466,24 @@ fn wanted_descriptors(request: &Request) -> usize {
 }
 
 /// The one that came.
-fn one(descriptors: &mut Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
-    descriptors.pop().ok_or(Refusal::Descriptors { descriptors: 0, wanted: 1 })
+fn one(descriptors: &mut Vec<OwnedFd>) -> Result<OwnedFd, RequestError> {
+    descriptors.pop().ok_or(RequestError::Descriptors { descriptors: 0, wanted: 1 })
 }
 
 /// Checks that a descriptor of the front-end is an eventfd. The front-end may let it block at any
 /// time, so it is signalled by [`SharedEvent`] and drained by [`event_fd::drain`], which do not wait.
-fn event(descriptor: OwnedFd) -> Result<OwnedFd, Refusal> {
-    let io = |what| move |source| Refusal::Io { what, source };
+fn event(descriptor: OwnedFd) -> Result<OwnedFd, RequestError> {
+    let io = |what| move |source| RequestError::Io { what, source };
     if !event_fd::is_one(&descriptor).map_err(io("looking at a descriptor"))? {
-        return Err(Refusal::NoEvent);
+        return Err(RequestError::NoEventFd);
     }
     Ok(descriptor)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use longshore_sys::descriptors;
 
     use super::*;
@@ -545,11 +522,11 @@ mod tests {
                 let event = event_fd::create().unwrap();
                 backend.handle(request, vec![event], Vec::new())?;
             }
-            Ok::<_, Refusal>(())
+            Ok::<_, RequestError>(())
         };
         let others = kept_descriptors::keep_anyway(user, descriptors::limit() / 4);
         let refused = set_all().unwrap_err();
-        assert!(matches!(refused, Refusal::OverLimit(_)), "{refused}");
+        assert!(matches!(refused, RequestError::DescriptorLimit(_)), "{refused}");
         drop(others);
         set_all().unwrap();
     }

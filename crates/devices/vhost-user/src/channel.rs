@@ -9,7 +9,8 @@ use longshore_access::client::Stop;
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
-use crate::wire::{HEADER_LEN_BYTES, Header, Malformed};
+use crate::error::MessageError;
+use crate::wire::{HEADER_LEN_BYTES, MessageHeader};
 
 /// How long a peer may take to read what it is sent.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,30 +21,11 @@ const REST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A whole message.
 #[derive(Debug)]
 pub(crate) struct Message {
-    pub(crate) header: Header,
+    pub(crate) header: MessageHeader,
     pub(crate) payload: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
     /// Descriptors that are Unix sockets.
     pub(crate) sockets: Vec<Disposable<UnixStream>>,
-}
-
-/// Why there is no message.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoMessage {
-    #[error("the other end closed the connection")]
-    Closed,
-    #[error("the other end closed the connection in the middle of a message")]
-    ClosedInMessage,
-    #[error("it was stopped")]
-    Stopped,
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    #[error("descriptors were lost on the way: too many in one message, or none left here")]
-    DescriptorsLost,
-    #[error("the other end did not answer, or did not take what it was sent")]
-    TimedOut,
-    #[error("the socket: {0}")]
-    Io(#[from] io::Error),
 }
 
 /// Takes messages from a socket, never a byte of the next one with one. What has come of one stays
@@ -77,11 +59,11 @@ impl Receiver {
         socket: &UnixStream,
         stop: &Stop,
         deadline: Option<Instant>,
-    ) -> Result<Message, NoMessage> {
+    ) -> Result<Message, MessageError> {
         let mut rest_deadline = None;
         loop {
             let header = match self.bytes.first_chunk::<HEADER_LEN_BYTES>() {
-                Some(header) => Some(Header::decode(*header)?),
+                Some(header) => Some(MessageHeader::decode(*header)?),
                 None => None,
             };
             let payload_bytes = header.map_or(0, |header| header.len_bytes as usize);
@@ -108,7 +90,7 @@ impl Receiver {
         len_bytes: usize,
         stop: &Stop,
         deadline: Option<Instant>,
-    ) -> Result<(), NoMessage> {
+    ) -> Result<(), MessageError> {
         let have_bytes = self.bytes.len();
         self.bytes.resize(have_bytes + len_bytes, 0);
         let into = &mut self.bytes[have_bytes..];
@@ -123,15 +105,17 @@ impl Receiver {
                 if received.descriptors_lost
                     || self.descriptors.len() + self.sockets.len() > DESCRIPTORS_MAX =>
             {
-                Err(NoMessage::DescriptorsLost)
+                Err(MessageError::DescriptorsLost)
             }
             Ok(_) if taken > 0 => Ok(()),
-            Ok(_) if have_bytes == 0 => Err(NoMessage::Closed),
-            Ok(_) => Err(NoMessage::ClosedInMessage),
+            Ok(_) if have_bytes == 0 => Err(MessageError::Closed),
+            Ok(_) => Err(MessageError::ClosedInMessage),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 wait(socket, Interest::Receive, stop, deadline)
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(NoMessage::Closed),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                Err(MessageError::Closed)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -140,10 +124,10 @@ impl Receiver {
 /// Sends a whole message.
 pub(crate) fn send(
     socket: &UnixStream,
-    header: Header,
+    header: MessageHeader,
     payload: &[u8],
     stop: &Stop,
-) -> Result<(), NoMessage> {
+) -> Result<(), MessageError> {
     let mut bytes = header.encode().to_vec();
     bytes.extend_from_slice(payload);
     let deadline = Some(Instant::now() + SEND_TIMEOUT);
@@ -155,7 +139,7 @@ pub(crate) fn send(
                 wait(socket, Interest::Send, stop, deadline)?;
             }
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                return Err(NoMessage::Closed);
+                return Err(MessageError::Closed);
             }
             Err(error) => return Err(error.into()),
         }
@@ -168,10 +152,10 @@ fn wait(
     interest: Interest,
     stop: &Stop,
     deadline: Option<Instant>,
-) -> Result<(), NoMessage> {
+) -> Result<(), MessageError> {
     match unix_socket::wait(socket.as_fd(), interest, &[stop.as_fd()], deadline)? {
         Ready::Socket => Ok(()),
-        Ready::Event(_) => Err(NoMessage::Stopped),
-        Ready::TimedOut => Err(NoMessage::TimedOut),
+        Ready::Event(_) => Err(MessageError::Stopped),
+        Ready::TimedOut => Err(MessageError::TimedOut),
     }
 }

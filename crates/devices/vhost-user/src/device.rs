@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use crate::error::{ConnectionError, RequestError};
 use crate::queue::{Queue, RunningQueue};
 use crate::wire::Request;
 
@@ -49,7 +50,7 @@ pub enum Event<'e> {
     /// A message has come.
     Message(&'e Request),
     /// A message was refused, or ended the connection, for this reason.
-    Refused(&'e dyn fmt::Display),
+    Refused(&'e ConnectionError),
     /// The front-end has set a memory table.
     TableSet,
     /// The front-end has given a translation.
@@ -65,7 +66,7 @@ pub enum Event<'e> {
         /// Its index.
         index: usize,
         /// The reason.
-        reason: &'e dyn fmt::Display,
+        reason: &'e RequestError,
     },
 }
 

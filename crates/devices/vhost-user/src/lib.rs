@@ -82,6 +82,7 @@
 mod backend;
 mod channel;
 mod device;
+mod error;
 mod memory;
 mod misses;
 mod queue;
@@ -92,11 +93,12 @@ mod tests;
 pub mod wire;
 
 pub use device::{ACCESS_PLATFORM, Device, Event};
+pub use error::{ConnectionError, MessageError, RequestError};
 pub use longshore_access::client::{Listener, Stop};
 pub use memory::{
     IOTLB_ENTRIES_MAX, MemoryError, REGIONS_MAX, SpaceMemory, TABLE_BYTES_MAX, TableRegion,
     Translation, UserAddr,
 };
-pub use queue::{Queue, QueueLayout, RunningQueue, Stopped};
-pub use queue_memory::{Halt, QueueMemory};
-pub use server::{Ended, Server};
+pub use queue::{Queue, QueueLayout, QueueState, RunningQueue};
+pub use queue_memory::{AccessError, QueueMemory};
+pub use server::{DisconnectReason, Server};

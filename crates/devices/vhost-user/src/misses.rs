@@ -31,7 +31,7 @@ use longshore_sys::kept_descriptors;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::channel::{self, Message, Receiver};
-use crate::wire::{self, Header, number};
+use crate::wire::{self, MessageHeader, number};
 
 /// How long a front-end may take to translate. QEMU needs its main thread for it, which may be busy.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -112,8 +112,8 @@ impl MissChannel {
         state.is_taken = true;
         state.owed += 1;
         drop(state);
-        let payload = wire::miss(iova, is_write);
-        let header = Header::new(number::BACKEND_IOTLB_MSG, false, true, payload.len());
+        let payload = wire::iotlb_miss(iova, is_write);
+        let header = MessageHeader::new(number::BACKEND_IOTLB_MSG, false, true, payload.len());
         let sent = channel::send(&shared.socket, header, &payload, stop);
         let mut state = shared.lock();
         // A part of it may be sent: nothing can follow that.

@@ -149,12 +149,12 @@ pub(crate) fn signal(event: Option<&SharedEvent>) {
 pub trait RunningQueue: Send {
     /// Stops serving the queue. Requests that were begun are completed or are begun anew later: when this
     /// returns, the device does not access the guest's memory for this queue any more.
-    fn stop(self: Box<Self>) -> Stopped;
+    fn stop(self: Box<Self>) -> QueueState;
 }
 
 /// The state of a queue that has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
+pub struct QueueState {
     /// The entry to go on from: entries that are done, modulo 2^16.
     pub next: u16,
     /// Whether the queue cannot be served until the front-end sets it up anew.

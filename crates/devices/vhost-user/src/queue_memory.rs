@@ -14,9 +14,9 @@ use crate::misses::{MissChannel, NoTranslation};
 /// each request and invalidates the translation at once does so no more often than this.
 const TRIES_MAX: u32 = 8;
 
-/// The reason why an access to the guest's memory was not made.
+/// The error of an access to the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Halt {
+pub enum AccessError {
     /// The memory cannot be reached.
     #[error("{0}")]
     Fault(Fault),
@@ -27,8 +27,8 @@ pub enum Halt {
 
 /// A session that requests missing translations from the front-end and waits for them.
 ///
-/// All methods fail with [`Halt::Fault`] if the memory cannot be reached or the front-end has no
-/// translation, and with [`Halt::Stopped`] if the queue is to stop meanwhile.
+/// All methods fail with [`AccessError::Fault`] if the memory cannot be reached or the front-end has no
+/// translation, and with [`AccessError::Stopped`] if the queue is to stop meanwhile.
 pub struct QueueMemory<'q> {
     session: Session,
     /// `None` without an IOMMU.
@@ -61,8 +61,8 @@ impl<'q> QueueMemory<'q> {
     /// Reads bytes at `iova`.
     ///
     /// # Errors
-    /// [`Halt`]; so for all methods.
-    pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Halt> {
+    /// [`AccessError`]; so for all methods.
+    pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let mut done = 0;
         self.retry(false, || {
             let at = Iova::new(iova.wrapping_add(done as u64));
@@ -74,8 +74,8 @@ impl<'q> QueueMemory<'q> {
     /// Writes bytes at `iova`.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn write(&self, iova: u64, from: &[u8]) -> Result<(), Halt> {
+    /// [`AccessError`].
+    pub fn write(&self, iova: u64, from: &[u8]) -> Result<(), AccessError> {
         let mut done = 0;
         self.retry(true, || {
             let at = Iova::new(iova.wrapping_add(done as u64));
@@ -87,45 +87,45 @@ impl<'q> QueueMemory<'q> {
     /// Reads a value at `iova`.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn read_obj<T: FromBytes + IntoBytes>(&self, iova: u64) -> Result<T, Halt> {
+    /// [`AccessError`].
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, iova: u64) -> Result<T, AccessError> {
         self.retry(false, || self.session.read_obj(Iova::new(iova)))
     }
 
     /// Writes a value at `iova`.
     ///
     /// # Errors
-    /// [`Halt`].
+    /// [`AccessError`].
     pub fn write_obj<T: IntoBytes + Immutable + Copy>(
         &self,
         iova: u64,
         value: T,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), AccessError> {
         self.retry(true, || self.session.write_obj(Iova::new(iova), value))
     }
 
     /// Loads an aligned word at `iova` atomically.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn load<T: Word>(&self, iova: u64, order: Ordering) -> Result<T, Halt> {
+    /// [`AccessError`].
+    pub fn load<T: Word>(&self, iova: u64, order: Ordering) -> Result<T, AccessError> {
         self.retry(false, || self.session.load(Iova::new(iova), order))
     }
 
     /// Stores an aligned word at `iova` atomically.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn store<T: Word>(&self, iova: u64, value: T, order: Ordering) -> Result<(), Halt> {
+    /// [`AccessError`].
+    pub fn store<T: Word>(&self, iova: u64, value: T, order: Ordering) -> Result<(), AccessError> {
         self.retry(true, || self.session.store(Iova::new(iova), value, order))
     }
 
     /// Checks whether to go on with a long operation.
     ///
     /// # Errors
-    /// [`Halt::Stopped`] if the queue is to stop.
-    pub fn check_stop(&self) -> Result<(), Halt> {
-        if self.stop.is_stopped() { Err(Halt::Stopped) } else { Ok(()) }
+    /// [`AccessError::Stopped`] if the queue is to stop.
+    pub fn check_stop(&self) -> Result<(), AccessError> {
+        if self.stop.is_stopped() { Err(AccessError::Stopped) } else { Ok(()) }
     }
 
     /// Does `access`, which goes on where it stopped before, until it is done.
@@ -133,7 +133,7 @@ impl<'q> QueueMemory<'q> {
         &self,
         is_write: bool,
         mut access: impl FnMut() -> Result<T, Fault>,
-    ) -> Result<T, Halt> {
+    ) -> Result<T, AccessError> {
         let mut tries = 0;
         loop {
             let fault = match access() {
@@ -147,13 +147,13 @@ impl<'q> QueueMemory<'q> {
             // A translation for reads alone may be requested again, for writes.
             let may_come = matches!(fault.reason, Reason::Unmapped | Reason::Permission);
             let misses = self.misses.filter(|_| may_come && tries <= TRIES_MAX);
-            let Some(misses) = misses else { return Err(Halt::Fault(fault)) };
+            let Some(misses) = misses else { return Err(AccessError::Fault(fault)) };
             (self.on_miss)(fault.iova, is_write);
             match misses.ask(fault.iova, is_write, self.stop) {
                 Ok(()) => {}
-                Err(NoTranslation::Stopped) => return Err(Halt::Stopped),
+                Err(NoTranslation::Stopped) => return Err(AccessError::Stopped),
                 Err(NoTranslation::Refused | NoTranslation::ChannelLost) => {
-                    return Err(Halt::Fault(fault));
+                    return Err(AccessError::Fault(fault));
                 }
             }
         }

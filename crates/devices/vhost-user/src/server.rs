@@ -12,23 +12,25 @@ use longshore_sys::descriptors;
 use longshore_sys::disposal;
 use longshore_sys::kept_descriptors;
 
-use crate::backend::{Answer, Backend, Refusal};
-use crate::channel::{self, Message, NoMessage, Receiver};
+use crate::backend::{Answer, Backend};
+use crate::channel::{self, Message, Receiver};
 use crate::device::{Device, Event};
-use crate::wire::{Header, Malformed, Request, number};
+use crate::error::{ConnectionError, MessageError};
+use crate::wire::{MessageHeader, Request, number};
 
-/// How a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug)]
-pub enum Ended {
+#[non_exhaustive]
+pub enum DisconnectReason {
     /// The front-end closed it.
     Closed,
     /// The server was stopped.
     Stopped,
     /// The server ended it, for this reason.
-    Failed(String),
+    Failed(ConnectionError),
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed by the front-end"),
@@ -63,7 +65,7 @@ impl<D: Device> Server<D> {
     /// Has the server accept a dirty log and mark nothing in it, which breaks a machine that is migrated.
     /// This is for tests that show that the log is needed.
     #[must_use]
-    pub fn leaving_out_the_log(self) -> Self {
+    pub fn without_dirty_log(self) -> Self {
         Self { is_log_left_out: true, ..self }
     }
 
@@ -76,7 +78,7 @@ impl<D: Device> Server<D> {
     ///
     /// # Errors
     /// No memory for page tables. Errors of the front-end are no errors here.
-    pub fn serve(&self, socket: &UnixStream) -> io::Result<Ended> {
+    pub fn serve(&self, socket: &UnixStream) -> io::Result<DisconnectReason> {
         self.device.event(&Event::Connected);
         let space = Space::new().map_err(io::Error::other)?;
         let user = User::of_peer(socket);
@@ -86,15 +88,19 @@ impl<D: Device> Server<D> {
         loop {
             let ended = receiver
                 .receive(socket, &self.stop, None)
-                .map_err(Failure::from)
+                .map_err(ConnectionError::from)
                 .and_then(|message| self.answer(&mut backend, socket, message));
             match ended {
                 Ok(()) => {}
-                Err(Failure::NoMessage(NoMessage::Closed)) => return Ok(Ended::Closed),
-                Err(Failure::NoMessage(NoMessage::Stopped)) => return Ok(Ended::Stopped),
+                Err(ConnectionError::Message(MessageError::Closed)) => {
+                    return Ok(DisconnectReason::Closed);
+                }
+                Err(ConnectionError::Message(MessageError::Stopped)) => {
+                    return Ok(DisconnectReason::Stopped);
+                }
                 Err(failure) => {
                     self.device.event(&Event::Refused(&failure));
-                    return Ok(Ended::Failed(failure.to_string()));
+                    return Ok(DisconnectReason::Failed(failure));
                 }
             }
         }
@@ -105,12 +111,16 @@ impl<D: Device> Server<D> {
     ///
     /// # Errors
     /// Those of `accept(2)`.
-    pub fn serve_all(&self, listener: &Listener, mut served: impl FnMut(&Ended)) -> io::Result<()> {
+    pub fn serve_all(
+        &self,
+        listener: &Listener,
+        mut served: impl FnMut(&DisconnectReason),
+    ) -> io::Result<()> {
         while let Some(socket) = listener.accept(&self.stop)? {
             // Closing it also closes what is queued on it, which can be sockets that linger.
             let socket = Disposable::new(socket);
             let ended = self.serve(&socket);
-            let ended = ended.unwrap_or_else(|error| Ended::Failed(error.to_string()));
+            let ended = ended.unwrap_or_else(|error| DisconnectReason::Failed(error.into()));
             // It may be closed already.
             let _ = socket.shutdown(Shutdown::Both);
             drop(socket);
@@ -124,9 +134,9 @@ impl<D: Device> Server<D> {
         backend: &mut Backend<'_, D>,
         socket: &UnixStream,
         message: Message,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ConnectionError> {
         let Message { header, payload, descriptors, sockets } = message;
-        let request = Request::decode(header.request, &payload).map_err(NoMessage::from)?;
+        let request = Request::decode(header.request, &payload)?;
         self.device.event(&Event::Message(&request));
         let wants_done = header.needs_reply && backend.acknowledges();
         let (reply, refused) = match backend.handle(request, descriptors, sockets) {
@@ -140,29 +150,15 @@ impl<D: Device> Server<D> {
                 (Some(1_u64.to_ne_bytes().to_vec()), Some(refusal))
             }
             // It would go on as if it were done.
-            Err(refusal) => return Err(Failure::Refused(refusal)),
+            Err(refusal) => return Err(ConnectionError::Request(refusal)),
         };
         if let Some(refusal) = refused {
-            self.device.event(&Event::Refused(&refusal));
+            self.device.event(&Event::Refused(&refusal.into()));
         }
         if let Some(payload) = reply {
-            let header = Header::new(header.request, true, false, payload.len());
+            let header = MessageHeader::new(header.request, true, false, payload.len());
             channel::send(socket, header, &payload, &self.stop)?;
         }
         Ok(())
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error(transparent)]
-    NoMessage(#[from] NoMessage),
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-}
-
-impl From<Malformed> for Failure {
-    fn from(malformed: Malformed) -> Self {
-        Self::NoMessage(malformed.into())
     }
 }

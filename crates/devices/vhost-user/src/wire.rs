@@ -79,7 +79,7 @@ pub mod number {
 
 /// What begins each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct MessageHeader {
     /// Its number.
     pub request: u32,
     /// Whether it is an answer.
@@ -90,9 +90,10 @@ pub struct Header {
     pub len_bytes: u32,
 }
 
-/// Bytes that are no message.
+/// The reason why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+#[non_exhaustive]
+pub enum DecodeError {
     /// Another version, or flags that mean nothing.
     #[error("request {request} has flags {flags:#x}, which are not those of version 1")]
     Flags {
@@ -135,7 +136,7 @@ pub enum Malformed {
     },
 }
 
-impl Header {
+impl MessageHeader {
     /// A request that is to be acknowledged, or a reply.
     pub fn new(request: u32, is_reply: bool, needs_reply: bool, len_bytes: usize) -> Self {
         Self { request, is_reply, needs_reply, len_bytes: len_bytes as u32 }
@@ -144,15 +145,15 @@ impl Header {
     /// Reads one.
     ///
     /// # Errors
-    /// [`Malformed`].
-    pub fn decode(bytes: [u8; HEADER_LEN_BYTES]) -> Result<Self, Malformed> {
+    /// [`DecodeError`].
+    pub fn decode(bytes: [u8; HEADER_LEN_BYTES]) -> Result<Self, DecodeError> {
         let mut fields = Fields(&bytes);
         let (request, flags, len_bytes) = (fields.u32(), fields.u32(), fields.u32());
         if flags & VERSION_MASK != VERSION || flags & !(VERSION_MASK | REPLY | NEED_REPLY) != 0 {
-            return Err(Malformed::Flags { request, flags });
+            return Err(DecodeError::Flags { request, flags });
         }
         if len_bytes as usize > PAYLOAD_LEN_BYTES_MAX {
-            return Err(Malformed::TooLong { request, len_bytes });
+            return Err(DecodeError::TooLong { request, len_bytes });
         }
         let (is_reply, needs_reply) = (flags & REPLY != 0, flags & NEED_REPLY != 0);
         Ok(Self { request, is_reply, needs_reply, len_bytes })
@@ -197,9 +198,9 @@ pub struct RingAddresses {
     pub log_at: GuestPhys,
 }
 
-/// What an IOTLB message says.
+/// A message about the IOTLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Iotlb {
+pub enum IotlbMessage {
     /// A translation.
     Update {
         /// From.
@@ -222,8 +223,9 @@ pub enum Iotlb {
     },
 }
 
-/// What the front-end asks for.
+/// A request of the front-end.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[expect(missing_docs, reason = "the protocol's own names and fields")]
 pub enum Request {
     GetFeatures,
@@ -245,7 +247,7 @@ pub enum Request {
     GetQueueNum,
     SetVringEnable { index: u32, is_enabled: bool },
     SetBackendReqFd,
-    Iotlb(Iotlb),
+    Iotlb(IotlbMessage),
     GetConfig { offset: u32, len_bytes: u32, flags: u32 },
     SetConfig { offset: u32, bytes: Vec<u8> },
 }
@@ -262,11 +264,11 @@ impl Request {
     /// Reads the payload of the request with this number.
     ///
     /// # Errors
-    /// [`Malformed`].
-    pub fn decode(request: u32, payload: &[u8]) -> Result<Self, Malformed> {
+    /// [`DecodeError`].
+    pub fn decode(request: u32, payload: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Fields(payload);
         let of_len = |len_bytes: usize| {
-            let wrong = Malformed::Length { request, len_bytes: payload.len() };
+            let wrong = DecodeError::Length { request, len_bytes: payload.len() };
             if payload.len() == len_bytes { Ok(()) } else { Err(wrong) }
         };
         let state = |fields: &mut Fields<'_>| {
@@ -328,7 +330,7 @@ impl Request {
             number::SET_VRING_ENABLE => match state(&mut fields)? {
                 (index, on @ (0 | 1)) => Self::SetVringEnable { index, is_enabled: on == 1 },
                 (_, on) => {
-                    return Err(Malformed::Value { request, what: "enabling", value: on.into() });
+                    return Err(DecodeError::Value { request, what: "enabling", value: on.into() });
                 }
             },
             number::SET_BACKEND_REQ_FD => {
@@ -336,21 +338,21 @@ impl Request {
             }
             number::IOTLB_MSG => Self::Iotlb(iotlb(payload)?),
             number::GET_CONFIG | number::SET_CONFIG => config(request, payload)?,
-            _ => return Err(Malformed::Unknown { request }),
+            _ => return Err(DecodeError::Unknown { request }),
         })
     }
 }
 
-fn table(payload: &[u8]) -> Result<Vec<RegionClaim>, Malformed> {
+fn table(payload: &[u8]) -> Result<Vec<RegionClaim>, DecodeError> {
     let request = number::SET_MEM_TABLE;
-    let wrong = Malformed::Length { request, len_bytes: payload.len() };
+    let wrong = DecodeError::Length { request, len_bytes: payload.len() };
     if payload.len() < 8 {
         return Err(wrong);
     }
     let mut fields = Fields(payload);
     let (regions, _padding) = (fields.u32(), fields.u32());
     if regions as usize > REGIONS_MAX {
-        return Err(Malformed::Value { request, what: "regions", value: regions.into() });
+        return Err(DecodeError::Value { request, what: "regions", value: regions.into() });
     }
     // Some send all of the array, whatever is in it.
     let (needed, whole) = (8 + 32 * regions as usize, 8 + 32 * REGIONS_MAX);
@@ -366,10 +368,10 @@ fn table(payload: &[u8]) -> Result<Vec<RegionClaim>, Malformed> {
     Ok((0..regions).map(region).collect())
 }
 
-fn iotlb(payload: &[u8]) -> Result<Iotlb, Malformed> {
+fn iotlb(payload: &[u8]) -> Result<IotlbMessage, DecodeError> {
     let request = number::IOTLB_MSG;
     if !IOTLB_LEN_BYTES.contains(&payload.len()) {
-        return Err(Malformed::Length { request, len_bytes: payload.len() });
+        return Err(DecodeError::Length { request, len_bytes: payload.len() });
     }
     let mut fields = Fields(payload);
     let (iova, len_bytes) = (Iova::new(fields.u64()), fields.u64());
@@ -379,15 +381,15 @@ fn iotlb(payload: &[u8]) -> Result<Iotlb, Malformed> {
         IOTLB_UPDATE => {
             let is_readable = access & ACCESS_READ != 0;
             let is_writable = access & ACCESS_WRITE != 0;
-            Ok(Iotlb::Update { iova, len_bytes, user, is_readable, is_writable })
+            Ok(IotlbMessage::Update { iova, len_bytes, user, is_readable, is_writable })
         }
-        IOTLB_INVALIDATE => Ok(Iotlb::Invalidate { iova, len_bytes }),
-        _ => Err(Malformed::Value { request, what: "the kind", value: kind.into() }),
+        IOTLB_INVALIDATE => Ok(IotlbMessage::Invalidate { iova, len_bytes }),
+        _ => Err(DecodeError::Value { request, what: "the kind", value: kind.into() }),
     }
 }
 
 /// The payload of the back-end's request for a translation.
-pub fn miss(iova: Iova, is_write: bool) -> [u8; 32] {
+pub fn iotlb_miss(iova: Iova, is_write: bool) -> [u8; 32] {
     let mut payload = [0; 32];
     payload[..8].copy_from_slice(&iova.raw().to_ne_bytes());
     payload[24] = if is_write { ACCESS_WRITE } else { ACCESS_READ };
@@ -395,8 +397,8 @@ pub fn miss(iova: Iova, is_write: bool) -> [u8; 32] {
     payload
 }
 
-fn config(request: u32, payload: &[u8]) -> Result<Request, Malformed> {
-    let wrong = Malformed::Length { request, len_bytes: payload.len() };
+fn config(request: u32, payload: &[u8]) -> Result<Request, DecodeError> {
+    let wrong = DecodeError::Length { request, len_bytes: payload.len() };
     if payload.len() < 12 {
         return Err(wrong);
     }
@@ -408,7 +410,7 @@ fn config(request: u32, payload: &[u8]) -> Result<Request, Malformed> {
     }
     let end = offset.checked_add(len_bytes);
     if end.is_none_or(|end| end as usize > CONFIG_LEN_BYTES) {
-        return Err(Malformed::Value { request, what: "the offset", value: offset.into() });
+        return Err(DecodeError::Value { request, what: "the offset", value: offset.into() });
     }
     Ok(if request == number::GET_CONFIG {
         Request::GetConfig { offset, len_bytes, flags }

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use longshore::vhost_user::wire::number;
-use longshore_vhost_example::{BlockDevice, Counts, Disk, Ended, Server};
+use longshore_vhost_example::{BlockDevice, Counts, DisconnectReason, Disk, Server};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Uid;
@@ -103,7 +103,7 @@ fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the
 }
 
 /// A front-end that is this user's, and the thread of its server; `None` where that is not possible.
-fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<Ended>)> {
+fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<DisconnectReason>)> {
     let pair = thread::spawn(move || {
         let uid = Some(Uid::from_raw(uid));
         // Of this thread only, which ends.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore::vhost_user::wire::{Header, number};
+use longshore::vhost_user::wire::{MessageHeader, number};
 use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
@@ -234,7 +234,7 @@ impl Frontend {
         descriptors: &[BorrowedFd<'_>],
         needs_reply: bool,
     ) {
-        let header = Header::new(request, false, needs_reply, payload.len()).encode();
+        let header = MessageHeader::new(request, false, needs_reply, payload.len()).encode();
         let bytes = [&header, payload].concat();
         assert_eq!(unix_socket::send(&self.socket, &bytes, descriptors).unwrap(), bytes.len());
     }
@@ -393,7 +393,7 @@ impl Frontend {
 
     /// Answers a request for a translation.
     pub(crate) fn answer(&mut self, outcome: u64) {
-        let header = Header::new(number::BACKEND_IOTLB_MSG, true, false, 8).encode();
+        let header = MessageHeader::new(number::BACKEND_IOTLB_MSG, true, false, 8).encode();
         let bytes = [&header[..], &outcome.to_ne_bytes()].concat();
         // It may be gone.
         let _ = unix_socket::send(self.channel.as_ref().unwrap(), &bytes, &[]);
@@ -435,7 +435,7 @@ impl Frontend {
 }
 
 /// A message from the other end.
-pub(crate) fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
+pub(crate) fn receive(socket: &UnixStream) -> (MessageHeader, Vec<u8>) {
     let user = User::of_peer(socket);
     let exact = |len: usize| {
         let (mut bytes, mut have) = (vec![0; len], 0);
@@ -450,7 +450,7 @@ pub(crate) fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
         }
         bytes
     };
-    let header = Header::decode(exact(12).try_into().unwrap()).unwrap();
+    let header = MessageHeader::decode(exact(12).try_into().unwrap()).unwrap();
     let payload = exact(header.len_bytes as usize);
     (header, payload)
 }
