@@ -99,7 +99,7 @@ impl Ours {
             How::Reported => drive(&mut || {
                 for part in turns.next_stretch() {
                     let mapping = local.map_reported(*part).map_err(Error::from)?;
-                    let written_bytes = mapping.len_bytes();
+                    let written_bytes = mapping.len();
                     black_box(mapping.iova());
                     black_box(mapping.complete(written_bytes).map_err(Error::from)?);
                 }

@@ -68,7 +68,7 @@ impl Line {
                 device_model: data.model.clone(),
                 device_firmware: data.firmware.clone(),
                 nvme_version: controller.version().to_string(),
-                namespace_bytes: namespace.len_bytes(),
+                namespace_bytes: namespace.len(),
                 lba_bytes: namespace.block_bytes(),
                 max_transfer_bytes: controller.max_transfer_bytes(),
                 pointers: args.pointers.name(),

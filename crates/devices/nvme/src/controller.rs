@@ -151,7 +151,8 @@ impl Namespace {
     }
 
     /// Returns the length of the namespace, in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    #[expect(clippy::len_without_is_empty, reason = "a namespace has blocks")]
+    pub fn len(&self) -> u64 {
         self.blocks << self.block_log2
     }
 }

@@ -52,8 +52,8 @@ fn check(range: &DiskRange, namespace: &Namespace, mapped_bytes: u64) -> Result<
         }
     }
     let is_within = |at: u64, all: u64| at.checked_add(len_bytes).is_some_and(|end| end <= all);
-    if !is_within(disk_offset, namespace.len_bytes()) {
-        let namespace_bytes = namespace.len_bytes();
+    if !is_within(disk_offset, namespace.len()) {
+        let namespace_bytes = namespace.len();
         return Err(Error::OutOfRange { offset: disk_offset, len_bytes, namespace_bytes });
     }
     if !is_within(offset, mapped_bytes) {
@@ -80,7 +80,7 @@ pub fn transfer<'m, 'l, H: Hardware, B: DmaMemory + 'static, D: Handle>(
     mut progress: impl FnMut(u64),
 ) -> Result<u64, Error> {
     for range in ranges {
-        check(range, namespace, mapping.len_bytes())?;
+        check(range, namespace, mapping.len())?;
     }
     // A transfer has whole blocks, and at least one.
     let max_bytes = queue.controller().max_transfer_bytes() & !(namespace.block_bytes() - 1);

@@ -106,10 +106,10 @@ pub(crate) fn write(args: &WriteArgs) -> Result<()> {
 
 fn range(args: &LoadArgs, namespace: &Namespace) -> Result<(Vec<DiskRange>, u64)> {
     let disk_offset = args.offset;
-    let rest = namespace.len_bytes().saturating_sub(disk_offset);
+    let rest = namespace.len().saturating_sub(disk_offset);
     let len_bytes = args.len.unwrap_or(rest);
     if len_bytes > rest {
-        let namespace_bytes = namespace.len_bytes();
+        let namespace_bytes = namespace.len();
         return Err(Error::OutOfRange { offset: disk_offset, len_bytes, namespace_bytes }.into());
     }
     Ok((vec![DiskRange { disk_offset, offset: 0, len_bytes }], len_bytes))

@@ -14,7 +14,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     // Nothing is freed within a turn, so what the pools have at its end is the most they had.
     let domain = builder.free_after(None).build();
     let (controller, namespace) = start(&domain, passed, &args.device)?;
-    check(args, controller.max_transfer_bytes(), namespace.block_bytes(), namespace.len_bytes())?;
+    check(args, controller.max_transfer_bytes(), namespace.block_bytes(), namespace.len())?;
     let calibration = domain.calibrate()?;
     let doorbell_batch = args.doorbell_batch.unwrap_or(args.device.depth / 4).max(1);
     let plan = Plan {

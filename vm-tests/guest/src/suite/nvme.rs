@@ -48,7 +48,7 @@ fn identify_is_right(interface: Interface) -> TestResult {
         let data = controller.identify();
         ensure!((&*data.model, &*data.serial) == ("QEMU NVMe Ctrl", "nvme-raw"), "{data:?}");
         ensure!(data.sgl == SglSupport::Bytes && data.has_write_cache, "{data:?}");
-        ensure!(namespace.len_bytes() == fixture::DRIVEN_BYTES, "{namespace:?}");
+        ensure!(namespace.len() == fixture::DRIVEN_BYTES, "{namespace:?}");
         ensure!(namespace.block_bytes() == 512, "{namespace:?}");
         // QEMU's default, MDTS = 7.
         ensure!(controller.max_transfer_bytes() == 512 << 10, "{controller:?}");
@@ -64,7 +64,7 @@ fn identify_is_right(interface: Interface) -> TestResult {
         Options::default(),
         |_, controller, namespace| {
             ensure!(namespace.block_bytes() == 4096, "{namespace:?}");
-            ensure!(namespace.len_bytes() == 2 * fixture::DRIVEN_SMALL_BYTES, "{namespace:?}");
+            ensure!(namespace.len() == 2 * fixture::DRIVEN_SMALL_BYTES, "{namespace:?}");
             ensure!(controller.max_transfer_bytes() == 16 << 10, "{controller:?}");
             Ok(())
         },

@@ -52,21 +52,22 @@ impl Coherent<'_> {
         self.mapping.iova()
     }
 
-    /// Returns the length in bytes.
-    pub fn len_bytes(&self) -> u64 {
-        self.mapping.len_bytes()
+    /// Returns the length in bytes, which is not zero.
+    #[expect(clippy::len_without_is_empty, reason = "it has a byte at least")]
+    pub fn len(&self) -> u64 {
+        self.mapping.len()
     }
 
     /// Returns a view to read.
     pub fn view(&self) -> VolatileSlice<'_> {
         // SAFETY: mapped as long as this lives; written by views and devices alone.
-        unsafe { VolatileSlice::from_raw_parts(self.start, self.len_bytes() as usize) }
+        unsafe { VolatileSlice::from_raw_parts(self.start, self.len() as usize) }
     }
 
     /// Returns a view to read and write.
     pub fn view_mut(&mut self) -> VolatileSliceMut<'_> {
         // SAFETY: as in `view`.
-        unsafe { VolatileSliceMut::from_raw_parts(self.start, self.len_bytes() as usize) }
+        unsafe { VolatileSliceMut::from_raw_parts(self.start, self.len() as usize) }
     }
 }
 
@@ -74,7 +75,7 @@ impl fmt::Debug for Coherent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Coherent")
             .field("iova", &self.iova())
-            .field("len_bytes", &self.len_bytes())
+            .field("len_bytes", &self.len())
             .finish_non_exhaustive()
     }
 }

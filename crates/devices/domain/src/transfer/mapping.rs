@@ -252,7 +252,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     fn watched(self, by: &'static Location<'static>) -> Self {
         if let Some(watch) = &self.handle.state().watch {
             let (iova, is_bounced) = (self.iova(), self.is_bounced());
-            let (len_bytes, direction) = (self.len_bytes(), self.way.direction());
+            let (len_bytes, direction) = (self.len(), self.way.direction());
             let host = self.host().addr().get() as u64;
             let made = MappingInfo { iova, len_bytes, direction, is_bounced, by };
             // SAFETY: it is this mapping's, which is just made.
@@ -309,7 +309,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     #[inline(always)]
     pub(crate) fn tell(&self, span: &Span) {
         if cfg!(feature = "tracing") {
-            span.tell("len_bytes", self.len_bytes());
+            span.tell("len_bytes", self.len());
             span.tell("iova", self.iova().raw());
             span.tell("is_bounced", self.is_bounced().into());
         }
@@ -327,9 +327,10 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         }
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length in bytes, which is not zero.
     #[inline(always)]
-    pub fn len_bytes(&self) -> u64 {
+    #[expect(clippy::len_without_is_empty, reason = "a mapping has a byte at least")]
+    pub fn len(&self) -> u64 {
         let (_, len_bytes) = extent(&*self.memory);
         len_bytes
     }
@@ -355,7 +356,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     /// mapping.
     #[inline(always)]
     pub fn unmap(self) -> Result<B, Failed<Self>> {
-        let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
+        let written_bytes = if self.way.is_reported() { 0 } else { self.len() };
         let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
         if self.handle.state().watch.is_some() {
             return self.end_watched(written_bytes, None, copy_back);
@@ -386,8 +387,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         at: &'static Location<'static>,
         copy_back: impl FnOnce(&Self) -> Result<(), Box<Error>>,
     ) -> Result<B, Failed<Self>> {
-        if written_bytes > self.len_bytes() {
-            let len_bytes = self.len_bytes();
+        if written_bytes > self.len() {
+            let len_bytes = self.len();
             let error = Error::Reported { iova: self.iova(), len_bytes, written_bytes };
             return Err(Failed { error: error.into(), value: self });
         }
@@ -422,14 +423,14 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         if let Err(error) = self.unreach() {
             return Err(Failed { error, value: self });
         }
-        let len_bytes = self.len_bytes();
+        let len_bytes = self.len();
         let copy_back = |mapping: &Self| mapping.copy_back(len_bytes);
         self.take_watched(len_bytes, None, copy_back).map(drop)
     }
 
     /// Enters the span of unmapping, with its fields.
     pub(crate) fn unmap_span(&self) -> Span {
-        let span = span!("unmap", written_bytes = self.len_bytes(); len_bytes, iova, is_bounced);
+        let span = span!("unmap", written_bytes = self.len(); len_bytes, iova, is_bounced);
         self.tell(&span);
         span
     }
@@ -459,7 +460,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
             Place::Slot(slot) => {
                 // SAFETY: within the slot.
                 let host = unsafe { slot.host().add(self.slot_offset() as usize) };
-                [Some(Elsewhere { host, at: 0, len_bytes: self.len_bytes() }), None]
+                [Some(Elsewhere { host, at: 0, len_bytes: self.len() }), None]
             }
             Place::Unaligned(unaligned) => unaligned.elsewhere(),
         }
@@ -469,7 +470,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     /// and offset in the transfer.
     #[inline(always)]
     fn slack(&self, written_bytes: u64) -> Option<Slack> {
-        let written_bytes = if self.way.is_reported() { written_bytes } else { self.len_bytes() };
+        let written_bytes = if self.way.is_reported() { written_bytes } else { self.len() };
         let granule = self.handle.state().core.limits.granule.bytes();
         match &*self.place {
             Place::Slot(slot) => {
@@ -528,7 +529,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     #[inline(always)]
     fn range(&self, iovas: &IovaRange) -> AddrRange<Iova> {
         let granule = self.handle.state().core.limits.granule.bytes();
-        let len_bytes = (self.offset() + self.len_bytes()).next_multiple_of(granule);
+        let len_bytes = (self.offset() + self.len()).next_multiple_of(granule);
         AddrRange::new(iovas.start(), len_bytes).expect("it was mapped")
     }
 
@@ -538,7 +539,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     /// [`Error::Copy`] with the mapping.
     pub(crate) fn unmapped(mut self) -> Result<B, Failed<Self>> {
         self.set_unmapped();
-        let written_bytes = if self.way.is_reported() { 0 } else { self.len_bytes() };
+        let written_bytes = if self.way.is_reported() { 0 } else { self.len() };
         if self.handle.state().watch.is_some() {
             let copy_back = |mapping: &Self| mapping.copy_back(written_bytes);
             return self.take_watched(written_bytes, None, copy_back);
@@ -567,7 +568,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         if let Place::Direct(iovas) = &*self.place {
             return self.unmap_range(self.range(iovas));
         }
-        let len_bytes = self.len_bytes();
+        let len_bytes = self.len();
         match &mut *self.place {
             Place::Unaligned(unaligned) => unaligned.unmap(self.handle, len_bytes),
             Place::Direct(..) | Place::Slot(_) => Ok(()),
@@ -578,7 +579,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     fn unmap_range(&self, range: AddrRange<Iova>) -> Result<(), Box<Error>> {
         // SAFETY: mapped as it is, and this mapping's alone.
         let unmapped = unsafe { self.handle.state().core.backend.unmap(&[range]) };
-        let (iova, len_bytes) = (self.iova(), self.len_bytes());
+        let (iova, len_bytes) = (self.iova(), self.len());
         unmapped.map_err(|source| Error::Backend {
             operation: "unmapping",
             iova,
@@ -651,7 +652,7 @@ impl<B: DmaMemory + 'static, D: Handle> fmt::Debug for Mapping<'_, B, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
             .field("iova", &self.iova())
-            .field("len_bytes", &self.len_bytes())
+            .field("len_bytes", &self.len())
             .field("direction", &self.way.direction())
             .field("is_bounced", &self.is_bounced())
             .finish_non_exhaustive()

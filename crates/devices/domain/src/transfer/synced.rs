@@ -122,10 +122,10 @@ impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
     }
 
     fn check(&self, bytes: &Range<u64>) -> Result<(), Error> {
-        if bytes.start <= bytes.end && bytes.end <= self.len_bytes() {
+        if bytes.start <= bytes.end && bytes.end <= self.len() {
             return Ok(());
         }
         let (start, end) = (bytes.start, bytes.end);
-        Err(Error::Outside { iova: self.iova(), len_bytes: self.len_bytes(), start, end })
+        Err(Error::Outside { iova: self.iova(), len_bytes: self.len(), start, end })
     }
 }

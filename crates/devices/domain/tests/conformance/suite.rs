@@ -79,7 +79,7 @@ fn the_device_sees_what_is_mapped<R: Rig>(rig: &R) {
     let domain = builder.build();
     for len in [PAGE, 3 * PAGE, 2 << 20, (2 << 20) + PAGE] {
         let mapping = domain.map(buffer(len, 0x17), Direction::Bidirectional).unwrap();
-        assert_eq!(mapping.len_bytes(), len);
+        assert_eq!(mapping.len(), len);
         assert!(starts_with(&device, mapping.iova(), len as usize, 0x17));
         assert!(device.write(at(mapping.iova(), len - 5), b"tail!"));
         let buffer = mapping.unmap().unwrap();
@@ -165,7 +165,7 @@ fn a_narrow_device_gets_low_addresses<R: Rig>(rig: &R) {
     let domain = builder.address_bits(32).build();
     assert!(domain.iovas().all_bytes() < 1 << 32);
     let mapping = domain.map(buffer(3 * PAGE, 7), Direction::ToDevice).unwrap();
-    assert!(mapping.iova().raw() + mapping.len_bytes() <= 1 << 32);
+    assert!(mapping.iova().raw() + mapping.len() <= 1 << 32);
     assert!(starts_with(&device, mapping.iova(), 3 * PAGE as usize, 7));
     drop(mapping);
     all_is_free(&domain);
@@ -295,7 +295,7 @@ fn coherent_memory_is_seen_by_both<R: Rig>(rig: &R) {
     let (builder, device) = rig.domain();
     let domain = builder.build();
     let mut ring = domain.alloc_coherent(5000).unwrap();
-    assert_eq!(ring.len_bytes(), 8192);
+    assert_eq!(ring.len(), 8192);
     assert!(starts_with(&device, ring.iova(), 8192, 0));
     for turn in 1..50u8 {
         ring.view_mut().write(turn.into(), &[turn]).unwrap();

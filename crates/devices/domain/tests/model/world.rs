@@ -147,7 +147,8 @@ impl<'d, 'b> World<'d, 'b> {
                 return;
             }
         };
-        let (iova, len, is_bounced) = of!(&held, mapping => (mapping.iova().raw(), mapping.len_bytes(), mapping.is_bounced()));
+        let (iova, len, is_bounced) =
+            of!(&held, mapping => (mapping.iova().raw(), mapping.len(), mapping.is_bounced()));
         let route = match route {
             Route::Slot { else_direct } if !is_bounced => {
                 assert!(else_direct && (is_full || self.books.is_narrow || refused != 0));
@@ -493,7 +494,7 @@ impl<'d, 'b> World<'d, 'b> {
         match self.domain.alloc_coherent(len) {
             Err(Error::Empty { .. }) => assert_eq!(len, 0),
             Ok(coherent) => {
-                let (iova, all) = (coherent.iova().raw(), coherent.len_bytes());
+                let (iova, all) = (coherent.iova().raw(), coherent.len());
                 assert_eq!(all, len.next_multiple_of(PAGE));
                 self.books.counts.maps += 1;
                 self.coherent.push(Shared { coherent, iova, bytes: vec![0; all as usize] });
@@ -525,7 +526,7 @@ impl<'d, 'b> World<'d, 'b> {
     fn touch(&mut self, which: usize, at: u64, byte: u8) {
         let Some(nth) = which.checked_rem(self.coherent.len()) else { return };
         let Shared { coherent, bytes, .. } = &mut self.coherent[nth];
-        let at = (at % coherent.len_bytes()) as usize;
+        let at = (at % coherent.len()) as usize;
         let mut seen = vec![0; bytes.len()];
         coherent.view().read(0, &mut seen).unwrap();
         assert!(seen == *bytes, "coherent memory");

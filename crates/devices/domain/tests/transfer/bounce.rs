@@ -290,7 +290,7 @@ fn live_transfers_share_no_granule() {
         .iter()
         .map(|mapping| {
             let start = mapping.iova().raw();
-            (page(start), page(start + mapping.len_bytes() - 1))
+            (page(start), page(start + mapping.len() - 1))
         })
         .collect();
     granules.sort_unstable();

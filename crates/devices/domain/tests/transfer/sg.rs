@@ -181,7 +181,7 @@ proptest! {
         let limits = SgLimits::new().segment_bytes(NonZero::new(10_000).unwrap());
         let limits = boundary.map_or(limits, |boundary| limits.boundary(boundary));
         let mapping = local.map_sg(parts(&shared, &places), direction, limits).unwrap();
-        prop_assert_eq!(mapping.len_bytes(), len);
+        prop_assert_eq!(mapping.len(), len);
         for SgSegment { iova, len_bytes } in mapping.segments() {
             prop_assert!((1..=10_000).contains(len_bytes));
             let last = iova.raw() + len_bytes - 1;

@@ -61,7 +61,7 @@ fn reads_return_the_content_of_the_disk() {
             let options = options().format(format);
             with_model(traits, options, |model, _, controller| {
                 let namespace = controller.namespace(1).unwrap();
-                assert_eq!(namespace.len_bytes(), DISK_BYTES as u64);
+                assert_eq!(namespace.len(), DISK_BYTES as u64);
                 let range = DiskRange { disk_offset: 1 << 13, offset: 0, len_bytes: 3 << 20 };
                 let read = load(controller, &namespace, 7, &[range], buffer(3 << 20), |_| {});
                 let expected = &model.disk()[1 << 13..][..3 << 20];
@@ -151,7 +151,7 @@ fn segments_of_many_mappings_are_one_transfer() {
             let mappings = [map(8192), map(4096), map(12_288)];
             let segments: Vec<_> = mappings
                 .iter()
-                .map(|mapping| Segment { iova: mapping.iova(), len_bytes: mapping.len_bytes() })
+                .map(|mapping| Segment { iova: mapping.iova(), len_bytes: mapping.len() })
                 .collect();
             let mut queue = controller.queue(1).unwrap();
             queue.submit(Opcode::Read, &namespace, 40, &segments, ()).unwrap();

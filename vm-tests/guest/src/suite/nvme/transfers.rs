@@ -135,7 +135,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 [map(40 << 10)?, map(4 << 10)?, map(8 << 10)?, map(256 << 10)?, map(4 << 10)?];
             let segment = |index: usize, skip: u64, cut: u64| Segment {
                 iova: Iova::new(mappings[index].iova().raw() + skip),
-                len_bytes: mappings[index].len_bytes() - skip - cut,
+                len_bytes: mappings[index].len() - skip - cut,
             };
             let mut shapes = vec![
                 vec![segment(1, 0, 0)],
@@ -160,7 +160,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 for segment in shape {
                     let mapping = mappings.iter_mut().find(|mapping| {
                         let start = mapping.iova().raw();
-                        (start..start + mapping.len_bytes()).contains(&segment.iova.raw())
+                        (start..start + mapping.len()).contains(&segment.iova.raw())
                     });
                     let mapping = mapping.ok_or("a segment of no mapping")?;
                     let mut bytes = vec![0; segment.len_bytes as usize];
@@ -257,7 +257,7 @@ pub(super) fn refused(interface: Interface) -> TestResult {
             let refused = controller.queue::<()>(depth).err().ok_or("such a queue was made")?;
             ensure!(refused.to_string().contains("possible"), "{refused}");
         }
-        let beyond = DiskRange { disk_offset: namespace.len_bytes(), offset: 0, len_bytes: 512 };
+        let beyond = DiskRange { disk_offset: namespace.len(), offset: 0, len_bytes: 512 };
         let buffer = Heap::Memfd.allocate(4096)?;
         let refused = load(controller, &namespace, 4, &[beyond], buffer, |_| {});
         let refused = refused.err().ok_or("what is not there was loaded")?;

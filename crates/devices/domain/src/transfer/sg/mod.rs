@@ -126,8 +126,9 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         &self.segments
     }
 
-    /// Returns the length in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    /// Returns the length in bytes, which is not zero.
+    #[expect(clippy::len_without_is_empty, reason = "a mapping has a byte at least")]
+    pub fn len(&self) -> u64 {
         self.len_bytes
     }
 
