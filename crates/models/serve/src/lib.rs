@@ -37,8 +37,9 @@
 //! for as long as it compares its number, and reads the file through the same descriptor: a request
 //! matches a model that is held only if both have the same inodes, in use at the same time, with the
 //! same lengths and times of birth and of modification. The server looks at the files that it holds
-//! every ten seconds, and before it answers a list. When one was deleted, its model matches no request
-//! any more, and the descriptors are closed, since they keep the blocks of the disk.
+//! every ten seconds, and before it answers a list, which waits at most a second for that. When one was
+//! deleted, its model matches no request any more, and the descriptors are closed, since they keep the
+//! blocks of the disk.
 //!
 //! This does not make the content authentic. A user who can write to a file, or could when it was
 //! loaded, decides which bytes others attach as its content: its owner can set the time of

@@ -18,8 +18,9 @@ use crate::shelf::Model;
 
 /// How often models are looked after. For about so long a deleted file may keep its blocks.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-/// How long a client that wants a list waits for it; then it is given what is known.
-const LIST_TIME: Duration = Duration::from_secs(10);
+/// How long a client that wants a list waits for the looks. Then the list has the state that is known:
+/// every user can make looks at files of theirs hang.
+const LIST_TIME: Duration = Duration::from_secs(1);
 
 /// When the files were and will be checked, and which clients wait for that.
 #[derive(Debug)]
