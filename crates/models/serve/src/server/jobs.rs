@@ -1,8 +1,9 @@
 //! Threads for all that may wait for a disk, beside the one that serves: they look for files, load
 //! them, and look at those that are held to see whether they are still there.
 //!
-//! A look that does not come back in time is given up, and so is a load that makes no progress: its
-//! clients are refused. The same time is given to a look at the files of a model that is held. Its
+//! A look or a load that makes no progress for a few seconds loses its place, so that another one may
+//! begin. A look that does not come back in time is given up, and so is a load that makes no progress:
+//! its clients are refused. The same time is given to a look at the files of a model that is held. Its
 //! thread cannot be ended and is not waited for, but it is counted until it comes back, so that the
 //! number of such threads is bounded. What a load has of memory until then is charged to its user.
 
@@ -21,7 +22,7 @@ use std::time::Instant;
 
 use longshore_sys::event_fd;
 
-use hung::{Hung, Loading, Look, PACE_BYTES, SILENT_TIME, no_answer, no_progress};
+use hung::{Hung, Loading, Look, PACE_BYTES, SILENT_TIME, no_answer, no_progress, slow_has_room};
 use job::{Purpose, WithoutResult};
 use teller::{Promise, Said, Teller};
 
@@ -94,16 +95,14 @@ impl Jobs {
             Job::Load { .. } => self.to_load.push(user, job),
             Job::Look { asker, ref shown, .. } => {
                 let files = shown.as_ref().map_or(1, Vec::len);
-                let purpose = Purpose::For(asker);
-                self.to_look.push(user, (Look { user, purpose, begun: now, files }, job));
+                self.to_look.push(user, (Look::new(user, Purpose::For(asker), now, files), job));
             }
             Job::FindDeleted { .. } => {
-                let look = Look { user, purpose: Purpose::FindDeleted, begun: now, files: 0 };
-                self.to_sweep.push(user, (look, job));
+                self.to_sweep.push(user, (Look::new(user, Purpose::FindDeleted, now, 0), job));
             }
             Job::Sweep(ref sweep) => {
                 let (purpose, files) = (Purpose::Sweep(sweep.id), sweep.found.open_files());
-                self.to_sweep.push(user, (Look { user, purpose, begun: now, files }, job));
+                self.to_sweep.push(user, (Look::new(user, purpose, now, files), job));
             }
         }
         self.spawn();
@@ -135,15 +134,16 @@ impl Jobs {
         self.to_look.retain(|(look, _)| look.purpose != Purpose::For(Asker::Client(gone)));
     }
 
-    /// How many models are being loaded.
+    /// How many loads have a place.
     pub(super) fn loading(&self) -> usize {
         self.to_load.running()
     }
 
-    /// Returns the number of files of each look for these users that goes on or waits for a thread.
+    /// Returns the number of files of each look for these users that has a place or waits for one.
     pub(super) fn looks(&self, of: Of) -> impl Iterator<Item = usize> {
         let waiting = self.to_look.waiting().map(|(look, _)| look);
-        let looks = self.looking.values().chain(waiting).filter(|look| !look.purpose.is_sweep());
+        let looks = self.looking.values().filter(|look| look.has_place).chain(waiting);
+        let looks = looks.filter(|look| !look.purpose.is_sweep());
         looks.filter(move |look| of.contains(look.user)).map(|look| look.files)
     }
 
@@ -195,13 +195,30 @@ impl Jobs {
     /// Ends a look that went on, so that another may begin.
     fn end_look(&mut self, look: Look) {
         match look.purpose.is_sweep() {
+            _ if !look.has_place => {}
             true => self.to_sweep.end(look.user),
             false => self.to_look.end(look.user),
         }
     }
 
+    /// Takes the next look for which there is a place.
+    fn next_look(&mut self) -> Option<(Look, Job)> {
+        let looking = &self.looking;
+        let slow = || looking.values().filter(|look| !look.has_place).map(|look| look.user);
+        let next = self.to_look.begin_if(|user| slow_has_room(slow(), user));
+        let (_, (look, job)) = next.or_else(|| self.to_sweep.begin())?;
+        Some((Look { started: Instant::now(), ..look }, job))
+    }
+
+    /// Takes the next load for which there is a place.
+    fn next_load(&mut self) -> Option<(User, Job)> {
+        let loading = &self.loading;
+        let slow = || loading.values().filter(|load| !load.has_place).map(|load| load.user);
+        self.to_load.begin_if(|user| slow_has_room(slow(), user))
+    }
+
     fn spawn(&mut self) {
-        while let Some((_, (look, job))) = self.to_look.begin().or_else(|| self.to_sweep.begin()) {
+        while let Some((look, job)) = self.next_look() {
             if look.deadline().is_none() || look.may_begin(&self.hung) {
                 let ticket = self.run_job(job);
                 self.looking.insert(ticket, look);
@@ -212,7 +229,7 @@ impl Jobs {
                 self.teller(ticket).tell(job.without_result()(no_answer()));
             }
         }
-        while let Some((user, job)) = self.to_load.begin() {
+        while let Some((user, job)) = self.next_load() {
             let Job::Load { id, ref found, .. } = job else { continue };
             let (files, len_bytes) = (found.open_files(), found.len_bytes);
             let without = job.without_result();

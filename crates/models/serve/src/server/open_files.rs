@@ -75,7 +75,8 @@ impl OpenFiles {
     }
 }
 
-fn of_reading(files: usize) -> usize {
+/// How many descriptors a load may have, beside those of its model.
+pub(super) fn of_reading(files: usize) -> usize {
     PER_READ_FILE * files + MORE
 }
 

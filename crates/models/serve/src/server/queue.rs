@@ -46,10 +46,15 @@ impl<T> Queue<T> {
     /// Takes the next item that may begin, with the user in whose turn it begins. It is in progress for
     /// that user until [`Self::end`].
     pub(super) fn begin(&mut self) -> Option<(User, T)> {
+        self.begin_if(|_| true)
+    }
+
+    /// As [`Self::begin`], in the turn of a user for whom `may` is true.
+    pub(super) fn begin_if(&mut self, may: impl Fn(User) -> bool) -> Option<(User, T)> {
         if self.running() >= self.bounds.max {
             return None;
         }
-        let may_begin = |user: &User| self.running_of(*user) < self.max_of(*user);
+        let may_begin = |user: &User| self.running_of(*user) < self.max_of(*user) && may(*user);
         let users = self.waiting.iter().flat_map(|waiting| &waiting.users);
         let users: BTreeSet<User> = users.copied().filter(may_begin).collect();
         let next = users.iter().find(|user| Some(**user) > self.last).or(users.first());

@@ -606,11 +606,11 @@ fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
     still.core.turn().unwrap();
     let later = Instant::now() + Duration::from_secs(20);
     still.end_jobs(later);
-    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
+    assert_eq!(still.core.jobs.loading(), 1, "they have lost their places");
     assert_eq!(still.core.jobs.hung_bytes(None), 0);
-    still.end_jobs(later + Duration::from_secs(60));
     let told = still.answer(&wanted);
     assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    still.end_jobs(later + Duration::from_secs(60));
     assert_eq!(still.core.jobs.hung_bytes(None), 2000);
     let mallory = still.core.users.of(2002);
     assert_eq!(still.core.jobs.hung_bytes(Some(mallory)), 1000);
@@ -618,6 +618,43 @@ fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
     assert_eq!(still.core.jobs.hung_descriptors(Of::One(mallory)), 8);
     assert_eq!(still.core.jobs.hung_descriptors(Of::All), 16);
     assert_eq!(still.core.kept_bytes(), 2000);
+}
+
+#[test]
+fn loads_without_a_byte_delay_others_by_seconds() {
+    let mut still = Still::new();
+    still.core.jobs.hanging.extend([1, 2]);
+    let hanging = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
+    let wanted = still.ask(ALICE, "wanted");
+    let begun = Instant::now();
+    still.end_jobs(begun + Duration::from_secs(2));
+    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
+    still.end_jobs(begun + Duration::from_secs(4));
+    let told = still.answer(&wanted);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    assert_eq!(still.core.jobs.loading(), 0);
+    // They go on.
+    for client in &hanging {
+        assert!(heard(client).iter().all(|reply| matches!(reply, Reply::Progress { .. })));
+    }
+}
+
+#[test]
+fn loads_of_one_user_that_go_on_without_a_place_are_bounded() {
+    let mut still = Still::new();
+    still.core.jobs.hanging.extend(1..=20);
+    let _hanging: Vec<OwnedFd> =
+        (0..20).map(|number| still.ask(MALLORY, &format!("of mallory {number}"))).collect();
+    for _ in 0..20 {
+        still.end_jobs(Instant::now() + Duration::from_secs(4));
+    }
+    assert_eq!(still.core.jobs.loading(), 0);
+    let mallory = still.core.users.of(MALLORY);
+    // Of eight loads: two descriptors that read, and a few more.
+    assert_eq!(still.core.jobs.hung_descriptors(Of::One(mallory)), 8 * 6);
+    let wanted = still.ask(ALICE, "wanted");
+    let told = still.answer(&wanted);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Jobs;
 use super::job::{Asker, Done, Job, Purpose};
-use crate::server::open_files::{of_hung_load, of_running_look};
+use crate::server::open_files::{of_hung_load, of_reading, of_running_look};
 use crate::server::users::Of;
 use crate::server::users::User;
 
@@ -16,7 +16,12 @@ pub(super) const LOOK_TIME: Duration = Duration::from_secs(20);
 /// How long a load may go on without a byte of progress. Users can make it wait for that long: on a
 /// local file system, too, by a lock of the file that a page fault of theirs keeps.
 pub(super) const SILENT_TIME: Duration = Duration::from_secs(60);
-/// With fewer bytes in that time, 16 MiB/s, a load loses its place to others. It goes on beside them.
+/// After this time without a byte a load loses its place to others, and a look that goes on for so long.
+/// They go on beside the others. Otherwise two users could keep all others waiting for a minute each time.
+pub(super) const STALL_TIME: Duration = Duration::from_secs(3);
+/// How many looks, and how many loads, go on without a place. More of them wait for these.
+const SLOW: Budget = Budget { max: 16, reserved: 4 };
+/// With fewer bytes in [`SILENT_TIME`], 16 MiB/s, a load loses its place, too.
 pub(super) const PACE_BYTES: u64 = 60 * (16 << 20);
 /// How many looks and loads that were given up may keep their threads: of all users, and of one. With
 /// that many no other is begun, since it would hang as well.
@@ -27,6 +32,33 @@ pub(super) const HUNG_PER_USER_MAX: usize = 8;
 const HUNG_SWEEPS_MAX: usize = 16;
 const HUNG_SWEEPS_PER_USER_MAX: usize = 2;
 
+/// How many of something all users may have, and which part of it one of them.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    /// One user has never more than are still free for others.
+    max: usize,
+    /// Each user may have so many whatever others have.
+    reserved: usize,
+}
+
+impl Budget {
+    /// Returns whether a user may have one more beside those of these users. The budget does not apply to
+    /// users whom the server trusts.
+    fn has_room(self, users: impl Iterator<Item = User>, user: User) -> bool {
+        let (mut all, mut own) = (0usize, 0usize);
+        for other in users.filter(|user| user.is_limited()) {
+            all += 1;
+            own += usize::from(other == user);
+        }
+        !user.is_limited() || own < self.max.saturating_sub(all).max(self.reserved)
+    }
+}
+
+/// Returns whether a look or a load of a user may begin beside those of these users that have no place.
+pub(super) fn slow_has_room(slow: impl Iterator<Item = User>, user: User) -> bool {
+    SLOW.has_room(slow, user)
+}
+
 /// A look that was asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
@@ -35,6 +67,10 @@ pub(super) struct Look {
     pub(super) begun: Instant,
     /// How many files a client has shown for it.
     pub(super) files: usize,
+    /// When it got a thread.
+    pub(super) started: Instant,
+    /// Whether it is one of the looks of which only so many go on at once.
+    pub(super) has_place: bool,
 }
 
 /// A load that goes on.
@@ -67,6 +103,23 @@ pub(super) struct Hung {
 }
 
 impl Look {
+    pub(super) fn new(user: User, purpose: Purpose, now: Instant, files: usize) -> Self {
+        Self { user, purpose, begun: now, files, started: now, has_place: true }
+    }
+
+    /// When it loses its place. Looks at models that are held, and those of the start, keep theirs.
+    fn place_ends(&self) -> Option<Instant> {
+        let may_lose = matches!(self.purpose, Purpose::For(Asker::Client(_)));
+        (may_lose && self.has_place).then(|| self.started + STALL_TIME)
+    }
+
+    /// Returns whether it loses its place now.
+    fn loses_place(&mut self, now: Instant) -> bool {
+        let loses = self.place_ends().is_some_and(|end| end <= now);
+        self.has_place &= !loses;
+        loses
+    }
+
     /// When it is given up. What the server is to hold from the start has all the time there is.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (!matches!(self.purpose, Purpose::For(Asker::Start(_)))).then(|| self.begun + LOOK_TIME)
@@ -90,18 +143,21 @@ impl Loading {
 
     /// When there is something to be done about it.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let pace = self.has_place.then_some(self.pace.0);
+        let pace = self.has_place.then(|| self.pace.0.min(self.moved + STALL_TIME));
         self.deadline().into_iter().chain(pace).min()
     }
 
     /// Measures its pace, if it is time to. Returns whether it loses its place.
     pub(super) fn loses_place(&mut self, now: Instant) -> bool {
-        let (at, least_bytes) = self.pace;
-        if !self.has_place || now < at {
+        if !self.has_place {
             return false;
         }
-        self.has_place = self.done_bytes >= least_bytes;
-        self.pace = (now + SILENT_TIME, self.done_bytes.saturating_add(PACE_BYTES));
+        self.has_place = now < self.moved + STALL_TIME;
+        let (at, least_bytes) = self.pace;
+        if at <= now {
+            self.has_place &= self.done_bytes >= least_bytes;
+            self.pace = (now + SILENT_TIME, self.done_bytes.saturating_add(PACE_BYTES));
+        }
         !self.has_place
     }
 }
@@ -124,10 +180,15 @@ impl Jobs {
         hung.map(|hung| hung.len_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Returns how many descriptors looks and loads of these users may have that were given up.
+    /// Returns how many descriptors looks and loads of these users may have that were given up or have no
+    /// place.
     pub(in crate::server) fn hung_descriptors(&self, of: Of) -> usize {
         let hung = self.hung.values().filter(|hung| of.contains(hung.user));
-        hung.map(|hung| hung.descriptors).sum()
+        let looks = self.looking.values().filter(|look| !look.has_place && of.contains(look.user));
+        let loads = self.loading.values().filter(|load| !load.has_place && of.contains(load.user));
+        hung.map(|hung| hung.descriptors).sum::<usize>()
+            + looks.map(|look| of_running_look(look.files)).sum::<usize>()
+            + loads.map(|load| of_reading(load.files)).sum::<usize>()
     }
 
     /// When the next look or load is given up.
@@ -135,7 +196,9 @@ impl Jobs {
         let waiting = self.to_look.waiting().chain(self.to_sweep.waiting());
         let waiting = waiting.map(|(look, _)| look);
         let looks = self.looking.values().chain(waiting).filter_map(Look::deadline);
-        looks.chain(self.loading.values().filter_map(Loading::next_deadline)).min()
+        let places = self.looking.values().filter_map(Look::place_ends);
+        let loads = self.loading.values().filter_map(Loading::next_deadline);
+        looks.chain(places).chain(loads).min()
     }
 
     /// Gives up looks and loads that are late, and those that wait for threads which do not come back.
@@ -151,6 +214,11 @@ impl Jobs {
             self.hung.insert(ticket, hung);
             self.end_look(look);
             purposes.push(purpose);
+        }
+        for look in self.looking.values_mut() {
+            if look.loses_place(now) {
+                self.to_look.end(look.user);
+            }
         }
         let hung = &self.hung;
         let mut keeps = |(look, _): &(Look, Job)| {
@@ -191,13 +259,10 @@ impl Jobs {
         done
     }
 
-    /// Whether a load of this user may begin beside those that hang, and beside slow ones without a
-    /// place, which count as if they did.
+    /// Whether a load of this user may begin beside those that hang.
     pub(super) fn may_load(&self, user: User) -> bool {
-        let slow = self.loading.values().filter(|loading| !loading.has_place);
-        let slow = slow.map(|loading| loading.user).filter(|user| user.is_limited());
         let hung = self.hung.values().filter(|hung| !hung.is_sweep()).map(|hung| hung.user);
-        let all: Vec<User> = hung.chain(slow).collect();
+        let all: Vec<User> = hung.collect();
         let of_user = all.iter().filter(|of| **of == user).count();
         !user.is_limited() || all.len() < HUNG_MAX && of_user < HUNG_PER_USER_MAX
     }

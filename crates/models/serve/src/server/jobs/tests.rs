@@ -7,7 +7,7 @@ use longshore_heap::Heap;
 use longshore_load::{FormatChoice, Progress};
 use longshore_sys::readiness::{self, Watch};
 
-use super::hung::{HUNG_MAX, HUNG_PER_USER_MAX, LOOK_TIME};
+use super::hung::{HUNG_MAX, HUNG_PER_USER_MAX, LOOK_TIME, STALL_TIME};
 use super::*;
 use crate::served::{Layout, Looked};
 
@@ -51,7 +51,7 @@ fn a_job_whose_thread_panics_is_over() {
 fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
     jobs.last_ticket += 1;
     let (ticket, asker) = (jobs.last_ticket, Asker::Client(1000 + jobs.last_ticket));
-    let look_for = Look { user, purpose: Purpose::For(asker), begun, files: 1 };
+    let look_for = Look::new(user, Purpose::For(asker), begun, 1);
     jobs.to_look.push(user, (look_for, look(asker)));
     assert!(jobs.to_look.begin().is_some());
     jobs.looking.insert(ticket, look_for);
@@ -89,6 +89,11 @@ fn looks_that_do_not_come_back_are_given_up_and_do_not_keep_others_waiting() {
     let hung = [(); 4].map(|()| hang(&mut jobs, alice, begun));
     jobs.begin(alice, look(Asker::Client(7)), begun + Duration::from_secs(1));
     assert_eq!(jobs.to_look.waiting().count(), 1, "a user has no more threads");
+    // After some seconds they lose their places, and it is looked for.
+    assert_eq!(jobs.next_deadline(), Some(begun + STALL_TIME));
+    assert!(jobs.done(begun + STALL_TIME - Duration::from_secs(1)).is_empty());
+    assert_eq!(jobs.to_look.waiting().count(), 1);
+    assert!(matches!(looked_for(&mut jobs, 7, begun + STALL_TIME), Looked::Refused { .. }));
     assert_eq!(jobs.next_deadline(), Some(late));
     assert!(jobs.done(late - Duration::from_secs(1)).is_empty());
     let given_up = jobs.done(late);
@@ -97,8 +102,6 @@ fn looks_that_do_not_come_back_are_given_up_and_do_not_keep_others_waiting() {
         let Done::Looked { looked, .. } = one else { panic!("{one:?}") };
         assert!(is_no_answer(looked), "{looked:?}");
     }
-    // With them out of the way it is looked for.
-    assert!(matches!(looked_for(&mut jobs, 7, late), Looked::Refused { .. }));
     // One that comes back after all says nothing, and its thread is no longer counted.
     let asker = Asker::Client(1000 + hung[0]);
     jobs.teller(hung[0]).tell(Done::Looked { asker, looked: Looked::Unshown(Vec::new()) });
