@@ -23,6 +23,9 @@ pub(crate) const WORKLOAD: &str = "--workload";
 /// A phase of a workload makes fewer different calls.
 const CALLS_MAX: usize = 200;
 
+/// How often a call is looked for.
+const RUNS_MAX: u32 = 3;
+
 /// How a run ended.
 enum End {
     /// The phase made only calls that its filter permits.
@@ -80,7 +83,15 @@ impl Runner {
         for call in &calls.always {
             let mut fewer = permitted.clone();
             fewer.remove(call);
-            if let End::Finished = self.run(workload, phase, &fewer)? {
+            // On a busy machine one run may go another way.
+            let mut is_made = false;
+            for _ in 0..RUNS_MAX {
+                is_made = matches!(self.run(workload, phase, &fewer)?, End::Trapped(_));
+                if is_made {
+                    break;
+                }
+            }
+            if !is_made {
                 unmade.insert(*call);
             }
         }

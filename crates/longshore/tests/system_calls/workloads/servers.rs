@@ -64,6 +64,7 @@ impl Device for Writer {
 pub(crate) fn vfio_user(run: &mut Run) -> ! {
     let path = Files::new().run.join(SOCKET);
     let mut peer = run.peer("a vfio-user client");
+    let (mut disconnected, mut disconnects) = run.gate();
 
     run.begin(Phase::Setup);
     let space = Space::new().unwrap();
@@ -76,7 +77,8 @@ pub(crate) fn vfio_user(run: &mut Run) -> ! {
     let device = Writer { config, space: space.clone(), register: [0; 0x2000], link: None };
     let mut server = Server::new(device, SpaceDma::new(space)).unwrap();
     let (listener, stop) = (Listener::bind(&path).unwrap(), server.stop_handle());
-    let server = thread::spawn(move || server.serve_all(&listener, |_| ()).unwrap());
+    let server =
+        thread::spawn(move || server.serve_all(&listener, |_| disconnected.open()).unwrap());
     peer.step();
 
     run.begin(Phase::Steady);
@@ -84,6 +86,7 @@ pub(crate) fn vfio_user(run: &mut Run) -> ! {
 
     run.begin(Phase::Teardown);
     peer.step();
+    disconnects.wait();
     stop.stop();
     server.join().unwrap();
     run.end()

@@ -72,11 +72,13 @@ impl RunningQueue for Running {
 pub(crate) fn backend(run: &mut Run) -> ! {
     let path = Files::new().run.join(SOCKET);
     let mut peer = run.peer("a vhost-user front-end");
+    let (mut disconnected, mut disconnects) = run.gate();
 
     run.begin(Phase::Setup);
     let server = Server::new(Echo).unwrap();
     let (listener, stop) = (Listener::bind(&path).unwrap(), server.stop_handle());
-    let server = thread::spawn(move || server.serve_all(&listener, |_| ()).unwrap());
+    let server =
+        thread::spawn(move || server.serve_all(&listener, |_| disconnected.open()).unwrap());
     peer.step();
 
     run.begin(Phase::Steady);
@@ -84,6 +86,7 @@ pub(crate) fn backend(run: &mut Run) -> ! {
 
     run.begin(Phase::Teardown);
     peer.step();
+    disconnects.wait();
     stop.stop();
     server.join().unwrap();
     run.end()
