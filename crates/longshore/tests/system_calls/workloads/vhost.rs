@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore::vhost_user::wire::{HEADER_LEN_BYTES, Header, feature, number, protocol};
+use longshore::vhost_user::wire::{HEADER_LEN_BYTES, MessageHeader, feature, number, protocol};
 use longshore::vhost_user::{
-    ACCESS_PLATFORM, Device, Listener, Queue, RunningQueue, Server, Stop, Stopped,
+    ACCESS_PLATFORM, Device, Listener, Queue, QueueState, RunningQueue, Server, Stop,
 };
 use longshore_sys::closing::User;
 use longshore_sys::unix_socket::{self, Interest, Ready};
@@ -62,10 +62,10 @@ impl Device for Echo {
 }
 
 impl RunningQueue for Running {
-    fn stop(self: Box<Self>) -> Stopped {
+    fn stop(self: Box<Self>) -> QueueState {
         self.stop.stop();
         self.thread.join().unwrap();
-        Stopped { next: 0, is_broken: false }
+        QueueState { next: 0, is_broken: false }
     }
 }
 
@@ -207,7 +207,7 @@ impl Frontend {
         let (_, miss) = receive(&self.channel);
         let iova = u64::from_ne_bytes(miss[..8].try_into().unwrap()) & !0xfff;
         self.iotlb(iova, IOTLB_UPDATE);
-        let answer = Header::new(number::BACKEND_IOTLB_MSG, true, false, 8).encode();
+        let answer = MessageHeader::new(number::BACKEND_IOTLB_MSG, true, false, 8).encode();
         let answer = [&answer[..], &[0; 8]].concat();
         unix_socket::send(&self.channel, &answer, &[]).unwrap();
     }
@@ -233,7 +233,7 @@ impl Frontend {
     }
 
     fn send(&mut self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>], needs_reply: bool) {
-        let header = Header::new(request, false, needs_reply, payload.len()).encode();
+        let header = MessageHeader::new(request, false, needs_reply, payload.len()).encode();
         let bytes = [&header, payload].concat();
         assert_eq!(unix_socket::send(&self.socket, &bytes, files).unwrap(), bytes.len());
     }
@@ -257,7 +257,7 @@ fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_ne_bytes()).collect()
 }
 
-fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
+fn receive(socket: &UnixStream) -> (MessageHeader, Vec<u8>) {
     let user = User::of_peer(socket);
     let exact = |len: usize| {
         let (mut bytes, mut have) = (vec![0; len], 0);
@@ -273,7 +273,7 @@ fn receive(socket: &UnixStream) -> (Header, Vec<u8>) {
         bytes
     };
     let header = exact(HEADER_LEN_BYTES).try_into().unwrap();
-    let header = Header::decode(header).unwrap();
+    let header = MessageHeader::decode(header).unwrap();
     let payload = exact(header.len_bytes as usize);
     (header, payload)
 }
