@@ -6,6 +6,11 @@
 //! its clients are refused. The same time is given to a look at the files of a model that is held. Its
 //! thread cannot be ended and is not waited for, but it is counted until it comes back, so that the
 //! number of such threads is bounded. What a load has of memory until then is charged to its user.
+//!
+//! The user that asks for a file is rarely the one that makes it hang: read permission is enough to lock
+//! a file against direct reads, and a directory against look-ups. So what hangs is not begun again for
+//! anybody: one file that hangs keeps one thread, or two, however many users ask for it. Other files
+//! are loaded as before.
 
 mod hung;
 mod job;
@@ -20,9 +25,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Instant;
 
+use longshore_load::ReadMode;
 use longshore_sys::event_fd;
 
-use hung::{Hung, Loading, Look, PACE_BYTES, SILENT_TIME, no_answer, no_progress, slow_has_room};
+use hung::{Hung, Loading, Look, PACE_BYTES, SILENT_TIME, Target, slow_has_room};
 use job::{Purpose, WithoutResult};
 use teller::{Promise, Said, Teller};
 
@@ -93,9 +99,11 @@ impl Jobs {
     pub(super) fn begin(&mut self, user: User, job: Job, now: Instant) {
         match job {
             Job::Load { .. } => self.to_load.push(user, job),
-            Job::Look { asker, ref shown, .. } => {
+            Job::Look { asker, ref path, layout, ref shown } => {
                 let files = shown.as_ref().map_or(1, Vec::len);
-                self.to_look.push(user, (Look::new(user, Purpose::For(asker), now, files), job));
+                let target = Some(Target::Look(path.clone(), layout));
+                let look = Look::new(user, Purpose::For(asker), now, files);
+                self.to_look.push(user, (Look { target, ..look }, job));
             }
             Job::FindDeleted { .. } => {
                 self.to_sweep.push(user, (Look::new(user, Purpose::FindDeleted, now, 0), job));
@@ -167,7 +175,7 @@ impl Jobs {
             match &one {
                 Done::Looked { .. } | Done::FoundDeleted { .. } | Done::Swept { .. } => {
                     if let Some(look) = self.looking.remove(&ticket) {
-                        self.end_look(look);
+                        self.end_look(&look);
                     }
                 }
                 Done::Loaded { id, .. } => {
@@ -193,7 +201,7 @@ impl Jobs {
     }
 
     /// Ends a look that went on, so that another may begin.
-    fn end_look(&mut self, look: Look) {
+    fn end_look(&mut self, look: &Look) {
         match look.purpose.is_sweep() {
             _ if !look.has_place => {}
             true => self.to_sweep.end(look.user),
@@ -219,44 +227,53 @@ impl Jobs {
 
     fn spawn(&mut self) {
         while let Some((look, job)) = self.next_look() {
-            if look.deadline().is_none() || look.may_begin(&self.hung) {
-                let ticket = self.run_job(job);
-                self.looking.insert(ticket, look);
-            } else {
+            if let Some(why) = look.refusal(&self.hung) {
                 self.last_ticket += 1;
                 let ticket = self.last_ticket;
                 self.looking.insert(ticket, look);
-                self.teller(ticket).tell(job.without_result()(no_answer()));
+                self.teller(ticket).tell(job.without_result()(why));
+            } else {
+                let ticket = self.run_job(job, ReadMode::Auto);
+                self.looking.insert(ticket, look);
             }
         }
         while let Some((user, job)) = self.next_load() {
             let Job::Load { id, ref found, .. } = job else { continue };
-            let (files, len_bytes) = (found.open_files(), found.len_bytes);
-            let without = job.without_result();
             let ticket = self.last_ticket + 1;
             let moved = Instant::now();
-            let (has_place, pace) = (true, (moved + SILENT_TIME, PACE_BYTES));
-            let loading =
-                Loading { user, ticket, files, len_bytes, done_bytes: 0, moved, has_place, pace };
-            let may_load = self.may_load(user);
+            let inodes = hung::inodes_of(found);
+            let mode = self.read_mode(user, &inodes, moved);
+            let loading = Loading {
+                user,
+                ticket,
+                inodes,
+                mode: *mode.as_ref().unwrap_or(&ReadMode::Auto),
+                files: found.open_files(),
+                len_bytes: found.len_bytes,
+                done_bytes: 0,
+                moved,
+                has_place: true,
+                pace: (moved + SILENT_TIME, PACE_BYTES),
+            };
             self.loading.insert(id, loading);
-            if !may_load {
-                self.last_ticket = ticket;
-                self.teller(ticket).tell(without(no_progress()));
-            } else {
-                self.run_job(job);
+            match mode {
+                Ok(mode) => _ = self.run_job(job, mode),
+                Err(why) => {
+                    self.last_ticket = ticket;
+                    self.teller(ticket).tell(job.without_result()(why));
+                }
             }
         }
     }
 
-    fn run_job(&mut self, job: Job) -> u64 {
+    fn run_job(&mut self, job: Job, mode: ReadMode) -> u64 {
         #[cfg(test)]
         if job.model().is_some_and(|model| self.hanging.contains(&model)) {
             self.last_ticket += 1;
             return self.last_ticket;
         }
         let (served, how) = (Arc::clone(&self.served), self.how.clone());
-        self.run(&job.without_result(), move |teller| job.run(&served, &how, teller))
+        self.run(&job.without_result(), move |teller| job.run(&served, &how, mode, teller))
     }
 
     /// Starts a thread. Returns the ticket that its outcome comes with.

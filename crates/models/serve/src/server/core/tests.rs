@@ -11,7 +11,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tempfile::TempDir;
 
 use super::super::connection::Phase;
-use super::super::jobs::{LOADING_MAX, LoadedModel};
+use super::super::jobs::LoadedModel;
 use super::super::users::Of;
 use super::*;
 use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target};
@@ -19,6 +19,7 @@ use crate::reason::Reason;
 use crate::served::{Found, Looked};
 use crate::shelf::Keep;
 
+mod hanging;
 mod room;
 
 /// A server that takes a turn only where it is told to, and its directory.
@@ -523,138 +524,6 @@ fn a_path_that_changes_during_a_load_makes_it_stale_for_no_other_path() {
         assert_eq!(model.found.path == other, has_other_path);
         assert!(model.found.inodes.is_some());
     }
-}
-
-#[test]
-fn models_that_a_user_wants_do_not_wait_for_another_user_whose_load_hangs() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.insert(1);
-    let _hanging = still.ask(MALLORY, "own");
-    let models = ["a", "b", "c"].map(|name| still.found(name, 1000));
-    let _queued = models.clone().map(|found| still.ask_for(MALLORY, found));
-    assert_eq!(still.core.jobs.loading(), 1);
-    let clients = models.map(|found| still.ask_for(ALICE, found));
-    for client in &clients {
-        let told = still.answer(client);
-        assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    }
-}
-
-#[test]
-fn a_load_counts_for_a_user_that_still_wants_it() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.insert(1);
-    let found = still.found("shared", 1000);
-    let first = still.ask_for(ALICE, found.clone());
-    let _second = still.ask_for(MALLORY, found);
-    let wanted = still.ask(ALICE, "other");
-    assert_eq!(still.core.jobs.loading(), 1, "Alice loads one already");
-    drop(first);
-    let told = still.answer(&wanted);
-    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-}
-
-#[test]
-fn loads_of_trusted_users_go_on_without_progress_and_keep_nobody_waiting() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.extend([1, 2]);
-    let hanging = ["first", "second"].map(|name| still.ask(0, name));
-    let wanted = still.ask(ALICE, "wanted");
-    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
-    still.end_jobs(Instant::now() + Duration::from_secs(70));
-    let told = still.answer(&wanted);
-    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    for client in &hanging {
-        assert!(heard(client).iter().all(|reply| matches!(reply, Reply::Progress { .. })));
-    }
-    assert_eq!((still.core.jobs.loading(), still.core.jobs.hung_bytes(None)), (0, 0));
-}
-
-#[test]
-fn loads_that_trickle_go_on_and_keep_nobody_waiting() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.extend([1, 2]);
-    let slow = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
-    let wanted = still.ask(ALICE, "wanted");
-    let begun = Instant::now();
-    let trickle_until = |still: &mut Still, seconds| {
-        [1, 2].iter().for_each(|id| still.core.jobs.trickle(*id, seconds));
-        still.end_jobs(begun + Duration::from_secs(seconds));
-    };
-    trickle_until(&mut still, 30);
-    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
-    trickle_until(&mut still, 70);
-    let told = still.answer(&wanted);
-    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    trickle_until(&mut still, 110);
-    trickle_until(&mut still, 150);
-    assert_eq!(still.core.jobs.loading(), 0);
-    for client in &slow {
-        assert!(heard(client).iter().all(|reply| matches!(reply, Reply::Progress { .. })));
-    }
-}
-
-#[test]
-fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.extend([1, 2]);
-    let hanging = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
-    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
-    // The clients go, and nobody wants the models; the threads do not come back.
-    drop(hanging);
-    let wanted = still.ask(ALICE, "wanted");
-    still.core.turn().unwrap();
-    let later = Instant::now() + Duration::from_secs(20);
-    still.end_jobs(later);
-    assert_eq!(still.core.jobs.loading(), 1, "they have lost their places");
-    assert_eq!(still.core.jobs.hung_bytes(None), 0);
-    let told = still.answer(&wanted);
-    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    still.end_jobs(later + Duration::from_secs(60));
-    assert_eq!(still.core.jobs.hung_bytes(None), 2000);
-    let mallory = still.core.users.of(2002);
-    assert_eq!(still.core.jobs.hung_bytes(Some(mallory)), 1000);
-    // The inode, memory, two descriptors that read, and a few more.
-    assert_eq!(still.core.jobs.hung_descriptors(Of::One(mallory)), 8);
-    assert_eq!(still.core.jobs.hung_descriptors(Of::All), 16);
-    assert_eq!(still.core.kept_bytes(), 2000);
-}
-
-#[test]
-fn loads_without_a_byte_delay_others_by_seconds() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.extend([1, 2]);
-    let hanging = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
-    let wanted = still.ask(ALICE, "wanted");
-    let begun = Instant::now();
-    still.end_jobs(begun + Duration::from_secs(2));
-    assert_eq!(still.core.jobs.loading(), LOADING_MAX);
-    still.end_jobs(begun + Duration::from_secs(4));
-    let told = still.answer(&wanted);
-    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    assert_eq!(still.core.jobs.loading(), 0);
-    // They go on.
-    for client in &hanging {
-        assert!(heard(client).iter().all(|reply| matches!(reply, Reply::Progress { .. })));
-    }
-}
-
-#[test]
-fn loads_of_one_user_that_go_on_without_a_place_are_bounded() {
-    let mut still = Still::new();
-    still.core.jobs.hanging.extend(1..=20);
-    let _hanging: Vec<OwnedFd> =
-        (0..20).map(|number| still.ask(MALLORY, &format!("of mallory {number}"))).collect();
-    for _ in 0..20 {
-        still.end_jobs(Instant::now() + Duration::from_secs(4));
-    }
-    assert_eq!(still.core.jobs.loading(), 0);
-    let mallory = still.core.users.of(MALLORY);
-    // Of eight loads: two descriptors that read, and a few more.
-    assert_eq!(still.core.jobs.hung_descriptors(Of::One(mallory)), 8 * 6);
-    let wanted = still.ask(ALICE, "wanted");
-    let told = still.answer(&wanted);
-    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
 }
 
 #[test]

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+use longshore_load::ReadMode;
 
 use super::Jobs;
 use super::job::{Asker, Done, Job, Purpose};
+use crate::served::{Found, Layout};
 use crate::server::open_files::{of_hung_load, of_reading, of_running_look};
 use crate::server::users::Of;
 use crate::server::users::User;
@@ -23,22 +27,20 @@ pub(super) const STALL_TIME: Duration = Duration::from_secs(3);
 const SLOW: Budget = Budget { max: 16, reserved: 4 };
 /// With fewer bytes in [`SILENT_TIME`], 16 MiB/s, a load loses its place, too.
 pub(super) const PACE_BYTES: u64 = 60 * (16 << 20);
-/// How many looks and loads that were given up may keep their threads: of all users, and of one. With
-/// that many no other is begun, since it would hang as well.
-pub(super) const HUNG_MAX: usize = 32;
-pub(super) const HUNG_PER_USER_MAX: usize = 8;
+/// How many looks that were given up may keep their threads, and how many loads.
+pub(super) const HUNG: Budget = Budget { max: 64, reserved: 4 };
 /// How many looks at models that are held may keep their threads after they were given up. They do not
-/// count for [`HUNG_MAX`]: clients may ask for files in other file systems.
+/// count for [`HUNG`]: clients may ask for files in other file systems.
 const HUNG_SWEEPS_MAX: usize = 16;
 const HUNG_SWEEPS_PER_USER_MAX: usize = 2;
 
 /// How many of something all users may have, and which part of it one of them.
 #[derive(Clone, Copy, Debug)]
-struct Budget {
+pub(super) struct Budget {
     /// One user has never more than are still free for others.
-    max: usize,
+    pub(super) max: usize,
     /// Each user may have so many whatever others have.
-    reserved: usize,
+    pub(super) reserved: usize,
 }
 
 impl Budget {
@@ -59,12 +61,30 @@ pub(super) fn slow_has_room(slow: impl Iterator<Item = User>, user: User) -> boo
     SLOW.has_room(slow, user)
 }
 
+/// The device, number and time of birth of an inode. They are compared while it is in use.
+pub(super) type Inode = ((u32, u32), u64, Option<(i64, u32)>);
+
+/// What a look or a load asks a file system for. If one hangs, others of the same target would, too.
+///
+/// A load is taken for the same as another only if it has the same files: which of several files hangs is
+/// not known, and a user can name the files of others beside one that hangs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Look(PathBuf, Layout),
+    Load(Vec<Inode>, ReadMode),
+}
+
+const LOOKING: &str = "looking for the file";
+const LOADING: &str = "loading the model";
+
 /// A look that was asked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Look {
     pub(super) user: User,
     pub(super) purpose: Purpose,
     pub(super) begun: Instant,
+    /// What it looks for, unless at models that are held.
+    pub(super) target: Option<Target>,
     /// How many files a client has shown for it.
     pub(super) files: usize,
     /// When it got a thread.
@@ -79,6 +99,8 @@ pub(super) struct Loading {
     /// The user that it counts for: one that wants it, if there is one.
     pub(super) user: User,
     pub(super) ticket: u64,
+    pub(super) inodes: Vec<Inode>,
+    pub(super) mode: ReadMode,
     pub(super) files: usize,
     pub(super) len_bytes: u64,
     pub(super) done_bytes: u64,
@@ -100,11 +122,12 @@ pub(super) struct Hung {
     pub(super) descriptors: usize,
     /// What it was for, if it was a look.
     pub(super) purpose: Option<Purpose>,
+    pub(super) target: Option<Target>,
 }
 
 impl Look {
     pub(super) fn new(user: User, purpose: Purpose, now: Instant, files: usize) -> Self {
-        Self { user, purpose, begun: now, files, started: now, has_place: true }
+        Self { user, purpose, begun: now, target: None, files, started: now, has_place: true }
     }
 
     /// When it loses its place. Looks at models that are held, and those of the start, keep theirs.
@@ -125,8 +148,19 @@ impl Look {
         (!matches!(self.purpose, Purpose::For(Asker::Start(_)))).then(|| self.begun + LOOK_TIME)
     }
 
-    pub(super) fn may_begin(&self, hung: &BTreeMap<u64, Hung>) -> bool {
-        may_begin(hung, self.user, self.purpose.is_sweep())
+    /// Returns why it does not begin beside those that hang, if it does not.
+    pub(super) fn refusal(&self, hung: &BTreeMap<u64, Hung>) -> Option<longshore_load::Error> {
+        if self.purpose.is_sweep() {
+            return (!may_sweep(hung, self.user)).then(|| too_many_hang(LOOKING, self.user));
+        }
+        // What the server is to hold from the start is looked for in any case.
+        self.deadline()?;
+        if self.target.is_some() && hung.values().any(|hung| hung.target == self.target) {
+            return Some(still_hangs(LOOKING));
+        }
+        let looks = hung.values().filter(|hung| matches!(hung.target, Some(Target::Look(..))));
+        let has_room = HUNG.has_room(looks.map(|hung| hung.user), self.user);
+        (!has_room).then(|| too_many_hang(LOOKING, self.user))
     }
 
     pub(super) fn is_late(&self, now: Instant) -> bool {
@@ -205,15 +239,15 @@ impl Jobs {
     pub(super) fn give_up(&mut self, now: Instant) -> Vec<Done> {
         let late: Vec<u64> =
             self.looking.iter().filter(|(_, look)| look.is_late(now)).map(|(id, _)| *id).collect();
-        let mut purposes = Vec::new();
+        let mut given_up = Vec::new();
         for ticket in late {
             let Some(look) = self.looking.remove(&ticket) else { continue };
-            let Look { user, purpose, files, .. } = look;
+            self.end_look(&look);
+            let Look { user, purpose, target, files, .. } = look;
             let descriptors = of_running_look(files);
-            let hung = Hung { user, len_bytes: 0, descriptors, purpose: Some(purpose) };
+            let hung = Hung { user, len_bytes: 0, descriptors, purpose: Some(purpose), target };
             self.hung.insert(ticket, hung);
-            self.end_look(look);
-            purposes.push(purpose);
+            given_up.push(purpose.without_result(no_answer()));
         }
         for look in self.looking.values_mut() {
             if look.loses_place(now) {
@@ -222,17 +256,15 @@ impl Jobs {
         }
         let hung = &self.hung;
         let mut keeps = |(look, _): &(Look, Job)| {
-            let is_late = look.is_late(now) || look.deadline().is_some() && !look.may_begin(hung);
-            if is_late {
-                purposes.push(look.purpose);
-            }
-            !is_late
+            let why = look.is_late(now).then(no_thread).or_else(|| look.refusal(hung));
+            let keeps = why.is_none();
+            given_up.extend(why.map(|why| look.purpose.without_result(why)));
+            keeps
         };
         self.to_look.retain(&mut keeps);
         self.to_sweep.retain(&mut keeps);
-        let given_up = |purpose: Purpose| purpose.without_result(no_answer());
-        let looks: Vec<Done> = purposes.into_iter().map(given_up).collect();
-        looks.into_iter().chain(self.give_up_loads(now)).collect()
+        given_up.extend(self.give_up_loads(now));
+        given_up
     }
 
     fn give_up_loads(&mut self, now: Instant) -> Vec<Done> {
@@ -243,12 +275,13 @@ impl Jobs {
         let mut done = Vec::new();
         for id in late {
             let Some(loading) = self.loading.remove(&id) else { continue };
-            let Loading { user, ticket, files, len_bytes, has_place, .. } = loading;
+            let Loading { user, ticket, inodes, mode, files, len_bytes, has_place, .. } = loading;
             if has_place {
                 self.to_load.end(user);
             }
             let descriptors = of_hung_load(files);
-            self.hung.insert(ticket, Hung { user, len_bytes, descriptors, purpose: None });
+            let target = Some(Target::Load(inodes, mode));
+            self.hung.insert(ticket, Hung { user, len_bytes, descriptors, purpose: None, target });
             done.push(Done::Loaded { id, outcome: Err(no_progress()) });
         }
         for loading in self.loading.values_mut() {
@@ -259,34 +292,84 @@ impl Jobs {
         done
     }
 
-    /// Whether a load of this user may begin beside those that hang.
-    pub(super) fn may_load(&self, user: User) -> bool {
-        let hung = self.hung.values().filter(|hung| !hung.is_sweep()).map(|hung| hung.user);
-        let all: Vec<User> = hung.collect();
-        let of_user = all.iter().filter(|of| **of == user).count();
-        !user.is_limited() || all.len() < HUNG_MAX && of_user < HUNG_PER_USER_MAX
+    /// Returns how a load of these files reads them, beside those that hang. If one of the same files
+    /// gets no byte, page cache reads may do better: direct reads take the lock of the inode, which every
+    /// user who can read the file can make others wait for.
+    ///
+    /// # Errors
+    /// Why it does not begin.
+    pub(super) fn read_mode(
+        &self,
+        user: User,
+        inodes: &[Inode],
+        now: Instant,
+    ) -> longshore_load::Result<ReadMode> {
+        let hung = self.hung.values().filter_map(|hung| match &hung.target {
+            Some(Target::Load(inodes, mode)) => Some((hung.user, inodes, *mode)),
+            _ => None,
+        });
+        // Those of users whom the server trusts are not given up.
+        let silent = |time| {
+            let silent = self.loading.values().filter(move |load| load.moved + time <= now);
+            silent.map(|load| (load.user, &load.inodes, load.mode))
+        };
+        let is_buffered = |(_, others, mode): (User, &Vec<Inode>, ReadMode)| {
+            others == inodes && mode == ReadMode::Buffered
+        };
+        if hung.clone().chain(silent(SILENT_TIME)).any(is_buffered) {
+            return Err(still_hangs(LOADING));
+        }
+        if !HUNG.has_room(hung.clone().map(|(user, ..)| user), user) {
+            return Err(too_many_hang(LOADING, user));
+        }
+        let is_same = |(_, others, _): (User, &Vec<Inode>, ReadMode)| others == inodes;
+        match hung.chain(silent(STALL_TIME)).any(is_same) {
+            true => Ok(ReadMode::Buffered),
+            false => Ok(ReadMode::Auto),
+        }
     }
 }
 
-/// Whether a look or a load of this user may begin beside those that hang.
-fn may_begin(hung: &BTreeMap<u64, Hung>, user: User, is_sweep: bool) -> bool {
-    let (max, of_user_max) = match is_sweep {
-        true => (HUNG_SWEEPS_MAX, HUNG_SWEEPS_PER_USER_MAX),
-        false => (HUNG_MAX, HUNG_PER_USER_MAX),
-    };
-    let alike = hung.values().filter(|hung| hung.is_sweep() == is_sweep);
-    let of_user = alike.clone().filter(|hung| hung.user == user).count();
-    alike.count() < max && of_user < of_user_max
+/// Returns whether a look at a model that is held may begin beside those that hang.
+fn may_sweep(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
+    let sweeps = hung.values().filter(|hung| hung.is_sweep());
+    let of_user = sweeps.clone().filter(|hung| hung.user == user).count();
+    sweeps.count() < HUNG_SWEEPS_MAX && of_user < HUNG_SWEEPS_PER_USER_MAX
 }
 
-pub(super) fn no_progress() -> longshore_load::Error {
-    let reason = format!("the file system gave no byte in {} s", SILENT_TIME.as_secs());
-    let source = io::Error::new(io::ErrorKind::TimedOut, reason);
-    longshore_load::Error::Process { operation: "loading the model", source }
+/// Returns the inodes that a load reads.
+pub(super) fn inodes_of(found: &Found) -> Vec<Inode> {
+    found.files.iter().map(|(_, file)| (file.device, file.inode, file.born)).collect()
 }
 
-pub(super) fn no_answer() -> longshore_load::Error {
-    let reason = format!("the file system did not answer in {} s", LOOK_TIME.as_secs());
+fn no_progress() -> longshore_load::Error {
+    failed(LOADING, format!("the file system gave no byte in {} s", SILENT_TIME.as_secs()))
+}
+
+fn no_answer() -> longshore_load::Error {
+    failed(LOOKING, format!("the file system did not answer in {} s", LOOK_TIME.as_secs()))
+}
+
+fn no_thread() -> longshore_load::Error {
+    let seconds = LOOK_TIME.as_secs();
+    failed(LOOKING, format!("it waited {seconds} s for other look-ups, which have not ended"))
+}
+
+fn still_hangs(operation: &'static str) -> longshore_load::Error {
+    let reason = "an earlier attempt still waits for the file system, which does not answer; try again \
+                  when it does";
+    failed(operation, reason.to_owned())
+}
+
+fn too_many_hang(operation: &'static str, user: User) -> longshore_load::Error {
+    let reason = format!(
+        "too many other files that {user} asked for are in file systems that do not answer; try again \
+         when they do"
+    );
+    failed(operation, reason)
+}
+
+fn failed(operation: &'static str, reason: String) -> longshore_load::Error {
     let source = io::Error::new(io::ErrorKind::TimedOut, reason);
-    longshore_load::Error::Process { operation: "looking for the file", source }
+    longshore_load::Error::Process { operation, source }
 }

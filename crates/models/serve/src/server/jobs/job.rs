@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use longshore_heap::{Heap, PageReport, Sealing, SharedBuffer};
 use longshore_load::PlannedFile;
-use longshore_load::{CancelToken, Loader, Progress};
+use longshore_load::{CancelToken, Loader, Progress, ReadMode};
 use longshore_sys::memfd;
 
 use super::teller::Teller;
@@ -161,7 +161,8 @@ impl Job {
         }
     }
 
-    pub(super) fn run(self, served: &Served, how: &How, teller: &Teller) -> Done {
+    /// Does it on this thread. A load reads its files by `mode`.
+    pub(super) fn run(self, served: &Served, how: &How, mode: ReadMode, teller: &Teller) -> Done {
         match self {
             Self::Look { asker, path, layout, shown } => {
                 Done::Looked { asker, looked: served.look(&path, layout, shown.as_deref()) }
@@ -176,7 +177,7 @@ impl Job {
             }
             Self::Load { id, found, cancel } => {
                 let tell = |progress| teller.tell(Done::Progress { id, progress });
-                Done::Loaded { id, outcome: load(how, &found, &cancel, tell) }
+                Done::Loaded { id, outcome: load(how, &found, mode, &cancel, tell) }
             }
         }
     }
@@ -185,11 +186,12 @@ impl Job {
 fn load(
     how: &How,
     found: &Found,
+    mode: ReadMode,
     cancel: &CancelToken,
     tell: impl FnMut(Progress),
 ) -> longshore_load::Result<LoadedModel> {
     let plan = Served::plan(found)?;
-    let loader = Loader::new().heap(how.heap.clone()).cancel(cancel).observe(tell);
+    let loader = Loader::new().heap(how.heap.clone()).mode(mode).cancel(cancel).observe(tell);
     let loaded = loader.load(&plan)?;
     let memory = loaded.buffer.share(Sealing::Content)?;
     if let Some(memfd) = memory.memfd() {

@@ -7,7 +7,7 @@ use longshore_heap::Heap;
 use longshore_load::{FormatChoice, Progress};
 use longshore_sys::readiness::{self, Watch};
 
-use super::hung::{HUNG_MAX, HUNG_PER_USER_MAX, LOOK_TIME, STALL_TIME};
+use super::hung::{HUNG, LOOK_TIME, STALL_TIME};
 use super::*;
 use crate::served::{Layout, Looked};
 
@@ -18,6 +18,28 @@ impl Jobs {
         let ticket = self.loading[&model].ticket;
         self.teller(ticket).tell(Done::Progress { id: model, progress });
     }
+
+    /// Returns how a load that goes on reads its files.
+    pub(in crate::server) fn mode_of(&self, model: u64) -> ReadMode {
+        self.loading[&model].mode
+    }
+
+    /// Says that this many looks, and as many loads, for a user hang.
+    pub(in crate::server) fn hang_for(&mut self, user: User, count: usize) {
+        for _ in 0..count {
+            self.last_ticket += 1;
+            let ticket = self.last_ticket;
+            let look = Target::Look(format!("/hung/{ticket}").into(), RAW);
+            let load = Target::Load(vec![((0, 0), ticket, None)], ReadMode::Auto);
+            let asked = Purpose::For(Asker::Client(1000 + ticket));
+            for (purpose, target) in [(Some(asked), look), (None, load)] {
+                self.last_ticket += 1;
+                let target = Some(target);
+                let hung = Hung { user, len_bytes: 0, descriptors: 0, purpose, target };
+                self.hung.insert(self.last_ticket, hung);
+            }
+        }
+    }
 }
 
 fn jobs(root: &Path) -> Jobs {
@@ -25,9 +47,14 @@ fn jobs(root: &Path) -> Jobs {
     Jobs::new(served, How { heap: Heap::Memfd, memory_mode: 0o400 }, 1).unwrap()
 }
 
+const RAW: Layout = Layout { format: FormatChoice::Raw, align: None };
+
 fn look(asker: Asker) -> Job {
-    let layout = Layout { format: FormatChoice::Raw, align: None };
-    Job::Look { asker, path: "/absent".into(), layout, shown: Some(Vec::new()) }
+    look_at("/absent", asker)
+}
+
+fn look_at(path: &str, asker: Asker) -> Job {
+    Job::Look { asker, path: path.into(), layout: RAW, shown: Some(Vec::new()) }
 }
 
 #[test]
@@ -52,9 +79,10 @@ fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
     jobs.last_ticket += 1;
     let (ticket, asker) = (jobs.last_ticket, Asker::Client(1000 + jobs.last_ticket));
     let look_for = Look::new(user, Purpose::For(asker), begun, 1);
-    jobs.to_look.push(user, (look_for, look(asker)));
+    jobs.to_look.push(user, (look_for.clone(), look(asker)));
     assert!(jobs.to_look.begin().is_some());
-    jobs.looking.insert(ticket, look_for);
+    let target = Some(Target::Look(format!("/hung/{ticket}").into(), RAW));
+    jobs.looking.insert(ticket, Look { target, ..look_for });
     ticket
 }
 
@@ -75,9 +103,12 @@ fn looked_for(jobs: &mut Jobs, wanted: u64, now: Instant) -> Looked {
 }
 
 fn is_no_answer(looked: &Looked) -> bool {
-    let Looked::Failed(error) = looked else { return false };
-    let source = std::error::Error::source(error).unwrap().to_string();
-    source.contains("did not answer in 20 s")
+    why_not(looked).contains("did not answer in 20 s")
+}
+
+fn why_not(looked: &Looked) -> String {
+    let Looked::Failed(error) = looked else { return String::new() };
+    std::error::Error::source(error).unwrap().to_string()
 }
 
 #[test]
@@ -115,9 +146,10 @@ fn looks_at_held_models_that_hang_leave_room_for_clients() {
     let dir = tempfile::tempdir().unwrap();
     let mut jobs = jobs(dir.path());
     let (begun, alice) = (Instant::now(), User::limited(1));
-    for ticket in 0..HUNG_MAX as u64 {
-        let purpose = Some(Purpose::Sweep(ticket));
-        jobs.hung.insert(ticket, Hung { user: alice, len_bytes: 0, descriptors: 0, purpose });
+    for ticket in 0..HUNG.max as u64 {
+        let (user, purpose) = (alice, Some(Purpose::Sweep(ticket)));
+        let hung = Hung { user, len_bytes: 0, descriptors: 0, purpose, target: None };
+        jobs.hung.insert(ticket, hung);
     }
     assert!(jobs.is_sweep_hung(0) && !jobs.is_sweep_hung(1000));
     jobs.last_ticket = 1000;
@@ -134,22 +166,30 @@ fn threads_that_do_not_come_back_are_bounded() {
     let begun = Instant::now();
     let late = begun + LOOK_TIME;
     let (alice, bob) = (User::limited(1), User::limited(2));
-    for _ in 0..2 {
+    for _ in 0..8 {
         (0..4).for_each(|_| _ = hang(&mut jobs, alice, begun));
         assert_eq!(jobs.done(late).len(), 4);
     }
-    assert_eq!(jobs.hung.len(), HUNG_PER_USER_MAX);
+    assert_eq!(jobs.hung.len(), HUNG.max / 2, "as many as are still free for others");
     jobs.begin(alice, look(Asker::Client(7)), late);
-    assert!(is_no_answer(&looked_for(&mut jobs, 7, late)), "it would hang as well");
+    let why = why_not(&looked_for(&mut jobs, 7, late));
+    assert!(why.contains("too many other files that user 1 asked for"), "{why}");
     jobs.begin(bob, look(Asker::Client(8)), late);
     assert!(matches!(looked_for(&mut jobs, 8, late), Looked::Refused { .. }));
-    for user in 10..16 {
+    for user in 10..18 {
         (0..4).for_each(|_| _ = hang(&mut jobs, User::limited(user), begun));
         jobs.done(late);
     }
-    assert_eq!(jobs.hung.len(), HUNG_MAX);
+    assert_eq!(jobs.hung.len(), HUNG.max);
+    // A user with fewer than four of them is served whatever others have.
+    for _ in 0..HUNG.reserved {
+        jobs.begin(bob, look(Asker::Client(9)), late);
+        assert!(matches!(looked_for(&mut jobs, 9, late), Looked::Refused { .. }));
+        hang(&mut jobs, bob, begun);
+        jobs.done(late);
+    }
     jobs.begin(bob, look(Asker::Client(9)), late);
-    assert!(is_no_answer(&looked_for(&mut jobs, 9, late)));
+    assert!(why_not(&looked_for(&mut jobs, 9, late)).contains("too many other files"));
     // Models that are held are looked at, and files of the server's start are looked for.
     jobs.begin(bob, Job::FindDeleted { models: Vec::new() }, late);
     assert_eq!(jobs.looking.len(), 1);
@@ -160,4 +200,44 @@ fn threads_that_do_not_come_back_are_bounded() {
     jobs.begin(bob, look(Asker::Start(0)), late);
     assert_eq!(jobs.looking.len(), 1);
     assert_eq!(jobs.next_deadline(), None);
+}
+
+#[test]
+fn a_path_whose_look_up_hangs_keeps_one_thread_however_many_users_ask() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let begun = Instant::now();
+    let late = begun + LOOK_TIME;
+    let path = format!("/hung/{}", hang(&mut jobs, User::limited(1), begun));
+    assert!(is_no_answer(&looked_for(&mut jobs, 1001, late)));
+    for client in 0..20 {
+        jobs.begin(
+            User::limited(10 + client),
+            look_at(&path, Asker::Client(u64::from(client))),
+            late,
+        );
+        let why = why_not(&looked_for(&mut jobs, u64::from(client), late));
+        assert!(why.contains("an earlier attempt still waits for the file system"), "{why}");
+    }
+    assert_eq!((jobs.hung.len(), jobs.looking.len()), (1, 0));
+    // Other paths are looked for.
+    jobs.begin(User::limited(1), look(Asker::Client(7)), late);
+    assert!(matches!(looked_for(&mut jobs, 7, late), Looked::Refused { .. }));
+}
+
+#[test]
+fn a_look_up_that_waits_too_long_for_others_is_refused_with_that_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let begun = Instant::now();
+    // As many as have a place, all of them slow but not late, and as many as go on without one.
+    let alice = User::limited(1);
+    let later = begun + Duration::from_secs(10);
+    for _ in 0..3 {
+        (0..4).for_each(|_| _ = hang(&mut jobs, alice, later));
+        jobs.done(later + STALL_TIME);
+    }
+    jobs.begin(alice, look(Asker::Client(7)), begun);
+    let why = why_not(&looked_for(&mut jobs, 7, begun + LOOK_TIME));
+    assert!(why.contains("it waited 20 s for other look-ups"), "{why}");
 }
