@@ -238,7 +238,7 @@ impl Jobs {
             }
         }
         while let Some((user, job)) = self.next_load() {
-            let Job::Load { id, ref found, .. } = job else { continue };
+            let Job::Load { id, ref found, ref cancel } = job else { continue };
             let ticket = self.last_ticket + 1;
             let moved = Instant::now();
             let inodes = hung::inodes_of(found);
@@ -248,6 +248,7 @@ impl Jobs {
                 ticket,
                 inodes,
                 mode: *mode.as_ref().unwrap_or(&ReadMode::Auto),
+                cancel: cancel.clone(),
                 files: found.open_files(),
                 len_bytes: found.len_bytes,
                 done_bytes: 0,

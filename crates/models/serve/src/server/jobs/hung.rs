@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use longshore_load::ReadMode;
+use longshore_load::{CancelToken, ReadMode};
 
 use super::Jobs;
 use super::job::{Asker, Done, Job, Purpose};
@@ -101,6 +101,7 @@ pub(super) struct Loading {
     pub(super) ticket: u64,
     pub(super) inodes: Vec<Inode>,
     pub(super) mode: ReadMode,
+    pub(super) cancel: CancelToken,
     pub(super) files: usize,
     pub(super) len_bytes: u64,
     pub(super) done_bytes: u64,
@@ -275,6 +276,8 @@ impl Jobs {
         let mut done = Vec::new();
         for id in late {
             let Some(loading) = self.loading.remove(&id) else { continue };
+            // Its outcome is dropped, so it ends as soon as the file system answers.
+            loading.cancel.cancel();
             let Loading { user, ticket, inodes, mode, files, len_bytes, has_place, .. } = loading;
             if has_place {
                 self.to_load.end(user);

@@ -191,6 +191,18 @@ fn files_that_hang_do_not_use_up_the_loads_of_those_who_ask_for_them() {
 }
 
 #[test]
+fn a_load_that_is_given_up_ends_when_the_file_system_answers() {
+    let mut still = Still::new();
+    still.core.jobs.hanging.insert(1);
+    let _client = still.ask(ALICE, "frozen");
+    let cancel = still.core.loads[&1].cancel.clone();
+    still.end_jobs(Instant::now() + Duration::from_secs(50));
+    assert!(!cancel.is_cancelled());
+    still.end_jobs(Instant::now() + Duration::from_secs(70));
+    assert!(cancel.is_cancelled(), "it does not read the rest of the file");
+}
+
+#[test]
 fn whatever_hangs_root_and_users_without_anything_that_hangs_load() {
     let mut still = Still::new();
     for uid in 3000..3100 {
