@@ -198,7 +198,10 @@ impl Core {
         self.may_accept = may_accept;
         let accepting = self.spare.is_some() && may_accept;
         if let Some(listener) = &self.listener {
-            watches.push(Watch { fd: listener.as_fd(), read: accepting, write: false });
+            // The files of the start come first, so that no client takes the room that they need, and
+            // each of their loads is the server's own.
+            let read = accepting && self.starting.is_empty();
+            watches.push(Watch { fd: listener.as_fd(), read, write: false });
         }
         let own = watches.len();
         // A user whose descriptors cannot be closed yet sends no more.

@@ -408,8 +408,10 @@ impl Core {
     pub(super) fn set_users(&mut self, id: u64) {
         let waiting = self.waiting_for(id).into_iter().filter_map(|it| self.connections.get(&it));
         let mut users: BTreeSet<User> = waiting.map(|connection| connection.user).collect();
+        // With the failure of such a load the server ends. So it is never begun in the turn of a client,
+        // whose limits could have it fail.
         if self.start_models.contains(&id) {
-            users.insert(self.users.own());
+            users = BTreeSet::from([self.users.own()]);
         }
         self.jobs.set_users(id, &users);
     }
@@ -457,7 +459,7 @@ impl Core {
         };
         let id = match self.shelf.find(&found) {
             Some(id) => {
-                // A client may have asked for it by a path of its own.
+                // It may be known by another path.
                 if let Some(model) = self.shelf.get_mut(id) {
                     model.found = found;
                 }

@@ -21,6 +21,7 @@ use crate::shelf::Keep;
 
 mod hanging;
 mod room;
+mod starting;
 
 /// A server that takes a turn only where it is told to, and its directory.
 struct Still {
