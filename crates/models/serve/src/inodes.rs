@@ -98,6 +98,14 @@ impl Inodes {
         file.ok_or_else(|| changed(path))?.open()
     }
 
+    /// Keeps only the files at these paths.
+    pub(crate) fn retain(&mut self, keeps: impl Fn(&Path) -> bool) {
+        let files = std::mem::take(&mut self.files);
+        let (kept, gone) = files.into_iter().partition(|file| keeps(&file.path));
+        self.files = kept;
+        drop(Self { files: gone });
+    }
+
     /// Returns whether the kernel knows, without asking a file system, that one of the files is deleted.
     pub(crate) fn is_any_known_unlinked(&self) -> bool {
         self.files.iter().any(|file| file::is_known_unlinked(file).unwrap_or(false))

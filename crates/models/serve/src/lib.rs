@@ -41,6 +41,10 @@
 //! deleted, its model matches no request any more, and the descriptors are closed, since they keep the
 //! blocks of the disk.
 //!
+//! Clients of several users may wait for one load. Its outcome depends on the loaded files alone: what
+//! each client adds, a format and an index, is checked when its request is looked up, and what is wrong
+//! with it is reported to that client only. An index is not kept in use and makes no model stale.
+//!
 //! This does not make the content authentic. A user who can write to a file, or could when it was
 //! loaded, decides which bytes others attach as its content: its owner can set the time of
 //! modification back after a change, and a store through a shared mapping moves that time only when

@@ -60,8 +60,8 @@ pub(crate) struct Found {
     pub(crate) files: Vec<(PathBuf, FileVersion)>,
     /// How long a buffer they take.
     pub(crate) len_bytes: u64,
-    /// Keeps the inodes of all of them in use, and that of the named file; `None` once one of them is
-    /// deleted. Without it nothing can be compared with them any more.
+    /// Keeps the inodes of the files to be loaded in use; `None` once one of them is deleted. Without it
+    /// nothing can be compared with them any more.
     pub(crate) inodes: Option<Arc<Inodes>>,
 }
 
@@ -76,7 +76,8 @@ impl Found {
     /// Returns whether both are the same files, unchanged, in the same layout. That the numbers of
     /// their inodes are equal means something only because both keep theirs in use.
     ///
-    /// What files are taken for changes nothing of the bytes that are loaded.
+    /// Their names, their formats and an index do not matter: they were checked when the files were
+    /// found, and a load depends on none of them ([`Served::plan`]).
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let (own, others) = (self.files.iter(), other.files.iter());
         self.inodes.is_some()
@@ -137,6 +138,8 @@ pub(crate) enum Looked {
 pub(crate) enum Freshness {
     /// Their paths lead to them, and they are unchanged.
     Fresh,
+    /// The same, but the index that was named is gone.
+    WithoutIndex,
     /// They were changed, or their paths lead elsewhere.
     Stale,
     /// One of them is deleted, and only the server keeps its inode in use.
@@ -189,6 +192,9 @@ impl Served {
     /// before all are shown, but for the named one, once that is shown: what an index or the first of
     /// several splits says about the others is what the client can read itself. The server asks itself
     /// without anything to show.
+    ///
+    /// Everything that depends on the request is checked here: the format that it names, and its index.
+    /// Others may wait for the load that follows, and do not get its errors.
     pub(crate) fn look(&self, path: &Path, layout: Layout, shown: Option<&[Shown]>) -> Looked {
         let mut inodes = Inodes::default();
         let named = match self.find(path, path, shown) {
@@ -202,7 +208,6 @@ impl Served {
         if let Err(why) = beneath::open_located(&named) {
             return refused(path, why);
         }
-        let version = file_version(&named.version);
         inodes.push(named);
         let others = match self.others(&inodes, path, layout) {
             Ok(others) => others,
@@ -225,18 +230,17 @@ impl Served {
                 Err(refused) => return refused,
             }
         }
-        let plain = layout.align.is_none() && !longshore_load::names_others(path, layout.format);
-        let planned = if plain {
-            Ok((vec![(path.to_owned(), version)], version.len_bytes))
-        } else {
-            open(&inodes, path, layout).map(|plan| (versions(&plan), plan.len_bytes()))
-        };
-        Looked::Found(planned.map(|(files, len_bytes)| Found {
-            path: path.to_owned(),
-            layout,
-            files,
-            len_bytes,
-            inodes: Some(Arc::new(inodes)),
+        let planned = open(&inodes, &[path], layout);
+        let planned = planned.map(|plan| (versions(&plan), plan.len_bytes()));
+        Looked::Found(planned.and_then(|(files, len_bytes)| {
+            inodes.retain(|path| files.iter().any(|(file, _)| file == path));
+            let inodes = Some(Arc::new(inodes));
+            let found = Found { path: path.to_owned(), layout, files, len_bytes, inodes };
+            // A shard may have a name by which it is parsed as something else than a shard.
+            if layout.align.is_some() {
+                Self::plan(&found)?;
+            }
+            Ok(found)
         }))
     }
 
@@ -289,13 +293,24 @@ impl Served {
         Ok(others)
     }
 
-    /// Opens what was found, the very inodes, checks what can be checked of it, and plans to load it.
+    /// Opens the files that were found, the very inodes, and plans to load them.
+    ///
+    /// The load may be for other clients, too, which gave other formats or have another index. So neither
+    /// of these takes part in it: without an alignment the files are loaded as they are, and with one they
+    /// are parsed as when they were found.
     ///
     /// # Errors
-    /// [`longshore_load::Error::Changed`] where it is not what it was.
+    /// [`longshore_load::Error::Changed`] if one of the files is not what it was.
     pub(crate) fn plan(found: &Found) -> longshore_load::Result<Plan> {
         let inodes = found.inodes.as_ref().ok_or_else(|| changed(&found.path))?;
-        let plan = open(inodes, &found.path, found.layout)?;
+        let Layout { format, align } = found.layout;
+        let format = match align {
+            None => FormatChoice::Raw,
+            Some(_) if longshore_load::is_index(&found.path, format) => FormatChoice::Safetensors,
+            Some(_) => format,
+        };
+        let paths: Vec<&Path> = found.paths().collect();
+        let plan = open(inodes, &paths, Layout { format, align })?;
         if versions(&plan) != found.files || plan.len_bytes() != found.len_bytes {
             return Err(changed(&found.path));
         }
@@ -311,9 +326,13 @@ impl Served {
             let now = self.locate(&found.path, path).and_then(file::status);
             now.is_ok_and(|now| file_version(&now.version) == *version)
         };
-        match found.inodes.is_some() && found.files.iter().all(is_fresh) {
-            true => Freshness::Fresh,
-            false => Freshness::Stale,
+        if found.inodes.is_none() || !found.files.iter().all(is_fresh) {
+            return Freshness::Stale;
+        }
+        let is_index = found.paths().all(|path| path != found.path);
+        match is_index && self.locate(&found.path, &found.path).is_err() {
+            true => Freshness::WithoutIndex,
+            false => Freshness::Fresh,
         }
     }
 
@@ -348,12 +367,12 @@ fn refused(path: &Path, why: io::Error) -> Looked {
     }
 }
 
-/// Opens a file and those that it stands for, each the inode that is in use.
-fn open(inodes: &Inodes, named: &Path, layout: Layout) -> longshore_load::Result<Plan> {
-    let mut opened = longshore_load::open_by(&[named], layout.format, &HeaderBound::new(inodes))?;
+/// Opens files and those that they stand for, each the inode that is in use.
+fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Result<Plan> {
+    let mut opened = longshore_load::open_by(paths, layout.format, &HeaderBound::new(inodes))?;
     if let Some(alignment) = layout.align {
-        if opened.tensors.is_empty() {
-            return Err(longshore_load::Error::NoTensors { path: named.to_owned() });
+        if let Some(path) = paths.first().filter(|_| opened.tensors.is_empty()) {
+            return Err(longshore_load::Error::NoTensors { path: path.to_path_buf() });
         }
         opened = opened.align(alignment)?;
     }
@@ -552,6 +571,28 @@ mod tests {
     }
 
     #[test]
+    fn an_index_whose_shards_could_not_be_loaded_with_an_alignment_is_refused_at_once() {
+        let tree = tree();
+        let header = br#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let shard = [&(header.len() as u64).to_le_bytes()[..], header, b"!"].concat();
+        let (index, named) = ("root/m.safetensors.index.json", "n.safetensors.index.json");
+        fs::write(tree.path("root/a"), shard).unwrap();
+        symlink("a", tree.path("root").join(named)).unwrap();
+        let layout = Layout { format: FormatChoice::Auto, align: Granule::new(64).ok() };
+        for (name, is_loaded) in [("a", true), (named, false)] {
+            fs::write(tree.path(index), format!(r#"{{"weight_map":{{"x":"{name}"}}}}"#)).unwrap();
+            let looked = tree.served.look(&tree.path(index), layout, None);
+            assert_eq!(matches!(looked, Looked::Found(Ok(_))), is_loaded, "{looked:?}");
+            assert_eq!(matches!(looked, Looked::Found(Err(_))), !is_loaded, "{looked:?}");
+        }
+        assert_eq!(
+            tree.found(index).files.len(),
+            1,
+            "without an alignment its name does not matter"
+        );
+    }
+
+    #[test]
     fn headers_that_are_too_long_together_are_not_read() {
         let tree = tree();
         let layout = Layout { format: FormatChoice::Safetensors, align: Granule::new(64).ok() };
@@ -632,10 +673,16 @@ mod tests {
         for deleted in names {
             write();
             let mut found = tree.found(index);
-            assert_eq!((found.files.len(), found.open_files()), (2, 3));
+            assert_eq!((found.files.len(), found.open_files()), (2, 2));
             assert!(found.is_same(&tree.found(index)));
             assert_eq!(tree.served.freshness(&found), Freshness::Fresh);
             fs::remove_file(tree.path(deleted)).unwrap();
+            if deleted == index {
+                // It is not loaded.
+                assert_eq!(tree.served.freshness(&found), Freshness::WithoutIndex);
+                assert!(Served::plan(&found).is_ok());
+                continue;
+            }
             assert_eq!(tree.served.freshness(&found), Freshness::Unlinked, "{deleted}");
             found.inodes = None;
             let again = found.clone();

@@ -123,6 +123,7 @@ impl Core {
                 found: model.found.clone(),
                 name: (self.named_by(id, model), None),
                 others: other_names(model),
+                without_index: None,
             })
             .collect();
         if let Some(running) = &mut self.sweeps.running {
@@ -145,7 +146,8 @@ impl Core {
     }
 
     /// Takes what a look at a model has shown. If its path does not lead to it any more, another of its
-    /// paths may.
+    /// paths may. It is stale only if none of them leads to the files that are loaded: an index is not
+    /// loaded, and may be another user's.
     pub(super) fn on_swept(
         &mut self,
         id: u64,
@@ -154,22 +156,20 @@ impl Core {
     ) {
         if let (Some((mut sweep, freshness)), Some(model)) = (swept, self.shelf.get_mut(id)) {
             match freshness {
-                Freshness::Fresh => {
-                    let (user, name) = sweep.name;
-                    if let (Some(name), Some(memory)) = (name, &mut model.memory)
-                        && !model.is_pinned
-                    {
-                        memory.named_by = user;
-                        model.found.rename(&name);
+                Freshness::Fresh => use_name(model, sweep.name),
+                Freshness::Stale | Freshness::WithoutIndex => {
+                    if freshness == Freshness::WithoutIndex {
+                        sweep.without_index.get_or_insert(sweep.name);
                     }
-                }
-                Freshness::Stale => {
                     if let Some((user, other)) = sweep.others.pop_front() {
                         sweep.found.rename(&other);
                         sweep.name = (user, Some(other));
                         return self.jobs.begin(user, Job::Sweep(sweep), now);
                     }
-                    model.is_stale = true;
+                    match sweep.without_index {
+                        Some(name) => use_name(model, name),
+                        None => model.is_stale = true,
+                    }
                 }
                 Freshness::Unlinked => lose_inodes(model),
             }
@@ -195,6 +195,16 @@ impl Core {
         for client in answered.into_keys() {
             self.list(client, now);
         }
+    }
+}
+
+/// Has a model known by the paths that were looked up for it, if these are not its own.
+fn use_name(model: &mut Model<Memory>, (user, name): (User, Option<Arc<Found>>)) {
+    if let (Some(name), Some(memory)) = (name, &mut model.memory)
+        && !model.is_pinned
+    {
+        memory.named_by = user;
+        model.found.rename(&name);
     }
 }
 

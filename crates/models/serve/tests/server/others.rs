@@ -215,7 +215,7 @@ fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
 fn the_path_of_another_user_names_no_model() {
     let options = Options::new().keep(Keep::Always);
     let Some(rig) = shared(options, |_| {}) else { return };
-    let public = rig.file("model.safetensors", &content(5000, 1)).canonicalize().unwrap();
+    let public = rig.file("model.raw", &content(5000, 1)).canonicalize().unwrap();
     let link = rig.path("mallory").canonicalize().unwrap().join("x.bin");
     let attach_named = |client: &Raw, path: &Path| {
         client.attach(path, File::open(path).unwrap());
@@ -233,7 +233,7 @@ fn the_path_of_another_user_names_no_model() {
         assert_eq!(client.hear(), Some(Reply::Released));
     };
     let mallory = as_user(MALLORY, || {
-        symlink("../model.safetensors", &link).unwrap();
+        symlink("../model.raw", &link).unwrap();
         let client = rig.raw().greeted();
         assert_eq!(attach_named(&client, &link), (1, link.clone()));
         client
@@ -253,7 +253,7 @@ fn the_path_of_another_user_names_no_model() {
                 assert_eq!(attach_named(&mallory, &link), (2, link.clone()));
                 release(&mallory);
                 fs::remove_file(&link).unwrap();
-                symlink("../model.safetensors", &link).unwrap();
+                symlink("../model.raw", &link).unwrap();
                 assert_eq!(attach_named(&mallory, &link), (1, link.clone()));
             }
         });

@@ -20,6 +20,7 @@ use crate::served::{Found, Looked};
 use crate::shelf::Keep;
 
 mod hanging;
+mod own_requests;
 mod room;
 mod starting;
 

@@ -44,6 +44,8 @@ pub(in crate::server) struct Sweep {
     pub(in crate::server) name: (User, Option<Arc<Found>>),
     /// Other paths of the model, which are looked up if these do not lead to the files any more.
     pub(in crate::server) others: VecDeque<(User, Arc<Found>)>,
+    /// The first of these names, if one was looked up, that leads to the files and whose index is gone.
+    pub(in crate::server) without_index: Option<(User, Option<Arc<Found>>)>,
 }
 
 /// Something to be done.
