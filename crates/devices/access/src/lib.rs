@@ -73,41 +73,28 @@
 //! Unmapping waits for accesses, pins and leases of others, but not for a remote region's answer: the
 //! call is cancelled. So the other side may answer calls after it was told that its memory is free.
 
-#[cfg(not(loom))]
+// With loom, `tests/loom_dirty.rs` has `dirty/` alone.
+#![cfg(not(loom))]
+
 pub mod client;
-#[cfg(not(loom))]
 mod config;
 pub mod dirty;
-#[cfg(not(loom))]
 mod error;
-#[cfg(not(loom))]
 mod fault;
-#[cfg(not(loom))]
 mod holes;
-#[cfg(not(loom))]
 mod lease;
-#[cfg(not(loom))]
 mod logs;
-#[cfg(not(loom))]
 mod page_runs;
-#[cfg(not(loom))]
 mod process;
-#[cfg(not(loom))]
 mod region;
-#[cfg(not(loom))]
 mod session;
-#[cfg(not(loom))]
 mod space;
-#[cfg(not(loom))]
 mod tlb;
-#[cfg(all(feature = "vm-memory", not(loom)))]
+#[cfg(feature = "vm-memory")]
 pub mod vm_memory;
-#[cfg(not(loom))]
 mod windows;
-#[cfg(not(loom))]
 mod words;
 
-#[cfg(not(loom))]
 pub use {
     config::{CLIENT_TABLE_BYTES_MAX, SpaceConfig},
     error::Error,

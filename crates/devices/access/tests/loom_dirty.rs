@@ -9,11 +9,15 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use longshore_access::dirty::DirtyLog;
+use dirty::DirtyLog;
 use longshore_mem::{AddrRange, Granule, Iova};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::thread;
+
+#[expect(dead_code, unreachable_pub, unused_imports, reason = "the library uses more of it")]
+#[path = "../src/dirty/mod.rs"]
+mod dirty;
 
 const PAGE: u64 = 4096;
 

@@ -111,49 +111,33 @@
 //! Major version 0. QEMU 11 speaks 0.0. Not spoken: the second socket for the server's
 //! commands ("twin socket"), descriptors for a region's accesses, eventfds that tell of masking.
 
-#[cfg(all(feature = "client", not(loom)))]
+// With loom, `tests/loom_mailbox.rs` has `mailbox.rs` alone.
+#![cfg(not(loom))]
+
+#[cfg(feature = "client")]
 pub mod client;
-#[cfg(not(loom))]
 mod description;
-#[cfg(not(loom))]
 mod device;
-#[cfg(not(loom))]
 mod dma;
-#[cfg(not(loom))]
 mod errno;
-#[cfg(not(loom))]
 mod features;
-#[cfg(not(loom))]
 mod interrupts;
-#[cfg(not(loom))]
 mod link;
-#[cfg(loom)]
-pub mod mailbox;
-#[cfg(not(loom))]
 mod mailbox;
-#[cfg(not(loom))]
 mod migration;
-#[cfg(not(loom))]
 mod negotiation;
-#[cfg(not(loom))]
 pub mod pci;
-#[cfg(not(loom))]
 mod receiver;
-#[cfg(not(loom))]
 mod responder;
-#[cfg(not(loom))]
 mod server;
-#[cfg(not(loom))]
 mod space_dma;
-#[cfg(not(loom))]
 mod space_log;
-#[cfg(all(feature = "client", not(loom)))]
+#[cfg(feature = "client")]
 pub mod wire;
-#[cfg(not(any(feature = "client", loom)))]
+#[cfg(not(feature = "client"))]
 #[allow(dead_code, unreachable_pub, unused_imports, reason = "public with feature `client`")]
 mod wire;
 
-#[cfg(not(loom))]
 pub use {
     description::{DeviceDescription, IrqDescription, MappableFile, RegionDescription},
     device::Device,

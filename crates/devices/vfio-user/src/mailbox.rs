@@ -5,7 +5,6 @@
 //! is not lost while that thread itself waits for a reply.
 //!
 //! There is no socket in here: `tests/loom_mailbox.rs` runs it with one of its own.
-#![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -21,7 +20,7 @@ const QUEUED_DESCRIPTORS_MAX: usize = 64;
 const PENDING_MAX: usize = 1024;
 
 /// What comes.
-pub trait Letter {
+pub(crate) trait Letter {
     /// The id of what it answers, if it is an answer.
     fn reply_to(&self) -> Option<u16>;
     /// How much memory it holds, roughly.
@@ -32,7 +31,7 @@ pub trait Letter {
 
 /// What reading the socket ended with.
 #[derive(Debug)]
-pub enum Came<M, E> {
+pub(crate) enum Came<M, E> {
     /// A message.
     Message(M),
     /// Nothing: an event or the time.
@@ -43,7 +42,7 @@ pub enum Came<M, E> {
 
 /// Something asked of the other side.
 #[derive(Debug)]
-pub enum Pending<M> {
+pub(crate) enum Pending<M> {
     /// About this range.
     Asked(Range<u64>),
     /// This is the answer.
@@ -59,7 +58,7 @@ pub enum Pending<M> {
 
 /// Why what was waited for did not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NothingCame {
+pub(crate) enum NothingCame {
     /// Not in time.
     TimedOut,
     /// The connection ended.
@@ -70,14 +69,14 @@ pub enum NothingCame {
 
 /// What came, and who reads the socket.
 #[derive(Debug)]
-pub struct Mailbox<M, E> {
+pub(crate) struct Mailbox<M, E> {
     inbox: Mutex<Inbox<M, E>>,
     arrived: Condvar,
 }
 
 /// What came.
 #[derive(Debug)]
-pub struct Inbox<M, E> {
+pub(crate) struct Inbox<M, E> {
     is_read: bool,
     requests: VecDeque<M>,
     requests_held_bytes: usize,
@@ -86,16 +85,16 @@ pub struct Inbox<M, E> {
     pending: HashMap<u16, Pending<M>>,
     next_id: u16,
     /// How much the other side takes in one message; nothing before it said so.
-    pub transfer_bytes_max: u32,
+    pub(crate) transfer_bytes_max: u32,
     /// Answers to nothing that was asked.
-    pub stray_replies_count: u64,
+    pub(crate) stray_replies_count: u64,
     /// Why the connection ended, if it did.
-    pub ended: Option<E>,
+    pub(crate) ended: Option<E>,
 }
 
 impl<M: Letter, E> Mailbox<M, E> {
     /// Where commands that wait hold no more than about `requests_bytes_max`.
-    pub fn new(requests_bytes_max: usize) -> Self {
+    pub(crate) fn new(requests_bytes_max: usize) -> Self {
         let inbox = Inbox {
             is_read: false,
             requests: VecDeque::new(),
@@ -112,13 +111,13 @@ impl<M: Letter, E> Mailbox<M, E> {
     }
 
     /// What came, to look at.
-    pub fn inbox(&self) -> MutexGuard<'_, Inbox<M, E>> {
+    pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox<M, E>> {
         // Nothing here panics between two changes that belong together.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has those look again who wait and do not read the socket. Who does must be woken by an event.
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         self.arrived.notify_all();
     }
 
@@ -127,7 +126,7 @@ impl<M: Letter, E> Mailbox<M, E> {
     ///
     /// # Errors
     /// [`NothingCame`]; nobody waits for it any more then.
-    pub fn answer(
+    pub(crate) fn answer(
         &self,
         id: u16,
         deadline: Option<Instant>,
@@ -153,7 +152,7 @@ impl<M: Letter, E> Mailbox<M, E> {
     ///
     /// # Errors
     /// [`NothingCame::Ended`].
-    pub fn request(&self, read: impl FnMut() -> Came<M, E>) -> Result<M, NothingCame> {
+    pub(crate) fn request(&self, read: impl FnMut() -> Came<M, E>) -> Result<M, NothingCame> {
         let request = self.pump(None, true, read, |inbox| {
             let request = inbox.requests.pop_front()?;
             inbox.requests_held_bytes -= request.held_bytes();
@@ -219,7 +218,7 @@ impl<M: Letter, E> Inbox<M, E> {
     }
 
     /// Drops the commands that wait, at the end of the connection.
-    pub fn forget_requests(&mut self) {
+    pub(crate) fn forget_requests(&mut self) {
         self.requests.clear();
         self.requests_held_bytes = 0;
         self.requests_held_descriptors = 0;
@@ -227,7 +226,7 @@ impl<M: Letter, E> Inbox<M, E> {
 
     /// Enters that something is asked about `range`, under an id that nothing else has; `None` where
     /// too much is asked already.
-    pub fn enter(&mut self, range: Range<u64>) -> Option<u16> {
+    pub(crate) fn enter(&mut self, range: Range<u64>) -> Option<u16> {
         if self.pending.len() >= PENDING_MAX {
             return None;
         }
@@ -241,13 +240,13 @@ impl<M: Letter, E> Inbox<M, E> {
     }
 
     /// Forgets what was entered and not sent.
-    pub fn forget(&mut self, id: u16) {
+    pub(crate) fn forget(&mut self, id: u16) {
         self.pending.remove(&id);
     }
 
     /// Tells those who wait for an answer about any of `range` that they may not; how many they are.
     /// They must be woken.
-    pub fn cancel(&mut self, range: &Range<u64>) -> usize {
+    pub(crate) fn cancel(&mut self, range: &Range<u64>) -> usize {
         let mut cancelled = 0;
         for pending in self.pending.values_mut() {
             if let Pending::Asked(asked) = pending

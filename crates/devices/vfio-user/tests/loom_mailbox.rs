@@ -9,9 +9,13 @@
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 
-use longshore_vfio_user::mailbox::{Came, Letter, Mailbox, NothingCame};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
+use mailbox::{Came, Letter, Mailbox, NothingCame};
+
+#[expect(dead_code, reason = "the library uses more of it")]
+#[path = "../src/mailbox.rs"]
+mod mailbox;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {

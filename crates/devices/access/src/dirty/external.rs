@@ -320,7 +320,7 @@ unsafe fn or_surviving(at: *mut u8, mask: u64, pages: u64) -> bool {
     done.is_some()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::cell::Cell;
     use std::sync::Arc;
