@@ -34,34 +34,59 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Of `linux/fuse.h`: what a page fault asks for.
 const READ: u32 = 15;
 
+/// A file of a file system that this test serves. Only its opening is answered.
+struct Hanging {
+    /// Closing it waits for the daemon.
+    opened: ManuallyDrop<File>,
+    mounted: (fuse::Mounted, File),
+    daemon: JoinHandle<()>,
+}
+
+impl Hanging {
+    /// Calls `unanswered` with the kind of each request that is not answered.
+    fn new(folder: &Path, unanswered: impl FnMut(u32) + Send + 'static) -> Option<Self> {
+        let (mounted, device) = fuse::mount(folder)?;
+        let daemon = {
+            let device = device.try_clone().unwrap();
+            thread::spawn(move || fuse::serve_opens(&device, unanswered))
+        };
+        let opened = OpenOptions::new().read(true).write(true).open(folder.join("memory")).unwrap();
+        Some(Self { opened: ManuallyDrop::new(opened), mounted: (mounted, device), daemon })
+    }
+
+    /// Ends the file system, so that requests and closes fail.
+    fn end(self) {
+        let Self { opened, mounted, daemon } = self;
+        drop(mounted);
+        drop(ManuallyDrop::into_inner(opened));
+        daemon.join().unwrap();
+    }
+}
+
+/// A client at one end of a connection, its server, and how serving it ended.
+fn served_over(
+    (ours, theirs): (UnixStream, UnixStream),
+) -> (Client<NoDmaMemory>, Receiver<DisconnectReason>) {
+    let device = rig::device(&rig::Shared::default(), Vec::new());
+    let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
+    (Client::from_stream(ours, NoDmaMemory).unwrap(), told)
+}
+
 #[test]
 fn a_file_that_the_client_itself_serves_holds_nothing_up() {
     let folder = tempfile::tempdir().unwrap();
-    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
-    let daemon = {
-        let device = device.try_clone().unwrap();
-        thread::spawn(move || fuse::serve_opens(&device, |_| {}))
-    };
-    let path = folder.path().join("memory");
-    let opened = OpenOptions::new().read(true).write(true).open(path).unwrap();
-    // Closing it waits for the daemon.
-    let opened = ManuallyDrop::new(opened);
+    let Some(hanging) = Hanging::new(folder.path(), |_| {}) else { return };
 
     for use_by_mmap in [true, false] {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let device = rig::device(&rig::Shared::default(), Vec::new());
-        let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
-        let (tell, told) = mpsc::channel();
-        thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
-        let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
-        client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), use_by_mmap).unwrap_err();
+        let (mut client, told) = served_over(UnixStream::pair().unwrap());
+        client.dma_map(0x1000, 0x1000, Some((hanging.opened.as_fd(), 0)), use_by_mmap).unwrap_err();
         let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
         assert_eq!(ended, DisconnectReason::Io(ErrorKind::InvalidData));
     }
 
-    drop((mounted, device));
-    drop(ManuallyDrop::into_inner(opened));
-    daemon.join().unwrap();
+    hanging.end();
 }
 
 /// Two sockets whose other ends are those of this user; `None` where that is not possible.
@@ -83,12 +108,7 @@ fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
 
 /// A client that is this user's, its server, and how serving it ended.
 fn served_to(uid: u32) -> (Client<NoDmaMemory>, Receiver<DisconnectReason>) {
-    let (ours, theirs) = pair_of(uid).expect("it was possible before");
-    let device = rig::device(&rig::Shared::default(), Vec::new());
-    let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
-    (Client::from_stream(ours, NoDmaMemory).unwrap(), told)
+    served_over(pair_of(uid).expect("it was possible before"))
 }
 
 #[test]
@@ -99,15 +119,7 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
-    let daemon = {
-        let device = device.try_clone().unwrap();
-        thread::spawn(move || fuse::serve_opens(&device, |_| {}))
-    };
-    let path = folder.path().join("memory");
-    let opened = OpenOptions::new().read(true).write(true).open(path).unwrap();
-    // Closing it waits for the daemon.
-    let opened = ManuallyDrop::new(opened);
+    let Some(hanging) = Hanging::new(folder.path(), |_| {}) else { return };
     let memory = memfd::create("client", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&memory, 4096).unwrap();
 
@@ -115,7 +127,7 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
     let (mut quiet, told_quiet) = served_to(HOSTILE);
     for kind in [[ErrorKind::InvalidData; 4], [ErrorKind::ResourceBusy; 4]].concat() {
         let (mut client, told) = served_to(HOSTILE);
-        client.dma_map(0x1000, 0x1000, Some((opened.as_fd(), 0)), true).unwrap_err();
+        client.dma_map(0x1000, 0x1000, Some((hanging.opened.as_fd(), 0)), true).unwrap_err();
         let ended = told.recv_timeout(PATIENCE).expect("the server waits for the client's file");
         assert_eq!(ended, DisconnectReason::Io(kind));
     }
@@ -135,9 +147,7 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
     }
 
     // The closes end with the file system, and the user is served again.
-    drop((mounted, device));
-    drop(ManuallyDrop::into_inner(opened));
-    daemon.join().unwrap();
+    hanging.end();
     let begin = Instant::now();
     while let Err(error) = {
         let (mut client, _told) = served_to(HOSTILE);
@@ -151,29 +161,20 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
 /// A page that does not come, of a file system that this test serves.
 struct Absent {
     page: usize,
-    opened: ManuallyDrop<File>,
-    served: Option<(fuse::Mounted, File)>,
-    daemon: Option<JoinHandle<()>>,
+    file: Hanging,
     asked: Receiver<u32>,
 }
 
 impl Absent {
     fn new(folder: &Path) -> Option<Self> {
-        let (mounted, device) = fuse::mount(folder)?;
         let (ask, asked) = mpsc::channel();
-        let daemon = {
-            let device = device.try_clone().unwrap();
-            // The test may be over.
-            thread::spawn(move || fuse::serve_opens(&device, |request| _ = ask.send(request)))
-        };
-        let opened = OpenOptions::new().read(true).write(true).open(folder.join("memory")).unwrap();
+        // The test may be over.
+        let file = Hanging::new(folder, move |request| _ = ask.send(request))?;
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let page = unsafe { rustix::mm::mmap(ptr::null_mut(), 4096, prot, flags, &opened, 0) };
-        let page = page.unwrap().expose_provenance();
-        // Closing it waits for the daemon.
-        let opened = ManuallyDrop::new(opened);
-        Some(Self { page, opened, served: Some((mounted, device)), daemon: Some(daemon), asked })
+        let page =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), 4096, prot, flags, &*file.opened, 0) };
+        Some(Self { page: page.unwrap().expose_provenance(), file, asked })
     }
 
     /// Returns when the page is asked for.
@@ -182,14 +183,14 @@ impl Absent {
     }
 
     /// Ends the file system, so that what waits for the page fails, and then `holder`.
-    fn end<T>(mut self, holder: JoinHandle<T>) -> T {
-        drop(self.served.take());
+    fn end<T>(self, holder: JoinHandle<T>) -> T {
+        let Hanging { opened, mounted, daemon } = self.file;
+        drop(mounted);
         let ended = holder.join().unwrap();
         // SAFETY: the thread that used it has ended.
         unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(self.page), 4096) }.unwrap();
-        // SAFETY: it is not used after that.
-        drop(unsafe { ManuallyDrop::take(&mut self.opened) });
-        self.daemon.take().unwrap().join().unwrap();
+        drop(ManuallyDrop::into_inner(opened));
+        daemon.join().unwrap();
         ended
     }
 }
@@ -257,12 +258,7 @@ fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
     };
     absent.wait_for_fault();
 
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let served = rig::device(&rig::Shared::default(), Vec::new());
-    let mut server = Server::new(served, SpaceDma::new(Space::new().unwrap())).unwrap();
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || tell.send(server.serve(theirs).unwrap().ended));
-    let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
+    let (mut client, told) = served_over(UnixStream::pair().unwrap());
     client.dma_map(0x1000, 0x1000, Some((epoll.as_fd(), 0)), true).unwrap_err();
     let ended = told.recv_timeout(PATIENCE);
     absent.end(holder);
