@@ -2,37 +2,22 @@
 
 #![cfg(not(loom))]
 
+#[path = "../../../../fuzz/src/replay.rs"]
+mod replay;
+
 #[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
 #[path = "../../../../fuzz/src/vfio_user.rs"]
 mod vfio_user;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 #[test]
 fn the_corpus_of_clients_holds() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/corpus/vfio_user");
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 5, "{} has but {} files", folder.display(), files.len());
-    for file in files {
-        eprintln!("{}", file.display());
-        vfio_user::vfio_user(&fs::read(file).unwrap());
-    }
+    replay::corpus("vfio_user", vfio_user::vfio_user);
 }
 
 /// Inputs at random, the same in every run.
 #[test]
 fn clients_at_random_are_refused_or_served() {
-    let mut random = 0x243f_6a88_85a3_08d3_u64;
-    let mut next = || {
-        // xorshift64
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut next = replay::random();
     for _ in 0..500 {
         let mut input = Vec::new();
         for _ in 0..next() % 20 {
