@@ -5,13 +5,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::answering::may_be_passed_on;
@@ -171,6 +172,18 @@ fn too_many_closing() -> io::Error {
         "earlier descriptors of this user are still being closed, because the processes that serve \
          their file systems do not answer; end those processes",
     )
+}
+
+/// Connects to the stream socket at `path` without waiting for room in its backlog.
+///
+/// # Errors
+/// `WouldBlock` if the backlog is full, `ConnectionRefused` if no process listens; others of `connect(2)`.
+pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    crate::retry_interrupted(|| Ok(rustix::net::connect(&socket, &address)?))?;
+    Ok(socket.into())
 }
 
 /// Returns whether an error says that descriptors or memory are short at this moment, so that the same

@@ -35,7 +35,8 @@ impl Listener {
         let bound = UnixListener::bind(path).or_else(|error| {
             let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
             let is_deaf = || {
-                let tried = UnixStream::connect(path);
+                // Connections that nobody accepts may fill the backlog.
+                let tried = unix_socket::connect_at_once(path);
                 tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             };
             if error.kind() != io::ErrorKind::AddrInUse || !is_socket || !is_deaf() {
@@ -98,5 +99,36 @@ impl Drop for Listener {
         if ours.is_ok_and(|it| (it.dev(), it.ino()) == self.identity) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    /// A test fails when this is over.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_socket_whose_backlog_is_full_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match unix_socket::connect_at_once(&path) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let (bound, is_bound) = mpsc::channel();
+        thread::spawn(move || bound.send(Listener::bind(&path).map(drop)));
+        let refused = is_bound.recv_timeout(PATIENCE).expect("it waits for room").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
     }
 }
