@@ -157,26 +157,28 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     }
 
     /// Serves clients of `listener`, one after the other, until the server is stopped, and calls
-    /// `served` with how each ended. While the process has no descriptors left, clients wait.
+    /// `served` with how each ended. While the process has no descriptors left, clients wait. A waiting
+    /// client that sends descriptors before it is served is disconnected ([`Listener::serve_each`]).
     ///
     /// # Errors
-    /// Those of `accept(2)`.
+    /// Those of `accept(2)`, and of starting a thread.
     pub fn serve_all(
         &mut self,
         listener: &Listener,
         mut served: impl FnMut(&ConnectionSummary),
     ) -> io::Result<()> {
-        while let Some(stream) = listener.accept(&self.stop)? {
-            match self.serve(stream) {
-                Ok(ended) => served(&ended),
-                Err(error) if unix_socket::is_for_now(&error) => {
-                    let later = Instant::now() + Duration::from_millis(100);
-                    unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later))?;
-                }
-                Err(error) => return Err(error),
+        let stop = self.stop.clone();
+        listener.serve_each(&stop, |stream| match self.serve(stream) {
+            Ok(ended) => {
+                served(&ended);
+                Ok(())
             }
-        }
-        Ok(())
+            Err(error) if unix_socket::is_for_now(&error) => {
+                let later = Instant::now() + Duration::from_millis(100);
+                unix_socket::wait(stop.as_fd(), Interest::Receive, &[], Some(later)).map(drop)
+            }
+            Err(error) => Err(error),
+        })
     }
 
     /// The device with the protocol around it.

@@ -107,16 +107,17 @@ impl<D: Device> Server<D> {
     }
 
     /// Serves one front-end after the other until the server is stopped, and calls `served` with how each
-    /// ended. While the process has no descriptors left, front-ends wait.
+    /// ended. While the process has no descriptors left, front-ends wait. A waiting front-end that sends
+    /// descriptors before it is served is disconnected ([`Listener::serve_each`]).
     ///
     /// # Errors
-    /// Those of `accept(2)`.
+    /// Those of `accept(2)`, and of starting a thread.
     pub fn serve_all(
         &self,
         listener: &Listener,
         mut served: impl FnMut(&DisconnectReason),
     ) -> io::Result<()> {
-        while let Some(socket) = listener.accept(&self.stop)? {
+        listener.serve_each(&self.stop, |socket| {
             // Closing it also closes what is queued on it, which can be sockets that linger.
             let socket = Disposable::new(socket);
             let ended = self.serve(&socket);
@@ -125,8 +126,8 @@ impl<D: Device> Server<D> {
             let _ = socket.shutdown(Shutdown::Both);
             drop(socket);
             served(&ended);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn answer(

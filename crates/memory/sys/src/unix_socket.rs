@@ -174,6 +174,17 @@ fn too_many_closing() -> io::Error {
     )
 }
 
+/// Returns `true` if a descriptor is in the queue of a stream socket, or if the queue has at least as many
+/// bytes as `scratch`, so that one may be behind them. Everything stays in the queue.
+pub fn may_have_descriptors(socket: impl AsFd, scratch: &mut [u8]) -> bool {
+    let len_bytes = scratch.len();
+    let refused = || io::ErrorKind::InvalidData.into();
+    match without_descriptors(socket.as_fd(), scratch, refused) {
+        Ok(peeked) => peeked.len() == len_bytes,
+        Err(error) => error.kind() == io::ErrorKind::InvalidData,
+    }
+}
+
 /// Connects to the stream socket at `path` without waiting for room in its backlog.
 ///
 /// # Errors

@@ -46,6 +46,17 @@ fn a_unix_socket_that_holds_one_that_lingers_holds_nothing_up() {
     served.still_serves();
 }
 
+/// The end is in a queue that is read only when the connection has ended, which it keeps open.
+#[test]
+fn a_front_end_that_leaves_its_own_end_to_a_waiting_one_holds_nothing_up() {
+    let served = Served::new();
+    let (own, waiting) = (served.connect(), served.connect());
+    send(&waiting, &NONSENSE, &[own.as_fd()]);
+    drop((own, waiting));
+    assert_eq!(served.ended(), "closed by the front-end");
+    served.still_serves();
+}
+
 #[test]
 fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
     let served = Served::new();

@@ -1,20 +1,34 @@
 //! A Unix socket that clients connect to.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use longshore_sys::closing::Disposable;
+use longshore_sys::account::Permit;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
+use longshore_sys::{descriptors, event_fd, kept_descriptors};
 
 use crate::client::stop::Stop;
 
 /// How long to wait before `accept(2)` is tried again that failed for a lack of descriptors or memory.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
+/// How often the queues of waiting connections are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How many connections may wait in all, and for each user.
+const WAITING_MAX: usize = 256;
+const WAITING_PER_USER_MAX: usize = 64;
+/// A waiting client that has sent as much as this is disconnected. The first message of each protocol, which
+/// the client sends before it waits for an answer, is much shorter.
+const UNSERVED_BYTES_MAX: usize = 128 << 10;
 
 /// A Unix socket that clients connect to. Its name is removed when it is dropped.
 #[derive(Debug)]
@@ -24,6 +38,25 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode of the name.
     identity: (u64, u64),
+    waiting: Mutex<Waiting>,
+}
+
+/// The connections that were accepted and are not served yet.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// In the order in which they are served.
+    clients: Vec<WaitingClient>,
+    /// `true` while another client is served.
+    is_serving: bool,
+    /// Accepting failed for good.
+    error: Option<io::Error>,
+}
+
+#[derive(Debug)]
+struct WaitingClient {
+    stream: Disposable<UnixStream>,
+    /// Counts its descriptor.
+    _descriptor: Permit,
 }
 
 impl Listener {
@@ -48,7 +81,12 @@ impl Listener {
         bound.set_nonblocking(true)?;
         let name = fs::symlink_metadata(path)?;
         let listener = Disposable::new(bound);
-        Ok(Self { listener, path: path.to_owned(), identity: (name.dev(), name.ino()) })
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+            identity: (name.dev(), name.ino()),
+            waiting: Mutex::default(),
+        })
     }
 
     /// Waits for the next client and returns its connection, or `None` when `stop` is used. While the
@@ -60,6 +98,9 @@ impl Listener {
         loop {
             if stop.is_stopped() {
                 return Ok(None);
+            }
+            if let Some(client) = self.lock().take_first() {
+                return Ok(Some(client));
             }
             match self.listener.accept() {
                 Ok((stream, _)) => return Ok(Some(stream)),
@@ -86,9 +127,166 @@ impl Listener {
         }
     }
 
+    /// Calls `serve` with one client after the other, until `stop` is used or `serve` fails.
+    ///
+    /// Meanwhile another thread accepts the clients that wait. It disconnects those that send descriptors
+    /// before they are served: the descriptor of the served client's own end can be one of them, and would
+    /// keep that connection open for ever in a queue that is not read. For the same reason it disconnects
+    /// those that send 128 KiB. At most 64 clients of a user wait and 256 in all. Beyond that, the newest
+    /// one of the user with the most is disconnected. While the process has no free descriptor, clients
+    /// wait.
+    ///
+    /// # Errors
+    /// Those of `serve`, of `accept(2)`, and of starting the thread.
+    pub fn serve_each(
+        &self,
+        stop: &Stop,
+        mut serve: impl FnMut(UnixStream) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (over, arrived) = (Stop::new()?, event_fd::create()?);
+        thread::scope(|scope| {
+            // Also if `serve` panics.
+            let _guard = StopOnDrop(&over);
+            let watch = || self.watch(&over, &arrived);
+            thread::Builder::new().name("waiting clients".to_owned()).spawn_scoped(scope, watch)?;
+            while let Some(stream) = self.next(stop, &arrived)? {
+                let served = serve(stream);
+                self.lock().is_serving = false;
+                served?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits for the next client that the other thread has accepted.
+    fn next(&self, stop: &Stop, arrived: &OwnedFd) -> io::Result<Option<UnixStream>> {
+        loop {
+            if stop.is_stopped() {
+                return Ok(None);
+            }
+            event_fd::drain(arrived)?;
+            let mut waiting = self.lock();
+            if let Some(client) = waiting.take_first() {
+                waiting.is_serving = true;
+                return Ok(Some(client));
+            }
+            if let Some(error) = waiting.error.take() {
+                return Err(error);
+            }
+            drop(waiting);
+            unix_socket::wait(stop.as_fd(), Interest::Receive, &[arrived.as_fd()], None)?;
+        }
+    }
+
+    /// Accepts clients until `over` is used.
+    fn watch(&self, over: &Stop, arrived: &OwnedFd) {
+        if let Err(error) = self.accept_all(over, arrived) {
+            self.lock().error = Some(error);
+            // A counter that is full is readable, too.
+            let _ = event_fd::signal(arrived);
+        }
+    }
+
+    fn accept_all(&self, over: &Stop, arrived: &OwnedFd) -> io::Result<()> {
+        let mut scratch = vec![0; UNSERVED_BYTES_MAX];
+        while !over.is_stopped() {
+            let is_accepting =
+                descriptors::has_room_for_message() || self.lock().clients.is_empty();
+            let accepted = is_accepting.then(|| self.listener.accept());
+            let is_short = match accepted {
+                Some(Ok((stream, _))) => {
+                    let ended = self.lock().add(Disposable::new(stream));
+                    drop(ended);
+                    let _ = event_fd::signal(arrived);
+                    continue;
+                }
+                Some(Err(error)) => match error.kind() {
+                    io::ErrorKind::WouldBlock => false,
+                    // The client closed it before it was accepted.
+                    io::ErrorKind::ConnectionAborted => continue,
+                    _ if unix_socket::is_for_now(&error) => true,
+                    _ => return Err(error),
+                },
+                None => true,
+            };
+            let ended = self.lock().take_those_with_descriptors(&mut scratch);
+            drop(ended);
+            if is_short {
+                let retry = Some(Instant::now() + RETRY_AFTER);
+                unix_socket::wait(over.as_fd(), Interest::Receive, &[], retry)?;
+                continue;
+            }
+            let is_waiting = !self.lock().clients.is_empty();
+            let look = is_waiting.then(|| Instant::now() + LOOK_EVERY);
+            let listener = self.listener.as_fd();
+            unix_socket::wait(listener, Interest::Receive, &[over.as_fd()], look)?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+impl Waiting {
+    fn take_first(&mut self) -> Option<UnixStream> {
+        (!self.clients.is_empty()).then(|| self.clients.remove(0).stream.into_inner())
+    }
+
+    /// Adds a client. Returns one that has to go if too many wait.
+    #[must_use]
+    fn add(&mut self, stream: Disposable<UnixStream>) -> Option<WaitingClient> {
+        let added = stream.user();
+        let _descriptor = kept_descriptors::keep_anyway(added, 1);
+        self.clients.push(WaitingClient { stream, _descriptor });
+        let mut counts = BTreeMap::<User, usize>::new();
+        for client in &self.clients {
+            *counts.entry(client.stream.user()).or_default() += 1;
+        }
+        let user = if counts[&added] > WAITING_PER_USER_MAX {
+            added
+        } else if self.clients.len() > WAITING_MAX {
+            counts.into_iter().max_by_key(|(_, count)| *count)?.0
+        } else {
+            return None;
+        };
+        let newest = self.clients.iter().rposition(|client| client.stream.user() == user)?;
+        Some(self.clients.remove(newest).ended())
+    }
+
+    /// Takes out the clients that have descriptors in their queue, while another one is served. A client
+    /// that is served next has its queue read.
+    #[must_use]
+    fn take_those_with_descriptors(&mut self, scratch: &mut [u8]) -> Vec<WaitingClient> {
+        if !self.is_serving {
+            return Vec::new();
+        }
+        let has_some =
+            |it: &mut WaitingClient| unix_socket::may_have_descriptors(&it.stream, scratch);
+        self.clients.extract_if(.., has_some).map(WaitingClient::ended).collect()
+    }
+}
+
+impl WaitingClient {
+    fn ended(self) -> Self {
+        // The client may have closed it.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self
+    }
+}
+
+/// Stops a thread also if this one panics.
+struct StopOnDrop<'s>(&'s Stop);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 
@@ -104,6 +302,8 @@ impl Drop for Listener {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::BorrowedFd;
     use std::sync::mpsc;
     use std::thread;
 
@@ -130,5 +330,64 @@ mod tests {
         thread::spawn(move || bound.send(Listener::bind(&path).map(drop)));
         let refused = is_bound.recv_timeout(PATIENCE).expect("it waits for room").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+    }
+    #[test]
+    fn waiting_clients_are_served_in_turn_but_for_those_that_have_sent_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let (listener, stop) = (Listener::bind(&path).unwrap(), Stop::new().unwrap());
+        let (serving, is_serving) = mpsc::channel();
+        thread::scope(|scope| {
+            let end = stop.clone();
+            let _end = StopOnDrop(&end);
+            scope.spawn(|| {
+                let serve = |mut stream: UnixStream| {
+                    let mut first = [0];
+                    stream.read_exact(&mut first)?;
+                    serving.send(first[0]).unwrap();
+                    stream.read_to_end(&mut Vec::new()).map(drop)
+                };
+                listener.serve_each(&stop, serve).unwrap();
+            });
+            let connect = |first: u8, descriptors: &[BorrowedFd<'_>]| {
+                let stream = UnixStream::connect(&path).unwrap();
+                unix_socket::send(&stream, &[first], &[]).unwrap();
+                unix_socket::send(&stream, b"behind it", descriptors).unwrap();
+                stream
+            };
+            let own = connect(1, &[]);
+            assert_eq!(is_serving.recv_timeout(PATIENCE), Ok(1));
+            let next = connect(2, &[]);
+            let mut sender = connect(3, &[own.as_fd()]);
+            let last = connect(4, &[]);
+            drop((own, next, last));
+            let mut served: Vec<_> = (0..2).map(|_| is_serving.recv_timeout(PATIENCE)).collect();
+            served.sort_unstable_by_key(|it| it.ok());
+            assert_eq!(served, [Ok(2), Ok(4)]);
+            // It is disconnected without an answer.
+            sender.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert!(matches!(sender.read(&mut [0]), Ok(0) | Err(_)));
+        });
+        assert!(is_serving.try_recv().is_err());
+    }
+
+    #[test]
+    fn clients_of_one_user_that_wait_are_bounded() {
+        let mut waiting = Waiting::default();
+        let mut peers = Vec::new();
+        let mut add = |waiting: &mut Waiting, uid| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            peers.push(theirs);
+            waiting.add(Disposable::of_user(ours, User::from_uid(uid)))
+        };
+        for _ in 0..WAITING_PER_USER_MAX {
+            assert!(add(&mut waiting, 1).is_none());
+        }
+        assert!(add(&mut waiting, 1).is_some_and(|it| it.stream.user() == User::from_uid(1)));
+        for uid in 2..=(WAITING_MAX - WAITING_PER_USER_MAX + 1) as u32 {
+            assert!(add(&mut waiting, uid).is_none());
+        }
+        assert!(add(&mut waiting, 1000).is_some_and(|it| it.stream.user() == User::from_uid(1)));
+        assert_eq!(waiting.clients.len(), WAITING_MAX);
     }
 }

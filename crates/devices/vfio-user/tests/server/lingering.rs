@@ -157,6 +157,22 @@ fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_hold_nothing_up() {
     served.stop();
 }
 
+/// The end is in a queue that is read only when the connection has ended, which it keeps open.
+#[test]
+fn a_client_that_leaves_its_own_end_to_a_waiting_one_holds_nothing_up() {
+    let served = Served::new();
+    let own = served.connect();
+    let client = Client::from_stream(own.try_clone().unwrap(), NoDmaMemory).unwrap();
+    let waiting = served.connect();
+    send(&waiting, b"not received", &[own.as_fd()]);
+    drop((client, own, waiting));
+    let (done, is_done) = mpsc::channel();
+    let stream = served.connect();
+    thread::spawn(move || done.send(Client::from_stream(stream, NoDmaMemory).map(drop)));
+    is_done.recv_timeout(PATIENCE).expect("the server serves the next client").unwrap();
+    served.stop();
+}
+
 #[test]
 fn a_client_ends_whatever_its_server_has_sent() {
     let (ours, theirs) = UnixStream::pair().unwrap();
