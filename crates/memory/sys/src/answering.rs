@@ -48,15 +48,19 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     }
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    // Mount points are any bytes.
+    let mounts = fs::read("/proc/self/mountinfo")?;
     let kind = mount.and_then(|mount| file_system_of(mount, &mounts));
-    Ok(kind.is_some_and(|kind| LOCAL.contains(&kind)))
+    Ok(kind.is_some_and(|kind| LOCAL.iter().any(|local| local.as_bytes() == kind)))
 }
 
 /// Returns the type of the file system with the mount id `mount`, as `proc_pid_mountinfo(5)` lists it.
-fn file_system_of<'m>(mount: &str, mounts: &'m str) -> Option<&'m str> {
-    let of_mount = |line: &&str| line.split(' ').next() == Some(mount);
-    mounts.lines().find(of_mount)?.split_once(" - ")?.1.split(' ').next()
+fn file_system_of<'m>(mount: &str, mounts: &'m [u8]) -> Option<&'m [u8]> {
+    let mut lines =
+        mounts.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
+    let mut words = lines.find(|words| words.clone().next() == Some(mount.as_bytes()))?;
+    words.find(|word| *word == b"-")?;
+    words.next()
 }
 
 /// Returns `true` if a file is known to be of a kind that [`crate::disposal`] closes without waiting:
@@ -84,6 +88,24 @@ pub fn may_be_passed_on(file: impl AsFd) -> bool {
 }
 
 /// Returns the type of a file; [`FileType::Unknown`] for anonymous inodes.
+/// Returns `true` for a socket.
+pub(crate) fn is_socket(file: impl AsFd) -> bool {
+    file_type(file).is_ok_and(|kind| kind == FileType::Socket)
+}
+
+/// Returns `true` for the devices by which a process answers for files: `/dev/fuse` and `/dev/cuse`, whose
+/// numbers are in the kernel's `Documentation/admin-guide/devices.txt`. Closing one does not wait, and ends
+/// all requests that wait for it.
+pub(crate) fn answers_for_files(file: impl AsFd) -> bool {
+    const DEVICES: [(u32, u32); 2] = [(10, 229), (10, 203)];
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE);
+    status.is_ok_and(|status| {
+        FileType::from_raw_mode(status.stx_mode.into()) == FileType::CharacterDevice
+            && DEVICES.contains(&(status.stx_rdev_major, status.stx_rdev_minor))
+    })
+}
+
 fn file_type(file: impl AsFd) -> io::Result<FileType> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE)?;
@@ -153,12 +175,23 @@ mod tests {
     }
 
     #[test]
+    fn devices_that_answer_for_files_are_known_by_their_numbers() {
+        assert!(!answers_for_files(File::open("/dev/null").unwrap()));
+        let fuse =
+            rustix::fs::open("/dev/fuse", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+        match fuse {
+            Ok(fuse) => assert!(answers_for_files(fuse)),
+            Err(error) => println!("SKIPPED: /dev/fuse cannot be opened: {error}"),
+        }
+    }
+
+    #[test]
     fn the_type_of_a_file_system_stands_behind_the_options_of_its_mount() {
-        let mounts = "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
-                      30 27 0:40 / /a\\040b rw shared:1 - fuse.sshfs me@there: rw,user_id=1\n\
-                      31 27 0:41 /@home /home rw - btrfs /dev/vdb rw,subvol=/@home\n";
-        assert_eq!(file_system_of("30", mounts), Some("fuse.sshfs"));
-        assert_eq!(file_system_of("31", mounts), Some("btrfs"));
+        let mounts = b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+                       30 27 0:40 / /a\\040b rw shared:1 - fuse.sshfs me@there: rw,user_id=1\n\
+                       31 27 0:41 /@home /not-utf-8-\xff rw - btrfs /dev/vdb rw,subvol=/@home\n";
+        assert_eq!(file_system_of("30", mounts), Some(&b"fuse.sshfs"[..]));
+        assert_eq!(file_system_of("31", mounts), Some(&b"btrfs"[..]));
         assert_eq!(file_system_of("3", mounts), None);
     }
 }
