@@ -27,8 +27,9 @@ use longshore_access::client::Stop;
 use longshore_mem::Iova;
 use longshore_sys::account::{Account, Limits, Permit};
 use longshore_sys::closing::Disposable;
-use longshore_sys::kept_descriptors;
+use longshore_sys::disposal::Disposals;
 use longshore_sys::unix_socket::{self, Interest, Ready};
+use longshore_sys::{kept_descriptors, packet_socket};
 
 use crate::channel::{self, Message, Receiver};
 use crate::wire::{self, MessageHeader, number};
@@ -186,6 +187,7 @@ impl Shared {
     /// connection open in a queue that nobody reads.
     fn discard_all(&self) {
         let (mut bytes, mut descriptors) = ([0; 512], Vec::new());
+        let mut disposals = Disposals::default();
         loop {
             let user = self.socket.user();
             let received =
@@ -204,8 +206,18 @@ impl Shared {
                         _ => return,
                     }
                 }
-                // For want of descriptors or threads, which may come.
+                // For want of descriptors or threads. They may be wanting because of what is in the queue,
+                // so an exiting thread receives it.
                 Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
+                    let _ = self.socket.shutdown(Shutdown::Both);
+                    if packet_socket::drain(&*self.socket) {
+                        return;
+                    }
+                    if disposals.have_ended()
+                        && let Ok(copy) = self.socket.as_fd().try_clone_to_owned()
+                    {
+                        disposals.empty(&copy);
+                    }
                     let later = Instant::now() + TURN;
                     let waited =
                         unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later));
@@ -241,13 +253,36 @@ impl Drop for MissChannel {
 
 #[cfg(test)]
 mod tests {
-    use longshore_sys::closing::User;
+    use longshore_sys::closing::{self, User};
+    use longshore_sys::disposal;
 
     use super::*;
 
     fn channel_of(user: User) -> io::Result<(MissChannel, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         Ok((MissChannel::new(Disposable::of_user(ours, user))?, theirs))
+    }
+
+    /// What the threads that close wait for can be in the queue.
+    #[test]
+    fn a_lost_channel_is_emptied_also_if_no_more_may_be_received_from_its_user() {
+        let user = User::from_uid(4_000_000_003);
+        assert!(disposal::prepare(), "the kernel refuses close_range(2)");
+        closing::exhaust(user);
+        assert!(!closing::may_receive(user));
+        let (channel, theirs) = channel_of(user).unwrap();
+        let (queued, mut peer) = UnixStream::pair().unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let rights = [queued.as_fd()];
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&rights)));
+        let junk = [io::IoSlice::new(b"junk")];
+        rustix::net::sendmsg(&theirs, &junk, &mut control, rustix::net::SendFlags::empty())
+            .unwrap();
+        drop((queued, theirs));
+        peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "it is closed");
+        drop(channel);
     }
 
     #[test]

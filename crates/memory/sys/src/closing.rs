@@ -85,6 +85,16 @@ pub fn may_receive(user: User) -> bool {
     lock().may_receive(user)
 }
 
+/// Gives a user as many closes that hang as it may have, for tests.
+#[doc(hidden)]
+pub fn exhaust(user: User) {
+    let mut accounts = lock();
+    accounts.disposals.insert(user, Disposals::endless());
+    let sockets = || std::os::unix::net::UnixStream::pair().map(|(one, _)| OwnedFd::from(one));
+    let mut sockets = (0..=HELD_PER_USER_MAX).filter_map(|_| sockets().ok()).collect();
+    accounts.dispose(user, &mut sockets);
+}
+
 /// Closes files of a user without having the caller wait: sockets by [`crate::disposal`], and regular files
 /// for which [`is_answered_by_kernel`] is false on a thread of their own, which ends when their servers
 /// have answered, or are gone.
