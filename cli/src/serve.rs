@@ -85,8 +85,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     memory_max: Option<Size>,
 
-    /// The most bytes of models that one user may have at once [default: half of --memory-max, or of
-    /// the memory that is available at the start]. Not for root and the server's own user.
+    /// The most bytes of models that one user may have at once [default: half of what others do not
+    /// have of --memory-max, or of the memory that is available at the start]. Not for root and the
+    /// server's own user.
     #[arg(long, value_name = "SIZE")]
     memory_max_per_user: Option<Size>,
 

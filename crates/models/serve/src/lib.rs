@@ -85,12 +85,13 @@
 //! to. The memory goes with the last attachment, or as [`Keep`] says. A client that releases and
 //! keeps the descriptor keeps the memory, too: the server counts each model that no client has attached
 //! for every user that had it until the kernel reports that the last reference to it is gone
-//! ([`Event::Freed`]).
+//! ([`Event::Freed`]). The largest of the models that others may keep as well is not counted for a
+//! user, so that no other user can prevent that it is attached again.
 //!
 //! # Several users
 //!
 //! The connections, the bytes and the loads of one user are limited, and requests of several users
-//! take turns. Ids that a user owns in `/etc/subuid` count as that user. The limits do not apply to
+//! take turns. Of connections and bytes a user leaves as many free as it has. Ids that a user owns in `/etc/subuid` count as that user. The limits do not apply to
 //! root and to the server's own user ([`Options::memory_per_user`]).
 #![forbid(unsafe_op_in_unsafe_fn)]
 

@@ -130,9 +130,9 @@ impl<M> Shelf<M> {
     /// Takes the least recently used of the unused models for which `is_it` holds.
     pub(crate) fn take_least_used(
         &mut self,
-        is_it: impl Fn(&Model<M>) -> bool,
+        is_it: impl Fn(u64, &Model<M>) -> bool,
     ) -> Option<(u64, Model<M>)> {
-        let unused = self.iter().filter(|(_, model)| model.may_go() && is_it(model));
+        let unused = self.iter().filter(|(id, model)| model.may_go() && is_it(*id, model));
         let (_, id) = unused.map(|(id, model)| (model.used, id)).min()?;
         Some((id, self.remove(id)?))
     }

@@ -15,8 +15,8 @@ use crate::reason::Reason;
 use crate::served::Found;
 use crate::shelf::Model;
 
-/// What one user may have: half of everything, unless the options say otherwise. Root and the
-/// server's own user are not limited.
+/// What one user may have: half of everything, and of memory half of what others do not have, unless
+/// the options say otherwise. Root and the server's own user are not limited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Connections.
@@ -25,17 +25,27 @@ pub(super) struct Limits {
     pub(super) loads: usize,
     /// Bytes of models.
     pub(super) memory_bytes: u64,
+    /// The memory of which each user leaves a part to others; `None` if the options say what one user
+    /// may have.
+    shared_bytes: Option<u64>,
     /// What each model is rounded up to.
     page_bytes: u64,
 }
 
 impl Limits {
     pub(super) fn of(options: &Options) -> Self {
-        let half_of_memory = || options.memory_max.unwrap_or_else(available_bytes) / 2;
+        let (memory_bytes, shared_bytes) = match options.memory_per_user {
+            Some(bytes) => (bytes, None),
+            None => {
+                let all_bytes = options.memory_max.unwrap_or_else(available_bytes);
+                (all_bytes / 2, Some(all_bytes))
+            }
+        };
         Self {
             clients: options.clients_per_user.unwrap_or((options.clients_max / 2).max(1)),
             loads: options.loads_per_user.unwrap_or(LOADING_MAX / 2).clamp(1, LOADING_MAX),
-            memory_bytes: options.memory_per_user.unwrap_or_else(half_of_memory),
+            memory_bytes,
+            shared_bytes,
             page_bytes: if options.heap == Heap::Hugetlb { 2 << 20 } else { 4096 },
         }
     }
@@ -43,22 +53,37 @@ impl Limits {
     fn charge(&self, len_bytes: u64) -> u64 {
         len_bytes.div_ceil(self.page_bytes).saturating_mul(self.page_bytes)
     }
+
+    /// Returns what one user may have while others have these many bytes: as much as it leaves free.
+    fn share_bytes(&self, others_bytes: u64) -> u64 {
+        let left = |all: u64| all.saturating_sub(others_bytes) / 2;
+        self.shared_bytes.map_or(self.memory_bytes, |all| self.memory_bytes.min(left(all)))
+    }
 }
 
 impl Core {
-    /// Checks that a user may have this model, too, and frees unused models of this user if that is
-    /// enough for it.
+    /// Checks that a user may have this model, too, and frees unused models of this user, or of
+    /// others, if that is enough for it.
     ///
     /// A user is charged with the whole length of each model that it has or waits for, also if others
     /// share the model. A client can keep a descriptor after it released the model. So a model that no
     /// client has attached, and whose memory is not free, is charged to every user that was given it.
     /// While another user has it attached, that user is charged, and those that released it are not.
+    /// A model that the server holds anyway is free of charge.
+    ///
+    /// Which of several users keeps the memory of a model cannot be seen. So that a user who closed
+    /// everything can attach a model again, the largest model that others may keep as well is not
+    /// charged. It counts as memory of others.
+    ///
+    /// A user may have no more than it leaves free, unless the options say what one user may have. This
+    /// limit also applies to a model that is loaded already: otherwise users who work together could
+    /// fill the memory, one with loads and another that takes them over. But a user may always share
+    /// one model, if it has nothing else.
     ///
     /// A user that has a model attached had room for it, and remains charged if it is the last one to
-    /// release it. So for each model there is a user that had room for it and is charged with it, and
-    /// users who work together cannot hold more than their shares. There is one exception: they can keep
-    /// models beyond their shares that root or the server's own user had attached at the same time. A
-    /// model that the server holds anyway is free of charge.
+    /// release it. So for each model there is a user that had room for it and is charged with it, except
+    /// for one model of each two users. There is another exception: users can keep models beyond their
+    /// shares that root or the server's own user had attached at the same time.
     pub(super) fn may_hold(&mut self, user: User, found: &Found) -> Result<(), Refusal> {
         if !user.is_limited() {
             return Ok(());
@@ -71,7 +96,6 @@ impl Core {
             return Err(Refusal::new(Reason::TooMany, message));
         }
         let wanted_bytes = self.limits.charge(found.len_bytes);
-        let limit_bytes = self.limits.memory_bytes;
         loop {
             let Charged { ids, in_use_bytes, released_bytes, unused_bytes } = self.charged(user);
             let existing = self.shelf.find(found);
@@ -81,22 +105,51 @@ impl Core {
             }
             let held_bytes = in_use_bytes.saturating_add(released_bytes);
             let needed_bytes = held_bytes.saturating_add(wanted_bytes);
+            // What is loaded already takes no more memory.
+            let own_bytes = if existing.is_some() { needed_bytes } else { held_bytes };
+            let others_bytes = self.all_bytes().saturating_sub(own_bytes);
+            let limit_bytes = match existing.is_some() && held_bytes == 0 {
+                true => self.limits.memory_bytes,
+                false => self.limits.share_bytes(others_bytes),
+            };
             if needed_bytes <= limit_bytes {
                 return Ok(());
             }
+            let least_bytes = needed_bytes - unused_bytes;
+            let is_unused_by_others = |id: u64, model: &Model<Memory>| {
+                model.may_go() && !ids.contains(&id) && existing != Some(id)
+            };
+            let unused_by_others =
+                self.shelf.iter().filter(|(id, it)| is_unused_by_others(*id, it));
+            let unused_by_others: u64 =
+                unused_by_others.map(|(_, model)| self.limits.charge(model.found.len_bytes)).sum();
             // If a client keeps the memory, this frees none, and it remains charged.
-            if needed_bytes - unused_bytes <= limit_bytes
-                && let Some(gone) = self.shelf.take_least_used(|model| was_given(model, user))
+            let gone = if least_bytes <= limit_bytes {
+                self.shelf.take_least_used(|_, model| was_given(model, user))
+            } else if least_bytes
+                <= self.limits.share_bytes(others_bytes.saturating_sub(unused_by_others))
             {
+                self.shelf.take_least_used(|id, model| is_unused_by_others(id, model))
+            } else {
+                None
+            };
+            if let Some(gone) = gone {
                 self.freed(vec![gone]);
                 self.check_dropped()?;
                 continue;
             }
             let mut message = format!(
                 "{wanted_bytes} bytes are needed for {}, but {user} has {held_bytes} bytes of the \
-                 {limit_bytes} that one user may have (--memory-max-per-user)",
+                 {limit_bytes} that one user may have",
                 found.path.display()
             );
+            if limit_bytes < self.limits.memory_bytes {
+                let others = format!(
+                    " while others have {others_bytes}, since as much is left free for more users"
+                );
+                message.push_str(&others);
+            }
+            message.push_str(" (--memory-max-per-user)");
             if released_bytes > 0 {
                 let released = format!(
                     ", {released_bytes} of them in memory that was released and is not free: a \
@@ -113,10 +166,16 @@ impl Core {
     fn charged(&self, user: User) -> Charged {
         let of_user = self.connections.values().filter(|connection| connection.user == user);
         let ids: BTreeSet<u64> = of_user.filter_map(Connection::model).collect();
-        let gone = self.lingering.iter().filter(|gone| gone.users.contains(&user));
-        let gone_bytes = gone.map(|gone| self.limits.charge(gone.len_bytes));
-        let hung_bytes = self.jobs.hung_bytes(Some(user));
-        let released_bytes = gone_bytes.fold(hung_bytes, u64::saturating_add);
+        let mut released_bytes = self.jobs.hung_bytes(Some(user));
+        let mut free_of_charge = 0;
+        for gone in self.lingering.iter().filter(|gone| gone.users.contains(&user)) {
+            let len_bytes = self.limits.charge(gone.len_bytes);
+            released_bytes = released_bytes.saturating_add(len_bytes);
+            if gone.users.len() > 1 {
+                free_of_charge = len_bytes.max(free_of_charge);
+            }
+        }
+        released_bytes = released_bytes.saturating_sub(free_of_charge);
         let mut charged = Charged { ids, in_use_bytes: 0, released_bytes, unused_bytes: 0 };
         for (id, model) in self.shelf.iter().filter(|(_, model)| !model.is_pinned) {
             let len_bytes = self.limits.charge(model.found.len_bytes);
@@ -140,6 +199,15 @@ impl Core {
     /// more. The load was cancelled, and has its memory until it ends.
     fn is_loaded_for_nobody(&self, id: u64, model: &Model<Memory>, user: User) -> bool {
         model.is_abandoned && self.loads.get(&id).is_some_and(|load| load.user == user)
+    }
+
+    /// The memory of all models, as users are charged with it: also of those that clients keep, and of
+    /// loads that hang.
+    fn all_bytes(&self) -> u64 {
+        let held = self.shelf.iter().map(|(_, model)| model.found.len_bytes);
+        let all = held.chain(self.lingering.iter().map(|gone| gone.len_bytes));
+        let hung_bytes = self.jobs.hung_bytes(None);
+        all.map(|bytes| self.limits.charge(bytes)).fold(hung_bytes, u64::saturating_add)
     }
 
     /// Bytes of models that the server gave up and clients keep, and of loads that hang.

@@ -73,9 +73,11 @@ pub struct Options {
     pub align: Option<Granule>,
     /// The most bytes that are held at once, loads included; `None` for what the machine has.
     pub memory_max: Option<u64>,
-    /// The most bytes of models that one user may have or wait for at once; `None` for half of
-    /// [`Self::memory_max`] or, without that, of the memory that is available at the start. Models
-    /// that the user released, and that no other user has attached, count until their memory is free.
+    /// The most bytes of models that one user may have or wait for at once; `None` for as many as
+    /// the user leaves free of [`Self::memory_max`] or, without that, of the memory that is available
+    /// at the start: a half, if others have none. Models that the user released, and that no other
+    /// user has attached, count until their memory is free, except for the largest one that others
+    /// had as well.
     ///
     /// This limit, [`Self::clients_per_user`] and [`Self::loads_per_user`] do not apply to root and
     /// to the server's own user. The ids that a user owns in `/etc/subuid` count as that user.

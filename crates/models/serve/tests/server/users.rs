@@ -117,7 +117,7 @@ fn one_user_does_not_take_all_memory_with_a_sparse_file() {
 
 #[test]
 fn a_model_that_others_have_attached_does_not_count_for_a_user_that_released_it() {
-    let options = Options::new().memory_max(1 << 20);
+    let options = Options::new().memory_max(2 << 20).memory_per_user(524_288);
     let Some(rig) = rig(options) else { return };
     let [shared, own] = ["shared", "own"].map(|name| sparse(&rig, name, 400_000));
     let (alice, mallory) = (rig.raw_of(ALICE).greeted(), rig.raw_of(MALLORY).greeted());
@@ -138,8 +138,13 @@ fn a_model_that_others_have_attached_does_not_count_for_a_user_that_released_it(
     release(&mallory);
     attach(&mallory, &own).unwrap();
     release(&mallory);
-    // When nobody has it, and somebody keeps it, it counts for each user that had it.
+    // When nobody has it, and somebody keeps it, it is not charged to those who had it: one model.
     release(&root);
+    let kept = [kept, attach(&alice, &shared).unwrap()];
+    attach(&mallory, &shared).unwrap();
+    for client in [&alice, &mallory] {
+        release(client);
+    }
     for client in [&alice, &mallory] {
         let (reason, message) = attach(client, &own).unwrap_err();
         assert_eq!(reason, Reason::TooMany);
@@ -190,7 +195,8 @@ fn users_who_work_together_hold_no_more_than_their_shares() {
             }
         }
     }
-    assert!(kept.len() <= SHARES, "{} models are kept", kept.len());
+    // Each two of them may keep one model that is not charged.
+    assert!(kept.len() <= SHARES + SHARES / 2, "{} models are kept", kept.len());
     assert!(kept.len() > 1, "they had their shares");
     // Each of them remains charged.
     for user in &users {
@@ -200,8 +206,75 @@ fn users_who_work_together_hold_no_more_than_their_shares() {
 }
 
 #[test]
+fn each_user_leaves_as_much_memory_to_others_as_it_has() {
+    let Some(rig) = rig(Options::new().memory_max(1 << 20)) else { return };
+    let users: Vec<Raw> = (0..5).map(|number| rig.raw_of(ALICE + number).greeted()).collect();
+    let half = sparse(&rig, "half", 500_000);
+    attach(&users[0], &half).unwrap();
+    let refused = |user: &Raw, path: &Path, limit_bytes: u64| {
+        let (reason, message) = attach(user, path).unwrap_err();
+        assert_eq!(reason, Reason::TooMany);
+        let limit = format!("{limit_bytes} that one user may have while others have");
+        assert!(message.contains(&limit), "{message}");
+    };
+    refused(&users[1], &sparse(&rig, "other half", 500_000), (1_048_576 - 503_808) / 2);
+    let models = [250_000, 140_000, 70_000].map(|len| sparse(&rig, &len.to_string(), len));
+    for (user, model) in users[1..].iter().zip(&models) {
+        attach(user, model).unwrap();
+    }
+    // A model that is loaded already takes no more memory, and one such model is given to everybody.
+    attach(&users[4], &half).unwrap();
+    release(&users[4]);
+    // Otherwise each user could hand its models to another one, and load more.
+    attach(&users[4], &models[0]).unwrap();
+    let taker = rig.raw_of(ALICE + 4).greeted();
+    refused(&taker, &models[1], (1_048_576 - 503_808 - 73_728) / 2);
+}
+
+#[test]
+fn unused_models_of_others_make_room_for_the_share_of_a_user() {
+    let options = Options::new().memory_max(1 << 20).keep(Keep::Always);
+    let Some(rig) = rig(options) else { return };
+    let [of_mallory, of_alice] = ["mallory", "alice"].map(|name| sparse(&rig, name, 400_000));
+    let (alice, mallory) = (rig.raw_of(ALICE).greeted(), rig.raw_of(MALLORY).greeted());
+    let kept = attach(&mallory, &of_mallory).unwrap();
+    release(&mallory);
+    assert!(attach(&alice, &of_alice).unwrap_err().1.contains("while others have 401408"));
+    drop(kept);
+    drop(attach(&mallory, &of_mallory).unwrap());
+    release(&mallory);
+    attach(&alice, &of_alice).unwrap();
+}
+
+#[test]
+fn memory_that_another_user_keeps_does_not_keep_a_user_from_attaching_a_model_again() {
+    let Some(rig) = rig(Options::new().memory_max(1 << 20)) else { return };
+    let [model, other] = ["model", "other"].map(|name| sparse(&rig, name, 300_000));
+    let (alice, mallory) = (rig.raw_of(ALICE).greeted(), rig.raw_of(MALLORY).greeted());
+    let mut kept = Vec::new();
+    let mut keep_and_release = || {
+        drop(attach(&alice, &model).unwrap());
+        kept.push(attach(&mallory, &model).unwrap());
+        release(&alice);
+        release(&mallory);
+    };
+    keep_and_release();
+    drop(attach(&alice, &other).unwrap());
+    release(&alice);
+    // The same model can be attached again, and kept again: from then on it counts.
+    keep_and_release();
+    for user in [&alice, &mallory] {
+        let (reason, message) = attach(user, &other).unwrap_err();
+        assert_eq!(reason, Reason::TooMany);
+        assert!(message.contains("303104 of them in memory that was released"), "{message}");
+    }
+    drop(kept);
+    attach(&alice, &model).unwrap();
+}
+
+#[test]
 fn memory_that_a_client_keeps_is_not_called_free_and_counts() {
-    let options = Options::new().memory_max(1 << 20);
+    let options = Options::new().memory_max(1 << 20).memory_per_user(524_288);
     let Some(rig) = rig(options) else { return };
     let [first, second] = ["first", "second"].map(|name| sparse(&rig, name, 400_000));
     let mallory = rig.raw_of(MALLORY).greeted();
@@ -277,7 +350,7 @@ fn a_file_that_the_server_holds_anyway_is_charged_to_no_user() {
     File::create(&path).unwrap().set_len(700_000).unwrap();
     let memory_max = Some(1_000_000);
     let files = vec![path.clone()];
-    let mut options = Options::new().memory_max(memory_max);
+    let mut options = Options::new().memory_max(memory_max).memory_per_user(500_000);
     options.files = files;
     let rig = Rig::new(options).open_to_all();
     rig.wait(|event| matches!(event, Event::Ready { .. }).then_some(()));
