@@ -18,7 +18,7 @@
 //!
 //! The descriptor that would end the delay can be among those that wait behind it: that of `/dev/fuse`, or
 //! an end of a connection to another server, which would wait for it. So a thread that holds or empties
-//! sockets first [disarms](disarm) them: it ends all connections that it finds, in queues too, and closes
+//! sockets first disarms them: it ends all connections that it finds, in queues too, and closes
 //! the devices by which the files' own server answers.
 //!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
