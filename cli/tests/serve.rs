@@ -4,6 +4,7 @@ mod command;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
@@ -583,8 +584,8 @@ fn wait_until(mut is_it: impl FnMut() -> bool) {
     }
 }
 
-/// A socket and a place to be told, as systemd makes them.
-fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram) {
+/// A server that a service manager starts, what it tells the manager, and the manager's copy of the socket.
+fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram, OwnedFd) {
     let listener = longshore_sys::packet_socket::listen(&fixture.socket(), 0o600, 8).unwrap();
     let notify = fixture.path("notify");
     let told = UnixDatagram::bind(&notify).unwrap();
@@ -593,15 +594,16 @@ fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram) {
     command.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh", LONGSHORE, "serve", "--json"]);
     command.arg("--root").arg(fixture.path("root")).env("NOTIFY_SOCKET", notify);
     command.env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", names);
+    let own = listener.try_clone().unwrap();
     command::hand_over(&mut command, listener);
-    (command, told)
+    (command, told, own)
 }
 
 #[test]
 fn a_service_manager_hands_over_the_socket_and_is_told() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 1000);
-    let (command, told) = activated(&fixture, "longshore");
+    let (command, told, _listener) = activated(&fixture, "longshore");
     let serving = Serving::start(command);
     let mut bytes = [0; 64];
     let mut hear = || {
@@ -614,12 +616,14 @@ fn a_service_manager_hands_over_the_socket_and_is_told() {
     assert_eq!(hear(), "STOPPING=1");
     assert!(rest.iter().any(|event| event["event"] == "stopping"), "{rest:?}");
     assert!(fixture.socket().exists(), "the socket is the manager's");
+    // Clients that come now wait for the next server.
+    longshore_sys::packet_socket::connect(&fixture.socket()).unwrap();
 }
 
 #[test]
 fn a_socket_of_another_kind_is_not_taken_over() {
     let fixture = Fixture::new();
-    let (mut command, _told) = activated(&fixture, "");
+    let (mut command, _told, _listener) = activated(&fixture, "");
     let other = std::os::unix::net::UnixListener::bind(fixture.path("other")).unwrap();
     command::hand_over(&mut command, other.into());
     run(&mut command).expect(1, &["sequenced packets", "ListenSequentialPacket="]);

@@ -17,9 +17,9 @@
 //! others has ended, which it looks for itself.
 //!
 //! The descriptor that would end the delay can be among those that wait behind it: that of `/dev/fuse`, or
-//! an end of a connection to another server, which would wait for it. So a thread that holds or empties
-//! sockets first disarms them: it ends all connections that it finds, in queues too, and closes
-//! the devices by which the files' own server answers.
+//! an end of a connection to another server, which would wait for it. So the threads of
+//! [`Disposals`] first disarm what they receive: they end all connections that they find, in queues too, and
+//! close the devices by which the files' own server answers.
 //!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
 //! time. These threads use no descriptor of the standard library and run no signal handler, because
@@ -65,6 +65,8 @@ const THREADS_MAX: usize = 16;
 const CLOSE: u8 = 0;
 /// The byte of a message with the socket of a [`Holder`].
 const HOLD: u8 = 1;
+/// The byte of a message whose descriptors are [disarmed](disarm) and closed.
+const DISARM: u8 = 2;
 
 /// `None` if the kernel refuses: a sandbox, Linux before 5.9, or no descriptors.
 static RECEIVER: OnceLock<Option<Receiver>> = OnceLock::new();
@@ -137,13 +139,19 @@ pub fn prepare() -> bool {
 ///
 /// This is for sockets, and does not help with files: closing a file of FUSE blocks even if it is not
 /// the last close.
+///
+/// Connections are not ended if another process has a copy of their socket.
 pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
+    dispose_as(descriptors, CLOSE)
+}
+
+fn dispose_as(descriptors: &mut Vec<OwnedFd>, how: u8) -> Vec<Disposal> {
     let mut disposals = Vec::new();
     let Some(receiver) = receiver() else { return disposals };
     let most = room().clamp(1, DESCRIPTORS_MAX);
     while !descriptors.is_empty() {
         let first = descriptors.len().saturating_sub(most);
-        let Ok(disposal) = receiver.dispose(descriptors, first, CLOSE) else { break };
+        let Ok(disposal) = receiver.dispose(descriptors, first, how) else { break };
         disposals.push(disposal);
     }
     disposals
@@ -165,8 +173,11 @@ impl Disposals {
         Self { threads: (0..THREADS_MAX).map(|_| Disposal::endless()).collect(), holder: None }
     }
 
-    /// Closes descriptors as [`dispose`] does, with a bounded number of threads. Also goes on with those
-    /// that were taken before, if threads have ended since.
+    /// Closes descriptors of an untrusted process as [`dispose`] does, with a bounded number of threads. Also
+    /// goes on with those that were taken before, if threads have ended since.
+    ///
+    /// Connections are ended, also if another process has a copy of their socket, and so are those whose
+    /// sockets are in their queues.
     pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) {
         let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
         if self.threads.len() >= THREADS_MAX {
@@ -176,7 +187,7 @@ impl Disposals {
             self.threads.extend(self.holder.take().map(Holder::close));
         }
         if self.threads.len() < THREADS_MAX {
-            self.threads.extend(dispose(descriptors));
+            self.threads.extend(dispose_as(descriptors, DISARM));
             return;
         }
         while !descriptors.is_empty() {
@@ -209,7 +220,7 @@ impl Disposals {
         let copy = connection.try_clone().ok();
         let disposal = receiver()
             .zip(copy)
-            .and_then(|(receiver, copy)| receiver.dispose(&mut vec![copy], 0, CLOSE).ok());
+            .and_then(|(receiver, copy)| receiver.dispose(&mut vec![copy], 0, DISARM).ok());
         let is_started = disposal.is_some();
         self.threads.extend(disposal);
         is_started
@@ -431,10 +442,11 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSende
             hold(socket, &held.others);
             *lock(&held.is_closing) = true;
         }
-        _ => {
+        ([DISARM], ..) => {
             let room = room().saturating_sub(descriptors.len());
             disarm(descriptors, room);
         }
+        _ => {}
     }
 }
 

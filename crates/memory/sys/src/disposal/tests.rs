@@ -97,6 +97,17 @@ fn no_path_is_looked_up_to_find_out_whether_a_thread_has_ended() {
     wait(&[disposal]);
 }
 
+/// A service manager goes on listening when a server has ended.
+#[test]
+fn a_socket_that_another_process_listens_on_is_not_shut_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut copy = vec![listener.try_clone().unwrap().into()];
+    wait(&dispose(&mut copy));
+    UnixStream::connect(&path).unwrap();
+}
+
 #[test]
 fn what_is_queued_on_a_socket_is_closed_with_it() {
     let (ours, theirs) = UnixStream::pair().unwrap();
