@@ -17,7 +17,7 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -38,6 +38,8 @@ use crate::wire::{self, MessageHeader, number};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often a thread that waits for its turn or for a reply looks whether it is to stop.
 const TURN: Duration = Duration::from_millis(5);
+/// How often a thread looks whether the one that empties its channel has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How many threads of former channels may wait before there are no more channels.
 const FORMER_MAX: Limits = Limits { per_user: 16, all_users: 256 };
 
@@ -188,10 +190,22 @@ impl Shared {
     fn discard_all(&self) {
         let (mut bytes, mut descriptors) = ([0; 512], Vec::new());
         let mut disposals = Disposals::default();
+        self.discard_until_closed(&mut bytes, &mut descriptors, &mut disposals);
+        // A thread that hangs is counted as long as this one is.
+        while !disposals.have_ended() {
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn discard_until_closed(
+        &self,
+        bytes: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+        disposals: &mut Disposals,
+    ) {
         loop {
             let user = self.socket.user();
-            let received =
-                unix_socket::receive(&self.socket, user, &mut bytes, &mut descriptors, None);
+            let received = unix_socket::receive(&self.socket, user, bytes, descriptors, None);
             descriptors.clear();
             match received {
                 Ok(received) if received.len_bytes == 0 => return,
@@ -266,7 +280,7 @@ mod tests {
     /// What the threads that close wait for can be in the queue.
     #[test]
     fn a_lost_channel_is_emptied_also_if_no_more_may_be_received_from_its_user() {
-        let user = User::from_uid(4_000_000_003);
+        let user = User::from_uid(4_000_000_011);
         assert!(disposal::prepare(), "the kernel refuses close_range(2)");
         closing::exhaust(user);
         assert!(!closing::may_receive(user));

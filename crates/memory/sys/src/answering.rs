@@ -88,24 +88,6 @@ pub fn may_be_passed_on(file: impl AsFd) -> bool {
 }
 
 /// Returns the type of a file; [`FileType::Unknown`] for anonymous inodes.
-/// Returns `true` for a socket.
-pub(crate) fn is_socket(file: impl AsFd) -> bool {
-    file_type(file).is_ok_and(|kind| kind == FileType::Socket)
-}
-
-/// Returns `true` for the devices by which a process answers for files: `/dev/fuse` and `/dev/cuse`, whose
-/// numbers are in the kernel's `Documentation/admin-guide/devices.txt`. Closing one does not wait, and ends
-/// all requests that wait for it.
-pub(crate) fn answers_for_files(file: impl AsFd) -> bool {
-    const DEVICES: [(u32, u32); 2] = [(10, 229), (10, 203)];
-    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE);
-    status.is_ok_and(|status| {
-        FileType::from_raw_mode(status.stx_mode.into()) == FileType::CharacterDevice
-            && DEVICES.contains(&(status.stx_rdev_major, status.stx_rdev_minor))
-    })
-}
-
 fn file_type(file: impl AsFd) -> io::Result<FileType> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE)?;
@@ -172,17 +154,6 @@ mod tests {
     #[test]
     fn memory_of_a_process_may_wait_for_that_process() {
         assert!(!is_answered_by_kernel(File::open("/proc/self/mem").unwrap()).unwrap());
-    }
-
-    #[test]
-    fn devices_that_answer_for_files_are_known_by_their_numbers() {
-        assert!(!answers_for_files(File::open("/dev/null").unwrap()));
-        let fuse =
-            rustix::fs::open("/dev/fuse", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
-        match fuse {
-            Ok(fuse) => assert!(answers_for_files(fuse)),
-            Err(error) => println!("SKIPPED: /dev/fuse cannot be opened: {error}"),
-        }
     }
 
     #[test]

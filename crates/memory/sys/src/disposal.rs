@@ -16,11 +16,6 @@
 //! delayed, one more thread receives further sockets, and exits only when its table is full or one of the
 //! others has ended, which it looks for itself.
 //!
-//! The descriptor that would end the delay can be among those that wait behind it: that of `/dev/fuse`, or
-//! an end of a connection to another server, which would wait for it. So the threads of
-//! [`Disposals`] first disarm what they receive: they end all connections that they find, in queues too, and
-//! close the devices by which the files' own server answers.
-//!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
 //! time. These threads use no descriptor of the standard library and run no signal handler, because
 //! a descriptor number means another file there, or none.
@@ -29,7 +24,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -43,7 +38,7 @@ use rustix::net::{
 };
 
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
-use crate::{answering, descriptors, proc_self, retry_interrupted, signals};
+use crate::{descriptors, proc_self, retry_interrupted, signals};
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -65,8 +60,8 @@ const THREADS_MAX: usize = 16;
 const CLOSE: u8 = 0;
 /// The byte of a message with the socket of a [`Holder`].
 const HOLD: u8 = 1;
-/// The byte of a message whose descriptors are [disarmed](disarm) and closed.
-const DISARM: u8 = 2;
+/// The byte of a message with a connection whose queue is emptied.
+const EMPTY: u8 = 2;
 
 /// `None` if the kernel refuses: a sandbox, Linux before 5.9, or no descriptors.
 static RECEIVER: OnceLock<Option<Receiver>> = OnceLock::new();
@@ -139,19 +134,13 @@ pub fn prepare() -> bool {
 ///
 /// This is for sockets, and does not help with files: closing a file of FUSE blocks even if it is not
 /// the last close.
-///
-/// Connections are not ended if another process has a copy of their socket.
 pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
-    dispose_as(descriptors, CLOSE)
-}
-
-fn dispose_as(descriptors: &mut Vec<OwnedFd>, how: u8) -> Vec<Disposal> {
     let mut disposals = Vec::new();
     let Some(receiver) = receiver() else { return disposals };
     let most = room().clamp(1, DESCRIPTORS_MAX);
     while !descriptors.is_empty() {
         let first = descriptors.len().saturating_sub(most);
-        let Ok(disposal) = receiver.dispose(descriptors, first, how) else { break };
+        let Ok(disposal) = receiver.dispose(descriptors, first, CLOSE) else { break };
         disposals.push(disposal);
     }
     disposals
@@ -173,11 +162,8 @@ impl Disposals {
         Self { threads: (0..THREADS_MAX).map(|_| Disposal::endless()).collect(), holder: None }
     }
 
-    /// Closes descriptors of an untrusted process as [`dispose`] does, with a bounded number of threads. Also
-    /// goes on with those that were taken before, if threads have ended since.
-    ///
-    /// Connections are ended, also if another process has a copy of their socket, and so are those whose
-    /// sockets are in their queues.
+    /// Closes descriptors as [`dispose`] does, with a bounded number of threads. Also goes on with those
+    /// that were taken before, if threads have ended since.
     pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) {
         let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
         if self.threads.len() >= THREADS_MAX {
@@ -187,7 +173,7 @@ impl Disposals {
             self.threads.extend(self.holder.take().map(Holder::close));
         }
         if self.threads.len() < THREADS_MAX {
-            self.threads.extend(dispose_as(descriptors, DISARM));
+            self.threads.extend(dispose(descriptors));
             return;
         }
         while !descriptors.is_empty() {
@@ -205,10 +191,9 @@ impl Disposals {
         }
     }
 
-    /// Ends a connection and receives the messages that are queued on it, as many as a thread has room for,
-    /// in a thread that exits, which closes the descriptors that came with them: the other end of the same
-    /// connection can be one of them. The connection remains open here. Returns `false` if no thread can
-    /// be had for now.
+    /// Receives all messages that are queued on a connection that was shut down, in a thread that exits,
+    /// which closes the descriptors that came with them: the other end of the same connection can be one of
+    /// them. The connection remains open here. Returns `false` if no thread can be had for now.
     pub fn empty(&mut self, connection: &OwnedFd) -> bool {
         if self.threads.len() >= THREADS_MAX {
             self.forget_ended();
@@ -220,7 +205,7 @@ impl Disposals {
         let copy = connection.try_clone().ok();
         let disposal = receiver()
             .zip(copy)
-            .and_then(|(receiver, copy)| receiver.dispose(&mut vec![copy], 0, DISARM).ok());
+            .and_then(|(receiver, copy)| receiver.dispose(&mut vec![copy], 0, EMPTY).ok());
         let is_started = disposal.is_some();
         self.threads.extend(disposal);
         is_started
@@ -264,9 +249,8 @@ impl Holder {
     /// descriptors are exhausted.
     fn start(others: &[Disposal]) -> Option<Self> {
         let (socket, theirs) = packet_socket::pair().ok()?;
-        // Two are the socket of the holder, and that of the receiver. One half is for descriptors that
-        // are in the queues of these.
-        let max = room().saturating_sub(2) / 2;
+        // Two are the socket of the holder, and that of the receiver.
+        let max = room().saturating_sub(2);
         let is_closing = Arc::<Mutex<bool>>::default();
         let held = Held { others: others.into(), is_closing: Arc::clone(&is_closing) };
         let disposal = receiver()?.dispose_as(&mut vec![theirs], 0, HOLD, Some(held)).ok()?;
@@ -434,69 +418,44 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSende
     }
     // Only now may another thread receive a message, and take the next disposal.
     let _ = received.send(message.is_ok());
-    let Ok((_, descriptors)) = message else { return };
-    match (how, held, descriptors.first()) {
-        ([HOLD], Some(held), Some(&number)) => {
-            // SAFETY: it was received into this thread's table and remains open.
-            let socket = unsafe { BorrowedFd::borrow_raw(number) };
-            hold(socket, &held.others);
-            *lock(&held.is_closing) = true;
+    if let Ok((_, descriptors)) = message
+        && let Some(&number) = descriptors.first()
+    {
+        // SAFETY: it was received into this thread's table and remains open.
+        let socket = unsafe { BorrowedFd::borrow_raw(number) };
+        match (how, held) {
+            ([HOLD], Some(held)) => {
+                hold(socket, &held.others);
+                *lock(&held.is_closing) = true;
+            }
+            ([EMPTY], _) => empty(socket),
+            _ => {}
         }
-        ([DISARM], ..) => {
-            let room = room().saturating_sub(descriptors.len());
-            disarm(descriptors, room);
-        }
-        _ => {}
+    }
+}
+
+/// Receives all messages of a connection that was shut down.
+fn empty(socket: BorrowedFd<'_>) {
+    let mut errors = 0;
+    // A reset by the peer is an error, once.
+    while errors < ERRORS_MAX && !packet_socket::drain(socket) {
+        errors += u32::from(receive_kept(socket, &mut [0]).is_err());
     }
 }
 
 /// Receives all messages of a [`Holder`], until it is dropped or one of the other threads has ended. What is
 /// queued then is closed with the socket.
 fn hold(socket: BorrowedFd<'_>, others: &[Disposal]) {
-    let mut room = room().saturating_sub(2) / 2;
     while !others.iter().any(Disposal::has_ended) {
         let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
         let waited = retry_interrupted(|| Ok(rustix::event::poll(&mut polled, Some(&LOOK_EVERY))?));
         match waited.and_then(|_| receive_kept(socket, &mut [0])) {
             Ok((0, _)) => return,
-            Ok((_, descriptors)) => room = disarm(descriptors, room),
+            Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => return,
         }
     }
-}
-
-/// Ends the connections among these descriptors of this thread's table and in their queues, which are
-/// received for that, and closes the devices of FUSE and CUSE: files of theirs then no longer wait for
-/// their server. None of this waits. Everything else remains open. Returns the rest of
-/// `room`, the number of descriptors that may be received.
-fn disarm(mut descriptors: Vec<RawFd>, mut room: usize) -> usize {
-    while let Some(number) = descriptors.pop() {
-        // SAFETY: it is open in this thread's table, and only closed below.
-        let file = unsafe { BorrowedFd::borrow_raw(number) };
-        if answering::answers_for_files(file) {
-            // SAFETY: it was received into this table, and no object owns the number.
-            drop(unsafe { OwnedFd::from_raw_fd(number) });
-            room = room.saturating_add(1);
-            continue;
-        }
-        if !answering::is_socket(file) {
-            continue;
-        }
-        packet_socket::shut_down(file);
-        let mut errors = 0;
-        // A reset by the peer is an error, once. Sockets of other families are at their end.
-        while errors < ERRORS_MAX && room >= DESCRIPTORS_MAX && !packet_socket::drain(file) {
-            match receive_kept(file, &mut [0]) {
-                Ok((_, received)) if !received.is_empty() => {
-                    room -= received.len();
-                    descriptors.extend(received);
-                }
-                _ => errors += 1,
-            }
-        }
-    }
-    room
 }
 
 /// Receives one message. The descriptors that come with it remain open until the thread exits.

@@ -179,8 +179,10 @@ fn too_many_closing() -> io::Error {
 pub fn may_have_descriptors(socket: impl AsFd, scratch: &mut [u8]) -> bool {
     let len_bytes = scratch.len();
     let refused = || io::ErrorKind::InvalidData.into();
+    // A byte out of band ends a look, also if it is in line.
+    let queued = rustix::io::ioctl_fionread(&socket).unwrap_or(u64::MAX);
     match without_descriptors(socket.as_fd(), scratch, refused) {
-        Ok(peeked) => peeked.len() == len_bytes,
+        Ok(peeked) => peeked.len() == len_bytes || (peeked.len() as u64) < queued,
         Err(error) => error.kind() == io::ErrorKind::InvalidData,
     }
 }
@@ -361,6 +363,24 @@ mod tests {
         drop(ours);
         assert_eq!(take(hostile).unwrap(), 0);
         assert_eq!(descriptors.len(), 2);
+    }
+
+    #[test]
+    fn descriptors_behind_a_byte_out_of_band_are_seen() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let looks = |ours: &UnixStream| may_have_descriptors(ours, &mut [0; 64]);
+        assert!(!looks(&ours));
+        rustix::net::send(&theirs, b"abc", SendFlags::empty()).unwrap();
+        assert!(!looks(&ours));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let rights = [theirs.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+        let byte = [IoSlice::new(b"x")];
+        match rustix::net::sendmsg(&theirs, &byte, &mut control, SendFlags::OOB) {
+            Ok(_) => assert!(looks(&ours)),
+            Err(error) => println!("SKIPPED: no bytes out of band on Unix sockets: {error}"),
+        }
     }
 
     #[test]

@@ -22,32 +22,6 @@ fn close(socket: impl Into<OwnedFd>) {
     wait(&disposals);
 }
 
-/// A pipe, whose reading end knows whether the writing end, which is no connection, is open.
-fn pipe() -> (OwnedFd, PipeEnd) {
-    use rustix::pipe::PipeFlags;
-    let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
-    let (read, write) = rustix::pipe::pipe_with(flags).unwrap();
-    (write, PipeEnd(read.into()))
-}
-
-struct PipeEnd(File);
-
-impl PipeEnd {
-    fn is_open(&self) -> bool {
-        let read = io::Read::read(&mut &self.0, &mut [0]);
-        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-    }
-
-    /// Other tests have processes and threads that own copies for a moment.
-    fn wait_until_closed(&self) {
-        let begin = Instant::now();
-        while self.is_open() {
-            assert!(begin.elapsed() < Duration::from_secs(60), "the other end is open");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
 /// Reads until the end, which is reached only if the other end is closed.
 fn expect_closed(peer: OwnedFd) {
     let peer = std::net::TcpStream::from(peer);
@@ -128,15 +102,20 @@ fn a_holder_keeps_sockets_open_until_it_is_dropped() {
     let mut sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
     let (nested, peer) = nested();
     sockets.push(nested.into());
-    let (ours, theirs) = pipe();
-    sockets.push(ours);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    sockets.push(ours.into());
     let count = sockets.len();
     holder.take(&mut sockets);
     assert!(sockets.is_empty() && holder.count == count && !holder.is_full());
-    assert!(theirs.is_open());
+    theirs.set_nonblocking(true).unwrap();
+    let read = || io::Read::read(&mut &theirs, &mut [0]);
+    assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
     let disposal = holder.close();
     wait(&[disposal]);
-    theirs.wait_until_closed();
+    // Other tests have processes and threads that own copies for a moment.
+    theirs.set_nonblocking(false).unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(read().unwrap(), 0);
     expect_closed(peer);
     expect_closed(others.pop().unwrap());
 }
@@ -203,14 +182,18 @@ fn the_threads_keep_no_descriptor_of_the_process() {
 #[test]
 fn sockets_are_held_while_as_many_threads_as_may_be_wait() {
     let mut disposals = Disposals::endless();
-    let (ours, theirs) = pipe();
-    disposals.dispose(&mut vec![ours]);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let read = || io::Read::read(&mut &theirs, &mut [0]);
+    disposals.dispose(&mut vec![ours.into()]);
     assert!(disposals.held() == 1 && disposals.threads.len() == THREADS_MAX);
-    assert!(!disposals.have_ended() && theirs.is_open());
+    assert!(!disposals.have_ended() && read().is_err(), "it is open");
     disposals.threads.pop();
     disposals.dispose(&mut Vec::new());
     assert_eq!(disposals.held(), 0);
-    theirs.wait_until_closed();
+    theirs.set_nonblocking(false).unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(read().unwrap(), 0);
 }
 
 /// Waits until nothing is in flight to this end of a connection.
@@ -250,32 +233,19 @@ fn send_all(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
     rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::empty()).unwrap();
 }
 
-/// The peer of a server would otherwise wait for as long as the sockets are held.
-#[test]
-fn connections_in_the_queues_of_held_sockets_are_ended() {
-    let mut disposals = Disposals::endless();
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let (inner, inner_peer) = UnixStream::pair().unwrap();
-    let (nested, mut peer) = UnixStream::pair().unwrap();
-    send(&inner_peer, b"message", &[nested.as_fd()]);
-    send(&theirs, b"message", &[inner.as_fd()]);
-    drop((nested, inner, inner_peer, theirs));
-    disposals.dispose(&mut vec![ours.into()]);
-    assert_eq!(disposals.held(), 1);
-    peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "the other end is shut down");
-    assert!(!disposals.have_ended());
-}
-
 #[test]
 fn held_sockets_are_closed_when_another_thread_has_ended() {
     let mut disposals = Disposals::endless();
-    let (ours, theirs) = pipe();
-    disposals.dispose(&mut vec![ours]);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    disposals.dispose(&mut vec![ours.into()]);
+    theirs.set_nonblocking(true).unwrap();
+    let read = || io::Read::read(&mut &theirs, &mut [0]);
     assert_eq!(disposals.held(), 1);
     thread::sleep(Duration::from_millis(100));
-    assert!(theirs.is_open());
-    // An id that no thread of this process has. Nothing else is disposed of meanwhile.
+    assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
+    // An id that no thread of this process has.
     disposals.threads[3].thread.store(u32::MAX, Ordering::Release);
-    theirs.wait_until_closed();
+    theirs.set_nonblocking(false).unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(read().unwrap(), 0, "nothing else is disposed of meanwhile");
 }

@@ -152,20 +152,6 @@ impl Closers {
         self.start(&mut waiting, user);
     }
 
-    /// Closes the socket at which clients connect, with the connections that were not accepted, without
-    /// waiting for them. It is not shut down: a service manager may go on listening.
-    pub(super) fn close_listener(&self, own: User, listener: OwnedFd) {
-        let mut sockets = vec![listener];
-        if self.disposes {
-            disposal::dispose(&mut sockets);
-        }
-        let mut waiting = lock(&self.waiting);
-        let of_user = waiting.users.entry(own).or_default();
-        of_user.descriptors += sockets.len();
-        of_user.queue.extend(sockets.into_iter().map(|file| Item { file, is_connection: false }));
-        self.start(&mut waiting, own);
-    }
-
     /// Shuts a connection of this user down and closes it with everything that is queued on it,
     /// without waiting for it.
     pub(super) fn end(&self, user: User, connection: OwnedFd) {

@@ -478,7 +478,8 @@ impl Core {
         let now = Instant::now();
         // From here on a client finds no server, rather than one that ends.
         if let Some(listener) = self.listener.take() {
-            self.closers.close_listener(self.users.own(), listener.end());
+            // Closing it closes the connections that were not accepted, with all that is queued.
+            self.closers.close(self.users.own(), vec![listener.end()]);
         }
         for load in self.loads.values() {
             load.cancel.cancel();
