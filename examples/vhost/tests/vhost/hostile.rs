@@ -22,6 +22,16 @@ fn raw(request: u32, flags: u32, len: u32, payload: &[u8]) -> Vec<u8> {
     [&[request, flags, len].map(u32::to_ne_bytes).concat(), payload].concat()
 }
 
+/// Connects, and returns when this front-end is served: one that waits and sends descriptors is
+/// disconnected.
+fn connect_served(served: &Served) -> UnixStream {
+    let mut socket = served.connect();
+    std::io::Write::write_all(&mut socket, &raw(number::GET_FEATURES, 1, 0, &[])).unwrap();
+    // A header and a number.
+    std::io::Read::read_exact(&mut socket, &mut [0; 20]).unwrap();
+    socket
+}
+
 #[test]
 fn bytes_that_are_no_message_end_the_connection() {
     let served = Served::new();
@@ -480,25 +490,25 @@ fn noise_does_no_harm() {
 fn a_front_end_that_sends_its_own_end_does_not_keep_the_connection_open() {
     let served = Served::new();
     let channel = raw(number::SET_BACKEND_REQ_FD, 1, 0, &[]);
-    let socket = served.connect();
+    let socket = connect_served(&served);
     unix_socket::send(&socket, &channel, &[socket.as_fd()]).unwrap();
     drop(socket);
     served.ends_with("has an address");
     // With a beginning of a message, and in the queue of another socket. One after the other: a waiting
     // front-end that has sent descriptors is disconnected.
     let late = "ended: the other end did not answer, or did not take what it was sent";
-    let socket = served.connect();
+    let socket = connect_served(&served);
     unix_socket::send(&socket, &channel[..4], &[socket.as_fd()]).unwrap();
     drop(socket);
     assert_eq!(served.ended(), late);
-    let nested_in = served.connect();
+    let nested_in = connect_served(&served);
     let (nest, other) = UnixStream::pair().unwrap();
     unix_socket::send(&other, b"nested", &[nested_in.as_fd()]).unwrap();
     unix_socket::send(&nested_in, &channel[..4], &[nest.as_fd()]).unwrap();
     drop((nested_in, nest, other));
     assert_eq!(served.ended(), late);
     // In the queue of a channel that has received nonsense.
-    let socket = served.connect();
+    let socket = connect_served(&served);
     let (channel_end, other) = UnixStream::pair().unwrap();
     unix_socket::send(&socket, &channel, &[channel_end.as_fd()]).unwrap();
     unix_socket::send(&other, &[0xff; 12], &[]).unwrap();
