@@ -205,7 +205,7 @@ impl<A: Address> ExternalLog<A> {
     /// Sets bits that `each` made; whether the memory was there.
     #[inline]
     fn or(&self, bits: Bits) -> bool {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         tests::ORS.set(tests::ORS.get() + 1);
         debug_assert!(bits.base < self.pages(), "bits inside of the log");
         // SAFETY: `base` is below `pages`, so its byte is in the log.
