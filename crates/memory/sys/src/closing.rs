@@ -18,9 +18,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
+use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -39,6 +41,8 @@ const THREADS_MAX: usize = 256;
 const HELD_PER_USER_MAX: usize = 256;
 
 static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
+/// How many threads are receiving from sockets.
+static RECEIVING: AtomicUsize = AtomicUsize::new(0);
 
 /// A user for whom descriptors that wait to be closed are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,6 +87,37 @@ impl fmt::Display for User {
 /// received from it, all of which may have to be closed by [`close_without_waiting`].
 pub fn may_receive(user: User) -> bool {
     lock().may_receive(user)
+}
+
+/// Returns the error of a call that would receive descriptors of a user while [`may_receive`] is `false`.
+pub fn too_many_closing() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "earlier descriptors of this user are still being closed, because the processes that serve \
+         their file systems do not answer; end those processes",
+    )
+}
+
+/// Returns `true` if a thread closes descriptors of any user, or receives from a user, at this moment. If
+/// that does not change for long, a file or a peer has it wait.
+pub fn is_busy() -> bool {
+    RECEIVING.load(Ordering::Relaxed) > 0 || lock().is_busy()
+}
+
+/// A call that receives descriptors. The kernel may close some of them in it.
+pub(crate) struct Receiving(());
+
+impl Receiving {
+    pub(crate) fn begin() -> Self {
+        RECEIVING.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        RECEIVING.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Gives a user as many closes that hang as it may have, for tests.
@@ -269,6 +304,11 @@ impl Accounts {
             disposals.dispose(&mut Vec::new());
         }
         disposals.held() < HELD_PER_USER_MAX
+    }
+
+    fn is_busy(&mut self) -> bool {
+        !self.threads.is_empty()
+            || self.disposals.values_mut().any(|disposals| !disposals.have_ended())
     }
 
     fn thread_began(&mut self, user: User) {

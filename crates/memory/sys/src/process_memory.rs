@@ -50,6 +50,11 @@ impl Identity {
     }
 }
 
+/// Returns `true` if an error says that there is no such process, or not any more.
+pub fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+}
+
 impl Process {
     /// Returns the process that has the number `pid` now.
     ///

@@ -77,7 +77,7 @@ pub fn receive(
 ) -> io::Result<Received> {
     let socket = socket.as_fd();
     let into = if !closing::may_receive(user) {
-        without_descriptors(socket, into, too_many_closing)?
+        without_descriptors(socket, into, closing::too_many_closing)?
     } else if !descriptors::has_room_for_message() {
         // The kernel would close descriptors for which there is no room, on this thread.
         without_descriptors(socket, into, || Errno::MFILE.into())?
@@ -88,9 +88,12 @@ pub fn receive(
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(packet_socket::DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let receiving = closing::Receiving::begin();
     let received = crate::retry_interrupted(|| {
         Ok(rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
-    })?;
+    });
+    drop(receiving);
+    let received = received?;
     let mut arrived = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -166,14 +169,6 @@ fn without_descriptors<'i>(
     Ok(&mut into[..peeked.bytes])
 }
 
-fn too_many_closing() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::ResourceBusy,
-        "earlier descriptors of this user are still being closed, because the processes that serve \
-         their file systems do not answer; end those processes",
-    )
-}
-
 /// Returns `true` if a descriptor is in the queue of a stream socket, or if the queue has at least as many
 /// bytes as `scratch`, so that one may be behind them. Everything stays in the queue.
 pub fn may_have_descriptors(socket: impl AsFd, scratch: &mut [u8]) -> bool {
@@ -185,6 +180,14 @@ pub fn may_have_descriptors(socket: impl AsFd, scratch: &mut [u8]) -> bool {
         Ok(peeked) => peeked.len() == len_bytes || (peeked.len() as u64) < queued,
         Err(error) => error.kind() == io::ErrorKind::InvalidData,
     }
+}
+
+/// Returns `true` if the other end of a connection is closed, so that nothing can be sent to it any more.
+pub fn has_hung_up(socket: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&socket, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let asked = crate::retry_interrupted(|| Ok(rustix::event::poll(&mut polled, Some(&now))?));
+    asked.is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// Connects to the stream socket at `path` without waiting for room in its backlog.

@@ -13,10 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_sys::account::Permit;
-use longshore_sys::closing::{Disposable, User};
+use longshore_sys::closing::{self, Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{descriptors, event_fd, kept_descriptors};
 
+use crate::client::served::Served;
 use crate::client::stop::Stop;
 
 /// How long to wait before `accept(2)` is tried again that failed for a lack of descriptors or memory.
@@ -48,6 +49,8 @@ struct Waiting {
     clients: Vec<WaitingClient>,
     /// `true` while another client is served.
     is_serving: bool,
+    /// That client; `None` for a lack of descriptors, too.
+    served: Option<Served>,
     /// Accepting failed for good.
     error: Option<io::Error>,
 }
@@ -150,9 +153,13 @@ impl Listener {
             let watch = || self.watch(&over, &arrived);
             thread::Builder::new().name("waiting clients".to_owned()).spawn_scoped(scope, watch)?;
             while let Some(stream) = self.next(stop, &arrived)? {
-                let served = serve(stream);
-                self.lock().is_serving = false;
-                served?;
+                let result = serve(stream);
+                let mut waiting = self.lock();
+                waiting.is_serving = false;
+                let served = waiting.served.take();
+                drop(waiting);
+                drop(served);
+                result?;
             }
             Ok(())
         })
@@ -168,6 +175,7 @@ impl Listener {
             let mut waiting = self.lock();
             if let Some(client) = waiting.take_first() {
                 waiting.is_serving = true;
+                waiting.served = Served::new(&client).ok();
                 return Ok(Some(client));
             }
             if let Some(error) = waiting.error.take() {
@@ -211,6 +219,7 @@ impl Listener {
             };
             let ended = self.lock().take_those_with_descriptors(&mut scratch);
             drop(ended);
+            self.lock().end_if_abandoned();
             if is_short {
                 let retry = Some(Instant::now() + RETRY_AFTER);
                 unix_socket::wait(over.as_fd(), Interest::Receive, &[], retry)?;
@@ -239,25 +248,38 @@ impl Waiting {
         (!self.clients.is_empty()).then(|| self.clients.remove(0).stream.into_inner())
     }
 
-    /// Adds a client. Returns one that has to go if too many wait.
+    /// Adds a client. If too many wait, returns those that have to go: the ones that have gone themselves, and
+    /// else the newest of the user with the most.
     #[must_use]
-    fn add(&mut self, stream: Disposable<UnixStream>) -> Option<WaitingClient> {
+    fn add(&mut self, stream: Disposable<UnixStream>) -> Vec<WaitingClient> {
         let added = stream.user();
         let _descriptor = kept_descriptors::keep_anyway(added, 1);
         self.clients.push(WaitingClient { stream, _descriptor });
+        if self.user_with_too_many(added).is_none() {
+            return Vec::new();
+        }
+        let has_gone = |it: &mut WaitingClient| unix_socket::has_hung_up(&it.stream);
+        let mut ended: Vec<_> = self.clients.extract_if(.., has_gone).collect();
+        let newest = self
+            .user_with_too_many(added)
+            .and_then(|user| self.clients.iter().rposition(|client| client.stream.user() == user));
+        ended.extend(newest.map(|at| self.clients.remove(at).ended()));
+        ended
+    }
+
+    /// Returns the user of which a client has to go after one of `added` came, if too many wait.
+    fn user_with_too_many(&self, added: User) -> Option<User> {
         let mut counts = BTreeMap::<User, usize>::new();
         for client in &self.clients {
             *counts.entry(client.stream.user()).or_default() += 1;
         }
-        let user = if counts[&added] > WAITING_PER_USER_MAX {
-            added
+        if counts.get(&added).is_some_and(|count| *count > WAITING_PER_USER_MAX) {
+            Some(added)
         } else if self.clients.len() > WAITING_MAX {
-            counts.into_iter().max_by_key(|(_, count)| *count)?.0
+            counts.into_iter().max_by_key(|(_, count)| *count).map(|(user, _)| user)
         } else {
-            return None;
-        };
-        let newest = self.clients.iter().rposition(|client| client.stream.user() == user)?;
-        Some(self.clients.remove(newest).ended())
+            None
+        }
     }
 
     /// Takes out the clients that have descriptors in their queue, while another one is served. A client
@@ -270,6 +292,16 @@ impl Waiting {
         let has_some =
             |it: &mut WaitingClient| unix_socket::may_have_descriptors(&it.stream, scratch);
         self.clients.extract_if(.., has_some).map(WaitingClient::ended).collect()
+    }
+
+    /// Ends the connection that is served, if its client has gone and others wait.
+    fn end_if_abandoned(&mut self) {
+        if self.clients.is_empty() {
+            return;
+        }
+        if let Some(served) = &mut self.served {
+            served.end_if_abandoned(closing::is_busy(), Instant::now());
+        }
     }
 }
 
@@ -308,6 +340,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::client::served;
 
     /// A test fails when this is over.
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -331,6 +364,7 @@ mod tests {
         let refused = is_bound.recv_timeout(PATIENCE).expect("it waits for room").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
     }
+
     #[test]
     fn waiting_clients_are_served_in_turn_but_for_those_that_have_sent_descriptors() {
         let dir = tempfile::tempdir().unwrap();
@@ -381,13 +415,78 @@ mod tests {
             waiting.add(Disposable::of_user(ours, User::from_uid(uid)))
         };
         for _ in 0..WAITING_PER_USER_MAX {
-            assert!(add(&mut waiting, 1).is_none());
+            assert!(add(&mut waiting, 1).is_empty());
         }
-        assert!(add(&mut waiting, 1).is_some_and(|it| it.stream.user() == User::from_uid(1)));
+        let first = |ended: Vec<WaitingClient>| ended[0].stream.user();
+        assert_eq!(first(add(&mut waiting, 1)), User::from_uid(1));
         for uid in 2..=(WAITING_MAX - WAITING_PER_USER_MAX + 1) as u32 {
-            assert!(add(&mut waiting, uid).is_none());
+            assert!(add(&mut waiting, uid).is_empty());
         }
-        assert!(add(&mut waiting, 1000).is_some_and(|it| it.stream.user() == User::from_uid(1)));
+        assert_eq!(first(add(&mut waiting, 1000)), User::from_uid(1));
         assert_eq!(waiting.clients.len(), WAITING_MAX);
+    }
+
+    #[test]
+    fn clients_that_have_gone_take_no_place() {
+        let mut waiting = Waiting::default();
+        let mut add = |uid| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (waiting.add(Disposable::of_user(ours, User::from_uid(uid))).len(), theirs)
+        };
+        for _ in 0..WAITING_PER_USER_MAX {
+            assert_eq!(add(1).0, 0, "each has gone");
+        }
+        let (ended, _last) = add(1);
+        assert_eq!(ended, WAITING_PER_USER_MAX);
+        assert_eq!(waiting.clients.len(), 1);
+    }
+
+    /// Connects and passes the connection on, as a process of its own.
+    #[test]
+    #[ignore = "a part of the test below"]
+    fn connects_and_passes_the_connection_on() {
+        let Some(path) = std::env::var_os(SOCKET) else { return };
+        let stream = UnixStream::connect(Path::new(&path).join("device")).unwrap();
+        let heir = UnixStream::connect(Path::new(&path).join("heir")).unwrap();
+        unix_socket::send(&heir, b"x", &[stream.as_fd()]).unwrap();
+    }
+
+    /// The folder of that process's sockets.
+    const SOCKET: &str = "LONGSHORE_TEST_SOCKETS";
+
+    #[test]
+    fn a_client_that_has_exited_is_disconnected_only_if_closing_threads_hang() {
+        let dir = tempfile::tempdir().unwrap();
+        let heir = UnixListener::bind(dir.path().join("heir")).unwrap();
+        let (listener, stop) =
+            (Listener::bind(&dir.path().join("device")).unwrap(), Stop::new().unwrap());
+        let (serving, is_serving) = mpsc::channel();
+        thread::scope(|scope| {
+            let end = stop.clone();
+            let _end = StopOnDrop(&end);
+            scope.spawn(|| {
+                let serve = |mut stream: UnixStream| {
+                    serving.send(()).unwrap();
+                    stream.read_to_end(&mut Vec::new()).map(drop)
+                };
+                listener.serve_each(&stop, serve).unwrap();
+            });
+            let name = "client::listener::tests::connects_and_passes_the_connection_on";
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", name, "--include-ignored"])
+                .env(SOCKET, dir.path())
+                .stdout(std::process::Stdio::null())
+                .status()
+                .unwrap();
+            assert!(status.success());
+            is_serving.recv_timeout(PATIENCE).expect("the first client is served");
+            // Its connection lives on in the queue of this one, which nobody reads.
+            let _queue = heir.accept().unwrap();
+            let _next = UnixStream::connect(dir.path().join("device")).unwrap();
+            let longer = served::HANGS_AFTER + Duration::from_secs(2);
+            is_serving.recv_timeout(longer).expect_err("it may have passed its connection on");
+            closing::exhaust(User::from_uid(4_000_000_021));
+            is_serving.recv_timeout(PATIENCE).expect("the next client is served");
+        });
     }
 }

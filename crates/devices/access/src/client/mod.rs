@@ -4,6 +4,7 @@
 mod listener;
 mod mapping;
 mod quota_exceeded;
+mod served;
 mod stop;
 
 pub use listener::Listener;
