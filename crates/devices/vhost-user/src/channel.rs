@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use longshore_access::client::Stop;
-use longshore_sys::closing::{Disposable, User};
+use longshore_sys::closing::{self, Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::error::MessageError;
@@ -38,6 +38,7 @@ pub(crate) struct Receiver {
     descriptors: Vec<OwnedFd>,
     sockets: Vec<Disposable<UnixStream>>,
     takes_sockets: bool,
+    is_shared: bool,
 }
 
 /// The most descriptors that a message has: those of a memory table.
@@ -46,12 +47,19 @@ const DESCRIPTORS_MAX: usize = 8;
 impl Receiver {
     pub(crate) fn new(user: User) -> Self {
         let (bytes, descriptors, sockets) = Default::default();
-        Self { user, bytes, descriptors, sockets, takes_sockets: false }
+        Self { user, bytes, descriptors, sockets, takes_sockets: false, is_shared: false }
     }
 
     /// Makes one that takes Unix sockets among the descriptors, too.
     pub(crate) fn with_sockets(user: User) -> Self {
         Self { takes_sockets: true, ..Self::new(user) }
+    }
+
+    /// Makes one for a socket of which the peer has a duplicate. The options of the socket are the peer's, too,
+    /// and can hide descriptors in the queue from a look. So nothing is received while the descriptors of
+    /// this user cannot be closed.
+    pub(crate) fn of_shared(user: User) -> Self {
+        Self { is_shared: true, ..Self::new(user) }
     }
 
     pub(crate) fn receive(
@@ -91,6 +99,12 @@ impl Receiver {
         stop: &Stop,
         deadline: Option<Instant>,
     ) -> Result<(), MessageError> {
+        if self.is_shared && !closing::may_receive(self.user) {
+            wait(socket, Interest::Receive, stop, deadline)?;
+            if !closing::may_receive(self.user) {
+                return Err(closing::too_many_closing().into());
+            }
+        }
         let have_bytes = self.bytes.len();
         self.bytes.resize(have_bytes + len_bytes, 0);
         let into = &mut self.bytes[have_bytes..];

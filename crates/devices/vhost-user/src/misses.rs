@@ -17,19 +17,16 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_access::client::Stop;
 use longshore_mem::Iova;
 use longshore_sys::account::{Account, Limits, Permit};
-use longshore_sys::closing::Disposable;
-use longshore_sys::disposal::Disposals;
-use longshore_sys::unix_socket::{self, Interest, Ready};
-use longshore_sys::{kept_descriptors, packet_socket};
+use longshore_sys::closing::{self, Disposable, User};
+use longshore_sys::{disposal, kept_descriptors};
 
 use crate::channel::{self, Message, Receiver};
 use crate::wire::{self, MessageHeader, number};
@@ -38,7 +35,7 @@ use crate::wire::{self, MessageHeader, number};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often a thread that waits for its turn or for a reply looks whether it is to stop.
 const TURN: Duration = Duration::from_millis(5);
-/// How often a thread looks whether the one that empties its channel has ended.
+/// How often a thread looks whether the one that closes its channel has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How many threads of former channels may wait before there are no more channels.
 const FORMER_MAX: Limits = Limits { per_user: 16, all_users: 256 };
@@ -63,7 +60,10 @@ pub(crate) struct MissChannel(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    socket: Disposable<UnixStream>,
+    user: User,
+    /// `None` when the channel is closed. Its threads share the lock while they use the socket, and the thread
+    /// that receives takes the socket out when it ends.
+    socket: RwLock<Option<Disposable<UnixStream>>>,
     /// Ends the thread that receives.
     stop: Stop,
     state: Mutex<State>,
@@ -92,10 +92,12 @@ impl MissChannel {
     /// Those of starting a thread; `QuotaExceeded` if the user has too many descriptors, or too many threads
     /// of former channels wait.
     pub(crate) fn new(socket: Disposable<UnixStream>) -> io::Result<Self> {
-        drop(FORMER.take(socket.user(), 1, FORMER_MAX)?);
+        let user = socket.user();
+        drop(FORMER.take(user, 1, FORMER_MAX)?);
         let shared = Arc::new(Shared {
-            _descriptors: kept_descriptors::keep(socket.user(), 2)?,
-            socket,
+            user,
+            _descriptors: kept_descriptors::keep(user, 2)?,
+            socket: RwLock::new(Some(socket)),
             stop: Stop::new()?,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -117,10 +119,13 @@ impl MissChannel {
         drop(state);
         let payload = wire::iotlb_miss(iova, is_write);
         let header = MessageHeader::new(number::BACKEND_IOTLB_MSG, false, true, payload.len());
-        let sent = channel::send(&shared.socket, header, &payload, stop);
+        let is_sent = match &*shared.socket() {
+            Some(socket) => channel::send(socket, header, &payload, stop).is_ok(),
+            None => false,
+        };
         let mut state = shared.lock();
         // A part of it may be sent: nothing can follow that.
-        state.is_lost |= sent.is_err();
+        state.is_lost |= !is_sent;
         let reply = Deadline { stop, at: Some(Instant::now() + ANSWER_TIMEOUT) };
         let waited = shared.wait(state, &reply, |state| state.owed == 0);
         let answer = waited.and_then(|state| match state.outcome {
@@ -164,84 +169,56 @@ impl Shared {
         }
     }
 
-    /// Takes replies until the channel is of no use.
+    /// Takes replies until the channel is of no use, and closes it.
     fn receive_all(&self) {
-        let mut receiver = Receiver::new(self.socket.user());
-        while let Ok(message) = receiver.receive(&self.socket, &self.stop, None) {
+        self.receive_replies();
+        self.lock().is_lost = true;
+        self.changed.notify_all();
+        self.close();
+    }
+
+    fn receive_replies(&self) {
+        let socket = self.socket();
+        let Some(socket) = &*socket else { return };
+        let mut receiver = Receiver::of_shared(self.user);
+        while let Ok(message) = receiver.receive(socket, &self.stop, None) {
             let mut state = self.lock();
             match outcome(&message) {
                 Some(outcome) if state.owed > 0 => {
                     state.owed -= 1;
                     state.outcome = outcome;
                 }
-                _ => break,
+                _ => return,
             }
             drop(state);
             self.changed.notify_all();
         }
-        self.lock().is_lost = true;
-        self.changed.notify_all();
-        self.discard_all();
     }
 
-    /// Receives everything and closes the descriptors that come, until the other end is closed or the channel
-    /// is given up: the front-end's own end of its connection can be one of them, and would keep the
-    /// connection open in a queue that nobody reads.
-    fn discard_all(&self) {
-        let (mut bytes, mut descriptors) = ([0; 512], Vec::new());
-        let mut disposals = Disposals::default();
-        self.discard_until_closed(&mut bytes, &mut descriptors, &mut disposals);
+    /// Closes the socket, on a thread that exits, also while the channel is not given up: the front-end's own
+    /// end of its connection can be in the queue, and would keep that connection open.
+    fn close(&self) {
+        // Threads that send do not wait any longer.
+        self.shut_down();
+        let socket = self.socket.write().unwrap_or_else(PoisonError::into_inner).take();
+        let mut sockets = socket.map(|it| it.into_inner().into()).into_iter().collect();
+        let disposals = disposal::dispose(&mut sockets);
+        closing::close_without_waiting(self.user, sockets);
         // A thread that hangs is counted as long as this one is.
-        while !disposals.have_ended() {
+        while !disposals.iter().all(disposal::Disposal::has_ended) {
             thread::sleep(LOOK_EVERY);
         }
     }
 
-    fn discard_until_closed(
-        &self,
-        bytes: &mut [u8],
-        descriptors: &mut Vec<OwnedFd>,
-        disposals: &mut Disposals,
-    ) {
-        loop {
-            let user = self.socket.user();
-            let received = unix_socket::receive(&self.socket, user, bytes, descriptors, None);
-            descriptors.clear();
-            match received {
-                Ok(received) if received.len_bytes == 0 => return,
-                Ok(_) => {}
-                // Descriptors that are not passed on were closed.
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let stop = [self.stop.as_fd()];
-                    let socket = self.socket.as_fd();
-                    match unix_socket::wait(socket, Interest::Receive, &stop, None) {
-                        Ok(Ready::Socket) => {}
-                        _ => return,
-                    }
-                }
-                // For want of descriptors or threads. They may be wanting because of what is in the queue,
-                // so an exiting thread receives it.
-                Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
-                    let _ = self.socket.shutdown(Shutdown::Both);
-                    if packet_socket::drain(&*self.socket) {
-                        return;
-                    }
-                    if disposals.have_ended()
-                        && let Ok(copy) = self.socket.as_fd().try_clone_to_owned()
-                    {
-                        disposals.empty(&copy);
-                    }
-                    let later = Instant::now() + TURN;
-                    let waited =
-                        unix_socket::wait(self.stop.as_fd(), Interest::Receive, &[], Some(later));
-                    if !matches!(waited, Ok(Ready::TimedOut)) {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
+    fn shut_down(&self) {
+        if let Some(socket) = &*self.socket() {
+            // The other end may be closed.
+            let _ = socket.shutdown(Shutdown::Both);
         }
+    }
+
+    fn socket(&self) -> RwLockReadGuard<'_, Option<Disposable<UnixStream>>> {
+        self.socket.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -258,17 +235,18 @@ fn outcome(message: &Message) -> Option<u64> {
 
 impl Drop for MissChannel {
     fn drop(&mut self) {
-        let _is_first = self.0.former.set(FORMER.count(self.0.socket.user(), 1));
+        let _is_first = self.0.former.set(FORMER.count(self.0.user, 1));
         self.0.stop.stop();
-        // It may be closed already.
-        let _ = self.0.socket.shutdown(Shutdown::Both);
+        self.0.shut_down();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use longshore_sys::closing::{self, User};
-    use longshore_sys::disposal;
+    use std::mem::MaybeUninit;
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
     use super::*;
 
@@ -277,26 +255,70 @@ mod tests {
         Ok((MissChannel::new(Disposable::of_user(ours, user))?, theirs))
     }
 
-    /// What the threads that close wait for can be in the queue.
+    /// Sends a descriptor, and junk behind it that ends the channel.
+    fn leave_in_queue(theirs: &UnixStream, queued: impl AsFd, flags: SendFlags) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let rights = [queued.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+        rustix::net::sendmsg(theirs, &[io::IoSlice::new(b"j")], &mut control, flags)?;
+        rustix::net::send(theirs, b"unk, which is no header", SendFlags::empty())?;
+        Ok(())
+    }
+
+    /// The front-end's socket is dropped only when the queued one is closed: it is the other end.
+    fn expect_closed(mut peer: UnixStream) {
+        peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "it is closed");
+    }
+
+    /// The threads that close can wait for something in the queue.
     #[test]
-    fn a_lost_channel_is_emptied_also_if_no_more_may_be_received_from_its_user() {
+    fn a_lost_channel_is_closed_also_if_no_more_may_be_received_from_its_user() {
         let user = User::from_uid(4_000_000_011);
         assert!(disposal::prepare(), "the kernel refuses close_range(2)");
         closing::exhaust(user);
         assert!(!closing::may_receive(user));
-        let (channel, theirs) = channel_of(user).unwrap();
-        let (queued, mut peer) = UnixStream::pair().unwrap();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-        let rights = [queued.as_fd()];
-        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&rights)));
-        let junk = [io::IoSlice::new(b"junk")];
-        rustix::net::sendmsg(&theirs, &junk, &mut control, rustix::net::SendFlags::empty())
-            .unwrap();
-        drop((queued, theirs));
-        peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "it is closed");
-        drop(channel);
+        for flags in [SendFlags::empty(), SendFlags::OOB] {
+            let (channel, theirs) = channel_of(user).unwrap();
+            let (queued, peer) = UnixStream::pair().unwrap();
+            if let Err(error) = leave_in_queue(&theirs, &queued, flags) {
+                println!("SKIPPED: no bytes out of band on Unix sockets: {error}");
+                continue;
+            }
+            drop(queued);
+            expect_closed(peer);
+            drop((channel, theirs));
+        }
+    }
+
+    /// Options of the socket are the front-end's, too, which has a duplicate.
+    #[test]
+    #[expect(unsafe_code, reason = "sets an option for which there is no safe function")]
+    fn a_front_end_that_hides_its_queue_from_looks_loses_the_channel() {
+        let user = User::from_uid(4_000_000_012);
+        closing::exhaust(user);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let duplicate = ours.try_clone().unwrap();
+        let offset: libc::c_int = 1 << 20;
+        // SAFETY: the option is an int, to which this is a valid pointer.
+        let set = unsafe {
+            libc::setsockopt(
+                duplicate.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEEK_OFF,
+                (&raw const offset).cast(),
+                size_of_val(&offset) as libc::socklen_t,
+            )
+        };
+        assert_eq!(set, 0);
+        drop(duplicate);
+        let channel = MissChannel::new(Disposable::of_user(ours, user)).unwrap();
+        let (queued, peer) = UnixStream::pair().unwrap();
+        leave_in_queue(&theirs, &queued, SendFlags::empty()).unwrap();
+        drop(queued);
+        expect_closed(peer);
+        drop((channel, theirs));
     }
 
     #[test]

@@ -472,12 +472,12 @@ pub(crate) mod tests {
         let taken = Disposable::new(ours).into_inner();
         theirs.set_nonblocking(true).unwrap();
         assert_eq!(
-            std::io::Read::read(&mut theirs, &mut [0]).unwrap_err().kind(),
-            std::io::ErrorKind::WouldBlock
+            io::Read::read(&mut theirs, &mut [0]).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
         );
         theirs.set_nonblocking(false).unwrap();
         drop(Disposable::new(taken));
-        assert_eq!(std::io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
+        assert_eq!(io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
     }
 
     #[test]
@@ -488,7 +488,7 @@ pub(crate) mod tests {
         let held = || lock().disposals[&user].held();
         let (ours, theirs) = UnixStream::pair().unwrap();
         assert!(!has_ended_empty(&ours.try_clone().unwrap().into()), "it is open");
-        std::io::Write::write_all(&mut &theirs, b"unread").unwrap();
+        io::Write::write_all(&mut &theirs, b"unread").unwrap();
         drop(theirs);
         assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
         close_connection(user, ours.into());
@@ -517,7 +517,7 @@ pub(crate) mod tests {
         drop(theirs);
         assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
         let mut byte = [0];
-        assert_eq!(std::io::Read::read(&mut &*ours, &mut byte).unwrap(), 1);
+        assert_eq!(io::Read::read(&mut &*ours, &mut byte).unwrap(), 1);
         assert!(byte == *b"x" && has_ended_empty(&ours.try_clone().unwrap().into()));
     }
 
@@ -525,11 +525,11 @@ pub(crate) mod tests {
     #[cfg(not(miri))]
     fn files_without_a_thread_are_closed_later() {
         let user = User(4_000_000_005);
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = io::pipe().unwrap();
         lock().thread_began(user);
         LEFT.lock().unwrap().push((user, vec![writer.into()]));
         close_by_thread(user, Vec::new());
-        assert_eq!(std::io::Read::read(&mut &reader, &mut [0]).unwrap(), 0);
+        assert_eq!(io::Read::read(&mut &reader, &mut [0]).unwrap(), 0);
         wait_until(|| !lock().threads.contains_key(&user));
     }
 
@@ -538,7 +538,7 @@ pub(crate) mod tests {
         let own = User(crate::effective_uid());
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert_eq!(User::of_peer(ours), own);
-        let (receiver, _sender) = std::io::pipe().unwrap();
+        let (receiver, _sender) = io::pipe().unwrap();
         assert_eq!(User::of_peer(receiver), own, "it is no socket");
         let unconnected = rustix::net::socket(
             rustix::net::AddressFamily::UNIX,

@@ -15,6 +15,8 @@ use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{event_fd, memfd};
 use longshore_vhost_example::Stop;
 use longshore_vhost_example::{BlockDevice, Counts, Disk, Listener, Server};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 /// The guest's memory begins here, guest-physical,
 pub(crate) const GUEST: u64 = 0x10_0000;
@@ -355,7 +357,9 @@ impl Frontend {
                     Ready::TimedOut
                 }
             };
-            if ready == Ready::Socket {
+            if ready == Ready::Socket && self.channel.as_ref().is_some_and(has_ended) {
+                self.channel = None;
+            } else if ready == Ready::Socket {
                 self.answer_miss();
             }
         }
@@ -432,6 +436,13 @@ impl Frontend {
         let status = self.request(0, sector, &[Descriptor(self.base + DATA, len, WRITE, 0)]);
         (status, self.get(DATA, len as usize))
     }
+}
+
+/// Whether the other end is closed, and has sent nothing that is not received.
+fn has_ended(socket: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    // A connection that ends with something in its queue is reset.
+    matches!(rustix::net::recv(socket, &mut [0; 1], flags), Ok((0, _)) | Err(Errno::CONNRESET))
 }
 
 /// A message from the other end.
