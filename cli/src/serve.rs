@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use longshore::Heap;
 use longshore::load::FormatChoice;
-use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop};
+use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop, Users};
 use serde_json::{Value, json};
 
 use crate::exit::failure;
@@ -236,7 +236,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     options.roots = args.root;
     options.files = args.files;
     let server = Server::new(listener, options, stop)?;
-    let mut limit = RateLimit::default();
+    let (mut limit, users) = (RateLimit::default(), Users::of_system());
     let served = server.run(|event| {
         if args.quiet && !args.json && !matches!(event, Event::Trouble { .. }) {
             return;
@@ -246,14 +246,17 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
             _ if args.json => log.say(Line::Out(as_json(event).to_string())),
             _ => log.say(Line::Out(event.to_string())),
         };
-        let Some(peer) = peer_of(event) else { return say(event) };
-        match limit.count(peer.uid, Instant::now()) {
+        if matches!(event, Event::Ready { .. } | Event::Stopping) {
+            return say(event);
+        }
+        let user = event.uid().map(|uid| users.owner_of(uid));
+        match limit.count(user, Instant::now()) {
             Verdict::Print { suppressed: 0 } => say(event),
             Verdict::Print { suppressed } => {
-                log.say(suppression(peer.uid, Some(suppressed), args.json));
+                log.say(suppression(user, Some(suppressed), args.json));
                 say(event);
             }
-            Verdict::Announce => log.say(suppression(peer.uid, None, args.json)),
+            Verdict::Announce => log.say(suppression(user, None, args.json)),
             Verdict::Suppress => {}
         }
     });
@@ -290,23 +293,17 @@ fn handle_signals(args: &ServeArgs, stop: Stop, log: LogHandle) -> anyhow::Resul
     Ok(())
 }
 
-/// The client that caused an event.
-fn peer_of(event: &Event) -> Option<&Peer> {
-    match event {
-        Event::Attached { peer, .. }
-        | Event::Released { peer, .. }
-        | Event::Refused { peer, .. }
-        | Event::Disconnected { peer, .. } => Some(peer),
-        _ => None,
+/// A line about lines of a user, or of the server itself, that were not printed; without a number, that it
+/// begins.
+fn suppression(user: Option<u32>, lines: Option<u64>, json: bool) -> Line {
+    if json {
+        let event = json!({ "event": "suppressed", "uid": user, "lines": lines });
+        return Line::Out(event.to_string());
     }
-}
-
-/// A line about lines of a user that were not printed; without a number, that it begins.
-fn suppression(uid: u32, lines: Option<u64>, json: bool) -> Line {
-    Line::Out(match (lines, json) {
-        (lines, true) => json!({ "event": "suppressed", "uid": uid, "lines": lines }).to_string(),
-        (Some(lines), _) => format!("{lines} lines about user {uid} were not printed"),
-        (None, _) => format!("too many lines about user {uid}: they are counted, not printed"),
+    let who = user.map_or_else(|| "the server".to_owned(), |uid| format!("user {uid}"));
+    Line::Out(match lines {
+        Some(lines) => format!("{lines} lines about {who} were not printed"),
+        None => format!("too many lines about {who}: they are counted, not printed"),
     })
 }
 
@@ -317,14 +314,14 @@ fn as_json(event: &Event) -> Value {
             "event": "ready", "pid": std::process::id(),
             "socket": socket.as_ref().map(|socket| socket.to_string_lossy()),
         }),
-        Event::Loading { id, path, len_bytes } => json!({
+        Event::Loading { id, path, len_bytes, .. } => json!({
             "event": "loading", "id": id, "path": path.to_string_lossy(), "bytes": len_bytes,
         }),
-        Event::Loaded { id, path, len_bytes, elapsed, pages } => json!({
+        Event::Loaded { id, path, len_bytes, elapsed, pages, .. } => json!({
             "event": "loaded", "id": id, "path": path.to_string_lossy(), "bytes": len_bytes,
             "seconds": elapsed.as_secs_f64(), "pages": pages.to_string(),
         }),
-        Event::LoadFailed { id, path, why } => json!({
+        Event::LoadFailed { id, path, why, .. } => json!({
             "event": "load_failed", "id": id, "path": path.to_string_lossy(), "message": why.to_string(),
         }),
         Event::Attached { id, peer, attachments } => json!({
@@ -333,11 +330,11 @@ fn as_json(event: &Event) -> Value {
         Event::Released { id, peer, attachments } => json!({
             "event": "released", "id": id, "client": of_peer(peer), "attachments": attachments,
         }),
-        Event::KeptByClients { id, path, len_bytes } => json!({
+        Event::KeptByClients { id, path, len_bytes, .. } => json!({
             "event": "kept_by_clients", "id": id, "path": path.to_string_lossy(),
             "bytes": len_bytes,
         }),
-        Event::Freed { id, path, len_bytes } => json!({
+        Event::Freed { id, path, len_bytes, .. } => json!({
             "event": "freed", "id": id, "path": path.to_string_lossy(), "bytes": len_bytes,
         }),
         Event::Refused { peer, message, .. } => json!({

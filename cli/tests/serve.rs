@@ -231,6 +231,26 @@ fn one_user_cannot_fill_the_log() {
 }
 
 #[test]
+fn one_user_cannot_fill_the_log_with_loads() {
+    let fixture = Fixture::new();
+    let path = fixture.model("model.bin", 1000);
+    let serving = fixture.serve(&[]);
+    let wanted = Wanted::Path(path);
+    for _ in 0..400 {
+        // Loading, loaded, attached, released and freed.
+        let client = Client::connect(Some(&fixture.socket()), &CancelToken::new()).unwrap();
+        client.attach(&wanted, FormatChoice::Auto, &mut |_| ()).unwrap().release().unwrap();
+    }
+    let events = serving.stop();
+    let of_models = ["loading", "loaded", "attached", "released", "freed"];
+    let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
+    let lines: usize = of_models.iter().map(|name| count(name)).sum();
+    // 1,000 at once, and 20 more in each second that this took.
+    assert!((1000..1900).contains(&lines), "{lines}");
+    assert_ne!(count("suppressed"), 0);
+}
+
+#[test]
 fn another_user_attaches_what_it_may_read_and_can_never_write() {
     if !is_root() {
         println!("SKIPPED: another user cannot be tried without being root");

@@ -117,5 +117,5 @@ pub use fault::{ClientFault, NoServerCause, ServerFault};
 pub use held::{Held, HeldState};
 pub use peer::Peer;
 pub use reason::Reason;
-pub use server::{Event, LoadFailure, Options, Server, ServerProblem, Stop};
+pub use server::{Event, LoadFailure, Options, Server, ServerProblem, Stop, Users};
 pub use shelf::Keep;

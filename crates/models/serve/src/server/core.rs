@@ -443,8 +443,8 @@ impl Core {
         let now = Instant::now();
         for (id, Model { found, memory, .. }) in gone {
             let (path, len_bytes) = (found.path, found.len_bytes);
-            let Some(Memory { buffer, users, .. }) = memory else { continue };
-            let gone = Gone { id, path: path.clone(), len_bytes, users };
+            let Some(Memory { buffer, users, named_by, .. }) = memory else { continue };
+            let gone = Gone { id, path: path.clone(), len_bytes, users, named_by };
             if let Err(error) = self.lingering.give_up(buffer, gone, now) {
                 let problem = ServerProblem::CannotWatch { path, error: Arc::new(error) };
                 self.events.push(Event::Trouble { problem });
@@ -456,8 +456,9 @@ impl Core {
     /// Reports memory that no client keeps any longer.
     pub(super) fn say_freed(&mut self) {
         let free = self.lingering.take_free().into_iter();
-        self.events.extend(free.map(|Gone { id, path, len_bytes, .. }| Event::Freed {
+        self.events.extend(free.map(|Gone { id, path, len_bytes, named_by, .. }| Event::Freed {
             id,
+            uid: named_by.uid(),
             path,
             len_bytes,
         }));
@@ -466,10 +467,8 @@ impl Core {
     /// Reports memory that clients keep: what is due, or all of it without `now`.
     fn say_kept(&mut self, now: Option<Instant>) {
         let kept = self.lingering.take_unreported(now).into_iter();
-        self.events.extend(kept.map(|Gone { id, path, len_bytes, .. }| Event::KeptByClients {
-            id,
-            path,
-            len_bytes,
+        self.events.extend(kept.map(|Gone { id, path, len_bytes, named_by, .. }| {
+            Event::KeptByClients { id, uid: named_by.uid(), path, len_bytes }
         }));
     }
 

@@ -26,6 +26,8 @@ pub enum Event {
     Loading {
         /// The model's number.
         id: u64,
+        /// The user that it is loaded for. The owner stands for a subordinate id.
+        uid: u32,
         /// The file it was asked for by.
         path: PathBuf,
         /// How long it is.
@@ -35,6 +37,8 @@ pub enum Event {
     Loaded {
         /// The model's number.
         id: u64,
+        /// The user that it is loaded for. The owner stands for a subordinate id.
+        uid: u32,
         /// The file it was asked for by.
         path: PathBuf,
         /// How long it is.
@@ -48,6 +52,8 @@ pub enum Event {
     LoadFailed {
         /// The model's number.
         id: u64,
+        /// The user that it is loaded for. The owner stands for a subordinate id.
+        uid: u32,
         /// The file it was asked for by.
         path: PathBuf,
         /// The reason.
@@ -76,6 +82,8 @@ pub enum Event {
     KeptByClients {
         /// The model's number.
         id: u64,
+        /// The user by whose path it was known. The owner stands for a subordinate id.
+        uid: u32,
         /// The file it was asked for by.
         path: PathBuf,
         /// How long it is.
@@ -85,6 +93,8 @@ pub enum Event {
     Freed {
         /// The model's number.
         id: u64,
+        /// The user by whose path it was known. The owner stands for a subordinate id.
+        uid: u32,
         /// The file it was asked for by.
         path: PathBuf,
         /// How long it was.
@@ -96,7 +106,8 @@ pub enum Event {
         peer: Peer,
         /// The reason, for programs. The client is sent the same.
         reason: Reason,
-        /// The reason as text, for people. It can name files that the client is not to know of.
+        /// The reason as text, for people: the file, the limit and the option that raises it, of which
+        /// [`Reason`] has the kind alone. It can name files that the client is not to know of.
         message: String,
     },
     /// The server disconnected a client.
@@ -127,7 +138,8 @@ pub enum LoadFailure {
     Failed {
         /// The reason, for programs.
         reason: Reason,
-        /// The text of the error of the load and of its causes.
+        /// The text of the error of the load and of its causes: the file, the range and what the kernel
+        /// said, of which [`Reason`] has the kind alone.
         message: String,
     },
 }
@@ -157,20 +169,38 @@ pub enum ServerProblem {
     },
 }
 
+impl Event {
+    /// Returns the id of the user that caused it; `None` for what the server did by itself.
+    pub fn uid(&self) -> Option<u32> {
+        match self {
+            Self::Loading { uid, .. }
+            | Self::Loaded { uid, .. }
+            | Self::LoadFailed { uid, .. }
+            | Self::KeptByClients { uid, .. }
+            | Self::Freed { uid, .. } => Some(*uid),
+            Self::Attached { peer, .. }
+            | Self::Released { peer, .. }
+            | Self::Refused { peer, .. }
+            | Self::Disconnected { peer, .. } => Some(peer.uid),
+            Self::Ready { .. } | Self::Trouble { .. } | Self::Stopping => None,
+        }
+    }
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = match self {
             Self::Ready { socket: Some(socket) } => format!("serving at {}", socket.display()),
             Self::Ready { socket: None } => "serving at the service manager's socket".to_owned(),
-            Self::Loading { id, path, len_bytes } => {
+            Self::Loading { id, path, len_bytes, .. } => {
                 format!("{id}: loading {} ({len_bytes} bytes)", path.display())
             }
-            Self::Loaded { id, path, len_bytes, elapsed, pages } => format!(
+            Self::Loaded { id, path, len_bytes, elapsed, pages, .. } => format!(
                 "{id}: loaded {} ({len_bytes} bytes) in {:.3} s, {pages} pages",
                 path.display(),
                 elapsed.as_secs_f64()
             ),
-            Self::LoadFailed { id, path, why } => {
+            Self::LoadFailed { id, path, why, .. } => {
                 format!("{id}: {} is not loaded: {why}", path.display())
             }
             Self::Attached { id, peer, attachments } => {
@@ -179,10 +209,10 @@ impl fmt::Display for Event {
             Self::Released { id, peer, attachments } => {
                 format!("{id}: released by {}, {attachments} attachments", Shown(*peer))
             }
-            Self::KeptByClients { id, path, len_bytes } => {
+            Self::KeptByClients { id, path, len_bytes, .. } => {
                 format!("{id}: clients keep {} ({len_bytes} bytes)", path.display())
             }
-            Self::Freed { id, path, len_bytes } => {
+            Self::Freed { id, path, len_bytes, .. } => {
                 format!("{id}: freed {} ({len_bytes} bytes)", path.display())
             }
             Self::Refused { peer, message, .. } => format!("refused {}: {message}", Shown(*peer)),

@@ -117,7 +117,7 @@ impl Core {
         let cancel = CancelToken::new();
         let load = Load { user, cancel: cancel.clone(), done_bytes: 0 };
         self.loads.insert(id, load);
-        self.events.push(Event::Loading { id, path, len_bytes: wanted_bytes });
+        self.events.push(Event::Loading { id, uid: user.uid(), path, len_bytes: wanted_bytes });
         self.jobs.begin(user, Job::Load { id, found: found.clone(), cancel }, now);
         Ok(id)
     }
@@ -187,10 +187,11 @@ impl Core {
         let Some(load) = self.loads.remove(&id) else { return self.lingering.free_later(outcome) };
         let Some(model) = self.shelf.get_mut(id) else { return self.lingering.free_later(outcome) };
         let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
+        let uid = load.user.uid();
         if model.is_abandoned {
             self.shelf.remove(id);
             self.lingering.free_later(outcome);
-            self.events.push(Event::LoadFailed { id, path, why: LoadFailure::Unwanted });
+            self.events.push(Event::LoadFailed { id, uid, path, why: LoadFailure::Unwanted });
             return;
         }
         let loaded = match outcome {
@@ -206,7 +207,7 @@ impl Core {
             names: Names::default(),
         });
         model.since = now;
-        self.events.push(Event::Loaded { id, path, len_bytes, elapsed, pages });
+        self.events.push(Event::Loaded { id, uid, path, len_bytes, elapsed, pages });
         if self.start_models.remove(&id) {
             model.is_pinned = true;
         }
@@ -242,7 +243,8 @@ impl Core {
         if let Some(model) = self.shelf.remove(id) {
             let Refusal { reason, message, .. } = refusal.clone();
             let (path, why) = (model.found.path, LoadFailure::Failed { reason, message });
-            self.events.push(Event::LoadFailed { id, path, why });
+            let uid = user.uid();
+            self.events.push(Event::LoadFailed { id, uid, path, why });
         }
         for client in self.waiting_for(id) {
             let told = self.refuse(client, refusal.clone(), now);
@@ -421,12 +423,13 @@ impl Core {
             return self.set_users(id);
         }
         let Some(load) = self.loads.get(&id) else { return };
+        let uid = load.user.uid();
         load.cancel.cancel();
         if self.jobs.forget_load(id) {
             self.loads.remove(&id);
             if let Some(model) = self.shelf.remove(id) {
                 let (path, why) = (model.found.path, LoadFailure::Unwanted);
-                self.events.push(Event::LoadFailed { id, path, why });
+                self.events.push(Event::LoadFailed { id, uid, path, why });
             }
         } else if let Some(model) = self.shelf.get_mut(id) {
             model.is_abandoned = true;

@@ -56,6 +56,8 @@ pub(super) struct Gone {
     pub(super) len_bytes: u64,
     /// The users that had it: any of them can keep it.
     pub(super) users: BTreeSet<User>,
+    /// The user by whose path it was known.
+    pub(super) named_by: User,
 }
 
 impl Lingering {
@@ -254,7 +256,8 @@ mod tests {
     }
 
     fn gone(id: u64) -> Gone {
-        Gone { id, path: PathBuf::new(), len_bytes: 4096, users: [User::limited(8)].into() }
+        let user = User::limited(8);
+        Gone { id, path: PathBuf::new(), len_bytes: 4096, users: [user].into(), named_by: user }
     }
 
     fn ids(models: &[Gone]) -> Vec<u64> {

@@ -46,6 +46,7 @@ use crate::shelf::Keep;
 
 pub use events::{Event, LoadFailure, ServerProblem};
 pub use stop::Stop;
+pub use users::Users;
 
 /// How many descriptors a server must be allowed, so that each of its shares is enough for something.
 const DESCRIPTORS_MIN: u64 = 256;

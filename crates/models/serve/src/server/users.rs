@@ -21,8 +21,13 @@ impl User {
         Self { uid, is_limited: true }
     }
 
-    /// Returns its id.
+    /// A user without limits.
     #[cfg(test)]
+    pub(super) const fn trusted() -> Self {
+        Self { uid: 0, is_limited: false }
+    }
+
+    /// Returns its id.
     pub(super) fn uid(self) -> u32 {
         self.uid
     }
@@ -45,14 +50,14 @@ impl fmt::Display for User {
 /// as that user. The limits do not apply to root and to the server's own user, but they do apply to
 /// the subordinate ids of these two, which together count as one more user.
 #[derive(Debug)]
-pub(super) struct Users {
+pub struct Users {
     own: u32,
     ranges: Vec<(Range<u32>, u32)>,
 }
 
 impl Users {
     /// Reads `/etc/subuid`. Ranges that are defined elsewhere are not known.
-    pub(super) fn of_system() -> Self {
+    pub fn of_system() -> Self {
         let subuid = fs::read_to_string("/etc/subuid").unwrap_or_default();
         Self::parse(longshore_sys::effective_uid(), &subuid, &passwd::text())
     }
@@ -68,6 +73,11 @@ impl Users {
             Some((first..end, uid))
         };
         Self { own, ranges: subuid.lines().filter_map(range).collect() }
+    }
+
+    /// Returns the id of the user that a process with this id counts as: its owner for a subordinate id.
+    pub fn owner_of(&self, uid: u32) -> u32 {
+        self.of(uid).uid
     }
 
     /// Returns the user that a process with this id counts as.
@@ -130,7 +140,7 @@ mod tests {
             (300_000, limited(0)),
             (4_294_967_294, limited(900)),
         ] {
-            assert_eq!(users.of(uid), user, "{uid}");
+            assert_eq!((users.of(uid), users.owner_of(uid)), (user, user.uid()), "{uid}");
         }
         for uid in [0, 900] {
             assert!(!users.of(uid).is_limited(), "{uid}");

@@ -48,7 +48,7 @@ fn a_user_keeps_the_memory_of_so_many_models() {
         let memory = Arc::new(Heap::Memfd.allocate(1).unwrap().share(Sealing::Content).unwrap());
         kept.push(memory.memfd().unwrap().try_clone_to_owned().unwrap());
         let (path, users) = ("kept".into(), [mallory].into());
-        let gone = Gone { id: 1_000_000 + id, path, len_bytes: 1, users };
+        let gone = Gone { id: 1_000_000 + id, path, len_bytes: 1, users, named_by: mallory };
         still.core.lingering.give_up(memory, gone, now).unwrap();
     }
     let refused = still.core.may_hold(mallory, &found).unwrap_err().message;
