@@ -9,8 +9,8 @@
 //!
 //! The user that asks for a file is rarely the one that makes it hang: read permission is enough to lock
 //! a file against direct reads, and a directory against look-ups. So what hangs is not begun again for
-//! anybody: one file that hangs keeps one thread, or two, however many users ask for it. Other files
-//! are loaded as before.
+//! anybody: one file that hangs keeps one thread, or two, however many users ask for it. Nor are two
+//! looks at one path in progress at once, since both could hang. Other files are loaded as before.
 
 mod hung;
 mod job;
@@ -213,7 +213,10 @@ impl Jobs {
     fn next_look(&mut self) -> Option<(Look, Job)> {
         let looking = &self.looking;
         let slow = || looking.values().filter(|look| !look.has_place).map(|look| look.user);
-        let next = self.to_look.begin_if(|user| slow_has_room(slow(), user));
+        // If a look hangs, others of the same target would, too, and each would keep a thread.
+        let goes_on = |look: &Look| looking.values().any(|other| other.is_as(look));
+        let next =
+            self.to_look.begin_if(|user| slow_has_room(slow(), user), |(look, _)| !goes_on(look));
         let (_, (look, job)) = next.or_else(|| self.to_sweep.begin())?;
         Some((Look { started: Instant::now(), ..look }, job))
     }
@@ -222,7 +225,7 @@ impl Jobs {
     fn next_load(&mut self) -> Option<(User, Job)> {
         let loading = &self.loading;
         let slow = || loading.values().filter(|load| !load.has_place).map(|load| load.user);
-        self.to_load.begin_if(|user| slow_has_room(slow(), user))
+        self.to_load.begin_if(|user| slow_has_room(slow(), user), |_| true)
     }
 
     fn spawn(&mut self) {

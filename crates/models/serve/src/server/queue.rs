@@ -46,20 +46,31 @@ impl<T> Queue<T> {
     /// Takes the next item that may begin, with the user in whose turn it begins. It is in progress for
     /// that user until [`Self::end`].
     pub(super) fn begin(&mut self) -> Option<(User, T)> {
-        self.begin_if(|_| true)
+        self.begin_if(|_| true, |_| true)
     }
 
-    /// As [`Self::begin`], in the turn of a user for whom `may` is true.
-    pub(super) fn begin_if(&mut self, may: impl Fn(User) -> bool) -> Option<(User, T)> {
+    /// As [`Self::begin`], in the turn of a user for whom `may_user` is true, and an item for which `may`
+    /// is true.
+    pub(super) fn begin_if(
+        &mut self,
+        may_user: impl Fn(User) -> bool,
+        may: impl Fn(&T) -> bool,
+    ) -> Option<(User, T)> {
         if self.running() >= self.bounds.max {
             return None;
         }
-        let may_begin = |user: &User| self.running_of(*user) < self.max_of(*user) && may(*user);
         let users = self.waiting.iter().flat_map(|waiting| &waiting.users);
-        let users: BTreeSet<User> = users.copied().filter(may_begin).collect();
-        let next = users.iter().find(|user| Some(**user) > self.last).or(users.first());
+        let users: BTreeSet<User> = users.copied().collect();
+        let has_room = |user: &User| self.running_of(*user) < self.max_of(*user) && may_user(*user);
+        let users: BTreeSet<User> = users.into_iter().filter(has_room).collect();
+        let is_wanted = |waiting: &&Waiting<T>| !waiting.users.is_disjoint(&users);
+        let items = self.waiting.iter().filter(is_wanted).filter(|waiting| may(&waiting.item));
+        let wanting: BTreeSet<User> =
+            items.flat_map(|waiting| waiting.users.intersection(&users)).copied().collect();
+        let next = wanting.iter().find(|user| Some(**user) > self.last).or(wanting.first());
         let user = *next?;
-        let at = self.waiting.iter().position(|waiting| waiting.users.contains(&user))?;
+        let is_next = |waiting: &Waiting<T>| waiting.users.contains(&user) && may(&waiting.item);
+        let at = self.waiting.iter().position(is_next)?;
         let Waiting { item, .. } = self.waiting.remove(at)?;
         *self.running.entry(user).or_default() += 1;
         self.last = Some(user);

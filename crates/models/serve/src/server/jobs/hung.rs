@@ -131,6 +131,16 @@ impl Look {
         Self { user, purpose, begun: now, target: None, files, started: now, has_place: true }
     }
 
+    /// Returns whether it looks for a file that the server is to hold from the start.
+    pub(super) fn is_of_start(&self) -> bool {
+        matches!(self.purpose, Purpose::For(Asker::Start(_)))
+    }
+
+    /// Returns whether both ask the file system for the same. Looks at models that are held do not count.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        self.target.is_some() && self.target == other.target
+    }
+
     /// When it loses its place. Looks at models that are held, and those of the start, keep theirs.
     fn place_ends(&self) -> Option<Instant> {
         let may_lose = matches!(self.purpose, Purpose::For(Asker::Client(_)));
@@ -146,7 +156,7 @@ impl Look {
 
     /// When it is given up. What the server is to hold from the start has all the time there is.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        (!matches!(self.purpose, Purpose::For(Asker::Start(_)))).then(|| self.begun + LOOK_TIME)
+        (!self.is_of_start()).then(|| self.begun + LOOK_TIME)
     }
 
     /// Returns why it does not begin beside those that hang, if it does not.
@@ -257,7 +267,7 @@ impl Jobs {
         }
         let hung = &self.hung;
         let mut keeps = |(look, _): &(Look, Job)| {
-            let why = look.is_late(now).then(no_thread).or_else(|| look.refusal(hung));
+            let why = look.refusal(hung).or_else(|| look.is_late(now).then(no_thread));
             let keeps = why.is_none();
             given_up.extend(why.map(|why| look.purpose.without_result(why)));
             keeps

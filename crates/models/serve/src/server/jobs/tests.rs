@@ -226,6 +226,58 @@ fn a_path_whose_look_up_hangs_keeps_one_thread_however_many_users_ask() {
 }
 
 #[test]
+fn look_ups_of_one_path_that_begin_together_keep_one_thread_when_they_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let begun = Instant::now();
+    let path = format!("/hung/{}", hang(&mut jobs, User::limited(1), begun));
+    let clients: Vec<u64> = (1..=40).collect();
+    for client in &clients {
+        let user = User::limited(2 + *client as u32 / 8);
+        jobs.begin(user, look_at(&path, Asker::Client(*client)), begun);
+    }
+    assert_eq!((jobs.looking.len(), jobs.to_look.waiting().count()), (1, clients.len()));
+    // Those who wait for them do not wait for their users' other paths.
+    jobs.begin(User::limited(2), look(Asker::Client(100)), begun);
+    assert!(matches!(looked_for(&mut jobs, 100, begun), Looked::Refused { .. }));
+    let refused = jobs.done(begun + LOOK_TIME);
+    let (given_up, others): (Vec<&Done>, Vec<&Done>) = refused
+        .iter()
+        .partition(|done| matches!(done, Done::Looked { looked, .. } if is_no_answer(looked)));
+    assert_eq!((given_up.len(), others.len()), (1, clients.len()));
+    for one in others {
+        let Done::Looked { looked, .. } = one else { panic!("{one:?}") };
+        assert!(why_not(looked).contains("an earlier attempt still waits"), "{looked:?}");
+    }
+    assert_eq!((jobs.hung.len(), jobs.looking.len()), (1, 0));
+}
+
+#[test]
+fn look_ups_of_one_path_that_begin_together_are_all_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    let begun = Instant::now();
+    let ticket = hang(&mut jobs, User::limited(1), begun);
+    let path = format!("/hung/{ticket}");
+    for client in 1..=20 {
+        let user = User::limited(2 + client as u32 % 3);
+        jobs.begin(user, look_at(&path, Asker::Client(client)), begun);
+    }
+    let asker = Asker::Client(1000 + ticket);
+    jobs.teller(ticket).tell(Done::Looked { asker, looked: Looked::Unshown(Vec::new()) });
+    let mut answered = 0;
+    while answered < 21 {
+        answered += jobs.done(begun).len();
+        assert!(jobs.looking.len() <= 1, "one at a time");
+        if !jobs.looking.is_empty() {
+            let watch = Watch { fd: jobs.as_fd(), read: true, write: false };
+            readiness::wait(&[watch], None).unwrap();
+        }
+    }
+    assert_eq!((jobs.looking.len(), jobs.to_look.running(), jobs.hung.len()), (0, 0, 0));
+}
+
+#[test]
 fn a_look_up_that_waits_too_long_for_others_is_refused_with_that_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut jobs = jobs(dir.path());
