@@ -256,6 +256,20 @@ impl From<ServerFault> for Error {
     }
 }
 
+/// Returns the text of an error and of its causes, each once.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let said = next.to_string();
+        if !message.ends_with(&said) {
+            message = format!("{message}: {said}");
+        }
+        cause = next.source();
+    }
+    message
+}
+
 fn shown(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| format!(" {}", path.display()))
 }

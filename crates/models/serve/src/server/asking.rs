@@ -15,6 +15,7 @@ use super::events::Event;
 use super::jobs::{Asker, Job};
 use super::open_files::OpenFiles;
 use super::users::User;
+use crate::error::with_causes;
 use crate::fault::ClientFault;
 use crate::held::{Held, HeldState};
 use crate::protocol::{Reply, Request, Target, VERSION};
@@ -374,16 +375,7 @@ impl Refusal {
             | Error::Refused { .. } => Reason::Unreadable,
             _ => Reason::Other,
         };
-        let mut message = error.to_string();
-        let mut cause = std::error::Error::source(error);
-        while let Some(next) = cause {
-            let said = next.to_string();
-            if !message.ends_with(&said) {
-                message = format!("{message}: {said}");
-            }
-            cause = next.source();
-        }
-        Self::new(reason, message)
+        Self::new(reason, with_causes(error))
     }
 }
 

@@ -20,7 +20,7 @@ use super::closers::Closers;
 use super::connection::{Came, Connection};
 use super::events::{Event, ServerProblem};
 use super::giving::BEAT_EVERY;
-use super::jobs::{Asker, Done, How, Job, Jobs};
+use super::jobs::{Done, How, Jobs};
 use super::limits::Limits;
 use super::lingering::{Gone, Lingering};
 use super::names::Names;
@@ -36,7 +36,7 @@ use crate::fault::ClientFault;
 use crate::peer::Peer;
 use crate::protocol::Reply;
 use crate::reason::Reason;
-use crate::served::{Layout, Served};
+use crate::served::Served;
 use crate::shelf::{Model, Shelf};
 
 /// Connections of one user beyond its attachments: for lists, and those that come and go.
@@ -100,6 +100,10 @@ pub(super) struct Core {
     /// Files of the start that are still looked for, and models of theirs that are being loaded.
     pub(super) starting: BTreeMap<usize, PathBuf>,
     pub(super) start_models: BTreeSet<u64>,
+    /// When clients are served even if not all of these files are found.
+    pub(super) start_ends: Option<Instant>,
+    /// `true` if that time was over before all of them were found.
+    pub(super) serves_early: bool,
     is_ready: bool,
     /// Why the server cannot go on.
     pub(super) failed: Option<Error>,
@@ -141,6 +145,8 @@ impl Core {
             spare: Some(spare()?),
             starting: BTreeMap::new(),
             start_models: BTreeSet::new(),
+            start_ends: None,
+            serves_early: false,
             next_beat: Instant::now() + BEAT_EVERY,
             is_ready: false,
             failed: None,
@@ -150,12 +156,7 @@ impl Core {
 
     pub(super) fn run(mut self, mut observe: impl FnMut(&Event)) -> Result<()> {
         self.listener.as_ref().map_or(Ok(()), Listener::check_process)?;
-        for (number, path) in self.options.files.clone().into_iter().enumerate() {
-            self.starting.insert(number, path.clone());
-            let layout = Layout { format: self.options.format, align: self.options.align };
-            let job = Job::Look { asker: Asker::Start(number), path, layout, shown: None };
-            self.jobs.begin(self.users.own(), job, Instant::now());
-        }
+        self.begin_start(Instant::now());
         while !self.stop.is_stopped() && self.failed.is_none() {
             self.tell_ready();
             self.events.drain(..).for_each(|event| observe(&event));
@@ -173,7 +174,7 @@ impl Core {
     }
 
     fn tell_ready(&mut self) {
-        if !self.is_ready && self.starting.is_empty() && self.start_models.is_empty() {
+        if !self.is_ready && self.has_started() {
             self.is_ready = true;
             let path = self.listener.as_ref().and_then(Listener::path);
             self.events.push(Event::Ready { socket: path.map(ToOwned::to_owned) });
@@ -198,9 +199,7 @@ impl Core {
         self.may_accept = may_accept;
         let accepting = self.spare.is_some() && may_accept;
         if let Some(listener) = &self.listener {
-            // The files of the start come first, so that no client takes the room that they need, and
-            // each of their loads is the server's own.
-            let read = accepting && self.starting.is_empty();
+            let read = accepting && !self.is_starting();
             watches.push(Watch { fd: listener.as_fd(), read, write: false });
         }
         let own = watches.len();
@@ -219,13 +218,14 @@ impl Core {
         let deadlines = self.connections.values().filter_map(Connection::deadline);
         let retry = (!accepting || !has_all).then(|| Instant::now() + Duration::from_millis(100));
         let beat = (!self.loads.is_empty()).then_some(self.next_beat);
+        let start_ends = self.start_ends.filter(|_| self.is_starting());
         let jobs = self.jobs.next_deadline().into_iter().chain(self.next_sweep());
         let jobs = jobs
             .chain(self.lingering.next_time())
             .chain(self.awaiting_room.next_time())
             .chain(self.unread.next_time());
         let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
-        let deadline = deadlines.chain(retry).chain(beat).min();
+        let deadline = deadlines.chain(retry).chain(beat).chain(start_ends).min();
         let ready =
             readiness::wait(&watches, deadline).map_err(Error::kernel("waiting for clients"))?;
 
@@ -240,6 +240,7 @@ impl Core {
                 self.on_ready(*id, *ready, now);
             }
         }
+        self.end_start(now);
         self.disconnect_late(&ids, now);
         if self.unread.next_time().is_some_and(|time| time <= now) {
             self.unread.end_read(&self.closers, now);

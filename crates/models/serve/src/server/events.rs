@@ -9,6 +9,7 @@ use std::time::Duration;
 use longshore_formats::printable;
 use longshore_heap::PageReport;
 
+use crate::error::{Error, with_causes};
 use crate::fault::ClientFault;
 use crate::peer::Peer;
 use crate::reason::Reason;
@@ -17,7 +18,8 @@ use crate::reason::Reason;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// Clients can connect, and what was named at the start is loaded.
+    /// Clients can connect, and the files that were named at the start are loaded. If they were not
+    /// found in time, clients can connect before that ([`ServerProblem::StartFileHangs`]).
     Ready {
         /// The socket; `None` where a service manager made it.
         socket: Option<PathBuf>,
@@ -156,6 +158,27 @@ pub enum ServerProblem {
     /// The process has no descriptors left.
     #[error("descriptors are exhausted (ulimit -n)")]
     NoDescriptors,
+    /// A file that was named at the start is not found yet. Clients are served meanwhile, and the file is
+    /// loaded when it is found.
+    #[error(
+        "{} was not found in {} s, because its file system does not answer: clients are served without \
+         it until then", path.display(), waited.as_secs()
+    )]
+    StartFileHangs {
+        /// The file.
+        path: PathBuf,
+        /// How long clients waited for it.
+        waited: Duration,
+    },
+    /// A file that was named at the start cannot be loaded. Clients are served already, so the server
+    /// goes on without it.
+    #[error("{} is not loaded: {}", path.display(), with_causes(error.as_ref()))]
+    StartFileFailed {
+        /// The file.
+        path: PathBuf,
+        /// The error with which a server ends that serves no clients yet.
+        error: Arc<Error>,
+    },
     /// The kernel cannot report when clients release the memory of a model.
     #[error(
         "{} stays in memory, because the kernel does not report when clients release it (the limits \

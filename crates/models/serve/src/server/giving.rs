@@ -1,7 +1,6 @@
 //! Loading what is wanted, handing it out, and taking it back.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use super::users::User;
 use crate::peer::Peer;
 use crate::protocol::Reply;
 use crate::reason::Reason;
-use crate::served::{Found, Looked};
+use crate::served::Found;
 use crate::shelf::{Model, NoRoom};
 
 /// How often clients hear of a load that has not begun. They give a server up after a minute.
@@ -81,7 +80,7 @@ impl Core {
     }
 
     /// Begins to load a model that is not held, in the turn of this user.
-    fn load(&mut self, user: User, found: &Found, now: Instant) -> Result<u64, Refusal> {
+    pub(super) fn load(&mut self, user: User, found: &Found, now: Instant) -> Result<u64, Refusal> {
         let wanted_bytes = found.len_bytes;
         if wanted_bytes == 0 {
             let message = format!("{} is empty: there is nothing to share", found.path.display());
@@ -244,16 +243,16 @@ impl Core {
             let Refusal { reason, message, .. } = refusal.clone();
             let (path, why) = (model.found.path, LoadFailure::Failed { reason, message });
             let uid = user.uid();
-            self.events.push(Event::LoadFailed { id, uid, path, why });
+            self.events.push(Event::LoadFailed { id, uid, path: path.clone(), why });
+            if self.start_models.remove(&id) {
+                self.fail_start(path, error.into());
+            }
         }
         for client in self.waiting_for(id) {
             let told = self.refuse(client, refusal.clone(), now);
             if let Err(why) = told {
                 self.disconnect(client, why, now);
             }
-        }
-        if self.start_models.remove(&id) {
-            self.failed.get_or_insert(error.into());
         }
     }
 
@@ -439,56 +438,6 @@ impl Core {
     fn waiting_for(&self, id: u64) -> Vec<u64> {
         let waits = |connection: &Connection| matches!(connection.phase, Phase::Waiting(for_id) if for_id == id);
         self.connections.iter().filter(|(_, it)| waits(it)).map(|(id, _)| *id).collect()
-    }
-
-    /// A file that is to be held from the start.
-    pub(super) fn on_start_looked(&mut self, number: usize, looked: Looked, now: Instant) {
-        if self.starting.remove(&number).is_none() {
-            return;
-        }
-        let found = match looked {
-            Looked::Found(Ok(found)) => found,
-            Looked::Found(Err(error)) | Looked::Failed(error) => {
-                self.failed.get_or_insert(error.into());
-                return;
-            }
-            Looked::Refused { path, why: source } => {
-                let error = longshore_load::Error::Open { path, source };
-                self.failed.get_or_insert(error.into());
-                return;
-            }
-            // It has to show nothing.
-            Looked::Unshown(_) => return,
-        };
-        let id = match self.shelf.find(&found) {
-            Some(id) => {
-                // It may be known by another path.
-                if let Some(model) = self.shelf.get_mut(id) {
-                    model.found = found;
-                }
-                id
-            }
-            None => match self.load(self.users.own(), &found, now) {
-                Ok(id) => id,
-                Err(Refusal { reason, message, .. }) => {
-                    let kind = match reason {
-                        Reason::NoMemory => ErrorKind::OutOfMemory,
-                        Reason::Unreadable => ErrorKind::InvalidData,
-                        _ => ErrorKind::Other,
-                    };
-                    let source = std::io::Error::new(kind, message);
-                    self.failed.get_or_insert(crate::Error::cannot_serve(&found.path, source));
-                    return;
-                }
-            },
-        };
-        match self.shelf.get_mut(id) {
-            Some(model) if model.memory.is_some() => model.is_pinned = true,
-            _ => {
-                self.start_models.insert(id);
-                self.set_users(id);
-            }
-        }
     }
 }
 

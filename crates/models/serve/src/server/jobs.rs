@@ -62,11 +62,16 @@ pub(super) struct Jobs {
     /// Loads that go on, by the model.
     loading: BTreeMap<u64, Loading>,
     to_look: Queue<(Look, Job)>,
+    /// `false` if looks for files of the start take no place from others.
+    start_has_places: bool,
     to_load: Queue<Job>,
     to_sweep: Queue<(Look, Job)>,
     /// Loads of these models, and looks at them, begin without a thread, as if it hung.
     #[cfg(test)]
     pub(super) hanging: BTreeSet<u64>,
+    /// All looks begin in this way.
+    #[cfg(test)]
+    hangs_looks: bool,
 }
 
 impl Jobs {
@@ -84,6 +89,7 @@ impl Jobs {
             hung: BTreeMap::new(),
             loading: BTreeMap::new(),
             to_look: Queue::new(LOOKING),
+            start_has_places: true,
             to_load: Queue::new(Bounds {
                 max: LOADING_MAX,
                 limited_max: loads_per_user,
@@ -92,6 +98,8 @@ impl Jobs {
             to_sweep: Queue::new(SWEEPING),
             #[cfg(test)]
             hanging: BTreeSet::new(),
+            #[cfg(test)]
+            hangs_looks: false,
         })
     }
 
@@ -140,6 +148,17 @@ impl Jobs {
     /// Forgets what is to be looked for for a client that is gone.
     pub(super) fn forget_client(&mut self, gone: u64) {
         self.to_look.retain(|(look, _)| look.purpose != Purpose::For(Asker::Client(gone)));
+    }
+
+    /// Lets looks for files of the start go on without a place, so that those that hang take none from
+    /// clients.
+    pub(super) fn free_start_places(&mut self) {
+        self.start_has_places = false;
+        for look in self.looking.values_mut().filter(|look| look.has_place && look.is_of_start()) {
+            look.has_place = false;
+            self.to_look.end(look.user);
+        }
+        self.spawn();
     }
 
     /// How many loads have a place.
@@ -218,7 +237,11 @@ impl Jobs {
         let next =
             self.to_look.begin_if(|user| slow_has_room(slow(), user), |(look, _)| !goes_on(look));
         let (_, (look, job)) = next.or_else(|| self.to_sweep.begin())?;
-        Some((Look { started: Instant::now(), ..look }, job))
+        let has_place = self.start_has_places || !look.is_of_start();
+        if !has_place {
+            self.to_look.end(look.user);
+        }
+        Some((Look { started: Instant::now(), has_place, ..look }, job))
     }
 
     /// Takes the next load for which there is a place.
@@ -272,7 +295,7 @@ impl Jobs {
 
     fn run_job(&mut self, job: Job, mode: ReadMode) -> u64 {
         #[cfg(test)]
-        if job.model().is_some_and(|model| self.hanging.contains(&model)) {
+        if self.hangs_looks || job.model().is_some_and(|model| self.hanging.contains(&model)) {
             self.last_ticket += 1;
             return self.last_ticket;
         }

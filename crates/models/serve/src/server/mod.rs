@@ -26,6 +26,7 @@ mod notify;
 mod open_files;
 mod queue;
 mod room;
+mod starting;
 mod stop;
 mod sweep;
 mod unread;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use longshore_serve::Options;
+use longshore_serve::{Event, Options, ServerProblem};
 
 use rustix::mount::UnmountFlags;
 
 use crate::others::{ALICE, MALLORY, Mounted, as_user, attach, mount_hung, private, shared};
+use crate::rig::Rig;
 
 const CONTENT: &[u8] = b"of mallory";
 
@@ -130,4 +131,25 @@ fn a_directory_that_hangs_hides_no_change_of_the_files_of_other_users() {
     assert_eq!(names.map(is_stale), [Some(true), Some(true), Some(false)], "{held:?}");
     rig.stop();
     drop(daemon);
+}
+
+#[test]
+fn a_directory_of_a_file_of_the_start_that_hangs_keeps_no_client_from_being_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = dir.path().canonicalize().unwrap().join("named");
+    let Some((mounted, device)) = mount_hung(named.parent().unwrap()) else { return };
+    let mut rig = Rig::new(Options::new().file(&named));
+    let path = rig.file("served", CONTENT);
+    assert_eq!(rig.attach_path(&path).unwrap().as_slice(), CONTENT);
+    let slow: Vec<PathBuf> = rig.events().into_iter().filter_map(slow_file).collect();
+    assert_eq!(slow, [named]);
+    rig.stop();
+    drop((mounted, device));
+}
+
+fn slow_file(event: Event) -> Option<PathBuf> {
+    match event {
+        Event::Trouble { problem: ServerProblem::StartFileHangs { path, .. } } => Some(path),
+        _ => None,
+    }
 }

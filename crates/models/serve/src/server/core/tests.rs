@@ -16,7 +16,7 @@ use super::super::users::Of;
 use super::*;
 use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target};
 use crate::reason::Reason;
-use crate::served::{Found, Looked};
+use crate::served::{Found, Layout, Looked};
 use crate::shelf::Keep;
 
 mod hanging;
@@ -33,11 +33,15 @@ struct Still {
 
 impl Still {
     fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(dir.path()).unwrap();
         let listener = Listener::bind(&root.join("socket"), 0o600).unwrap();
         let served = Arc::new(Served::new(&[root], &[]).unwrap());
-        let options = Options { keep: Keep::Always, ..Options::default() };
+        let options = Options { keep: Keep::Always, ..options };
         let core = Core::new(listener, served, options, 1000, Stop::new().unwrap()).unwrap();
         Self { core, dir, now: Instant::now() }
     }

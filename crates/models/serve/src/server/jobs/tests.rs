@@ -12,11 +12,25 @@ use super::*;
 use crate::served::{Layout, Looked};
 
 impl Jobs {
-    /// Tells of so many bytes of a load that goes on, as its thread would.
+    /// Tells of so many bytes of a load, if it goes on, as its thread would.
     pub(in crate::server) fn trickle(&self, model: u64, done_bytes: u64) {
         let progress = Progress::new(done_bytes, 1000, Duration::ZERO);
-        let ticket = self.loading[&model].ticket;
-        self.teller(ticket).tell(Done::Progress { id: model, progress });
+        let Some(Loading { ticket, .. }) = self.loading.get(&model) else { return };
+        self.teller(*ticket).tell(Done::Progress { id: model, progress });
+    }
+
+    /// Has as many looks of the start hang, each of a path of its own.
+    pub(in crate::server) fn hang_starts(&mut self, count: usize) {
+        self.hangs_looks = true;
+        for number in 0..count {
+            let asker = Asker::Start(number);
+            self.begin(User::trusted(), look_at(&format!("/hung/{number}"), asker), Instant::now());
+        }
+    }
+
+    /// Returns how many looks have a place, and how many wait for one.
+    pub(in crate::server) fn places_of_looks(&self) -> (usize, usize) {
+        (self.to_look.running(), self.to_look.waiting().count())
     }
 
     /// Returns how a load that goes on reads its files.

@@ -1,0 +1,119 @@
+//! Files that are held from the start.
+//!
+//! They are found before a client is served, so that no client takes the room that they need, and each of
+//! their loads is the server's own. But every user who can read a directory can make look-ups in it hang.
+//! So clients wait for a bounded time only. From then on, a file of the start that cannot be loaded is
+//! logged and does not end the server: others are served by then.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::asking::Refusal;
+use super::core::Core;
+use super::events::{Event, ServerProblem};
+use super::jobs::{Asker, Job};
+use crate::error::Error;
+use crate::reason::Reason;
+use crate::served::{Layout, Looked};
+
+/// How long clients wait until all files of the start are found.
+const START_TIME: Duration = Duration::from_secs(10);
+
+impl Core {
+    /// Begins to look for the files that are to be held from the start.
+    pub(super) fn begin_start(&mut self, now: Instant) {
+        self.start_ends = Some(now + START_TIME);
+        for (number, path) in self.options.files.clone().into_iter().enumerate() {
+            self.starting.insert(number, path.clone());
+            let layout = Layout { format: self.options.format, align: self.options.align };
+            let asker = Asker::Start(number);
+            let job = Job::Look { asker, path, layout, shown: None };
+            self.jobs.begin(self.users.own(), job, now);
+        }
+    }
+
+    /// Returns whether clients wait until the files of the start are found.
+    pub(super) fn is_starting(&self) -> bool {
+        !self.starting.is_empty() && !self.serves_early
+    }
+
+    /// Returns whether clients can connect, and the files of the start are loaded or were too slow.
+    pub(super) fn has_started(&self) -> bool {
+        self.serves_early || self.starting.is_empty() && self.start_models.is_empty()
+    }
+
+    /// Serves clients from now on if files of the start were looked for too long.
+    pub(super) fn end_start(&mut self, now: Instant) {
+        if !self.is_starting() || self.start_ends.is_none_or(|end| now < end) {
+            return;
+        }
+        self.serves_early = true;
+        self.jobs.free_start_places();
+        let waited = START_TIME;
+        let slow = self.starting.values().cloned();
+        let slow = slow.map(|path| ServerProblem::StartFileHangs { path, waited });
+        self.events.extend(slow.map(|problem| Event::Trouble { problem }));
+    }
+
+    /// Ends the server because a file of the start cannot be loaded, unless it serves clients without the
+    /// file already.
+    pub(super) fn fail_start(&mut self, path: PathBuf, error: Error) {
+        if self.serves_early {
+            let problem = ServerProblem::StartFileFailed { path, error: Arc::new(error) };
+            self.events.push(Event::Trouble { problem });
+        } else {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    /// A file that is to be held from the start.
+    pub(super) fn on_start_looked(&mut self, number: usize, looked: Looked, now: Instant) {
+        let Some(path) = self.starting.remove(&number) else { return };
+        let found = match looked {
+            Looked::Found(Ok(found)) => found,
+            Looked::Found(Err(error)) | Looked::Failed(error) => {
+                return self.fail_start(path, error.into());
+            }
+            Looked::Refused { path: refused, why: source } => {
+                let error = longshore_load::Error::Open { path: refused, source };
+                return self.fail_start(path, error.into());
+            }
+            // It has to show nothing.
+            Looked::Unshown(_) => return,
+        };
+        let id = match self.shelf.find(&found) {
+            Some(id) => {
+                // It may be known by another path.
+                if let Some(model) = self.shelf.get_mut(id) {
+                    model.found = found;
+                }
+                id
+            }
+            None => match self.load(self.users.own(), &found, now) {
+                Ok(id) => id,
+                Err(refusal) => {
+                    let error = cannot_serve(&found.path, refusal);
+                    return self.fail_start(path, error);
+                }
+            },
+        };
+        match self.shelf.get_mut(id) {
+            Some(model) if model.memory.is_some() => model.is_pinned = true,
+            _ => {
+                self.start_models.insert(id);
+                self.set_users(id);
+            }
+        }
+    }
+}
+
+fn cannot_serve(path: &Path, refusal: Refusal) -> Error {
+    let kind = match refusal.reason {
+        Reason::NoMemory => ErrorKind::OutOfMemory,
+        Reason::Unreadable => ErrorKind::InvalidData,
+        _ => ErrorKind::Other,
+    };
+    Error::cannot_serve(path, std::io::Error::new(kind, refusal.message))
+}
