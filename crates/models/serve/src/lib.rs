@@ -57,8 +57,8 @@
 //! A mount beneath a root is not entered unless it is a root of its own, and a file system that does
 //! not answer within 20 seconds costs a client a refusal and the server one of a bounded number of
 //! threads. Users can make others' files hang with read permission alone. So a path or a file that hangs
-//! costs no more than that, or twice that, however many users ask for it; other loads and look-ups begin
-//! beside it after three seconds; and what hangs because of a user's requests is bounded for each user, so
+//! costs no more than that, or twice that, however many users ask for it, also at once; other loads and
+//! look-ups begin beside it after three seconds, and beside a load that is slow; and what hangs because of a user's requests is bounded for each user, so
 //! that users without any of it are always served.
 //!
 //! What a server holds, and which directories it serves, is told to everybody who can connect: the

@@ -28,7 +28,7 @@ use std::time::Instant;
 use longshore_load::ReadMode;
 use longshore_sys::event_fd;
 
-use hung::{Hung, Loading, Look, PACE_BYTES, SILENT_TIME, Target, slow_has_room};
+use hung::{Hung, Loading, Look, PACE_BYTES, STALL_TIME, Target, slow_has_room};
 use job::{Purpose, WithoutResult};
 use teller::{Promise, Said, Teller};
 
@@ -205,10 +205,8 @@ impl Jobs {
                     }
                 }
                 Done::Progress { id, progress } => {
-                    if let Some(loading) = self.loading.get_mut(id)
-                        && loading.done_bytes < progress.done_bytes
-                    {
-                        (loading.done_bytes, loading.moved) = (progress.done_bytes, now);
+                    if let Some(loading) = self.loading.get_mut(id) {
+                        loading.on_progress(progress.done_bytes, now);
                     }
                 }
             }
@@ -279,8 +277,9 @@ impl Jobs {
                 len_bytes: found.len_bytes,
                 done_bytes: 0,
                 moved,
+                moved_bytes: 0,
                 has_place: true,
-                pace: (moved + SILENT_TIME, PACE_BYTES),
+                pace: (moved + STALL_TIME, PACE_BYTES),
             };
             self.loading.insert(id, loading);
             match mode {

@@ -17,16 +17,21 @@ use crate::server::users::User;
 /// How long a look for a client may take, the time that it waits for a thread included. Clients give
 /// a server up after a minute.
 pub(super) const LOOK_TIME: Duration = Duration::from_secs(20);
-/// How long a load may go on without a byte of progress. Users can make it wait for that long: on a
-/// local file system, too, by a lock of the file that a page fault of theirs keeps.
+/// How long a load may go on without [`PROGRESS_BYTES`] of progress. Users can make it wait for that long:
+/// on a local file system, too, by a lock of the file that a page fault of theirs keeps.
 pub(super) const SILENT_TIME: Duration = Duration::from_secs(60);
-/// After this time without a byte a load loses its place to others, and a look that goes on for so long.
-/// They go on beside the others. Otherwise two users could keep all others waiting for a minute each time.
+/// With fewer bytes in [`SILENT_TIME`], 51 KiB/s, a load makes no progress. A user can release the lock of
+/// a file now and then, so that a load of it gets some bytes and never ends.
+pub(super) const PROGRESS_BYTES: u64 = 3 << 20;
+/// A load that gets fewer than [`PACE_BYTES`] in this time loses its place to others, and so does a look
+/// that goes on for so long. They go on beside the others. Otherwise two users could keep all others
+/// waiting for a minute each time.
 pub(super) const STALL_TIME: Duration = Duration::from_secs(3);
+/// With fewer bytes in [`STALL_TIME`], 16 MiB/s, a load loses its place. Disks give several times as much,
+/// also to two loads at once.
+pub(super) const PACE_BYTES: u64 = 3 * (16 << 20);
 /// How many looks, and how many loads, go on without a place. More of them wait for these.
 const SLOW: Budget = Budget { max: 16, reserved: 4 };
-/// With fewer bytes in [`SILENT_TIME`], 16 MiB/s, a load loses its place, too.
-pub(super) const PACE_BYTES: u64 = 60 * (16 << 20);
 /// How many looks that were given up may keep their threads, and how many loads.
 pub(super) const HUNG: Budget = Budget { max: 64, reserved: 4 };
 /// How many looks at models that are held may keep their threads after they were given up. They do not
@@ -105,8 +110,9 @@ pub(super) struct Loading {
     pub(super) files: usize,
     pub(super) len_bytes: u64,
     pub(super) done_bytes: u64,
-    /// When it last had more bytes than before.
+    /// When it last had [`PROGRESS_BYTES`] more than before, and how many it had then.
     pub(super) moved: Instant,
+    pub(super) moved_bytes: u64,
     /// Whether it is one of the loads of which only so many go on at once.
     pub(super) has_place: bool,
     /// When its pace is measured next, and how many bytes it must have by then to keep its place.
@@ -186,23 +192,28 @@ impl Loading {
         self.user.is_limited().then(|| self.moved + SILENT_TIME)
     }
 
+    /// Takes how far it has come.
+    pub(super) fn on_progress(&mut self, done_bytes: u64, now: Instant) {
+        self.done_bytes = self.done_bytes.max(done_bytes);
+        if self.done_bytes - self.moved_bytes >= PROGRESS_BYTES {
+            (self.moved, self.moved_bytes) = (now, self.done_bytes);
+        }
+    }
+
     /// When there is something to be done about it.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let pace = self.has_place.then(|| self.pace.0.min(self.moved + STALL_TIME));
+        let pace = self.has_place.then_some(self.pace.0);
         self.deadline().into_iter().chain(pace).min()
     }
 
     /// Measures its pace, if it is time to. Returns whether it loses its place.
     pub(super) fn loses_place(&mut self, now: Instant) -> bool {
-        if !self.has_place {
+        let (at, least_bytes) = self.pace;
+        if !self.has_place || now < at {
             return false;
         }
-        self.has_place = now < self.moved + STALL_TIME;
-        let (at, least_bytes) = self.pace;
-        if at <= now {
-            self.has_place &= self.done_bytes >= least_bytes;
-            self.pace = (now + SILENT_TIME, self.done_bytes.saturating_add(PACE_BYTES));
-        }
+        self.has_place = self.done_bytes >= least_bytes;
+        self.pace = (now + STALL_TIME, self.done_bytes.saturating_add(PACE_BYTES));
         !self.has_place
     }
 }
@@ -356,7 +367,13 @@ pub(super) fn inodes_of(found: &Found) -> Vec<Inode> {
 }
 
 fn no_progress() -> longshore_load::Error {
-    failed(LOADING, format!("the file system gave no byte in {} s", SILENT_TIME.as_secs()))
+    failed(
+        LOADING,
+        format!(
+            "the file system gave less than {PROGRESS_BYTES} bytes in {} s",
+            SILENT_TIME.as_secs()
+        ),
+    )
 }
 
 fn no_answer() -> longshore_load::Error {
