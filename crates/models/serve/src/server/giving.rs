@@ -86,6 +86,8 @@ impl Core {
             let message = format!("{} is empty: there is nothing to share", found.path.display());
             return Err(Refusal::new(Reason::Unreadable, message));
         }
+        // Otherwise those who ask for the model next would be refused with this user.
+        self.jobs.may_load(user).map_err(|error| Refusal::of(&error))?;
         // Another version of it that is held serves those who have it, and nobody else.
         let older: Vec<u64> = self
             .shelf

@@ -28,7 +28,7 @@ use std::time::Instant;
 use longshore_load::ReadMode;
 use longshore_sys::event_fd;
 
-use hung::{Hung, Loading, Look, PACE_BYTES, STALL_TIME, Target, slow_has_room};
+use hung::{Hung, Loading, Look, PACE_BYTES, STALL_TIME, Target, may_load, slow_has_room};
 use job::{Purpose, WithoutResult};
 use teller::{Promise, Said, Teller};
 
@@ -138,6 +138,10 @@ impl Jobs {
             loading.user = *user;
         }
         self.spawn();
+        // The load may have to be refused now.
+        if !self.hung.is_empty() {
+            let _ = event_fd::signal(&self.event);
+        }
     }
 
     /// Forgets a load that has not begun; whether it had not.
@@ -213,6 +217,9 @@ impl Jobs {
             done.push(one);
         }
         done.extend(self.give_up(now));
+        // These come first: a client whose look has ended may want the same model for a user that may
+        // load it.
+        done.splice(0..0, self.refuse_loads());
         self.spawn();
         done
     }
@@ -244,9 +251,26 @@ impl Jobs {
 
     /// Takes the next load for which there is a place.
     fn next_load(&mut self) -> Option<(User, Job)> {
-        let loading = &self.loading;
+        let (loading, hung) = (&self.loading, &self.hung);
         let slow = || loading.values().filter(|load| !load.has_place).map(|load| load.user);
-        self.to_load.begin_if(|user| slow_has_room(slow(), user), |_| true)
+        let may_begin = |user| slow_has_room(slow(), user) && may_load(hung, user);
+        self.to_load.begin_if(may_begin, |_| true)
+    }
+
+    /// Checks that a load may begin in the turn of this user.
+    ///
+    /// # Errors
+    /// Too many loads hang that this user asked for.
+    pub(super) fn may_load(&self, user: User) -> longshore_load::Result<()> {
+        may_load(&self.hung, user).then_some(()).ok_or_else(|| hung::too_many_loads(user))
+    }
+
+    /// Refuses the loads that may begin in the turn of none of the users that want them.
+    fn refuse_loads(&mut self) -> Vec<Done> {
+        let hung = &self.hung;
+        let next = || self.to_load.take_unless(|user| may_load(hung, user));
+        let refused = |(user, job): (User, Job)| job.without_result()(hung::too_many_loads(user));
+        std::iter::from_fn(next).map(refused).collect()
     }
 
     fn spawn(&mut self) {
@@ -266,7 +290,7 @@ impl Jobs {
             let ticket = self.last_ticket + 1;
             let moved = Instant::now();
             let inodes = hung::inodes_of(found);
-            let mode = self.read_mode(user, &inodes, moved);
+            let mode = self.read_mode(&inodes, moved);
             let loading = Loading {
                 user,
                 ticket,

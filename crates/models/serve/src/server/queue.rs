@@ -93,6 +93,14 @@ impl<T> Queue<T> {
         *self.running.entry(to).or_default() += 1;
     }
 
+    /// Takes a waiting item that no user wants for whom `may_user` is true, with one of its users.
+    pub(super) fn take_unless(&mut self, may_user: impl Fn(User) -> bool) -> Option<(User, T)> {
+        let is_it = |waiting: &Waiting<T>| !waiting.users.iter().any(|user| may_user(*user));
+        let at = self.waiting.iter().position(|it| !it.users.is_empty() && is_it(it))?;
+        let Waiting { users, item } = self.waiting.remove(at)?;
+        Some((*users.first()?, item))
+    }
+
     /// Removes the waiting items for which `keeps` is false. Returns how many they were.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(&T) -> bool) -> usize {
         let before = self.waiting.len();

@@ -324,34 +324,41 @@ impl Jobs {
     /// Why it does not begin.
     pub(super) fn read_mode(
         &self,
-        user: User,
         inodes: &[Inode],
         now: Instant,
     ) -> longshore_load::Result<ReadMode> {
         let hung = self.hung.values().filter_map(|hung| match &hung.target {
-            Some(Target::Load(inodes, mode)) => Some((hung.user, inodes, *mode)),
+            Some(Target::Load(inodes, mode)) => Some((inodes, *mode)),
             _ => None,
         });
         // Those of users whom the server trusts are not given up.
         let silent = |time| {
             let silent = self.loading.values().filter(move |load| load.moved + time <= now);
-            silent.map(|load| (load.user, &load.inodes, load.mode))
+            silent.map(|load| (&load.inodes, load.mode))
         };
-        let is_buffered = |(_, others, mode): (User, &Vec<Inode>, ReadMode)| {
+        let is_buffered = |(others, mode): (&Vec<Inode>, ReadMode)| {
             others == inodes && mode == ReadMode::Buffered
         };
         if hung.clone().chain(silent(SILENT_TIME)).any(is_buffered) {
             return Err(still_hangs(LOADING));
         }
-        if !HUNG.has_room(hung.clone().map(|(user, ..)| user), user) {
-            return Err(too_many_hang(LOADING, user));
-        }
-        let is_same = |(_, others, _): (User, &Vec<Inode>, ReadMode)| others == inodes;
+        let is_same = |(others, _): (&Vec<Inode>, ReadMode)| others == inodes;
         match hung.chain(silent(STALL_TIME)).any(is_same) {
             true => Ok(ReadMode::Buffered),
             false => Ok(ReadMode::Auto),
         }
     }
+}
+
+/// Returns whether a load may begin in the turn of this user, beside those that hang.
+pub(super) fn may_load(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
+    let loads = hung.values().filter(|hung| matches!(hung.target, Some(Target::Load(..))));
+    HUNG.has_room(loads.map(|hung| hung.user), user)
+}
+
+/// The error of a load that may begin in the turn of nobody, for this user.
+pub(super) fn too_many_loads(user: User) -> longshore_load::Error {
+    too_many_hang(LOADING, user)
 }
 
 /// Returns whether a look at a model that is held may begin beside those that hang.

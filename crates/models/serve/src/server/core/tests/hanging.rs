@@ -277,3 +277,28 @@ fn whatever_hangs_root_and_users_without_anything_that_hangs_load() {
     let [.., Reply::Refused { message, .. }] = &told[..] else { panic!("{told:?}") };
     assert!(message.contains("too many other files that user 3000 asked for"), "{message}");
 }
+
+#[test]
+fn a_load_that_others_want_too_is_not_refused_for_a_user_whose_loads_hang() {
+    let mut still = Still::new();
+    let (first, second, mallory, victim) = (2000, 2001, MALLORY, 2003);
+    still.core.jobs.hanging.extend([1, 2]);
+    let _busy = [first, second].map(|user| still.ask(user, &format!("of {user}")));
+    let shared = still.found("shared", 1000);
+    let hers = still.ask_for(mallory, shared.clone());
+    let theirs = still.ask_for(victim, shared);
+    let alone = still.ask(mallory, "her own");
+    still.core.jobs.hang_for(still.core.users.of(mallory), 32);
+    let late = still.ask(mallory, "another");
+    // The next turn would be hers.
+    still.end_jobs(Instant::now() + Duration::from_secs(4));
+    for client in [&theirs, &hers] {
+        let told = still.answer(client);
+        assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    }
+    for client in [&alone, &late] {
+        let told = still.answer(client);
+        let [.., Reply::Refused { message, .. }] = &told[..] else { panic!("{told:?}") };
+        assert!(message.contains("too many other files that user 2002 asked for"), "{message}");
+    }
+}
