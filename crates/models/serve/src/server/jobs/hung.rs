@@ -5,7 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use longshore_load::{CancelToken, ReadMode};
+use longshore_heap::Heap;
+use longshore_load::{CancelToken, POPULATE_AHEAD_DEFAULT_BYTES, ReadMode};
 
 use super::Jobs;
 use super::job::{Asker, Done, Job, Purpose};
@@ -32,6 +33,9 @@ pub(super) const STALL_TIME: Duration = Duration::from_secs(3);
 pub(super) const PACE_BYTES: u64 = 3 * (16 << 20);
 /// How many looks, and how many loads, go on without a place. More of them wait for these.
 const SLOW: Budget = Budget { max: 16, reserved: 4 };
+/// For so many bytes beyond those that it has read a load can have memory: the pages that are made ahead, and
+/// as much again for reads in progress, of which eight go on in 8 MiB each, and four more beside them.
+const AHEAD_BYTES: u64 = 2 * POPULATE_AHEAD_DEFAULT_BYTES;
 /// How many looks that were given up may keep their threads, and how many loads.
 pub(super) const HUNG: Budget = Budget { max: 64, reserved: 4 };
 /// How many looks at models that are held may keep their threads after they were given up. They do not
@@ -124,7 +128,7 @@ pub(super) struct Loading {
 pub(super) struct Hung {
     pub(super) user: User,
     /// The memory that it may have.
-    pub(super) len_bytes: u64,
+    pub(super) held_bytes: u64,
     /// How many descriptors it may have.
     pub(super) descriptors: usize,
     /// What it was for, if it was a look.
@@ -200,6 +204,18 @@ impl Loading {
         }
     }
 
+    /// Returns the memory that it may have. It gets no more once it is cancelled.
+    fn held_bytes(&self, heap: &Heap) -> u64 {
+        // All pages of the hugetlb pool are reserved when the load begins.
+        let is_whole = match heap {
+            Heap::MemfdBasePages => false,
+            Heap::Memfd => self.len_bytes.is_multiple_of(2 << 20),
+            _ => true,
+        };
+        let ahead_bytes = self.done_bytes.saturating_add(AHEAD_BYTES);
+        if is_whole { self.len_bytes } else { self.len_bytes.min(ahead_bytes) }
+    }
+
     /// When there is something to be done about it.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let pace = self.has_place.then_some(self.pace.0);
@@ -233,7 +249,7 @@ impl Jobs {
     /// Returns the memory that loads which were given up may still have: of this user, or of all.
     pub(in crate::server) fn hung_bytes(&self, of: Option<User>) -> u64 {
         let hung = self.hung.values().filter(|hung| of.is_none_or(|user| user == hung.user));
-        hung.map(|hung| hung.len_bytes).fold(0, u64::saturating_add)
+        hung.map(|hung| hung.held_bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns how many descriptors looks and loads of these users may have that were given up or have no
@@ -267,7 +283,7 @@ impl Jobs {
             self.end_look(&look);
             let Look { user, purpose, target, files, .. } = look;
             let descriptors = of_running_look(files);
-            let hung = Hung { user, len_bytes: 0, descriptors, purpose: Some(purpose), target };
+            let hung = Hung { user, held_bytes: 0, descriptors, purpose: Some(purpose), target };
             self.hung.insert(ticket, hung);
             given_up.push(purpose.without_result(no_answer()));
         }
@@ -299,13 +315,15 @@ impl Jobs {
             let Some(loading) = self.loading.remove(&id) else { continue };
             // Its outcome is dropped, so it ends as soon as the file system answers.
             loading.cancel.cancel();
-            let Loading { user, ticket, inodes, mode, files, len_bytes, has_place, .. } = loading;
+            let held_bytes = loading.held_bytes(&self.how.heap);
+            let Loading { user, ticket, inodes, mode, files, has_place, .. } = loading;
             if has_place {
                 self.to_load.end(user);
             }
             let descriptors = of_hung_load(files);
             let target = Some(Target::Load(inodes, mode));
-            self.hung.insert(ticket, Hung { user, len_bytes, descriptors, purpose: None, target });
+            let hung = Hung { user, held_bytes, descriptors, purpose: None, target };
+            self.hung.insert(ticket, hung);
             done.push(Done::Loaded { id, outcome: Err(no_progress()) });
         }
         for loading in self.loading.values_mut() {

@@ -49,7 +49,7 @@ impl Jobs {
             for (purpose, target) in [(Some(asked), look), (None, load)] {
                 self.last_ticket += 1;
                 let target = Some(target);
-                let hung = Hung { user, len_bytes: 0, descriptors: 0, purpose, target };
+                let hung = Hung { user, held_bytes: 0, descriptors: 0, purpose, target };
                 self.hung.insert(self.last_ticket, hung);
             }
         }
@@ -162,7 +162,7 @@ fn looks_at_held_models_that_hang_leave_room_for_clients() {
     let (begun, alice) = (Instant::now(), User::limited(1));
     for ticket in 0..HUNG.max as u64 {
         let (user, purpose) = (alice, Some(Purpose::Sweep(ticket)));
-        let hung = Hung { user, len_bytes: 0, descriptors: 0, purpose, target: None };
+        let hung = Hung { user, held_bytes: 0, descriptors: 0, purpose, target: None };
         jobs.hung.insert(ticket, hung);
     }
     assert!(jobs.is_sweep_hung(0) && !jobs.is_sweep_hung(1000));

@@ -155,6 +155,23 @@ fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
 }
 
 #[test]
+fn of_a_load_that_is_given_up_only_the_memory_that_it_has_is_charged() {
+    // Not a multiple of 2 MiB, for which a pool of huge pages could be used.
+    const LEN_BYTES: u64 = (512 << 20) + 4096;
+    let mut still = Still::new();
+    still.core.jobs.hanging.insert(1);
+    let sparse = still.dir.path().join("large");
+    fs::File::create(&sparse).unwrap().set_len(LEN_BYTES).unwrap();
+    let large = still.look("large");
+    assert_eq!(large.len_bytes, LEN_BYTES);
+    let _client = still.ask_for(ALICE, large);
+    still.core.jobs.trickle(1, 100 << 20);
+    still.end_jobs(Instant::now());
+    still.end_jobs(Instant::now() + Duration::from_secs(70));
+    assert_eq!(still.core.jobs.hung_bytes(None), (100 + 256) << 20);
+}
+
+#[test]
 fn loads_without_a_byte_delay_others_by_seconds() {
     let mut still = Still::new();
     still.core.jobs.hanging.extend([1, 2]);

@@ -40,7 +40,7 @@ impl Still {
         self.write(OWN_INDEX, br#"{"weight_map":{"a":"a.safetensors","b":"b.safetensors"}}"#);
     }
 
-    fn look(&self, name: &str) -> Found {
+    pub(super) fn look(&self, name: &str) -> Found {
         let path = fs::canonicalize(self.dir.path()).unwrap().join(name);
         let layout = Layout { format: FormatChoice::Auto, align: None };
         match self.core.served.look(&path, layout, None) {
