@@ -244,6 +244,23 @@ impl Served {
         }))
     }
 
+    /// Looks for a file that was found before by the same request, and that is held: its header was
+    /// checked, and is not read again. Returns `None` if it is not the same any more, is one of several,
+    /// or cannot be opened.
+    pub(crate) fn look_again(&self, known: &Found, shown: &[Shown]) -> Option<Found> {
+        let [(path, version)] = &known.files[..] else { return None };
+        if *path != known.path || known.inodes.is_none() {
+            return None;
+        }
+        let file = self.find(path, path, Some(shown)).ok()?;
+        if file_version(&file.version) != *version || beneath::open_located(&file).is_err() {
+            return None;
+        }
+        let mut inodes = Inodes::default();
+        inodes.push(file);
+        Some(Found { inodes: Some(Arc::new(inodes)), ..known.clone() })
+    }
+
     /// Finds a file of the model that is `named`, without opening it, and compares it with what was
     /// shown.
     fn find(

@@ -167,8 +167,12 @@ impl Core {
         let inodes = shown.iter().map(|file| file.shown.clone()).collect();
         // Their descriptors stay open here for as long as the look is waited for.
         connection.enter(Phase::Opening { asked, shown }, now);
-        let asker = Asker::Client(id);
-        self.jobs.begin(user, Job::Look { asker, path, layout, shown: Some(inodes) }, now);
+        let is_it = |found: &Found| found.path == path && found.layout == layout;
+        let mut held = self.shelf.iter().filter(|(_, model)| model.memory.is_some());
+        let known = held.find(|(_, model)| !model.is_stale && is_it(&model.found));
+        let known = known.map(|(_, model)| model.found.clone());
+        let (asker, shown) = (Asker::Client(id), Some(inodes));
+        self.jobs.begin(user, Job::Look { asker, path, layout, shown, known }, now);
     }
 
     /// Takes the next file that a client shows. When it has shown all of them, they are looked for.

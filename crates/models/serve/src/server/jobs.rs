@@ -107,7 +107,7 @@ impl Jobs {
     pub(super) fn begin(&mut self, user: User, job: Job, now: Instant) {
         match job {
             Job::Load { .. } => self.to_load.push(user, job),
-            Job::Look { asker, ref path, layout, ref shown } => {
+            Job::Look { asker, ref path, layout, ref shown, .. } => {
                 let files = shown.as_ref().map_or(1, Vec::len);
                 let target = Some(Target::Look(path.clone(), layout));
                 let look = Look::new(user, Purpose::For(asker), now, files);

@@ -29,7 +29,7 @@ impl Core {
             self.starting.insert(number, path.clone());
             let layout = Layout { format: self.options.format, align: self.options.align };
             let asker = Asker::Start(number);
-            let job = Job::Look { asker, path, layout, shown: None };
+            let job = Job::Look { asker, path, layout, shown: None, known: None };
             self.jobs.begin(self.users.own(), job, now);
         }
     }

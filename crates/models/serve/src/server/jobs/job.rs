@@ -51,12 +51,14 @@ pub(in crate::server) struct Sweep {
 /// Something to be done.
 #[derive(Debug)]
 pub(in crate::server) enum Job {
-    /// `shown` is what the client has shown; the server itself shows nothing.
+    /// `shown` is what the client has shown; the server itself shows nothing. `known` is a model that is
+    /// held under the same path in the same layout.
     Look {
         asker: Asker,
         path: PathBuf,
         layout: Layout,
         shown: Option<Vec<Shown>>,
+        known: Option<Found>,
     },
     Load {
         id: u64,
@@ -166,8 +168,14 @@ impl Job {
     /// Does it on this thread. A load reads its files by `mode`.
     pub(super) fn run(self, served: &Served, how: &How, mode: ReadMode, teller: &Teller) -> Done {
         match self {
-            Self::Look { asker, path, layout, shown } => {
-                Done::Looked { asker, looked: served.look(&path, layout, shown.as_deref()) }
+            Self::Look { asker, path, layout, shown, known } => {
+                let again = known.as_ref().zip(shown.as_deref());
+                let again = again.and_then(|(known, shown)| served.look_again(known, shown));
+                let looked = match again {
+                    Some(found) => Looked::Found(Ok(found)),
+                    None => served.look(&path, layout, shown.as_deref()),
+                };
+                Done::Looked { asker, looked }
             }
             Self::FindDeleted { models } => {
                 let deleted = models.iter().filter(|(_, inodes)| inodes.is_any_known_unlinked());

@@ -68,7 +68,7 @@ fn look(asker: Asker) -> Job {
 }
 
 fn look_at(path: &str, asker: Asker) -> Job {
-    Job::Look { asker, path: path.into(), layout: RAW, shown: Some(Vec::new()) }
+    Job::Look { asker, path: path.into(), layout: RAW, shown: Some(Vec::new()), known: None }
 }
 
 #[test]

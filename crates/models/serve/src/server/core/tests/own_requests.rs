@@ -161,3 +161,29 @@ fn an_index_that_another_user_deletes_makes_no_model_stale() {
     still.sweep_all();
     assert!(still.core.shelf.get(1).unwrap().is_stale);
 }
+
+#[test]
+fn the_header_of_a_model_that_is_held_is_not_read_again() {
+    let mut still = Still::new();
+    let content = safetensors("x", b"public");
+    still.write("public.safetensors", &content);
+    let path = still.dir.path().join("public.safetensors");
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    let first = still.ask_as(MALLORY, "public.safetensors", "auto");
+    assert!(is_attached(&still.answer(&first)));
+    // A header that is not valid, in a file that the server takes for unchanged.
+    still.write("public.safetensors", &vec![0xff; content.len()]);
+    file.set_modified(modified).unwrap();
+    let again = still.ask_as(ALICE, "public.safetensors", "auto");
+    assert!(is_attached(&still.answer(&again)));
+    // In another format it has to be read.
+    let other = still.ask_as(ALICE, "public.safetensors", "safetensors");
+    let told = still.answer(&other);
+    assert!(matches!(told[..], [Reply::Refused { reason: Reason::Unreadable, .. }]), "{told:?}");
+    // If it is another file, too.
+    still.write("public.safetensors", &safetensors("y", b"another"));
+    let changed = still.ask_as(ALICE, "public.safetensors", "auto");
+    assert!(is_attached(&still.answer(&changed)));
+    assert_eq!(still.core.shelf.len(), 2);
+}
