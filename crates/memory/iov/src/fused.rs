@@ -17,6 +17,7 @@ use crate::sink::Absorb;
 use crate::source::SegmentSource;
 
 /// Copies the next bytes of `source` to `into`.
+#[inline]
 pub(crate) fn read(
     path: Path,
     source: &mut impl SegmentSource<Source>,
@@ -37,6 +38,7 @@ pub(crate) fn read(
 }
 
 /// Copies `from` to the next bytes of `dest`. Those that go to no memory are taken in too.
+#[inline]
 pub(crate) fn write(
     path: Path,
     dest: &mut impl SegmentSource<Dest>,
@@ -66,6 +68,7 @@ pub(crate) fn write(
 }
 
 /// Copies the next bytes of `source` to the next of `dest`.
+#[inline]
 pub(crate) fn transfer(
     path: Path,
     source: &mut impl SegmentSource<Source>,
@@ -108,6 +111,7 @@ pub(crate) fn transfer(
 }
 
 /// Takes in the next bytes of `source` and copies them nowhere.
+#[inline]
 pub(crate) fn walk(
     path: Path,
     source: &mut impl SegmentSource<Source>,
@@ -125,6 +129,7 @@ pub(crate) fn walk(
 }
 
 /// Takes in bytes of our own.
+#[inline]
 pub(crate) fn own(path: Path, bytes: &[u8], absorb: &mut impl Absorb) {
     with_path!(path, token => absorb.take_own(token, bytes));
 }
