@@ -196,9 +196,14 @@ impl Leases {
         self.lock().held.iter().any(|held| held.id == id && held.is_revoked)
     }
 
+    /// Returns `true` if there is no lease.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.load(Ordering::Relaxed) == 0
+    }
+
     /// Whether the thread `owner` would wait for itself if `first..=last` were unmapped.
     pub(crate) fn is_held_by(&self, owner: usize, first: u64, last: u64) -> bool {
-        if self.live.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return false;
         }
         let waits = |held: &Held| !matches!(held.leased.revoke, Revoke::Chosen(OnUnmap::Notify(_)));
@@ -208,7 +213,7 @@ impl Leases {
 
     /// What is written through leases that are live.
     pub(crate) fn written(&self) -> Vec<Arc<[Written]>> {
-        if self.live.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return Vec::new();
         }
         let list = self.lock();
@@ -232,7 +237,7 @@ impl Leases {
     /// Has all leases that meet one of `ranges` end, and calls that keep busy a slot of the thread
     /// `waited_for`. Does not wait.
     pub(crate) fn ask(&self, ranges: &dyn Ranges, waited_for: Option<usize>) {
-        if self.live.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return;
         }
         self.lock_and_ask(ranges, u64::MAX, waited_for);
@@ -251,7 +256,7 @@ impl Leases {
     /// Revokes all leases that meet one of `ranges`, and returns when they are gone. Called after a
     /// grace period; those that are made later are of what is mapped later.
     pub(crate) fn revoke(&self, ranges: &dyn Ranges) {
-        if self.live.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return;
         }
         let mut list = self.lock();

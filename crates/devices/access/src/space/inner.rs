@@ -65,6 +65,14 @@ impl Inner {
         Ok(())
     }
 
+    /// As [`check_pins`](Self::check_pins), for each of `ranges`.
+    pub(super) fn check_pins_of_each(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Error> {
+        if self.leases.is_empty() && !self.grace.is_busy_in(thread_token()) {
+            return Ok(());
+        }
+        ranges.iter().try_for_each(|range| self.check_pins(range.start(), range.len_bytes()))
+    }
+
     /// Takes entries out, without waiting, and reports those that were dirty.
     pub(crate) fn clear(
         &self,
@@ -74,6 +82,17 @@ impl Inner {
         dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
         self.check_pins(iova, len_bytes)?;
+        self.clear_checked(iova, len_bytes, gather, dirty)
+    }
+
+    /// As [`clear`](Self::clear), after [`check_pins`](Self::check_pins).
+    pub(super) fn clear_checked(
+        &self,
+        iova: Iova,
+        len_bytes: u64,
+        gather: &mut TlbGather,
+        dirty: impl FnMut(AddrRange<Iova>),
+    ) -> Result<(), Error> {
         let failed = |source| Error::Table { operation: UNMAPPING, iova, len_bytes, source };
         self.table.unmap_dirty(iova, len_bytes, gather, dirty).map_err(failed)
     }

@@ -180,13 +180,12 @@ impl Space {
     /// # Safety
     /// As [`unmap_raw`](Self::unmap_raw), for each of them.
     pub unsafe fn unmap_raw_each(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Error> {
-        for range in ranges {
-            self.inner.check_pins(range.start(), range.len_bytes())?;
-        }
+        self.inner.check_pins_of_each(ranges)?;
         let mut gather = TlbGather::new();
         let (mut done, mut refused) = (0, None);
         for range in ranges {
-            let cleared = self.inner.clear(range.start(), range.len_bytes(), &mut gather, |_| {});
+            let (iova, len_bytes) = (range.start(), range.len_bytes());
+            let cleared = self.inner.clear_checked(iova, len_bytes, &mut gather, |_| {});
             if let Err(error) = cleared {
                 refused = Some(error);
                 break;
