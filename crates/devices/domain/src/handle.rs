@@ -76,7 +76,13 @@ pub(crate) mod sealed {
     #[expect(private_interfaces, reason = "no other crate can name this trait")]
     pub trait Handle {
         fn state(&self) -> &State;
-        fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError>;
+        /// The error is boxed: a larger result would lie in memory.
+        fn take(
+            &self,
+            _: Seal,
+            len: u64,
+            placement: Placement,
+        ) -> Result<IovaRange, Box<IovaError>>;
         fn give(&self, _: Seal, range: IovaRange);
         fn take_slot(&self, kind: Kind) -> Result<Slot, PoolError>;
         fn give_slot(&self, slot: Slot);

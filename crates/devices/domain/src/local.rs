@@ -62,6 +62,15 @@ impl<'d> Local<'d> {
         Ok(slot)
     }
 
+    /// Takes addresses of which the cache has none, and some more for it.
+    #[cold]
+    #[inline(never)]
+    fn take_more(&self, len: u64, placement: Placement) -> Result<IovaRange, Box<IovaError>> {
+        let iovas = &self.state.core.iovas;
+        let taken = self.own(|cache| cache.iovas.take(iovas, len, placement));
+        taken.unwrap_or_else(|| iovas.take(len, placement)).map_err(Box::new)
+    }
+
     /// Calls `then` with the cache. Returns `None`, without calling it, within a call of itself:
     /// `then` can allocate, and the program's allocator can use this handle. The caller then does
     /// without the cache.
@@ -69,6 +78,13 @@ impl<'d> Local<'d> {
     fn own<R>(&self, then: impl FnOnce(&mut LocalCache) -> R) -> Option<R> {
         // SAFETY: this is not `Sync`, so one thread at a time is here.
         unsafe { self.cache.own(then) }
+    }
+
+    /// As [`own`](Self::own), with a value that is passed on, or returned as an error.
+    #[inline(always)]
+    fn own_with<A, R>(&self, with: A, then: impl FnOnce(&mut LocalCache, A) -> R) -> Result<R, A> {
+        // SAFETY: this is not `Sync`, so one thread at a time is here.
+        unsafe { self.cache.own_with(with, then) }
     }
 }
 
@@ -95,18 +111,19 @@ impl sealed::Handle for Local<'_> {
     }
 
     #[inline(always)]
-    fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
+    fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, Box<IovaError>> {
         let iovas = &self.state.core.iovas;
-        let taken = self.own(|cache| cache.iovas.take(iovas, len, placement));
-        taken.unwrap_or_else(|| iovas.take(len, placement))
+        match self.own(|cache| cache.iovas.take_kept(iovas, len, placement)).flatten() {
+            Some(range) => Ok(range),
+            None => self.take_more(len, placement),
+        }
     }
 
     #[inline(always)]
     fn give(&self, _: Seal, range: IovaRange) {
         let iovas = &self.state.core.iovas;
-        let mut given = Some(range);
-        self.own(|cache| given.take().map(|range| cache.iovas.give(iovas, range)));
-        if let Some(range) = given {
+        let given = self.own_with(range, |cache, range| cache.iovas.give(iovas, range));
+        if let Err(range) = given {
             iovas.give(range);
         }
     }
@@ -122,9 +139,8 @@ impl sealed::Handle for Local<'_> {
     #[inline(always)]
     fn give_slot(&self, slot: Slot) {
         let pools = &self.state.pools;
-        let mut given = Some(slot);
-        self.own(|cache| given.take().map(|slot| cache.slots.give(pools, slot)));
-        if let Some(slot) = given {
+        let given = self.own_with(slot, |cache, slot| cache.slots.give(pools, slot));
+        if let Err(slot) = given {
             pools.give(slot.kind(), [slot]);
         }
     }

@@ -70,30 +70,51 @@ impl<T> OwnerBiased<T> {
     /// method is running already: `then` can allocate, and the program's allocator may call it again.
     ///
     /// # Safety
-    /// Only one thread, the owner, may call this.
+    /// Only one thread, the owner, may call this or [`own_with`](Self::own_with).
     #[inline(always)]
     pub unsafe fn own<R>(&self, then: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // SAFETY: the caller's promise.
+        unsafe { self.own_with((), |value, ()| then(value)) }.ok()
+    }
+
+    /// Calls `then` with the value and `with`, as the owner of the value. If a call of this method is running
+    /// already, `then` is dropped, as in [`own`](Self::own).
+    ///
+    /// `with` is passed by value. If `then` borrowed it, it would have an address, and could not stay in
+    /// registers.
+    ///
+    /// # Errors
+    /// `with`, if a call of this method is running already.
+    ///
+    /// # Safety
+    /// As of [`own`](Self::own).
+    #[inline(always)]
+    pub unsafe fn own_with<A, R>(
+        &self,
+        with: A,
+        then: impl FnOnce(&mut T, A) -> R,
+    ) -> Result<R, A> {
         // Only the owner stores it, so this is what it has stored last.
         if self.busy.load(Ordering::Relaxed) != 0 {
-            return None;
+            return Err(with);
         }
         let leave = self.enter();
         self.barrier.light();
         if self.claimed.load(Ordering::Acquire) == 0 {
             // SAFETY: the one owner is here, once, and a thread that claims the value waits for it.
-            return Some(self.value.with_mut(|value| then(unsafe { &mut *value })));
+            return Ok(self.value.with_mut(|value| then(unsafe { &mut *value }, with)));
         }
         drop(leave);
-        Some(self.own_locked(then))
+        Ok(self.own_locked(with, then))
     }
 
     #[cold]
-    fn own_locked<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
+    fn own_locked<A, R>(&self, with: A, then: impl FnOnce(&mut T, A) -> R) -> R {
         let _locked = self.lock();
-        // A claiming thread waits for the lock before it loads `busy`.
+        // A thread that claims the value waits for the lock before it looks at this.
         let _leave = self.enter();
         // SAFETY: any other thread that uses the value holds the lock, and the owner is here, once.
-        self.value.with_mut(|value| then(unsafe { &mut *value }))
+        self.value.with_mut(|value| then(unsafe { &mut *value }, with))
     }
 
     #[inline(always)]

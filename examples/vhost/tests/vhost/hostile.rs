@@ -80,8 +80,7 @@ fn bytes_that_are_no_message_end_the_connection() {
 fn descriptors_that_nobody_wanted_are_refused_and_closed() {
     let served = Served::new();
     let one = memfd::create("unwanted", memfd::Backing::Shmem).unwrap();
-    let link =
-        |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path());
+    let link = |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path());
     let is_one = |link: std::path::PathBuf| link.to_string_lossy().contains("memfd:unwanted");
     let links = || std::fs::read_dir("/proc/self/fd").unwrap().filter_map(move |it| link(it).ok());
     let count = || links().filter(|link| is_one(link.clone())).count();

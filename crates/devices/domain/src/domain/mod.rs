@@ -135,8 +135,8 @@ impl sealed::Handle for Domain {
         &self.state
     }
 
-    fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, IovaError> {
-        self.state.core.iovas.take(len, placement)
+    fn take(&self, _: Seal, len: u64, placement: Placement) -> Result<IovaRange, Box<IovaError>> {
+        self.state.core.iovas.take(len, placement).map_err(Box::new)
     }
 
     fn give(&self, _: Seal, range: IovaRange) {

@@ -42,12 +42,35 @@ impl IovaCache {
         Self { classes: std::array::from_fn(stack) }
     }
 
-    /// A range of at least `len_bytes`. A short one is rounded up to a power of two, and aligned to
-    /// that.
+    /// Takes a range of at least `len_bytes` that is kept here; `None` if there is none. A short one is rounded
+    /// up to a power of two, and aligned to that.
+    #[inline(always)]
+    pub(crate) fn take_kept(
+        &mut self,
+        allocator: &IovaAllocator,
+        len_bytes: u64,
+        placement: Placement,
+    ) -> Option<IovaRange> {
+        let log2 = allocator.granule.log2();
+        let granules = allocator.granules(Iova::new(0), len_bytes).ok()?;
+        let class = class_of(granules);
+        if class >= CLASSES || placement.last != Placement::ANYWHERE.last {
+            return None;
+        }
+        let is_aligned = u32::from(placement.align.log2()) <= u32::from(log2) + class as u32;
+        let stack = &mut self.classes[class];
+        if !is_aligned || stack.count == 0 {
+            return None;
+        }
+        stack.count -= 1;
+        let start = Iova::new(stack.starts[stack.count] << log2);
+        Some(IovaRange { start, granules: 1 << class })
+    }
+
+    /// Takes a range as [`take_kept`](Self::take_kept) does, or from the allocator.
     ///
     /// # Errors
     /// As [`IovaAllocator::take`].
-    #[inline]
     pub(crate) fn take(
         &mut self,
         allocator: &IovaAllocator,
@@ -57,14 +80,11 @@ impl IovaCache {
         let granules = allocator.granules(Iova::new(0), len_bytes)?;
         let class = class_of(granules);
         if class < CLASSES && placement.last == Placement::ANYWHERE.last {
-            let log2 = allocator.granule.log2();
-            let stack = &mut self.classes[class];
-            let is_aligned = u32::from(placement.align.log2()) <= u32::from(log2) + class as u32;
-            if is_aligned && (stack.count > 0 || self.refill(allocator, class)) {
-                let stack = &mut self.classes[class];
-                stack.count -= 1;
-                let start = Iova::new(stack.starts[stack.count] << log2);
-                return Ok(IovaRange { start, granules: 1 << class });
+            if self.classes[class].count == 0 {
+                self.refill(allocator, class);
+            }
+            if let Some(range) = self.take_kept(allocator, len_bytes, placement) {
+                return Ok(range);
             }
         }
         self.take_elsewhere(allocator, granules, placement)
@@ -97,9 +117,9 @@ impl IovaCache {
         }
     }
 
-    /// Takes half a stack. Whether there was any.
+    /// Takes half a stack, as far as there is room.
     #[cold]
-    fn refill(&mut self, allocator: &IovaAllocator, class: usize) -> bool {
+    fn refill(&mut self, allocator: &IovaAllocator, class: usize) {
         let granules = 1 << class;
         let wanted = super::Wanted { len: granules, align: granules, last: u64::MAX };
         let stack = &mut self.classes[class];
@@ -109,7 +129,6 @@ impl IovaCache {
             stack.starts[stack.count] = start;
             stack.count += 1;
         }
-        stack.count > 0
     }
 
     /// Gives back what was given first, until `kept` are left.

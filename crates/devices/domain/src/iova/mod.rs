@@ -330,13 +330,16 @@ impl IovaAllocator {
     }
 
     /// Granules of a range with its gap.
+    #[inline(always)]
     fn granules(&self, start: Iova, len_bytes: u64) -> Result<u64, IovaError> {
         if len_bytes == 0 {
             return Err(IovaError::Empty);
         }
         let claim = IovaError::Claim { start, len_bytes, granule: self.granule };
-        let len = len_bytes.div_ceil(self.granule.bytes()).checked_add(self.guard);
-        let is_aligned = start.raw().is_multiple_of(self.granule.bytes());
+        // A shift, since a division takes longer than all the rest of a map.
+        let before_last = (len_bytes - 1) >> self.granule.log2();
+        let len = before_last.checked_add(1).and_then(|len| len.checked_add(self.guard));
+        let is_aligned = self.granule.is_aligned(start.raw());
         let last = start.checked_add(len_bytes - 1);
         match len {
             Some(len) if is_aligned && last.is_some() => Ok(len),

@@ -123,9 +123,11 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         is_reported: bool,
     ) -> Result<Self, Failed<B>> {
         let span = span!("map", direction = direction; len_bytes, iova, is_bounced);
-        let mapping = Self::make(handle, memory, direction, is_reported)?;
-        mapping.tell(&span);
-        Ok(mapping)
+        let made = Self::make(handle, memory, direction, is_reported);
+        if let Ok(mapping) = &made {
+            mapping.tell(&span);
+        }
+        made
     }
 
     /// As [`new`](Self::new), without a span. A subscriber that panics when a span is left leaks the value

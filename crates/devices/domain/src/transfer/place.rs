@@ -144,7 +144,7 @@ pub(crate) fn map_somewhere<B: DmaMemory + 'static, D: Handle>(
     let iovas = core.take_for(start, offset + len_bytes, |bytes, placement| {
         handle.take(Seal, bytes, placement)
     });
-    let iovas = iovas.map_err(Error::from)?;
+    let iovas = iovas.map_err(|error| Error::from(*error))?;
     map(handle, memory, direction, iovas)
 }
 

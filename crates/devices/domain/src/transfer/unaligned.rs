@@ -105,7 +105,7 @@ impl Unaligned {
                 Ok(iovas) => iovas,
                 Err(error) => {
                     head.into_iter().chain(tail).for_each(|end| end.give(handle));
-                    return Err(error.into());
+                    return Err((*error).into());
                 }
             };
         let mut unaligned = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };

@@ -221,7 +221,8 @@ unsafe fn spread<D: Handle>(
     let State { core, policy, .. } = handle.state();
     let granule = core.limits.granule;
     let layout = Layout::new(runs, granule, policy.trusted);
-    let iovas = handle.take(Seal, layout.range_bytes, core.placement)?;
+    let iovas = handle.take(Seal, layout.range_bytes, core.placement);
+    let iovas = iovas.map_err(|error| *error)?;
     let start = iovas.start().raw();
     let mut spread = Spread { iovas, layout, slots: Vec::new(), is_mapped: true };
     let prepared = prepare(handle, &mut spread, direction).and_then(|copied| {
