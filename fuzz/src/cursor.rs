@@ -373,7 +373,7 @@ impl Run<'_> {
         }
         for segment in segments {
             let mut view = segment.into_view();
-            view.zero(0, view.len_bytes()).unwrap();
+            view.zero(0, view.len()).unwrap();
         }
         copy::zero(&mut Cursor::<Dest>::page_vec(&mut pages), usize::MAX).unwrap();
         self.keep(range, |kept| kept.fill(0));

@@ -422,7 +422,7 @@ impl<F: Format> Run<'_, F> {
             .iter()
             .map(|range| {
                 let start = self.va(range.start());
-                (start, start + (range.len_bytes() - 1))
+                (start, start + (range.len() - 1))
             })
             .collect();
         let is_told = |va: &u64| told.iter().any(|(start, end)| (*start..=*end).contains(va));
@@ -514,7 +514,7 @@ impl<F: Format> Run<'_, F> {
                 }
                 for range in told {
                     let start = self.va(range.start());
-                    self.model.forget_written(start, start + (range.len_bytes() - 1));
+                    self.model.forget_written(start, start + (range.len() - 1));
                 }
             }
             Err(Error::Prot { .. }) => assert!(self.format.attributes(prot).is_none()),
@@ -568,7 +568,7 @@ impl<F: Format> Run<'_, F> {
         if clear {
             for range in told {
                 let start = self.va(range.start());
-                self.model.forget_written(start, start + (range.len_bytes() - 1));
+                self.model.forget_written(start, start + (range.len() - 1));
             }
         }
     }

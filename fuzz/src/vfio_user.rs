@@ -170,7 +170,7 @@ impl Checked {
         self.model.sort_unstable();
         let wide = |range: AddrRange<Iova>| {
             let start = u128::from(range.start().raw());
-            (start, start + u128::from(range.len_bytes()))
+            (start, start + u128::from(range.len()))
         };
         let maps: Vec<(u128, u128)> = self.responder.maps().map(wide).collect();
         assert_eq!(maps, self.model);
@@ -360,7 +360,7 @@ impl DirtyLog for Maps {
         page_bytes: u64,
         bitmap: &mut [u64],
     ) -> Result<(), Errno> {
-        assert_eq!(bitmap.len() as u64, range.len_bytes().div_ceil(page_bytes).div_ceil(64));
+        assert_eq!(bitmap.len() as u64, range.len().div_ceil(page_bytes).div_ceil(64));
         bitmap.fill(u64::MAX);
         Ok(())
     }

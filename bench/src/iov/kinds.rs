@@ -60,7 +60,7 @@ impl Memory {
 
     pub(super) fn views(&self, len_bytes: usize) -> impl Iterator<Item = VolatileSlice<'_>> {
         let whole = self.view();
-        (0..whole.len_bytes())
+        (0..whole.len())
             .step_by(len_bytes)
             .map(move |at| whole.subslice(at, len_bytes).expect("the length divides the whole"))
     }
@@ -70,8 +70,7 @@ impl Memory {
         self.views(1 << size_log2)
             .map(|view| {
                 // SAFETY: nobody writes through it, here or elsewhere.
-                let view =
-                    unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len_bytes()) };
+                let view = unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len()) };
                 Page::new(view).expect("a run is aligned to its size")
             })
             .collect()

@@ -134,14 +134,14 @@ impl<M: DmaTarget> DmaTarget for Counted<M> {
     fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno> {
         let (range, rights) = (map.range, if map.writable { "rw" } else { "r" });
         self.inner.dma_map(map)?;
-        let (start, len) = (range.start().raw(), range.len_bytes());
+        let (start, len) = (range.start().raw(), range.len());
         self.counts.count(&self.counts.0.maps, format_args!("map {start:#x} + {len:#x} {rights}"));
         Ok(())
     }
 
     fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         self.inner.dma_unmap(range)?;
-        let (start, len) = (range.start().raw(), range.len_bytes());
+        let (start, len) = (range.start().raw(), range.len());
         self.counts.count(&self.counts.0.unmaps, format_args!("unmap {start:#x} + {len:#x}"));
         Ok(())
     }

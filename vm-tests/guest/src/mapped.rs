@@ -57,10 +57,10 @@ impl Mapped {
     /// The first byte that differs from the content with this seed.
     pub(crate) fn first_difference(&self, seed: u64) -> Result<Option<u64>, OutOfBounds> {
         let view = self.view();
-        let mut chunk = vec![0; CHUNK_BYTES.min(view.len_bytes())];
+        let mut chunk = vec![0; CHUNK_BYTES.min(view.len())];
         let mut at = 0;
-        while at < view.len_bytes() {
-            let len = chunk.len().min(view.len_bytes() - at);
+        while at < view.len() {
+            let len = chunk.len().min(view.len() - at);
             view.read(at, &mut chunk[..len])?;
             let difference = pattern::first_difference(seed, at as u64, &chunk[..len]);
             if difference.is_some() {

@@ -60,7 +60,7 @@ impl Events {
     }
 
     fn add(&self, range: AddrRange<Iova>, kind: Kind) {
-        let (start, len_bytes) = (range.start().raw(), range.len_bytes());
+        let (start, len_bytes) = (range.start().raw(), range.len());
         self.0.lock().unwrap().push(Event { at: Instant::now(), start, len_bytes, kind });
     }
 }

@@ -27,9 +27,9 @@ pub(crate) fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
 /// Where it is not.
 pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
     ensure!(
-        content.len_bytes() as u64 == file.len_bytes,
+        content.len() as u64 == file.len_bytes,
         "{} bytes came of a file of {}",
-        content.len_bytes(),
+        content.len(),
         file.len_bytes
     );
     let end = file.len_bytes;
@@ -48,7 +48,7 @@ pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
 /// # Errors
 /// Where it is not.
 pub(crate) fn check_part(file: &DataFile, content: VolatileSlice<'_>, offset: u64) -> Result<()> {
-    let end = content.len_bytes() as u64;
+    let end = content.len() as u64;
     let check_range = |start, end| check_range_at(file, content, offset, start, end);
     check_range(0, end.min(END_BYTES))?;
     for page in (0..end).step_by(STRIDE as usize) {

@@ -43,7 +43,7 @@ pub(super) fn read_range(source: &OwnedFd, memory: &Reservation, range: Range<u6
     let mut window = unsafe { memory.window(range.start..end) }?;
     let mut done = 0;
     while range.start + done < range.end {
-        let rest = window.len_bytes() - done as usize;
+        let rest = window.len() - done as usize;
         let mut target = window.subslice_mut(done as usize, rest)?;
         let offset = FileOffset::new(range.start + done);
         let read = file::read_at(source.as_fd(), &mut target, offset, ReadFlags::default())

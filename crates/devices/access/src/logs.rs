@@ -43,14 +43,12 @@ impl Logs {
     /// That the log has a bit for each page of a region.
     pub(crate) fn check(&self, region: &Region) -> Result<(), BeyondLog> {
         match (&self.by_guest_phys, region.guest_phys()) {
-            (Log::External(log), Some(at)) => match AddrRange::new(at, region.len_bytes()) {
+            (Log::External(log), Some(at)) => match AddrRange::new(at, region.len()) {
                 Ok(range) => log.check(range),
                 // It passes the end of the address space.
-                Err(_) => Err(BeyondLog {
-                    at: at.raw(),
-                    len_bytes: region.len_bytes(),
-                    log_pages: log.pages(),
-                }),
+                Err(_) => {
+                    Err(BeyondLog { at: at.raw(), len_bytes: region.len(), log_pages: log.pages() })
+                }
             },
             _ => Ok(()),
         }

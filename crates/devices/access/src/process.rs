@@ -231,7 +231,7 @@ impl<'m> OnThreads<'m> {
 
 impl RemoteMemory for ProcessMemory {
     fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
-        let len = into.len_bytes();
+        let len = into.len();
         let lost = |_| Reason::BackingLost;
         let Some(threads) = self.threads else {
             return self.by_calls(offset, len, usize::MAX, |address, done, part| {
@@ -256,7 +256,7 @@ impl RemoteMemory for ProcessMemory {
         if !self.is_writable {
             return Err(RemoteFault { done: 0, reason: Reason::Permission });
         }
-        let len = from.len_bytes();
+        let len = from.len();
         let lost = |_| Reason::BackingLost;
         let Some(threads) = self.threads else {
             return self.by_calls(offset, len, usize::MAX, |address, done, part| {

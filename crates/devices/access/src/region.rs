@@ -115,6 +115,7 @@ impl RemoteFault {
     }
 }
 
+#[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
 impl Region {
     /// Maps `len_bytes` of a file from `offset` on, shared, into this process: a memfd, a hugetlb
     /// file, a dma-buf, a client's memory.
@@ -280,8 +281,8 @@ impl Region {
         Self { read_only: true, ..self }
     }
 
-    /// Its length in bytes.
-    pub fn len_bytes(&self) -> u64 {
+    /// Returns the length in bytes, which is not zero.
+    pub fn len(&self) -> u64 {
         self.len_bytes
     }
 

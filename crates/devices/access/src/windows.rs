@@ -84,7 +84,7 @@ impl Windows {
     /// caller at a time.
     pub(crate) fn attach(&self, region: &Arc<Region>, iova: Iova) -> Option<Arc<Attached>> {
         let skip = iova.raw() & ((1 << LEAF_LOG2) - 1);
-        let count = ((skip + (region.len_bytes() - 1)) >> WINDOW_LOG2) as usize + 2;
+        let count = ((skip + (region.len() - 1)) >> WINDOW_LOG2) as usize + 2;
         let first = self.find_free(count)?;
         let bus = WINDOWS_START + ((first as u64) << WINDOW_LOG2) + skip;
         let attached = Arc::new(Attached { region: Arc::clone(region), bus, first, count });

@@ -118,7 +118,7 @@ struct Sevens;
 
 impl RemoteMemory for Sevens {
     fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
-        into.write(0, &[7; PAGE as usize][..into.len_bytes()]).unwrap();
+        into.write(0, &[7; PAGE as usize][..into.len()]).unwrap();
         Ok(())
     }
 

@@ -30,7 +30,7 @@ fn at(offset: u64) -> Iova {
 fn mapped(region: Region, prot: Prot) -> (Space, Arc<Region>) {
     let (space, region) = (Space::new().unwrap(), Arc::new(region));
     space.attach(&region).unwrap();
-    space.map(START, &region, 0, region.len_bytes(), prot).unwrap();
+    space.map(START, &region, 0, region.len(), prot).unwrap();
     (space, region)
 }
 
@@ -432,7 +432,7 @@ impl SegmentSource<Source> for Growing<'_> {
     }
 
     fn next_segment(&mut self, len_max: usize) -> Option<Segment<'_, Source>> {
-        let part = self.bytes.subslice(0, len_max.min(self.bytes.len_bytes()));
+        let part = self.bytes.subslice(0, len_max.min(self.bytes.len()));
         part.ok().map(Into::into)
     }
 

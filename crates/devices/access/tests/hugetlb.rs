@@ -89,7 +89,7 @@ fn a_punched_hole_in_a_sealed_hugetlb_file_is_a_fault() {
 
     let (space, at) = (Space::new().unwrap(), Iova::new(0x20_0000));
     space.attach(&region).unwrap();
-    space.map(at, &region, 0, region.len_bytes(), Prot::READ_WRITE).unwrap();
+    space.map(at, &region, 0, region.len(), Prot::READ_WRITE).unwrap();
     let session = space.session();
     session.write(at, b"fine").unwrap();
     assert_eq!(log.mark(GuestPhys::new(0), 1), Ok(()));

@@ -72,7 +72,7 @@ fn write_in_each_way(session: &Session) -> BTreeSet<u64> {
 fn pages_of<A: Address>(runs: &[AddrRange<A>], start: u64) -> BTreeSet<u64> {
     let pages = |run: &AddrRange<A>| {
         let first = (run.start().raw() - start) / PAGE;
-        first..first + run.len_bytes() / PAGE
+        first..first + run.len() / PAGE
     };
     runs.iter().flat_map(pages).collect()
 }

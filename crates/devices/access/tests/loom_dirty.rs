@@ -65,7 +65,7 @@ impl Model {
         let mut told = BTreeSet::new();
         self.log.harvest(self.log.covers(), grace, |run| {
             let first = run.start().raw() / PAGE;
-            for page in first..first + run.len_bytes() / PAGE {
+            for page in first..first + run.len() / PAGE {
                 assert!(told.insert(page));
                 if let Some(at) = self.pages.iter().position(|&known| known == page) {
                     copy[at] = self.memory[at].load(Ordering::Relaxed);
@@ -311,7 +311,7 @@ fn a_part_is_harvested_beside_a_writer_of_the_rest() {
         let writer = thread::spawn(move || other.write(0, 1, 2));
         let mut told = 0;
         let part = AddrRange::new(Iova::new(0), PAGE).unwrap();
-        model.log.harvest(part, || model.grace(), |run| told += run.len_bytes());
+        model.log.harvest(part, || model.grace(), |run| told += run.len());
         assert_eq!(told, PAGE);
         writer.join().unwrap();
         let left = model.harvest(&mut [0, 0], || model.grace());

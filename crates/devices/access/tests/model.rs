@@ -32,13 +32,13 @@ struct Asked(Mutex<Vec<u8>>);
 impl RemoteMemory for Asked {
     fn read(&self, offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
         let memory = self.0.lock().unwrap();
-        into.write(0, &memory[offset as usize..][..into.len_bytes()]).unwrap();
+        into.write(0, &memory[offset as usize..][..into.len()]).unwrap();
         Ok(())
     }
 
     fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), RemoteFault> {
         let mut memory = self.0.lock().unwrap();
-        from.read(0, &mut memory[offset as usize..][..from.len_bytes()]).unwrap();
+        from.read(0, &mut memory[offset as usize..][..from.len()]).unwrap();
         Ok(())
     }
 
@@ -247,7 +247,7 @@ impl World {
             .iter()
             .flat_map(|run| {
                 let first = (run.start().raw() - START) / PAGE;
-                first..first + run.len_bytes() / PAGE
+                first..first + run.len() / PAGE
             })
             .collect();
         let missing = self.oracle.dirty.range(pages).find(|page| !told.contains(page));
@@ -268,7 +268,7 @@ impl World {
         if clear {
             for run in told {
                 let first = (run.start().raw() - START) / PAGE;
-                for page in first..first + run.len_bytes() / PAGE {
+                for page in first..first + run.len() / PAGE {
                     self.oracle.dirty.remove(&page);
                     self.oracle.touched.remove(&page);
                 }

@@ -254,7 +254,7 @@ fn accesses_end_in_time_and_keep_few_threads_until_the_process_answers() {
     answers(&writable(&other).timeout(LONG));
     // How much of a write was done is not known.
     let mut dirty = Vec::new();
-    space.harvest(&log, all, |run| dirty.push((run.start(), run.len_bytes()))).unwrap();
+    space.harvest(&log, all, |run| dirty.push((run.start(), run.len()))).unwrap();
     assert_eq!(dirty, [(at(UNANSWERED), PAGE as u64)]);
 
     assert_eq!(peer.ask("answer"), "ok");

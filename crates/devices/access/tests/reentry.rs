@@ -92,7 +92,7 @@ impl RemoteMemory for Calls {
         let _ = self.begun.send(());
         come_back();
         let bytes = [7; PAGE as usize];
-        into.write(0, &bytes[..into.len_bytes()]).unwrap();
+        into.write(0, &bytes[..into.len()]).unwrap();
         Ok(())
     }
 

@@ -142,7 +142,7 @@ fn parts_of_regions_and_their_places_are_in_whole_pages() {
     memfd::set_len(&file, 4 * PAGE).unwrap();
     let (start, access) = (FileOffset::new(0), RegionAccess::ReadWrite);
     let whole = Arc::new(Region::map_file(&file, start, 4 * PAGE, access).unwrap());
-    let len_of = |offset, len| Region::part(&whole, offset, len).map(|part| part.len_bytes());
+    let len_of = |offset, len| Region::part(&whole, offset, len).map(|part| part.len());
     assert_eq!(len_of(PAGE, 3 * PAGE), Some(3 * PAGE));
     for (offset, len) in [(1, PAGE), (PAGE, 1), (0, 0), (PAGE, 4 * PAGE), (u64::MAX, PAGE)] {
         assert_eq!(len_of(offset, len), None, "{offset:#x} + {len:#x}");

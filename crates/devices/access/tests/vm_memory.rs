@@ -145,7 +145,7 @@ impl World {
         let mut pages = Vec::new();
         let visit = |run: AddrRange<Iova>| {
             let first = (run.start().raw() - START) / PAGE;
-            pages.extend(first..first + run.len_bytes() / PAGE);
+            pages.extend(first..first + run.len() / PAGE);
         };
         self.space.harvest(log, log.covers(), visit).unwrap();
         pages

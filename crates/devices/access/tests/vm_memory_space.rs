@@ -165,7 +165,7 @@ fn exactly_what_is_written_is_logged() {
     drop(memory);
     let mut pages = Vec::new();
     let visit = |run: AddrRange<Iova>| {
-        pages.push(((run.start().raw() - START) / PAGE, run.len_bytes() / PAGE));
+        pages.push(((run.start().raw() - START) / PAGE, run.len() / PAGE));
     };
     space.harvest(&log, log.covers(), visit).unwrap();
     assert_eq!(pages, [(2, 2)]);

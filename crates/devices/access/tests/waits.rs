@@ -269,7 +269,7 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, covers).unwrap());
     let harvest = || {
         let mut pages = 0;
-        world.space.harvest(&log, covers, |run| pages += run.len_bytes() / PAGE).unwrap();
+        world.space.harvest(&log, covers, |run| pages += run.len() / PAGE).unwrap();
         pages
     };
     let device = |session: &Session| {

@@ -33,7 +33,7 @@ fn assert_only_the_root(domain: &Domain, space: &Space) {
 
 /// Maps single pages all over the addresses, each of which leaves up to three empty tables.
 fn scatter(domain: &Domain, count: u64) {
-    let step = (domain.limits().usable[0].len_bytes().min(1 << 32) / count) & !(PAGE - 1);
+    let step = (domain.limits().usable[0].len().min(1 << 32) / count) & !(PAGE - 1);
     for nth in 0..count {
         let iova = Iova::new(PAGE + nth * step);
         drop(domain.map_at(iova, buffer(PAGE), Direction::ToDevice).unwrap());

@@ -187,7 +187,7 @@ impl DmaMaps {
 
     /// The map that has exactly these addresses.
     pub(crate) fn exact(&self, iova: u64, len_bytes: u64) -> Option<AddrRange<Iova>> {
-        self.maps.get(&iova).copied().filter(|range| range.len_bytes() == len_bytes)
+        self.maps.get(&iova).copied().filter(|range| range.len() == len_bytes)
     }
 
     pub(crate) fn remove(&mut self, range: AddrRange<Iova>) {

@@ -120,7 +120,7 @@ impl SpaceDma {
     }
 
     fn region(&self, map: DmaMapping) -> Result<(Region, Cost), Errno> {
-        let len_bytes = map.range.len_bytes();
+        let len_bytes = map.range.len();
         let is_by_io = matches!(map.backing, DmaBacking::FileIo { .. });
         match map.backing {
             // Files that the client wants read and written are mapped, too: a write waits for the lock of
@@ -167,7 +167,7 @@ impl DmaTarget for SpaceDma {
         let used = self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Errno::ENOSPC)?;
         let region = Arc::new(region);
         self.space.attach_for(&region, range.start())?;
-        let mapped = self.space.map(range.start(), &region, 0, range.len_bytes(), prot);
+        let mapped = self.space.map(range.start(), &region, 0, range.len(), prot);
         if let Err(error) = mapped {
             self.space.detach(&region)?;
             return Err(error.into());
@@ -180,7 +180,7 @@ impl DmaTarget for SpaceDma {
     fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno> {
         let start = range.start().raw();
         let held = self.regions.get(&start).ok_or(Errno::ENOENT)?;
-        self.space.unmap(range.start(), range.len_bytes())?;
+        self.space.unmap(range.start(), range.len())?;
         self.space.detach(&held.region)?;
         self.used.remove(held.cost);
         self.regions.remove(&start);
@@ -257,7 +257,7 @@ fn fill(
     mut into: VolatileSliceMut<'_>,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), RemoteFault>,
 ) -> Result<(), RemoteFault> {
-    let len_bytes = into.len_bytes();
+    let len_bytes = into.len();
     let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
     for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
         let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
@@ -277,7 +277,7 @@ fn drain(
     from: VolatileSlice<'_>,
     mut write: impl FnMut(u64, &[u8]) -> Result<(), RemoteFault>,
 ) -> Result<(), RemoteFault> {
-    let len_bytes = from.len_bytes();
+    let len_bytes = from.len();
     let mut bounce = vec![0; BOUNCE_BYTES.min(len_bytes)];
     for at in (0..len_bytes).step_by(BOUNCE_BYTES) {
         let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];

@@ -52,7 +52,7 @@ impl DirtyLog for SpaceLog {
             return Err(Errno::EBUSY);
         }
         let hull = self.hull(ranges)?;
-        let least_bytes = hull.len_bytes().div_ceil(1 << PAGES_LOG2_MAX).next_power_of_two();
+        let least_bytes = hull.len().div_ceil(1 << PAGES_LOG2_MAX).next_power_of_two();
         let page_bytes = page_bytes.max(least_bytes).clamp(4096, 1 << 40);
         let granule = Granule::new(page_bytes).map_err(|_| Errno::EINVAL)?;
         let log = Arc::new(dirty::DirtyLog::new(granule, hull)?);

@@ -140,7 +140,7 @@ impl Extents {
             tally.fetch_add(len_bytes, Ordering::Relaxed);
             return Ok(());
         }
-        let first_page = extent.subslice(0, extent.len_bytes().min(page_size_bytes()));
+        let first_page = extent.subslice(0, extent.len().min(page_size_bytes()));
         pages::populate_write(first_page.map_err(io::Error::other)?)?;
         let mut folio_bytes = pages::resident_prefix_bytes(extent)? as u64;
         if folio_bytes < len_bytes

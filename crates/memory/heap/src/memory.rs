@@ -229,7 +229,7 @@ impl Memory {
         let pages = self.pages(bytes)?;
         // SAFETY: the mapping is readable and writable as long as `self` is borrowed; the caller
         // answers for the rest.
-        Ok(unsafe { VolatileSliceMut::from_raw_parts(pages.start(), pages.len_bytes()) })
+        Ok(unsafe { VolatileSliceMut::from_raw_parts(pages.start(), pages.len()) })
     }
 
     /// # Safety
@@ -252,7 +252,7 @@ impl Memory {
         let pages = self.pages(bytes)?;
         // SAFETY: mapped and readable as long as `self` is borrowed; the caller answers for the
         // rest.
-        Ok(unsafe { std::slice::from_raw_parts(pages.as_ptr(), pages.len_bytes()) })
+        Ok(unsafe { std::slice::from_raw_parts(pages.as_ptr(), pages.len()) })
     }
 
     /// Where the content is. Whoever dereferences it answers for aliasing.

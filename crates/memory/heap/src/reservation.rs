@@ -147,7 +147,7 @@ impl Reservation {
             let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::Write)?;
             // SAFETY: `self` is owned here, so no other window exists.
             let tail = unsafe { self.window(content..end) }?;
-            let len_bytes = tail.len_bytes();
+            let len_bytes = tail.len();
             let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(tail), len_bytes);
             debug_assert_eq!(zeroed, Ok(len_bytes), "the last page was populated");
             drop(bracket);

@@ -211,7 +211,7 @@ impl SharedView<'_> {
     /// another process has punched a hole into memory of the hugetlb pool ([`Sealing::Size`]); the
     /// bytes before it are copied.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let len_bytes = self.bytes.len_bytes() as u64;
+        let len_bytes = self.bytes.len() as u64;
         let from = usize::try_from(offset).ok();
         let from = from.and_then(|from| self.bytes.subslice(from, into.len()).ok());
         let Some(from) = from else {
@@ -312,7 +312,7 @@ mod tests {
         for sealing in [Sealing::Size, Sealing::Content] {
             let shared = Heap::Memfd.allocate(0).unwrap().share(sealing).unwrap();
             assert!(shared.is_empty());
-            assert_eq!(shared.view().unwrap().bytes().len_bytes(), 0);
+            assert_eq!(shared.view().unwrap().bytes().len(), 0);
         }
     }
 }

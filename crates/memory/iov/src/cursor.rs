@@ -96,7 +96,7 @@ macro_rules! constructors {
 impl<'m> Cursor<'m, Source> {
     /// A cursor over one foreign range.
     pub fn foreign_buf(view: VolatileSlice<'m>) -> Self {
-        let len_bytes = view.len_bytes();
+        let len_bytes = view.len();
         Self::new(AnyKind::ForeignBuf(ForeignBuf::<Source>::new(view)), len_bytes)
     }
 
@@ -112,7 +112,7 @@ impl<'m> Cursor<'m, Source> {
 impl<'m> Cursor<'m, Dest> {
     /// A cursor over one foreign range.
     pub fn foreign_buf(view: VolatileSliceMut<'m>) -> Self {
-        let len_bytes = view.len_bytes();
+        let len_bytes = view.len();
         Self::new(AnyKind::ForeignBuf(ForeignBuf::<Dest>::new(view)), len_bytes)
     }
 

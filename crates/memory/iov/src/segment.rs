@@ -102,14 +102,14 @@ impl<'m> Segment<'m, Dest> {
 
 impl<'m> From<VolatileSlice<'m>> for Segment<'m, Source> {
     fn from(view: VolatileSlice<'m>) -> Self {
-        Self { start: view.start(), len_bytes: view.len_bytes(), memory: PhantomData }
+        Self { start: view.start(), len_bytes: view.len(), memory: PhantomData }
     }
 }
 
 impl<'m> From<VolatileSliceMut<'m>> for Segment<'m, Dest> {
     fn from(view: VolatileSliceMut<'m>) -> Self {
         let readable = view.as_readable();
-        Self { start: readable.start(), len_bytes: view.len_bytes(), memory: PhantomData }
+        Self { start: readable.start(), len_bytes: view.len(), memory: PhantomData }
     }
 }
 

@@ -26,8 +26,8 @@ use crate::segment::Segment;
 ///     }
 ///
 ///     fn next_segment(&mut self, len_max: usize) -> Option<Segment<'_, Source>> {
-///         let at = self.walked % self.bytes.len_bytes();
-///         let len = (self.bytes.len_bytes() - at).min(self.remaining()).min(len_max);
+///         let at = self.walked % self.bytes.len();
+///         let len = (self.bytes.len() - at).min(self.remaining()).min(len_max);
 ///         let part = self.bytes.subslice(at, len).expect("the part ends where the bytes do");
 ///         (len > 0).then(|| part.into())
 ///     }

@@ -106,7 +106,7 @@ fn read_each(source: &mut Cursor<'_, Source>) {
 
 fn bytes_of(segment: &Segment<'_, Source>) -> Vec<u8> {
     let view: VolatileSlice<'_> = segment.view();
-    let words = view.len_bytes() / 8;
+    let words = view.len() / 8;
     let word_at = |word: usize| view.read_u64_le(8 * word).unwrap();
     (0..words).flat_map(|word| word_at(word).to_le_bytes()).collect()
 }

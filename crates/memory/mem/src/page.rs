@@ -50,7 +50,7 @@ impl<'a> Page<'a> {
     /// # Errors
     /// [`NotAPage`] where its length or place forbids it.
     pub fn new(mut view: VolatileSliceMut<'a>) -> Result<Self, NotAPage> {
-        let (addr, len_bytes) = (view.as_readable().start().addr().get(), view.len_bytes());
+        let (addr, len_bytes) = (view.as_readable().start().addr().get(), view.len());
         match NonNull::new(view.as_mut_ptr()) {
             Some(start) if len_bytes.is_power_of_two() && addr.is_multiple_of(len_bytes) => {
                 Ok(Self { start, size_log2: len_bytes.trailing_zeros(), lifetime: PhantomData })

@@ -105,8 +105,8 @@ impl<A: Address> AddrRange<A> {
         self.start
     }
 
-    /// The length in bytes.
-    pub fn len_bytes(self) -> u64 {
+    /// Returns the length in bytes.
+    pub fn len(self) -> u64 {
         self.len_bytes
     }
 
@@ -221,7 +221,7 @@ mod tests {
                 prop_assert_eq!(x.contains_range(y), a0 <= b0 && b1 <= a1);
                 prop_assert_eq!(x.contains(Iova::new(b)), a0 <= b0 && b0 < a1);
                 let (low, high) = (a0.max(b0), a1.min(b1));
-                let shared = x.intersection(y).map(|i| (u128::from(i.start().raw()), u128::from(i.len_bytes())));
+                let shared = x.intersection(y).map(|i| (u128::from(i.start().raw()), u128::from(i.len())));
                 prop_assert_eq!(shared, (low < high).then(|| (low, high - low)));
             }
         }

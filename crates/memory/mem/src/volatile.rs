@@ -81,8 +81,8 @@ impl<'a> VolatileSlice<'a> {
         Self { start, len_bytes, lifetime: PhantomData }
     }
 
-    /// The view's length in bytes.
-    pub const fn len_bytes(&self) -> usize {
+    /// Returns the view's length in bytes.
+    pub const fn len(&self) -> usize {
         self.len_bytes
     }
 
@@ -176,8 +176,8 @@ impl<'a> VolatileSliceMut<'a> {
         self.readable
     }
 
-    /// The view's length in bytes.
-    pub const fn len_bytes(&self) -> usize {
+    /// Returns the view's length in bytes.
+    pub const fn len(&self) -> usize {
         self.readable.len_bytes
     }
 
@@ -246,7 +246,7 @@ impl fmt::Debug for VolatileSlice<'_> {
 
 impl fmt::Debug for VolatileSliceMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VolatileSliceMut({:p} + {:#x})", self.readable.start, self.len_bytes())
+        write!(f, "VolatileSliceMut({:p} + {:#x})", self.readable.start, self.len())
     }
 }
 

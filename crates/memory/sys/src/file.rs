@@ -302,7 +302,7 @@ pub fn read_at(
     flags: ReadFlags,
 ) -> io::Result<usize> {
     let offset = i64::try_from(offset.raw()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let target = libc::iovec { iov_len: memory.len_bytes(), iov_base: memory.as_mut_ptr().cast() };
+    let target = libc::iovec { iov_len: memory.len(), iov_base: memory.as_mut_ptr().cast() };
     let mut bits = 0;
     if flags.resident_only {
         bits |= libc::RWF_NOWAIT;

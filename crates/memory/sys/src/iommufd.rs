@@ -265,7 +265,7 @@ impl Iommufd {
             ioas_id: ioas.0,
             fd: file.as_raw_fd(),
             start: range.start().raw(),
-            length: range.len_bytes(),
+            length: range.len(),
             iova: iova.raw(),
         };
         // SAFETY: the kernel reads and writes a `struct iommu_ioas_map_file`, whose layout the argument

@@ -21,7 +21,7 @@ use crate::{page_size_bytes, retry_interrupted};
 pub fn advise_huge(memory: VolatileSlice<'_>) -> io::Result<()> {
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: the advice changes no content, and the view is valid for its whole length.
-    Ok(unsafe { rustix::mm::madvise(start, memory.len_bytes(), Advice::LinuxHugepage) }?)
+    Ok(unsafe { rustix::mm::madvise(start, memory.len(), Advice::LinuxHugepage) }?)
 }
 
 /// Asks for base pages only in a range (`MADV_NOHUGEPAGE`).
@@ -31,7 +31,7 @@ pub fn advise_huge(memory: VolatileSlice<'_>) -> io::Result<()> {
 pub fn advise_base(memory: VolatileSlice<'_>) -> io::Result<()> {
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: the advice changes no content, and the view is valid for its whole length.
-    Ok(unsafe { rustix::mm::madvise(start, memory.len_bytes(), Advice::LinuxNoHugepage) }?)
+    Ok(unsafe { rustix::mm::madvise(start, memory.len(), Advice::LinuxNoHugepage) }?)
 }
 
 /// Turns the base pages of a range into huge pages now (`MADV_COLLAPSE`, Linux 6.1), whatever the
@@ -41,7 +41,7 @@ pub fn advise_base(memory: VolatileSlice<'_>) -> io::Result<()> {
 /// `EINVAL` where nothing exists there or the kernel lacks it, `ENOMEM` or `EAGAIN` where no huge
 /// page is free.
 pub fn collapse(memory: VolatileSlice<'_>) -> io::Result<()> {
-    let len_bytes = memory.len_bytes();
+    let len_bytes = memory.len();
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: collapsing changes where content lies, not what it is; the view is valid for its
     // whole length.
@@ -58,7 +58,7 @@ pub fn collapse(memory: VolatileSlice<'_>) -> io::Result<()> {
 /// `ENOMEM` or `EFAULT` where memory or the hugetlb pool is exhausted, `EINVAL` where the kernel
 /// lacks it.
 pub fn populate_write(memory: VolatileSlice<'_>) -> io::Result<()> {
-    let len_bytes = memory.len_bytes();
+    let len_bytes = memory.len();
     let start: *mut std::ffi::c_void = memory.as_ptr().cast_mut().cast();
     retry_interrupted(|| {
         // SAFETY: populating writes nothing that a reader could tell from before, and the view is
@@ -78,7 +78,7 @@ pub fn resident_prefix_bytes(memory: VolatileSlice<'_>) -> io::Result<usize> {
     let page_bytes = page_size_bytes();
     // A huge page's worth of answers, on the stack.
     let mut present = [0u8; 512];
-    let len_bytes = memory.len_bytes().min(present.len() * page_bytes);
+    let len_bytes = memory.len().min(present.len() * page_bytes);
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: mincore writes one byte a page into `present`, which holds as many; the memory it
     // asks about is not accessed, and an unmapped part is an error.

@@ -128,7 +128,7 @@ impl Process {
     /// `ESRCH` once the process is gone, `EPERM` where it may not be looked into, `EFAULT` where
     /// nothing is mapped at `address`. What was written to `into` is unspecified then.
     pub fn read(&self, address: u64, mut into: VolatileSliceMut<'_>) -> io::Result<usize> {
-        self.call(Way::Read, address, into.as_mut_ptr(), into.len_bytes())
+        self.call(Way::Read, address, into.as_mut_ptr(), into.len())
     }
 
     /// Writes `from` to `address` of the process. Returns how many bytes, as [`read`](Self::read).
@@ -142,7 +142,7 @@ impl Process {
     /// may it be shared with memory that this process uses through references: until it calls `exec`, a
     /// forked child has every shared mapping of its parent, such as a buffer's memfd.
     pub unsafe fn write(&self, address: u64, from: VolatileSlice<'_>) -> io::Result<usize> {
-        self.call(Way::Write, address, from.as_ptr().cast_mut(), from.len_bytes())
+        self.call(Way::Write, address, from.as_ptr().cast_mut(), from.len())
     }
 
     fn call(&self, way: Way, address: u64, own: *mut u8, len_bytes: usize) -> io::Result<usize> {

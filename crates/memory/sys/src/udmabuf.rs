@@ -76,7 +76,7 @@ pub fn create(memfd: impl AsFd, range: AddrRange<FileOffset>) -> io::Result<Owne
         memfd: memfd.as_fd().as_raw_fd().cast_unsigned(),
         flags: FLAG_CLOEXEC,
         offset: range.start().raw(),
-        size: range.len_bytes(),
+        size: range.len(),
     };
     // SAFETY: UDMABUF_CREATE reads a `struct udmabuf_create`, whose layout `Create` has.
     let made = unsafe { libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE, &raw const request) };

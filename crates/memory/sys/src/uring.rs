@@ -103,7 +103,7 @@ impl<'mem> Ring<'mem> {
         self.entries - self.in_flight
     }
 
-    /// Queues a read of `memory.len_bytes()` bytes at `offset`; it starts with the next
+    /// Queues a read of `memory.len()` bytes at `offset`; it starts with the next
     /// [`Ring::wait`]. `token` comes back with its completion.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl<'mem> Ring<'mem> {
         if self.room() == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let len = u32::try_from(memory.len_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let len = u32::try_from(memory.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let entry = opcode::Read::new(Fd(file.as_raw_fd()), memory.as_mut_ptr(), len)
             .offset(offset.raw())
             .build()

@@ -74,7 +74,7 @@ impl Plan {
             let (path, len_bytes) = (source.path().to_owned(), source.len());
             return Err(Error::OutOfFile { path, range, len_bytes });
         };
-        let (start, len_bytes) = (validated.start().raw(), validated.len_bytes());
+        let (start, len_bytes) = (validated.start().raw(), validated.len());
         let buffer_range = self.take(len_bytes, FILE_ALIGNMENT)?;
         let part = Part::new(start, buffer_range.start, len_bytes);
         let parts = if len_bytes == 0 { Vec::new() } else { vec![part] };

@@ -200,7 +200,7 @@ fn filled_memfd(len: u64, seed: u64) -> Result<OwnedFd, Box<dyn std::error::Erro
 
 fn fill(target: &mut Mapped, seed: u64) -> Result<(), longshore_mem::OutOfBounds> {
     let mut view = target.view_mut();
-    let mut content = vec![0; view.len_bytes()];
+    let mut content = vec![0; view.len()];
     pattern::fill(seed, 0, &mut content);
     view.write(0, &content)
 }

@@ -143,7 +143,7 @@ impl<A: Address> ExternalLog<A> {
     pub fn check(&self, range: AddrRange<A>) -> Result<(), BeyondLog> {
         match range.last() {
             Some(last) if page_of(last.raw()) >= self.pages() => {
-                Err(self.beyond(range.start(), range.len_bytes()))
+                Err(self.beyond(range.start(), range.len()))
             }
             _ => Ok(()),
         }

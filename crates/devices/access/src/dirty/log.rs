@@ -109,7 +109,7 @@ impl<A: Address> DirtyLog<A> {
         let count = count as usize;
         let bitmap = Bitmap::new(count).ok_or_else(|| LogError::OutOfMemory {
             start,
-            len_bytes: range.len_bytes(),
+            len_bytes: range.len(),
             granule,
             size_bytes: Bitmap::size_bytes(count) as u64,
         })?;

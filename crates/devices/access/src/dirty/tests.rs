@@ -169,7 +169,7 @@ fn follow(granule: Granule, first: u64, count: u64, steps: Vec<Step>) {
         match step {
             Step::Mark(at, len) => {
                 let span = span(at, len);
-                log.mark(span.start(), span.len_bytes());
+                log.mark(span.start(), span.len());
                 model.extend(touched(span));
             }
             Step::Harvest(at, len) => {
@@ -501,7 +501,7 @@ fn a_copy_by_harvests_ends_as_the_memory() {
     let mut harvest = || {
         let done = log.harvest(log.covers(), grace, |run| {
             let first = (run.start().raw() / PAGE) as usize - 7;
-            let cells = first * CELLS..(first + (run.len_bytes() / PAGE) as usize) * CELLS;
+            let cells = first * CELLS..(first + (run.len() / PAGE) as usize) * CELLS;
             for cell in cells {
                 copy[cell] = memory[cell].load(Ordering::Relaxed);
             }

@@ -54,7 +54,7 @@ impl Session {
                 Place::Remote { memory, offset, len: part, .. } => {
                     let Some(segment) = dest.next_segment(part) else { break };
                     let mut view = segment.into_view();
-                    let part = view.len_bytes().min(part);
+                    let part = view.len().min(part);
                     let Ok(view) = view.subslice_mut(0, part) else { break };
                     // A cursor should not have empty segments, and nothing is asked for nothing.
                     if part == 0 {

@@ -48,7 +48,7 @@ impl Space {
             let leased = self.inner.leases.written();
             let written = leased.iter().flat_map(|leased| &**leased).filter_map(Written::addresses);
             for part in pages_in(written, &[range]) {
-                session.set_dirty(part.start(), part.len_bytes());
+                session.set_dirty(part.start(), part.len());
             }
         }
         found.into_iter().for_each(visit);
@@ -114,10 +114,10 @@ pub(crate) fn runs_of(mut ranges: Vec<AddrRange<Iova>>) -> impl Iterator<Item = 
             else {
                 break;
             };
-            if distance > run.len_bytes() {
+            if distance > run.len() {
                 break;
             }
-            let end = last.raw().max(run.start().raw() + (run.len_bytes() - 1));
+            let end = last.raw().max(run.start().raw() + (run.len() - 1));
             run = AddrRange::new(run.start(), end - run.start().raw() + 1).ok()?;
             ranges.next();
         }

@@ -70,7 +70,7 @@ impl Inner {
         if self.leases.is_empty() && !self.grace.is_busy_in(thread_token()) {
             return Ok(());
         }
-        ranges.iter().try_for_each(|range| self.check_pins(range.start(), range.len_bytes()))
+        ranges.iter().try_for_each(|range| self.check_pins(range.start(), range.len()))
     }
 
     /// Takes entries out, without waiting, and reports those that were dirty.
@@ -215,7 +215,7 @@ impl Invalidate for Flush<'_> {
 }
 
 pub(super) fn check_log(logs: &Logs, region: &Region) -> Result<(), Error> {
-    let region_bytes = region.len_bytes();
+    let region_bytes = region.len();
     logs.check(region).map_err(|source| Error::BeyondLog { region_bytes, source })
 }
 

@@ -184,7 +184,7 @@ impl Space {
         let mut gather = TlbGather::new();
         let (mut done, mut refused) = (0, None);
         for range in ranges {
-            let (iova, len_bytes) = (range.start(), range.len_bytes());
+            let (iova, len_bytes) = (range.start(), range.len());
             let cleared = self.inner.clear_checked(iova, len_bytes, &mut gather, |_| {});
             if let Err(error) = cleared {
                 refused = Some(error);
@@ -224,7 +224,7 @@ impl Space {
         let before = self.tables();
         let (mut gather, mut refused) = (TlbGather::new(), None);
         each_unused(&mut |range| {
-            let (iova, len_bytes) = (range.start(), range.len_bytes());
+            let (iova, len_bytes) = (range.start(), range.len());
             if refused.is_none()
                 && let Err(source) = self.inner.table.reclaim(iova, len_bytes, &mut gather)
             {
@@ -258,7 +258,7 @@ impl Space {
     pub fn attach_for(&self, region: &Arc<Region>, iova: Iova) -> Result<(), Error> {
         self.inner.check_door()?;
         if !iova.raw().is_multiple_of(TABLE_BYTES) {
-            let len_bytes = region.len_bytes();
+            let len_bytes = region.len();
             return Err(Error::RegionAlignment { start: iova.raw(), len_bytes });
         }
         let mut state = self.inner.lock();
@@ -268,7 +268,7 @@ impl Space {
         }
         check_log(&self.inner.logs.get(), region)?;
         let attached = self.inner.windows.attach(region, iova);
-        let attached = attached.ok_or(Error::NoWindow { region_bytes: region.len_bytes() })?;
+        let attached = attached.ok_or(Error::NoWindow { region_bytes: region.len() })?;
         state.attached.insert(key, Kept { attached, mapped_bytes: 0 });
         Ok(())
     }
@@ -306,7 +306,7 @@ impl Space {
         if region.is_read_only() && prot.contains(Prot::WRITE) {
             return Err(Error::ReadOnlyRegion);
         }
-        let region_bytes = region.len_bytes();
+        let region_bytes = region.len();
         if offset.checked_add(len_bytes).is_none_or(|end| end > region_bytes) {
             return Err(Error::OutsideRegion { offset, len_bytes, region_bytes });
         }

@@ -160,7 +160,7 @@ pub struct Registers(vfio::Registers);
 impl Registers {
     /// Returns the length in bytes, which is not zero.
     pub fn len(&self) -> usize {
-        self.0.len_bytes()
+        self.0.len()
     }
 
     /// Reads the four bytes at `offset`.

@@ -119,7 +119,7 @@ unsafe impl Backend for Iommufd {
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
         for run in runs(ranges) {
-            match self.descriptor.unmap(self.ioas, run.start(), run.len_bytes()) {
+            match self.descriptor.unmap(self.ioas, run.start(), run.len()) {
                 Ok(_) => {}
                 // Nothing is there: it was unmapped by a call that failed later on.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}

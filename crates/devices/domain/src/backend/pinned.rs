@@ -41,7 +41,7 @@ pub(super) fn runs(ranges: &[AddrRange<Iova>]) -> impl Iterator<Item = AddrRange
 
 fn joined(run: AddrRange<Iova>, next: AddrRange<Iova>) -> Option<AddrRange<Iova>> {
     let touches = run.last()?.checked_add(1)? == next.start();
-    let len_bytes = run.len_bytes().checked_add(next.len_bytes())?;
+    let len_bytes = run.len().checked_add(next.len())?;
     touches.then(|| AddrRange::new(run.start(), len_bytes).ok()).flatten()
 }
 
@@ -117,7 +117,7 @@ mod tests {
         let range = |(start, len)| AddrRange::new(Iova::new(start), len).unwrap();
         let joined = |ranges: &[(u64, u64)]| {
             let ranges: Vec<_> = ranges.iter().copied().map(range).collect();
-            runs(&ranges).map(|run| (run.start().raw(), run.len_bytes())).collect::<Vec<_>>()
+            runs(&ranges).map(|run| (run.start().raw(), run.len())).collect::<Vec<_>>()
         };
         assert_eq!(joined(&[]), []);
         assert_eq!(joined(&[(0x1000, 0x1000)]), [(0x1000, 0x1000)]);

@@ -72,7 +72,7 @@ unsafe impl Backend for Soft {
         contained(|| {
             if let [range] = ranges {
                 // SAFETY: mapped by `map` above, and the caller has the addresses for itself.
-                return unsafe { self.space.unmap_raw(range.start(), range.len_bytes()) };
+                return unsafe { self.space.unmap_raw(range.start(), range.len()) };
             }
             // SAFETY: the same, of each.
             unsafe { self.space.unmap_raw_each(ranges) }
@@ -80,7 +80,7 @@ unsafe impl Backend for Soft {
     }
 
     fn check_unmap(&self, range: AddrRange<Iova>) -> Result<(), BackendError> {
-        Ok(self.space.check_unmap(range.start(), range.len_bytes())?)
+        Ok(self.space.check_unmap(range.start(), range.len())?)
     }
 
     unsafe fn reclaim(&self, each_unused: &mut EachUnused<'_>) -> Result<u64, BackendError> {

@@ -153,7 +153,7 @@ unsafe impl Backend for Vfio {
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
         for run in runs(ranges) {
             // What is not there any more was unmapped by a call that failed later on.
-            let done = self.container.unmap(run.start(), run.len_bytes());
+            let done = self.container.unmap(run.start(), run.len());
             done.map_err(|source| BackendError::Io { operation: "unmapping by VFIO", source })?;
         }
         Ok(())

@@ -96,7 +96,7 @@ impl DmaElement {
         let view = self.0.view();
         // SAFETY: as in `Part::view`; no other handle that is alive has these bytes, so this process
         // reads and writes them by this view alone.
-        unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len_bytes()) }
+        unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len()) }
     }
 
     /// Copies the bytes from `offset` on into all of `into`.

@@ -220,7 +220,7 @@ fn unused_ranges_are_all_but_those_in_use() {
     let unused = |allocator: &IovaAllocator| {
         let mut found = Vec::new();
         allocator.each_unused(100 * PAGE, &mut |range| {
-            found.push((range.start().raw() / PAGE, range.len_bytes() / PAGE));
+            found.push((range.start().raw() / PAGE, range.len() / PAGE));
         });
         found
     };

@@ -75,7 +75,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Batch<'d, B, D> {
         self.ranges.clear();
         self.mappings.iter().for_each(|mapping| mapping.add_mapped(&mut self.ranges));
         if let Some(first) = self.ranges.first() {
-            let len_bytes = self.ranges.iter().map(|range| range.len_bytes()).sum();
+            let len_bytes = self.ranges.iter().map(|range| range.len()).sum();
             // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
             let unmapped = unsafe { self.handle.state().core.backend.unmap(&self.ranges) };
             unmapped.map_err(|source| Error::Backend {

@@ -50,12 +50,12 @@ pub(crate) unsafe fn map_all<D: Handle>(
                 process::abort();
             }
         });
-        let piece = Piece { host, len_bytes: range.len_bytes(), file: None };
+        let piece = Piece { host, len_bytes: range.len(), file: None };
         // SAFETY: the caller's promise.
         let mapped = unsafe { backend.map(range.start(), piece, direction.prot()) };
         unwinding.keep();
         let Err(source) = mapped else { continue };
-        let (iova, len_bytes) = (range.start(), range.len_bytes());
+        let (iova, len_bytes) = (range.start(), range.len());
         let error = Error::Backend { operation: "mapping", iova, len_bytes, source };
         return Err(Partly { error, still_mapped: if unmap_first(nth) { 0 } else { nth } });
     }
@@ -68,7 +68,7 @@ pub(crate) unsafe fn map_all<D: Handle>(
 /// [`Error::Backend`].
 pub(crate) fn check_unmap<D: Handle>(handle: &D, range: AddrRange<Iova>) -> Result<(), Error> {
     let checked = handle.state().core.backend.check_unmap(range);
-    let (iova, len_bytes) = (range.start(), range.len_bytes());
+    let (iova, len_bytes) = (range.start(), range.len());
     checked.map_err(|source| Error::Backend { operation: "mapping", iova, len_bytes, source })
 }
 

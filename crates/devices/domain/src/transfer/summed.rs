@@ -50,14 +50,14 @@ macro_rules! sum {
                 from: VolatileSlice<'_>,
                 to: VolatileSliceMut<'_>,
             ) -> Result<usize, longshore_iov::Error> {
-                let len_bytes = from.len_bytes();
+                let len_bytes = from.len();
                 let mut from = Cursor::<Source>::foreign_buf(from);
                 let mut to = Cursor::<Dest>::foreign_buf(to);
                 copy::transfer_into(&mut from, &mut to, len_bytes, self)
             }
 
             fn walk(&mut self, from: VolatileSlice<'_>) -> Result<usize, longshore_iov::Error> {
-                let len_bytes = from.len_bytes();
+                let len_bytes = from.len();
                 copy::walk_into(&mut Cursor::<Source>::foreign_buf(from), len_bytes, self)
             }
         }

@@ -136,14 +136,14 @@ unsafe impl Backend for Scripted {
             script.is_refused(count)
         };
         script.refuse_unmap = next.map(|count| (count, partly));
-        script.lost_chunk |= is_refused && ranges[0].len_bytes() == CHUNK;
+        script.lost_chunk |= is_refused && ranges[0].len() == CHUNK;
         let count = match (is_refused, partly) {
             (false, _) => ranges.len(),
             (true, true) => 1,
             (true, false) => 0,
         };
         for range in &ranges[..count] {
-            let (start, len_bytes) = (range.start().raw(), range.len_bytes());
+            let (start, len_bytes) = (range.start().raw(), range.len());
             if script.gone.remove(&start) == Some(len_bytes) {
                 assert!(is_refused || !script.entries.contains_key(&start));
                 if is_refused {

@@ -21,7 +21,7 @@ fn write<F: Format>(table: &Table<F>, iova: Iova) {
 fn read<F: Format>(table: &Table<F>, iova: u64, len: u64, clear: bool) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut gather = TlbGather::new();
-    let note = |range: AddrRange<Iova>| found.push((range.start().raw(), range.len_bytes()));
+    let note = |range: AddrRange<Iova>| found.push((range.start().raw(), range.len()));
     table.read_dirty(Iova::new(iova), len, clear, &mut gather, note).unwrap();
     assert_eq!(gather.is_empty(), found.is_empty() || !clear);
     let Ok(()) = table.finish(gather, &NoTlb);
@@ -72,7 +72,7 @@ fn suite<F: Format>(format: F) {
     write(&table, Iova::new(0x3000));
     let mut gather = TlbGather::new();
     let mut told = 0;
-    let set = |range: AddrRange<Iova>| told += range.len_bytes();
+    let set = |range: AddrRange<Iova>| told += range.len();
     table.set_prot_dirty(Iova::new(0), 2 * MIB, Prot::READ, &mut gather, set).unwrap();
     let Ok(()) = table.finish(gather, &NoTlb);
     let kept = read(&table, 0, 2 * MIB, false).len();
@@ -131,7 +131,7 @@ fn runs_are_dirty_as_a_whole() {
                 .unmap_dirty(Iova::new(0x1_0000), 0x2_0000, &mut gather, |range| told.push(range))
                 .unwrap();
             assert_eq!(told.len(), 1);
-            assert_eq!(told[0].len_bytes(), 0x1_0000);
+            assert_eq!(told[0].len(), 0x1_0000);
             let Ok(()) = table.finish(gather, &NoTlb);
         }
     }
@@ -220,13 +220,13 @@ fn the_last_leaf_there_is() {
             write(&table, iova);
             let mut gather = TlbGather::new();
             let mut told = Vec::new();
-            let note = |range: AddrRange<Iova>| told.push((range.start(), range.len_bytes()));
+            let note = |range: AddrRange<Iova>| told.push((range.start(), range.len()));
             table.read_dirty(page, 0x1000, true, &mut gather, note).unwrap();
             assert_eq!(told, [(iova, len)], "{}", F::NAME);
             assert_eq!(gather.touched(), Some((iova, at(&format, all))));
             write(&table, page);
             let mut told = Vec::new();
-            let note = |range: AddrRange<Iova>| told.push((range.start(), range.len_bytes()));
+            let note = |range: AddrRange<Iova>| told.push((range.start(), range.len()));
             table.unmap_dirty(iova, len, &mut gather, note).unwrap();
             assert_eq!(told, [(iova, len)], "{}", F::NAME);
             let Ok(()) = table.finish(gather, &NoTlb);

@@ -180,7 +180,7 @@ impl DmaTarget for TestDma {
             return Err(errno);
         }
         let start = map.range.start().raw();
-        assert_eq!(noted.mapped.insert(start, map.range.len_bytes()), None);
+        assert_eq!(noted.mapped.insert(start, map.range.len()), None);
         if let DmaBacking::Mmap { file, .. } | DmaBacking::FileIo { file, .. } = map.backing {
             noted.files.insert(start, file);
         }
@@ -193,7 +193,7 @@ impl DmaTarget for TestDma {
             return Err(errno);
         }
         let start = range.start().raw();
-        assert_eq!(noted.mapped.remove(&start), Some(range.len_bytes()));
+        assert_eq!(noted.mapped.remove(&start), Some(range.len()));
         noted.files.remove(&start);
         Ok(())
     }
@@ -220,7 +220,7 @@ impl DirtyLog for TestDma {
         page_bytes: u64,
         bitmap: &mut [u64],
     ) -> Result<(), Errno> {
-        assert_eq!(bitmap.len() as u64, range.len_bytes().div_ceil(page_bytes).div_ceil(64));
+        assert_eq!(bitmap.len() as u64, range.len().div_ceil(page_bytes).div_ceil(64));
         assert!(bitmap.iter().all(|word| *word == 0));
         bitmap[0] = 0b101;
         Ok(())

@@ -42,7 +42,7 @@ impl<'m, D: Direction> PageSegment<'m, D> {
         len_bytes: usize,
     ) -> Result<Self, Error> {
         let page = page.into();
-        let page_bytes = page.len_bytes();
+        let page_bytes = page.len();
         let addr = page.start().addr().get();
         if !page_bytes.is_power_of_two() || !addr.is_multiple_of(page_bytes) {
             return Err(NotAPage { addr, len_bytes: page_bytes }.into());

@@ -313,9 +313,10 @@ unsafe impl Send for Registers {}
 // SAFETY: all accesses are volatile, of registers that the device orders.
 unsafe impl Sync for Registers {}
 
+#[expect(clippy::len_without_is_empty, reason = "an empty region is not mapped")]
 impl Registers {
-    /// How long the region is.
-    pub fn len_bytes(&self) -> usize {
+    /// Returns the length in bytes, which is not zero.
+    pub fn len(&self) -> usize {
         self.len_bytes
     }
 

@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn all_addresses_are_a_range() {
         let all = range(0, u64::MAX).unwrap();
-        assert_eq!(all.len_bytes(), u64::MAX);
+        assert_eq!(all.len(), u64::MAX);
         assert_eq!(range(5, 4), None);
     }
 

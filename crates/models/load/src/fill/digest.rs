@@ -46,7 +46,7 @@ pub(super) fn follow(
             }
             reached = part.file_offset + part.len_bytes;
         }
-        let end = file.range().start().raw() + file.range().len_bytes();
+        let end = file.range().start().raw() + file.range().len();
         if !hash_aside(file, reached..end, tracker, &mut hash) {
             return all;
         }

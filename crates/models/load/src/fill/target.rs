@@ -119,7 +119,7 @@ impl<'a> Target<'a> {
         }
         // SAFETY: the slack belongs to this piece alone, whose reads are over.
         let cleared = unsafe { self.reservation.window(slack) }.map(|window| {
-            let len_bytes = window.len_bytes();
+            let len_bytes = window.len();
             let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(window), len_bytes);
             debug_assert_eq!(zeroed, Ok(len_bytes), "a read has filled it");
         });

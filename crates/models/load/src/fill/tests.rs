@@ -67,7 +67,7 @@ impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Reads for Mocked
         offset: FileOffset,
     ) -> io::Result<usize> {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
-        let len_bytes = memory.len_bytes();
+        let len_bytes = memory.len();
         let allowed = (self.before)(number, route, offset.raw(), len_bytes)?.min(len_bytes);
         let mut part = memory.subslice_mut(0, allowed).map_err(io::Error::other)?;
         KernelReads.read(source, route, &mut part, offset)

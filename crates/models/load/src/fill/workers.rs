@@ -130,6 +130,6 @@ fn populated_bite<'m>(
     if !target.populate(&part) {
         return None;
     }
-    let len_bytes = usize::try_from(part.read_bytes).unwrap_or(window.len_bytes());
+    let len_bytes = usize::try_from(part.read_bytes).unwrap_or(window.len());
     window.split_at_mut(len_bytes).ok().map(|(bite, _)| bite)
 }
