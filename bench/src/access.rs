@@ -33,7 +33,7 @@ mod vm_memory;
 use anyhow::Result;
 use clap::Args;
 use longshore_access::Space;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
@@ -61,7 +61,7 @@ impl Bench for Access {
         environment.set("memory_pages", memory.pages());
         environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         environment.set("counter_mhz", (counter::hz() / 1e6) as u64);
-        environment.set("instructions_used", Path::active().isa().name());
+        environment.set("instructions_used", IsaToken::active().isa().name());
         environment.set("grace_periods_by", format!("{:?}", Space::new()?.barrier()));
         Ok(memory)
     }

@@ -24,7 +24,7 @@ mod timed;
 
 use anyhow::Result;
 use clap::Args;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
@@ -49,7 +49,7 @@ impl Bench for Bounce {
     }
 
     fn set_up(&self, environment: &mut Environment) -> Result<()> {
-        environment.set("instructions_used", Path::active().isa().name());
+        environment.set("instructions_used", IsaToken::active().isa().name());
         Ok(())
     }
 

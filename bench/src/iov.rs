@@ -11,7 +11,7 @@ mod timed;
 
 use anyhow::Result;
 use clap::Args;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
@@ -35,8 +35,8 @@ impl Bench for Iov {
     }
 
     fn set_up(&self, environment: &mut Environment) -> Result<()> {
-        let paths: Vec<&str> = Path::all().map(|path| path.isa().name()).collect();
-        environment.set("instruction_sets", paths.join(" "));
+        let sets: Vec<&str> = IsaToken::all().map(|token| token.isa().name()).collect();
+        environment.set("instruction_sets", sets.join(" "));
         environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         Ok(())
     }

@@ -9,7 +9,7 @@ use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
-use longshore_mem::isa::{Isa, Path};
+use longshore_mem::isa::{Isa, IsaToken};
 
 use super::published;
 use super::timed::{BYTES_PER_CLOCK, Repeated, Unit, boxed};
@@ -201,13 +201,13 @@ fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidate
         let (runs, rest) = bytes.as_chunks::<256>();
         runs.iter().all(|run| is_zero(run)) && is_zero(rest)
     }
-    let path = Path::active();
+    let token = IsaToken::active();
     vec![
         boxed(Repeated::ours("longshore", unit, move || {
             let target = target.borrow();
             let slices = [IoSlice::new(black_box(&target))];
             let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
-            let walked = path.vectorize(|| {
+            let walked = token.vectorize(|| {
                 cursor.iterate_own_vec(
                     source.len(),
                     |bytes, _| {
@@ -219,7 +219,7 @@ fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidate
         })),
         boxed(Repeated::new("bare loop", unit, move || {
             let target = target.borrow();
-            black_box(path.vectorize(|| zeros(black_box(&target))));
+            black_box(token.vectorize(|| zeros(black_box(&target))));
         })),
     ]
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use longshore_pagetable::Check;
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
 use longshore_pagetable::format::Format;
@@ -168,10 +168,10 @@ fn of_format<F: Format + 'static>(
         let timed = Timed::new(&name, tables, &case.layout, &case.work, effort);
         candidates.push(Box::new(timed.ours(counted.clone())));
         if case.paths {
-            let others = Path::all().filter(|path| path.isa() != Path::active().isa());
-            for path in others {
-                let tables = Ours::new(format, Coherent, *check).with_path(path);
-                let name = format!("{name}, {}", path.isa());
+            let others = IsaToken::all().filter(|token| token.isa() != IsaToken::active().isa());
+            for token in others {
+                let tables = Ours::new(format, Coherent, *check).with_isa(token);
+                let name = format!("{name}, {}", token.isa());
                 let timed = Timed::new(name, tables, &case.layout, &case.work, effort);
                 candidates.push(Box::new(timed.ours(Sample::new())));
             }

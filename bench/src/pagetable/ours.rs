@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::hint::black_box;
 
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use longshore_mem::{BusAddr, Granule, Iova};
 use longshore_pagetable::cache_sync::CacheSync;
 use longshore_pagetable::format::{ArmStage1, ArmStage1Config, Format, VtdSecond, VtdSecondConfig};
@@ -98,8 +98,8 @@ impl<F: Format, S: CacheSync> Ours<F, S> {
         Self { table: table.with_check(check), gather: TlbGather::new() }
     }
 
-    pub(super) fn with_path(mut self, path: Path) -> Self {
-        self.table = self.table.with_path(path);
+    pub(super) fn with_isa(mut self, token: IsaToken) -> Self {
+        self.table = self.table.with_isa(token);
         self
     }
 }

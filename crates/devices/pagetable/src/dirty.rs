@@ -70,7 +70,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             // Clean entries are passed many at a time.
             while from < end
                 && let Some(at) =
-                    simd::find_equal(self.path, &entries[from..end], test.mask, test.value)
+                    simd::find_equal(self.token, &entries[from..end], test.mask, test.value)
             {
                 let run = self.run_of(0, entries, from + at);
                 from = run.end;

@@ -27,7 +27,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let level = geometry.root_level();
         let root = alloc_table(&format, &self.memory, level)?;
         let entries = &self.memory.entries(root)[..1 << (geometry.table_log2(level) - 3)];
-        simd::clear(self.path, entries);
+        simd::clear(self.token, entries);
         entries[0].store(format.table(level, self.root), Ordering::Relaxed);
         self.sync.clean(entries);
         self.sync.fence();

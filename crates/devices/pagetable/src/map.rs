@@ -293,7 +293,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     /// That no page is mapped in `slots`, which stand for `span`.
     #[inline]
     fn prepare_pages(&self, slots: &[AtomicU64], span: Span) -> Result<(), Error> {
-        match simd::find_different(self.path, slots, self.format.present_mask(), 0) {
+        match simd::find_different(self.token, slots, self.format.present_mask(), 0) {
             None => Ok(()),
             Some(at) => {
                 let va = span.first + ((at as u64) << self.format.geometry().granule_log2());
@@ -332,8 +332,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let geometry = self.format.geometry();
         let entries = self.entries(level, table);
         let (first, last) = (geometry.index(level, span.first), geometry.index(level, span.last));
-        simd::clear(self.path, &entries[..first]);
-        simd::clear(self.path, &entries[last + 1..]);
+        simd::clear(self.token, &entries[..first]);
+        simd::clear(self.token, &entries[last + 1..]);
         if level == 0 {
             self.fill_leaves(&entries[first..=last], 0, span.first, target);
             self.sync.clean(entries);
@@ -434,10 +434,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             if F::RUNS_REPEAT && group.run_log2 != 0 {
                 let page = 1u64 << (shift + group.run_log2);
                 for (run, nth) in run.chunks_exact(1 << group.run_log2).zip(0u64..) {
-                    simd::fill(self.path, run, leaf(bus + nth * page), 0);
+                    simd::fill(self.token, run, leaf(bus + nth * page), 0);
                 }
             } else {
-                simd::fill(self.path, run, leaf(bus), self.format.step(level));
+                simd::fill(self.token, run, leaf(bus), self.format.step(level));
             }
             done += group.slots;
         }

@@ -113,7 +113,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let entries = self.entries(level, table);
         if level == 0 {
             let present = self.format.present_mask();
-            return simd::find_different(self.path, entries, present, 0).is_none();
+            return simd::find_different(self.token, entries, present, 0).is_none();
         }
         entries.iter().all(|slot| self.decode(level, slot) == Entry::Absent)
     }

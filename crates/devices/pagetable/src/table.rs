@@ -4,7 +4,7 @@ use core::ops::{ControlFlow, Range};
 // Not the model checker's: a number is no part of any protocol.
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use longshore_mem::{BusAddr, Iova};
 
 use crate::cache_sync::CacheSync;
@@ -40,7 +40,7 @@ pub struct PageTable<F: Format, M: TableMemory, S: CacheSync> {
     pub(crate) memory: M,
     pub(crate) sync: S,
     pub(crate) root: TableAddr,
-    pub(crate) path: Path,
+    pub(crate) token: IsaToken,
     pub(crate) check: Check,
     /// Which of all page tables of the process this is.
     id: usize,
@@ -83,13 +83,13 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let level = format.geometry().root_level();
         let root = alloc_table(&format, &memory, level)?;
         let id = NEXT_ID.fetch_add(1, Relaxed);
-        let path = Path::active();
-        let made = Self { format, memory, sync, root, path, check: Check::Checked, id };
+        let token = IsaToken::active();
+        let made = Self { format, memory, sync, root, token, check: Check::Checked, id };
         // All of it, also where fewer slots are used: hardware may translate more bits than were
         // asked for.
         let size_log2 = made.format.geometry().table_log2(level);
         let entries = &made.memory.entries(root)[..1 << (size_log2 - 3)];
-        simd::clear(made.path, entries);
+        simd::clear(made.token, entries);
         made.sync.clean(entries);
         made.sync.fence();
         Ok(made)
@@ -104,8 +104,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
 
     /// The same with an instruction set: `LONGSHORE_ISA` and the machine choose otherwise.
     #[must_use]
-    pub fn with_path(mut self, path: Path) -> Self {
-        self.path = path;
+    pub fn with_isa(mut self, token: IsaToken) -> Self {
+        self.token = token;
         self
     }
 

@@ -187,7 +187,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     fn verify_pages(&self, table: TableAddr, span: Span, every_leaf: bool) -> Result<(), Error> {
         if every_leaf {
             let slots = self.pages(table, span);
-            if let Some(at) = simd::find_equal(self.path, slots, self.format.present_mask(), 0) {
+            if let Some(at) = simd::find_equal(self.token, slots, self.format.present_mask(), 0) {
                 let va = span.first + ((at as u64) << self.format.geometry().granule_log2());
                 return Err(Error::Hole { at: self.iova(va) });
             }
@@ -280,7 +280,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             Some(test) => {
                 self.take_leaves(0, self.entries(0, table), span, test, gather, dirty);
             }
-            None => simd::clear(self.path, slots),
+            None => simd::clear(self.token, slots),
         }
         self.sync.clean(slots);
         gather.add_leaf_levels(1);

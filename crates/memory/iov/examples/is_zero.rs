@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::ops::ControlFlow;
 
 use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 /// Whether the next `len_bytes` bytes are zeros, and at which the first other one may be found: in
 /// own memory, by slices, which the compiler may look at in as wide registers as this machine has.
@@ -15,7 +15,7 @@ fn first_nonzero_run(
     cursor: &mut Cursor<'_, Source, OwnVec<'_, Source>>,
     len_bytes: usize,
 ) -> ControlFlow<usize> {
-    let walked = Path::active().vectorize(|| {
+    let walked = IsaToken::active().vectorize(|| {
         cursor.iterate_own_vec(len_bytes, |bytes, _| {
             let (runs, rest) = bytes.as_chunks::<256>();
             let zeros = runs.iter().take_while(|run| all_zeros(*run)).count();

@@ -6,8 +6,8 @@
 
 use longshore_mem::Page;
 use longshore_mem::copy::fill as fill_bytes;
-use longshore_mem::isa::{Isa, Path};
-use longshore_mem::with_path;
+use longshore_mem::dispatch_isa;
+use longshore_mem::isa::{Isa, IsaToken};
 
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
@@ -18,29 +18,29 @@ use crate::source::SegmentSource;
 /// Copies, checksums and digests with one instruction set, chosen before any loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
-    pub(crate) path: Path,
+    pub(crate) token: IsaToken,
 }
 
 impl Engine {
     /// The best that the machine has, or what `LONGSHORE_ISA` names.
     #[inline]
     pub fn active() -> Self {
-        Self { path: Path::active() }
+        Self { token: IsaToken::active() }
     }
 
     /// With `isa`, where the machine has it.
     pub fn with(isa: Isa) -> Option<Self> {
-        isa.path().map(|path| Self { path })
+        isa.token().map(|token| Self { token })
     }
 
     /// One for each instruction set that the machine has, the least first.
     pub fn all() -> impl Iterator<Item = Self> {
-        Path::all().map(|path| Self { path })
+        IsaToken::all().map(|token| Self { token })
     }
 
     /// The instruction set.
     pub const fn isa(self) -> Isa {
-        self.path.isa()
+        self.token.isa()
     }
 
     /// See [`read`].
@@ -52,7 +52,7 @@ impl Engine {
         source: &mut impl SegmentSource<Source>,
         into: &mut [u8],
     ) -> Result<usize, Error> {
-        fused::read(self.path, source, into, &mut Nothing)
+        fused::read(self.token, source, into, &mut Nothing)
     }
 
     /// See [`write()`].
@@ -60,7 +60,7 @@ impl Engine {
     /// # Errors
     /// As [`write()`].
     pub fn write(self, dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<usize, Error> {
-        fused::write(self.path, dest, from, &mut Nothing)
+        fused::write(self.token, dest, from, &mut Nothing)
     }
 
     /// See [`fill`].
@@ -74,9 +74,9 @@ impl Engine {
         len_bytes: usize,
     ) -> Result<usize, Error> {
         let mut met = None;
-        let done = with_path!(self.path, token => dest.iterate(len_bytes, |mut segment, _| {
+        let done = dispatch_isa!(self.token, isa => dest.iterate(len_bytes, |mut segment, _| {
             // SAFETY: the segment is valid, as its maker promised.
-            match unsafe { fill_bytes(token, segment.as_mut_ptr(), byte, segment.len()) } {
+            match unsafe { fill_bytes(isa, segment.as_mut_ptr(), byte, segment.len()) } {
                 Ok(()) => 0,
                 Err(stop) => {
                     met = Some(stop.fault);
@@ -97,12 +97,12 @@ impl Engine {
         dest: &mut impl SegmentSource<Dest>,
         len_bytes: usize,
     ) -> Result<usize, Error> {
-        fused::transfer(self.path, source, dest, len_bytes, &mut Nothing)
+        fused::transfer(self.token, source, dest, len_bytes, &mut Nothing)
     }
 
     /// Has `sink` take in bytes of our own.
     pub fn update(self, bytes: &[u8], sink: &mut impl Sink) {
-        fused::own(self.path, bytes, sink);
+        fused::own(self.token, bytes, sink);
     }
 
     /// See [`read_into`].
@@ -115,7 +115,7 @@ impl Engine {
         into: &mut [u8],
         sink: &mut impl Sink,
     ) -> Result<usize, Error> {
-        fused::read(self.path, source, into, sink)
+        fused::read(self.token, source, into, sink)
     }
 
     /// See [`write_into`].
@@ -128,7 +128,7 @@ impl Engine {
         from: &[u8],
         sink: &mut impl Sink,
     ) -> Result<usize, Error> {
-        fused::write(self.path, dest, from, sink)
+        fused::write(self.token, dest, from, sink)
     }
 
     /// See [`transfer_into`].
@@ -142,7 +142,7 @@ impl Engine {
         len_bytes: usize,
         sink: &mut impl Sink,
     ) -> Result<usize, Error> {
-        fused::transfer(self.path, source, dest, len_bytes, sink)
+        fused::transfer(self.token, source, dest, len_bytes, sink)
     }
 
     /// See [`walk_into`].
@@ -155,7 +155,7 @@ impl Engine {
         len_bytes: usize,
         sink: &mut impl Sink,
     ) -> Result<usize, Error> {
-        fused::walk(self.path, source, len_bytes, sink)
+        fused::walk(self.token, source, len_bytes, sink)
     }
 }
 

@@ -7,9 +7,9 @@
 #![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
 
 use longshore_mem::copy::CopyFault;
+use longshore_mem::dispatch_isa;
 use longshore_mem::fault::Fault;
-use longshore_mem::isa::Path;
-use longshore_mem::with_path;
+use longshore_mem::isa::IsaToken;
 
 use crate::direction::{Dest, Source};
 use crate::error::Error;
@@ -19,20 +19,20 @@ use crate::source::SegmentSource;
 /// Copies the next bytes of `source` to `into`.
 #[inline]
 pub(crate) fn read(
-    path: Path,
+    token: IsaToken,
     source: &mut impl SegmentSource<Source>,
     into: &mut [u8],
     absorb: &mut impl Absorb,
 ) -> Result<usize, Error> {
     let mut met = None;
-    let done = with_path!(path, token => source.iterate(into.len(), |segment, done| {
+    let done = dispatch_isa!(token, isa => source.iterate(into.len(), |segment, done| {
         let len_bytes = segment.len();
         let Some(into) = into.get_mut(done..).and_then(|rest| rest.get_mut(..len_bytes)) else {
             return len_bytes;
         };
         let (from, to) = (segment.as_ptr(), Some(into.as_mut_ptr()));
         // SAFETY: the segment is valid, as its maker promised; the target is borrowed.
-        undone(unsafe { absorb.take(token, from, to, len_bytes) }, len_bytes, &mut met)
+        undone(unsafe { absorb.take(isa, from, to, len_bytes) }, len_bytes, &mut met)
     }));
     ended(done.min(into.len()), met)
 }
@@ -40,21 +40,21 @@ pub(crate) fn read(
 /// Copies `from` to the next bytes of `dest`. Those that go to no memory are taken in too.
 #[inline]
 pub(crate) fn write(
-    path: Path,
+    token: IsaToken,
     dest: &mut impl SegmentSource<Dest>,
     from: &[u8],
     absorb: &mut impl Absorb,
 ) -> Result<usize, Error> {
     let mut met = None;
     let mut seen = 0;
-    let done = with_path!(path, token => dest.iterate(from.len(), |mut segment, done| {
+    let done = dispatch_isa!(token, isa => dest.iterate(from.len(), |mut segment, done| {
         let len_bytes = segment.len();
         let Some(from) = from.get(done..).and_then(|rest| rest.get(..len_bytes)) else {
             return len_bytes;
         };
         let (from, to) = (from.as_ptr(), Some(segment.as_mut_ptr()));
         // SAFETY: the segment is valid, as its maker promised; the source is borrowed.
-        let left = undone(unsafe { absorb.take(token, from, to, len_bytes) }, len_bytes, &mut met);
+        let left = undone(unsafe { absorb.take(isa, from, to, len_bytes) }, len_bytes, &mut met);
         seen = done + len_bytes - left;
         left
     }));
@@ -62,7 +62,7 @@ pub(crate) fn write(
     if let Some(unseen) = from.get(seen..done)
         && !unseen.is_empty()
     {
-        own(path, unseen, absorb);
+        own(token, unseen, absorb);
     }
     ended(done, met)
 }
@@ -70,7 +70,7 @@ pub(crate) fn write(
 /// Copies the next bytes of `source` to the next of `dest`.
 #[inline]
 pub(crate) fn transfer(
-    path: Path,
+    token: IsaToken,
     source: &mut impl SegmentSource<Source>,
     dest: &mut impl SegmentSource<Dest>,
     len_bytes: usize,
@@ -86,7 +86,7 @@ pub(crate) fn transfer(
         if from_bytes == 0 {
             break;
         }
-        let moved = with_path!(path, token => dest.iterate(from_bytes, |mut to, at| {
+        let moved = dispatch_isa!(token, isa => dest.iterate(from_bytes, |mut to, at| {
             let len_bytes = to.len();
             let Ok(part) = from.view().subslice(at, len_bytes) else { return len_bytes };
             let (from, to) = (part.as_ptr(), to.as_mut_ptr());
@@ -95,7 +95,7 @@ pub(crate) fn transfer(
                 return len_bytes;
             }
             // SAFETY: the segments are valid, as their makers promised, and do not overlap.
-            undone(unsafe { absorb.take(token, from, Some(to), len_bytes) }, len_bytes, &mut met)
+            undone(unsafe { absorb.take(isa, from, Some(to), len_bytes) }, len_bytes, &mut met)
         }));
         let moved = moved.min(from_bytes);
         source.advance(moved);
@@ -113,16 +113,16 @@ pub(crate) fn transfer(
 /// Takes in the next bytes of `source` and copies them nowhere.
 #[inline]
 pub(crate) fn walk(
-    path: Path,
+    token: IsaToken,
     source: &mut impl SegmentSource<Source>,
     len_bytes: usize,
     absorb: &mut impl Absorb,
 ) -> Result<usize, Error> {
     let mut met = None;
-    let done = with_path!(path, token => source.iterate(len_bytes, |segment, _| {
+    let done = dispatch_isa!(token, isa => source.iterate(len_bytes, |segment, _| {
         let len_bytes = segment.len();
         // SAFETY: the segment is valid, as its maker promised.
-        let taken = unsafe { absorb.take(token, segment.as_ptr(), None, len_bytes) };
+        let taken = unsafe { absorb.take(isa, segment.as_ptr(), None, len_bytes) };
         undone(taken, len_bytes, &mut met)
     }));
     ended(done.min(len_bytes), met)
@@ -130,8 +130,8 @@ pub(crate) fn walk(
 
 /// Takes in bytes of our own.
 #[inline]
-pub(crate) fn own(path: Path, bytes: &[u8], absorb: &mut impl Absorb) {
-    with_path!(path, token => absorb.take_own(token, bytes));
+pub(crate) fn own(token: IsaToken, bytes: &[u8], absorb: &mut impl Absorb) {
+    dispatch_isa!(token, isa => absorb.take_own(isa, bytes));
 }
 
 /// How many of `len_bytes` bytes a step left undone, and in `met` why.

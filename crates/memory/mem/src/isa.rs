@@ -1,10 +1,10 @@
 //! Which instructions the copies, checksums and digests use: asked of the machine once, before a
 //! loop, never inside it.
 //!
-//! A [`Path`] holds a token (`Scalar`, `Avx2`, `Avx512`, `Neon`) that exists only on a
-//! machine that has the instructions, so code that takes a token by value need not ask again.
+//! An [`IsaToken`] holds one of the tokens `Scalar`, `Avx2`, `Avx512` and `Neon`, each of which exists
+//! only on a machine that has the instructions, so code that takes a token by value need not ask again.
 //! `LONGSHORE_ISA=scalar|avx2|avx512|neon` in the environment chooses a lesser one, so that every
-//! path can be tested on one machine.
+//! instruction set can be tested on one machine.
 #![cfg_attr(
     all(target_arch = "x86_64", not(miri)),
     expect(unsafe_code, reason = "calls functions compiled for an instruction set")
@@ -48,7 +48,7 @@ pub struct Neon(());
 /// One of the tokens that this architecture has.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Path {
+pub enum IsaToken {
     /// For [`Isa::Scalar`].
     Scalar(Scalar),
     /// For [`Isa::Avx2`].
@@ -81,27 +81,27 @@ impl Isa {
         Self::ALL.into_iter().find(|isa| isa.name() == name)
     }
 
-    /// The token, where this machine has the instructions.
+    /// Returns the token if this machine has the instructions.
     ///
     /// Under Miri, and without the crate's `std` feature, only [`Isa::Scalar`] is found.
-    pub fn path(self) -> Option<Path> {
+    pub fn token(self) -> Option<IsaToken> {
         match self {
-            Self::Scalar => Some(Path::Scalar(Scalar(()))),
+            Self::Scalar => Some(IsaToken::Scalar(Scalar(()))),
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            Self::Avx2 => detected::avx2().then_some(Path::Avx2(Avx2(()))),
+            Self::Avx2 => detected::avx2().then_some(IsaToken::Avx2(Avx2(()))),
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            Self::Avx512 => detected::avx512().then_some(Path::Avx512(Avx512(()))),
+            Self::Avx512 => detected::avx512().then_some(IsaToken::Avx512(Avx512(()))),
             #[cfg(all(target_arch = "aarch64", not(miri)))]
-            Self::Neon => detected::neon().then_some(Path::Neon(Neon(()))),
+            Self::Neon => detected::neon().then_some(IsaToken::Neon(Neon(()))),
             _ => None,
         }
     }
 }
 
-impl Path {
+impl IsaToken {
     /// Those this machine has, the least first.
     pub fn all() -> impl Iterator<Item = Self> {
-        Isa::ALL.into_iter().filter_map(Isa::path)
+        Isa::ALL.into_iter().filter_map(Isa::token)
     }
 
     /// The best this machine has, or the one that `LONGSHORE_ISA` names if the machine has it.
@@ -109,10 +109,10 @@ impl Path {
     #[cfg(feature = "std")]
     #[inline]
     pub fn active() -> Self {
-        static ACTIVE: std::sync::OnceLock<Path> = std::sync::OnceLock::new();
+        static ACTIVE: std::sync::OnceLock<IsaToken> = std::sync::OnceLock::new();
         *ACTIVE.get_or_init(|| {
             let forced = std::env::var("LONGSHORE_ISA").ok();
-            let forced = forced.and_then(|name| Isa::named(&name)).and_then(Isa::path);
+            let forced = forced.and_then(|name| Isa::named(&name)).and_then(Isa::token);
             forced.or_else(|| Self::all().last()).unwrap_or(Self::Scalar(Scalar(())))
         })
     }
@@ -130,10 +130,10 @@ impl Path {
     /// What `work` calls must be inlined to gain by it (`#[inline(always)]` where in doubt).
     ///
     /// ```
-    /// use longshore_mem::isa::Path;
+    /// use longshore_mem::isa::IsaToken;
     ///
     /// let bytes = [0u8; 4096];
-    /// let is_zero = Path::active().vectorize(|| bytes.iter().fold(0, |ored, byte| ored | byte) == 0);
+    /// let is_zero = IsaToken::active().vectorize(|| bytes.iter().fold(0, |ored, byte| ored | byte) == 0);
     /// assert!(is_zero);
     /// ```
     #[inline]
@@ -172,21 +172,22 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Evaluates `$body` with `$token` bound to the token inside `$path`, once for each kind of token:
-/// the choice is made here, and whatever loops `$body` has are compiled for each.
+/// Evaluates `$body` with `$isa` bound to the token inside of `$token`, which is an
+/// [`IsaToken`](crate::isa::IsaToken): the choice is made here, and `$body` with its loops is compiled for
+/// each kind of token.
 #[macro_export]
-macro_rules! with_path {
-    ($path:expr, $token:ident => $body:expr) => {
-        match $path {
-            $crate::isa::Path::Scalar($token) => $body,
+macro_rules! dispatch_isa {
+    ($token:expr, $isa:ident => $body:expr) => {
+        match $token {
+            $crate::isa::IsaToken::Scalar($isa) => $body,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            $crate::isa::Path::Avx2($token) => $body,
+            $crate::isa::IsaToken::Avx2($isa) => $body,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            $crate::isa::Path::Avx512($token) => $body,
+            $crate::isa::IsaToken::Avx512($isa) => $body,
             #[cfg(all(target_arch = "aarch64", not(miri)))]
-            $crate::isa::Path::Neon($token) => $body,
+            $crate::isa::IsaToken::Neon($isa) => $body,
             #[allow(unreachable_patterns, reason = "in the crate itself the list is complete")]
-            _ => ::core::unreachable!("a path of another architecture"),
+            _ => ::core::unreachable!("a token of another architecture"),
         }
     };
 }
@@ -264,23 +265,23 @@ mod tests {
     }
 
     #[test]
-    fn work_is_done_once_on_every_path() {
-        for path in Path::all() {
+    fn work_is_done_once_with_every_token() {
+        for token in IsaToken::all() {
             let mut calls = 0;
-            let sum = path.vectorize(|| {
+            let sum = token.vectorize(|| {
                 calls += 1;
                 (0..1000u32).sum::<u32>()
             });
-            assert_eq!((sum, calls), (499_500, 1), "{}", path.isa());
+            assert_eq!((sum, calls), (499_500, 1), "{}", token.isa());
         }
     }
 
     #[test]
-    fn every_path_here_is_its_own_and_the_first_is_scalar() {
-        let here: Vec<Isa> = Path::all().map(Path::isa).collect();
+    fn every_token_here_is_its_own_and_the_first_is_scalar() {
+        let here: Vec<Isa> = IsaToken::all().map(IsaToken::isa).collect();
         assert_eq!(here[0], Isa::Scalar);
-        assert!(here.iter().all(|isa| isa.path().is_some_and(|path| path.isa() == *isa)));
-        assert!(here.contains(&Path::active().isa()));
+        assert!(here.iter().all(|isa| isa.token().is_some_and(|token| token.isa() == *isa)));
+        assert!(here.contains(&IsaToken::active().isa()));
         std::println!("instruction sets of this machine: {here:?}");
     }
 }

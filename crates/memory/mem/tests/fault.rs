@@ -11,8 +11,8 @@ use std::thread;
 
 use longshore_mem::copy::{CopyFault, STREAM_MIN_BYTES, copy, fill};
 use longshore_mem::fault::{FaultCause, FaultGuard};
-use longshore_mem::isa::Path;
-use longshore_mem::{VolatileSlice, VolatileSliceMut, with_path};
+use longshore_mem::isa::IsaToken;
+use longshore_mem::{VolatileSlice, VolatileSliceMut, dispatch_isa};
 
 const PAGE: usize = 4096;
 
@@ -86,9 +86,14 @@ fn byte_at(offset: usize) -> u8 {
     (offset.wrapping_mul(31) ^ (offset >> 9)) as u8
 }
 
-fn copy_with(path: Path, from: *const u8, to: *mut u8, len_bytes: usize) -> Result<(), CopyFault> {
+fn copy_with(
+    token: IsaToken,
+    from: *const u8,
+    to: *mut u8,
+    len_bytes: usize,
+) -> Result<(), CopyFault> {
     // SAFETY: the tests hand over their own memory and mappings of theirs that fault.
-    with_path!(path, token => unsafe { copy(token, from, to, len_bytes) })
+    dispatch_isa!(token, isa => unsafe { copy(isa, from, to, len_bytes) })
 }
 
 #[test]
@@ -96,13 +101,13 @@ fn a_truncated_source_stops_the_copy_at_the_exact_byte() {
     let _guard = FaultGuard::install().unwrap();
     let mapped = Mapped::of(16 * PAGE);
     mapped.truncate(8 * PAGE);
-    for path in Path::all() {
+    for token in IsaToken::all() {
         for before in [0, 1, 3, 63, 64, 65, 200, 255, 256, 1000, 4096, 5000, 8 * PAGE] {
             for len_bytes in [before + 1, before + 7, before + 300, before + 2 * PAGE] {
                 let mut target = vec![0xee; len_bytes + 64];
                 let from = mapped.at(8 * PAGE - before);
-                let fault = copy_with(path, from, target.as_mut_ptr(), len_bytes).unwrap_err();
-                let case = format!("{} of {len_bytes}, {}", before, path.isa());
+                let fault = copy_with(token, from, target.as_mut_ptr(), len_bytes).unwrap_err();
+                let case = format!("{} of {len_bytes}, {}", before, token.isa());
                 assert_eq!(fault.done_bytes, before, "{case}");
                 assert_eq!(fault.fault.cause, FaultCause::NotBacked, "{case}");
                 assert_eq!(fault.fault.address.raw(), mapped.at(8 * PAGE).addr() as u64, "{case}");
@@ -121,15 +126,15 @@ fn a_target_that_may_not_be_written_stops_copies_and_fills_at_the_exact_byte() {
     let mapped = Mapped::of(4 * PAGE);
     mapped.forbid(2 * PAGE, libc::PROT_READ);
     let source = vec![0x77; 3 * PAGE];
-    for path in Path::all() {
+    for token in IsaToken::all() {
         for before in [0, 1, 15, 64, 100, 255, 256, 777, 4095, 2 * PAGE] {
             let to = mapped.at(2 * PAGE - before);
             let len_bytes = before + PAGE;
-            let fault = copy_with(path, source.as_ptr(), to, len_bytes).unwrap_err();
+            let fault = copy_with(token, source.as_ptr(), to, len_bytes).unwrap_err();
             assert_eq!((fault.done_bytes, fault.fault.cause), (before, FaultCause::NotMapped));
             assert!(mapped.bytes(2 * PAGE - before, before).iter().all(|byte| *byte == 0x77));
             // SAFETY: as for the copy.
-            let filled = with_path!(path, token => unsafe { fill(token, to, 0x11, len_bytes) });
+            let filled = dispatch_isa!(token, isa => unsafe { fill(isa, to, 0x11, len_bytes) });
             let fault = filled.unwrap_err();
             assert_eq!((fault.done_bytes, fault.fault.cause), (before, FaultCause::NotMapped));
             assert!(mapped.bytes(2 * PAGE - before, before).iter().all(|byte| *byte == 0x11));
@@ -143,17 +148,17 @@ fn copies_past_the_caches_stop_at_the_exact_byte_too() {
     let _guard = FaultGuard::install().unwrap();
     let len_bytes = STREAM_MIN_BYTES + 4 * PAGE;
     let (source, target) = (Mapped::of(len_bytes), Mapped::of(len_bytes));
-    for path in Path::all() {
+    for token in IsaToken::all() {
         for (before, skew) in [(STREAM_MIN_BYTES / PAGE, 3), (1, 77), (0, 0)] {
             for shortened in [&source, &target] {
                 // SAFETY: the test's own mapping, which is whole.
-                with_path!(path, token => unsafe { fill(token, target.at(0), 0xee, len_bytes) })
+                dispatch_isa!(token, isa => unsafe { fill(isa, target.at(0), 0xee, len_bytes) })
                     .unwrap();
                 shortened.truncate(before * PAGE);
                 let (from, to) = (source.at(skew), target.at(skew));
-                let fault = copy_with(path, from, to, len_bytes - skew).unwrap_err();
+                let fault = copy_with(token, from, to, len_bytes - skew).unwrap_err();
                 let done = (before * PAGE).saturating_sub(skew);
-                let case = format!("{before} pages, {skew} skew, {}", path.isa());
+                let case = format!("{before} pages, {skew} skew, {}", token.isa());
                 assert_eq!(fault.done_bytes, done, "{case}");
                 assert_eq!(fault.fault.cause, FaultCause::NotBacked, "{case}");
                 // What was cut off is zeros when it comes back: of the source too, from now on.
@@ -170,10 +175,10 @@ fn copies_past_the_caches_stop_at_the_exact_byte_too() {
 fn an_address_that_is_none_is_a_fault_too() {
     let _guard = FaultGuard::install().unwrap();
     let mut target = [0; 100];
-    for path in Path::all() {
+    for token in IsaToken::all() {
         for wild in [1usize << 63, usize::MAX - 200, 8] {
             let from = ptr::without_provenance(wild);
-            let fault = copy_with(path, from, target.as_mut_ptr(), 100).unwrap_err();
+            let fault = copy_with(token, from, target.as_mut_ptr(), 100).unwrap_err();
             assert_eq!(fault.done_bytes, 0, "{wild:#x}");
         }
     }
@@ -187,13 +192,13 @@ fn threads_survive_faults_side_by_side() {
     let mapped = Mapped::of(64 * PAGE);
     let base = mapped.start.addr();
     thread::scope(|scope| {
-        for path in Path::all().chain(Path::all()) {
+        for token in IsaToken::all().chain(IsaToken::all()) {
             let (stop, faults) = (&stop, &faults);
             scope.spawn(move || {
                 let mut target = vec![0; 64 * PAGE];
                 while !stop.load(Ordering::Relaxed) {
                     let from = ptr::with_exposed_provenance(base.get());
-                    match copy_with(path, from, target.as_mut_ptr(), 64 * PAGE) {
+                    match copy_with(token, from, target.as_mut_ptr(), 64 * PAGE) {
                         Ok(()) => {}
                         Err(fault) => {
                             // Not always at a page: one may vanish while it is being copied.
@@ -233,7 +238,7 @@ fn child() {
     match what.as_str() {
         "copy after the guard" => {
             drop(guard);
-            let _ = copy_with(Path::active(), mapped.at(0), target.as_mut_ptr(), 2 * PAGE);
+            let _ = copy_with(IsaToken::active(), mapped.at(0), target.as_mut_ptr(), 2 * PAGE);
         }
         "touch under the guard" => {
             // SAFETY: this is what the process is to die of.

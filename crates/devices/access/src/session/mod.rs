@@ -27,7 +27,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use longshore_mem::Iova;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::fault::{Fault, Reason};
@@ -86,7 +86,7 @@ impl Session {
         let grace = &space.inner.grace;
         let make = || Private {
             seen: SessionState::new(grace.barrier()),
-            path: Path::active(),
+            token: IsaToken::active(),
             tlb: Tlb::new(),
             arena: RefCell::default(),
             leased: RefCell::default(),
@@ -212,9 +212,9 @@ impl Session {
         let slot = self.slot();
         slot.enter();
         if let Some(from) = self.hit(iova, len, READ) {
-            let path = self.private().path;
+            let token = self.private().token;
             // SAFETY: translated while the slot is entered; `to` is the caller's.
-            let done = unsafe { words::copy::<KNOWN>(path, from, to, len) };
+            let done = unsafe { words::copy::<KNOWN>(token, from, to, len) };
             slot.leave();
             if done {
                 return Ok(());
@@ -237,7 +237,7 @@ impl Session {
         slot.enter();
         if let Some(to) = self.hit_known(iova, len, WRITE_FAST) {
             // SAFETY: translated while the slot is entered; `from` is the caller's.
-            let done = unsafe { words::copy::<KNOWN>(self.private().path, from, to, len) };
+            let done = unsafe { words::copy::<KNOWN>(self.private().token, from, to, len) };
             slot.leave();
             if done {
                 return Ok(());
@@ -322,8 +322,8 @@ impl Session {
     }
 
     /// With which instructions long copies are done.
-    pub(crate) fn path(&self) -> Path {
-        self.private().path
+    pub(crate) fn token(&self) -> IsaToken {
+        self.private().token
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use longshore_mem::Iova;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -117,7 +117,7 @@ pub struct View<'p, A> {
     extents: Extents<'p>,
     iova: Iova,
     len: usize,
-    path: Path,
+    token: IsaToken,
     access: PhantomData<A>,
 }
 
@@ -125,7 +125,7 @@ pub struct View<'p, A> {
 #[derive(Clone, Copy)]
 pub struct ViewSlice<'p, A> {
     extent: Extent,
-    path: Path,
+    token: IsaToken,
     memory: PhantomData<(&'p (), A)>,
 }
 
@@ -160,7 +160,7 @@ impl Session {
         pinned.is_whole = true;
         let arena = &self.private().arena;
         let extents = Extents::Pinned(arena, start, pinned.range.end);
-        Ok(work(View { extents, iova, len, path: self.path(), access: PhantomData }))
+        Ok(work(View { extents, iova, len, token: self.token(), access: PhantomData }))
     }
 
     /// Translates `len` bytes from `iova` for longer than a scope, as across an I/O that blocks.
@@ -201,7 +201,7 @@ impl Session {
             written,
             iova,
             len,
-            path: self.path(),
+            token: self.token(),
             access: PhantomData,
         })
     }
@@ -302,7 +302,7 @@ pub struct Lease<A: ViewAccess> {
     written: Arc<[Written]>,
     iova: Iova,
     len: usize,
-    path: Path,
+    token: IsaToken,
     access: PhantomData<A>,
 }
 
@@ -315,7 +315,7 @@ impl<A: ViewAccess> Lease<A> {
     /// The memory.
     pub fn view(&self) -> View<'_, A> {
         let extents = Extents::Leased(&self.extents);
-        View { extents, iova: self.iova, len: self.len, path: self.path, access: PhantomData }
+        View { extents, iova: self.iova, len: self.len, token: self.token, access: PhantomData }
     }
 
     /// Whether somebody waits for this to be dropped, because the memory is being unmapped.
@@ -360,10 +360,10 @@ impl<'p, A: ViewAccess> View<'p, A> {
 
     /// The parts that lie side by side, in order.
     pub fn slices(&self) -> impl Iterator<Item = ViewSlice<'p, A>> + use<'p, A> {
-        let (extents, path) = (self.extents, self.path);
+        let (extents, token) = (self.extents, self.token);
         (0..extents.len()).map(move |index| ViewSlice {
             extent: extents.get(index),
-            path,
+            token,
             memory: PhantomData,
         })
     }
@@ -514,7 +514,7 @@ impl<'p, A: Readable> ViewSlice<'p, A> {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         let (from, to, len) = (self.check(offset, into.len())?, into.as_mut_ptr(), into.len());
         // SAFETY: within the slice, which is pinned or leased; `into` is ours.
-        let outcome = unsafe { words::copy_exact(self.path, from, to, len) };
+        let outcome = unsafe { words::copy_exact(self.token, from, to, len) };
         self.copied(offset, outcome)
     }
 
@@ -534,7 +534,7 @@ impl<'p, A: Writable> ViewSlice<'p, A> {
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         let (to, len) = (self.check(offset, from.len())?, from.len());
         // SAFETY: within the slice, which is pinned or leased; `from` is ours.
-        let outcome = unsafe { words::copy_exact(self.path, from.as_ptr(), to, len) };
+        let outcome = unsafe { words::copy_exact(self.token, from.as_ptr(), to, len) };
         self.copied(offset, outcome)
     }
 

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 use crate::tlb::{self, Tlb};
 use longshore_sync::grace::SessionState;
@@ -12,7 +12,7 @@ use longshore_sync::grace::SessionState;
 /// What a session keeps in its slot, for itself.
 pub(crate) struct Private {
     pub(super) seen: SessionState,
-    pub(super) path: Path,
+    pub(super) token: IsaToken,
     pub(super) tlb: Tlb,
     /// The extents of pins, so that a pin allocates nothing.
     pub(crate) arena: RefCell<Vec<Extent>>,

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 
 use longshore_mem::Iova;
-use longshore_mem::with_path;
+use longshore_mem::dispatch_isa;
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 use super::Place;
@@ -24,10 +24,10 @@ impl Session {
     /// # Errors
     /// [`Fault`]; the first `done` bytes are set then, and no others.
     pub fn fill(&self, iova: Iova, byte: u8, len: usize) -> Result<(), Fault> {
-        let path = self.private().path;
+        let token = self.private().token;
         let direct = |to: *mut u8, _, len| {
             // SAFETY: translated while the slot is entered.
-            let filled = with_path!(path, token => unsafe { longshore_mem::copy::fill(token, to, byte, len) });
+            let filled = dispatch_isa!(token, isa => unsafe { longshore_mem::copy::fill(isa, to, byte, len) });
             filled.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset: u64, _, len: usize| {
@@ -59,11 +59,11 @@ impl Session {
         to: *mut u8,
         len: usize,
     ) -> Result<(), Fault> {
-        let path = self.private().path;
+        let token = self.private().token;
         let direct = |from: *mut u8, done, len| {
             let to = to.wrapping_add(done);
             // SAFETY: translated while the slot is entered; the caller's promise.
-            let copied = unsafe { words::copy_exact(path, from, to, len) };
+            let copied = unsafe { words::copy_exact(token, from, to, len) };
             copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset, done, len| {
@@ -84,11 +84,11 @@ impl Session {
         from: *const u8,
         len: usize,
     ) -> Result<(), Fault> {
-        let path = self.private().path;
+        let token = self.private().token;
         let direct = |to: *mut u8, done, len| {
             let from = from.wrapping_add(done);
             // SAFETY: translated while the slot is entered; the caller's promise.
-            let copied = unsafe { words::copy_exact(path, from, to, len) };
+            let copied = unsafe { words::copy_exact(token, from, to, len) };
             copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset, done, len| {
@@ -123,9 +123,9 @@ impl Session {
             let is_word = len <= size_of::<u64>();
             let copied = match len as u64 <= room {
                 // SAFETY: translated while the slot is entered; the caller's promise.
-                true if is_word => unsafe { words::copy::<true>(private.path, from, to, len) },
+                true if is_word => unsafe { words::copy::<true>(private.token, from, to, len) },
                 // SAFETY: the same.
-                true => unsafe { words::copy::<false>(private.path, from, to, len) },
+                true => unsafe { words::copy::<false>(private.token, from, to, len) },
                 false => false,
             };
             if copied {

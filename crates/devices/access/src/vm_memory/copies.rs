@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::ptr::NonNull;
 
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use vm_memory::GuestMemoryError;
 
 use super::refused;
@@ -61,7 +61,7 @@ impl Copies {
     /// The bytes must be memory of this process that a copy may read, or that faults under a guard.
     pub(super) unsafe fn copy(
         &self,
-        path: Path,
+        token: IsaToken,
         from: *const u8,
         len: usize,
     ) -> Result<*mut u8, NoCopy> {
@@ -75,7 +75,7 @@ impl Copies {
         self.left_bytes.set(left);
         let to = copy.as_ptr().cast::<u8>().wrapping_add(skew);
         // SAFETY: the caller's promise; the copy has room for them.
-        let done = unsafe { words::copy_exact(path, from, to, len) };
+        let done = unsafe { words::copy_exact(token, from, to, len) };
         done.map_err(|_| NoCopy::BackingLost)?;
         Ok(to)
     }

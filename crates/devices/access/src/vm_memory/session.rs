@@ -196,7 +196,7 @@ impl<'a, 'p> Iterator for Slices<'a, 'p> {
                 host
             } else {
                 // SAFETY: `len` bytes from `host` were translated while the slot is entered.
-                let copy = unsafe { self.copies.copy(dirty.session.path(), host, len) };
+                let copy = unsafe { self.copies.copy(dirty.session.token(), host, len) };
                 match copy {
                     Ok(copy) => copy,
                     Err(error) => {

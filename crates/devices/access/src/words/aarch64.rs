@@ -3,7 +3,7 @@
 use std::arch::asm;
 
 use longshore_mem::fault_range;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 macro_rules! guarded {
     ([$($line:literal),+ $(,)?], $($operands:tt)*) => {{
@@ -128,7 +128,7 @@ pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bo
 /// As `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_middle(
-    _path: Path,
+    _token: IsaToken,
     _from: *const u8,
     _to: *mut u8,
     _len: usize,
@@ -142,7 +142,7 @@ pub(super) unsafe fn copy_middle(
 /// As `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_masked(
-    _path: Path,
+    _token: IsaToken,
     _from: *const u8,
     _to: *mut u8,
     _len: usize,

@@ -16,8 +16,8 @@
 mod kernels;
 
 use longshore_mem::copy::CopyFault;
-use longshore_mem::isa::Path;
-use longshore_mem::with_path;
+use longshore_mem::dispatch_isa;
+use longshore_mem::isa::IsaToken;
 
 pub(crate) use kernels::{compare_exchange, load, store};
 
@@ -44,7 +44,7 @@ const LINE: usize = 64;
 /// As [`longshore_mem::copy::copy`].
 #[inline(always)]
 pub(crate) unsafe fn copy<const KNOWN: bool>(
-    path: Path,
+    token: IsaToken,
     from: *const u8,
     to: *mut u8,
     len: usize,
@@ -53,7 +53,7 @@ pub(crate) unsafe fn copy<const KNOWN: bool>(
     let most = if to.addr().is_multiple_of(LINE) { LINES_MAX } else { MIDDLE_MAX };
     if !KNOWN && len <= most {
         // SAFETY: the caller's promise.
-        let done = unsafe { kernels::copy_masked(path, from, to, len) };
+        let done = unsafe { kernels::copy_masked(token, from, to, len) };
         if let Some(done) = done {
             return done;
         }
@@ -71,11 +71,11 @@ pub(crate) unsafe fn copy<const KNOWN: bool>(
             9..16 => kernels::copy_8_8(from, to, len - 8),
             16..=32 => kernels::copy_16_16(from, to, len - 16),
             33..=INLINE_MAX => kernels::copy_32_32(from, to, len - 32),
-            _ if len <= MIDDLE_MAX => match kernels::copy_middle(path, from, to, len) {
+            _ if len <= MIDDLE_MAX => match kernels::copy_middle(token, from, to, len) {
                 Some(done) => done,
-                None => copy_long(path, from, to, len),
+                None => copy_long(token, from, to, len),
             },
-            _ => copy_long(path, from, to, len),
+            _ => copy_long(token, from, to, len),
         }
     }
 }
@@ -99,9 +99,9 @@ unsafe fn copy_word<const N: usize>(from: *const u8, to: *mut u8) -> bool {
 /// # Safety
 /// As [`copy`].
 #[inline]
-unsafe fn copy_long(path: Path, from: *const u8, to: *mut u8, len: usize) -> bool {
+unsafe fn copy_long(token: IsaToken, from: *const u8, to: *mut u8, len: usize) -> bool {
     // SAFETY: the caller's promise.
-    with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) }).is_ok()
+    dispatch_isa!(token, isa => unsafe { longshore_mem::copy::copy(isa, from, to, len) }).is_ok()
 }
 
 /// As [`copy`], up to the exact byte that is not there.
@@ -113,17 +113,17 @@ unsafe fn copy_long(path: Path, from: *const u8, to: *mut u8, len: usize) -> boo
 /// As [`copy`].
 #[inline(always)]
 pub(crate) unsafe fn copy_exact(
-    path: Path,
+    token: IsaToken,
     from: *const u8,
     to: *mut u8,
     len: usize,
 ) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
-    if len <= INLINE_MAX && unsafe { copy::<true>(path, from, to, len) } {
+    if len <= INLINE_MAX && unsafe { copy::<true>(token, from, to, len) } {
         return Ok(());
     }
     // SAFETY: the caller's promise.
-    with_path!(path, token => unsafe { longshore_mem::copy::copy(token, from, to, len) })
+    dispatch_isa!(token, isa => unsafe { longshore_mem::copy::copy(isa, from, to, len) })
 }
 
 /// The `N` bytes at `from`, our own, as a word.
@@ -171,14 +171,14 @@ mod tests {
         let from: Vec<u8> = (0..1200u32).map(|at| (at.wrapping_mul(37) >> 2) as u8 | 1).collect();
         // Each byte takes Miri long.
         let (step, skews) = if cfg!(miri) { (9, 1) } else { (1, 3) };
-        for path in Path::all() {
+        for token in IsaToken::all() {
             for len in (0..=1030).step_by(step).filter(|len| *len <= 200 || len % 61 < 2) {
                 for skew in 0..skews {
                     for copy in [copy::<false>, copy::<true>] {
                         let mut to = [0u8; 1100];
                         let (source, target) = (from[skew..].as_ptr(), to[skew..].as_mut_ptr());
                         // SAFETY: both are longer.
-                        assert!(unsafe { copy(path, source, target, len) });
+                        assert!(unsafe { copy(token, source, target, len) });
                         assert_eq!(to[skew..skew + len], from[skew..skew + len]);
                         assert!(to[..skew].iter().chain(&to[skew + len..]).all(|byte| *byte == 0));
                     }
@@ -213,12 +213,12 @@ mod tests {
     /// Also in a program that is built for AVX, where the compiler keeps them in wide registers.
     #[test]
     fn vectors_of_the_caller_outlive_a_copy() {
-        let (from, mut to, path) = ([7u8; 256], [0u8; 256], Path::active());
+        let (from, mut to, token) = ([7u8; 256], [0u8; 256], IsaToken::active());
         let step: [[u64; 4]; 6] = std::hint::black_box([[1, 2, 3, 4]; 6]);
         let mut sums = [[0u64; 4]; 6];
         for _ in 0..10 {
             // SAFETY: both are longer.
-            let done = unsafe { kernels::copy_middle(path, from.as_ptr(), to.as_mut_ptr(), 200) };
+            let done = unsafe { kernels::copy_middle(token, from.as_ptr(), to.as_mut_ptr(), 200) };
             if done == Some(false) {
                 break;
             }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use longshore_mem::copy::copy_bytes;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 macro_rules! copies {
     ($($name:ident, $len:literal;)*) => {$(
@@ -38,7 +38,7 @@ pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
 /// As `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_middle(
-    _path: Path,
+    _token: IsaToken,
     _from: *const u8,
     _to: *mut u8,
     _len: usize,
@@ -52,7 +52,7 @@ pub(super) unsafe fn copy_middle(
 /// As `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_masked(
-    _path: Path,
+    _token: IsaToken,
     _from: *const u8,
     _to: *mut u8,
     _len: usize,

@@ -3,7 +3,7 @@
 use std::arch::asm;
 
 use longshore_mem::fault_range;
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 macro_rules! guarded {
     ([$($line:literal),+ $(,)?], $($operands:tt)*) => {{
@@ -126,22 +126,22 @@ pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bo
     }
 }
 
-/// 64 bytes at a time and then the last 64, with AVX2 where `path` has it; `None` where it has not.
+/// 64 bytes at a time and then the last 64, with AVX2 if `token` proves it, and `None` otherwise.
 ///
 /// # Safety
 /// As `super::copy`, of more than 64 bytes.
 #[inline(always)]
 pub(super) unsafe fn copy_middle(
-    path: Path,
+    token: IsaToken,
     from: *const u8,
     to: *mut u8,
     len: usize,
 ) -> Option<bool> {
-    if matches!(path, Path::Scalar(_)) {
+    if matches!(token, IsaToken::Scalar(_)) {
         return None;
     }
     let cause: usize;
-    // SAFETY: the caller's promise; both other paths have AVX2, and `xmm` is the half of `ymm` that
+    // SAFETY: the caller's promise; both other tokens prove AVX2, and `xmm` is the half of `ymm` that
     // code without AVX knows of.
     unsafe {
         asm!(
@@ -191,7 +191,7 @@ pub(super) unsafe fn copy_middle(
 }
 
 /// Up to 64 bytes by a mask, without a branch on how many; more of them 64 at a time and then the
-/// last 64. `None` where `path` has no masks.
+/// last 64. `None` if `token` does not prove masks.
 ///
 /// Only registers that code without AVX-512 does not know of are used, so that nothing needs to be
 /// cleared behind it.
@@ -200,16 +200,16 @@ pub(super) unsafe fn copy_middle(
 /// As `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_masked(
-    path: Path,
+    token: IsaToken,
     from: *const u8,
     to: *mut u8,
     len: usize,
 ) -> Option<bool> {
-    if !matches!(path, Path::Avx512(_)) {
+    if !matches!(token, IsaToken::Avx512(_)) {
         return None;
     }
     let cause: usize;
-    // SAFETY: the caller's promise; the path has the instructions, and what a mask leaves out is
+    // SAFETY: the caller's promise; the token proves the instructions, and what a mask leaves out is
     // neither read nor written.
     unsafe {
         asm!(

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use longshore_mem::Iova;
 use longshore_mem::copy::{self, CopyFault};
-use longshore_mem::isa::Path;
-use longshore_mem::with_path;
+use longshore_mem::dispatch_isa;
+use longshore_mem::isa::IsaToken;
 use longshore_mem::{OutOfBounds, VolatileSlice, VolatileSliceMut};
 
 use super::shared::Spare;
@@ -148,7 +148,7 @@ impl DmaElement {
     pub(super) fn zero(&mut self) -> Result<(), CopyFault> {
         let (start, len) = (self.0.view().start().as_ptr(), self.len());
         // SAFETY: as in `view_mut`.
-        with_path!(Path::active(), token => unsafe { copy::fill(token, start, 0, len) })
+        dispatch_isa!(IsaToken::active(), isa => unsafe { copy::fill(isa, start, 0, len) })
     }
 }
 

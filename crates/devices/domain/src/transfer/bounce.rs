@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use longshore_mem::copy::{self, CopyFault};
-use longshore_mem::isa::Path;
-use longshore_mem::with_path;
+use longshore_mem::dispatch_isa;
+use longshore_mem::isa::IsaToken;
 
 use crate::core::Core;
 use crate::direction::Direction;
@@ -89,7 +89,7 @@ unsafe fn wipe(slot: &Slot, start: u64, end: u64) -> Result<(), CopyFault> {
     // SAFETY: within the slot, by the caller's promise.
     let start = unsafe { slot.host().add(start as usize) };
     // SAFETY: the same; the slot is ours.
-    with_path!(Path::active(), token => unsafe { copy::fill(token, start.as_ptr(), 0, count as usize) })
+    dispatch_isa!(IsaToken::active(), isa => unsafe { copy::fill(isa, start.as_ptr(), 0, count as usize) })
 }
 
 /// Copies `len_bytes` of a slot, from `offset` on, to `to`.

@@ -19,7 +19,7 @@ mod x86_64;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 
 use crate::sync::AtomicU64;
 use kernels::Kernels;
@@ -35,52 +35,52 @@ const RUN_MIN: usize = 8;
 #[cfg(not(any(miri, loom)))]
 const LINES_AHEAD: usize = 16;
 
-/// Evaluates `$body` with `$token` bound to what `$path` holds, or to nothing for short runs.
+/// Evaluates `$body` with `$isa` bound to the token inside of `$token`, or to none for short runs.
 macro_rules! choose {
-    ($path:expr, $entries:expr, $token:ident => $body:expr) => {{
+    ($token:expr, $entries:expr, $isa:ident => $body:expr) => {{
         #[cfg(not(any(miri, loom)))]
         if $entries.len() >= RUN_MIN {
-            return longshore_mem::with_path!($path, $token => $body);
+            return longshore_mem::dispatch_isa!($token, $isa => $body);
         }
         #[cfg(any(miri, loom))]
-        let _ = $path;
-        let $token = scalar::Plain;
+        let _ = $token;
+        let $isa = scalar::Plain;
         $body
     }};
 }
 
 /// Stores `first`, `first + step`, `first + 2 * step`, … (wrapping).
 #[inline]
-pub(crate) fn fill(path: Path, entries: &[AtomicU64], first: u64, step: u64) {
-    choose!(path, entries, token => Kernels::fill(token, entries, first, step));
+pub(crate) fn fill(token: IsaToken, entries: &[AtomicU64], first: u64, step: u64) {
+    choose!(token, entries, isa => Kernels::fill(isa, entries, first, step));
 }
 
 /// Stores zeros.
 #[inline]
-pub(crate) fn clear(path: Path, entries: &[AtomicU64]) {
-    fill(path, entries, 0, 0);
+pub(crate) fn clear(token: IsaToken, entries: &[AtomicU64]) {
+    fill(token, entries, 0, 0);
 }
 
 /// The first entry with `entry & mask == value`.
 #[inline]
 pub(crate) fn find_equal(
-    path: Path,
+    token: IsaToken,
     entries: &[AtomicU64],
     mask: u64,
     value: u64,
 ) -> Option<usize> {
-    choose!(path, entries, token => Kernels::find::<true>(token, entries, mask, value))
+    choose!(token, entries, isa => Kernels::find::<true>(isa, entries, mask, value))
 }
 
 /// The first entry with `entry & mask != value`.
 #[inline]
 pub(crate) fn find_different(
-    path: Path,
+    token: IsaToken,
     entries: &[AtomicU64],
     mask: u64,
     value: u64,
 ) -> Option<usize> {
-    choose!(path, entries, token => Kernels::find::<false>(token, entries, mask, value))
+    choose!(token, entries, isa => Kernels::find::<false>(isa, entries, mask, value))
 }
 
 /// Has the first lines of `entries` brought into the caches, as many as the hardware needs to see that

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use longshore_mem::isa::Path;
+use longshore_mem::isa::IsaToken;
 use longshore_mem::{Granule, Iova};
 use longshore_pagetable::cache_sync::{CacheSync, Coherent};
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -59,9 +59,9 @@ fn memory_that_no_entry_can_hold_is_no_memory() {
 }
 
 fn map_and_unmap(sync: impl CacheSync) {
-    for path in Path::all() {
+    for token in IsaToken::all() {
         let memory = HostPages::new();
-        let table = PageTable::new(stage1(12, 48, 48), &memory, &sync).unwrap().with_path(path);
+        let table = PageTable::new(stage1(12, 48, 48), &memory, &sync).unwrap().with_isa(token);
         table.map(Iova::new(0x1000), bus(0x3000), 3 * MIB, RW).unwrap();
         let pages: u64 = mappings(&table).iter().map(|mapping| 1 << mapping.page_log2).sum();
         assert_eq!(pages, 3 * MIB);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use longshore::iov::{Cursor, Dest, Source, checksum::Checksum, copy};
 use longshore::mem::fault::FaultGuard;
-use longshore::mem::isa::Path;
-use longshore::mem::{Granule, VolatileSlice, with_path};
+use longshore::mem::isa::IsaToken;
+use longshore::mem::{Granule, VolatileSlice, dispatch_isa};
 use longshore::{Heap, Sealing};
 use longshore_sync::grace::{GracePeriods, SessionState, Slot};
 use longshore_sync::{Barrier, OwnerBiased};
@@ -38,19 +38,19 @@ fn truncated() -> (OwnedFd, Mapping) {
 pub(crate) fn mem(run: &mut Run) -> ! {
     let (_file, mapping) = truncated();
     let (from, mut into) = (vec![7; LEN], vec![0; LEN]);
-    let path = Path::active();
+    let token = IsaToken::active();
 
     run.begin(Phase::Setup);
     let guard = FaultGuard::install().unwrap();
 
     run.begin(Phase::Steady);
     // SAFETY: both are vectors of that length.
-    let done = with_path!(path, isa => unsafe {
+    let done = dispatch_isa!(token, isa => unsafe {
         longshore::mem::copy::copy(isa, from.as_ptr(), into.as_mut_ptr(), LEN)
     });
     assert!(done.is_ok() && into == from);
     // SAFETY: as above; of the mapping the guard reports the missing pages.
-    let fault = with_path!(path, isa => unsafe {
+    let fault = dispatch_isa!(token, isa => unsafe {
         longshore::mem::copy::copy(isa, mapping.start().as_ptr(), into.as_mut_ptr(), LEN)
     });
     assert_eq!(fault.unwrap_err().done_bytes, LEN / 2);

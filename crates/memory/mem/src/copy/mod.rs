@@ -17,9 +17,9 @@ mod traits;
 
 use core::fmt;
 
+use crate::dispatch_isa;
 use crate::fault::{Fault, FaultCause, RawOutcome};
-use crate::isa::Path;
-use crate::with_path;
+use crate::isa::IsaToken;
 
 pub use traits::{CopyKernels, STREAM_MIN_BYTES};
 
@@ -166,7 +166,7 @@ unsafe fn go_on_filling<T: CopyKernels>(
 #[inline]
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len_bytes: usize) -> Result<(), CopyFault> {
     // SAFETY: the caller's promise.
-    with_path!(Path::active(), token => unsafe { copy(token, from, to, len_bytes) })
+    dispatch_isa!(IsaToken::active(), isa => unsafe { copy(isa, from, to, len_bytes) })
 }
 
 /// Bytes done one by one after a fault, before large units are tried again: a pass by large units

@@ -11,7 +11,7 @@ fn pattern(len_bytes: usize) -> Vec<u8> {
 }
 
 /// Copies every length up to `len_max` at all pairs of `skews`, and looks at every byte around.
-fn copies_exactly(path: Path, lens: impl Iterator<Item = usize> + Clone, skews: &[usize]) {
+fn copies_exactly(token: IsaToken, lens: impl Iterator<Item = usize> + Clone, skews: &[usize]) {
     const MARGIN: usize = 80;
     for len_bytes in lens {
         for from_skew in skews {
@@ -23,28 +23,28 @@ fn copies_exactly(path: Path, lens: impl Iterator<Item = usize> + Clone, skews: 
                 // SAFETY: as above.
                 let to = unsafe { target.as_mut_ptr().add(*to_skew) };
                 // SAFETY: both vectors are this test's own.
-                let copied = with_path!(path, token => unsafe { copy(token, from, to, len_bytes) });
+                let copied = dispatch_isa!(token, isa => unsafe { copy(isa, from, to, len_bytes) });
                 copied.unwrap();
                 let end = to_skew + len_bytes;
-                assert_eq!(&target[*to_skew..end], &source[*from_skew..], "{:?}", path.isa());
+                assert_eq!(&target[*to_skew..end], &source[*from_skew..], "{:?}", token.isa());
                 let around = target[..*to_skew].iter().chain(&target[end..]);
-                assert!(around.clone().all(|byte| *byte == 0xa5), "{:?} {len_bytes}", path.isa());
+                assert!(around.clone().all(|byte| *byte == 0xa5), "{:?} {len_bytes}", token.isa());
             }
         }
     }
 }
 
-fn fills_exactly(path: Path, lens: impl Iterator<Item = usize>, skews: &[usize]) {
+fn fills_exactly(token: IsaToken, lens: impl Iterator<Item = usize>, skews: &[usize]) {
     for len_bytes in lens {
         for skew in skews {
             let mut target = vec![0xa5u8; skew + len_bytes + 80];
             // SAFETY: within the vector.
             let to = unsafe { target.as_mut_ptr().add(*skew) };
             // SAFETY: the vector is this test's own.
-            with_path!(path, token => unsafe { fill(token, to, 0x3c, len_bytes) }).unwrap();
+            dispatch_isa!(token, isa => unsafe { fill(isa, to, 0x3c, len_bytes) }).unwrap();
             let expected = (0..target.len())
                 .map(|at| if (*skew..skew + len_bytes).contains(&at) { 0x3c } else { 0xa5 });
-            assert!(target.iter().copied().eq(expected), "{:?} {len_bytes}", path.isa());
+            assert!(target.iter().copied().eq(expected), "{:?} {len_bytes}", token.isa());
         }
     }
 }
@@ -53,9 +53,9 @@ fn fills_exactly(path: Path, lens: impl Iterator<Item = usize>, skews: &[usize])
 fn every_length_at_every_small_skew() {
     let (len_max, skews): (usize, &[usize]) =
         if cfg!(miri) { (40, &[0, 3]) } else { (700, &[0, 1, 7, 31, 63]) };
-    for path in Path::all() {
-        copies_exactly(path, 0..len_max, skews);
-        fills_exactly(path, 0..len_max, skews);
+    for token in IsaToken::all() {
+        copies_exactly(token, 0..len_max, skews);
+        fills_exactly(token, 0..len_max, skews);
     }
 }
 
@@ -64,10 +64,10 @@ fn every_length_at_every_small_skew() {
 fn lengths_around_every_threshold() {
     let around = |at: usize| [at - 1, at, at + 1, at + 65];
     let lens = [1 << 8, 1 << 12, 1 << 16, 1 << 20].into_iter().flat_map(around);
-    for path in Path::all() {
-        copies_exactly(path, lens.clone(), &[0, 5]);
-        fills_exactly(path, lens.clone(), &[0, 5]);
-        copies_exactly(path, around(STREAM_MIN_BYTES).into_iter(), &[5]);
+    for token in IsaToken::all() {
+        copies_exactly(token, lens.clone(), &[0, 5]);
+        fills_exactly(token, lens.clone(), &[0, 5]);
+        copies_exactly(token, around(STREAM_MIN_BYTES).into_iter(), &[5]);
     }
 }
 
@@ -107,5 +107,5 @@ fn foreign_bytes_may_be_written_while_they_are_read() {
 /// As [`fill`].
 unsafe fn fill_all(to: *mut u8, byte: u8, len_bytes: usize) {
     // SAFETY: the caller's promise.
-    with_path!(Path::active(), token => unsafe { fill(token, to, byte, len_bytes) }).unwrap();
+    dispatch_isa!(IsaToken::active(), isa => unsafe { fill(isa, to, byte, len_bytes) }).unwrap();
 }
