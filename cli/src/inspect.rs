@@ -51,7 +51,7 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
         .map(|tensor| {
             let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
             let bytes = tensor.data.end - tensor.data.start;
-            let alignment = Granule::of_value(tensor.data.start);
+            let alignment = Granule::from_value(tensor.data.start);
             [
                 printable(tensor.name).into_owned(),
                 tensor.dtype.to_string(),

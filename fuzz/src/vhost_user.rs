@@ -92,7 +92,7 @@ fn fill(memory: &File) {
 pub fn vhost_user(data: &[u8]) {
     let disk = memfd::create("disk", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&disk, 1 << 16).unwrap();
-    let disk = Disk::of_file(File::from(disk), false, "fuzzed").unwrap();
+    let disk = Disk::from_file(File::from(disk), false, "fuzzed").unwrap();
     let counts = Counts::default();
     let server = Server::new(BlockDevice::new(disk, counts.clone())).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();

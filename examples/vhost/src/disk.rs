@@ -23,10 +23,10 @@ impl Disk {
     /// The file at `path`.
     ///
     /// # Errors
-    /// Those of `open(2)`; as [`of_file`](Self::of_file).
+    /// Those of `open(2)`; as [`from_file`](Self::from_file).
     pub fn open(path: &Path, is_read_only: bool, serial: &str) -> io::Result<Self> {
         let file = File::options().read(true).write(!is_read_only).open(path)?;
-        Self::of_file(file, is_read_only, serial)
+        Self::from_file(file, is_read_only, serial)
     }
 
     /// An open file: also a memfd.
@@ -34,7 +34,7 @@ impl Disk {
     /// # Errors
     /// `InvalidInput` where its length is not one of whole sectors, or the serial is longer than
     /// [`SERIAL_BYTES`].
-    pub fn of_file(file: File, is_read_only: bool, serial: &str) -> io::Result<Self> {
+    pub fn from_file(file: File, is_read_only: bool, serial: &str) -> io::Result<Self> {
         let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
         let len_bytes = file.metadata()?.len();
         if len_bytes == 0 || !len_bytes.is_multiple_of(SECTOR_BYTES) {

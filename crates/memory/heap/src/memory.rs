@@ -272,7 +272,7 @@ pub(crate) fn base_page() -> Granule {
 }
 
 fn byte() -> Granule {
-    Granule::of_value(1).unwrap_or(Granule::SIZE_4K)
+    Granule::from_value(1).unwrap_or(Granule::SIZE_4K)
 }
 
 fn too_long(len_bytes: u64, limit: LengthLimit) -> Error {

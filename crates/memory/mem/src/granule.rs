@@ -68,9 +68,9 @@ impl Granule {
         }
     }
 
-    /// The largest granule of which `value` is a multiple; `None` for zero, a multiple of all.
+    /// Returns the largest granule of which `value` is a multiple; `None` for zero, a multiple of all.
     #[inline]
-    pub const fn of_value(value: u64) -> Option<Self> {
+    pub const fn from_value(value: u64) -> Option<Self> {
         if value == 0 { None } else { Some(Self { log2: value.trailing_zeros() as u8 }) }
     }
 }
@@ -145,7 +145,7 @@ mod tests {
 
         #[test]
         fn the_granule_of_a_value_is_the_largest_that_divides_it(value in 1u64..) {
-            let granule = Granule::of_value(value).unwrap();
+            let granule = Granule::from_value(value).unwrap();
             prop_assert!(granule.is_aligned(value));
             if granule.log2() < 63 {
                 prop_assert!(!Granule::new(granule.bytes() * 2).unwrap().is_aligned(value));

@@ -19,11 +19,11 @@ impl MemoryPressure {
     /// `psi=0`.
     pub fn of_this_process() -> Self {
         let group = memory::control_group_v2().map(|folder| folder.join("memory.pressure"));
-        Self::of_files(group.as_deref().into_iter().chain([Path::new(MACHINE)]))
+        Self::from_files(group.as_deref().into_iter().chain([Path::new(MACHINE)]))
     }
 
-    /// Of files like `/proc/pressure/memory`; those that cannot be read are left out.
-    pub fn of_files<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
+    /// Reads files like `/proc/pressure/memory`; those that cannot be read are left out.
+    pub fn from_files<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let open = |path: &Path| {
             let file = File::open(path).ok()?;
             let stalled = stalled_in(&file)?;
@@ -81,7 +81,7 @@ mod tests {
             fs::write(&paths[which], line("some") + &line("full")).unwrap();
         };
         write(0, 1000);
-        let mut pressure = MemoryPressure::of_files(paths.iter().map(PathBuf::as_path));
+        let mut pressure = MemoryPressure::from_files(paths.iter().map(PathBuf::as_path));
         assert!(pressure.is_known());
         assert_eq!(pressure.stalled(), Duration::ZERO);
         write(0, 1500);
@@ -90,7 +90,7 @@ mod tests {
         // The group that came later was not there.
         write(1, 7);
         assert_eq!(pressure.stalled(), Duration::ZERO);
-        let mut both = MemoryPressure::of_files(paths.iter().map(PathBuf::as_path));
+        let mut both = MemoryPressure::from_files(paths.iter().map(PathBuf::as_path));
         write(0, 1600);
         write(1, 807);
         assert_eq!(both.stalled(), Duration::from_micros(800), "the worse of them");
@@ -101,7 +101,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("other");
         fs::write(&path, "full avg10=0.12 total=5\nsome total=x\n").unwrap();
-        let mut pressure = MemoryPressure::of_files([path.as_path(), Path::new("/nowhere")]);
+        let mut pressure = MemoryPressure::from_files([path.as_path(), Path::new("/nowhere")]);
         assert!(!pressure.is_known());
         assert_eq!(pressure.stalled(), Duration::ZERO);
     }

@@ -119,7 +119,7 @@ fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<DisconnectReason>)> {
     };
     let disk = tempfile::tempfile().unwrap();
     disk.set_len(512).unwrap();
-    let disk = Disk::of_file(disk, false, "a disk").unwrap();
+    let disk = Disk::from_file(disk, false, "a disk").unwrap();
     let server = Server::new(BlockDevice::new(disk, Counts::default())).unwrap();
     let server = thread::spawn(move || server.serve(&theirs).unwrap());
     Some((Frontend::over(ours), server))

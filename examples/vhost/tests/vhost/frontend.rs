@@ -70,7 +70,7 @@ impl Served {
         let disk = tempfile::tempfile().unwrap();
         let content: Vec<u8> = (0..DISK_BYTES).map(|at| (at * 7 + (at >> 9)) as u8).collect();
         disk.write_all_at(&content, 0).unwrap();
-        let of_server = Disk::of_file(disk.try_clone().unwrap(), false, SERIAL).unwrap();
+        let of_server = Disk::from_file(disk.try_clone().unwrap(), false, SERIAL).unwrap();
         let counts = Counts::default();
         let server = Server::new(BlockDevice::new(of_server, counts.clone())).unwrap();
         let (stop, listener) = (server.stop_handle(), Listener::bind(&path).unwrap());

@@ -265,7 +265,7 @@ mod tests {
         let path = dir.path().join("pressure");
         let write = |total: u64| fs::write(&path, format!("some avg10=0.00 total={total}\n"));
         write(0).unwrap();
-        let mut pressure = Pressure::new(MemoryPressure::of_files([path.as_path()]));
+        let mut pressure = Pressure::new(MemoryPressure::from_files([path.as_path()]));
         let hour = Some(Duration::from_secs(3600));
         let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always);
         let domain = builder.free_after(hour).build();
