@@ -20,6 +20,7 @@ const DESCRIPTOR_BYTES: u64 = 16;
 ///
 /// Source: VIRTIO 1.2, 2.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueueLayout {
     /// How many entries it has: a power of two.
     pub entries: u16,

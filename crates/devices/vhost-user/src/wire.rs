@@ -200,6 +200,7 @@ pub struct RingAddresses {
 
 /// A message about the IOTLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IotlbMessage {
     /// A translation.
     Update {

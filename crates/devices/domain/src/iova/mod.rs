@@ -28,6 +28,7 @@ use ranges::{FreeRanges, Wanted};
 
 /// Wishes for a range of IOVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Placement {
     /// The alignment of its start, if it is more than the allocator's granule.
     pub align: Granule,

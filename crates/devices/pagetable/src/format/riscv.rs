@@ -57,6 +57,7 @@ const FIELDS: &[Field] = &[
 
 /// How many levels a RISC-V table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RiscVMode {
     /// Three levels, 39 bits.
     Sv39,

@@ -15,6 +15,7 @@ use crate::segment::Segment;
 
 /// Any kind there is.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum AnyKind<'m, D> {
     /// One foreign range.
     ForeignBuf(ForeignBuf<'m, D>),
