@@ -10,6 +10,27 @@ use crate::backend::BackendError;
 use crate::iova::IovaError;
 use crate::pool::error::PoolError;
 
+/// The rule that the options of a DMA pool break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PoolLayoutReason {
+    /// The element is empty, or too long.
+    #[error("an element has between 1 byte and 1 GiB")]
+    ElementLen,
+    /// The alignment is not a power of two, or too large.
+    #[error("the alignment must be a power of two of at most 1 GiB")]
+    Align,
+    /// The boundary is not a power of two.
+    #[error("the boundary must be a power of two")]
+    Boundary,
+    /// Each element would cross the boundary.
+    #[error("an element is longer than the boundary that it may not cross")]
+    BoundaryTooShort,
+    /// The limit is zero, or below the reserve.
+    #[error("the limit must be at least 1, and no less than the reserve")]
+    Limit,
+}
+
 /// The reason that a domain could not do a request. Nothing has changed then.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -77,7 +98,7 @@ pub enum Error {
         /// The alignment asked for.
         align: u64,
         /// The rule that is broken.
-        reason: &'static str,
+        reason: PoolLayoutReason,
     },
     /// Bytes could not be copied, because the memory is missing. Without a
     /// [`FaultGuard`](longshore_mem::fault::FaultGuard) such memory ends the process instead.

@@ -100,7 +100,7 @@ pub use {
     domain::calibration::{Calibration, CalibrationStep},
     domain::dump::Dump,
     domain::reclaim::Reclaimed,
-    error::{Error, Failed},
+    error::{Error, Failed, PoolLayoutReason},
     handle::Handle,
     local::Local,
     policy::{Bounce, WhenFull},

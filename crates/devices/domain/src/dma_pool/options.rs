@@ -3,7 +3,7 @@
 use longshore_mem::Granule;
 
 use crate::direction::Direction;
-use crate::error::Error;
+use crate::error::{Error, PoolLayoutReason};
 use crate::pool::layout::Layout;
 
 /// The longest element, and the largest alignment: 1 GiB.
@@ -65,21 +65,21 @@ impl DmaPoolOptions {
     ) -> Result<(Layout, u64, u64), Error> {
         let refuse = |reason| Err(Error::PoolLayout { element_len, align, reason });
         if element_len == 0 || element_len > LONGEST {
-            return refuse("an element has between 1 byte and 1 GiB");
+            return refuse(PoolLayoutReason::ElementLen);
         }
         let Some(align) = power_of_two(align).filter(|align| align.bytes() <= LONGEST) else {
-            return refuse("the alignment must be a power of two of at most 1 GiB");
+            return refuse(PoolLayoutReason::Align);
         };
         let boundary = self.boundary.map(power_of_two);
         if boundary == Some(None) {
-            return refuse("the boundary must be a power of two");
+            return refuse(PoolLayoutReason::Boundary);
         }
         let boundary = boundary.flatten();
         if boundary.is_some_and(|boundary| boundary.bytes() < element_len) {
-            return refuse("an element is longer than the boundary that it may not cross");
+            return refuse(PoolLayoutReason::BoundaryTooShort);
         }
         if self.limit == 0 || self.reserve > self.limit {
-            return refuse("the limit must be at least 1, and no less than the reserve");
+            return refuse(PoolLayoutReason::Limit);
         }
         let layout = Layout::of_elements(element_len, align, boundary, self.limit, granule);
         let chunks = |elements: u64| elements.div_ceil(layout.count().into());
@@ -101,21 +101,22 @@ mod tests {
             options.layout(len, align, Granule::SIZE_4K).map(|(_, most, fewest)| (most, fewest))
         };
         let new = DmaPoolOptions::new;
-        for (len, align, options) in [
-            (0, 1, new()),
-            (LONGEST + 1, 1, new()),
-            (u64::MAX, 1, new()),
-            (64, 0, new()),
-            (64, 48, new()),
-            (64, LONGEST * 2, new()),
-            (64, 64, new().boundary(0)),
-            (64, 64, new().boundary(96)),
-            (64, 64, new().boundary(32)),
-            (64, 64, new().limit(0)),
-            (64, 64, new().limit(5).reserve(6)),
+        for (len, align, options, expected) in [
+            (0, 1, new(), PoolLayoutReason::ElementLen),
+            (LONGEST + 1, 1, new(), PoolLayoutReason::ElementLen),
+            (u64::MAX, 1, new(), PoolLayoutReason::ElementLen),
+            (64, 0, new(), PoolLayoutReason::Align),
+            (64, 48, new(), PoolLayoutReason::Align),
+            (64, LONGEST * 2, new(), PoolLayoutReason::Align),
+            (64, 64, new().boundary(0), PoolLayoutReason::Boundary),
+            (64, 64, new().boundary(96), PoolLayoutReason::Boundary),
+            (64, 64, new().boundary(32), PoolLayoutReason::BoundaryTooShort),
+            (64, 64, new().limit(0), PoolLayoutReason::Limit),
+            (64, 64, new().limit(5).reserve(6), PoolLayoutReason::Limit),
         ] {
             let refused = layout(len, align, options).unwrap_err();
-            assert!(matches!(refused, Error::PoolLayout { .. }), "{refused}");
+            let Error::PoolLayout { reason, .. } = refused else { panic!("{refused}") };
+            assert_eq!(reason, expected, "{len} {align}");
         }
         assert_eq!(layout(64, 64, new().limit(65).reserve(64)).unwrap(), (1, 1));
         assert_eq!(layout(4096, 4096, new().limit(513).reserve(1)).unwrap(), (2, 1));
