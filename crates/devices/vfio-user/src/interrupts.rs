@@ -141,7 +141,7 @@ fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>, user: User) -> 
     let more: Result<Vec<_>, _> = more.map(|_| kept_descriptors::keep(user, 1)).collect();
     let mut more = more.map_err(|_over_limit| Errno::ENOSPC)?;
     for (line, event) in lines.iter_mut().zip(events) {
-        line.event = Some(SharedEvent::new(event));
+        line.event = Some(SharedEvent::new(event, user));
         line.permit = line.permit.take().or_else(|| more.pop());
     }
     Ok(())

@@ -9,6 +9,7 @@ use longshore_access::client::{Listener, Stop};
 use longshore_sys::closing::Disposable;
 use longshore_sys::descriptors;
 use longshore_sys::disposal;
+use longshore_sys::event_fd;
 use longshore_sys::unix_socket::{self, DESCRIPTORS_MAX, Interest};
 
 use crate::Errno;
@@ -78,6 +79,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         let _ = descriptors::raise_limit();
         // Before there is a descriptor of a client.
         disposal::prepare();
+        event_fd::prepare();
         Ok(Self {
             responder: Responder::new(device, dma, limits),
             limits,

@@ -182,7 +182,8 @@ impl<'d, D: Device> Backend<'d, D> {
                 if !has_descriptor {
                     return Err(RequestError::NoKick);
                 }
-                let event = self.keep(one(&mut descriptors)?, Arc::new)?;
+                let event = one(&mut descriptors)?;
+                let event = self.keep(event, |event, _| Arc::new(event))?;
                 self.change(index, |ring| ring.kick = Some(event))?;
             }
             Request::SetVringCall { index, has_descriptor } => {
@@ -361,9 +362,9 @@ impl<'d, D: Device> Backend<'d, D> {
     fn keep<E>(
         &self,
         descriptor: OwnedFd,
-        of: impl Fn(OwnedFd) -> E,
+        of: impl Fn(OwnedFd, User) -> E,
     ) -> Result<Kept<E>, RequestError> {
-        let event = of(event(descriptor)?);
+        let event = of(event(descriptor)?, self.user);
         let permit = kept_descriptors::keep(self.user, 1);
         let permit = permit.map_err(|error| RequestError::DescriptorLimit(error.into()))?;
         Ok(Kept { event, _permit: permit })

@@ -10,6 +10,7 @@ use longshore_access::client::{Listener, Stop};
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::descriptors;
 use longshore_sys::disposal;
+use longshore_sys::event_fd;
 use longshore_sys::kept_descriptors;
 
 use crate::backend::{Answer, Backend};
@@ -59,6 +60,7 @@ impl<D: Device> Server<D> {
         let _ = descriptors::raise_limit();
         // Before there is a descriptor of a front-end.
         disposal::prepare();
+        event_fd::prepare();
         Ok(Self { device, stop: Stop::new()?, is_log_left_out: false })
     }
 

@@ -95,6 +95,11 @@ impl Account {
         Permit { account: self, user, amount }
     }
 
+    /// Returns how much a user has.
+    pub(crate) fn held(&self, user: User) -> u64 {
+        self.lock().of(user)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,7 +8,7 @@
 use std::ffi::c_long;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::memfd::{self, Backing};
 
@@ -48,16 +48,38 @@ struct Context {
     empty: OwnedFd,
 }
 
+static CONTEXT: OnceLock<Context> = OnceLock::new();
+
+/// Makes the context, if it does not exist. After a failure the next call tries again: any user can take
+/// all contexts of the machine for a moment.
+///
+/// # Errors
+/// `ENOSYS` or `EPERM` if the kernel has no AIO, or a filter of system calls forbids it; `EAGAIN` if all
+/// contexts of the machine are taken (`fs.aio-max-nr`); memory or descriptors exhausted.
+pub(crate) fn prepare() -> io::Result<()> {
+    context().map(drop)
+}
+
+fn context() -> io::Result<&'static Context> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    if let Some(context) = CONTEXT.get() {
+        return Ok(context);
+    }
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(context) = CONTEXT.get() {
+        return Ok(context);
+    }
+    let context = Context::new()?;
+    Ok(CONTEXT.get_or_init(|| context))
+}
+
 /// Adds one to the counter of `event`, an eventfd, without waiting. A counter at its end stays there.
 ///
 /// # Errors
-/// `ENOSYS`, `EPERM` or `EAGAIN` where this process has no AIO: the kernel lacks it, a filter of system
-/// calls forbids it, or all contexts of the machine are taken (`fs.aio-max-nr`). `EINVAL` in a child
-/// that was forked after the first call, and for a descriptor that is no eventfd.
+/// Those of [`prepare`]. `EINVAL` in a child that was forked after the context was made, and for a
+/// descriptor that is no eventfd.
 pub(crate) fn signal(event: impl AsFd) -> io::Result<()> {
-    static CONTEXT: OnceLock<Result<Context, i32>> = OnceLock::new();
-    let context = CONTEXT.get_or_init(|| Context::new().map_err(|e| e.raw_os_error().unwrap_or(0)));
-    let context = context.as_ref().map_err(|errno| io::Error::from_raw_os_error(*errno))?;
+    let context = context()?;
     for _ in 0..TRIES {
         match context.submit(event.as_fd().as_raw_fd()) {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => context.collect()?,

@@ -5,19 +5,21 @@
 //! of this one, and a `write(2)` waits then until it reads. [`SharedEvent`] signals such an eventfd
 //! without ever waiting, and [`drain`] does not wait either.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 
+use crate::account::{Account, Limits, Permit};
 use crate::aio;
+use crate::closing::User;
 
 /// Makes one that counts nothing yet, is closed on exec and never blocks.
 ///
@@ -75,7 +77,8 @@ fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
 /// Returns whether a descriptor that another process sent is an eventfd that [`drain`] empties: it is
 /// one by its name in `/proc/self/fd`, can be read (`O_PATH` cannot), and is no semaphore.
 ///
-/// Before Linux 6.5 the kernel does not report semaphores, and they pass for the others.
+/// Before Linux 6.5 the kernel does not report semaphores, and they pass for the others. That harms only
+/// their owner: [`drain`] takes one from the counter, and signalling is the same.
 ///
 /// # Errors
 /// Those of reading `/proc/self/fd` and `/proc/self/fdinfo`, and of `fcntl(2)`.
@@ -100,91 +103,141 @@ pub fn is_any(descriptor: impl AsFd) -> io::Result<bool> {
     Ok(name.to_bytes() == b"anon_inode:[eventfd]")
 }
 
+/// Prepares this process to signal eventfds of untrusted processes, as [`SharedEvent`] does. A server calls
+/// this before it has any client. Returns `false` if this process has no AIO for now: signals are written
+/// by threads until it has.
+pub fn prepare() -> bool {
+    aio::prepare().is_ok()
+}
+
 /// An eventfd that an untrusted process shares, to be signalled without waiting. Clones are the same
 /// one.
 ///
 /// The kernel signals it as the completion of an operation (`io_submit(2)`), which adds one whatever
-/// mode the eventfd is in and however full it is. Where a process has no AIO, a thread writes, which
-/// harms nothing but this eventfd's signals if it has to wait. If it still waits when the last clone is
-/// dropped, another thread reads the counter for a second at most, so that it ends; the thread that
-/// drops does not wait.
+/// mode the eventfd is in and however full it is. While a process has no AIO, a thread writes. It may wait
+/// for ever, if the other process has filled the counter. Each user has four such threads at most, and
+/// all users have 256. A user whose threads all wait gets no more signals that way.
 #[derive(Clone, Debug)]
 pub struct SharedEvent(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    event: Arc<OwnedFd>,
-    /// How many signals a thread has still to write. It ends when there are none.
-    owed: Arc<AtomicU64>,
+    event: OwnedFd,
+    user: User,
+    /// How many signals a thread has still to write.
+    owed: AtomicU64,
 }
 
 impl SharedEvent {
-    /// Takes `event`, for which [`is_one`] was true.
-    pub fn new(event: OwnedFd) -> Self {
-        Self(Arc::new(Shared { event: Arc::new(event), owed: Arc::default() }))
+    /// Takes `event`, for which [`is_one`] was true. Threads that write to it are counted for `user`, who
+    /// sent it.
+    pub fn new(event: OwnedFd, user: User) -> Self {
+        Self(Arc::new(Shared { event, user, owed: AtomicU64::new(0) }))
     }
 
     /// Adds one to the counter. If it is at its end, nothing is added.
     ///
     /// # Errors
-    /// Those of starting a thread, where this process has no AIO.
+    /// While this process has no AIO and the user has no thread: none could be started, or all users have as
+    /// many as they may.
     pub fn signal(&self) -> io::Result<()> {
-        let shared = &*self.0;
-        // A thread that writes keeps the order.
-        if shared.owed.load(Ordering::Acquire) == 0 && aio::signal(&shared.event).is_ok() {
-            return Ok(());
+        match aio::signal(&self.0.event) {
+            Ok(()) => Ok(()),
+            Err(_no_aio) => WRITERS.signal(&self.0),
         }
-        self.signal_by_thread()
+    }
+}
+
+static WRITERS: Writers = Writers::new(Limits { per_user: 4, all_users: 256 });
+
+/// Threads that write to eventfds. The eventfds of a user whose threads all wait are queued, so no signal
+/// of a user that reads its eventfds is lost.
+#[derive(Debug)]
+struct Writers {
+    threads: Account,
+    limits: Limits,
+    queues: Mutex<BTreeMap<User, VecDeque<Weak<Shared>>>>,
+}
+
+impl Writers {
+    const fn new(limits: Limits) -> Self {
+        let threads = Account::new("threads that write to eventfds");
+        Self { threads, limits, queues: Mutex::new(BTreeMap::new()) }
     }
 
-    fn signal_by_thread(&self) -> io::Result<()> {
-        let Shared { event, owed } = &*self.0;
-        if owed.fetch_add(1, Ordering::AcqRel) > 0 {
+    /// Has a thread add one to the counter of `event`.
+    fn signal(&'static self, event: &Arc<Shared>) -> io::Result<()> {
+        let mut queues = self.lock();
+        if event.owed.fetch_add(1, Ordering::AcqRel) > 0 {
             return Ok(());
         }
-        let (event, owes) = (Arc::clone(event), Arc::clone(owed));
-        let thread = thread::Builder::new().name("eventfd".to_owned());
-        let started = thread.spawn(move || {
-            let mut count = owes.load(Ordering::Acquire);
-            while count > 0 {
-                // It may be full, and its other end may be gone.
-                let _ = crate::retry_interrupted(|| {
-                    Ok(rustix::io::write(&event, &count.to_ne_bytes())?)
-                });
-                count = owes.fetch_sub(count, Ordering::AcqRel) - count;
+        let queue = queues.entry(event.user).or_default();
+        if queue.len() == queue.capacity() {
+            queue.retain(|event| event.strong_count() > 0);
+        }
+        queue.push_back(Arc::downgrade(event));
+        let started = self.start(event.user);
+        if started.is_err() {
+            event.owed.store(0, Ordering::Release);
+            queue.pop_back();
+            if queue.is_empty() {
+                queues.remove(&event.user);
             }
+        }
+        started
+    }
+
+    /// Starts a thread for the queue of `user`, unless it has as many as it may. The caller has the lock of
+    /// the queues, without which no thread ends.
+    fn start(&'static self, user: User) -> io::Result<()> {
+        let permit = self.threads.take(user, 1, self.limits).map_err(io::Error::from);
+        let started = permit.and_then(|permit| {
+            let thread = thread::Builder::new().name("longshore-event".to_owned());
+            thread.spawn(move || self.write_queue(user, permit)).map(drop)
         });
-        started.map(drop).inspect_err(|_| owed.store(0, Ordering::Release))
+        // A thread that the user has serves the queue, too.
+        if self.threads.held(user) > 0 { Ok(()) } else { started }
+    }
+
+    fn write_queue(&self, user: User, permit: Permit) {
+        loop {
+            let mut queues = self.lock();
+            let Some(event) = queues.get_mut(&user).and_then(VecDeque::pop_front) else {
+                queues.remove(&user);
+                // With the lock: an event that is queued later gets a thread of its own.
+                drop(permit);
+                return;
+            };
+            drop(queues);
+            if let Some(event) = event.upgrade() {
+                event.write_owed();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<User, VecDeque<Weak<Shared>>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if self.owed.load(Ordering::Acquire) == 0 {
-            return;
+impl Shared {
+    /// Waits for as long as the counter has no room.
+    fn write_owed(&self) {
+        let mut count = self.owed.load(Ordering::Acquire);
+        while count > 0 {
+            // It may be full and not block.
+            let _ = crate::retry_interrupted(|| {
+                Ok(rustix::io::write(&self.event, &count.to_ne_bytes())?)
+            });
+            count = self.owed.fetch_sub(count, Ordering::AcqRel) - count;
         }
-        // Without a thread, the one that writes waits until another process reads.
-        let (event, owed) = (Arc::clone(&self.event), Arc::clone(&self.owed));
-        let thread = thread::Builder::new().name("eventfd".to_owned());
-        let _ = thread.spawn(move || make_room(&event, &owed));
-    }
-}
-
-/// Reads the counter until the thread that writes to it is through, or for a second. Another process
-/// may fill it again, but cannot win each time.
-fn make_room(event: &OwnedFd, owed: &AtomicU64) {
-    for _ in 0..1000 {
-        // Only a thread that has not written after this time waits for room.
-        thread::sleep(Duration::from_millis(1));
-        if owed.load(Ordering::Acquire) == 0 {
-            break;
-        }
-        let _ = drain(event);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -215,11 +268,15 @@ mod tests {
         told.recv_timeout(Duration::from_secs(20)).expect("it waits for ever")
     }
 
+    /// Users of the tests, which share the static accounts.
+    const USER: User = User::from_uid(4_000_000_021);
+    const OTHER: User = User::from_uid(4_000_000_022);
+
     #[test]
     fn a_full_counter_that_blocks_is_signalled_and_drained_without_waiting() {
         in_time(|| {
             let event = full();
-            let shared = SharedEvent::new(event.try_clone().unwrap());
+            let shared = SharedEvent::new(event.try_clone().unwrap(), USER);
             // More than there is room for in the kernel's ring.
             (0..10_000).for_each(|_| shared.signal().unwrap());
             assert!(drain(&event).unwrap() >= u64::MAX - 1);
@@ -234,7 +291,7 @@ mod tests {
     fn threads_signal_one_event_and_no_signal_is_lost() {
         in_time(|| {
             let event = create().unwrap();
-            let shared = SharedEvent::new(event.try_clone().unwrap());
+            let shared = SharedEvent::new(event.try_clone().unwrap(), USER);
             thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| (0..5_000).for_each(|_| shared.signal().unwrap()));
@@ -245,46 +302,92 @@ mod tests {
         });
     }
 
-    #[test]
-    fn without_aio_a_thread_waits_and_ends_with_the_event() {
-        in_time(|| {
-            let event = full();
-            let shared = SharedEvent::new(event.try_clone().unwrap());
-            let owed = Arc::clone(&shared.0.owed);
-            for _ in 0..3 {
-                shared.signal_by_thread().unwrap();
-            }
-            assert!(owed.load(Ordering::Acquire) > 0, "it waits for room");
-            drop(shared);
-            while owed.load(Ordering::Acquire) > 0 {
-                thread::yield_now();
-            }
+    /// An eventfd, and its handle that threads write to.
+    fn shared(event: OwnedFd, user: User) -> (OwnedFd, Arc<Shared>) {
+        let shared = SharedEvent::new(event.try_clone().unwrap(), user);
+        (event, shared.0)
+    }
 
-            let event = create().unwrap();
-            let shared = SharedEvent::new(event.try_clone().unwrap());
-            shared.signal_by_thread().unwrap();
-            let mut count = 0;
-            while count == 0 {
-                count = drain(&event).unwrap();
+    /// Waits until threads have done their work.
+    fn until(is_so: impl Fn() -> bool) {
+        while !is_so() {
+            thread::yield_now();
+        }
+    }
+
+    /// Drains an eventfd until it has counted `wanted`.
+    fn drain_all(event: &OwnedFd, wanted: u64) {
+        let mut count = 0;
+        while count < wanted {
+            count += drain(event).unwrap();
+            thread::yield_now();
+        }
+        assert_eq!(count, wanted);
+    }
+
+    #[test]
+    fn a_user_whose_counters_are_full_has_few_threads_and_takes_none_from_others() {
+        static WRITERS: Writers = Writers::new(Limits { per_user: 2, all_users: 3 });
+        in_time(|| {
+            let hostile: Vec<_> = (0..20).map(|_| shared(full(), USER)).collect();
+            for _ in 0..3 {
+                hostile.iter().for_each(|(_, shared)| WRITERS.signal(shared).unwrap());
             }
-            assert_eq!(count, 1);
+            let (event, of_other) = shared(create().unwrap(), OTHER);
+            for _ in 0..1000 {
+                WRITERS.signal(&of_other).unwrap();
+            }
+            drain_all(&event, 1000);
+            until(|| WRITERS.lock()[&USER].len() == 18);
+            assert_eq!(WRITERS.threads.held(USER), 2);
+
+            // The two that wait have a reference; the others are forgotten with their connection.
+            let weak: Vec<_> = hostile.iter().map(|(_, it)| Arc::downgrade(it)).collect();
+            let events: Vec<_> = hostile.into_iter().map(|(event, _)| event).collect();
+            let alive = || weak.iter().filter(|it| it.strong_count() > 0).count();
+            assert_eq!(alive(), 2);
+            for event in &events {
+                drain(event).unwrap();
+            }
+            until(|| WRITERS.threads.held(USER) + WRITERS.threads.held(OTHER) == 0);
+            assert_eq!(alive(), 0);
+            assert_eq!(events.iter().filter(|it| drain(it).unwrap() > 0).count(), 2);
+            assert!(WRITERS.lock().is_empty());
         });
     }
 
     #[test]
-    fn dropping_does_not_wait_for_a_thread_that_waits() {
+    fn signals_behind_a_full_counter_of_the_same_user_are_not_lost() {
+        static WRITERS: Writers = Writers::new(Limits { per_user: 1, all_users: 1 });
         in_time(|| {
-            for _ in 0..30 {
-                // A read takes one of a semaphore's counter, so its owner seems to fill it again.
-                let flags = EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC;
-                let event = rustix::event::eventfd(0, flags).unwrap();
-                fill(&event);
-                let shared = SharedEvent::new(event);
-                (0..5_000).for_each(|_| shared.signal_by_thread().unwrap());
-                let owed = Arc::clone(&shared.0.owed);
-                drop(shared);
-                assert!(owed.load(Ordering::Acquire) > 0, "it still waits for room");
+            let (full, stuck) = shared(full(), USER);
+            WRITERS.signal(&stuck).unwrap();
+            let (event, behind) = shared(create().unwrap(), USER);
+            (0..100).for_each(|_| WRITERS.signal(&behind).unwrap());
+            let (other, refused) = shared(create().unwrap(), OTHER);
+            let error = WRITERS.signal(&refused).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+            assert_eq!(drain(&event).unwrap(), 0);
+
+            assert_eq!(drain(full).unwrap(), u64::MAX - 1);
+            drain_all(&event, 100);
+            until(|| WRITERS.threads.held(USER) == 0);
+            WRITERS.signal(&refused).unwrap();
+            drain_all(&other, 1);
+        });
+    }
+
+    #[test]
+    fn events_that_are_gone_take_no_place_in_a_queue() {
+        static WRITERS: Writers = Writers::new(Limits { per_user: 1, all_users: 1 });
+        in_time(|| {
+            let (full, stuck) = shared(full(), USER);
+            WRITERS.signal(&stuck).unwrap();
+            for _ in 0..1000 {
+                WRITERS.signal(&shared(create().unwrap(), USER).1).unwrap();
             }
+            assert!(WRITERS.lock()[&USER].len() < 100);
+            drain(full).unwrap();
         });
     }
 
