@@ -81,7 +81,6 @@ mod config;
 pub mod dirty;
 mod error;
 mod fault;
-mod holes;
 mod lease;
 mod logs;
 mod page_runs;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use longshore_mem::fault::FaultGuard;
 use longshore_mem::{DmaMemory, FileOffset, Granule, GuestPhys};
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
-use longshore_sys::file;
+use longshore_sys::file::{self, FileSystem};
 use longshore_sys::mapping::{self, Mapping};
+use longshore_sys::memfd;
 
 use crate::error::Error;
 use crate::fault::Reason;
-use crate::holes::{can_be_punched, stays_whole};
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
@@ -45,8 +45,8 @@ pub struct Region {
     read_only: bool,
     /// How many bytes of addresses were taken for it.
     address_bytes: u64,
-    is_shrinkable: bool,
-    /// While it lives, copies survive that pages of the file behind the memory vanish.
+    is_guarded: bool,
+    /// While it lives, copies survive that pages of the file behind the memory are missing.
     #[expect(dead_code, reason = "held, not looked at")]
     guard: Option<FaultGuard>,
 }
@@ -120,15 +120,14 @@ impl Region {
     /// Maps `len_bytes` of a file from `offset` on, shared, into this process: a memfd, a hugetlb
     /// file, a dma-buf, a client's memory.
     ///
-    /// Unless the kernel makes sure that its pages stay, they may vanish at any moment. The region then
-    /// holds a [`FaultGuard`], whose handler of SIGBUS turns a missing page into a fault with
+    /// Pages of the file may be missing at any moment. Another process can truncate it, or punch a hole
+    /// into it, and no seal guarantees that the kernel can fill a hole: memory can be committed
+    /// (`vm.overcommit_memory=2`), the hugetlb pool empty, or a page lost in swap. So the region holds a
+    /// [`FaultGuard`], whose handler of SIGBUS turns a missing page into a fault with
     /// [`Reason::BackingLost`]. A program that has called
     /// [`never_install_handler`](longshore_mem::fault::never_install_handler) must handle SIGBUS with
     /// [`fault::handle`](longshore_mem::fault::handle) itself: otherwise a missing page ends the
-    /// process. Pages stay in a memfd that is sealed
-    /// against shrinking (`F_SEAL_SHRINK`), and either is not of the hugetlb pool or is sealed against
-    /// writing too (`F_SEAL_WRITE`): a hole can be punched otherwise (`FALLOC_FL_PUNCH_HOLE`), which
-    /// the pool may have no page to fill with.
+    /// process.
     ///
     /// Takes as many addresses as the part has, in whole huge pages, wherever it lies in the file.
     ///
@@ -147,12 +146,7 @@ impl Region {
         check_pages(offset.raw(), len_bytes)?;
         let io = |operation| move |source| Error::Io { operation, source };
         let is_regular = check_file(of, offset, len_bytes)?;
-        let end = offset.raw() + len_bytes;
-        let guard = if stays_whole(of, end).map_err(io("looking at a region's file"))? {
-            None
-        } else {
-            Some(FaultGuard::install().map_err(io("installing a handler of SIGBUS"))?)
-        };
+        let guard = FaultGuard::install().map_err(io("installing a handler of SIGBUS"))?;
         // A device or a dma-buf lets no more be mapped than it has.
         let page = Granule::new(longshore_sys::page_size_bytes() as u64);
         let alignment =
@@ -167,8 +161,8 @@ impl Region {
             address_bytes,
             guest_phys: None,
             read_only: access == RegionAccess::ReadOnly,
-            is_shrinkable: guard.is_some(),
-            guard,
+            is_guarded: true,
+            guard: Some(guard),
         })
     }
 
@@ -189,7 +183,7 @@ impl Region {
             address_bytes: 0,
             guest_phys,
             read_only: whole.read_only,
-            is_shrinkable: whole.is_shrinkable,
+            is_guarded: whole.is_guarded,
             guard: None,
         })
     }
@@ -217,7 +211,7 @@ impl Region {
         let guard = guard.map_err(|source| Error::Io { operation, source })?;
         Ok(Self {
             memory: Memory::Host(start, Keep(Some(Box::new(memory)))),
-            is_shrinkable: guard.is_some(),
+            is_guarded: guard.is_some(),
             guard,
             ..region
         })
@@ -247,7 +241,7 @@ impl Region {
             guest_phys: None,
             read_only,
             address_bytes: 0,
-            is_shrinkable: false,
+            is_guarded: false,
             guard: None,
         })
     }
@@ -264,7 +258,7 @@ impl Region {
             guest_phys: None,
             read_only: false,
             address_bytes: 0,
-            is_shrinkable: false,
+            is_guarded: false,
             guard: None,
         })
     }
@@ -301,9 +295,9 @@ impl Region {
         matches!(self.memory, Memory::Host(..))
     }
 
-    /// Returns whether pages of the memory may vanish, so that copies are guarded.
-    pub fn is_shrinkable(&self) -> bool {
-        self.is_shrinkable
+    /// Returns whether copies are guarded, because pages of the memory may be missing.
+    pub fn is_guarded(&self) -> bool {
+        self.is_guarded
     }
 
     /// Returns how many bytes of this process's addresses [`map_file`](Self::map_file) took: more than
@@ -339,9 +333,16 @@ impl fmt::Debug for Region {
             .field("len_bytes", &self.len_bytes)
             .field("guest_phys", &self.guest_phys)
             .field("read_only", &self.read_only)
-            .field("shrinkable", &self.is_shrinkable())
+            .field("guarded", &self.is_guarded())
             .finish()
     }
+}
+
+/// Returns whether a file is of the hugetlb pool, where a hole may have no page to be filled with, and
+/// not sealed against writing, which rules out holes.
+fn can_be_punched(of: BorrowedFd<'_>) -> bool {
+    matches!(file::file_system(of), Ok(FileSystem::Hugetlb { .. }))
+        && !memfd::seals(of).is_ok_and(|seals| seals.write)
 }
 
 /// Checks that a regular file is as long as the range that is to be mapped of it, and returns whether

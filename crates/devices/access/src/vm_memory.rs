@@ -99,9 +99,10 @@
 //!
 //! * Remote regions: vm-memory's slices are addresses of this process. [`Session::read`] and
 //!   [`write`](Session::write) reach them.
-//! * Guarded copies: vm-memory copies by itself, so where a client truncates its file during a copy
-//!   this process gets SIGBUS. Clients that are not trusted must seal theirs
-//!   ([`Region::is_shrinkable`](crate::Region::is_shrinkable)).
+//! * Guarded copies: vm-memory copies by itself, so if a page of a client's file is missing during a
+//!   copy this process gets SIGBUS. A client can truncate its file, unless it is sealed against that; if
+//!   memory is not overcommitted (`vm.overcommit_memory=2`), it can also have the kernel refuse a page of
+//!   a sealed file. Serve clients that are not trusted by the methods of a session.
 //! * Permissions of a slice: vm-memory has one type to read and to write. Permissions are checked
 //!   when slices are handed out, against those that are asked for; all its `Bytes` methods ask for
 //!   the right ones. Safe code can write to a slice that it asked for to read, so there is no slice

@@ -44,7 +44,7 @@ fn a_file_that_was_truncated_faults_at_the_exact_byte() {
     memfd::set_len(&file, 4 * PAGE).unwrap();
     let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, RegionAccess::ReadWrite);
     let region = region.unwrap();
-    assert!(region.is_shrinkable());
+    assert!(region.is_guarded());
     let (space, _region) = mapped(region, Prot::READ_WRITE);
     let session = space.session();
     session.fill(START, 0x5a, 4 * PAGE as usize).unwrap();
@@ -84,14 +84,17 @@ fn a_file_that_was_truncated_faults_at_the_exact_byte() {
 }
 
 #[test]
-fn a_file_that_cannot_shrink_needs_no_guard() {
+fn a_file_is_guarded_whatever_its_seals_are() {
     let file = memfd::create("sealed", Backing::Shmem).unwrap();
     memfd::set_len(&file, 2 * PAGE).unwrap();
-    memfd::add_seals(&file, Seals { shrink: true, ..Seals::default() }).unwrap();
     let map =
         |offset, len| Region::map_file(&file, FileOffset::new(offset), len, RegionAccess::ReadOnly);
-    let whole = map(PAGE, PAGE).unwrap();
-    assert!(!whole.is_shrinkable() && whole.is_read_only() && whole.is_direct());
+    for (shrink, grow, write) in [(false, false, false), (true, false, false), (true, true, true)] {
+        memfd::add_seals(&file, Seals { shrink, grow, write, ..Seals::default() }).unwrap();
+        let region = Arc::new(map(PAGE, PAGE).unwrap());
+        assert!(region.is_guarded() && region.is_read_only() && region.is_direct());
+        assert!(Region::part(&region, 0, PAGE).unwrap().is_guarded());
+    }
     for (offset, len) in [(0, 4 * PAGE), (PAGE, 2 * PAGE), (1 << 40, PAGE)] {
         let end = offset + len;
         let refused = map(offset, len).unwrap_err();

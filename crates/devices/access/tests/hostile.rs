@@ -17,7 +17,7 @@ use longshore_mem::{BusAddr, FileOffset, Granule, GuestPhys, Iova};
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 use longshore_sys::mapping::{Access, Mapping};
-use longshore_sys::memfd::{self, Backing, Seals};
+use longshore_sys::memfd::{self, Backing};
 
 const PAGE: u64 = 4096;
 
@@ -69,13 +69,10 @@ struct Lying {
 }
 
 impl Lying {
-    /// The first file cannot shrink, unlike the others.
     fn new() -> Self {
-        let files = std::array::from_fn(|number| {
+        let files = std::array::from_fn(|_| {
             let file = memfd::create("lying", Backing::Shmem).unwrap();
             memfd::set_len(&file, PAGE).unwrap();
-            let shrink = number == 0;
-            memfd::add_seals(&file, Seals { shrink, ..Seals::default() }).unwrap();
             file
         });
         Self { files, next: Cell::new(0) }
@@ -100,13 +97,12 @@ impl AsFd for Lying {
     }
 }
 
-/// A file that was found to stay whole is read without a guard, so no other must be mapped.
+/// A file whose length was checked is mapped, and no other.
 #[test]
 fn the_file_that_is_mapped_is_the_one_that_was_checked() {
     let lying = Lying::new();
     let region =
         Region::map_file(&lying, FileOffset::new(0), PAGE, RegionAccess::ReadWrite).unwrap();
-    assert!(!region.is_shrinkable());
     let (region, space, iova) = (Arc::new(region), Space::new().unwrap(), Iova::new(0x1000));
     space.attach(&region).unwrap();
     space.map(iova, &region, 0, PAGE, Prot::READ_WRITE).unwrap();
@@ -115,7 +111,6 @@ fn the_file_that_is_mapped_is_the_one_that_was_checked() {
 
     let lying = Lying::new();
     let log = ExternalLog::<GuestPhys>::map_file(&lying, FileOffset::new(0), PAGE).unwrap();
-    assert!(!log.is_shrinkable());
     log.mark(GuestPhys::new(0), 1).unwrap();
     assert_eq!(lying.changed(), 0);
 }

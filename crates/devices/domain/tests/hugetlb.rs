@@ -64,7 +64,7 @@ fn a_hole_in_shared_memory_is_an_error() {
     let at = Iova::new(HUGE);
     let space = Space::new().unwrap();
     let region = Arc::new(Region::from_memory(Arc::clone(&shared)).unwrap());
-    assert!(region.is_shrinkable());
+    assert!(region.is_guarded());
     space.attach(&region).unwrap();
     space.map(at, &region, 0, HUGE, Prot::READ_WRITE).unwrap();
     let session = space.session();
@@ -90,7 +90,7 @@ fn a_hole_in_shared_memory_is_an_error() {
     let buffer = Heap::Hugetlb.allocate(HUGE).unwrap();
     let shared = buffer.share(Sealing::Content).unwrap();
     rustix::fs::fallocate(shared.memfd().unwrap(), mode, 0, HUGE).unwrap_err();
-    assert!(!Region::from_memory(shared).unwrap().is_shrinkable());
+    assert!(!Region::from_memory(shared).unwrap().is_guarded());
 
     // The file is rounded up to whole pages of the pool, which are zero behind the content. A device
     // that reads behind the content reads zeros.

@@ -4,10 +4,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::{fs, io};
 
+use longshore_access::dirty::ExternalLog;
 use longshore_access::{Reason, Region, RegionAccess, Space};
 use longshore_heap::{Heap, Sealing, SharedBuffer};
-use longshore_mem::{FileOffset, Iova};
+use longshore_mem::{FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
+use longshore_sys::memfd::{self, Backing, Seals};
 use longshore_vm_tests::pattern;
 
 use super::{Suite, Test};
@@ -22,6 +24,7 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "memfd_by_iova", run: || by_iova(&Heap::Memfd) },
         Test { name: "hugetlb_by_iova", run: hugetlb_by_iova },
         Test { name: "udmabuf_by_iova", run: || by_iova(&Heap::Udmabuf) },
+        Test { name: "hole_without_memory", run: hole_without_memory },
         Test { name: "system_heap_by_iova", run: || by_iova(&Heap::DmaHeap("system".to_owned())) },
     ],
 };
@@ -35,6 +38,40 @@ fn hugetlb_by_iova() -> TestResult {
     let result = by_iova(&Heap::Hugetlb);
     fs::write(pool, "0")?;
     result
+}
+
+/// A client's file is sealed against shrinking, and the kernel has no page for a hole in it.
+fn hole_without_memory() -> TestResult {
+    const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
+    const RATIO: &str = "/proc/sys/vm/overcommit_ratio";
+    let file = || -> io::Result<_> {
+        let file = memfd::create("sealed", Backing::Shmem)?;
+        memfd::set_len(&file, LEN)?;
+        memfd::add_seals(&file, Seals { shrink: true, ..Seals::default() })?;
+        Ok(file)
+    };
+    let region = Region::map_file(file()?, FileOffset::new(0), LEN, RegionAccess::ReadWrite)?;
+    let log = ExternalLog::<GuestPhys>::map_file(file()?, FileOffset::new(0), LEN)?;
+    let (region, space, at) = (Arc::new(region), Space::new()?, Iova::new(0x1_0000));
+    space.attach(&region)?;
+    space.map(at, &region, 0, LEN, Prot::READ_WRITE)?;
+    let session = space.session();
+    let look =
+        || (session.write(Iova::new(at.raw() + LEN / 2), &[1; 4]), log.mark(GuestPhys::new(0), 1));
+    session.write(at, &[1; 4]).map_err(io::Error::other)?;
+
+    let [overcommit, ratio] = [fs::read_to_string(OVERCOMMIT)?, fs::read_to_string(RATIO)?];
+    fs::write("/proc/sys/vm/overcommit_kbytes", "1")?;
+    fs::write(OVERCOMMIT, "2")?;
+    let (written, marked) = look();
+    fs::write(OVERCOMMIT, overcommit)?;
+    fs::write(RATIO, ratio)?;
+    let reason = written.map_err(|fault| fault.reason);
+    ensure!(reason == Err(Reason::BackingLost), "it was written otherwise: {reason:?}");
+    ensure!(marked.is_err(), "it was marked");
+    let (written, marked) = look();
+    ensure!(written.is_ok() && marked.is_ok(), "with memory: {written:?}, {marked:?}");
+    Ok(Passed::Yes)
 }
 
 /// One memory at two places: as the owner mapped it, and through its descriptor.

@@ -38,8 +38,8 @@ pub struct ExternalLog<A = GuestPhys> {
     /// Bytes before the first that is a multiple of eight; set one by one, as are those after the
     /// last whole word.
     head_bytes: usize,
-    /// Whether the memory may vanish, so that bits are set by instructions that survive it.
-    is_shrinkable: bool,
+    /// Whether the memory may be missing, so that bits are set by instructions that survive it.
+    is_guarded: bool,
     /// Dropped with the log, and not before.
     _keeps: Box<dyn Any + Send + Sync>,
     space: PhantomData<A>,
@@ -93,7 +93,7 @@ impl<A: Address> ExternalLog<A> {
             start,
             len_bytes,
             head_bytes,
-            is_shrinkable: false,
+            is_guarded: false,
             _keeps: Box::new(keeps),
             space: PhantomData,
         }
@@ -101,9 +101,9 @@ impl<A: Address> ExternalLog<A> {
 
     /// A log in `len_bytes` bytes of a file from `offset` on, which another process shares.
     ///
-    /// Unless the file is a memfd of base pages that is sealed against shrinking (`F_SEAL_SHRINK`, as
-    /// QEMU's is), its pages may vanish at any moment. Bits are set by instructions that survive that
-    /// then, while the log lives; a log ends where memory is missing ([`BeyondLog`]).
+    /// Pages of the file may be missing at any moment, whatever its seals are, as for
+    /// [`Region::map_file`](crate::Region::map_file). Bits are set by instructions that survive that; a
+    /// log ends where memory is missing ([`BeyondLog`]).
     ///
     /// # Errors
     /// `InvalidInput` for a log of no bytes; `UnexpectedEof` where the file is shorter; those of
@@ -117,17 +117,15 @@ impl<A: Address> ExternalLog<A> {
         if file::status(of)?.version.len_bytes() < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let stays = crate::holes::stays_whole(of, end)?;
-        let guard = if stays { None } else { Some(FaultGuard::install()?) };
+        let guard = FaultGuard::install()?;
         let page = Granule::new(longshore_sys::page_size_bytes() as u64)
             .map_err(|_| io::ErrorKind::Unsupported)?;
         let mapping = Mapping::of_file_part(of, offset, len_bytes, page, Access::ReadWrite)?;
         let (start, len_bytes) = (mapping.start(), mapping.len_bytes());
-        let is_shrinkable = guard.is_some();
-        // SAFETY: the mapping stays while it is kept, and is accessed through the log alone; it does
-        // not shrink, or else the guard is kept and bits are set by what survives it.
+        // SAFETY: the mapping stays while it is kept, and is accessed through the log alone. The guard is
+        // kept too, and bits are set by instructions that survive missing pages.
         let log = unsafe { Self::from_raw_parts(start, len_bytes, (mapping, guard)) };
-        Ok(Self { is_shrinkable, ..log })
+        Ok(Self { is_guarded: true, ..log })
     }
 
     /// How many pages there are bits for.
@@ -156,11 +154,6 @@ impl<A: Address> ExternalLog<A> {
     #[inline]
     pub fn mark(&self, at: A, len_bytes: u64) -> Result<(), BeyondLog> {
         self.each(at, len_bytes, |bits| self.or(bits))
-    }
-
-    /// Whether the memory may vanish, as that of a file that is not sealed against it.
-    pub fn is_shrinkable(&self) -> bool {
-        self.is_shrinkable
     }
 
     /// Collects marks, so that those of neighbouring pages are set at once.
@@ -211,7 +204,7 @@ impl<A: Address> ExternalLog<A> {
         // SAFETY: `base` is below `pages`, so its byte is in the log.
         let at = unsafe { self.start.add((bits.base / 8) as usize) };
         #[cfg(not(loom))]
-        if self.is_shrinkable {
+        if self.is_guarded {
             // SAFETY: a word or byte of the log; a guard lives as long as that.
             return unsafe { or_surviving(at.as_ptr(), bits.mask, self.unit_of(bits.base).1) };
         }
@@ -296,7 +289,6 @@ fn page_of(at: u64) -> u64 {
 /// # Safety
 /// The memory must be mapped and writable, or a [`FaultGuard`] live, and be accessed by atomics only.
 #[cfg(not(loom))]
-#[cold]
 unsafe fn or_surviving(at: *mut u8, mask: u64, pages: u64) -> bool {
     /// # Safety
     /// As above.

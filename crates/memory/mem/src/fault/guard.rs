@@ -62,8 +62,7 @@ impl Drop for FaultGuard {
 /// [`handle`](super::handle). Returns whether it took effect.
 ///
 /// Call it before the first guard is installed, for example first in `main`. `Region::map_file` of
-/// `longshore-access` installs a guard for a file that can shrink, so this includes the first such
-/// region. If a guard was installed before, its handler stays: the call then changes nothing and
+/// `longshore-access` installs a guard, so this includes the first such region. If a guard was installed before, its handler stays: the call then changes nothing and
 /// returns `false`. Further calls return the same as the first.
 ///
 /// From then on copies survive faults only if the program's handlers of SIGSEGV and SIGBUS call
