@@ -26,7 +26,8 @@ pub trait Device {
     /// What the client is told.
     fn region_write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), Errno>;
 
-    /// Brings the device into the state it begins with.
+    /// Brings the device into the state it begins with, in which it runs
+    /// ([`MigrationState::Running`](crate::MigrationState::Running)).
     fn reset(&mut self);
 
     /// A client has come and settled what both ends take. The link raises interrupts and reaches
@@ -35,7 +36,8 @@ pub trait Device {
         let _ = link;
     }
 
-    /// The client is gone; its memory is taken back after this returns. The device's state stays.
+    /// The client is gone; its memory is taken back after this returns. The device's state stays for the
+    /// next client, except that a device which was being moved is [reset](Self::reset) after this.
     fn disconnected(&mut self) {}
 
     /// How the device's state is moved to another process; `None` where it cannot be.

@@ -3,6 +3,9 @@
 use crate::Errno;
 
 /// A device whose state can be moved.
+///
+/// A device begins in [`MigrationState::Running`] for each client. If a client goes while the device is in
+/// another state, the device is reset ([`Device::reset`](crate::Device::reset)).
 pub trait Migration {
     /// Whether state can be read while the device still runs ([`MigrationState::PreCopy`]).
     fn has_pre_copy(&self) -> bool {
@@ -50,7 +53,7 @@ impl From<Errno> for MigrationError {
 #[repr(u32)]
 #[non_exhaustive]
 pub enum MigrationState {
-    /// It failed; only a reset helps.
+    /// It failed; only a reset helps. The server does one when the client is gone.
     Error = 0,
     /// It stands still.
     Stop = 1,

@@ -167,6 +167,10 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         if self.settled.take().is_some() {
             self.device.disconnected();
         }
+        if std::mem::take(&mut self.state.migration) != MigrationState::Running {
+            // The next client must neither read the state of this one nor find a device that stands still.
+            self.device.reset();
+        }
         self.interrupts.forget_client();
         if std::mem::take(&mut self.state.is_logging)
             && let Some(log) = self.dma.dirty_log()

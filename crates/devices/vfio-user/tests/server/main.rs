@@ -5,6 +5,7 @@
 mod commands;
 mod lingering;
 mod link;
+mod next_client;
 mod rig;
 mod space;
 mod wire;
