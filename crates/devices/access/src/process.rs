@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use longshore_mem::copy::copy_bytes;
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
+use longshore_sys::closing::User;
 use longshore_sys::process_memory::Process;
 
-use self::calls::{Calls, Target};
+use self::calls::{Callee, Calls, Target};
 use crate::fault::Reason;
 use crate::region::{RemoteFault, RemoteMemory};
 
@@ -51,9 +52,10 @@ const PAGE_BYTES: u64 = 4096;
 /// * An abandoned call keeps a thread, 64 KiB of memory and the address space of the process until the
 ///   kernel lets go of it: when the page is there, or the program that was to provide it closes its
 ///   descriptors or ends. That need not be the process itself.
-/// * A process has at most four calls at a time, abandoned ones included, and all processes together
-///   have 256. Other accesses wait for their turn. If all calls are abandoned, the next access faults
-///   with [`Reason::Unavailable`] at once.
+/// * A process has at most four calls at a time, abandoned ones included, all processes of one user
+///   together have 64, and those of all users 256. Other accesses wait for their turn. If all calls are
+///   abandoned, the next access faults with [`Reason::Unavailable`] at once. Before Linux 6.13 the
+///   kernel does not report the user of a process: set it by [`with_uid`](Self::with_uid).
 ///
 /// Pages are brought in before a write. If the other process keeps that waiting and the write is
 /// abandoned, none of it is done later. A write that the process delays after that, as by write
@@ -80,6 +82,8 @@ pub struct ProcessMemory {
 struct Threads {
     /// No two memories have the same.
     memory: u64,
+    /// For whom calls are counted.
+    user: User,
     timeout: Duration,
 }
 
@@ -105,7 +109,8 @@ impl ProcessMemory {
     fn new(process: Process, address: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let memory = NEXT.fetch_add(1, Ordering::Relaxed);
-        let threads = Some(Threads { memory, timeout: PROCESS_TIMEOUT_DEFAULT });
+        let user = process.user().unwrap_or_else(User::own);
+        let threads = Some(Threads { memory, user, timeout: PROCESS_TIMEOUT_DEFAULT });
         Self { process: Arc::new(process), address, is_writable: false, threads }
     }
 
@@ -116,6 +121,18 @@ impl ProcessMemory {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         if let Some(threads) = &mut self.threads {
             threads.timeout = timeout;
+        }
+        self
+    }
+
+    /// Returns the same memory, whose accesses are counted for the user with id `uid`, as from
+    /// `SO_PEERCRED`. Otherwise they are counted for the real user of the process when this was made, or for
+    /// the user of this process if the kernel does not report it. It has no effect on accesses [on the
+    /// calling thread](Self::on_calling_thread).
+    #[must_use]
+    pub fn with_uid(mut self, uid: u32) -> Self {
+        if let Some(threads) = &mut self.threads {
+            threads.user = User::from_uid(uid);
         }
         self
     }
@@ -185,6 +202,7 @@ impl ProcessMemory {
 struct OnThreads<'m> {
     process: &'m Arc<Process>,
     memory: u64,
+    user: User,
     range: Range<u64>,
     deadline: Option<Instant>,
     bytes: Vec<u8>,
@@ -196,6 +214,7 @@ impl<'m> OnThreads<'m> {
         Self {
             process: &of.process,
             memory: threads.memory,
+            user: threads.user,
             range: offset..offset.saturating_add(len as u64),
             deadline: Instant::now().checked_add(threads.timeout),
             bytes: vec![0; len.min(PART_BYTES)],
@@ -221,8 +240,8 @@ impl<'m> OnThreads<'m> {
             let moved = call(&process, &mut bytes, is_wanted);
             (bytes, moved)
         };
-        let identity = self.process.identity();
-        let target = Target { process: identity, memory: self.memory, range: self.range.clone() };
+        let callee = Callee { process: self.process.identity(), user: self.user };
+        let target = Target { callee, memory: self.memory, range: self.range.clone() };
         let ended = Calls::of_this_process().run(target, self.deadline, Box::new(work))?;
         (self.bytes, self.is_cancelled) = (ended.bytes, ended.is_cancelled);
         ended.moved

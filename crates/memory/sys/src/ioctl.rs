@@ -1,4 +1,4 @@
-//! `ioctl(2)` of VFIO and iommufd, which share a letter of requests.
+//! `ioctl(2)`, and the numbers of requests of VFIO and iommufd, which share a letter.
 //!
 //! The layouts of their arguments are written by hand in the modules that use them: the crates with
 //! bindings would save few lines.

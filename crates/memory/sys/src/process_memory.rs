@@ -1,4 +1,5 @@
-//! Another process's memory: `pidfd_open(2)`, `process_vm_readv(2)`, `process_vm_writev(2)`.
+//! Another process's memory: `pidfd_open(2)`, `process_vm_readv(2)`, `process_vm_writev(2)`; and its
+//! user: `PIDFD_GET_INFO`.
 //!
 //! The two calls take a process's number, which the kernel may give to another process once this
 //! one is gone and was waited for. So each call asks the pidfd, which means one process for ever,
@@ -14,7 +15,30 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::ioctl::opcode;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::closing::User;
+use crate::ioctl;
+
+/// `PIDFD_GET_INFO` of `linux/pidfd.h`.
+const GET_INFO: libc::Ioctl = opcode::read_write::<Info>(0xff, 11) as libc::Ioctl;
+/// `PIDFD_INFO_CREDS`.
+const CREDENTIALS: u64 = 1 << 1;
+
+/// `struct pidfd_info` of `linux/pidfd.h`, in its first version.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    mask: u64,
+    control_group: u64,
+    /// The process, its group of threads, and its parent.
+    pids: [u32; 3],
+    real_uid: u32,
+    /// The other ids of users and groups.
+    ids: [u32; 7],
+    exit_code: i32,
+}
 
 /// A process whose memory is read and written.
 #[derive(Debug)]
@@ -105,6 +129,17 @@ impl Process {
         self.identity
     }
 
+    /// Returns the real user of the process, as a user id of this process's namespace. `None` if the kernel
+    /// does not report it (before Linux 6.13), or the process is gone. Unlike a look at `/proc`, this does not
+    /// wait for other processes.
+    pub fn user(&self) -> Option<User> {
+        let mut info = Info { mask: CREDENTIALS, ..Info::default() };
+        // SAFETY: the kernel reads and writes a structure of the size that the request states.
+        let got = unsafe { ioctl::exchange(self.pidfd.as_fd(), GET_INFO, (&raw mut info).cast()) };
+        let is_there = got.is_ok() && info.mask & CREDENTIALS != 0;
+        is_there.then(|| User::from_uid(info.real_uid))
+    }
+
     /// The process's number, while it is alive.
     pub fn pid(&self) -> u32 {
         self.pid.unsigned_abs()
@@ -188,6 +223,7 @@ fn gone() -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
     use std::ptr::NonNull;
 
@@ -214,6 +250,25 @@ mod tests {
             let error = process.read(8, own_bytes(&mut here)).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         }
+    }
+
+    #[test]
+    fn the_user_of_a_process_is_the_one_that_runs_it() {
+        let own = Process::open(std::process::id()).unwrap();
+        let Some(user) = own.user() else {
+            return println!("SKIPPED: this kernel does not report the user of a process");
+        };
+        assert_eq!(user, User::own());
+        let mut command = Command::new("cat");
+        let child = command.stdin(Stdio::piped()).uid(1234).spawn();
+        let Ok(mut child) = child else {
+            return println!("SKIPPED: this process may not change its user");
+        };
+        let process = Process::open(child.id()).unwrap();
+        assert_eq!(process.user(), Some(User::from_uid(1234)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(process.user(), None);
     }
 
     /// `/proc` stays mounted, as `unshare --pid` leaves it: a process has another number there.

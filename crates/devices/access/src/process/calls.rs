@@ -5,20 +5,21 @@
 //! access memory wait for them:
 //!
 //! ```text
-//!                 4 of its process run already            a thread is free
+//!             4 of its process, or 64
+//!             of its user, run already                a thread is free
 //!   run ────────────────► Waiting ───────────────► Ready ─────────► Running ──► Ended ──► run returns
 //!                            │                       │                 │
 //!                            └── cancelled or late: taken back         └── cancelled or late: abandoned
 //! ```
 //!
 //! An abandoned call keeps its thread until the kernel lets go of it, and counts until then. If all
-//! that a process may have are abandoned, its next calls are refused at once.
+//! that a process or its user may have are abandoned, its next calls are refused at once.
 //!
 //! A forked child has none of the threads, and perhaps a locked mutex. It starts with new ones: the
 //! number of the process tells them apart (not in a new namespace where it has its parent's number).
 #![expect(unsafe_code, reason = "keeps one value for each process that a fork makes")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -27,6 +28,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use longshore_sys::closing::User;
 use longshore_sys::process_memory::Identity;
 use longshore_sys::signals;
 
@@ -36,6 +38,8 @@ use crate::fault::Reason;
 const CALLS_PER_PROCESS_MAX: usize = 4;
 /// The most calls to all processes at a time, with those that were abandoned.
 const CALLS_MAX: usize = 256;
+/// The most calls to all processes of one user at a time, with those that were abandoned.
+const CALLS_PER_USER_MAX: usize = CALLS_MAX / 4;
 /// The time that a cancelled call is given to return. It takes microseconds unless the other process
 /// keeps it, or this thread gets no processor; then its bytes count, and none is written later.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
@@ -63,10 +67,17 @@ pub(super) struct Ended {
 
 /// The memory that a call is of.
 pub(super) struct Target {
-    pub(super) process: Identity,
+    pub(super) callee: Callee,
     /// Different for each [`ProcessMemory`](super::ProcessMemory).
     pub(super) memory: u64,
     pub(super) range: Range<u64>,
+}
+
+/// The process that is called, and the user for whom calls to it are counted.
+#[derive(Clone, Copy)]
+pub(super) struct Callee {
+    pub(super) process: Identity,
+    pub(super) user: User,
 }
 
 /// The calls of one process, and the threads that they run on. It is never freed.
@@ -86,7 +97,9 @@ struct State {
     /// Calls that the next free threads run.
     ready: VecDeque<u64>,
     /// By the process that is called, if there are any.
-    counts: HashMap<Identity, Counts>,
+    processes: HashMap<Identity, Counts>,
+    /// By the user of that process.
+    users: BTreeMap<User, Counts>,
     all: Counts,
     threads: usize,
     idle: usize,
@@ -198,15 +211,15 @@ impl Calls {
         changed: Arc<Condvar>,
         work: Work,
     ) -> Result<u64, Reason> {
-        let process = target.process;
-        if state.is_stuck(process) {
+        let callee = target.callee;
+        if state.is_stuck(callee) {
             return Err(Reason::Unavailable);
         }
         let id = state.next_id;
         state.next_id += 1;
         let phase = Phase::Waiting(work);
         state.calls.insert(id, Call { target, phase, cancelled_at: None, changed });
-        if !state.has_room(process) {
+        if !state.has_room(callee) {
             state.waiting.push_back(id);
             return Ok(id);
         }
@@ -234,11 +247,11 @@ impl Calls {
         let _ = signals::block_all();
         let mut state = self.lock();
         loop {
-            if let Some((id, process, work)) = state.start() {
+            if let Some((id, callee, work)) = state.start() {
                 drop(state);
                 let ended = catch_unwind(AssertUnwindSafe(|| work(&|| self.is_wanted(id))));
                 state = self.lock();
-                state.end(id, process, ended.map_err(|_| Reason::BackingLost));
+                state.end(id, callee, ended.map_err(|_| Reason::BackingLost));
                 continue;
             }
             if state.idle == IDLE_THREADS_MAX {
@@ -267,17 +280,29 @@ impl Calls {
 }
 
 impl State {
-    fn counts(&self, process: Identity) -> Counts {
-        self.counts.get(&process).copied().unwrap_or_default()
-    }
-
-    fn has_room(&self, process: Identity) -> bool {
-        self.all.begun < CALLS_MAX && self.counts(process).begun < CALLS_PER_PROCESS_MAX
+    /// Returns whether one more can begin.
+    fn has_room(&self, callee: Callee) -> bool {
+        self.all.begun < CALLS_MAX && self.is_below(callee, |counts| counts.begun)
     }
 
     /// Returns whether only calls that were abandoned could make room.
-    fn is_stuck(&self, process: Identity) -> bool {
-        self.all.abandoned == CALLS_MAX || self.counts(process).abandoned == CALLS_PER_PROCESS_MAX
+    fn is_stuck(&self, callee: Callee) -> bool {
+        self.all.abandoned == CALLS_MAX || !self.is_below(callee, |counts| counts.abandoned)
+    }
+
+    /// Returns whether a count of the process and that of its user are below their limits.
+    fn is_below(&self, callee: Callee, of: impl Fn(&Counts) -> usize) -> bool {
+        self.processes.get(&callee.process).map_or(0, &of) < CALLS_PER_PROCESS_MAX
+            && self.users.get(&callee.user).map_or(0, &of) < CALLS_PER_USER_MAX
+    }
+
+    /// Changes the counts of the process, of its user, and of all.
+    fn count(&mut self, callee: Callee, change: impl Fn(&mut Counts)) {
+        change(&mut self.all);
+        change(self.processes.entry(callee.process).or_default());
+        change(self.users.entry(callee.user).or_default());
+        self.processes.retain(|process, counts| *process != callee.process || counts.begun > 0);
+        self.users.retain(|user, counts| *user != callee.user || counts.begun > 0);
     }
 
     /// Has the next free thread run a waiting call. There must be room for it.
@@ -286,31 +311,30 @@ impl State {
         if let Phase::Waiting(work) = std::mem::replace(&mut call.phase, Phase::Running) {
             call.phase = Phase::Ready(work);
         }
-        self.counts.entry(call.target.process).or_default().begun += 1;
-        self.all.begun += 1;
+        let callee = call.target.callee;
         self.ready.push_back(id);
+        self.count(callee, |counts| counts.begun += 1);
     }
 
     /// Takes the next call that is ready.
-    fn start(&mut self) -> Option<(u64, Identity, Work)> {
+    fn start(&mut self) -> Option<(u64, Callee, Work)> {
         let id = self.ready.pop_front()?;
         let call = self.calls.get_mut(&id)?;
         match std::mem::replace(&mut call.phase, Phase::Running) {
-            Phase::Ready(work) => Some((id, call.target.process, work)),
+            Phase::Ready(work) => Some((id, call.target.callee, work)),
             _ => None,
         }
     }
 
     /// Notes the outcome of a call that was started.
-    fn end(&mut self, id: u64, process: Identity, outcome: Result<Outcome, Reason>) {
+    fn end(&mut self, id: u64, callee: Callee, outcome: Result<Outcome, Reason>) {
         if let Some(call) = self.calls.get_mut(&id) {
             call.phase = Phase::Ended(outcome);
             call.changed.notify_one();
         } else {
-            self.all.abandoned -= 1;
-            self.counts.entry(process).and_modify(|counts| counts.abandoned -= 1);
+            self.count(callee, |counts| counts.abandoned -= 1);
         }
-        self.make_room(process);
+        self.make_room(callee);
     }
 
     /// Takes the outcome of a call.
@@ -327,16 +351,15 @@ impl State {
     /// Nobody waits for a call any longer. Returns why.
     fn give_up(&mut self, id: u64) -> Reason {
         let Some(call) = self.calls.remove(&id) else { return Reason::Unavailable };
-        let process = call.target.process;
+        let callee = call.target.callee;
         match call.phase {
             Phase::Waiting(_) => self.waiting.retain(|waiting| *waiting != id),
             Phase::Ready(_) => {
                 self.ready.retain(|ready| *ready != id);
-                self.make_room(process);
+                self.make_room(callee);
             }
             Phase::Running => {
-                self.all.abandoned += 1;
-                self.counts.entry(process).and_modify(|counts| counts.abandoned += 1);
+                self.count(callee, |counts| counts.abandoned += 1);
                 self.refuse_stuck();
             }
             Phase::Ended(_) => {}
@@ -346,16 +369,10 @@ impl State {
 
     /// A call is over or was never started. The next one that waits takes its place, and the thread that
     /// it would have had.
-    fn make_room(&mut self, process: Identity) {
-        self.all.begun -= 1;
-        if let Some(counts) = self.counts.get_mut(&process) {
-            counts.begun -= 1;
-            if counts.begun == 0 {
-                self.counts.remove(&process);
-            }
-        }
+    fn make_room(&mut self, callee: Callee) {
+        self.count(callee, |counts| counts.begun -= 1);
         let may_begin =
-            |id: &u64| self.calls.get(id).is_some_and(|call| self.has_room(call.target.process));
+            |id: &u64| self.calls.get(id).is_some_and(|call| self.has_room(call.target.callee));
         if let Some(at) = self.waiting.iter().position(may_begin)
             && let Some(id) = self.waiting.remove(at)
         {
@@ -366,8 +383,8 @@ impl State {
     /// Refuses calls that wait, and would do so until one that was abandoned returns.
     fn refuse_stuck(&mut self) {
         for id in std::mem::take(&mut self.waiting) {
-            let process = self.calls.get(&id).map(|call| call.target.process);
-            if process.is_some_and(|process| !self.is_stuck(process)) {
+            let callee = self.calls.get(&id).map(|call| call.target.callee);
+            if callee.is_some_and(|callee| !self.is_stuck(callee)) {
                 self.waiting.push_back(id);
             } else if let Some(call) = self.calls.get_mut(&id) {
                 call.phase = Phase::Ended(Err(Reason::Unavailable));

@@ -13,8 +13,14 @@ fn new() -> &'static Calls {
     Box::leak(Box::new(Calls::new(std::process::id())))
 }
 
+/// Each process is of a user of its own.
 fn of(process: u64, memory: u64) -> Target {
-    Target { process: Identity::for_tests(process), memory, range: 0..10 }
+    of_user(u32::try_from(process).unwrap(), process, memory)
+}
+
+fn of_user(uid: u32, process: u64, memory: u64) -> Target {
+    let callee = Callee { process: Identity::for_tests(process), user: User::from_uid(uid) };
+    Target { callee, memory, range: 0..10 }
 }
 
 fn long() -> Option<Instant> {
@@ -91,7 +97,7 @@ fn until(calls: &Calls, is_so: impl Fn(&State) -> bool) {
 fn nothing_is_left(calls: &Calls) {
     until(calls, |state| state.all.begun == 0);
     let state = calls.lock();
-    assert!(state.calls.is_empty() && state.counts.is_empty());
+    assert!(state.calls.is_empty() && state.processes.is_empty() && state.users.is_empty());
     assert!(state.waiting.is_empty() && state.ready.is_empty());
     assert_eq!(state.all.abandoned, 0);
 }
@@ -200,6 +206,31 @@ fn a_process_whose_calls_are_all_abandoned_has_no_more_until_one_returns() {
     quick(calls, of(1, 2)).unwrap();
     drop((stuck, last));
     nothing_is_left(calls);
+}
+
+#[test]
+fn the_processes_of_a_user_take_no_calls_from_those_of_others() {
+    let calls = new();
+    let target = |at: usize| of_user(1, (at / CALLS_PER_PROCESS_MAX) as u64, 1);
+    let mut stuck: Vec<_> = (0..CALLS_PER_USER_MAX).map(|_| Stuck::new()).collect();
+    thread::scope(|scope| {
+        let run = |(at, stuck): (usize, &mut Stuck)| stuck.run(scope, calls, target(at));
+        let runs: Vec<_> = stuck.iter_mut().enumerate().map(run).collect();
+        for stuck in &stuck {
+            stuck.wait_until_begun();
+        }
+        quick(calls, of_user(2, 2000, 2)).unwrap();
+        calls.cancel(1, &(0..1));
+        for run in runs {
+            assert_eq!(run.join().unwrap().err(), Some(Reason::Revoked));
+        }
+    });
+    assert_eq!(quick(calls, of_user(1, 1000, 2)), Err(Reason::Unavailable));
+    quick(calls, of_user(2, 2000, 2)).unwrap();
+    assert_eq!(calls.lock().all.abandoned, CALLS_MAX / 4);
+    drop(stuck);
+    nothing_is_left(calls);
+    quick(calls, of_user(1, 1000, 2)).unwrap();
 }
 
 #[test]
