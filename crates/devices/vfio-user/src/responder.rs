@@ -161,8 +161,9 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         self.device.connected(link);
     }
 
-    /// The client is gone: its memory is unmapped and its descriptors are closed. How many maps
-    /// could not be taken back, because what keeps the memory refused.
+    /// The client is gone: its memory is unmapped and its descriptors are closed. Returns how many maps
+    /// could not be taken back, because the [`DmaTarget`] refused. The device can still reach their memory,
+    /// so no other client may be served then; [`maps`](Self::maps) has them.
     pub fn disconnect(&mut self) -> usize {
         if self.settled.take().is_some() {
             self.device.disconnected();
@@ -178,13 +179,20 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             // There is nobody to tell, and the next client starts anew.
             let _ = log.stop();
         }
-        let mut left = 0;
-        while let Some(range) = self.maps.first() {
-            left += usize::from(self.dma.dma_unmap(range).is_err());
-            self.maps.remove(range);
-        }
+        let left = self.unmap_all();
         self.dma.disconnected();
         left
+    }
+
+    /// Takes back what maps it can; returns how many are left.
+    pub(crate) fn unmap_all(&mut self) -> usize {
+        let ranges: Vec<_> = self.maps.ranges().collect();
+        for range in ranges {
+            if self.dma.dma_unmap(range).is_ok() {
+                self.maps.remove(range);
+            }
+        }
+        self.maps.ranges().count()
     }
 
     fn answer(&mut self, request: &Request<'_>, files: Vec<OwnedFd>) -> Result<Answer, Errno> {

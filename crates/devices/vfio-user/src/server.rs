@@ -47,7 +47,8 @@ pub struct ConnectionSummary {
     pub last_refused: Option<RefusedMessage>,
     /// Answers of the client to nothing that it was asked; they were dropped.
     pub stray_replies_count: u64,
-    /// Maps that could not be taken back when the client was gone.
+    /// Maps that could not be taken back when the client was gone. If there are any, [`Server::serve`]
+    /// fails from then on.
     pub maps_left_count: usize,
 }
 
@@ -105,9 +106,19 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// the state of the device stays for the next one.
     ///
     /// # Errors
-    /// Only where serving cannot begin: descriptors exhausted.
+    /// Only where serving cannot begin: descriptors exhausted; `ResourceBusy` while memory of an earlier
+    /// client is mapped, because it cannot be unmapped, as if the device has a pin or a lease of it on this
+    /// thread. The device could reach that memory for the next client.
     pub fn serve(&mut self, stream: UnixStream) -> io::Result<ConnectionSummary> {
         let stream = Disposable::new(stream);
+        let left = self.responder.unmap_all();
+        if left > 0 {
+            let reason = format!(
+                "{left} maps of an earlier client could not be taken back: drop the pins and leases \
+                 that the device has of its memory, or serve other clients by another process"
+            );
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, reason));
+        }
         let Capabilities { transfer_bytes_max, message_fds_max, .. } = self.limits;
         let payload_bytes_max = transfer_bytes_max.saturating_add(PAYLOAD_OVERHEAD_BYTES);
         let link = Link::new(

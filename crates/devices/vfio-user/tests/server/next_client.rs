@@ -1,11 +1,17 @@
 //! Clients that come one after the other: what one leaves behind for the next.
 
+use std::io::ErrorKind;
+use std::mem;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use longshore_access::{OnUnmap, ReadWrite, Space};
+use longshore_mem::Iova;
+use longshore_sys::memfd;
 use longshore_vfio_user::client::{Client, NoDmaMemory};
 use longshore_vfio_user::wire::{Feature, MigrationData, Request, feature};
-use longshore_vfio_user::{Errno, MigrationError, Server};
+use longshore_vfio_user::{Device, DeviceDescription, Errno, MigrationError, Server, SpaceDma};
 
 use crate::rig::{self, Shared};
 
@@ -24,6 +30,83 @@ fn one_after_the_other(clients: &[fn(&mut Client<NoDmaMemory>, &Shared)]) -> Sha
         });
     }
     noted
+}
+
+/// A device that keeps its client's memory on the thread that serves it, if it is to.
+struct Keeping {
+    space: Space,
+    keeps: bool,
+}
+
+impl Device for Keeping {
+    fn description(&self) -> DeviceDescription {
+        DeviceDescription::new(Vec::new(), Vec::new())
+    }
+
+    fn region_read(&mut self, _: u32, _: u64, _: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    fn reset(&mut self) {}
+
+    fn disconnected(&mut self) {
+        if self.keeps {
+            let lease = self.space.session().lease(IOVA, 4096, ReadWrite, OnUnmap::Wait).unwrap();
+            mem::forget(lease);
+        }
+    }
+}
+
+const IOVA: Iova = Iova::new(0x1000);
+
+#[test]
+fn no_client_is_served_while_memory_of_an_earlier_one_is_mapped() {
+    let space = Space::new().unwrap();
+    let device = Keeping { space: space.clone(), keeps: false };
+    let mut server = Server::new(device, SpaceDma::new(space)).unwrap();
+    let serve = |server: &mut Server<Keeping, SpaceDma>| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let client = thread::spawn(move || {
+            let mut client = Client::from_stream(ours, NoDmaMemory)?;
+            let memory = memfd::create("client", memfd::Backing::Shmem).unwrap();
+            memfd::set_len(&memory, 4096).unwrap();
+            client.dma_map(IOVA.raw(), 4096, Some((memory.as_fd(), 0)), true)
+        });
+        let served = server.serve(theirs);
+        (served, client.join().unwrap().is_ok())
+    };
+    let (served, is_done) = serve(&mut server);
+    assert!(is_done && served.unwrap().maps_left_count == 0);
+    server.responder().device().keeps = true;
+    let (served, is_done) = serve(&mut server);
+    assert!(is_done && served.unwrap().maps_left_count == 1);
+    for _ in 0..2 {
+        let (served, is_done) = serve(&mut server);
+        let error = served.unwrap_err();
+        assert_eq!((error.kind(), is_done), (ErrorKind::ResourceBusy, false), "{error}");
+    }
+    assert_eq!(server.responder().maps().count(), 1);
+}
+
+#[test]
+fn clients_are_served_again_when_the_memory_of_earlier_ones_could_be_unmapped() {
+    let noted = one_after_the_other(&[
+        |client, noted| {
+            let memory = memfd::create("client", memfd::Backing::Shmem).unwrap();
+            memfd::set_len(&memory, 4096).unwrap();
+            client.dma_map(IOVA.raw(), 4096, Some((memory.as_fd(), 0)), true).unwrap();
+            noted.lock().unwrap().refuse_next_unmap = Some(Errno::EBUSY);
+        },
+        |client, noted| {
+            client.device_info().unwrap();
+            assert!(noted.lock().unwrap().mapped.is_empty());
+        },
+    ]);
+    assert_eq!(noted.lock().unwrap().disconnects, 2);
 }
 
 fn state(client: &mut Client<NoDmaMemory>) -> u8 {
