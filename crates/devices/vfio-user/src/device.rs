@@ -10,7 +10,7 @@ use crate::migration::Migration;
 /// A call must not wait for the client's memory where that is read by messages ([`Link::read`]):
 /// a client may answer nothing before its own command is answered. Another thread may.
 pub trait Device {
-    /// What the device is. Asked once for each client, before anything else.
+    /// Returns what the device is. It is asked once, when the server is made, and is the same for all clients.
     fn description(&self) -> DeviceDescription;
 
     /// Reads `into.len()` bytes at `offset` of a region. The server has checked that they lie in a
