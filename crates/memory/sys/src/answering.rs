@@ -25,6 +25,10 @@ const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs
 /// in this process's mount namespace. It does not hold for FUSE, network file systems and `/proc`,
 /// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`).
 ///
+/// Two cases are not noticed, which take root to mount: a block device that a process or another machine
+/// answers for, such as a loop device whose file is on FUSE, or an NBD; and FUSE on a block device
+/// (`fuseblk`) that is mounted in another mount namespace.
+///
 /// # Errors
 /// Those of `statx(2)`, and of reading `/proc/self/fdinfo` and `/proc/self/mountinfo`.
 pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
@@ -40,9 +44,7 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     if !is_regular {
         return Ok(false);
     }
-    if status.stx_dev_major != 0 {
-        return Ok(true);
-    }
+    let is_on_disk = status.stx_dev_major != 0;
     if !name(file)?.starts_with(b"/") {
         return Ok(false);
     }
@@ -51,7 +53,17 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     // Mount points are any bytes.
     let mounts = fs::read("/proc/self/mountinfo")?;
     let kind = mount.and_then(|mount| file_system_of(mount, &mounts));
-    Ok(kind.is_some_and(|kind| LOCAL.iter().any(|local| local.as_bytes() == kind)))
+    Ok(is_local(kind, is_on_disk))
+}
+
+/// Returns `true` if only the kernel answers for the files of a file system of type `kind`, which is `None`
+/// if it is not mounted in this process's mount namespace.
+fn is_local(kind: Option<&[u8]>, is_on_disk: bool) -> bool {
+    match kind {
+        Some(kind) if is_on_disk => !kind.starts_with(b"fuseblk"),
+        Some(kind) => LOCAL.iter().any(|local| local.as_bytes() == kind),
+        None => is_on_disk,
+    }
 }
 
 /// Returns the type of the file system with the mount id `mount`, as `proc_pid_mountinfo(5)` lists it.
@@ -154,6 +166,21 @@ mod tests {
     #[test]
     fn memory_of_a_process_may_wait_for_that_process() {
         assert!(!is_answered_by_kernel(File::open("/proc/self/mem").unwrap()).unwrap());
+    }
+
+    #[test]
+    fn fuse_is_not_local_whether_on_a_disk_or_not() {
+        for (kind, is_on_disk, expected) in [
+            ("ext4", true, true),
+            ("fuseblk", true, false),
+            ("fuseblk.ntfs-3g", true, false),
+            ("btrfs", false, true),
+            ("fuse.sshfs", false, false),
+            ("nfs4", false, false),
+        ] {
+            assert_eq!(is_local(Some(kind.as_bytes()), is_on_disk), expected, "{kind}");
+        }
+        assert!(is_local(None, true) && !is_local(None, false));
     }
 
     #[test]

@@ -68,11 +68,16 @@ impl Drop for Mounted {
 
 /// Mounts a file system at `at`; `None` where that is not possible.
 pub(crate) fn mount(at: &Path) -> Option<(Mounted, File)> {
+    mount_as(at, "hostile", "fuse")
+}
+
+/// Mounts a file system of type `kind`, with or without a block device, at `at`.
+pub(crate) fn mount_as(at: &Path, source: &str, kind: &str) -> Option<(Mounted, File)> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     let mounted = OpenOptions::new().read(true).write(true).open("/dev/fuse").and_then(|device| {
         let options = format!("fd={},rootmode=40777,user_id=0,group_id=0", device.as_raw_fd());
         let options = CString::new(options).unwrap();
-        rustix::mount::mount("hostile", at, "fuse", flags, options.as_c_str())?;
+        rustix::mount::mount(source, at, kind, flags, options.as_c_str())?;
         Ok(device)
     });
     match mounted {
