@@ -62,6 +62,7 @@ const SELECTORS: &[Selector] = &[
             ("UDMABUF_CREATE", 0x4018_7542),
             ("DMA_HEAP_IOCTL_ALLOC", 0xc018_4800),
             ("DMA_BUF_IOCTL_SYNC", 0x4008_6200),
+            ("PIDFD_GET_INFO", 0xc040_ff0b),
         ],
     },
     Selector {
