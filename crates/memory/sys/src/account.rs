@@ -21,7 +21,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::closing::User;
+use crate::user::User;
 
 /// How much of a resource each user has.
 #[derive(Debug)]

@@ -22,13 +22,13 @@ use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::answering::{is_answered_by_kernel, is_disposable};
 use crate::disposal::{self, Disposals};
-use crate::packet_socket;
+
+pub use crate::user::User;
 
 /// How many threads may wait in a close for one user.
 const THREADS_PER_USER_MAX: usize = 4;
@@ -41,47 +41,6 @@ const THREADS_MAX: usize = 256;
 const HELD_PER_USER_MAX: usize = 256;
 
 static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
-/// How many threads are receiving from sockets.
-static RECEIVING: AtomicUsize = AtomicUsize::new(0);
-
-/// A user for whom descriptors that wait to be closed are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct User(u32);
-
-impl User {
-    /// Returns the user at the other end of a connection: the effective one when that process connected,
-    /// listened or made the pair of sockets (`SO_PEERCRED`). For a socket without a peer it is the user
-    /// of this process.
-    ///
-    /// For a socket that an untrusted process sent, use the user who sent it: that process chose who is
-    /// at the other end.
-    pub fn of_peer(socket: impl AsFd) -> Self {
-        let uid = packet_socket::peer(socket).map_or(u32::MAX, |peer| peer.uid);
-        // The kernel reports this one if there is no peer. No user can have it.
-        if uid == u32::MAX { Self::own() } else { Self(uid) }
-    }
-
-    /// Returns the user with this number in the user namespace of this process.
-    pub const fn from_uid(uid: u32) -> Self {
-        Self(uid)
-    }
-
-    /// Returns the number of this user.
-    pub const fn uid(self) -> u32 {
-        self.0
-    }
-
-    /// Returns the effective user of this process.
-    pub fn own() -> Self {
-        Self(crate::effective_uid())
-    }
-}
-
-impl fmt::Display for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "user {}", self.0)
-    }
-}
 
 /// Returns `true` if few enough files of this user wait to be closed that more descriptors can be
 /// received from it, all of which may have to be closed by [`close_without_waiting`].
@@ -98,25 +57,25 @@ pub fn too_many_closing() -> io::Error {
     )
 }
 
-/// Returns `true` if a thread closes descriptors of any user, or receives from a user, at this moment. If
-/// that does not change for long, a file or a peer has it wait.
-pub fn is_busy() -> bool {
-    RECEIVING.load(Ordering::Relaxed) > 0 || lock().is_busy()
+/// Returns `true` if a thread closes descriptors of this user, or receives from it, at this moment. If that
+/// does not change for long, a file or a peer has the thread wait.
+pub fn is_busy(user: User) -> bool {
+    lock().is_busy(user)
 }
 
-/// A call that receives descriptors. The kernel may close some of them in it.
-pub(crate) struct Receiving(());
+/// A call that receives descriptors of a user. The kernel may close some of them in it.
+pub(crate) struct Receiving(User);
 
 impl Receiving {
-    pub(crate) fn begin() -> Self {
-        RECEIVING.fetch_add(1, Ordering::Relaxed);
-        Self(())
+    pub(crate) fn begin(user: User) -> Self {
+        *lock().receiving.entry(user).or_default() += 1;
+        Self(user)
     }
 }
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        RECEIVING.fetch_sub(1, Ordering::Relaxed);
+        count_down(&mut lock().receiving, self.0);
     }
 }
 
@@ -278,13 +237,15 @@ impl<T: Into<OwnedFd>> Drop for Disposable<T> {
 struct Accounts {
     /// How many threads close files and may wait for that, for users that have any.
     threads: BTreeMap<User, usize>,
+    /// How many threads receive from users.
+    receiving: BTreeMap<User, usize>,
     /// The sockets that are being closed.
     disposals: BTreeMap<User, Disposals>,
 }
 
 impl Accounts {
     const fn new() -> Self {
-        Self { threads: BTreeMap::new(), disposals: BTreeMap::new() }
+        Self { threads: BTreeMap::new(), receiving: BTreeMap::new(), disposals: BTreeMap::new() }
     }
 
     fn may_receive(&mut self, user: User) -> bool {
@@ -306,9 +267,10 @@ impl Accounts {
         disposals.held() < HELD_PER_USER_MAX
     }
 
-    fn is_busy(&mut self) -> bool {
-        !self.threads.is_empty()
-            || self.disposals.values_mut().any(|disposals| !disposals.have_ended())
+    fn is_busy(&mut self, user: User) -> bool {
+        self.threads.contains_key(&user)
+            || self.receiving.contains_key(&user)
+            || self.disposals.get_mut(&user).is_some_and(|disposals| !disposals.have_ended())
     }
 
     fn thread_began(&mut self, user: User) {
@@ -316,12 +278,7 @@ impl Accounts {
     }
 
     fn thread_ended(&mut self, user: User) {
-        if let Entry::Occupied(mut count) = self.threads.entry(user) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+        count_down(&mut self.threads, user);
     }
 
     /// Disposes of as many sockets of a user as possible, and goes on with those of all users.
@@ -333,6 +290,16 @@ impl Accounts {
             disposals.dispose(&mut Vec::new());
             !disposals.have_ended()
         });
+    }
+}
+
+/// Counts one less for a user.
+fn count_down(counts: &mut BTreeMap<User, usize>, user: User) {
+    if let Entry::Occupied(mut count) = counts.entry(user) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
     }
 }
 
@@ -354,7 +321,7 @@ pub(crate) mod tests {
 
     impl Hung {
         pub(crate) fn of(uid: u32) -> (Self, User) {
-            let user = User(uid);
+            let user = User::from_uid(uid);
             (0..THREADS_PER_USER_MAX).for_each(|_| lock().thread_began(user));
             (Self(user), user)
         }
@@ -379,7 +346,7 @@ pub(crate) mod tests {
     #[test]
     fn threads_that_wait_are_counted_by_user() {
         let mut accounts = Accounts::new();
-        let (hostile, other) = (User(1), User(2));
+        let (hostile, other) = (User::from_uid(1), User::from_uid(2));
         assert_eq!(hang_all(&mut accounts, hostile), THREADS_PER_USER_MAX);
         assert!(accounts.may_receive(other));
         assert_eq!(hang_all(&mut accounts, other), THREADS_PER_USER_MAX);
@@ -393,7 +360,7 @@ pub(crate) mod tests {
     #[test]
     fn each_user_has_one_thread_when_those_of_all_users_are_used_up() {
         let mut accounts = Accounts::new();
-        let mut users = (0..).map(User);
+        let mut users = (0..).map(User::from_uid);
         let mut waiting = 0;
         while waiting < THREADS_SHARED_MAX {
             waiting += hang_all(&mut accounts, users.next().unwrap());
@@ -404,16 +371,16 @@ pub(crate) mod tests {
         }
         let late = users.next().unwrap();
         assert!(!accounts.may_receive(late));
-        accounts.thread_ended(User(0));
-        assert!(accounts.may_receive(late) && !accounts.may_receive(User(0)));
+        accounts.thread_ended(User::from_uid(0));
+        assert!(accounts.may_receive(late) && !accounts.may_receive(User::from_uid(0)));
     }
 
     #[test]
     fn threads_beyond_the_limit_of_a_user_take_nothing_from_others() {
         let mut accounts = Accounts::new();
-        (0..2 * THREADS_MAX).for_each(|_| accounts.thread_began(User(1)));
-        assert!(!accounts.may_receive(User(1)));
-        assert_eq!(hang_all(&mut accounts, User(2)), THREADS_PER_USER_MAX);
+        (0..2 * THREADS_MAX).for_each(|_| accounts.thread_began(User::from_uid(1)));
+        assert!(!accounts.may_receive(User::from_uid(1)));
+        assert_eq!(hang_all(&mut accounts, User::from_uid(2)), THREADS_PER_USER_MAX);
     }
 
     #[test]
@@ -421,7 +388,7 @@ pub(crate) mod tests {
     fn sockets_that_cannot_be_closed_are_counted_by_user() {
         let sockets = |count| (0..count).map(|_| UnixStream::pair().unwrap().0.into()).collect();
         let mut accounts = Accounts::new();
-        let (hostile, other) = (User(1), User(2));
+        let (hostile, other) = (User::from_uid(1), User::from_uid(2));
         accounts.disposals.insert(hostile, Disposals::endless());
         accounts.dispose(hostile, &mut sockets(HELD_PER_USER_MAX - 1));
         assert!(accounts.may_receive(hostile));
@@ -443,7 +410,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_close_that_has_ended_is_not_counted() {
-        let user = User(4_000_000_001);
+        let user = User::from_uid(4_000_000_001);
         for _ in 0..2 * THREADS_PER_USER_MAX {
             close_without_waiting(user, vec![File::open("/proc/self/mem").unwrap().into()]);
         }
@@ -454,7 +421,7 @@ pub(crate) mod tests {
     #[test]
     #[cfg(not(miri))]
     fn a_disposal_that_has_ended_is_not_counted() {
-        let user = User(4_000_000_002);
+        let user = User::from_uid(4_000_000_002);
         for _ in 0..HELD_PER_USER_MAX {
             let (ours, _theirs) = UnixStream::pair().unwrap();
             close_without_waiting(user, vec![ours.into()]);
@@ -483,7 +450,7 @@ pub(crate) mod tests {
     #[test]
     #[cfg(not(miri))]
     fn connections_that_end_empty_are_closed_though_others_hang() {
-        let user = User(4_000_000_003);
+        let user = User::from_uid(4_000_000_003);
         lock().disposals.insert(user, Disposals::endless());
         let held = || lock().disposals[&user].held();
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -524,7 +491,7 @@ pub(crate) mod tests {
     #[test]
     #[cfg(not(miri))]
     fn files_without_a_thread_are_closed_later() {
-        let user = User(4_000_000_005);
+        let user = User::from_uid(4_000_000_005);
         let (reader, writer) = io::pipe().unwrap();
         lock().thread_began(user);
         LEFT.lock().unwrap().push((user, vec![writer.into()]));
@@ -535,7 +502,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_user_of_a_connection_is_the_one_at_its_other_end() {
-        let own = User(crate::effective_uid());
+        let own = User::own();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert_eq!(User::of_peer(ours), own);
         let (receiver, _sender) = io::pipe().unwrap();

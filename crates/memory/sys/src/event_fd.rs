@@ -19,7 +19,7 @@ use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 
 use crate::account::{Account, Limits, Permit};
 use crate::aio;
-use crate::closing::User;
+use crate::user::User;
 
 /// Makes one that counts nothing yet, is closed on exec and never blocks.
 ///

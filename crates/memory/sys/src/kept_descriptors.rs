@@ -1,8 +1,8 @@
 //! Descriptors of untrusted users that this process keeps, counted by user.
 
 use crate::account::{Account, Limits, OverLimit, Permit};
-use crate::closing::User;
 use crate::descriptors::{ROOM_FOR_MESSAGE, limit};
+use crate::user::User;
 
 static KEPT: Account = Account::new("descriptors");
 

@@ -72,6 +72,7 @@ pub mod signals;
 pub mod udmabuf;
 pub mod unix_socket;
 pub mod uring;
+mod user;
 pub mod vfio;
 
 /// The size of a base page in bytes: 4096 on x86-64, 4096, 16384 or 65536 on aarch64.

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use rustix::ioctl::opcode;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::closing::User;
 use crate::ioctl;
+use crate::user::User;
 
 /// `PIDFD_GET_INFO` of `linux/pidfd.h`.
 const GET_INFO: libc::Ioctl = opcode::read_write::<Info>(0xff, 11) as libc::Ioctl;

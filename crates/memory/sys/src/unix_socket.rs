@@ -16,8 +16,9 @@ use rustix::net::{
 };
 
 use crate::answering::may_be_passed_on;
+use crate::closing;
 use crate::closing::Disposable;
-use crate::closing::{self, User};
+use crate::user::User;
 use crate::{descriptors, packet_socket};
 
 /// How many descriptors one call sends or passes on. More than that are closed.
@@ -88,7 +89,7 @@ pub fn receive(
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(packet_socket::DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let receiving = closing::Receiving::begin();
+    let receiving = closing::Receiving::begin(user);
     let received = crate::retry_interrupted(|| {
         Ok(rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
     });

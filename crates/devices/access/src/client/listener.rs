@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_sys::account::Permit;
-use longshore_sys::closing::{self, Disposable, User};
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{descriptors, event_fd, kept_descriptors};
 
@@ -300,7 +300,7 @@ impl Waiting {
             return;
         }
         if let Some(served) = &mut self.served {
-            served.end_if_abandoned(closing::is_busy(), Instant::now());
+            served.end_if_abandoned(Instant::now());
         }
     }
 }
@@ -338,6 +338,8 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::mpsc;
     use std::thread;
+
+    use longshore_sys::closing;
 
     use super::*;
     use crate::client::served;
@@ -486,6 +488,8 @@ mod tests {
             let longer = served::HANGS_AFTER + Duration::from_secs(2);
             is_serving.recv_timeout(longer).expect_err("it may have passed its connection on");
             closing::exhaust(User::from_uid(4_000_000_021));
+            is_serving.recv_timeout(longer).expect_err("another user's threads do not matter");
+            closing::exhaust(User::own());
             is_serving.recv_timeout(PATIENCE).expect("the next client is served");
         });
     }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use longshore_sys::account::Permit;
-use longshore_sys::closing::{Disposable, User};
+use longshore_sys::closing::{self, Disposable, User};
 use longshore_sys::process_memory::{self, Process};
 use longshore_sys::{kept_descriptors, packet_socket};
 
@@ -57,10 +57,10 @@ impl Served {
     }
 
     /// Ends the connection if the process that made it has exited and threads have hung for a while that close
-    /// or receive descriptors of any client. Without such threads the connection remains: the process may
-    /// have passed it on.
-    pub(super) fn end_if_abandoned(&mut self, is_busy: bool, now: Instant) {
-        if !is_busy {
+    /// or receive descriptors of its user. Without such threads the connection remains: the process may
+    /// have passed it on. Threads of other users do not matter, so that none can have it ended.
+    pub(super) fn end_if_abandoned(&mut self, now: Instant) {
+        if !closing::is_busy(self.stream.user()) {
             self.busy_since = None;
             return;
         }
