@@ -42,6 +42,16 @@ pub trait Opener {
         let _ = (source, len_bytes);
         Ok(())
     }
+
+    /// Permits this file to stand for itself and others, or as an index for others: for `count` files
+    /// that hold tensors. Their paths are made afterwards; a short file can stand for 99,999.
+    ///
+    /// # Errors
+    /// Those that [`open_by`](crate::open_by) and [`others_of`](crate::others_of) are to return.
+    fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
+        let _ = (source, count);
+        Ok(())
+    }
 }
 
 impl<F: Fn(&Path) -> Result<SourceFile>> Opener for F {

@@ -17,9 +17,9 @@ use longshore_sys::file::{self, Identity};
 use crate::error::{Error, Result};
 use crate::inodes::{HeldInode, Inodes, changed, file_version};
 
-/// The most files that a served model may have: each is open while the model is held, and twice more
-/// while it is loaded.
-const FILES_MAX: usize = 257;
+/// The most files with tensors that a served model may have: each is open while the model is held, and
+/// twice more while it is loaded.
+const FILES_MAX: u64 = 256;
 
 /// How much is read of the index and of all headers of a model together, in bytes. Parsing takes
 /// several times as much memory, which is charged to no user. The longest indexes of published models
@@ -300,13 +300,8 @@ impl Served {
         named: &Path,
         layout: Layout,
     ) -> longshore_load::Result<Vec<PathBuf>> {
-        let mut others =
-            longshore_load::others_of(named, layout.format, &HeaderBound::new(inodes))?;
+        let mut others = longshore_load::others_of(named, layout.format, &Bounded::new(inodes))?;
         others.retain(|other| other != named);
-        if others.len() >= FILES_MAX {
-            let source = format!("it stands for more than {FILES_MAX} files").into();
-            return Err(longshore_load::Error::Refused { path: named.to_owned(), source });
-        }
         Ok(others)
     }
 
@@ -386,7 +381,7 @@ fn refused(path: &Path, why: io::Error) -> Looked {
 
 /// Opens files and those that they stand for, each the inode that is in use.
 fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Result<Plan> {
-    let mut opened = longshore_load::open_by(paths, layout.format, &HeaderBound::new(inodes))?;
+    let mut opened = longshore_load::open_by(paths, layout.format, &Bounded::new(inodes))?;
     if let Some(alignment) = layout.align {
         if let Some(path) = paths.first().filter(|_| opened.tensors.is_empty()) {
             return Err(longshore_load::Error::NoTensors { path: path.to_path_buf() });
@@ -396,19 +391,19 @@ fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Res
     Ok(opened.plan)
 }
 
-/// Opens the files of a model, and bounds what is read of their headers.
-struct HeaderBound<'a> {
+/// Opens the files of a model, and bounds their number and what is read of their headers.
+struct Bounded<'a> {
     inodes: &'a Inodes,
     read_bytes: Cell<u64>,
 }
 
-impl<'a> HeaderBound<'a> {
+impl<'a> Bounded<'a> {
     fn new(inodes: &'a Inodes) -> Self {
         Self { inodes, read_bytes: Cell::new(0) }
     }
 }
 
-impl Opener for HeaderBound<'_> {
+impl Opener for Bounded<'_> {
     fn open(&self, path: &Path) -> longshore_load::Result<SourceFile> {
         self.inodes.open(path)
     }
@@ -423,6 +418,17 @@ impl Opener for HeaderBound<'_> {
             "the index and the headers of the model have {sum_bytes} bytes or more, and a server \
              reads at most {HEADERS_BYTES_MAX}"
         );
+        let path = source.path().to_owned();
+        Err(longshore_load::Error::Refused { path, source: reason.into() })
+    }
+
+    /// Before their paths are made: 99,998 of 4 KiB for a look at a file of 100 bytes would take
+    /// 400 MB.
+    fn permit_files(&self, source: &SourceFile, count: u64) -> longshore_load::Result<()> {
+        if count <= FILES_MAX {
+            return Ok(());
+        }
+        let reason = format!("it stands for {count} files, and a server permits {FILES_MAX}");
         let path = source.path().to_owned();
         Err(longshore_load::Error::Refused { path, source: reason.into() })
     }

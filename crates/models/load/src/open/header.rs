@@ -114,6 +114,10 @@ impl Opener for OfOneModel<'_> {
         self.permitted_bytes.set(sum_bytes);
         self.by.permit_header(source, len_bytes)
     }
+
+    fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
+        self.by.permit_files(source, count)
+    }
 }
 
 /// Makes room for `len` bytes.

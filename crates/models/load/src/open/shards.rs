@@ -22,7 +22,9 @@ pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIn
     by.permit_header(source, source.len())?;
     let mut bytes = vec![0; source.len() as usize];
     read_exact(source, &mut bytes, 0)?;
-    ShardIndex::parse(&bytes).map_err(refused)
+    let index = ShardIndex::parse(&bytes).map_err(refused)?;
+    by.permit_files(source, index.shards().len() as u64)?;
+    Ok(index)
 }
 
 /// Returns the paths of the shards of the index at `path`: in its folder.

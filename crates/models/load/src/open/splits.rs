@@ -22,7 +22,7 @@ pub(super) fn is_first_of_several(path: &Path) -> bool {
 /// opens only that one; none if it stands for itself alone.
 pub(super) fn others(path: &Path, by: &dyn Opener) -> Result<Vec<PathBuf>> {
     let source = by.open(path)?;
-    let named = as_first_of_several(&source, &gguf_header(&source, by)?)?;
+    let named = as_first_of_several(&source, &gguf_header(&source, by)?, by)?;
     Ok(named.map_or_else(Vec::new, |name| {
         (2..=name.count()).map(|number| split_path(source.path(), &name, number)).collect()
     }))
@@ -39,7 +39,7 @@ pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Head
     let source = by.open(path)?;
     let header = gguf_header(&source, &by)?;
     let first = source.path().to_owned();
-    let Some(name) = as_first_of_several(&source, &header)? else {
+    let Some(name) = as_first_of_several(&source, &header, &by)? else {
         return Ok(vec![(source, header)]);
     };
     let mut splits = vec![(source, header)];
@@ -61,9 +61,17 @@ pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Head
     Ok(splits)
 }
 
-fn as_first_of_several(source: &SourceFile, header: &Header) -> Result<Option<SplitName>> {
+fn as_first_of_several(
+    source: &SourceFile,
+    header: &Header,
+    by: &dyn Opener,
+) -> Result<Option<SplitName>> {
     let named = header.as_first_of_several(file_name(source.path()));
-    named.map_err(|error| Error::format(source.path(), error))
+    let named = named.map_err(|error| Error::format(source.path(), error))?;
+    if let Some(name) = &named {
+        by.permit_files(source, name.count())?;
+    }
+    Ok(named)
 }
 
 fn file_name(path: &Path) -> &[u8] {

@@ -120,10 +120,47 @@ fn the_files_of_an_index_are_looked_for_when_all_are_shown() {
     fs::write(tree.path(index), br#"{"weight_map":{"x":"model","y":"other"}}"#).unwrap();
     let changed = tree.look(index, Some(&shown));
     assert!(matches!(changed, Looked::Found(Err(longshore_load::Error::Changed { .. }))));
-    let names: Vec<String> = (0..FILES_MAX).map(|n| format!(r#""{n}":"s{n}""#)).collect();
-    fs::write(tree.path(index), format!(r#"{{"weight_map":{{{}}}}}"#, names.join(","))).unwrap();
-    let many = tree.look(index, Some(&shown[..1]));
-    assert!(matches!(many, Looked::Found(Err(longshore_load::Error::Refused { .. }))));
+}
+
+/// The header of a split without tensors, which has nothing else.
+fn split_header(count: u32) -> Vec<u8> {
+    let mut header = [&b"GGUF"[..], &3_u32.to_le_bytes()].concat();
+    header.extend([0_u64, 2].map(u64::to_le_bytes).concat());
+    for (key, number) in [("split.no", 0), ("split.count", count)] {
+        header.extend((key.len() as u64).to_le_bytes());
+        header.extend(key.as_bytes());
+        header.extend([4, number].map(u32::to_le_bytes).concat());
+    }
+    header
+}
+
+#[test]
+fn a_model_of_too_many_files_is_refused_before_their_paths_are_made() {
+    let tree = tree();
+    let (index, splits) = ("root/m.safetensors.index.json", "root/m-00001-of-99999.gguf");
+    let write_index = |count: u64| {
+        let names: Vec<String> = (0..count).map(|n| format!(r#""{n}":"s{n}""#)).collect();
+        let text = format!(r#"{{"weight_map":{{{}}}}}"#, names.join(","));
+        fs::write(tree.path(index), text).unwrap();
+    };
+    fs::write(tree.path(splits), split_header(99_999)).unwrap();
+    write_index(FILES_MAX + 1);
+    for (name, count) in [(index, FILES_MAX + 1), (splits, 99_999)] {
+        let reason = match tree.look(name, Some(&[tree.shown(name, name)])) {
+            Looked::Found(Err(longshore_load::Error::Refused { source, .. })) => source.to_string(),
+            other => panic!("{other:?}"),
+        };
+        // Only the number is known by then.
+        assert_eq!(
+            reason,
+            format!("it stands for {count} files, and a server permits {FILES_MAX}")
+        );
+    }
+    write_index(FILES_MAX);
+    match tree.look(index, Some(&[tree.shown(index, index)])) {
+        Looked::Unshown(others) => assert_eq!(others.len() as u64, FILES_MAX),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
