@@ -46,7 +46,8 @@ impl Kind {
 ///
 /// A file system gives the inode number of a deleted file to a new one, and some file systems give
 /// one number to several files. The time of birth tells most of them apart if the file system records
-/// it. Otherwise two equal identities are of one file only while a descriptor keeps its inode in use.
+/// it. Otherwise two equal identities are of one file only while a descriptor keeps its inode in use,
+/// and only if the [handles](crate::file_handle) are equal, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The major and minor number of the device.

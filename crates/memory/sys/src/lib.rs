@@ -28,6 +28,7 @@
 //! | [`packet_socket`] | `SOCK_SEQPACKET` with `SCM_RIGHTS` and `SO_PEERCRED` |
 //! | [`readiness`] | `poll` on any number of descriptors |
 //! | [`answering`] | `statx`, `/proc/self/mountinfo`: whether a file may wait for another process |
+//! | [`file_handle`] | `name_to_handle_at`: by what a file system tells its files apart |
 //! | [`beneath`] | `openat2`: files that lie beneath a directory |
 //! | [`service_manager`] | sockets that a service manager hands over |
 //! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing sockets that linger |
@@ -49,6 +50,7 @@ pub mod dma_heap;
 pub mod event_fd;
 pub mod fiemap;
 pub mod file;
+pub mod file_handle;
 pub mod huge_pages;
 mod ioctl;
 pub mod iommu;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use longshore_load::{Change, FileKind, FileVersion, SourceFile};
 use longshore_sys::beneath;
 use longshore_sys::file::{self, Kind, Version};
+use longshore_sys::file_handle::FileHandle;
 
 use releasing::Releasing;
 
@@ -28,6 +29,8 @@ pub(crate) struct HeldInode {
     path: PathBuf,
     kind: Kind,
     pub(crate) version: Version,
+    /// By what its file system tells it from others that have the same number.
+    pub(crate) handle: Option<FileHandle>,
     descriptor: OwnedFd,
 }
 
@@ -38,7 +41,8 @@ impl HeldInode {
     /// Those of `statx(2)`.
     pub(crate) fn new(path: &Path, descriptor: OwnedFd) -> std::io::Result<Self> {
         let file::Status { kind, version, .. } = file::status(&descriptor)?;
-        Ok(Self { path: path.to_owned(), kind, version, descriptor })
+        let handle = FileHandle::of(&descriptor);
+        Ok(Self { path: path.to_owned(), kind, version, handle, descriptor })
     }
 
     /// # Errors
@@ -98,12 +102,20 @@ impl Inodes {
         file.ok_or_else(|| changed(path))?.open()
     }
 
-    /// Keeps only the files at these paths.
-    pub(crate) fn retain(&mut self, keeps: impl Fn(&Path) -> bool) {
-        let files = std::mem::take(&mut self.files);
-        let (kept, gone) = files.into_iter().partition(|file| keeps(&file.path));
-        self.files = kept;
-        drop(Self { files: gone });
+    /// Returns the handles of the files, in their order.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = Option<&FileHandle>> {
+        self.files.iter().map(|file| file.handle.as_ref())
+    }
+
+    /// Keeps only the files at these paths, in this order.
+    pub(crate) fn keep<'a>(&mut self, paths: impl Iterator<Item = &'a Path>) {
+        let mut files = std::mem::take(&mut self.files);
+        let mut take = |path| {
+            let at = files.iter().position(|file| file.path == path)?;
+            Some(files.swap_remove(at))
+        };
+        self.files = paths.filter_map(&mut take).collect();
+        drop(Self { files });
     }
 
     /// Returns whether the kernel knows, without asking a file system, that one of the files is deleted.

@@ -6,13 +6,14 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use longshore_load::{FileVersion, FormatChoice, Opener, Plan, PlannedFile, SourceFile};
 use longshore_mem::Granule;
 use longshore_sys::beneath::{self, Reach};
 use longshore_sys::descriptors;
 use longshore_sys::file::{self, Identity};
+use longshore_sys::file_handle::FileHandle;
 
 use crate::error::{Error, Result};
 use crate::inodes::{HeldInode, Inodes, changed, file_version};
@@ -79,11 +80,11 @@ impl Found {
     /// Their names, their formats and an index do not matter: they were checked when the files were
     /// found, and a load depends on none of them ([`Served::plan`]).
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let (own, others) = (self.files.iter(), other.files.iter());
-        self.inodes.is_some()
-            && other.inodes.is_some()
-            && self.layout.align == other.layout.align
-            && own.map(|(_, version)| version).eq(others.map(|(_, version)| version))
+        let (Some(own), Some(others)) = (&self.inodes, &other.inodes) else { return false };
+        let versions = self.files.iter().map(|(_, version)| version);
+        self.layout.align == other.layout.align
+            && versions.eq(other.files.iter().map(|(_, version)| version))
+            && own.handles().eq(others.handles())
     }
 
     /// Returns the same paths without the descriptors.
@@ -108,10 +109,23 @@ impl Found {
 
 /// A file that a client has shown: the path that it named, and the file's identity. The client's
 /// descriptor stays open for as long as the identity is compared with others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Shown {
     pub(crate) path: PathBuf,
     pub(crate) identity: Identity,
+    /// The connection has the descriptor until the look ends or is given up.
+    pub(crate) file: Weak<OwnedFd>,
+}
+
+impl Shown {
+    /// Returns whether the client has shown this very file.
+    fn is_of(&self, found: &HeldInode) -> bool {
+        // The file system may be asked for the handle, so this is not done for any other file that a
+        // client sends.
+        let has_handle = |file: Arc<OwnedFd>| FileHandle::of(&*file) == found.handle;
+        self.identity.matches(&found.version.identity())
+            && self.file.upgrade().is_some_and(has_handle)
+    }
 }
 
 /// The outcome of looking for a file.
@@ -233,7 +247,7 @@ impl Served {
         let planned = open(&inodes, &[path], layout);
         let planned = planned.map(|plan| (versions(&plan), plan.len_bytes()));
         Looked::Found(planned.and_then(|(files, len_bytes)| {
-            inodes.retain(|path| files.iter().any(|(file, _)| file == path));
+            inodes.keep(files.iter().map(|(path, _)| path.as_path()));
             let inodes = Some(Arc::new(inodes));
             let found = Found { path: path.to_owned(), layout, files, len_bytes, inodes };
             // A shard may have a name by which it is parsed as something else than a shard.
@@ -258,7 +272,8 @@ impl Served {
         }
         let mut inodes = Inodes::default();
         inodes.push(file);
-        Some(Found { inodes: Some(Arc::new(inodes)), ..known.clone() })
+        let again = Found { inodes: Some(Arc::new(inodes)), ..known.clone() };
+        known.is_same(&again).then_some(again)
     }
 
     /// Finds a file of the model that is `named`, without opening it, and compares it with what was
@@ -285,8 +300,7 @@ impl Served {
             };
             refused(io::Error::new(error.kind(), why))
         })?;
-        let identity = file.version.identity();
-        let is_shown = |shown: &Shown| shown.path == path && shown.identity.matches(&identity);
+        let is_shown = |shown: &Shown| shown.path == path && shown.is_of(&file);
         if shown.is_some_and(|shown| !shown.iter().any(is_shown)) {
             return Err(refused(io::Error::other("the client has shown another file")));
         }

@@ -1,5 +1,6 @@
 //! Paths that are found and refused, and files that change.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::symlink;
 
@@ -8,6 +9,8 @@ use super::*;
 struct Tree {
     dir: tempfile::TempDir,
     served: Served,
+    /// The files that were shown.
+    open: RefCell<Vec<Arc<OwnedFd>>>,
 }
 
 fn tree() -> Tree {
@@ -22,7 +25,7 @@ fn tree() -> Tree {
     fs::write(dir.path().join("single"), b"single").unwrap();
     let files = [dir.path().join("single")];
     let served = Served::new(&[root], &files).unwrap();
-    Tree { dir, served }
+    Tree { dir, served, open: RefCell::default() }
 }
 
 const AUTO: Layout = Layout { format: FormatChoice::Auto, align: None };
@@ -45,8 +48,10 @@ impl Tree {
 
     /// The file called `name` shown as if it were the one called `as_name`.
     fn shown(&self, name: &str, as_name: &str) -> Shown {
-        let status = file::status(File::open(self.path(name)).unwrap()).unwrap();
-        Shown { path: self.path(as_name), identity: status.version.identity() }
+        let file: Arc<OwnedFd> = Arc::new(File::open(self.path(name)).unwrap().into());
+        let identity = file::status(&*file).unwrap().version.identity();
+        self.open.borrow_mut().push(Arc::clone(&file));
+        Shown { path: self.path(as_name), identity, file: Arc::downgrade(&file) }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use longshore_load::FormatChoice;
@@ -20,7 +21,7 @@ use crate::fault::ClientFault;
 use crate::held::{Held, HeldState};
 use crate::protocol::{Reply, Request, Target, VERSION};
 use crate::reason::Reason;
-use crate::served::{Found, Layout, Looked, Shown};
+use crate::served::{Found, Layout, Looked};
 
 /// No device asks for more.
 const ALIGN_BYTES_MAX: u64 = 1 << 30;
@@ -153,9 +154,9 @@ impl Core {
         if !handed.is_readable {
             return Err((not_served(&path), file));
         }
-        let shown = Shown { path: path.clone(), identity: handed.identity };
+        let shown = ShownFile::new(path.clone(), handed.identity, file);
         let asked = Asked { path, layout, wanted_id };
-        self.begin_to_look(id, asked, vec![ShownFile { shown, file }], now);
+        self.begin_to_look(id, asked, vec![shown], now);
         Ok(())
     }
 
@@ -189,7 +190,7 @@ impl Core {
             self.close_shown(user, shown);
             return self.refuse(id, not_served(&path), now);
         };
-        shown.push(ShownFile { shown: Shown { path, identity: handed.identity }, file });
+        shown.push(ShownFile::new(path, handed.identity, file));
         if to_show.is_empty() {
             self.begin_to_look(id, asked, shown, now);
         } else {
@@ -201,7 +202,9 @@ impl Core {
 
     /// Closes files that a client has shown.
     pub(super) fn close_shown(&mut self, user: User, shown: Vec<ShownFile>) {
-        self.closers.close(user, shown.into_iter().map(|shown| shown.file).collect());
+        // A look that was given up can have one for a moment, and closes it then.
+        let files = shown.into_iter().filter_map(|shown| Arc::into_inner(shown.file));
+        self.closers.close(user, files.collect());
     }
 
     /// Whether a user may have another attachment. Those that are on their way count.

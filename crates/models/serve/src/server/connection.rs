@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use longshore_sys::file::Identity;
 use longshore_sys::packet_socket::{self, Packet};
 use longshore_sys::readiness::Watch;
 
@@ -78,7 +79,15 @@ pub(super) struct Asked {
 #[derive(Debug)]
 pub(super) struct ShownFile {
     pub(super) shown: Shown,
-    pub(super) file: OwnedFd,
+    pub(super) file: Arc<OwnedFd>,
+}
+
+impl ShownFile {
+    /// Takes the descriptor that a client has sent for the file at `path`.
+    pub(super) fn new(path: PathBuf, identity: Identity, file: OwnedFd) -> Self {
+        let file = Arc::new(file);
+        Self { shown: Shown { path, identity, file: Arc::downgrade(&file) }, file }
+    }
 }
 
 #[derive(Debug)]

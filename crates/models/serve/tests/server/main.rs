@@ -5,6 +5,7 @@ mod closing;
 mod hostile;
 mod killed;
 mod lying;
+mod one_number;
 mod others;
 mod rig;
 mod sweeping;

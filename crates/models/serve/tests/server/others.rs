@@ -112,7 +112,7 @@ pub(crate) fn attach_by(
 }
 
 /// A file system that is mounted for as long as this lives.
-pub(crate) struct Mounted(PathBuf);
+pub(crate) struct Mounted(pub(crate) PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
