@@ -143,7 +143,7 @@ fn code_of_serving(error: &serve::Error) -> u8 {
             Reason::Stopping => 30,
             _ => 1,
         },
-        Error::NotFound { .. } | Error::Ambiguous { .. } => 31,
+        Error::NotFound { .. } | Error::Ambiguous { .. } | Error::OtherUser { .. } => 31,
         Error::NothingToServe => 2,
         Error::CannotServe { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => 10,

@@ -180,7 +180,9 @@ impl From<serve::Error> for Failure {
         let (code, nearest) = match error {
             E::Load(error) => return error.into(),
             E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
-            E::NotFound { .. } | E::Ambiguous { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
+            E::NotFound { .. } | E::Ambiguous { .. } | E::OtherUser { .. } => {
+                (C::LONGSHORE_NOT_FOUND, libc::ENOENT)
+            }
             E::Cancelled { .. } => (C::LONGSHORE_CANCELLED, libc::ECANCELED),
             E::NoServer { .. } | E::NoDefaultServer { .. } => {
                 (C::LONGSHORE_SERVER, libc::ECONNREFUSED)

@@ -30,9 +30,9 @@ pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
             (("PermissionDeniedError", libc::EACCES), None)
         }
         serve::Error::NotAUserId { .. } => (("LongshoreError", libc::EINVAL), None),
-        serve::Error::NotFound { .. } | serve::Error::Ambiguous { .. } => {
-            (("NotFoundError", libc::ENOENT), None)
-        }
+        serve::Error::NotFound { .. }
+        | serve::Error::Ambiguous { .. }
+        | serve::Error::OtherUser { .. } => (("NotFoundError", libc::ENOENT), None),
         serve::Error::Cancelled { .. } => (("CancelledError", libc::ECANCELED), None),
         serve::Error::Refused { reason, .. } => (refused(*reason), None),
         serve::Error::ServerGone => (("ServerError", libc::ECONNRESET), None),

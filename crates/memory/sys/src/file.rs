@@ -123,6 +123,8 @@ pub struct Status {
     pub version: Version,
     /// The number of its names (hard links): 0 once it is deleted.
     pub links: u32,
+    /// The user that owns it.
+    pub owner: u32,
     /// How to align direct I/O; `None` where the file system offers none or does not say.
     pub direct: Option<DirectAlignment>,
 }
@@ -219,7 +221,7 @@ pub fn is_direct(file: impl AsFd) -> io::Result<bool> {
     Ok(rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT))
 }
 
-/// Returns a file's kind, version, number of names and direct I/O alignment.
+/// Returns a file's kind, version, number of names, owner and direct I/O alignment.
 ///
 /// # Errors
 /// Those of `statx(2)`.
@@ -239,6 +241,7 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
             modified: (answer.stx_mtime.tv_sec, answer.stx_mtime.tv_nsec),
         },
         links: answer.stx_nlink,
+        owner: answer.stx_uid,
         direct,
     })
 }

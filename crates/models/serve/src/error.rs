@@ -155,6 +155,22 @@ pub enum Error {
         /// The paths.
         paths: Vec<PathBuf>,
     },
+    /// A name is the end of a served path, and the file belongs to another user, who decides its
+    /// content.
+    #[error(
+        "'{}' is the end of the path of a file that belongs to user {uid}; if you trust that user, give \
+         the whole path, {}",
+        printable(name),
+        printable(&path.to_string_lossy())
+    )]
+    OtherUser {
+        /// The name that was asked for.
+        name: String,
+        /// The path.
+        path: PathBuf,
+        /// The owner of the file.
+        uid: u32,
+    },
     /// The caller cancelled.
     #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
     Cancelled {

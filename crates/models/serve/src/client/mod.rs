@@ -41,7 +41,8 @@ pub enum Wanted {
     /// What the server holds under this number.
     Id(u64),
     /// As people write it: a path; else a name beneath a served directory; else a number; else the
-    /// end of the path of a held model, which must not be the end of another one's path.
+    /// end of the path of a held model, which must not be the end of another one's path. The file
+    /// must then belong to root, to this user or to the user that runs the server.
     Word(OsString),
 }
 
@@ -75,8 +76,10 @@ pub struct Listing {
 pub struct Client {
     line: Line,
     server_pid: u32,
-    /// The user that runs the server, if it may not choose which file it is sent.
-    untrusted_chooser: Option<u32>,
+    /// The user that runs the server.
+    server_uid: u32,
+    /// Whether that user may choose which file it is sent.
+    may_choose_files: bool,
     align: Option<Granule>,
 }
 
@@ -115,8 +118,9 @@ impl Client {
         line.send(&Request::Hello { version: VERSION }, None)?;
         match line.receive()? {
             (Reply::Welcome { version: VERSION, pid }, None) => {
-                let untrusted_chooser = (!trust.may_choose_files(server.uid)).then_some(server.uid);
-                Ok(Self { line, server_pid: pid, untrusted_chooser, align: None })
+                let (server_uid, may_choose_files) =
+                    (server.uid, trust.may_choose_files(server.uid));
+                Ok(Self { line, server_pid: pid, server_uid, may_choose_files, align: None })
             }
             _ => Err(out_of_turn()),
         }
@@ -158,7 +162,7 @@ impl Client {
     /// file is opened by this process, too: that is how it shows that it may read it.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotFound`], [`Error::Ambiguous`], [`Error::Refused`],
+    /// [`Error::Open`], [`Error::NotFound`], [`Error::Ambiguous`], [`Error::OtherUser`], [`Error::Refused`],
     /// [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`]. Nothing is left then.
     pub fn attach(
         mut self,
@@ -166,8 +170,7 @@ impl Client {
         format: FormatChoice,
         observe: &mut dyn FnMut(Progress),
     ) -> Result<Attachment> {
-        let (path, target) = self.locate(wanted)?;
-        let file = opened(&path)?;
+        let (path, target, file) = self.locate(wanted)?;
         let align_bytes = self.align.map_or(0, Granule::bytes);
         let request = Request::Attach { target, format: format.to_string(), align_bytes };
         self.line.send(&request, Some(file.as_fd()))?;
@@ -219,17 +222,18 @@ impl Client {
         Ok(files)
     }
 
-    /// The file to be opened, and what to ask the server for.
-    fn locate(&mut self, wanted: &Wanted) -> Result<(PathBuf, Target)> {
+    /// Opens the file, and returns its path and what to ask the server for, too.
+    fn locate(&mut self, wanted: &Wanted) -> Result<(PathBuf, Target, OwnedFd)> {
         let of_path = |path: &Path| {
             let path = resolved(path)?;
-            Ok((path.clone(), Target::Path(path)))
+            let file = opened(&path)?;
+            Ok((path.clone(), Target::Path(path), file))
         };
         match wanted {
             Wanted::Path(path) => of_path(path),
             Wanted::Id(id) => {
                 let listing = self.list_to_choose_from()?;
-                by_id(&listing, *id).ok_or_else(|| not_found(&id.to_string(), &listing))
+                by_id(&listing, *id).unwrap_or_else(|| Err(not_found(&id.to_string(), &listing)))
             }
             Wanted::Word(word) => {
                 let path = Path::new(word);
@@ -243,29 +247,45 @@ impl Client {
                 }
                 let id = word.to_str().and_then(|word| word.parse().ok());
                 if let Some(found) = id.and_then(|id| by_id(&listing, id)) {
-                    return Ok(found);
+                    return found;
                 }
                 let named = listing.held.iter().map(|held| &held.path).chain(&listing.roots);
                 let named: BTreeSet<&PathBuf> = named.filter(|it| it.ends_with(path)).collect();
+                let name = word.to_string_lossy().into_owned();
                 match named.first() {
-                    Some(named_once) if named.len() == 1 => of_path(named_once),
+                    Some(named_once) if named.len() == 1 => {
+                        let found = of_path(named_once)?;
+                        self.check_owner(name, &found.0, &found.2)?;
+                        Ok(found)
+                    }
                     // Another user can have a file of the same name attached.
                     Some(_) => {
                         let paths = named.into_iter().cloned().collect();
-                        Err(Error::Ambiguous { name: word.to_string_lossy().into_owned(), paths })
+                        Err(Error::Ambiguous { name, paths })
                     }
-                    None => Err(not_found(&word.to_string_lossy(), &listing)),
+                    None => Err(not_found(&name, &listing)),
                 }
             }
         }
     }
 
+    /// Checks that no other user decides the content of a file that was found by the end of its path:
+    /// every user can have a file of that name attached, while the right one is not.
+    fn check_owner(&self, name: String, path: &Path, file: &OwnedFd) -> Result<()> {
+        let failed = |source| Error::Open { path: path.to_owned(), source };
+        let uid = file::status(file).map_err(failed)?.owner;
+        if [0, longshore_sys::effective_uid(), self.server_uid].contains(&uid) {
+            return Ok(());
+        }
+        Err(Error::OtherUser { name, path: path.to_owned(), uid })
+    }
+
     /// Returns the list, if the server may choose by it which file it is sent.
     fn list_to_choose_from(&mut self) -> Result<Listing> {
-        match self.untrusted_chooser {
-            None => self.list(),
-            Some(uid) => Err(ServerFault::MayNotChoose { uid }.into()),
+        if self.may_choose_files {
+            return self.list();
         }
+        Err(ServerFault::MayNotChoose { uid: self.server_uid }.into())
     }
 }
 
@@ -299,9 +319,9 @@ fn others_of(path: &Path, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
     Ok(others.into_iter().collect())
 }
 
-fn by_id(listing: &Listing, id: u64) -> Option<(PathBuf, Target)> {
+fn by_id(listing: &Listing, id: u64) -> Option<Result<(PathBuf, Target, OwnedFd)>> {
     let held = listing.held.iter().find(|held| held.id == id)?;
-    Some((held.path.clone(), Target::Id(id)))
+    Some(opened(&held.path).map(|file| (held.path.clone(), Target::Id(id), file)))
 }
 
 fn not_found(name: &str, listing: &Listing) -> Error {

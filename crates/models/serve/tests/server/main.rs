@@ -5,6 +5,7 @@ mod closing;
 mod hostile;
 mod killed;
 mod lying;
+mod names;
 mod one_number;
 mod others;
 mod rig;
