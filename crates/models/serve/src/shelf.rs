@@ -93,31 +93,37 @@ impl<M> Shelf<M> {
         self.models.values().map(|model| model.found.open_files()).sum()
     }
 
-    /// Makes room for `len_bytes`: who has to go for it, the least recently used first. Nobody goes
-    /// where that would not be enough.
-    pub(crate) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<(u64, Model<M>)>, NoRoom> {
+    /// Makes room for `len_bytes`, as [`Self::take_idle`] does.
+    pub(crate) fn make_room(
+        &mut self,
+        len_bytes: u64,
+        goes_first: impl Fn(&Model<M>) -> bool,
+    ) -> Result<Vec<(u64, Model<M>)>, NoRoom> {
         let (held_bytes, limit_bytes) = (self.held_bytes(), self.memory_max_bytes);
         let missing_bytes = held_bytes.saturating_add(len_bytes).saturating_sub(limit_bytes);
-        self.take_idle(missing_bytes)
+        self.take_idle(missing_bytes, goes_first)
             .map_err(|idle_bytes| NoRoom { limit_bytes, in_use_bytes: held_bytes - idle_bytes })
     }
 
-    /// Takes away what nobody has, the least recently used first, until that is `bytes` or more. An
-    /// error says how much it would be, where it is too little: then all stays.
-    pub(crate) fn take_idle(&mut self, bytes: u64) -> Result<Vec<(u64, Model<M>)>, u64> {
-        let mut idle: Vec<(Instant, u64, u64)> = self
-            .iter()
-            .filter(|(_, model)| model.may_go())
-            .map(|(id, model)| (model.used, id, model.found.len_bytes))
+    /// Takes unused models until they have `bytes` or more: those that go first, and then the least
+    /// recently used. An error has the bytes of all of them, if they are too few: then all stay.
+    pub(crate) fn take_idle(
+        &mut self,
+        bytes: u64,
+        goes_first: impl Fn(&Model<M>) -> bool,
+    ) -> Result<Vec<(u64, Model<M>)>, u64> {
+        let idle = self.iter().filter(|(_, model)| model.may_go());
+        let mut idle: Vec<_> = idle
+            .map(|(id, model)| ((!goes_first(model), model.used, id), model.found.len_bytes))
             .collect();
         idle.sort_unstable();
-        let idle_bytes = idle.iter().map(|(_, _, bytes)| bytes).sum();
+        let idle_bytes = idle.iter().map(|(_, bytes)| bytes).sum();
         if idle_bytes < bytes {
             return Err(idle_bytes);
         }
         let mut taken_bytes = 0;
         let mut gone = Vec::new();
-        for (_, id, model_bytes) in idle {
+        for ((_, _, id), model_bytes) in idle {
             if taken_bytes >= bytes {
                 break;
             }
@@ -127,13 +133,15 @@ impl<M> Shelf<M> {
         Ok(gone)
     }
 
-    /// Takes the least recently used of the unused models for which `is_it` holds.
+    /// Takes one of the unused models for which `is_it` holds: one that goes first, if there is one, and
+    /// of these the least recently used.
     pub(crate) fn take_least_used(
         &mut self,
         is_it: impl Fn(u64, &Model<M>) -> bool,
+        goes_first: impl Fn(&Model<M>) -> bool,
     ) -> Option<(u64, Model<M>)> {
         let unused = self.iter().filter(|(id, model)| model.may_go() && is_it(*id, model));
-        let (_, id) = unused.map(|(id, model)| (model.used, id)).min()?;
+        let (.., id) = unused.map(|(id, model)| (!goes_first(model), model.used, id)).min()?;
         Some((id, self.remove(id)?))
     }
 
@@ -245,10 +253,10 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut shelf = Shelf::new(Keep::Always, 3500);
         for (number, found) in found.iter().take(3).enumerate() {
-            assert!(shelf.make_room(1000).unwrap().is_empty());
+            assert!(shelf.make_room(1000, |_| false).unwrap().is_empty());
             let id = shelf.insert(found.clone(), at(number as u64));
             // What is being loaded does not go.
-            assert!(shelf.make_room(3000).is_err());
+            assert!(shelf.make_room(3000, |_| false).is_err());
             shelf.get_mut(id).unwrap().memory = Some(());
         }
         assert_eq!(shelf.find(&found[1]), Some(2));
@@ -258,12 +266,12 @@ mod tests {
         shelf.attach(2, at(11));
         assert_eq!(shelf.detach(2, at(12)), Some(0));
         assert_eq!(
-            shelf.make_room(2501).err(),
+            shelf.make_room(2501, |_| false).err(),
             Some(NoRoom { limit_bytes: 3500, in_use_bytes: 1000 })
         );
         assert_eq!(shelf.len(), 3, "nobody goes for nothing");
-        assert_eq!(ids(&shelf.make_room(1000).unwrap()), [3]);
-        assert_eq!(ids(&shelf.make_room(2500).unwrap()), [2]);
+        assert_eq!(ids(&shelf.make_room(1000, |_| false).unwrap()), [3]);
+        assert_eq!(ids(&shelf.make_room(2500, |_| false).unwrap()), [2]);
         assert_eq!(shelf.held_bytes(), 1000);
     }
 
@@ -295,6 +303,6 @@ mod tests {
         let mut pinned = kept(Keep::Attached);
         pinned.get_mut(1).unwrap().is_pinned = true;
         assert!(pinned.take_expired(begin).is_empty());
-        assert_eq!(pinned.take_idle(1).err(), Some(0));
+        assert_eq!(pinned.take_idle(1, |_| false).err(), Some(0));
     }
 }

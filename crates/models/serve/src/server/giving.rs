@@ -14,6 +14,7 @@ use super::connection::{Connection, Phase};
 use super::core::{Core, Load, Memory};
 use super::events::{Event, LoadFailure};
 use super::jobs::{Job, LoadedModel};
+use super::limits::is_only_of;
 use super::names::Names;
 use super::open_files::OpenFiles;
 use super::users::User;
@@ -104,15 +105,15 @@ impl Core {
             memory.names.forget(found);
         }
         if self.shelf.len() >= MODELS_MAX {
-            let longest_unused = self.shelf.take_idle(1).unwrap_or_default();
-            self.freed(longest_unused);
+            let unused = self.shelf.take_idle(1, |model| is_only_of(model, user));
+            self.freed(unused.unwrap_or_default());
         }
         if self.shelf.len() >= MODELS_MAX {
             let message = format!("{MODELS_MAX} models are held, and no more can be");
             return Err(Refusal::new(Reason::TooMany, message));
         }
         self.may_open(user, &OpenFiles::of_load(found))?;
-        self.make_room(found)?;
+        self.make_room(user, found)?;
         let path = found.path.clone();
         let id = self.shelf.insert(found.clone(), now);
         let cancel = CancelToken::new();
@@ -140,11 +141,12 @@ impl Core {
         }
     }
 
-    /// Gives up unused models until there is room. Memory that clients keep takes room, too.
-    fn make_room(&mut self, found: &Found) -> Result<(), Refusal> {
+    /// Gives up unused models until there is room, those of this user first. Memory that clients keep takes room, too.
+    fn make_room(&mut self, user: User, found: &Found) -> Result<(), Refusal> {
         loop {
             let kept_bytes = self.kept_bytes();
-            match self.shelf.make_room(found.len_bytes.saturating_add(kept_bytes)) {
+            let needed_bytes = found.len_bytes.saturating_add(kept_bytes);
+            match self.shelf.make_room(needed_bytes, |model| is_only_of(model, user)) {
                 Ok(gone) if gone.is_empty() => return Ok(()),
                 // If clients keep it, that made no room.
                 Ok(gone) => {
@@ -233,7 +235,8 @@ impl Core {
     fn on_load_failed(&mut self, id: u64, user: User, error: longshore_load::Error, now: Instant) {
         // Once more, where others can go for it: fewer each time.
         if let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, .. } = error
-            && let Ok(gone) = self.shelf.take_idle(needed_bytes.saturating_sub(limit_bytes).max(1))
+            && let missing_bytes = needed_bytes.saturating_sub(limit_bytes).max(1)
+            && let Ok(gone) = self.shelf.take_idle(missing_bytes, |model| is_only_of(model, user))
             && self.shelf.get(id).is_some()
         {
             self.freed(gone);

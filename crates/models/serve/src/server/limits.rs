@@ -125,11 +125,12 @@ impl Core {
                 unused_by_others.map(|(_, model)| self.limits.charge(model.found.len_bytes)).sum();
             // If a client keeps the memory, this frees none, and it remains charged.
             let gone = if least_bytes <= limit_bytes {
-                self.shelf.take_least_used(|_, model| was_given(model, user))
+                let goes_first = |model: &Model<Memory>| is_only_of(model, user);
+                self.shelf.take_least_used(|_, model| was_given(model, user), goes_first)
             } else if least_bytes
                 <= self.limits.share_bytes(others_bytes.saturating_sub(unused_by_others))
             {
-                self.shelf.take_least_used(|id, model| is_unused_by_others(id, model))
+                self.shelf.take_least_used(|id, model| is_unused_by_others(id, model), |_| false)
             } else {
                 None
             };
@@ -228,6 +229,11 @@ struct Charged {
     released_bytes: u64,
     /// How many of these are of models that no client has attached.
     unused_bytes: u64,
+}
+
+/// Returns whether no other user was given the memory of a model.
+pub(super) fn is_only_of(model: &Model<Memory>, user: User) -> bool {
+    model.memory.as_ref().is_some_and(|memory| memory.users.iter().all(|given| *given == user))
 }
 
 /// Returns whether a user was given the memory of a model.

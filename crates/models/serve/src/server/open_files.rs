@@ -10,6 +10,7 @@ use super::asking::Refusal;
 use super::connection::Connection;
 use super::core::Core;
 use super::jobs::{LOADING_MAX, LOOKING};
+use super::limits::is_only_of;
 use super::users::{Of, User};
 use crate::reason::Reason;
 use crate::served::Found;
@@ -115,7 +116,7 @@ impl Core {
     }
 
     /// Checks that so many more descriptors may be open for this user, and frees unused models if that
-    /// is enough for it.
+    /// is enough for it, those of this user first.
     ///
     /// All users to whom the limits apply may have [`Self::open_files_max`], and one of them half of
     /// that. If others have all of it, a user may have a [part](RESERVED) beyond it. Together with root and the server's own user they may have three times as many, a quarter
@@ -133,7 +134,7 @@ impl Core {
             if needed <= 3 * max {
                 return Ok(());
             }
-            match self.shelf.take_idle(1) {
+            match self.shelf.take_idle(1, |model| is_only_of(model, user)) {
                 Ok(gone) if !gone.is_empty() => self.freed(gone),
                 _ => return Err(too_many(needed - count, "the server", count, 3 * max)),
             }

@@ -88,3 +88,30 @@ fn a_client_that_waits_for_room_is_counted_and_leaves_nothing() {
     still.core.end_waits_for_room(now);
     assert_eq!(still.core.awaiting_room.next_time(), None);
 }
+
+/// Has a user load a model and attach it. Returns the client, or the words of the refusal.
+fn attached(still: &mut Still, uid: u32, name: &str) -> std::result::Result<OwnedFd, String> {
+    let client = still.ask(uid, name);
+    match still.answer(&client).pop() {
+        Some(Reply::Refused { reason: Reason::TooMany, message }) => Err(message),
+        Some(Reply::File { .. }) => Ok(client),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn models_that_a_user_does_not_use_make_room_for_its_own() {
+    let mut still = Still::new();
+    still.core.open_files_max = 20;
+    let is_held = |still: &Still, name: &str| {
+        still.core.shelf.iter().any(|(_, model)| model.found.path.ends_with(name))
+    };
+    drop(attached(&mut still, ALICE, "llama").unwrap());
+    still.core.turn().unwrap();
+    for number in 0..64 {
+        drop(attached(&mut still, MALLORY, &format!("{number}")).unwrap());
+        still.core.turn().unwrap();
+    }
+    assert!(is_held(&still, "llama") && is_held(&still, "63") && !is_held(&still, "0"));
+    assert!(still.core.shelf.len() > 10, "{} models are held", still.core.shelf.len());
+}
