@@ -26,8 +26,6 @@ use crate::shelf::{Model, NoRoom};
 
 /// How often clients hear of a load that has not begun. They give a server up after a minute.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(10);
-/// The most models that are held at once.
-const MODELS_MAX: usize = 1024;
 
 impl Core {
     /// Gives a client what it has shown that it may read: at once, or when it is loaded.
@@ -57,7 +55,9 @@ impl Core {
         }
         let model = match self.shelf.find(&found) {
             Some(model) => {
-                if let Err(refusal) = self.may_share(user, model) {
+                let may_share = self.may_share(user, model);
+                let may_share = may_share.and_then(|()| self.may_hold_another(user, Some(model)));
+                if let Err(refusal) = may_share {
                     return self.refuse(id, refusal, now);
                 }
                 self.name_as_pinned(model, &found);
@@ -104,14 +104,7 @@ impl Core {
         for memory in self.shelf.memories_mut() {
             memory.names.forget(found);
         }
-        if self.shelf.len() >= MODELS_MAX {
-            let unused = self.shelf.take_idle(1, |model| is_only_of(model, user));
-            self.freed(unused.unwrap_or_default());
-        }
-        if self.shelf.len() >= MODELS_MAX {
-            let message = format!("{MODELS_MAX} models are held, and no more can be");
-            return Err(Refusal::new(Reason::TooMany, message));
-        }
+        self.may_hold_another(user, None)?;
         self.may_open(user, &OpenFiles::of_load(found))?;
         self.make_room(user, found)?;
         let path = found.path.clone();

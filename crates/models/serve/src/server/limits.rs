@@ -15,6 +15,11 @@ use crate::reason::Reason;
 use crate::served::Found;
 use crate::shelf::Model;
 
+/// The most models that are held at once.
+const MODELS_MAX: usize = 1024;
+/// This part of them is for root and for the server's own user.
+const MODELS_RESERVED: usize = 16;
+
 /// What one user may have: half of everything, and of memory half of what others do not have, unless
 /// the options say otherwise. Root and the server's own user are not limited.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +28,8 @@ pub(super) struct Limits {
     pub(super) clients: usize,
     /// Models that are being loaded at once.
     pub(super) loads: usize,
+    /// Models that all users may have.
+    pub(super) models: usize,
     /// Bytes of models.
     pub(super) memory_bytes: u64,
     /// The memory of which each user leaves a part to others; `None` if the options say what one user
@@ -44,6 +51,7 @@ impl Limits {
         Self {
             clients: options.clients_per_user.unwrap_or((options.clients_max / 2).max(1)),
             loads: options.loads_per_user.unwrap_or(LOADING_MAX / 2).clamp(1, LOADING_MAX),
+            models: MODELS_MAX,
             memory_bytes,
             shared_bytes,
             page_bytes: if options.heap == Heap::Hugetlb { 2 << 20 } else { 4096 },
@@ -160,6 +168,57 @@ impl Core {
                 message.push_str(&released);
             }
             return Err(Refusal::new(Reason::TooMany, message));
+        }
+    }
+
+    /// Checks that a user may have one model more: `existing`, which is held, or another one. Frees
+    /// unused models if that is enough for it, those of this user first.
+    ///
+    /// A user may have no more models than it leaves free. It is charged as with memory, also for models
+    /// that are held already, and may always share one if it has nothing else.
+    pub(super) fn may_hold_another(
+        &mut self,
+        user: User,
+        existing: Option<u64>,
+    ) -> Result<(), Refusal> {
+        let max = self.limits.models;
+        loop {
+            let ids = self.charged(user).ids;
+            let is_free_of_charge = |id: u64| {
+                let is_pinned = self.shelf.get(id).is_some_and(|model| model.is_pinned);
+                !user.is_limited() || is_pinned || ids.is_empty() || ids.contains(&id)
+            };
+            if existing.is_some_and(is_free_of_charge) {
+                return Ok(());
+            }
+            let (own, reserved) = match user.is_limited() {
+                true => (ids.len(), max / MODELS_RESERVED),
+                false => (0, 0),
+            };
+            let free = max.saturating_sub(self.shelf.len() + reserved);
+            if own < free {
+                return Ok(());
+            }
+            let may_go = |id, model: &Model<Memory>| model.may_go() && existing != Some(id);
+            let unused = self.shelf.iter().filter(|(id, model)| may_go(*id, model));
+            let unused: Vec<u64> = unused.map(|(id, _)| id).collect();
+            let own_unused = unused.iter().filter(|id| ids.contains(id)).count();
+            let gone = if own.saturating_sub(own_unused) < free + unused.len() {
+                self.shelf.take_least_used(may_go, |model| is_only_of(model, user))
+            } else {
+                None
+            };
+            let Some(gone) = gone else {
+                let message = match free {
+                    0 if own == 0 => format!("{max} models are held, and no more can be"),
+                    _ => format!(
+                        "{user} has {own} models, and the last {} of {max} are for other users",
+                        free + reserved
+                    ),
+                };
+                return Err(Refusal::new(Reason::TooMany, message));
+            };
+            self.freed(vec![gone]);
         }
     }
 

@@ -99,19 +99,58 @@ fn attached(still: &mut Still, uid: u32, name: &str) -> std::result::Result<Owne
     }
 }
 
+/// Has a user attach so many models, one after the other, or as many as it can.
+fn attached_to(still: &mut Still, uid: u32, count: usize) -> (Vec<OwnedFd>, Option<String>) {
+    let mut clients = Vec::new();
+    for number in 0..count {
+        match attached(still, uid, &format!("{uid}-{number}")) {
+            Ok(client) => clients.push(client),
+            Err(message) => return (clients, Some(message)),
+        }
+    }
+    (clients, None)
+}
+
+#[test]
+fn a_user_has_no_more_models_than_are_left_for_others() {
+    let mut still = Still::new();
+    still.core.limits.models = 32;
+    let root = still.core.users.own().uid();
+    // Two are for root and the server's own user.
+    let (mallorys, refused) = attached_to(&mut still, MALLORY, 32);
+    assert_eq!(mallorys.len(), 15);
+    let refused = refused.unwrap();
+    let expected = "user 2002 has 15 models, and the last 17 of 32 are for other users";
+    assert_eq!(refused, expected);
+    let (alices, refused) = attached_to(&mut still, ALICE, 32);
+    assert_eq!(alices.len(), 8);
+    assert!(refused.unwrap().contains("user 2001 has 8 models"));
+    // Nor can one take over the models of another, which loads more then.
+    let shared = still.core.shelf.iter().last().unwrap().1.found.clone();
+    let refused = refusal(&still.ask_for(MALLORY, shared)).unwrap();
+    assert!(refused.contains("user 2002 has 15 models"), "{refused}");
+    let (roots, refused) = attached_to(&mut still, root, 32);
+    assert_eq!(roots.len(), 32 - 15 - 8);
+    assert_eq!(refused.unwrap(), "32 models are held, and no more can be");
+}
+
 #[test]
 fn models_that_a_user_does_not_use_make_room_for_its_own() {
-    let mut still = Still::new();
-    still.core.open_files_max = 20;
-    let is_held = |still: &Still, name: &str| {
-        still.core.shelf.iter().any(|(_, model)| model.found.path.ends_with(name))
-    };
-    drop(attached(&mut still, ALICE, "llama").unwrap());
-    still.core.turn().unwrap();
-    for number in 0..64 {
-        drop(attached(&mut still, MALLORY, &format!("{number}")).unwrap());
+    // By the number of models, and by that of descriptors.
+    for (models, open_files_max) in [(32, 1000), (1024, 20)] {
+        let mut still = Still::new();
+        still.core.limits.models = models;
+        still.core.open_files_max = open_files_max;
+        let is_held = |still: &Still, name: &str| {
+            still.core.shelf.iter().any(|(_, model)| model.found.path.ends_with(name))
+        };
+        drop(attached(&mut still, ALICE, "llama").unwrap());
         still.core.turn().unwrap();
+        for number in 0..64 {
+            drop(attached(&mut still, MALLORY, &format!("{number}")).unwrap());
+            still.core.turn().unwrap();
+        }
+        assert!(is_held(&still, "llama") && is_held(&still, "63") && !is_held(&still, "0"));
+        assert!(still.core.shelf.len() > 10, "{} models are held", still.core.shelf.len());
     }
-    assert!(is_held(&still, "llama") && is_held(&still, "63") && !is_held(&still, "0"));
-    assert!(still.core.shelf.len() > 10, "{} models are held", still.core.shelf.len());
 }
