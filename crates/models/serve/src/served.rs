@@ -27,6 +27,10 @@ const FILES_MAX: u64 = 256;
 /// have about 20 MB, and the headers of their shards 11 MB.
 const HEADERS_BYTES_MAX: u64 = 32 << 20;
 
+/// How many of these bytes the headers may have if tensors are aligned, which takes twice as much
+/// memory. A GGUF header that is longer than 8 MiB counts as 16 MiB.
+const ALIGNED_HEADERS_BYTES_MAX: u64 = 20 << 20;
+
 /// Directories beneath which everything may be asked for, and files that may.
 #[derive(Debug)]
 pub(crate) struct Served {
@@ -314,7 +318,8 @@ impl Served {
         named: &Path,
         layout: Layout,
     ) -> longshore_load::Result<Vec<PathBuf>> {
-        let mut others = longshore_load::others_of(named, layout.format, &Bounded::new(inodes))?;
+        let mut others =
+            longshore_load::others_of(named, layout.format, &Bounded::new(inodes, layout))?;
         others.retain(|other| other != named);
         Ok(others)
     }
@@ -395,7 +400,7 @@ fn refused(path: &Path, why: io::Error) -> Looked {
 
 /// Opens files and those that they stand for, each the inode that is in use.
 fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Result<Plan> {
-    let mut opened = longshore_load::open_by(paths, layout.format, &Bounded::new(inodes))?;
+    let mut opened = longshore_load::open_by(paths, layout.format, &Bounded::new(inodes, layout))?;
     if let Some(alignment) = layout.align {
         if let Some(path) = paths.first().filter(|_| opened.tensors.is_empty()) {
             return Err(longshore_load::Error::NoTensors { path: path.to_path_buf() });
@@ -408,12 +413,15 @@ fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Res
 /// Opens the files of a model, and bounds their number and what is read of their headers.
 struct Bounded<'a> {
     inodes: &'a Inodes,
+    layout: Layout,
+    /// Of the index and the headers.
     read_bytes: Cell<u64>,
+    header_bytes: Cell<u64>,
 }
 
 impl<'a> Bounded<'a> {
-    fn new(inodes: &'a Inodes) -> Self {
-        Self { inodes, read_bytes: Cell::new(0) }
+    fn new(inodes: &'a Inodes, layout: Layout) -> Self {
+        Self { inodes, layout, read_bytes: Cell::default(), header_bytes: Cell::default() }
     }
 }
 
@@ -423,17 +431,26 @@ impl Opener for Bounded<'_> {
     }
 
     fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> longshore_load::Result<()> {
-        let sum_bytes = self.read_bytes.get().saturating_add(len_bytes);
-        if sum_bytes <= HEADERS_BYTES_MAX {
-            self.read_bytes.set(sum_bytes);
+        let add = |count: &Cell<u64>, what: &str, max_bytes: u64| {
+            let sum_bytes = count.get().saturating_add(len_bytes);
+            count.set(sum_bytes);
+            if sum_bytes <= max_bytes {
+                return Ok(());
+            }
+            let reason = format!(
+                "{what} of the model have {sum_bytes} bytes or more, and a server reads at most \
+                 {max_bytes}"
+            );
+            let path = source.path().to_owned();
+            Err(longshore_load::Error::Refused { path, source: reason.into() })
+        };
+        add(&self.read_bytes, "the index and the headers", HEADERS_BYTES_MAX)?;
+        let is_index = longshore_load::is_index(source.path(), self.layout.format);
+        if self.layout.align.is_none() || is_index {
             return Ok(());
         }
-        let reason = format!(
-            "the index and the headers of the model have {sum_bytes} bytes or more, and a server \
-             reads at most {HEADERS_BYTES_MAX}"
-        );
-        let path = source.path().to_owned();
-        Err(longshore_load::Error::Refused { path, source: reason.into() })
+        let what = "the headers, whose tensors are to be aligned,";
+        add(&self.header_bytes, what, ALIGNED_HEADERS_BYTES_MAX)
     }
 
     /// Before their paths are made: 99,998 of 4 KiB for a look at a file of 100 bytes would take

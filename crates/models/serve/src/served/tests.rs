@@ -189,11 +189,13 @@ fn an_index_whose_shards_could_not_be_loaded_with_an_alignment_is_refused_at_onc
 #[test]
 fn headers_that_are_too_long_together_are_not_read() {
     let tree = tree();
-    let layout = Layout { format: FormatChoice::Safetensors, align: Granule::new(64).ok() };
-    let refused = |name: &str| match tree.served.look(&tree.path(name), layout, None) {
+    let format = FormatChoice::Safetensors;
+    let [plain, aligned] = [None, Granule::new(64).ok()].map(|align| Layout { format, align });
+    let refused_as = |name: &str, layout| match tree.served.look(&tree.path(name), layout, None) {
         Looked::Found(Err(longshore_load::Error::Refused { source, .. })) => source.to_string(),
         other => panic!("{other:?}"),
     };
+    let refused = |name: &str| refused_as(name, plain);
     let write_header = |name: &str, len_bytes: u64| {
         let mut header = len_bytes.to_le_bytes().to_vec();
         header.extend(b"{}");
@@ -213,6 +215,23 @@ fn headers_that_are_too_long_together_are_not_read() {
     fs::write(tree.path("root/model.safetensors.index.json"), index).unwrap();
     let reason = refused("root/model.safetensors.index.json");
     assert!(reason.contains("a server reads at most 33554432"), "{reason}");
+    // To align tensors takes more memory, but an index has none.
+    write_header("root/aligned", ALIGNED_HEADERS_BYTES_MAX);
+    let reason = refused_as("root/aligned", aligned);
+    assert!(reason.contains("a server reads at most 20971520"), "{reason}");
+    let permitted = |name: &str, layout| match tree.served.look(&tree.path(name), layout, None) {
+        // It is read, and zeros are no JSON.
+        Looked::Found(Err(error)) => assert!(matches!(error, longshore_load::Error::Format { .. })),
+        other => panic!("{other:?}"),
+    };
+    permitted("root/aligned", plain);
+    write_header("root/permitted", ALIGNED_HEADERS_BYTES_MAX - 8);
+    permitted("root/permitted", aligned);
+    let spaces = " ".repeat(HEADERS_BYTES_MAX as usize - 100);
+    let index = format!(r#"{{"weight_map":{{"x":"permitted0"}}{spaces}}}"#);
+    fs::write(tree.path("root/model.safetensors.index.json"), index).unwrap();
+    write_header("root/permitted0", 1);
+    permitted("root/model.safetensors.index.json", aligned);
 }
 
 #[test]
