@@ -131,6 +131,20 @@ fn joined(base: &Path, name: &Path) -> io::Result<PathBuf> {
     Ok(if path.as_os_str().is_empty() { ".".into() } else { path })
 }
 
+/// Opens the regular file at `path` for reading. Nothing else is opened, wherever the path leads by
+/// then: opening a device can have effects.
+///
+/// # Errors
+/// Those of `open(2)` and [`open_located`].
+pub fn open_regular(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let located = retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))?;
+    open_located(&located).map_err(|error| match can_open_located(&located) {
+        true => error,
+        false => io::Error::other("/proc is not mounted, by which files are opened"),
+    })
+}
+
 /// Opens a regular file that [`locate`] found for reading: that inode, wherever its name leads by
 /// now. It does not wait for a lease (`F_SETLEASE`) of another process.
 ///
@@ -143,8 +157,10 @@ fn joined(base: &Path, name: &Path) -> io::Result<PathBuf> {
 /// of `open(2)`.
 pub fn open_located(located: impl AsFd) -> io::Result<OwnedFd> {
     let located = located.as_fd();
-    if file::status(located)?.kind != Kind::Regular {
-        return Err(io::ErrorKind::InvalidInput.into());
+    let kind = file::status(located)?.kind;
+    if kind != Kind::Regular {
+        let message = format!("it is {}, not a regular file", kind.described());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let link = link_of(located);

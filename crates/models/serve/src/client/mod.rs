@@ -13,7 +13,7 @@ use std::time::Duration;
 use longshore_load::FormatChoice;
 use longshore_load::{CancelToken, Progress, SourceFile};
 use longshore_mem::Granule;
-use longshore_sys::{file, packet_socket};
+use longshore_sys::{beneath, file, packet_socket};
 
 use crate::address::default_server;
 use crate::error::{Error, Result};
@@ -174,14 +174,13 @@ impl Client {
         let align_bytes = self.align.map_or(0, Granule::bytes);
         let request = Request::Attach { target, format: format.to_string(), align_bytes };
         self.line.send(&request, Some(file.as_fd()))?;
-        drop(file);
         let mut shards = None;
         loop {
             match self.line.receive()? {
                 (Reply::Prove { path: shard }, None) => {
                     let shards = match &mut shards {
                         Some(shards) => shards,
-                        None => shards.insert(others_of(&path, format)?),
+                        None => shards.insert(others_of(&path, &file, format)?),
                     };
                     // Each is asked for once.
                     if !shards.remove(&shard) {
@@ -299,8 +298,9 @@ fn out_of_turn() -> Error {
     ServerFault::OutOfTurn.into()
 }
 
+/// Opens a file that is to be shown. Another user may decide where its path leads by now.
 fn opened(path: &Path) -> Result<OwnedFd> {
-    file::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })
+    beneath::open_regular(path).map_err(|source| Error::Open { path: path.to_owned(), source })
 }
 
 /// The absolute path of a file, without symbolic links but for its own name: where the file is said
@@ -313,9 +313,16 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The other files that one stands for: a server that asks for any more asks for too much.
-fn others_of(path: &Path, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
-    let others = longshore_load::others_of(path, format, &|path: &Path| SourceFile::open(path))?;
+/// The other files that one stands for: a server that asks for any more asks for too much. Only the
+/// named file is read, which is open already.
+fn others_of(path: &Path, file: &OwnedFd, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
+    let open = |path: &Path| {
+        let own = file.try_clone();
+        let own =
+            own.map_err(|source| longshore_load::Error::Open { path: path.into(), source })?;
+        Ok(SourceFile::from_fd(own)?.named(path))
+    };
+    let others = longshore_load::others_of(path, format, &open)?;
     Ok(others.into_iter().collect())
 }
 

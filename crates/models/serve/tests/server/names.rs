@@ -1,12 +1,14 @@
-//! Names that stand for the file of another user.
+//! Names whose meaning another user decides.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use longshore_serve::{Error, Keep, Options, Wanted};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use crate::others::{ALICE, MALLORY, as_user, private, shared};
+use crate::others::{ALICE, MALLORY, Opens, as_user, private, shared};
+use crate::rig::Rig;
 
 /// Makes a file that every user can read.
 fn public(path: &Path, bytes: &[u8]) {
@@ -42,4 +44,28 @@ fn the_end_of_a_path_does_not_stand_for_the_file_of_another_user() {
         let shared = rig.attach(&Wanted::Word("shared.bin".into())).unwrap();
         assert_eq!(shared.as_slice(), b"of the team");
     });
+}
+
+#[test]
+fn a_client_opens_nothing_but_regular_files() {
+    let rig = Rig::new(Options::new().keep(Keep::Always));
+    let make_fifo = |path: &Path| {
+        let _ = fs::remove_file(path);
+        mknodat(CWD, path, FileType::Fifo, Mode::from(0o644), 0).unwrap();
+    };
+    // A model whose path leads elsewhere by now, and an index that has a FIFO for a shard.
+    let model = rig.file("model.bin", b"weights");
+    let id = rig.attach_path(&model).unwrap().id();
+    make_fifo(&model);
+    let index = rig.file("m.safetensors.index.json", br#"{"weight_map":{"x":"shard"}}"#);
+    let shard = rig.path("shard");
+    make_fifo(&shard);
+    let opens = Opens::of(&[&model, &shard]);
+    for (wanted, fifo) in [(Wanted::Id(id), &model), (Wanted::Path(index), &shard)] {
+        let refused = rig.attach(&wanted).unwrap_err();
+        let Error::Open { path, source } = &refused else { panic!("{refused}") };
+        assert_eq!(path.canonicalize().unwrap(), fifo.canonicalize().unwrap());
+        assert_eq!(source.to_string(), "it is a FIFO, not a regular file");
+    }
+    assert!(opens.is_none());
 }

@@ -265,10 +265,10 @@ fn the_path_of_another_user_names_no_model() {
 }
 
 /// Counts how often a file is opened.
-struct Opens(rustix::fd::OwnedFd);
+pub(crate) struct Opens(rustix::fd::OwnedFd);
 
 impl Opens {
-    fn of(paths: &[&Path]) -> Self {
+    pub(crate) fn of(paths: &[&Path]) -> Self {
         let queue = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
         for path in paths {
             inotify::add_watch(&queue, *path, WatchFlags::OPEN | WatchFlags::ACCESS).unwrap();
@@ -276,7 +276,7 @@ impl Opens {
         Self(queue)
     }
 
-    fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         let mut space = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.0, &mut space);
         matches!(events.next(), Err(rustix::io::Errno::AGAIN))
