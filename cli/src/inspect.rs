@@ -40,7 +40,7 @@ fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Re
     writeln!(
         text,
         "{}: {}, {} tensors, data from byte {}",
-        source.path().display(),
+        printable(&source.path().to_string_lossy()),
         Decimal(source.len() as f64),
         header.tensor_count(),
         header.data_offset()

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use anyhow::Context;
+use longshore::formats::printable;
 use longshore::load::Opened;
 use longshore::load::{Engine, Manifest, Report};
 use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
@@ -121,7 +122,8 @@ fn summary(
     }
     for file in files {
         for (kind, digest) in &file.digests {
-            writeln!(text, "  {kind:<11} {digest}  {}", file.path.display())?;
+            let path = file.path.to_string_lossy();
+            writeln!(text, "  {kind:<11} {digest}  {}", printable(&path))?;
         }
     }
     if args.hold {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use longshore::Progress;
-use longshore::formats::TensorView;
+use longshore::formats::{TensorView, printable};
 use longshore::load::{FormatChoice, Opened, copy_file, repack};
 use serde_json::json;
 
@@ -108,8 +108,9 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
             0 => String::new(),
             some => format!(", {some} gaps filled by tensors named __padding__.N"),
         };
-        let names: Vec<_> = targets.iter().map(|target| target.display().to_string()).collect();
+        let names: Vec<_> = targets.iter().map(|target| target.to_string_lossy()).collect();
         let (names, bytes) = (names.join(", "), Decimal(total_bytes as f64));
+        let names = printable(&names);
         print(&format!("{names}: {bytes}, tensors at multiples of {alignment}{text}\n"))?;
     }
     Ok(())

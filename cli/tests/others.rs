@@ -228,3 +228,30 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
 }
+
+#[test]
+fn names_of_shards_do_not_drive_the_terminal() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let name = "a\u{1b}]0;title\u{7}\u{1b}[2Jb.safetensors";
+    let header = br#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+    let shard = [&(header.len() as u64).to_le_bytes()[..], header, b"abcd"].concat();
+    fs::write(dir.path().join(name), shard).unwrap();
+    let index = dir.path().join("m.safetensors.index.json");
+    fs::write(&index, serde_json::json!({"weight_map": {"w": name}}).to_string()).unwrap();
+    let (index, target) = (index.to_str().unwrap(), dir.path().join("target"));
+    for command in [
+        &["load", "--verify", "crc32c", index][..],
+        &["inspect", index],
+        &["repack", index, target.to_str().unwrap()],
+    ] {
+        let done = longshore(command);
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        assert!(
+            done.stdout.contains(r"a\u{1b}]0;title\u{7}\u{1b}[2Jb.safetensors"),
+            "{}",
+            done.stdout
+        );
+        let is_control = |c: char| c.is_control() && c != '\n';
+        assert!(!done.stdout.contains(is_control), "{:?}", done.stdout);
+    }
+}
