@@ -155,20 +155,20 @@ pub enum Error {
         /// The paths.
         paths: Vec<PathBuf>,
     },
-    /// A name is the end of a served path, and the file belongs to another user, who decides its
-    /// content.
+    /// A name is the end of a served path, and a file of the model, or a link to one, belongs to another
+    /// user, who decides the content.
     #[error(
-        "'{}' is the end of the path of a file that belongs to user {uid}; if you trust that user, give \
-         the whole path, {}",
+        "'{}' is the end of the path of a model of which a file or a link belongs to user {uid}; if you \
+         trust that user, give the whole path, {}",
         printable(name),
         printable(&path.to_string_lossy())
     )]
     OtherUser {
         /// The name that was asked for.
         name: String,
-        /// The path.
+        /// The path of the model.
         path: PathBuf,
-        /// The owner of the file.
+        /// The owner of the file or link.
         uid: u32,
     },
     /// The caller cancelled.

@@ -6,7 +6,9 @@ mod trust;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,9 +43,19 @@ pub enum Wanted {
     /// What the server holds under this number.
     Id(u64),
     /// As people write it: a path; else a name beneath a served directory; else a number; else the
-    /// end of the path of a held model, which must not be the end of another one's path. The file
-    /// must then belong to root, to this user or to the user that runs the server.
+    /// end of the path of a held model, which must not be the end of another one's path. The files
+    /// of the model, and links to them, must then belong to root, to this user or to the user that
+    /// runs the server.
     Word(OsString),
+}
+
+/// A file that this process has opened, and the request for it.
+struct Located {
+    path: PathBuf,
+    target: Target,
+    file: OwnedFd,
+    /// The name by which it was found, if that is the end of its path.
+    by_end: Option<String>,
 }
 
 /// What a server serves and holds.
@@ -170,8 +182,11 @@ impl Client {
         format: FormatChoice,
         observe: &mut dyn FnMut(Progress),
     ) -> Result<Attachment> {
-        let (path, target, file) = self.locate(wanted)?;
+        let located = self.locate(wanted)?;
+        let Located { path, target, file, .. } = &located;
+        located.check_owner(path, file, self.server_uid)?;
         let align_bytes = self.align.map_or(0, Granule::bytes);
+        let target = target.clone();
         let request = Request::Attach { target, format: format.to_string(), align_bytes };
         self.line.send(&request, Some(file.as_fd()))?;
         let mut shards = None;
@@ -180,13 +195,14 @@ impl Client {
                 (Reply::Prove { path: shard }, None) => {
                     let shards = match &mut shards {
                         Some(shards) => shards,
-                        None => shards.insert(others_of(&path, &file, format)?),
+                        None => shards.insert(others_of(path, file, format)?),
                     };
                     // Each is asked for once.
                     if !shards.remove(&shard) {
                         return Err(ServerFault::AsksForOtherFile { path: shard }.into());
                     }
                     let file = opened(&shard)?;
+                    located.check_owner(&shard, &file, self.server_uid)?;
                     self.line.send(&Request::Proof, Some(file.as_fd()))?;
                 }
                 (Reply::Progress { done_bytes, total_bytes, elapsed_ms }, None) => {
@@ -222,11 +238,11 @@ impl Client {
     }
 
     /// Opens the file, and returns its path and what to ask the server for, too.
-    fn locate(&mut self, wanted: &Wanted) -> Result<(PathBuf, Target, OwnedFd)> {
+    fn locate(&mut self, wanted: &Wanted) -> Result<Located> {
         let of_path = |path: &Path| {
             let path = resolved(path)?;
             let file = opened(&path)?;
-            Ok((path.clone(), Target::Path(path), file))
+            Ok(Located { path: path.clone(), target: Target::Path(path), file, by_end: None })
         };
         match wanted {
             Wanted::Path(path) => of_path(path),
@@ -253,9 +269,7 @@ impl Client {
                 let name = word.to_string_lossy().into_owned();
                 match named.first() {
                     Some(named_once) if named.len() == 1 => {
-                        let found = of_path(named_once)?;
-                        self.check_owner(name, &found.0, &found.2)?;
-                        Ok(found)
+                        Ok(Located { by_end: Some(name), ..of_path(named_once)? })
                     }
                     // Another user can have a file of the same name attached.
                     Some(_) => {
@@ -268,23 +282,30 @@ impl Client {
         }
     }
 
-    /// Checks that no other user decides the content of a file that was found by the end of its path:
-    /// every user can have a file of that name attached, while the right one is not.
-    fn check_owner(&self, name: String, path: &Path, file: &OwnedFd) -> Result<()> {
-        let failed = |source| Error::Open { path: path.to_owned(), source };
-        let uid = file::status(file).map_err(failed)?.owner;
-        if [0, longshore_sys::effective_uid(), self.server_uid].contains(&uid) {
-            return Ok(());
-        }
-        Err(Error::OtherUser { name, path: path.to_owned(), uid })
-    }
-
     /// Returns the list, if the server may choose by it which file it is sent.
     fn list_to_choose_from(&mut self) -> Result<Listing> {
         if self.may_choose_files {
             return self.list();
         }
         Err(ServerFault::MayNotChoose { uid: self.server_uid }.into())
+    }
+}
+
+impl Located {
+    /// Checks that no other user decides the content of a file of the model, which was opened at `path`, if
+    /// the model was found by the end of its path: every user can have a file of that name attached while
+    /// the right one is not, or a link to the index of the right one, with shards of its own beside it.
+    fn check_owner(&self, path: &Path, opened: &OwnedFd, server_uid: u32) -> Result<()> {
+        let Some(name) = &self.by_end else { return Ok(()) };
+        let failed = |source| Error::Open { path: path.to_owned(), source };
+        // Of the link, if the last component is one.
+        let itself = fs::symlink_metadata(path).map_err(failed)?.uid();
+        let target = file::status(opened).map_err(failed)?.owner;
+        let trusted = [0, longshore_sys::effective_uid(), server_uid];
+        match [itself, target].into_iter().find(|uid| !trusted.contains(uid)) {
+            Some(uid) => Err(Error::OtherUser { name: name.clone(), path: self.path.clone(), uid }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -326,9 +347,10 @@ fn others_of(path: &Path, file: &OwnedFd, format: FormatChoice) -> Result<BTreeS
     Ok(others.into_iter().collect())
 }
 
-fn by_id(listing: &Listing, id: u64) -> Option<Result<(PathBuf, Target, OwnedFd)>> {
-    let held = listing.held.iter().find(|held| held.id == id)?;
-    Some(opened(&held.path).map(|file| (held.path.clone(), Target::Id(id), file)))
+fn by_id(listing: &Listing, id: u64) -> Option<Result<Located>> {
+    let path = listing.held.iter().find(|held| held.id == id)?.path.clone();
+    let located = |file| Located { path: path.clone(), target: Target::Id(id), file, by_end: None };
+    Some(opened(&path).map(located))
 }
 
 fn not_found(name: &str, listing: &Listing) -> Error {

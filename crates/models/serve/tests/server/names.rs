@@ -1,7 +1,7 @@
 //! Names whose meaning another user decides.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use longshore_serve::{Error, Keep, Options, Wanted};
@@ -43,6 +43,55 @@ fn the_end_of_a_path_does_not_stand_for_the_file_of_another_user() {
     as_user(ALICE, || {
         let shared = rig.attach(&Wanted::Word("shared.bin".into())).unwrap();
         assert_eq!(shared.as_slice(), b"of the team");
+    });
+}
+
+const SHARD: &str = "model-00001-of-00001.safetensors";
+
+/// Makes a directory with a shard that has this tensor.
+fn make_shard(directory: &Path, tensor: &[u8; 16]) {
+    let header = br#"{"w":{"dtype":"U8","shape":[16],"data_offsets":[0,16]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header, tensor].concat();
+    fs::create_dir(directory).unwrap();
+    public(&directory.join(SHARD), &bytes);
+}
+
+#[test]
+fn shards_of_another_user_do_not_get_the_name_of_an_index_of_root_by_a_link() {
+    let Some(rig) = shared(Options::new().keep(Keep::Always), |_| {}) else { return };
+    let path = |name: &str| rig.path("").canonicalize().unwrap().join(name);
+    let index = path("team/index");
+    make_shard(&path("team"), b"of the team     ");
+    public(&index, format!(r#"{{"weight_map":{{"w":"{SHARD}"}}}}"#).as_bytes());
+    let links = ["a/soft.safetensors.index.json", "b/hard.safetensors.index.json", "c/whole"];
+    let links = links.map(|link| path("mallory").join(link));
+    as_user(MALLORY, || {
+        let _ = ["a", "b", "c"]
+            .map(|name| make_shard(&path("mallory").join(name), b"of mallory      "));
+        symlink("../../team/index", &links[0]).unwrap();
+        symlink(format!("../../team/{SHARD}"), &links[2]).unwrap();
+    });
+    // With fs.protected_hardlinks=0, every user can make this link.
+    fs::hard_link(&index, &links[1]).unwrap();
+    as_user(MALLORY, || links.each_ref().map(|link| _ = rig.attach_path(link).unwrap()));
+    let by_end = |link: &Path| rig.attach(&Wanted::Word(link.file_name().unwrap().to_owned()));
+    as_user(ALICE, || {
+        for link in &links {
+            let refused = by_end(link).unwrap_err();
+            let Error::OtherUser { path, uid, .. } = &refused else { panic!("{refused}") };
+            assert_eq!((path, *uid), (link, MALLORY));
+        }
+    });
+    as_user(MALLORY, || {
+        assert!(by_end(&links[0]).unwrap().as_slice().ends_with(b"of mallory      "));
+    });
+    // A link of root is as good as a file of root.
+    make_shard(&path("own"), b"of root         ");
+    let own = path("own/own.safetensors.index.json");
+    symlink("../team/index", &own).unwrap();
+    rig.attach_path(&own).unwrap();
+    as_user(ALICE, || {
+        assert!(by_end(&own).unwrap().as_slice().ends_with(b"of root         "));
     });
 }
 
