@@ -97,14 +97,13 @@ pub(super) struct Core {
     spare: Option<OwnedFd>,
     /// When those who wait for a load that has not begun are told so.
     pub(super) next_beat: Instant,
-    /// Files of the start that are still looked for, and models of theirs that are being loaded.
+    /// Files of the start that are still looked for.
     pub(super) starting: BTreeMap<usize, PathBuf>,
-    pub(super) start_models: BTreeSet<u64>,
-    /// When clients are served even if not all of these files are found.
+    /// Until when files of the start are waited for, however slow; `None` once that is over.
     pub(super) start_ends: Option<Instant>,
-    /// `true` if that time was over before all of them were found.
+    /// `true` once a file of the start was not found in time, or its load was given up.
     pub(super) serves_early: bool,
-    is_ready: bool,
+    pub(super) is_ready: bool,
     /// Why the server cannot go on.
     pub(super) failed: Option<Error>,
     pub(super) events: Vec<Event>,
@@ -144,7 +143,6 @@ impl Core {
             may_accept: true,
             spare: Some(spare()?),
             starting: BTreeMap::new(),
-            start_models: BTreeSet::new(),
             start_ends: None,
             serves_early: false,
             next_beat: Instant::now() + BEAT_EVERY,
@@ -176,6 +174,7 @@ impl Core {
     fn tell_ready(&mut self) {
         if !self.is_ready && self.has_started() {
             self.is_ready = true;
+            self.report_slow_start();
             let path = self.listener.as_ref().and_then(Listener::path);
             self.events.push(Event::Ready { socket: path.map(ToOwned::to_owned) });
             notify("READY=1");
@@ -218,14 +217,13 @@ impl Core {
         let deadlines = self.connections.values().filter_map(Connection::deadline);
         let retry = (!accepting || !has_all).then(|| Instant::now() + Duration::from_millis(100));
         let beat = (!self.loads.is_empty()).then_some(self.next_beat);
-        let start_ends = self.start_ends.filter(|_| self.is_starting());
         let jobs = self.jobs.next_deadline().into_iter().chain(self.next_sweep());
         let jobs = jobs
             .chain(self.lingering.next_time())
             .chain(self.awaiting_room.next_time())
             .chain(self.unread.next_time());
         let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
-        let deadline = deadlines.chain(retry).chain(beat).chain(start_ends).min();
+        let deadline = deadlines.chain(retry).chain(beat).chain(self.start_ends).min();
         let ready =
             readiness::wait(&watches, deadline).map_err(Error::kernel("waiting for clients"))?;
 

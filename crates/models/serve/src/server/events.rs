@@ -18,8 +18,8 @@ use crate::reason::Reason;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// Clients can connect, and the files that were named at the start are loaded. If they were not
-    /// found in time, clients can connect before that ([`ServerProblem::StartFileHangs`]).
+    /// Clients can connect, and the files that were named at the start are loaded, unless it takes too long
+    /// to find or to load them ([`ServerProblem::StartFileHangs`], [`ServerProblem::StartLoadSlow`]).
     Ready {
         /// The socket; `None` where a service manager made it.
         socket: Option<PathBuf>,
@@ -169,6 +169,16 @@ pub enum ServerProblem {
         path: PathBuf,
         /// How long clients waited for it.
         waited: Duration,
+    },
+    /// A file that was named at the start is not loaded when the server is ready, because its load is slow
+    /// or waits for others. It is loaded later.
+    #[error(
+        "{} is not loaded yet, because its load is slow or waits for others: clients are served without \
+         it until then", path.display()
+    )]
+    StartLoadSlow {
+        /// The file.
+        path: PathBuf,
     },
     /// A file that was named at the start cannot be loaded. Clients are served already, so the server
     /// goes on without it.

@@ -204,7 +204,7 @@ impl Core {
         });
         model.since = now;
         self.events.push(Event::Loaded { id, uid, path, len_bytes, elapsed, pages });
-        if self.start_models.remove(&id) {
+        if self.jobs.start_models.remove(&id) {
             model.is_pinned = true;
         }
         self.move_pin(id);
@@ -239,11 +239,11 @@ impl Core {
         let refusal = Refusal::of(&error);
         if let Some(model) = self.shelf.remove(id) {
             let Refusal { reason, message, .. } = refusal.clone();
-            let (path, why) = (model.found.path, LoadFailure::Failed { reason, message });
-            let uid = user.uid();
-            self.events.push(Event::LoadFailed { id, uid, path: path.clone(), why });
-            if self.start_models.remove(&id) {
-                self.fail_start(path, error.into());
+            let (found, why) = (model.found, LoadFailure::Failed { reason, message });
+            let (uid, path) = (user.uid(), found.path.clone());
+            self.events.push(Event::LoadFailed { id, uid, path, why });
+            if self.jobs.start_models.remove(&id) {
+                self.on_start_load_failed(found, error, now);
             }
         }
         for client in self.waiting_for(id) {
@@ -409,14 +409,14 @@ impl Core {
         let mut users: BTreeSet<User> = waiting.map(|connection| connection.user).collect();
         // With the failure of such a load the server ends. So it is never begun in the turn of a client,
         // whose limits could have it fail.
-        if self.start_models.contains(&id) {
+        if self.jobs.start_models.contains(&id) {
             users = BTreeSet::from([self.users.own()]);
         }
         self.jobs.set_users(id, &users);
     }
 
     fn abandon_if_unwanted(&mut self, id: u64) {
-        if !self.waiting_for(id).is_empty() || self.start_models.contains(&id) {
+        if !self.waiting_for(id).is_empty() || self.jobs.start_models.contains(&id) {
             return self.set_users(id);
         }
         let Some(load) = self.loads.get(&id) else { return };

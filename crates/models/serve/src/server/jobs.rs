@@ -32,6 +32,7 @@ use hung::{Hung, Loading, Look, PACE_BYTES, STALL_TIME, Target, may_load, slow_h
 use job::{Purpose, WithoutResult};
 use teller::{Promise, Said, Teller};
 
+pub(super) use hung::is_hang;
 pub(super) use job::{Asker, Done, How, Job, LoadedModel, Sweep};
 
 use super::queue::{Bounds, Queue};
@@ -66,6 +67,8 @@ pub(super) struct Jobs {
     start_has_places: bool,
     to_load: Queue<Job>,
     to_sweep: Queue<(Look, Job)>,
+    /// Models that the server is to hold from the start and that are not loaded yet.
+    pub(super) start_models: BTreeSet<u64>,
     /// Loads of these models, and looks at them, begin without a thread, as if it hung.
     #[cfg(test)]
     pub(super) hanging: BTreeSet<u64>,
@@ -96,6 +99,7 @@ impl Jobs {
                 unlimited_max: LOADING_MAX,
             }),
             to_sweep: Queue::new(SWEEPING),
+            start_models: BTreeSet::new(),
             #[cfg(test)]
             hanging: BTreeSet::new(),
             #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Files that are held from the start.
 //!
 //! They are found before a client is served, so that no client takes the room that they need, and each of
-//! their loads is the server's own. But every user who can read a directory can make look-ups in it hang.
-//! So clients wait for a bounded time only. From then on, a file of the start that cannot be loaded is
-//! logged and does not end the server: others are served by then.
+//! their loads is the server's own. But every user who can read a directory can make look-ups in it hang,
+//! and every user who can read a file can make its load hang. So clients wait for a bounded time only, and
+//! the server is ready then if no load keeps its pace: a service manager would end it, and start it again in
+//! vain. From then on, a file of the start that cannot be loaded is logged and does not end the server:
+//! others are served by then.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,12 +15,13 @@ use std::time::{Duration, Instant};
 use super::asking::Refusal;
 use super::core::Core;
 use super::events::{Event, ServerProblem};
-use super::jobs::{Asker, Job};
+use super::jobs::{Asker, Job, is_hang};
 use crate::error::Error;
 use crate::reason::Reason;
-use crate::served::{Layout, Looked};
+use crate::served::{Found, Layout, Looked};
 
-/// How long clients wait until all files of the start are found.
+/// How long clients wait until all files of the start are found, and the server waits for loads of them that
+/// hang.
 const START_TIME: Duration = Duration::from_secs(10);
 
 impl Core {
@@ -39,14 +42,20 @@ impl Core {
         !self.starting.is_empty() && !self.serves_early
     }
 
-    /// Returns whether clients can connect, and the files of the start are loaded or were too slow.
+    /// Returns whether clients can connect, and the files of the start are loaded or too slow.
     pub(super) fn has_started(&self) -> bool {
-        self.serves_early || self.starting.is_empty() && self.start_models.is_empty()
+        let is_over = self.start_ends.is_none();
+        let is_awaited = |id: &u64| !is_over || self.jobs.keeps_pace(*id);
+        !self.is_starting() && !self.jobs.start_models.iter().any(is_awaited)
     }
 
     /// Serves clients from now on if files of the start were looked for too long.
     pub(super) fn end_start(&mut self, now: Instant) {
-        if !self.is_starting() || self.start_ends.is_none_or(|end| now < end) {
+        if self.start_ends.is_none_or(|end| now < end) {
+            return;
+        }
+        self.start_ends = None;
+        if !self.is_starting() {
             return;
         }
         self.serves_early = true;
@@ -57,10 +66,18 @@ impl Core {
         self.events.extend(slow.map(|problem| Event::Trouble { problem }));
     }
 
-    /// Ends the server because a file of the start cannot be loaded, unless it serves clients without the
-    /// file already.
-    pub(super) fn fail_start(&mut self, path: PathBuf, error: Error) {
-        if self.serves_early {
+    /// Reports the files of the start that are not loaded when the server is ready.
+    pub(super) fn report_slow_start(&mut self) {
+        let slow = self.jobs.start_models.iter().filter_map(|id| self.shelf.get(*id));
+        let slow = slow.map(|model| model.found.path.clone());
+        let slow = slow.map(|path| ServerProblem::StartLoadSlow { path });
+        self.events.extend(slow.map(|problem| Event::Trouble { problem }));
+    }
+
+    /// Ends the server because a file of the start cannot be loaded, unless it is to serve clients without
+    /// the file.
+    fn fail_start(&mut self, path: PathBuf, error: Error) {
+        if self.serves_early || self.is_ready {
             let problem = ServerProblem::StartFileFailed { path, error: Arc::new(error) };
             self.events.push(Event::Trouble { problem });
         } else {
@@ -83,6 +100,27 @@ impl Core {
             // It has to show nothing.
             Looked::Unshown(_) => return,
         };
+        self.hold_from_start(found, now);
+    }
+
+    /// Loads a file of the start once more, if its load was given up and the next one reads it in another
+    /// way.
+    pub(super) fn on_start_load_failed(
+        &mut self,
+        found: Found,
+        error: longshore_load::Error,
+        now: Instant,
+    ) {
+        if is_hang(&error) {
+            self.serves_early = true;
+            if self.jobs.reads_buffered(&found, now) {
+                return self.hold_from_start(found, now);
+            }
+        }
+        self.fail_start(found.path, error.into());
+    }
+
+    fn hold_from_start(&mut self, found: Found, now: Instant) {
         let id = match self.shelf.find(&found) {
             Some(id) => {
                 // It may be known by another path.
@@ -95,14 +133,14 @@ impl Core {
                 Ok(id) => id,
                 Err(refusal) => {
                     let error = cannot_serve(&found.path, refusal);
-                    return self.fail_start(path, error);
+                    return self.fail_start(found.path, error);
                 }
             },
         };
         match self.shelf.get_mut(id) {
             Some(model) if model.memory.is_some() => model.is_pinned = true,
             _ => {
-                self.start_models.insert(id);
+                self.jobs.start_models.insert(id);
                 self.set_users(id);
             }
         }

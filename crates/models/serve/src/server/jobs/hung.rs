@@ -190,12 +190,6 @@ impl Look {
 }
 
 impl Loading {
-    /// When it is given up. Those of the server itself, and of users whom it trusts, have all the time
-    /// there is.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.user.is_limited().then(|| self.moved + SILENT_TIME)
-    }
-
     /// Takes how far it has come.
     pub(super) fn on_progress(&mut self, done_bytes: u64, now: Instant) {
         self.done_bytes = self.done_bytes.max(done_bytes);
@@ -214,12 +208,6 @@ impl Loading {
         };
         let ahead_bytes = self.done_bytes.saturating_add(AHEAD_BYTES);
         if is_whole { self.len_bytes } else { self.len_bytes.min(ahead_bytes) }
-    }
-
-    /// When there is something to be done about it.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let pace = self.has_place.then_some(self.pace.0);
-        self.deadline().into_iter().chain(pace).min()
     }
 
     /// Measures its pace, if it is time to. Returns whether it loses its place.
@@ -269,8 +257,21 @@ impl Jobs {
         let waiting = waiting.map(|(look, _)| look);
         let looks = self.looking.values().chain(waiting).filter_map(Look::deadline);
         let places = self.looking.values().filter_map(Look::place_ends);
-        let loads = self.loading.values().filter_map(Loading::next_deadline);
-        looks.chain(places).chain(loads).min()
+        let loads = self.loading.iter().filter_map(|(id, load)| self.load_deadline(*id, load));
+        let paces = self.loading.values().filter(|load| load.has_place).map(|load| load.pace.0);
+        looks.chain(places).chain(loads).chain(paces).min()
+    }
+
+    /// When a load is given up. Those of users whom the server trusts have all the time there is,
+    /// except files of the start, which clients want, too.
+    fn load_deadline(&self, model: u64, loading: &Loading) -> Option<Instant> {
+        let is_bounded = loading.user.is_limited() || self.start_models.contains(&model);
+        is_bounded.then(|| loading.moved + SILENT_TIME)
+    }
+
+    /// Returns whether a load goes on and has kept its pace so far.
+    pub(in crate::server) fn keeps_pace(&self, model: u64) -> bool {
+        self.loading.get(&model).is_some_and(|loading| loading.has_place)
     }
 
     /// Gives up looks and loads that are late, and those that wait for threads which do not come back.
@@ -306,10 +307,10 @@ impl Jobs {
     }
 
     fn give_up_loads(&mut self, now: Instant) -> Vec<Done> {
-        let is_late =
-            |loading: &Loading| loading.deadline().is_some_and(|deadline| deadline <= now);
-        let late = self.loading.iter().filter(|(_, loading)| is_late(loading));
-        let late: Vec<u64> = late.map(|(id, _)| *id).collect();
+        let is_late = |(id, loading): &(&u64, &Loading)| {
+            self.load_deadline(**id, loading).is_some_and(|deadline| deadline <= now)
+        };
+        let late: Vec<u64> = self.loading.iter().filter(is_late).map(|(id, _)| *id).collect();
         let mut done = Vec::new();
         for id in late {
             let Some(loading) = self.loading.remove(&id) else { continue };
@@ -332,6 +333,12 @@ impl Jobs {
             }
         }
         done
+    }
+
+    /// Returns whether a load of these files would read them through the page cache, since another one that
+    /// hangs does not.
+    pub(in crate::server) fn reads_buffered(&self, found: &Found, now: Instant) -> bool {
+        matches!(self.read_mode(&inodes_of(found), now), Ok(ReadMode::Buffered))
     }
 
     /// Returns how a load of these files reads them, beside those that hang. If one of the same files
@@ -389,6 +396,12 @@ fn may_sweep(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
 /// Returns the inodes that a load reads.
 pub(super) fn inodes_of(found: &Found) -> Vec<Inode> {
     found.files.iter().map(|(_, file)| (file.device, file.inode, file.born)).collect()
+}
+
+/// Returns whether a load failed because it hangs, or an earlier one of the same files.
+pub(in crate::server) fn is_hang(error: &longshore_load::Error) -> bool {
+    use longshore_load::Error::Process;
+    matches!(error, Process { operation: LOADING, source } if source.kind() == io::ErrorKind::TimedOut)
 }
 
 fn no_progress() -> longshore_load::Error {

@@ -1,5 +1,7 @@
 //! Files that are to be held from the start, and clients that come before they are loaded.
 
+use longshore_load::ReadMode;
+
 use super::*;
 
 #[test]
@@ -33,15 +35,112 @@ fn a_load_of_the_start_is_never_in_the_turn_of_a_client() {
     still.core.on_start_looked(0, Looked::Found(Ok(found.clone())), still.now);
     let _mallory = still.ask_for(MALLORY, found);
     assert_eq!(still.core.shelf.len(), 3);
-    // The first two lose their places, and the third begins. It has all the time there is.
-    let mut now = Instant::now();
-    for _ in 0..4 {
-        now += Duration::from_secs(70);
-        still.end_jobs(now);
-    }
+    // The first two lose their places, and the third begins.
+    still.end_jobs(Instant::now() + Duration::from_secs(4));
+    assert_eq!(still.core.jobs.mode_of(3), ReadMode::Auto);
+    still.end_jobs(Instant::now() + Duration::from_secs(70));
+    let mallory = still.core.users.of(MALLORY);
+    let hung_bytes = [None, Some(mallory)].map(|of| still.core.jobs.hung_bytes(of));
+    assert_eq!(hung_bytes, [1000, 0]);
     assert!(still.core.failed.is_none(), "{:?}", still.core.failed);
-    assert!(still.core.start_models.contains(&3));
-    assert_eq!(still.core.jobs.hung_bytes(None), 0);
+}
+
+/// A server whose only load is of a file of its start and gets nothing, and the time when that began.
+fn with_hanging_load(hanging: impl IntoIterator<Item = u64>) -> (Still, Found, Instant) {
+    let mut still = Still::new();
+    still.core.jobs.hanging.extend(hanging);
+    let found = still.found("named", 1000);
+    still.core.starting.insert(0, found.path.clone());
+    still.core.start_ends = Some(still.now + Duration::from_secs(10));
+    still.core.on_start_looked(0, Looked::Found(Ok(found.clone())), still.now);
+    (still, found, Instant::now())
+}
+
+/// Lets so many seconds have passed, and returns whether the server is ready.
+fn is_ready_after(still: &mut Still, begun: Instant, seconds: u64) -> bool {
+    let now = begun + Duration::from_secs(seconds);
+    still.end_jobs(now);
+    still.core.end_start(now);
+    still.core.tell_ready();
+    still.core.is_ready
+}
+
+#[test]
+fn a_load_of_the_start_that_hangs_does_not_keep_the_server_from_being_ready() {
+    let (mut still, _, begun) = with_hanging_load([1]);
+    for seconds in [0, 4, 9] {
+        assert!(!is_ready_after(&mut still, begun, seconds), "{seconds}");
+    }
+    assert!(is_ready_after(&mut still, begun, 11));
+    let problems = start_problems(&mut still);
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert!(problem.contains("named is not loaded yet"), "{problem}");
+}
+
+#[test]
+fn the_server_is_not_ready_while_a_load_of_the_start_keeps_its_pace() {
+    let (mut still, _, begun) = with_hanging_load([1]);
+    for seconds in 0..60 {
+        still.core.jobs.trickle(1, seconds * (20 << 20));
+        assert!(!is_ready_after(&mut still, begun, seconds), "{seconds}");
+    }
+    assert_eq!(start_problems(&mut still), [""; 0]);
+    // It stops.
+    assert!(is_ready_after(&mut still, begun, 70));
+    assert_eq!(start_problems(&mut still).len(), 1);
+}
+
+#[test]
+fn a_load_of_the_start_that_hangs_is_given_up_and_tried_again_through_the_page_cache() {
+    let (mut still, found, begun) = with_hanging_load([1]);
+    let first = still.ask_for(ALICE, found.clone());
+    still.end_jobs(begun + Duration::from_secs(50));
+    assert!(heard(&first).is_empty(), "it waits");
+    still.end_jobs(begun + Duration::from_secs(70));
+    let told = format!("{:?}", heard(&first).last());
+    assert!(told.contains("gave less than 3145728 bytes in 60 s"), "{told}");
+    assert_eq!(still.core.jobs.mode_of(2), ReadMode::Buffered);
+    let second = still.ask_for(ALICE, found);
+    let told = still.answer(&second);
+    assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
+    assert!(still.core.shelf.get(2).unwrap().is_pinned);
+    assert!(is_ready_after(&mut still, begun, 71));
+}
+
+#[test]
+fn a_file_of_the_start_whose_loads_hang_does_not_end_the_server() {
+    let (mut still, found, begun) = with_hanging_load([1, 2]);
+    for seconds in [70, 140] {
+        still.end_jobs(begun + Duration::from_secs(seconds));
+        assert!(still.core.failed.is_none(), "{:?}", still.core.failed);
+    }
+    let problems = start_problems(&mut still);
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert!(problem.contains("named is not loaded: loading the model"), "{problem}");
+    assert_eq!((still.core.shelf.len(), still.core.jobs.hung_bytes(None)), (0, 2000));
+    // Clients are refused at once.
+    let client = still.ask_for(ALICE, found);
+    let told = format!("{:?}", still.answer(&client));
+    assert!(told.contains("an earlier attempt still waits for the file system"), "{told}");
+    assert!(is_ready_after(&mut still, begun, 141));
+}
+
+#[test]
+fn a_load_of_the_start_that_fails_ends_the_server_until_it_is_ready() {
+    let fail = |still: &mut Still| {
+        let source = std::io::Error::other("bad sector");
+        let error = longshore_load::Error::Process { operation: "reading", source };
+        still.core.on_loaded(1, Err(error), still.now);
+    };
+    let (mut still, ..) = with_hanging_load([1]);
+    fail(&mut still);
+    assert!(still.core.failed.is_some());
+    let (mut still, _, begun) = with_hanging_load([1]);
+    assert!(is_ready_after(&mut still, begun, 11));
+    start_problems(&mut still);
+    fail(&mut still);
+    assert!(still.core.failed.is_none());
+    assert_eq!(start_problems(&mut still).len(), 1);
 }
 
 /// A server that looks for a file of its start, of which nothing comes back in time.
@@ -57,10 +156,7 @@ fn with_slow_start(options: Options) -> (Still, Found) {
 /// Returns the problems with files of the start since the last call.
 fn start_problems(still: &mut Still) -> Vec<String> {
     let problem = |event: Event| match event {
-        Event::Trouble {
-            problem:
-                problem @ (ServerProblem::StartFileHangs { .. } | ServerProblem::StartFileFailed { .. }),
-        } => Some(problem.to_string()),
+        Event::Trouble { problem } => Some(problem.to_string()),
         _ => None,
     };
     still.core.events.drain(..).filter_map(problem).collect()
