@@ -84,6 +84,15 @@ fn only_what_is_served_is_found_and_the_rest_is_all_the_same() {
 }
 
 #[test]
+fn models_are_compared_by_the_bytes_of_their_paths() {
+    let tree = tree();
+    let [one, same, other] = ["root/model", "root/model", "root/./model"].map(|it| tree.found(it));
+    assert!(one.is_as(&same) && !one.is_as(&other));
+    let files = Found { files: other.files, ..one.clone() };
+    assert!(!one.is_as(&files));
+}
+
+#[test]
 fn a_file_with_the_number_of_the_one_that_was_shown_and_another_birth_is_refused() {
     let tree = tree();
     let mut shown = tree.shown("root/model", "root/model");

@@ -21,7 +21,7 @@ use crate::fault::ClientFault;
 use crate::held::{Held, HeldState};
 use crate::protocol::{Reply, Request, Target, VERSION};
 use crate::reason::Reason;
-use crate::served::{Found, Layout, Looked};
+use crate::served::{Found, Layout, Looked, is_same_path};
 
 /// No device asks for more.
 const ALIGN_BYTES_MAX: u64 = 1 << 30;
@@ -140,7 +140,8 @@ impl Core {
             return Err((refusal(Reason::NotServed, message), file));
         };
         let (path, wanted_id, layout) = match target {
-            Target::Path(path) => (path, None, Layout { format, align }),
+            // In one spelling, so that paths are compared by their bytes (`is_same_path`).
+            Target::Path(path) => (path.components().collect(), None, Layout { format, align }),
             Target::Id(wanted) => match self.shelf.get(wanted) {
                 Some(model) => (model.found.path.clone(), Some(wanted), model.found.layout),
                 None => {
@@ -168,7 +169,7 @@ impl Core {
         let inodes = shown.iter().map(|file| file.shown.clone()).collect();
         // Their descriptors stay open here for as long as the look is waited for.
         connection.enter(Phase::Opening { asked, shown }, now);
-        let is_it = |found: &Found| found.path == path && found.layout == layout;
+        let is_it = |found: &Found| found.layout == layout && is_same_path(&found.path, &path);
         let mut held = self.shelf.iter().filter(|(_, model)| model.memory.is_some());
         let known = held.find(|(_, model)| !model.is_stale && is_it(&model.found));
         let known = known.map(|(_, model)| model.found.clone());

@@ -113,7 +113,7 @@ impl Jobs {
             Job::Load { .. } => self.to_load.push(user, job),
             Job::Look { asker, ref path, layout, ref shown, .. } => {
                 let files = shown.as_ref().map_or(1, Vec::len);
-                let target = Some(Target::Look(path.clone(), layout));
+                let target = Some(Target::Look(layout, path.clone().into_os_string()));
                 let look = Look::new(user, Purpose::For(asker), now, files);
                 self.to_look.push(user, (Look { target, ..look }, job));
             }

@@ -7,13 +7,14 @@
 //! delays none of another user.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::core::{Core, Memory};
 use super::jobs::{Job, Sweep};
 use super::users::User;
-use crate::served::{Found, Freshness};
+use crate::served::{Found, Freshness, is_same_path};
 use crate::shelf::Model;
 
 /// How often models are looked after. For about so long a deleted file may keep its blocks.
@@ -137,7 +138,8 @@ impl Core {
 
     /// Returns the user that gave the path of a model. Looks that hang count for that user.
     fn named_by(&self, id: u64, model: &Model<Memory>) -> User {
-        if model.is_pinned || self.options.files.contains(&model.found.path) {
+        let is_named = |file: &PathBuf| is_same_path(file, &model.found.path);
+        if model.is_pinned || self.options.files.iter().any(is_named) {
             return self.users.own();
         }
         let named_by = model.memory.as_ref().map(|memory| memory.named_by);

@@ -43,7 +43,7 @@ impl Jobs {
         for _ in 0..count {
             self.last_ticket += 1;
             let ticket = self.last_ticket;
-            let look = Target::Look(format!("/hung/{ticket}").into(), RAW);
+            let look = Target::Look(RAW, format!("/hung/{ticket}").into());
             let load = Target::Load(vec![((0, 0), ticket, None)], ReadMode::Auto);
             let asked = Purpose::For(Asker::Client(1000 + ticket));
             for (purpose, target) in [(Some(asked), look), (None, load)] {
@@ -95,7 +95,7 @@ fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
     let look_for = Look::new(user, Purpose::For(asker), begun, 1);
     jobs.to_look.push(user, (look_for.clone(), look(asker)));
     assert!(jobs.to_look.begin().is_some());
-    let target = Some(Target::Look(format!("/hung/{ticket}").into(), RAW));
+    let target = Some(Target::Look(RAW, format!("/hung/{ticket}").into()));
     jobs.looking.insert(ticket, Look { target, ..look_for });
     ticket
 }
@@ -237,6 +237,18 @@ fn a_path_whose_look_up_hangs_keeps_one_thread_however_many_users_ask() {
     // Other paths are looked for.
     jobs.begin(User::limited(1), look(Asker::Client(7)), late);
     assert!(matches!(looked_for(&mut jobs, 7, late), Looked::Refused { .. }));
+}
+
+#[test]
+fn targets_are_compared_by_the_bytes_of_their_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut jobs = jobs(dir.path());
+    jobs.hang_starts(0);
+    let begun = Instant::now();
+    for (client, path) in ["/a/b", "/a//b", "/a/b"].into_iter().enumerate() {
+        jobs.begin(User::limited(1), look_at(path, Asker::Client(client as u64)), begun);
+    }
+    assert_eq!(jobs.places_of_looks(), (2, 1));
 }
 
 #[test]

@@ -49,8 +49,20 @@ impl Still {
         }
     }
 
-    /// A client of this user that asks for a file in a format.
+    /// A client of this user that asks for a file in a format, which the server has looked for.
     fn ask_as(&mut self, uid: u32, name: &str, format: &str) -> OwnedFd {
+        let client = self.begin_to_ask(uid, name, format);
+        let is_opening = |still: &Self| {
+            let mut connections = still.core.connections.values();
+            connections.any(|connection| matches!(connection.phase, Phase::Opening { .. }))
+        };
+        while is_opening(self) {
+            self.core.turn().unwrap();
+        }
+        client
+    }
+
+    fn begin_to_ask(&mut self, uid: u32, name: &str, format: &str) -> OwnedFd {
         let path = fs::canonicalize(self.dir.path()).unwrap().join(name);
         let file = fs::File::open(&path).unwrap();
         let (client, refused) = self.connect(uid);
@@ -60,14 +72,6 @@ impl Still {
         let format = format.to_owned();
         let request = Request::Attach { target: Target::Path(path), format, align_bytes: 0 };
         self.say(&client, &request, Some(&file));
-        // Until the file was looked for.
-        let is_opening = |still: &Self| {
-            let mut connections = still.core.connections.values();
-            connections.any(|connection| matches!(connection.phase, Phase::Opening { .. }))
-        };
-        while is_opening(self) {
-            self.core.turn().unwrap();
-        }
         client
     }
 
@@ -186,4 +190,18 @@ fn the_header_of_a_model_that_is_held_is_not_read_again() {
     let changed = still.ask_as(ALICE, "public.safetensors", "auto");
     assert!(is_attached(&still.answer(&changed)));
     assert_eq!(still.core.shelf.len(), 2);
+}
+
+#[test]
+fn spellings_of_one_path_are_one_path() {
+    let mut still = Still::new();
+    still.write("model", &[7; 1000]);
+    still.core.jobs.hang_starts(0);
+    let _clients = ["model", ".//./model"].map(|name| still.begin_to_ask(ALICE, name, "raw"));
+    let path = fs::canonicalize(still.dir.path()).unwrap().join("model");
+    for connection in still.core.connections.values() {
+        let Phase::Opening { asked, .. } = &connection.phase else { panic!("{connection:?}") };
+        assert_eq!(asked.path.as_os_str(), path.as_os_str());
+    }
+    assert_eq!(still.core.jobs.places_of_looks(), (1, 1), "the second waits for the first");
 }
