@@ -169,7 +169,11 @@ impl Core {
         let inodes = shown.iter().map(|file| file.shown.clone()).collect();
         // Their descriptors stay open here for as long as the look is waited for.
         connection.enter(Phase::Opening { asked, shown }, now);
-        let is_it = |found: &Found| found.layout == layout && is_same_path(&found.path, &path);
+        // Only a model in one file is looked at again (`Served::look_again`). The paths of others would take
+        // memory for each look that waits.
+        let is_it = |found: &Found| {
+            found.files.len() == 1 && found.layout == layout && is_same_path(&found.path, &path)
+        };
         let mut held = self.shelf.iter().filter(|(_, model)| model.memory.is_some());
         let known = held.find(|(_, model)| !model.is_stale && is_it(&model.found));
         let known = known.map(|(_, model)| model.found.clone());

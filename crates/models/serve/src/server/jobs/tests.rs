@@ -33,6 +33,12 @@ impl Jobs {
         (self.to_look.running(), self.to_look.waiting().count())
     }
 
+    /// Returns of each look that waits whether a model is known by the same path.
+    pub(in crate::server) fn are_known(&self) -> Vec<bool> {
+        let jobs = self.to_look.waiting().map(|(_, job)| job);
+        jobs.map(|job| matches!(job, Job::Look { known: Some(_), .. })).collect()
+    }
+
     /// Returns how a load that goes on reads its files.
     pub(in crate::server) fn mode_of(&self, model: u64) -> ReadMode {
         self.loading[&model].mode

@@ -205,3 +205,17 @@ fn spellings_of_one_path_are_one_path() {
     }
     assert_eq!(still.core.jobs.places_of_looks(), (1, 1), "the second waits for the first");
 }
+
+#[test]
+fn looks_that_wait_have_no_copy_of_a_model_in_several_files() {
+    let mut still = with_shards();
+    for name in [INDEX, "a.safetensors"] {
+        let found = still.look(name);
+        let client = still.ask_for(ALICE, found);
+        still.answer(&client);
+    }
+    still.core.jobs.hang_starts(0);
+    let asked = [INDEX, "a.safetensors", INDEX, "a.safetensors"];
+    let _clients = asked.map(|name| still.begin_to_ask(ALICE, name, "auto"));
+    assert_eq!(still.core.jobs.are_known(), [false, true]);
+}
