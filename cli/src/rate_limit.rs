@@ -7,14 +7,23 @@ use std::time::{Duration, Instant};
 const BURST: u32 = 1000;
 /// The time after which a user can cause one more.
 const PERIOD: Duration = Duration::from_millis(50);
-/// The most users that are remembered. If there are more, they share one bucket. So all of them together
-/// cause 17,000 lines at once and 340 in each second, however many ids a person has.
+/// The most users that are remembered. If there are more, they share one bucket. With the lines of no user,
+/// there are at most 18,000 lines at once and 360 in each second, however many ids a person has.
 const USERS_MAX: usize = 16;
 
-/// A token bucket for each user, and one for those that are not remembered and for lines of no user.
+/// A token bucket for each user.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimit {
-    buckets: HashMap<Option<u32>, Bucket>,
+    buckets: HashMap<Key, Bucket>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    User(u32),
+    /// All users that are not remembered.
+    OtherUsers,
+    /// The server itself: no user can use up its lines.
+    NoUser,
 }
 
 #[derive(Debug)]
@@ -38,15 +47,15 @@ pub(crate) enum Verdict {
 impl RateLimit {
     /// Counts a line that the user `uid` causes at the time `now`, or no user.
     pub(crate) fn count(&mut self, uid: impl Into<Option<u32>>, now: Instant) -> Verdict {
-        let mut key = uid.into();
-        if self.buckets.len() >= USERS_MAX && !self.buckets.contains_key(&key) {
+        let mut key = uid.into().map_or(Key::NoUser, Key::User);
+        if key != Key::NoUser && self.has_all_users() && !self.buckets.contains_key(&key) {
             // A user with a full bucket is as one that was never seen.
             self.buckets.retain(|_, bucket| {
                 bucket.fill(now);
                 bucket.lines < BURST || bucket.suppressed > 0
             });
-            if self.buckets.len() >= USERS_MAX {
-                key = None;
+            if self.has_all_users() {
+                key = Key::OtherUsers;
             }
         }
         let full = Bucket { lines: BURST, filled: now, suppressed: 0 };
@@ -58,6 +67,11 @@ impl RateLimit {
         }
         bucket.lines -= 1;
         Verdict::Print { suppressed: std::mem::take(&mut bucket.suppressed) }
+    }
+
+    /// Returns whether no other user can be remembered.
+    fn has_all_users(&self) -> bool {
+        self.buckets.keys().filter(|key| matches!(key, Key::User(_))).count() >= USERS_MAX
     }
 }
 
@@ -106,8 +120,20 @@ mod tests {
             let verdicts = (0..BURST).map(|_| limit.count(uid, start));
             printed += verdicts.filter(|it| matches!(it, Verdict::Print { .. })).count();
         }
-        assert_eq!(printed, (USERS_MAX + 1) * BURST as usize);
-        assert_eq!(printed, 17_000);
+        assert_eq!(printed, (USERS_MAX + 2) * BURST as usize);
+        assert_eq!(printed, 18_000);
+    }
+
+    #[test]
+    fn no_user_can_use_up_the_lines_of_the_server_itself() {
+        let (mut limit, start) = (RateLimit::default(), Instant::now());
+        for uid in 0..500 {
+            (0..=BURST).for_each(|_| _ = limit.count(uid, start));
+        }
+        for _ in 0..BURST {
+            assert_eq!(limit.count(None, start), Verdict::Print { suppressed: 0 });
+        }
+        assert_eq!(limit.count(None, start), Verdict::Announce);
     }
 
     #[test]
