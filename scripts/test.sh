@@ -198,6 +198,7 @@ aarch64_tests() {
     "${tests[@]}" --package longshore-access --lib --test faults --test counts --test model \
         --test logs --no-fail-fast -- --show-output --skip memory_of_another_process \
         --skip writes_to_remote_regions_are_logged \
+        --skip a_client_that_has_exited_is_disconnected \
         --skip words_are_zero_and_what_does_not_fit_is_refused || status=1
     local scenario
     for scenario in 'below ours' 'calls ours' 'restores ours' 'ignores ours' \
