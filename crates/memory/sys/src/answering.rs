@@ -1,9 +1,10 @@
 //! Files whose accesses end without the help of another process or machine.
 //!
 //! A read, a page fault or even a `close(2)` of a file in a FUSE file system waits for the process
-//! that serves it, for ever if that process likes. The last close of a socket may wait for its peer. So
-//! a server must not touch such a file of a client, and must not close it on a thread that has other
-//! work: [`crate::closing`] closes it.
+//! that serves it, for ever if that process likes. The last close of a socket may wait for its peer, and
+//! that of any file that can be polled waits for the lock of each epoll that lists it. So a server must not
+//! touch a file of FUSE of a client, and must close none of these files on a thread that has other work:
+//! [`crate::closing`] closes them.
 
 use std::fs;
 use std::io;
@@ -11,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 
-use crate::{event_fd, memfd};
+use crate::memfd;
 
 /// File systems without a block device that only the kernel answers for.
 const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs"];
@@ -76,15 +77,26 @@ fn file_system_of<'m>(mount: &str, mounts: &'m [u8]) -> Option<&'m [u8]> {
 }
 
 /// Returns `true` if a file is known to be of a kind that [`crate::disposal`] closes without waiting:
-/// every kind but regular files. Asking does not wait.
+/// every kind but regular files, so also eventfds and DMA-bufs. Asking does not wait.
 pub fn is_disposable(file: impl AsFd) -> bool {
-    file_type(file).is_ok_and(|kind| kind != FileType::RegularFile)
+    let file = file.as_fd();
+    match file_type(file) {
+        // Some versions of Linux report anonymous inodes as regular files.
+        Ok(FileType::RegularFile) => {
+            name(file).is_ok_and(|name| !name.starts_with(b"/")) || is_dma_buf(file)
+        }
+        Ok(_) => true,
+        Err(_) => false,
+    }
 }
 
-/// Returns `true` if a descriptor that an untrusted process sent can be used and closed like the
-/// server's own, so that none of that waits for another process or machine: memory, regular files for
-/// which [`is_answered_by_kernel`] is true, eventfds, and DMA-bufs. It is `false` if the kernel does
-/// not tell.
+/// Returns `true` if a descriptor that an untrusted process sent can be used like the server's own, so
+/// that none of that waits for another process or machine: memory, regular files for which
+/// [`is_answered_by_kernel`] is true, eventfds, and DMA-bufs. It is `false` if the kernel does not tell.
+///
+/// Eventfds and DMA-bufs must still be closed by [`crate::closing`]: the last close of a file that can be
+/// polled waits for the lock of each epoll that lists it. A thread that waits for an epoll holds the lock
+/// while it writes events to memory, for ever if that memory is of FUSE.
 ///
 /// All other kinds are left out, since some of them block: sockets, terminals, devices, FIFOs.
 pub fn may_be_passed_on(file: impl AsFd) -> bool {
@@ -93,10 +105,18 @@ pub fn may_be_passed_on(file: impl AsFd) -> bool {
         Ok(FileType::RegularFile) if is_answered_by_kernel(file).unwrap_or(false) => true,
         // Anonymous inodes have no type, and in some versions of Linux that of a regular file.
         Ok(FileType::RegularFile | FileType::Unknown) => {
-            event_fd::is_any(file).unwrap_or(false) || is_dma_buf(file)
+            is_eventfd(file).unwrap_or(false) || is_dma_buf(file)
         }
         _ => false,
     }
+}
+
+/// Returns `true` for an eventfd of any kind, by its name in `/proc/self/fd`.
+///
+/// # Errors
+/// Those of reading `/proc/self/fd`.
+pub fn is_eventfd(file: impl AsFd) -> io::Result<bool> {
+    Ok(name(file.as_fd())? == b"anon_inode:[eventfd]")
 }
 
 /// Returns the type of a file; [`FileType::Unknown`] for anonymous inodes.
@@ -133,6 +153,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::event_fd;
 
     #[test]
     fn the_kernel_answers_for_memory_events_and_files_on_disks() {
@@ -141,7 +162,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         assert!(is_answered_by_kernel(&file).unwrap() && may_be_passed_on(&file));
         assert!(!is_disposable(&file) && !is_disposable(&memory));
-        assert!(may_be_passed_on(event_fd::create().unwrap()));
+        let event = event_fd::create().unwrap();
+        assert!(may_be_passed_on(&event) && is_disposable(&event));
     }
 
     #[test]

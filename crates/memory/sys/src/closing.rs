@@ -37,7 +37,7 @@ const THREADS_SHARED_MAX: usize = 64;
 /// How many threads may wait for all users. Those above [`THREADS_SHARED_MAX`] are for users that have
 /// no other.
 const THREADS_MAX: usize = 256;
-/// How many sockets of one user may be held because threads that close others wait.
+/// How many descriptors of one user may be held because threads that close others wait.
 const HELD_PER_USER_MAX: usize = 256;
 
 static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
@@ -89,21 +89,34 @@ pub fn exhaust(user: User) {
     accounts.dispose(user, &mut sockets);
 }
 
-/// Closes files of a user without having the caller wait: sockets by [`crate::disposal`], and regular files
-/// for which [`is_answered_by_kernel`] is false on a thread of their own, which ends when their servers
-/// have answered, or are gone.
+/// Closes files of a user without having the caller wait: regular files for which [`is_answered_by_kernel`]
+/// is true here, other regular files on a thread of their own, which ends when their servers have answered,
+/// or are gone, and files of all other kinds by [`crate::disposal`].
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
-    let (mut disposable, regular): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| is_disposable(file));
-    lock().dispose(user, &mut disposable);
-    let (local, mut others): (Vec<_>, Vec<_>) =
-        regular.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
+    let (local, others): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
     drop(local);
-    others.append(&mut disposable);
+    let (mut disposable, mut others): (Vec<_>, Vec<_>) =
+        others.into_iter().partition(|file| is_disposable(file));
+    if !disposable.is_empty() {
+        lock().dispose(user, &mut disposable);
+        others.append(&mut disposable);
+    }
     if !others.is_empty() {
         close_by_thread(user, others);
+    }
+}
+
+/// Drops descriptors by fewer threads than if they were dropped one by one: those of a user together.
+pub fn close_all(files: Vec<Disposable<OwnedFd>>) {
+    let mut by_user = BTreeMap::<User, Vec<OwnedFd>>::new();
+    for file in files {
+        by_user.entry(file.user()).or_default().push(file.into_inner());
+    }
+    for (user, files) in by_user {
+        close_without_waiting(user, files);
     }
 }
 
@@ -239,7 +252,7 @@ struct Accounts {
     threads: BTreeMap<User, usize>,
     /// How many threads receive from users.
     receiving: BTreeMap<User, usize>,
-    /// The sockets that are being closed.
+    /// The descriptors of other kinds than regular files that are being closed.
     disposals: BTreeMap<User, Disposals>,
 }
 
@@ -281,10 +294,10 @@ impl Accounts {
         count_down(&mut self.threads, user);
     }
 
-    /// Disposes of as many sockets of a user as possible, and goes on with those of all users.
-    fn dispose(&mut self, user: User, sockets: &mut Vec<OwnedFd>) {
-        if !sockets.is_empty() {
-            self.disposals.entry(user).or_default().dispose(sockets);
+    /// Disposes of as many descriptors of a user as possible, and goes on with those of all users.
+    fn dispose(&mut self, user: User, descriptors: &mut Vec<OwnedFd>) {
+        if !descriptors.is_empty() {
+            self.disposals.entry(user).or_default().dispose(descriptors);
         }
         self.disposals.retain(|_, disposals| {
             disposals.dispose(&mut Vec::new());

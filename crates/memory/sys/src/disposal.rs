@@ -2,8 +2,8 @@
 //!
 //! The last close of a socket can block for as long as its owner likes: a TCP socket with `SO_LINGER`
 //! waits for its peer, and a Unix socket closes the descriptors that are queued on it. The kernel does
-//! not wait if the thread that closes the socket is exiting. So descriptors are sent, as `SCM_RIGHTS`,
-//! to a thread that has a descriptor table of its own, and that exits when it has received them:
+//! not wait for a peer if the thread that closes the socket is exiting. So descriptors are sent, as
+//! `SCM_RIGHTS`, to a thread that has a descriptor table of its own, and that exits when it has received them:
 //!
 //! ```text
 //!   main table                    table of the receiver          table of the exiting thread
@@ -11,10 +11,11 @@
 //!   then close the own copies
 //! ```
 //!
-//! A file of FUSE in the queue of a socket can still delay an exiting thread, if the file has data that
-//! is not written back. So [`Disposals`] has a few such threads for each user at most. If all of them are
-//! delayed, one more thread receives further sockets, and exits only when its table is full or one of the
-//! others has ended, which it looks for itself.
+//! Two kinds of files can still delay an exiting thread for ever: a file of FUSE in the queue of a socket,
+//! if the file has data that is not written back, and a file that can be polled (a socket, an eventfd, a
+//! DMA-buf) and that an epoll lists whose lock another process holds. So [`Disposals`] has a few such threads
+//! for each user at most. If all of them are delayed, one more thread receives further descriptors, and exits
+//! only when its table is full or one of the others has ended, which it looks for itself.
 //!
 //! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
 //! time. These threads use no descriptor of the standard library and run no signal handler, because
@@ -53,7 +54,7 @@ const ERRORS_MAX: u32 = 4;
 /// How often a [`Holder`] looks whether another thread has ended.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// How many threads of one user may be closing sockets before its sockets are held.
+/// How many threads of one user may be closing descriptors before further ones are held.
 const THREADS_MAX: usize = 16;
 
 /// The byte of a message whose descriptors are closed.
@@ -88,7 +89,7 @@ struct Sent {
 /// The state that a [`Holder`] shares with its thread.
 #[derive(Clone, Debug)]
 struct Held {
-    /// The threads that were closing sockets when it began.
+    /// The threads that were closing descriptors when it began.
     others: Arc<[Disposal]>,
     /// The thread exits. The sender holds the lock until its copies of the descriptors are closed.
     is_closing: Arc<Mutex<bool>>,
@@ -108,7 +109,7 @@ impl Disposal {
     }
 
     /// Returns `true` if all of the descriptors are closed. A file whose release waits for another
-    /// process (FUSE, in the queue of a socket) can delay that for ever.
+    /// process (FUSE in the queue of a socket, or an epoll) can delay that for ever.
     pub fn has_ended(&self) -> bool {
         // The thread disappears after its descriptors were released. Another thread that reuses the
         // id only delays the answer.
@@ -132,8 +133,8 @@ pub fn prepare() -> bool {
 /// other means; that is all of them if the kernel refuses `close_range(2)`, or if an unprivileged user has
 /// more descriptors in flight than `RLIMIT_NOFILE`.
 ///
-/// This is for sockets, and does not help with files: closing a file of FUSE blocks even if it is not
-/// the last close.
+/// This is for files of which only the last close can block, and does not help with files of FUSE: closing
+/// one blocks even if it is not the last close.
 pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
     let mut disposals = Vec::new();
     let Some(receiver) = receiver() else { return disposals };
@@ -146,12 +147,12 @@ pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
     disposals
 }
 
-/// The sockets of one user that are being closed.
+/// The descriptors of one user that are being closed.
 #[derive(Debug, Default)]
 pub struct Disposals {
     /// Those that may not have ended.
     threads: Vec<Disposal>,
-    /// The sockets that came while there were too many of these.
+    /// The descriptors that came while there were too many of these.
     holder: Option<Holder>,
 }
 

@@ -31,7 +31,7 @@
 //! | [`file_handle`] | `name_to_handle_at`: by what a file system tells its files apart |
 //! | [`beneath`] | `openat2`: files that lie beneath a directory |
 //! | [`service_manager`] | sockets that a service manager hands over |
-//! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing sockets that linger |
+//! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing files whose last close can wait |
 //! | [`lock_file`] | `flock` that ends with one thread, whatever the others wait for |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`signals`] | `pthread_sigmask` |
