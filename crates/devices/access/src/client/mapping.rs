@@ -10,12 +10,14 @@
 //!   addresses      32 TiB         64 TiB      128 TiB
 //! ```
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
 
 use longshore_mem::FileOffset;
 use longshore_sys::account::{Account, Limits, Permit};
-use longshore_sys::closing::User;
+use longshore_sys::answering::is_disposable;
+use longshore_sys::closing::{Disposable, User};
+use longshore_sys::kept_descriptors;
 use longshore_sys::mapping;
 
 use crate::client::quota_exceeded::QuotaExceeded;
@@ -102,7 +104,8 @@ impl MappingQuota {
     }
 
     /// Maps a file as [`Region::map_file`] does, if that is within the limits. It is counted until the
-    /// memory is unmapped.
+    /// memory is unmapped. Unmapping a DMA-buf does not wait, because a descriptor of it is kept until then
+    /// and closed by another thread.
     ///
     /// # Errors
     /// [`Error::ClientLimit`] beyond a limit; those of [`Region::map_file`].
@@ -113,18 +116,28 @@ impl MappingQuota {
         len_bytes: u64,
         access: RegionAccess,
     ) -> Result<Region, Error> {
+        // Asked once: the file that is kept has to be the one that is mapped.
+        let file = file.as_fd();
         let mut permit = self.acquire(len_bytes)?;
         let region = Region::map_file(file, offset, len_bytes, access)?;
+        let kept = is_disposable(file).then(|| self.keep(file)).transpose()?;
         // The rest of the huge pages at the ends.
         let more_bytes = region.address_bytes().saturating_sub(len_bytes);
         permit.bytes.extend(more_bytes, self.accounts.bytes_max).map_err(QuotaExceeded)?;
-        Ok(region.keeping(permit))
+        Ok(region.keeping((permit, kept)))
+    }
+
+    /// Keeps a descriptor of a file whose last close can wait.
+    fn keep(self, file: BorrowedFd<'_>) -> Result<(Disposable<OwnedFd>, Permit), Error> {
+        let permit = kept_descriptors::keep(self.user, 1).map_err(QuotaExceeded)?;
+        let io = |source| Error::Io { operation: "keep a descriptor of a file", source };
+        let file = file.try_clone_to_owned().map_err(io)?;
+        Ok((Disposable::of_user(file, self.user), permit))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
     use longshore_sys::account::{OverLimit, Whose};
