@@ -11,6 +11,7 @@ use longshore_access::dirty::{BeyondLog, ExternalLog, Log};
 use longshore_access::{Error, Logs, Region, RegionAccess, Space};
 use longshore_mem::{AddrRange, FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
+use longshore_sys::answering::is_disposable;
 
 /// How many regions a memory table may have: as many as the message holds.
 pub const REGIONS_MAX: usize = 8;
@@ -391,12 +392,17 @@ impl SpaceMemory {
         offset: FileOffset,
         len_bytes: u64,
     ) -> Result<(), MemoryError> {
+        // Asked once: the file that is looked at has to be the one that is mapped.
+        let file = file.as_fd();
         let permit = self.quota.acquire(len_bytes.min(LOG_BYTES_MAX)).map_err(Error::from)?;
-        let log = match len_bytes <= LOG_BYTES_MAX {
-            true => ExternalLog::map_file(file, offset, len_bytes),
-            false => {
-                Err(io::Error::new(io::ErrorKind::InvalidInput, "it is longer than any needs"))
-            }
+        let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        let log = if len_bytes > LOG_BYTES_MAX {
+            refused("it is longer than any needs")
+        } else if is_disposable(file) {
+            // Unmapping a DMA-buf can wait for ever.
+            refused("it is neither a memfd nor a regular file")
+        } else {
+            ExternalLog::map_file(file, offset, len_bytes)
         };
         let log = log.map_err(|source| MemoryError::Log { offset, len_bytes, source })?;
         for placed in &self.table {
