@@ -321,7 +321,10 @@ impl<M: DmaMemory> Client<M> {
             return match came.error() {
                 Some(0) => Err(Errno::EIO.into()),
                 Some(errno) => Err(Errno::from_raw(errno).into()),
-                None => Ok(Reply { payload: message.payload, fds: message.files.fds }),
+                None => {
+                    let fds = message.files.fds.into_iter().map(Disposable::into_inner).collect();
+                    Ok(Reply { payload: message.payload, fds })
+                }
             };
         }
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use longshore_mem::{AddrRange, FileOffset, Iova};
+use longshore_sys::answering::is_disposable;
+use longshore_sys::closing::Disposable;
 
 use crate::Errno;
 use crate::link::Link;
@@ -94,7 +96,9 @@ impl DmaMapping {
 pub enum DmaBacking {
     /// By mapping a file.
     Mmap {
-        /// The file. What it is and how long it is has not been looked at.
+        /// The file. What it is and how long it is has not been looked at. The client can have the last
+        /// close of a DMA-buf wait for ever, and so its unmapping if that is the last reference
+        /// ([`SpaceDma`](crate::SpaceDma) keeps one, and closes it on another thread).
         file: OwnedFd,
         /// Where in it the memory begins; a multiple of the page size.
         offset: FileOffset,
@@ -133,13 +137,14 @@ impl DmaMaps {
         below.is_some_and(|(_, other)| other.intersection(range).is_some())
     }
 
-    /// What a client claims, checked against what is mapped. Nothing is entered.
+    /// What a client claims, checked against what is mapped. Nothing is entered. If the last close of the
+    /// file can wait, there is a copy of the descriptor, to be dropped when the file was mapped or refused.
     pub(crate) fn check(
         &self,
         claim: &wire::DmaMap,
-        mut files: Vec<OwnedFd>,
+        mut files: Vec<Disposable<OwnedFd>>,
         limits: &Capabilities,
-    ) -> Result<DmaMapping, Errno> {
+    ) -> Result<(DmaMapping, Option<Disposable<OwnedFd>>), Errno> {
         const KNOWN: u32 = wire::DmaMap::READ
             | wire::DmaMap::WRITE
             | wire::DmaMap::BY_MMAP
@@ -161,24 +166,32 @@ impl DmaMaps {
         }
         let offset = FileOffset::new(claim.offset);
         let file_end = claim.offset.checked_add(claim.len_bytes);
-        let backing = match files.pop() {
-            None if by_mmap || by_file_io => return Err(Errno::EINVAL),
-            None => DmaBacking::Messages,
+        let file = files.pop();
+        let is_wrong = match &file {
+            None => by_mmap || by_file_io,
             // What the kernel can address in a file.
-            Some(_) if file_end.is_none_or(|end| end > i64::MAX as u64) => {
-                return Err(Errno::EINVAL);
-            }
-            Some(file) if by_file_io => DmaBacking::FileIo { file, offset },
-            Some(_) if claim.offset & page_mask != 0 => return Err(Errno::EINVAL),
-            Some(file) => DmaBacking::Mmap { file, offset },
+            Some(_) if file_end.is_none_or(|end| end > i64::MAX as u64) => true,
+            Some(_) => !by_file_io && claim.offset & page_mask != 0,
         };
+        if is_wrong {
+            return Err(Errno::EINVAL);
+        }
         if self.overlaps(range) {
             return Err(Errno::EEXIST);
         }
         if self.maps.len() as u64 >= limits.dma_maps_max.into() {
             return Err(Errno::ENOSPC);
         }
-        Ok(DmaMapping { range, readable, writable, backing })
+        let copy = match file.as_ref().filter(|file| is_disposable(file)) {
+            Some(file) => Some(Disposable::of_user(file.try_clone()?, file.user())),
+            None => None,
+        };
+        let backing = match file.map(Disposable::into_inner) {
+            None => DmaBacking::Messages,
+            Some(file) if by_file_io => DmaBacking::FileIo { file, offset },
+            Some(file) => DmaBacking::Mmap { file, offset },
+        };
+        Ok((DmaMapping { range, readable, writable, backing }, copy))
     }
 
     pub(crate) fn enter(&mut self, range: AddrRange<Iova>) {

@@ -1,6 +1,6 @@
 //! Interrupts: eventfds of the client, signalled at once from any thread.
 //!
-//! The client shares them and may make them block, so they are signalled by
+//! The client shares them and may make them block, so they are signalled and closed by
 //! [`SharedEvent`], which never waits.
 
 use std::fmt;
@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use longshore_sys::account::Permit;
-use longshore_sys::closing::User;
+use longshore_sys::closing::Disposable;
 use longshore_sys::event_fd::{self, SharedEvent};
 use longshore_sys::kept_descriptors;
 
@@ -61,18 +61,30 @@ impl Interrupts {
         kind.lines.get_mut(line as usize).ok_or(Errno::EINVAL)?.raise(automasked)
     }
 
-    /// Does what the client asks for. Its descriptors are counted for `user`.
+    /// Does what the client asks for. Its descriptors are counted for the user that sent them.
     pub(crate) fn set(
         &self,
         request: &SetIrqs<'_>,
-        events: Vec<OwnedFd>,
-        user: User,
+        events: Vec<Disposable<OwnedFd>>,
+    ) -> Result<(), Errno> {
+        let mut former = Vec::new();
+        let done = self.set_locked(request, events, &mut former);
+        SharedEvent::close_all(former);
+        done
+    }
+
+    /// As [`set`](Self::set). Moves eventfds that lines had before to `former`.
+    fn set_locked(
+        &self,
+        request: &SetIrqs<'_>,
+        events: Vec<Disposable<OwnedFd>>,
+        former: &mut Vec<SharedEvent>,
     ) -> Result<(), Errno> {
         let SetIrqs { action, index, start, count, data } = *request;
         let mut kinds = self.lock();
         let kind = kinds.get_mut(index as usize).ok_or(Errno::EINVAL)?;
         if (start, count, data, action) == (0, 0, IrqData::None, SetIrqs::TRIGGER) {
-            kind.lines.iter_mut().for_each(|line| *line = Line::default());
+            former.extend(kind.lines.iter_mut().filter_map(Line::reset));
             return Ok(());
         }
         let irqs = kind.irqs;
@@ -82,7 +94,7 @@ impl Interrupts {
             return Err(Errno::EINVAL);
         }
         if data == IrqData::EventFds {
-            return attach(lines, action, events, user);
+            return attach(lines, action, events, former);
         }
         let is_meant = |at: usize| match data {
             IrqData::Bools(bools) => bools.get(at).is_some_and(|meant| *meant != 0),
@@ -102,7 +114,9 @@ impl Interrupts {
     pub(crate) fn forget_client(&self) {
         let mut kinds = self.lock();
         let lines = kinds.iter_mut().flat_map(|kind| &mut kind.lines);
-        lines.for_each(|line| *line = Line::default());
+        let events = lines.filter_map(Line::reset).collect();
+        drop(kinds);
+        SharedEvent::close_all(events);
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Kind>> {
@@ -117,16 +131,24 @@ impl fmt::Debug for Interrupts {
     }
 }
 
-/// Gives each line its eventfd, or takes back those of all.
-fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>, user: User) -> Result<(), Errno> {
+/// Gives each line its eventfd, or takes back those of all. Moves the former ones to `former`.
+fn attach(
+    lines: &mut [Line],
+    action: u32,
+    events: Vec<Disposable<OwnedFd>>,
+    former: &mut Vec<SharedEvent>,
+) -> Result<(), Errno> {
     if action != SetIrqs::TRIGGER {
         // A notification of masking is for passing interrupts through a kernel, which is not there.
         return Err(Errno::EOPNOTSUPP);
     }
-    if events.is_empty() {
-        lines.iter_mut().for_each(|line| (line.event, line.permit) = (None, None));
+    let Some(user) = events.first().map(Disposable::user) else {
+        for line in lines {
+            former.extend(line.event.take());
+            line.permit = None;
+        }
         return Ok(());
-    }
+    };
     if events.len() != lines.len() {
         return Err(Errno::EINVAL);
     }
@@ -141,13 +163,18 @@ fn attach(lines: &mut [Line], action: u32, events: Vec<OwnedFd>, user: User) -> 
     let more: Result<Vec<_>, _> = more.map(|_| kept_descriptors::keep(user, 1)).collect();
     let mut more = more.map_err(|_over_limit| Errno::ENOSPC)?;
     for (line, event) in lines.iter_mut().zip(events) {
-        line.event = Some(SharedEvent::new(event, user));
+        former.extend(line.event.replace(SharedEvent::new(event)));
         line.permit = line.permit.take().or_else(|| more.pop());
     }
     Ok(())
 }
 
 impl Line {
+    /// Forgets everything, and returns the eventfd.
+    fn reset(&mut self) -> Option<SharedEvent> {
+        std::mem::take(self).event
+    }
+
     fn raise(&mut self, automasked: bool) -> Result<bool, Errno> {
         if self.is_masked {
             self.is_pending = true;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use longshore_sys::closing::Disposable;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 
 use crate::wire::{HEADER_LEN_BYTES, MessageHeader, MessageKind};
@@ -19,12 +19,28 @@ pub struct ReceivedFds {
     pub is_truncated: bool,
 }
 
+/// The same, of an untrusted process, which can have closes wait.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    pub(crate) fds: Vec<Disposable<OwnedFd>>,
+    pub(crate) is_truncated: bool,
+}
+
+impl From<ReceivedFds> for Files {
+    /// The sender is not known, so closes are counted for this process's own user.
+    fn from(received: ReceivedFds) -> Self {
+        let ReceivedFds { fds, is_truncated } = received;
+        let fds = fds.into_iter().map(|file| Disposable::of_user(file, User::own())).collect();
+        Self { fds, is_truncated }
+    }
+}
+
 /// A whole message.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) header: MessageHeader,
     pub(crate) payload: Vec<u8>,
-    pub(crate) files: ReceivedFds,
+    pub(crate) files: Files,
     /// It was longer than any may be, and what it said was passed over.
     pub(crate) is_too_long: bool,
 }
@@ -55,7 +71,7 @@ pub(crate) struct Receiver {
     payload_have_bytes: usize,
     /// Bytes still to come of a message that is too long.
     skip_bytes: u32,
-    files: ReceivedFds,
+    files: Files,
 }
 
 /// So many parts of one message are taken before a look at the events and the time. A message that is
@@ -75,7 +91,7 @@ impl Receiver {
             payload: Vec::new(),
             payload_have_bytes: 0,
             skip_bytes: 0,
-            files: ReceivedFds::default(),
+            files: Files::default(),
         }
     }
 

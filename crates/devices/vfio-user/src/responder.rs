@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use longshore_sys::closing::User;
+use longshore_sys::closing::Disposable;
 
 use crate::Errno;
 use crate::description::DeviceDescription;
@@ -14,7 +14,7 @@ use crate::interrupts::Interrupts;
 use crate::link::Link;
 use crate::migration::MigrationState;
 use crate::negotiation::{Capabilities, Settled, VERSION_MAJOR, negotiate};
-use crate::receiver::ReceivedFds;
+use crate::receiver::{Files, ReceivedFds};
 use crate::wire::{
     self, Command, DeviceInfo, MessageHeader, MigrationData, RegionAccess, RegionWriteMulti,
     Request, SmallWrite,
@@ -54,8 +54,6 @@ pub struct Responder<D, M> {
     limits: Capabilities,
     maps: DmaMaps,
     settled: Option<Settled>,
-    /// For whom descriptors are counted.
-    user: User,
     state: State,
     refused_count: u64,
     last_refused: Option<RefusedMessage>,
@@ -74,7 +72,6 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             limits,
             maps: DmaMaps::default(),
             settled: None,
-            user: User::own(),
             state: State::default(),
             refused_count: 0,
             last_refused: None,
@@ -87,6 +84,15 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         header: &MessageHeader,
         payload: &[u8],
         files: ReceivedFds,
+    ) -> Option<ReplyMessage> {
+        self.respond_to(header, payload, files.into())
+    }
+
+    pub(crate) fn respond_to(
+        &mut self,
+        header: &MessageHeader,
+        payload: &[u8],
+        files: Files,
     ) -> Option<ReplyMessage> {
         let done = match files.is_truncated {
             true => Err(Errno::EINVAL),
@@ -156,7 +162,6 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
     }
 
     pub(crate) fn connected(&mut self, link: &Link) {
-        self.user = link.user();
         self.dma.connected(link);
         self.device.connected(link);
     }
@@ -195,7 +200,11 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         self.maps.ranges().count()
     }
 
-    fn answer(&mut self, request: &Request<'_>, files: Vec<OwnedFd>) -> Result<Answer, Errno> {
+    fn answer(
+        &mut self,
+        request: &Request<'_>,
+        files: Vec<Disposable<OwnedFd>>,
+    ) -> Result<Answer, Errno> {
         let takes_files = matches!(request.command(), Command::DmaMap | Command::DeviceSetIrqs);
         let is_first = matches!(request, Request::Version { .. });
         if (!files.is_empty() && !takes_files)
@@ -214,7 +223,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
                 reply
             }
             Request::DmaMap(claim) => {
-                let map = self.maps.check(&claim, files, &self.limits)?;
+                let (map, _copy) = self.maps.check(&claim, files, &self.limits)?;
                 let range = map.range;
                 self.dma.dma_map(map)?;
                 self.maps.enter(range);
@@ -236,7 +245,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
                 if set.data != wire::IrqData::EventFds && !files.is_empty() {
                     return Err(Errno::EINVAL);
                 }
-                self.interrupts.set(set, files, self.user)?;
+                self.interrupts.set(set, files)?;
                 Vec::new()
             }
             Request::RegionRead { offset, region, count } => {

@@ -156,7 +156,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         let was_settled = self.responder.client_capabilities().is_some();
         let reply = match message.is_too_long {
             true => self.responder.refuse(&message.header, Errno::EMSGSIZE),
-            false => self.responder.respond(&message.header, &message.payload, message.files),
+            false => self.responder.respond_to(&message.header, &message.payload, message.files),
         };
         if let Some(reply) = reply {
             let file: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();

@@ -58,9 +58,9 @@ struct RingState {
     entries: u16,
     addresses: Option<RingAddresses>,
     next: u16,
-    kick: Option<Kept<Arc<OwnedFd>>>,
-    call: Option<Kept<SharedEvent>>,
-    error: Option<Kept<SharedEvent>>,
+    kick: Option<Kept>,
+    call: Option<Kept>,
+    error: Option<Kept>,
     is_enabled: bool,
     /// Until the front-end sets it up anew.
     is_broken: bool,
@@ -75,8 +75,8 @@ struct Running {
 
 /// An eventfd of the front-end, which is counted for its user.
 #[derive(Debug)]
-struct Kept<E> {
-    event: E,
+struct Kept {
+    event: SharedEvent,
     _permit: Permit,
 }
 
@@ -117,7 +117,7 @@ impl<'d, D: Device> Backend<'d, D> {
     pub(crate) fn handle(
         &mut self,
         request: Request,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<Disposable<OwnedFd>>,
         sockets: Vec<Disposable<UnixStream>>,
     ) -> Result<Answer, RequestError> {
         let answer = self.change_by(request, descriptors, sockets);
@@ -129,7 +129,7 @@ impl<'d, D: Device> Backend<'d, D> {
     fn change_by(
         &mut self,
         request: Request,
-        mut descriptors: Vec<OwnedFd>,
+        mut descriptors: Vec<Disposable<OwnedFd>>,
         mut sockets: Vec<Disposable<UnixStream>>,
     ) -> Result<Answer, RequestError> {
         let (wanted, count) = (wanted_descriptors(&request), descriptors.len() + sockets.len());
@@ -182,20 +182,19 @@ impl<'d, D: Device> Backend<'d, D> {
                 if !has_descriptor {
                     return Err(RequestError::NoKick);
                 }
-                let event = one(&mut descriptors)?;
-                let event = self.keep(event, |event, _| Arc::new(event))?;
+                let event = self.keep(one(&mut descriptors)?)?;
                 self.change(index, |ring| ring.kick = Some(event))?;
             }
             Request::SetVringCall { index, has_descriptor } => {
                 let event = match has_descriptor {
-                    true => Some(self.keep(one(&mut descriptors)?, SharedEvent::new)?),
+                    true => Some(self.keep(one(&mut descriptors)?)?),
                     false => None,
                 };
                 self.change(index, |ring| ring.call = event)?;
             }
             Request::SetVringErr { index, has_descriptor } => {
                 let event = match has_descriptor {
-                    true => Some(self.keep(one(&mut descriptors)?, SharedEvent::new)?),
+                    true => Some(self.keep(one(&mut descriptors)?)?),
                     false => None,
                 };
                 self.change(index, |ring| ring.error = event)?;
@@ -263,7 +262,7 @@ impl<'d, D: Device> Backend<'d, D> {
 
     fn set_log(
         &mut self,
-        file: &OwnedFd,
+        file: impl AsFd,
         offset: longshore_mem::FileOffset,
         len_bytes: u64,
     ) -> Result<(), RequestError> {
@@ -276,7 +275,11 @@ impl<'d, D: Device> Backend<'d, D> {
         Ok(())
     }
 
-    fn set_table(&mut self, claims: &[RegionClaim], files: &[OwnedFd]) -> Result<(), RequestError> {
+    fn set_table(
+        &mut self,
+        claims: &[RegionClaim],
+        files: &[Disposable<OwnedFd>],
+    ) -> Result<(), RequestError> {
         self.stop_all();
         let regions: Vec<_> = claims
             .iter()
@@ -359,12 +362,8 @@ impl<'d, D: Device> Backend<'d, D> {
     }
 
     /// Keeps an eventfd of the front-end.
-    fn keep<E>(
-        &self,
-        descriptor: OwnedFd,
-        of: impl Fn(OwnedFd, User) -> E,
-    ) -> Result<Kept<E>, RequestError> {
-        let event = of(event(descriptor)?, self.user);
+    fn keep(&self, descriptor: Disposable<OwnedFd>) -> Result<Kept, RequestError> {
+        let event = SharedEvent::new(event(descriptor)?);
         let permit = kept_descriptors::keep(self.user, 1);
         let permit = permit.map_err(|error| RequestError::DescriptorLimit(error.into()))?;
         Ok(Kept { event, _permit: permit })
@@ -398,7 +397,7 @@ impl<'d, D: Device> Backend<'d, D> {
             let (Some(at), Some(kick), true) = (ring.addresses, &ring.kick, is_ready) else {
                 continue;
             };
-            let started = self.start(index, &at, Arc::clone(&kick.event));
+            let started = self.start(index, &at, kick.event.clone());
             let ring = &mut self.rings[index];
             match started {
                 Ok(running) => ring.running = Some(running),
@@ -415,7 +414,7 @@ impl<'d, D: Device> Backend<'d, D> {
         &self,
         index: usize,
         at: &RingAddresses,
-        kick: Arc<OwnedFd>,
+        kick: SharedEvent,
     ) -> Result<Running, RequestError> {
         let ring = &self.rings[index];
         let layout = self.layout(ring.entries, at)?;
@@ -451,6 +450,9 @@ impl<D: Device> Drop for Backend<'_, D> {
     fn drop(&mut self) {
         // Before its memory goes.
         self.stop_all();
+        let rings = self.rings.iter_mut();
+        let events = rings.flat_map(|ring| [&mut ring.kick, &mut ring.call, &mut ring.error]);
+        SharedEvent::close_all(events.filter_map(Option::take).map(|kept| kept.event).collect());
         self.device.event(&Event::Logging(false));
     }
 }
@@ -467,13 +469,13 @@ fn wanted_descriptors(request: &Request) -> usize {
 }
 
 /// The one that came.
-fn one(descriptors: &mut Vec<OwnedFd>) -> Result<OwnedFd, RequestError> {
+fn one(descriptors: &mut Vec<Disposable<OwnedFd>>) -> Result<Disposable<OwnedFd>, RequestError> {
     descriptors.pop().ok_or(RequestError::Descriptors { descriptors: 0, wanted: 1 })
 }
 
 /// Checks that a descriptor of the front-end is an eventfd. The front-end may let it block at any
 /// time, so it is signalled by [`SharedEvent`] and drained by [`event_fd::drain`], which do not wait.
-fn event(descriptor: OwnedFd) -> Result<OwnedFd, RequestError> {
+fn event(descriptor: Disposable<OwnedFd>) -> Result<Disposable<OwnedFd>, RequestError> {
     let io = |what| move |source| RequestError::Io { what, source };
     if !event_fd::is_one(&descriptor).map_err(io("looking at a descriptor"))? {
         return Err(RequestError::NoEventFd);
@@ -520,7 +522,7 @@ mod tests {
                 Request::SetVringCall { index, has_descriptor },
                 Request::SetVringErr { index, has_descriptor },
             ] {
-                let event = event_fd::create().unwrap();
+                let event = Disposable::of_user(event_fd::create().unwrap(), user);
                 backend.handle(request, vec![event], Vec::new())?;
             }
             Ok::<_, RequestError>(())

@@ -23,7 +23,7 @@ const REST_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Message {
     pub(crate) header: MessageHeader,
     pub(crate) payload: Vec<u8>,
-    pub(crate) descriptors: Vec<OwnedFd>,
+    pub(crate) descriptors: Vec<Disposable<OwnedFd>>,
     /// Descriptors that are Unix sockets.
     pub(crate) sockets: Vec<Disposable<UnixStream>>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Receiver {
     /// The user for whom descriptors that come are counted.
     user: User,
     bytes: Vec<u8>,
-    descriptors: Vec<OwnedFd>,
+    descriptors: Vec<Disposable<OwnedFd>>,
     sockets: Vec<Disposable<UnixStream>>,
     takes_sockets: bool,
     is_shared: bool,

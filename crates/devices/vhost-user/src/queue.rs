@@ -1,6 +1,6 @@
 //! A virtqueue, as the device that serves it gets it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use longshore_access::Space;
@@ -68,7 +68,7 @@ pub struct Queue {
     pub space: Space,
     pub(crate) misses: Option<Arc<MissChannel>>,
     pub(crate) used_log: Option<UsedLog>,
-    pub(crate) kick: Arc<OwnedFd>,
+    pub(crate) kick: SharedEvent,
     pub(crate) call: Option<SharedEvent>,
     pub(crate) error: Option<SharedEvent>,
     pub(crate) stop: Stop,
@@ -99,7 +99,7 @@ impl Queue {
         let stop = [self.stop.as_fd()];
         match unix_socket::wait(self.kick.as_fd(), Interest::Receive, &stop, None) {
             Ok(Ready::Socket) => {
-                let _ = event_fd::drain(&*self.kick);
+                let _ = event_fd::drain(&self.kick);
                 true
             }
             Ok(_) | Err(_) => false,

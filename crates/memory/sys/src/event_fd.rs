@@ -2,13 +2,14 @@
 //!
 //! An eventfd whose descriptor another process has, too, may block whichever mode it was given: that
 //! process can clear `O_NONBLOCK` and fill the counter at any moment, also between two system calls
-//! of this one, and a `write(2)` waits then until it reads. [`SharedEvent`] signals such an eventfd
+//! of this one, and a `write(2)` waits then until it reads. It can also have the last close wait for ever, by
+//! an epoll (see [`crate::answering::may_be_passed_on`]). [`SharedEvent`] signals and closes such an eventfd
 //! without ever waiting, and [`drain`] does not wait either.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -19,6 +20,8 @@ use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 
 use crate::account::{Account, Limits, Permit};
 use crate::aio;
+use crate::answering;
+use crate::closing::{self, Disposable};
 use crate::user::User;
 
 /// Makes one that counts nothing yet, is closed on exec and never blocks.
@@ -85,22 +88,14 @@ fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
 pub fn is_one(descriptor: impl AsFd) -> io::Result<bool> {
     let descriptor = descriptor.as_fd();
     let number = descriptor.as_raw_fd();
-    if !is_any(descriptor)? || rustix::fs::fcntl_getfl(descriptor)?.contains(OFlags::PATH) {
+    if !answering::is_eventfd(descriptor)?
+        || rustix::fs::fcntl_getfl(descriptor)?.contains(OFlags::PATH)
+    {
         return Ok(false);
     }
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
     let semaphore = info.lines().find_map(|line| line.strip_prefix("eventfd-semaphore:"));
     Ok(semaphore.is_none_or(|is_one| is_one.trim() == "0"))
-}
-
-/// Returns `true` for an eventfd of any kind, by its name in `/proc/self/fd`.
-///
-/// # Errors
-/// Those of reading `/proc/self/fd`.
-pub fn is_any(descriptor: impl AsFd) -> io::Result<bool> {
-    let number = descriptor.as_fd().as_raw_fd();
-    let name = rustix::fs::readlink(format!("/proc/self/fd/{number}"), Vec::new())?;
-    Ok(name.to_bytes() == b"anon_inode:[eventfd]")
 }
 
 /// Prepares this process to signal eventfds of untrusted processes, as [`SharedEvent`] does. A server calls
@@ -110,8 +105,8 @@ pub fn prepare() -> bool {
     aio::prepare().is_ok()
 }
 
-/// An eventfd that an untrusted process shares, to be signalled without waiting. Clones are the same
-/// one.
+/// An eventfd that an untrusted process shares, to be signalled and closed without waiting. Clones are the
+/// same one.
 ///
 /// The kernel signals it as the completion of an operation (`io_submit(2)`), which adds one whatever
 /// mode the eventfd is in and however full it is. While a process has no AIO, a thread writes. It may wait
@@ -122,17 +117,22 @@ pub struct SharedEvent(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    event: OwnedFd,
-    user: User,
+    event: Disposable<OwnedFd>,
     /// How many signals a thread has still to write.
     owed: AtomicU64,
 }
 
 impl SharedEvent {
-    /// Takes `event`, for which [`is_one`] was true. Threads that write to it are counted for `user`, who
-    /// sent it.
-    pub fn new(event: OwnedFd, user: User) -> Self {
-        Self(Arc::new(Shared { event, user, owed: AtomicU64::new(0) }))
+    /// Takes `event`, for which [`is_one`] was true. Threads that write to it or close it are counted for
+    /// its user.
+    pub fn new(event: Disposable<OwnedFd>) -> Self {
+        Self(Arc::new(Shared { event, owed: AtomicU64::new(0) }))
+    }
+
+    /// Closes eventfds of which these are the last clones, by fewer threads than if each were dropped.
+    pub fn close_all(events: Vec<Self>) {
+        let last = events.into_iter().filter_map(|event| Arc::into_inner(event.0));
+        closing::close_all(last.map(|shared| shared.event).collect());
     }
 
     /// Adds one to the counter. If it is at its end, nothing is added.
@@ -141,10 +141,16 @@ impl SharedEvent {
     /// While this process has no AIO and the user has no thread: none could be started, or all users have as
     /// many as they may.
     pub fn signal(&self) -> io::Result<()> {
-        match aio::signal(&self.0.event) {
+        match aio::signal(self) {
             Ok(()) => Ok(()),
             Err(_no_aio) => WRITERS.signal(&self.0),
         }
+    }
+}
+
+impl AsFd for SharedEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.event.as_fd()
     }
 }
 
@@ -171,17 +177,17 @@ impl Writers {
         if event.owed.fetch_add(1, Ordering::AcqRel) > 0 {
             return Ok(());
         }
-        let queue = queues.entry(event.user).or_default();
+        let queue = queues.entry(event.user()).or_default();
         if queue.len() == queue.capacity() {
             queue.retain(|event| event.strong_count() > 0);
         }
         queue.push_back(Arc::downgrade(event));
-        let started = self.start(event.user);
+        let started = self.start(event.user());
         if started.is_err() {
             event.owed.store(0, Ordering::Release);
             queue.pop_back();
             if queue.is_empty() {
-                queues.remove(&event.user);
+                queues.remove(&event.user());
             }
         }
         started
@@ -221,13 +227,17 @@ impl Writers {
 }
 
 impl Shared {
+    fn user(&self) -> User {
+        self.event.user()
+    }
+
     /// Waits for as long as the counter has no room.
     fn write_owed(&self) {
         let mut count = self.owed.load(Ordering::Acquire);
         while count > 0 {
             // It may be full and not block.
             let _ = crate::retry_interrupted(|| {
-                Ok(rustix::io::write(&self.event, &count.to_ne_bytes())?)
+                Ok(rustix::io::write(&*self.event, &count.to_ne_bytes())?)
             });
             count = self.owed.fetch_sub(count, Ordering::AcqRel) - count;
         }
@@ -268,6 +278,10 @@ mod tests {
         told.recv_timeout(Duration::from_secs(20)).expect("it waits for ever")
     }
 
+    fn of_user(event: &OwnedFd, user: User) -> SharedEvent {
+        SharedEvent::new(Disposable::of_user(event.try_clone().unwrap(), user))
+    }
+
     /// Users of the tests, which share the static accounts.
     const USER: User = User::from_uid(4_000_000_021);
     const OTHER: User = User::from_uid(4_000_000_022);
@@ -276,7 +290,7 @@ mod tests {
     fn a_full_counter_that_blocks_is_signalled_and_drained_without_waiting() {
         in_time(|| {
             let event = full();
-            let shared = SharedEvent::new(event.try_clone().unwrap(), USER);
+            let shared = of_user(&event, USER);
             // More than there is room for in the kernel's ring.
             (0..10_000).for_each(|_| shared.signal().unwrap());
             assert!(drain(&event).unwrap() >= u64::MAX - 1);
@@ -291,7 +305,7 @@ mod tests {
     fn threads_signal_one_event_and_no_signal_is_lost() {
         in_time(|| {
             let event = create().unwrap();
-            let shared = SharedEvent::new(event.try_clone().unwrap(), USER);
+            let shared = of_user(&event, USER);
             thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| (0..5_000).for_each(|_| shared.signal().unwrap()));
@@ -304,7 +318,7 @@ mod tests {
 
     /// An eventfd, and its handle that threads write to.
     fn shared(event: OwnedFd, user: User) -> (OwnedFd, Arc<Shared>) {
-        let shared = SharedEvent::new(event.try_clone().unwrap(), user);
+        let shared = of_user(&event, user);
         (event, shared.0)
     }
 

@@ -59,10 +59,10 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 /// came with them to `descriptors`; they are closed on exec.
 ///
 /// Only descriptors for which [`may_be_passed_on`] is true are passed on, and connected or unconnected
-/// Unix stream sockets if `sockets` is given, which they are appended to. Reading, mapping or closing
-/// others could wait for ever. They are closed by [`closing::close_without_waiting`], and the call
-/// fails. All descriptors that come are counted for `user`: the one at the other end, or the one who
-/// sent this socket.
+/// Unix stream sockets if `sockets` is given, which they are appended to. Reading or mapping others could
+/// wait for ever. They are closed by [`closing::close_without_waiting`], as all of them are when they are
+/// dropped, and the call fails. All descriptors that come are counted for `user`: the one at the other end,
+/// or the one who sent this socket.
 ///
 /// # Errors
 /// `WouldBlock` if nothing is there; `InvalidData` for a descriptor that is not passed on;
@@ -73,7 +73,7 @@ pub fn receive(
     socket: impl AsFd,
     user: User,
     into: &mut [u8],
-    descriptors: &mut Vec<OwnedFd>,
+    descriptors: &mut Vec<Disposable<OwnedFd>>,
     sockets: Option<&mut Vec<Disposable<UnixStream>>>,
 ) -> io::Result<Received> {
     let socket = socket.as_fd();
@@ -114,8 +114,8 @@ pub fn receive(
 fn pass_on(
     mut arrived: Vec<OwnedFd>,
     user: User,
-    descriptors: &mut Vec<OwnedFd>,
-    sockets: Option<&mut Vec<Disposable<UnixStream>>>,
+    descriptors: &mut Vec<Disposable<OwnedFd>>,
+    mut sockets: Option<&mut Vec<Disposable<UnixStream>>>,
 ) -> io::Result<()> {
     let is_allowed = |file: &OwnedFd| {
         may_be_passed_on(file) || sockets.is_some() && is_stream(file).unwrap_or(false)
@@ -132,14 +132,12 @@ fn pass_on(
     if arrived.len() > DESCRIPTORS_MAX {
         closing::close_without_waiting(user, arrived.split_off(DESCRIPTORS_MAX));
     }
-    let Some(sockets) = sockets else {
-        descriptors.append(&mut arrived);
-        return Ok(());
-    };
     for file in arrived {
-        match may_be_passed_on(&file) {
-            true => descriptors.push(file),
-            false => sockets.push(Disposable::of_user(file.into(), user)),
+        match &mut sockets {
+            Some(sockets) if !may_be_passed_on(&file) => {
+                sockets.push(Disposable::of_user(file.into(), user));
+            }
+            _ => descriptors.push(Disposable::of_user(file, user)),
         }
     }
     Ok(())
@@ -282,7 +280,7 @@ mod tests {
     fn receive(
         socket: &UnixStream,
         into: &mut [u8],
-        descriptors: &mut Vec<OwnedFd>,
+        descriptors: &mut Vec<Disposable<OwnedFd>>,
     ) -> io::Result<Received> {
         super::receive(socket, User::of_peer(socket), into, descriptors, None)
     }
@@ -299,7 +297,7 @@ mod tests {
         assert_eq!((first.len_bytes, &bytes, descriptors.len()), (5, b"first", 0));
         let second = receive(&theirs, &mut bytes, &mut descriptors).unwrap();
         assert_eq!((second.len_bytes, &bytes, descriptors.len()), (5, b"secon", 1));
-        event_fd::signal(&descriptors[0]).unwrap();
+        event_fd::signal(&*descriptors[0]).unwrap();
         assert_eq!(event_fd::drain(&event).unwrap(), 1);
         assert_eq!(receive(&theirs, &mut bytes, &mut descriptors).unwrap().len_bytes, 1);
         let nothing = receive(&theirs, &mut bytes, &mut descriptors).unwrap_err();

@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 
-use longshore_sys::closing::User;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd::{self, SharedEvent};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -26,10 +26,12 @@ fn threads() -> usize {
 fn a_process_that_had_no_aio_at_first_has_it_later() {
     let (hostile, other) = (User::from_uid(1), User::from_uid(2));
     let full_ones: Vec<_> = (0..32).map(|_| full()).collect();
-    let hostile = full_ones.iter().map(|it| SharedEvent::new(it.try_clone().unwrap(), hostile));
-    let hostile: Vec<_> = hostile.collect();
+    let shared = |event: &OwnedFd, user| {
+        SharedEvent::new(Disposable::of_user(event.try_clone().unwrap(), user))
+    };
+    let hostile: Vec<_> = full_ones.iter().map(|it| shared(it, hostile)).collect();
     let event = event_fd::create().unwrap();
-    let of_other = SharedEvent::new(event.try_clone().unwrap(), other);
+    let of_other = shared(&event, other);
 
     let before = threads();
 

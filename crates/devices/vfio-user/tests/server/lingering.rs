@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// No header of a message.
 const NONSENSE: [u8; 16] = [0xff; 16];
 
-struct Served {
+pub(crate) struct Served {
     path: PathBuf,
     stop: Stop,
     has_ended: Receiver<()>,
@@ -30,7 +30,7 @@ struct Served {
 }
 
 impl Served {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let noted = rig::Shared::default();
@@ -49,14 +49,14 @@ impl Served {
         UnixStream::connect(&self.path).unwrap()
     }
 
-    fn client(&self) -> Client<NoDmaMemory> {
+    pub(crate) fn client(&self) -> Client<NoDmaMemory> {
         let mut client =
             Client::from_stream(self.connect(), NoDmaMemory).expect("the server serves");
         client.device_info().unwrap();
         client
     }
 
-    fn stop(self) {
+    pub(crate) fn stop(self) {
         self.stop.stop();
         self.has_ended.recv_timeout(PATIENCE).expect("the server ends");
     }

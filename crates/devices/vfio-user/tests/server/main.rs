@@ -2,6 +2,7 @@
 
 #![cfg(not(loom))]
 
+mod closing;
 mod commands;
 mod lingering;
 mod link;
