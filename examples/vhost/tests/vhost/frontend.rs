@@ -438,7 +438,7 @@ impl Frontend {
     }
 }
 
-/// Whether the other end is closed, and has sent nothing that is not received.
+/// Returns whether the other end is closed, and everything that it sent was received.
 fn has_ended(socket: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     // A connection that ends with something in its queue is reset.

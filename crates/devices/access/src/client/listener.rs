@@ -482,7 +482,7 @@ mod tests {
                 .unwrap();
             assert!(status.success());
             is_serving.recv_timeout(PATIENCE).expect("the first client is served");
-            // Its connection lives on in the queue of this one, which nobody reads.
+            // Its connection stays open in the queue of this one, which is not read.
             let _queue = heir.accept().unwrap();
             let _next = UnixStream::connect(dir.path().join("device")).unwrap();
             let longer = served::HANGS_AFTER + Duration::from_secs(2);

@@ -383,7 +383,7 @@ pub(super) fn may_load(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
     HUNG.has_room(loads.map(|hung| hung.user), user)
 }
 
-/// The error of a load that may begin in the turn of nobody, for this user.
+/// Returns the error for a user whose load may begin in no turn.
 pub(super) fn too_many_loads(user: User) -> longshore_load::Error {
     too_many_hang(LOADING, user)
 }

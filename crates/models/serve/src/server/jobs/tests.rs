@@ -12,7 +12,7 @@ use super::*;
 use crate::served::{Layout, Looked};
 
 impl Jobs {
-    /// Tells of so many bytes of a load, if it goes on, as its thread would.
+    /// Reports this progress of a load, if it goes on, as its thread would.
     pub(in crate::server) fn trickle(&self, model: u64, done_bytes: u64) {
         let progress = Progress::new(done_bytes, 1000, Duration::ZERO);
         let Some(Loading { ticket, .. }) = self.loading.get(&model) else { return };
