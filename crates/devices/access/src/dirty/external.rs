@@ -38,7 +38,7 @@ pub struct ExternalLog<A = GuestPhys> {
     /// Bytes before the first that is a multiple of eight; set one by one, as are those after the
     /// last whole word.
     head_bytes: usize,
-    /// Whether the memory may be missing, so that bits are set by instructions that survive it.
+    /// If `true`, pages may be missing, and bits are set by instructions that survive that.
     is_guarded: bool,
     /// Dropped with the log, and not before.
     _keeps: Box<dyn Any + Send + Sync>,
