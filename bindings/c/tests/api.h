@@ -47,8 +47,9 @@ longshore_buffer *loaded(const char *path, const longshore_load_options *options
 /* How many entries a folder of /proc/self has. */
 int entries(const char *path);
 
-/* Waits until it has so many; a thread that was joined may still be ending. */
-void comes_back_to(int count, const char *path);
+/* Waits until it has at most so many. The kernel lists a thread for a moment after it was joined, so the
+ * count may be one too many, and what there was before as well. */
+void comes_down_to(int count, const char *path);
 
 /* Checks that a load fails like this, says so, and leaves nothing. */
 void refused(const char *const *paths, size_t count, const longshore_load_options *options,

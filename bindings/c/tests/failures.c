@@ -129,7 +129,7 @@ static void progress_and_cancelling(void) {
     CHECK(strncmp(longshore_error_message(error), "cancelled after ", 16) == 0);
     longshore_error_free(error);
     CHECK(entries("/proc/self/fd") == fds);
-    comes_back_to(threads, "/proc/self/task");
+    comes_down_to(threads, "/proc/self/task");
 }
 
 static void options_that_mean_nothing(void) {
