@@ -4,12 +4,12 @@ mod cases;
 mod data;
 mod guest;
 mod machine;
-mod metrics;
 mod peers;
 mod published;
 mod schemes;
 mod timed;
 mod tools;
+mod units;
 pub(crate) mod worker;
 
 use std::path::PathBuf;

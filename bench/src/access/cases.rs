@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::counter::CYCLES;
 use super::memory::{Maps, Memory};
 use super::ours::Ours;
 use super::plain::Plain;
 use super::stream::{Places, Work};
-use super::timed::{Effort, SPEED, Task, Timed};
+use super::timed::{Effort, Task, Timed};
 use super::vm_memory::{v0_16, v0_18};
+use crate::harness::metric::{ACCESS_RATE, CYCLES};
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 pub(super) type Candidates<'a> = Vec<Box<dyn Candidate + 'a>>;
@@ -239,7 +239,7 @@ fn two_threads(options: &CommonOptions, memory: &Memory, session: &mut Session) 
         let measured = session.run(&case, candidates);
         let against: Vec<Against<'_>> = pairs
             .iter()
-            .map(|(two, one)| Against { metric: SPEED, baseline: one, only: Some(two) })
+            .map(|(two, one)| Against { metric: ACCESS_RATE, baseline: one, only: Some(two) })
             .collect();
         session.publish(measured.rows(session.bench(), &against))?;
     }

@@ -3,15 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::Metric;
-
-/// Ticks of the time-stamp counter. Where a core runs faster than that, its own cycles are more.
-#[cfg(target_arch = "x86_64")]
-pub(crate) const CYCLES: Metric = Metric { name: "cycles", unit: "TSC cycles" };
-/// Ticks of the generic timer, which is slower than the core.
-#[cfg(target_arch = "aarch64")]
-pub(crate) const CYCLES: Metric = Metric { name: "cycles", unit: "timer ticks" };
-
 /// The counter now.
 #[inline]
 pub(crate) fn now() -> u64 {

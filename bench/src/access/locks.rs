@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::cases::{Candidates, effort};
-use super::counter::{CYCLES, Span};
+use super::counter::Span;
 use super::published;
-use super::timed::{Effort, TIME};
+use super::timed::Effort;
+use crate::harness::metric::{CYCLES, TIME_NS};
 use crate::harness::{Against, Candidate, CommonOptions, Sample, Session, Trouble};
 
 const MUTEX: &str = "mutex";
@@ -81,6 +82,6 @@ impl Candidate for Lock<'_> {
             best = best.best(Span::of(once));
         }
         let each = best.each(TIMES);
-        Ok(vec![(CYCLES, each.ticks), (TIME, each.ns)])
+        Ok(vec![(CYCLES, each.ticks), (TIME_NS, each.ns)])
     }
 }

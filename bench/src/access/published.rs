@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 
-use super::counter::CYCLES;
 use crate::harness::Row;
+use crate::harness::metric::CYCLES;
 
 const ACCESSES: &str = include_str!("../../published/iova_access.csv");
 const LOCKS: &str = include_str!("../../published/iova_access_locks.csv");

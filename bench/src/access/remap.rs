@@ -14,17 +14,15 @@ use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
 use super::cases::{Candidates, effort};
-use super::counter::{CYCLES, Span};
+use super::counter::Span;
 use super::doors::{self, Buffer, Doors};
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 use super::ours::{self, Ours};
 use super::stream::{Places, Work};
-use super::timed::{Effort, Order, TIME, Task, list};
+use super::timed::{Effort, Order, Task, list};
 use super::vm_memory::v0_18::ByIommu;
-use crate::harness::{Against, Candidate, CommonOptions, Metric, Sample, Session, Trouble};
-
-const REMAPS: Metric = Metric { name: "remaps", unit: "1/s" };
-const REMAP: Metric = Metric { name: "a remap", unit: "us" };
+use crate::harness::metric::{CYCLES, REMAP_TIME, REMAPS, TIME_NS};
+use crate::harness::{Against, Candidate, CommonOptions, Sample, Session, Trouble};
 
 /// The buffer: beyond everything else that is mapped.
 const PLACE: u64 = SPACE_BYTES;
@@ -152,9 +150,9 @@ impl<D: Remaps> Remapped<D> {
             let median = passes[passes.len() / 2];
             Ok(vec![
                 (CYCLES, median.ticks),
-                (TIME, median.ns),
+                (TIME_NS, median.ns),
                 (REMAPS, f64::from(count) / all.as_secs_f64()),
-                (REMAP, busy.as_secs_f64() * 1e6 / f64::from(count.max(1))),
+                (REMAP_TIME, busy.as_secs_f64() * 1e6 / f64::from(count.max(1))),
             ])
         })
     }

@@ -26,7 +26,6 @@ use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
 use super::cases::{Candidates, effort};
-use super::counter::CYCLES;
 use super::doors::{Door, Doors};
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 use super::ours::{Ours, raw_space};
@@ -34,6 +33,7 @@ use super::plain;
 use super::published;
 use super::stream::{Places, Work};
 use super::timed::{Task, Timed};
+use crate::harness::metric::CYCLES;
 use crate::harness::{Against, CommonOptions, Session};
 
 pub(super) const UNTRANSLATED: &str = "untranslated";

@@ -6,16 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::counter::{CYCLES, Span};
+use super::counter::Span;
 use super::doors::{self, Buffer, Door, Doors};
 use super::memory::{Maps, Memory};
 use super::plain::Plain;
 use super::random::{Random, shuffle};
 use super::stream::{self, Op, Places, Work};
-use crate::harness::{Candidate, Metric, Sample, Trouble};
-
-pub(super) const TIME: Metric = Metric { name: "time", unit: "ns" };
-pub(super) const SPEED: Metric = Metric { name: "speed", unit: "accesses/us" };
+use crate::harness::metric::{ACCESS_RATE, CYCLES, TIME_NS};
+use crate::harness::{Candidate, Sample, Trouble};
 
 /// What is done, where, how long.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +129,7 @@ impl<'m, D: Doors> Timed<'m, D> {
             }
             best
         };
-        vec![(CYCLES, each.ticks), (TIME, each.ns)]
+        vec![(CYCLES, each.ticks), (TIME_NS, each.ns)]
     }
 
     /// The best of a few stretches in which all threads are at it at the same time.
@@ -141,7 +139,7 @@ impl<'m, D: Doors> Timed<'m, D> {
         let best = (0..STRETCHES).map(|_| self.stretch(each));
         let best = best.max_by(|one, other| one.1.total_cmp(&other.1));
         let (ticks, speed) = best.expect("there are stretches");
-        vec![(CYCLES, ticks), (SPEED, speed)]
+        vec![(CYCLES, ticks), (ACCESS_RATE, speed)]
     }
 
     /// Cycles of an access as a thread sees it, and accesses a microsecond of all threads.

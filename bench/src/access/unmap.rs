@@ -11,15 +11,13 @@ use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
 use super::cases::{Candidates, effort};
-use super::counter::{CYCLES, Span};
+use super::counter::Span;
 use super::memory::{BASE, Memory};
 use super::other::Other;
 use super::ours;
-use super::timed::{Effort, TIME};
-use crate::harness::{Candidate, CommonOptions, Metric, Sample, Session, Trouble};
-
-const BARRIERS: Metric = Metric { name: "barriers", unit: "" };
-const WAITED: Metric = Metric { name: "waited", unit: "" };
+use super::timed::Effort;
+use crate::harness::metric::{BARRIERS, CYCLES, TIME_NS, WAITED};
+use crate::harness::{Candidate, CommonOptions, Sample, Session, Trouble};
 
 const PAGE_BYTES: u64 = 4096;
 /// Pages that are unmapped in one stretch, each by itself or all as one batch. They have no table of
@@ -121,7 +119,7 @@ impl Unmap<'_> {
         let each = best.each(PAGES as usize);
         let per_call = |count: u64| count as f64 / calls as f64;
         Ok(vec![
-            (TIME, each.ns),
+            (TIME_NS, each.ns),
             (CYCLES, each.ticks),
             (BARRIERS, per_call(after.barriers - before.barriers)),
             (WAITED, per_call(after.waited - before.waited)),

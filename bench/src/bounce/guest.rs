@@ -19,8 +19,9 @@ use longshore_vm_tests::protocol::{Event, Stream};
 use longshore_vm_tests::{Iommu, Machine, Task, require, static_binary};
 use serde_json::json;
 
-use super::lines::{self, Asked, BOTH_TIME, Interest, MAP_TIME, SPEED, UNMAP_TIME};
+use super::lines::{self, Asked, Interest};
 use super::published::{self, MAP};
+use crate::harness::metric::{MAP_AND_UNMAP_TIME, MAP_TIME, SPEED, UNMAP_TIME};
 use crate::harness::subprocess::last_lines;
 use crate::harness::{Against, CommonOptions, Row, Session};
 
@@ -229,7 +230,8 @@ fn run_in(
             session.count_failure();
         }
         let against = |metric| Against { metric, baseline: MAP, only: None };
-        let against = [against(SPEED), against(UNMAP_TIME), against(MAP_TIME), against(BOTH_TIME)];
+        let against =
+            [against(SPEED), against(UNMAP_TIME), against(MAP_TIME), against(MAP_AND_UNMAP_TIME)];
         let mut rows = answer.measured.rows(session.bench(), &against);
         rows.extend(published_rows(session.bench(), interest, iommu, case)?);
         session.publish(rows)?;

@@ -8,7 +8,8 @@ use super::elements::{Elements, List, Use};
 use super::ours::{Beside, Buffers, How, Ours};
 use super::parts::{Part, parts};
 use super::plain::{Locked, RustVmm, Slots, Trees};
-use super::timed::{SPEED, STRETCH, TIME, Timed};
+use super::timed::{STRETCH, Timed};
+use crate::harness::metric::{TIME_NS, TRANSFER_RATE};
 use crate::harness::{Against, CommonOptions, Session};
 
 const PAGE_BYTES: u64 = 4096;
@@ -74,7 +75,7 @@ fn map_and_unmap(options: &CommonOptions, session: &mut Session) -> Result<()> {
         candidates.push(Timed::new(name, work, options).with_note(NO_TABLES).boxed());
     }
     let measured = session.run(case, candidates);
-    let against = |baseline, only| Against { metric: TIME, baseline, only: Some(only) };
+    let against = |baseline, only| Against { metric: TIME_NS, baseline, only: Some(only) };
     let against = [
         against(TREES, NO_SESSION),
         against(RUST_VMM, NO_SESSION),
@@ -142,7 +143,7 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
             Timed::new(MAPPED, ours(Bounce::Never, How::Each)?, options).ours().boxed(),
         ];
         let measured = session.run(case, candidates);
-        let against = |baseline, only| Against { metric: TIME, baseline, only: Some(only) };
+        let against = |baseline, only| Against { metric: TIME_NS, baseline, only: Some(only) };
         let against = [
             against(COPIES, OURS),
             against(MEMCPY, OURS),
@@ -177,7 +178,7 @@ fn elements(options: &CommonOptions, session: &mut Session) -> Result<()> {
             .boxed(),
     ];
     let measured = session.run(case, candidates);
-    let against = |baseline| Against { metric: TIME, baseline, only: Some(ELEMENT) };
+    let against = |baseline| Against { metric: TIME_NS, baseline, only: Some(ELEMENT) };
     session.publish(measured.rows(session.bench(), &[against(MAPPED), against(LIST)]))
 }
 
@@ -215,7 +216,7 @@ fn two_threads(options: &CommonOptions, session: &mut Session) -> Result<()> {
         let measured = session.run(case, candidates);
         let against: Vec<Against<'_>> = pairs
             .iter()
-            .map(|(one, two)| Against { metric: SPEED, baseline: one, only: Some(two) })
+            .map(|(one, two)| Against { metric: TRANSFER_RATE, baseline: one, only: Some(two) })
             .collect();
         session.publish(measured.rows(session.bench(), &against))?;
     }

@@ -7,17 +7,10 @@ use serde_json::Value;
 use super::published::MAP;
 use crate::harness::environment::Environment;
 use crate::harness::measured::{Entry, Measured};
-use crate::harness::{Metric, Sample, Trouble};
-
-pub(super) const SPEED: Metric = Metric { name: "speed", unit: "GB/s" };
-/// Of the I/Os, those that went through bounce buffers.
-const BOUNCED: Metric = Metric { name: "bounced", unit: "of the I/Os" };
-/// Calls that unmap, for each I/O.
-const FLUSHES: Metric = Metric { name: "flushes", unit: "per I/O" };
-const POOL_PEAK: Metric = Metric { name: "pool_peak", unit: "MiB" };
-pub(super) const MAP_TIME: Metric = Metric { name: "map_time", unit: "ms/GB" };
-pub(super) const BOTH_TIME: Metric = Metric { name: "map_and_unmap_time", unit: "ms/GB" };
-pub(super) const UNMAP_TIME: Metric = Metric { name: "unmap_time", unit: "ms/GB" };
+use crate::harness::metric::{
+    BOUNCED, FLUSHES, MAP_AND_UNMAP_TIME, MAP_TIME, POOL_PEAK, SPEED, UNMAP_TIME,
+};
+use crate::harness::{Sample, Trouble};
 
 /// What is of interest of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +147,7 @@ impl Line {
         let times = [
             (UNMAP_TIME, self.unmap_seconds * 1e3 / gigabytes),
             (MAP_TIME, self.map_seconds * 1e3 / gigabytes),
-            (BOTH_TIME, (self.map_seconds + self.unmap_seconds) * 1e3 / gigabytes),
+            (MAP_AND_UNMAP_TIME, (self.map_seconds + self.unmap_seconds) * 1e3 / gigabytes),
         ];
         let counts = [
             (BOUNCED, per_io(self.bounced)),
@@ -211,15 +204,15 @@ mod tests {
         assert_eq!(answer.measured.failures(), 0);
         let against = [Against { metric: SPEED, baseline: MAP, only: None }];
         let rows = answer.measured.rows("bounce", &against);
-        let row = |candidate: &str, metric: &str| {
-            rows.iter().find(|row| row.candidate == candidate && row.metric == metric).unwrap()
+        let row = |candidate: &str, metric: crate::harness::Metric| {
+            rows.iter().find(|row| row.candidate == candidate && row.metric == metric.name).unwrap()
         };
-        assert_eq!(row("bounce", "speed").runs, 2);
-        assert!((row("bounce", "speed").ratio.unwrap() - 4.0).abs() < 1e-9);
-        assert_eq!(row("bounce", "bounced").median, Some(1.0));
-        assert_eq!(row(MAP, "flushes").median, Some(1.0));
-        assert_eq!(row("bounce", "pool_peak").median, Some(2.0));
-        assert_eq!(row(MAP, "speed").note.as_deref(), Some("beside"));
+        assert_eq!(row("bounce", SPEED).runs, 2);
+        assert!((row("bounce", SPEED).ratio.unwrap() - 4.0).abs() < 1e-9);
+        assert_eq!(row("bounce", BOUNCED).median, Some(1.0));
+        assert_eq!(row(MAP, FLUSHES).median, Some(1.0));
+        assert_eq!(row("bounce", POOL_PEAK).median, Some(2.0));
+        assert_eq!(row(MAP, SPEED).note.as_deref(), Some("beside"));
     }
 
     #[test]

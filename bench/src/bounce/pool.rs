@@ -11,19 +11,13 @@ use longshore_domain::{Bounce, Direction, Domain, Error, Local, Mapping};
 use super::parts::{Part, parts};
 use super::plot;
 use crate::access::random::{Random, shuffle};
-use crate::harness::{Candidate, CommonOptions, Metric, Sample, Session, Trouble};
+use crate::harness::metric::{
+    AT_REST_AFTER, CHUNKS_AT_REST, HALF_OVER_IN_FLIGHT, IN_FLIGHT, KINDS, PEAK_OVER_IN_FLIGHT,
+    POOL_PEAK,
+};
+use crate::harness::{Candidate, CommonOptions, Sample, Session, Trouble};
 
 pub(super) const CASE: &str = "pool memory over a burst";
-
-const IN_FLIGHT: Metric = Metric { name: "in_flight", unit: "MiB" };
-const PEAK: Metric = Metric { name: "pool_peak", unit: "MiB" };
-const KINDS: Metric = Metric { name: "kinds", unit: "" };
-/// What the pool has at the peak beside one chunk for each kind, over what is in flight.
-const OVER: Metric = Metric { name: "peak_over_in_flight", unit: "" };
-/// The same when half of the transfers have ended.
-const HALF: Metric = Metric { name: "half_over_in_flight", unit: "" };
-const REST: Metric = Metric { name: "chunks_at_rest", unit: "" };
-const REST_AFTER: Metric = Metric { name: "at_rest_after", unit: "ms" };
 
 const PAGE_BYTES: u64 = 4096;
 const CHUNK_BYTES: u64 = 2 << 20;
@@ -166,16 +160,16 @@ impl Burst {
         );
         let mut sample = vec![
             (IN_FLIGHT, mebibytes(peak.in_flight_bytes)),
-            (PEAK, mebibytes(domain.counters().pool_peak_bytes)),
+            (POOL_PEAK, mebibytes(domain.counters().pool_peak_bytes)),
             (KINDS, kinds as f64),
-            (OVER, over(peak, kinds)),
-            (REST, (rest.pool_bytes / CHUNK_BYTES) as f64),
+            (PEAK_OVER_IN_FLIGHT, over(peak, kinds)),
+            (CHUNKS_AT_REST, (rest.pool_bytes / CHUNK_BYTES) as f64),
         ];
         if let (Freed::OnRequest, Some(half)) = (self.freed, half) {
-            sample.push((HALF, over(half, kinds)));
+            sample.push((HALF_OVER_IN_FLIGHT, over(half, kinds)));
         }
         if self.freed == Freed::AfterTime {
-            sample.push((REST_AFTER, (rest.since_start - ended).as_secs_f64() * 1e3));
+            sample.push((AT_REST_AFTER, (rest.since_start - ended).as_secs_f64() * 1e3));
             self.plot = Some(watch.plot());
         }
         Ok(sample)
@@ -320,7 +314,7 @@ impl WorstSize {
                 self.worst_pages = pages;
             }
         }
-        Ok(vec![(OVER, worst)])
+        Ok(vec![(PEAK_OVER_IN_FLIGHT, worst)])
     }
 }
 
@@ -358,10 +352,12 @@ mod tests {
             let transfers = mixed(64);
             let mut burst = Burst { name, transfers, order, freed, memory, plot: None };
             let sample = burst.run().unwrap();
-            let of = |metric: Metric| sample.iter().find(|(one, _)| *one == metric).unwrap().1;
-            assert!(of(IN_FLIGHT) > 0.0 && of(PEAK) >= of(IN_FLIGHT), "{sample:?}");
-            assert!(of(KINDS) > 1.0 && of(OVER) <= 1.25, "{sample:?}");
-            assert_eq!(of(REST), 0.0, "{sample:?}");
+            let of = |metric: crate::harness::Metric| {
+                sample.iter().find(|(one, _)| *one == metric).unwrap().1
+            };
+            assert!(of(IN_FLIGHT) > 0.0 && of(POOL_PEAK) >= of(IN_FLIGHT), "{sample:?}");
+            assert!(of(KINDS) > 1.0 && of(PEAK_OVER_IN_FLIGHT) <= 1.25, "{sample:?}");
+            assert_eq!(of(CHUNKS_AT_REST), 0.0, "{sample:?}");
             assert_eq!(burst.plot.is_some(), freed == Freed::AfterTime);
         }
     }

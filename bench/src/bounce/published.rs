@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::lines::{MAP_TIME, SPEED, UNMAP_TIME};
+use crate::harness::metric::{MAP_TIME, SPEED, UNMAP_TIME};
 use crate::harness::{Metric, Row};
 
 const TABLE: &str = include_str!("../../published/bounce.csv");

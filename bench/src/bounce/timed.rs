@@ -6,11 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
-use crate::access::counter::{CYCLES, Span};
-use crate::harness::{Candidate, CommonOptions, Metric, Sample, Trouble};
-
-pub(super) const TIME: Metric = Metric { name: "time", unit: "ns" };
-pub(super) const SPEED: Metric = Metric { name: "speed", unit: "transfers/us" };
+use crate::access::counter::Span;
+use crate::harness::metric::{CYCLES, TIME_NS, TRANSFER_RATE};
+use crate::harness::{Candidate, CommonOptions, Sample, Trouble};
 
 /// Transfers of one stretch.
 pub(super) const STRETCH: usize = 64;
@@ -95,7 +93,7 @@ impl<'w> Timed<'w> {
             Ok(())
         })?;
         let each = best.expect("it was driven").each(STRETCH);
-        Ok(vec![(TIME, each.ns), (CYCLES, each.ticks)])
+        Ok(vec![(TIME_NS, each.ns), (CYCLES, each.ticks)])
     }
 
     /// The best of a few parts of the time, in each of which all threads are at it at once.
@@ -105,7 +103,7 @@ impl<'w> Timed<'w> {
         for _ in 0..PARTS {
             best = best.max(self.part(self.time / PARTS)?);
         }
-        Ok(vec![(SPEED, best)])
+        Ok(vec![(TRANSFER_RATE, best)])
     }
 
     /// Transfers a microsecond of all threads.

@@ -2,12 +2,7 @@
 
 use std::fmt;
 
-/// What a value is a value of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Metric {
-    pub(crate) name: &'static str,
-    pub(crate) unit: &'static str,
-}
+use super::metric::Metric;
 
 /// The values of one run.
 pub(crate) type Sample = Vec<(Metric, f64)>;

@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::harness::metric;
 use crate::harness::row::Row;
 use crate::harness::table::{Table, figure, number, text};
 
@@ -14,6 +15,7 @@ use crate::harness::table::{Table, figure, number, text};
 pub(crate) struct Goal {
     pub(crate) case: String,
     pub(crate) candidate: String,
+    #[serde(deserialize_with = "metric::known_name")]
     pub(crate) metric: String,
     /// With a baseline the row's ratio is compared, without one its median.
     #[serde(default)]
@@ -187,7 +189,7 @@ mod tests {
         Goal {
             case: "cold".to_owned(),
             candidate: "longshore".to_owned(),
-            metric: "speed".to_owned(),
+            metric: metric::SPEED.name.to_owned(),
             baseline: baseline.map(str::to_owned),
             op,
             value,
@@ -198,7 +200,7 @@ mod tests {
 
     fn row(candidate: &str, median: f64, baseline: Option<&str>, ratio: Option<f64>) -> Row {
         Row {
-            metric: "speed".to_owned(),
+            metric: metric::SPEED.name.to_owned(),
             median: Some(median),
             runs: 5,
             baseline: baseline.map(str::to_owned),
@@ -260,8 +262,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_is_refused() {
-        assert!(parse("[{\"case\": \"cold\"}]").is_err());
-        assert!(parse("[]").unwrap().is_empty());
+    fn an_unknown_field_or_metric_is_refused_by_name() {
+        let good = serde_json::to_value([goal(Op::AtLeast, 1.0, None)]).unwrap().to_string();
+        assert_eq!(parse(&good).unwrap().len(), 1);
+        let refusal = |from: &str, to: &str| {
+            let bad = good.replace(from, to);
+            parse(&bad).unwrap_err().to_string()
+        };
+        assert!(refusal("\"requires\"", "\"needs\"").contains("unknown field `needs`"));
+        let metric = refusal("\"speed\"", "\"sped\"");
+        assert!(metric.contains("unknown metric 'sped' (expected one of: a remap"), "{metric}");
     }
 }

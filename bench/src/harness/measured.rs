@@ -1,6 +1,7 @@
 //! The values of one case, and the rows made of them.
 
-use crate::harness::candidate::{Metric, Sample, Trouble};
+use crate::harness::candidate::{Sample, Trouble};
+use crate::harness::metric::Metric;
 use crate::harness::row::Row;
 use crate::harness::statistics::Summary;
 
@@ -196,9 +197,7 @@ impl Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const SPEED: Metric = Metric { name: "speed", unit: "GB/s" };
-    const PEAK: Metric = Metric { name: "peak", unit: "MiB" };
+    use crate::harness::metric::{POOL_PEAK, SPEED};
 
     fn entry(candidate: &str, values: &[f64]) -> Entry {
         let mut entry = Entry::new(candidate);
@@ -251,7 +250,7 @@ mod tests {
     #[test]
     fn a_candidate_may_have_several_baselines_and_a_metric_none() {
         let mut measured = measured();
-        measured.entries[0].add(vec![(PEAK, 1.0), (PEAK, 3.0)]);
+        measured.entries[0].add(vec![(POOL_PEAK, 1.0), (POOL_PEAK, 3.0)]);
         measured.set_not_measured("no fio".to_owned());
         let rows = measured.rows(
             "load",
@@ -268,9 +267,9 @@ mod tests {
         assert_eq!(
             ours,
             [
-                ("speed", Some("fio 4 MiB"), Some(1.0)),
-                ("speed", Some("dd"), None),
-                ("peak", None, None)
+                (SPEED.name, Some("fio 4 MiB"), Some(1.0)),
+                (SPEED.name, Some("dd"), None),
+                (POOL_PEAK.name, None, None)
             ]
         );
         assert!(rows.iter().all(|row| row.not_measured.as_deref() == Some("no fio")));

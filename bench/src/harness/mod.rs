@@ -6,6 +6,7 @@ pub(crate) mod candidate;
 pub(crate) mod environment;
 pub(crate) mod goals;
 pub(crate) mod measured;
+pub(crate) mod metric;
 mod options;
 pub(crate) mod results;
 mod rounds;
@@ -19,8 +20,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-pub(crate) use candidate::{Candidate, Metric, Sample, Trouble};
+pub(crate) use candidate::{Candidate, Sample, Trouble};
 pub(crate) use measured::{Against, Measured};
+pub(crate) use metric::Metric;
 pub(crate) use options::CommonOptions;
 pub(crate) use row::Row;
 pub(crate) use session::Session;

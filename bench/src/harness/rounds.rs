@@ -77,9 +77,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::harness::candidate::Metric;
-
-    const SPEED: Metric = Metric { name: "speed", unit: "GB/s" };
+    use crate::harness::metric::SPEED;
 
     struct Counted<'a> {
         name: &'static str,
@@ -93,7 +91,7 @@ mod tests {
             self.name
         }
 
-        fn measure(&mut self) -> Result<Vec<(Metric, f64)>, Trouble> {
+        fn measure(&mut self) -> Result<Sample, Trouble> {
             self.log.borrow_mut().push_str(self.name);
             self.runs += 1.0;
             if self.fails_at == Some(self.runs) {

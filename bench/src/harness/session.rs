@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::harness::candidate::{Candidate, Metric, Trouble};
+use crate::harness::candidate::{Candidate, Trouble};
 use crate::harness::environment::Environment;
 use crate::harness::measured::Measured;
+use crate::harness::metric::Metric;
 use crate::harness::options::CommonOptions;
 use crate::harness::results::Saving;
 use crate::harness::rounds::{self, Rounds};

@@ -143,6 +143,7 @@ fn line_of(row: &Row) -> Vec<Cell> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::metric::SPEED;
 
     #[test]
     fn columns_line_up() {
@@ -163,8 +164,8 @@ mod tests {
     fn a_table_tells_what_did_not_run_and_what_does_not_count() {
         let mut rows = vec![
             Row {
-                metric: "speed".to_owned(),
-                unit: "GB/s".to_owned(),
+                metric: SPEED.name.to_owned(),
+                unit: SPEED.unit.to_owned(),
                 median: Some(2.0),
                 runs: 3,
                 baseline: Some("fio".to_owned()),

@@ -12,7 +12,8 @@ use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
 use longshore_mem::isa::{Isa, IsaToken};
 
 use super::published;
-use super::timed::{BYTES_PER_CLOCK, Repeated, Unit, boxed};
+use super::timed::{Repeated, Unit, boxed};
+use crate::harness::metric::BYTES_PER_CLOCK;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 /// A name, and the bytes of one buffer: a copy has two, and both are to fit the cache named.

@@ -19,7 +19,7 @@ use longshore_iov::{
 };
 use object::{Object, ObjectSection, ObjectSymbol};
 
-use super::timed::CODE;
+use crate::harness::metric::CODE;
 use crate::harness::{CommonOptions, Row, Session};
 
 const CASE: &str = "code size";

@@ -12,7 +12,8 @@ use longshore_mem::VolatileSlice;
 use longshore_mem::fault::FaultGuard;
 
 use super::bytes_per_clock::TARGET_SKEW;
-use super::timed::{BYTES_PER_CLOCK, CYCLES, Repeated, Unit, boxed};
+use super::timed::{Repeated, Unit, boxed};
+use crate::harness::metric::{BYTES_PER_CLOCK, CORE_CYCLES};
 use crate::harness::{Against, CommonOptions, Session};
 
 const CASE: &str = "fault-tolerant copy";
@@ -60,7 +61,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             assert!(matches!(done, Err(Error::Fault { done_bytes: 0, .. })), "{done:?}");
         }))];
         let measured = session.run(FAULT_CASE, candidates);
-        let against = [Against { metric: CYCLES, baseline: "longshore", only: None }];
+        let against = [Against { metric: CORE_CYCLES, baseline: "longshore", only: None }];
         session.publish(measured.rows(session.bench(), &against))?;
     }
     Ok(())

@@ -14,7 +14,8 @@ use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
 use super::bytes_per_clock::TARGET_SKEW;
 use super::published::{OWN, Published};
-use super::timed::{Repeated, TIME, Unit, boxed};
+use super::timed::{Repeated, Unit, boxed};
+use crate::harness::metric::TIME_US;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 const BYTES: usize = 256 << 20;
@@ -189,8 +190,8 @@ fn one(case: &str, memory_bytes: usize, whole: usize, session: &mut Session) -> 
     }
     let measured = session.run(case, candidates);
     let against = [
-        Against { metric: TIME, baseline: MEMCPY, only: None },
-        Against { metric: TIME, baseline: OWN, only: None },
+        Against { metric: TIME_US, baseline: MEMCPY, only: None },
+        Against { metric: TIME_US, baseline: OWN, only: None },
     ];
     session.publish(measured.rows(session.bench(), &against))?;
     session.publish(Published::read()?.rows(session.bench(), case))

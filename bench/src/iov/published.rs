@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result};
 
-use super::timed::{BYTES_PER_CLOCK, TIME};
 use crate::harness::Row;
+use crate::harness::metric::{BYTES_PER_CLOCK, TIME_US};
 
 const TABLE: &str = include_str!("../../published/iov_copy.csv");
 
@@ -29,8 +29,8 @@ impl Published {
         let rows = self.0.iter().filter_map(|(kind, time)| {
             let candidate = format!("{}, published", Self::name_here(kind)?);
             Some(Row {
-                metric: TIME.name.to_owned(),
-                unit: TIME.unit.to_owned(),
+                metric: TIME_US.name.to_owned(),
+                unit: TIME_US.unit.to_owned(),
                 median: Some(*time),
                 runs: RUNS,
                 baseline: Some(format!("{OWN}, published")),

@@ -13,7 +13,8 @@ use longshore_iov::{
 use longshore_mem::Page;
 
 use super::kinds::Memory;
-use super::timed::{CYCLES, Repeated, Unit, boxed};
+use super::timed::{Repeated, Unit, boxed};
+use crate::harness::metric::CORE_CYCLES;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 const CASE: &str = "empty step";
@@ -69,7 +70,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     );
     push("ForeignBuf", || Cursor::from_kind(ForeignBuf::<Source>::new(whole), len_bytes), 1, all);
     let measured = session.run(CASE, candidates);
-    let against = [Against { metric: CYCLES, baseline: "OwnVec", only: None }];
+    let against = [Against { metric: CORE_CYCLES, baseline: "OwnVec", only: None }];
     session.publish(measured.rows(session.bench(), &against))
 }
 

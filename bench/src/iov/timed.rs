@@ -3,12 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::clock;
-use crate::harness::{Candidate, Metric, Sample, Trouble};
-
-pub(super) const BYTES_PER_CLOCK: Metric = Metric { name: "speed", unit: "B/clock" };
-pub(super) const TIME: Metric = Metric { name: "time", unit: "us" };
-pub(super) const CODE: Metric = Metric { name: "code", unit: "B" };
-pub(super) const CYCLES: Metric = Metric { name: "cycles", unit: "cycles" };
+use crate::harness::metric::{BYTES_PER_CLOCK, CORE_CYCLES, TIME_US};
+use crate::harness::{Candidate, Sample, Trouble};
 
 /// What a run's time is turned into.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +69,8 @@ impl Candidate for Repeated<'_> {
         let cycles = best * clock::core_hz();
         Ok(vec![match self.unit {
             Unit::BytesPerClock(bytes) => (BYTES_PER_CLOCK, bytes as f64 / cycles),
-            Unit::Time => (TIME, best * 1e6),
-            Unit::CyclesEach(count) => (CYCLES, cycles / count as f64),
+            Unit::Time => (TIME_US, best * 1e6),
+            Unit::CyclesEach(count) => (CORE_CYCLES, cycles / count as f64),
         }])
     }
 

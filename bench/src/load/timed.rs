@@ -5,13 +5,12 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow};
 
+use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED, TIME_MS};
 use crate::harness::subprocess::{Message, Subprocess};
 use crate::harness::{Candidate, Sample, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start, require_memory, resident_bytes};
-use crate::load::metrics::{
-    IMPORT, PAGE_CACHE, PEAK, SPEED, TIME, gigabytes_per_second, mebibytes,
-};
+use crate::load::units::{gigabytes_per_second, mebibytes};
 use crate::load::worker::{self, Job, Work};
 
 /// What is taken down of a run.
@@ -116,10 +115,13 @@ impl<'a> TimedJob<'a> {
         let speed = (SPEED, gigabytes_per_second(self.len_bytes, seconds));
         Ok(match self.interest {
             Interest::Speed => vec![speed],
-            Interest::Time => vec![(TIME, seconds * 1e3)],
+            Interest::Time => vec![(TIME_MS, seconds * 1e3)],
             Interest::Everything => {
-                let mut sample =
-                    vec![speed, (PAGE_CACHE, mebibytes(growth)), (PEAK, mebibytes(peak_over_file))];
+                let mut sample = vec![
+                    speed,
+                    (PAGE_CACHE, mebibytes(growth)),
+                    (PEAK_OVER_FILE, mebibytes(peak_over_file)),
+                ];
                 sample.extend(import_seconds.map(|seconds| (IMPORT, seconds * 1e3)));
                 sample
             }

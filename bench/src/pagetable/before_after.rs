@@ -9,7 +9,8 @@ use super::cases::{Candidates, effort};
 use super::counts;
 use super::layout::{KIB, Layout, MIB};
 use super::ours::{self, Ours, PerEntry};
-use super::timed::{Effort, TIME, Timed, Work};
+use super::timed::{Effort, Timed, Work};
+use crate::harness::metric::TIME_NS;
 use crate::harness::{Against, CommonOptions, Row, Sample, Session};
 
 const TABLE: &str = include_str!("../../published/unmap_latency.csv");
@@ -35,7 +36,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             let mut candidates = Candidates::new();
             add(&layout, effort(options), &mut candidates);
             let measured = session.run(&case, candidates);
-            let against = [Against { metric: TIME, baseline: AFTER, only: None }];
+            let against = [Against { metric: TIME_NS, baseline: AFTER, only: None }];
             let mut rows = measured.rows(session.bench(), &against);
             rows.extend(published.rows(session.bench(), &case));
             session.publish(rows)?;
@@ -91,8 +92,8 @@ struct Published {
 impl Published {
     fn rows(&self, bench: &str, case: &str) -> Vec<Row> {
         let row = |candidate, us: f64| Row {
-            metric: TIME.name.to_owned(),
-            unit: TIME.unit.to_owned(),
+            metric: TIME_NS.name.to_owned(),
+            unit: TIME_NS.unit.to_owned(),
             median: Some(us * 1e3),
             baseline: Some(PUBLISHED_AFTER.to_owned()),
             ratio: Some(us / self.after_us),

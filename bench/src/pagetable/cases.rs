@@ -13,7 +13,8 @@ use super::layout::{GIB, KIB, Layout, MIB, shuffled};
 use super::ours::{self, Ours};
 use super::peers::{Aarch64Paging, X86_64};
 use super::tables::Tables;
-use super::timed::{Effort, TIME, Timed, Unable, Work};
+use super::timed::{Effort, Timed, Unable, Work};
+use crate::harness::metric::TIME_NS;
 use crate::harness::{Against, Candidate, CommonOptions, Sample, Session};
 
 pub(super) type Candidates = Vec<Box<dyn Candidate>>;
@@ -142,7 +143,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             .iter()
             .flat_map(|name| {
                 let baselines = [AARCH64_PAGING, X86_64_CRATE, MULTIARCH];
-                baselines.map(|baseline| Against { metric: TIME, baseline, only: Some(name) })
+                baselines.map(|baseline| Against { metric: TIME_NS, baseline, only: Some(name) })
             })
             .collect();
         session.publish(measured.rows(session.bench(), &against))?;

@@ -11,12 +11,8 @@ use longshore_pagetable::{Check, Invalidate, PageTable, Prot, TlbGather};
 
 use super::layout::{Layout, Stretch};
 use super::timed::Work;
-use crate::harness::{Metric, Sample};
-
-pub(super) const LINES: Metric = Metric { name: "lines cleaned", unit: "" };
-pub(super) const FENCES: Metric = Metric { name: "fences", unit: "" };
-pub(super) const INVALIDATIONS: Metric = Metric { name: "invalidations", unit: "" };
-pub(super) const TABLES: Metric = Metric { name: "tables taken or freed", unit: "" };
+use crate::harness::Sample;
+use crate::harness::metric::{FENCES, INVALIDATIONS, LINES_CLEANED, TABLES};
 
 /// A walker that does not snoop, and that nothing has to be done for.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +76,7 @@ pub(super) fn of<F: Format>(format: F, check: Check, layout: &Layout, work: &Wor
         unmap(&layout.stretches[0]);
     }
     let counts = sync.take();
-    let mut sample = vec![(LINES, counts.lines as f64), (FENCES, counts.fences as f64)];
+    let mut sample = vec![(LINES_CLEANED, counts.lines as f64), (FENCES, counts.fences as f64)];
     if !matches!(work, Work::Map { .. }) {
         sample.push((INVALIDATIONS, flushes.0.get() as f64));
     }

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::layout::Layout;
 use super::tables::Tables;
-use crate::harness::{Candidate, Metric, Sample, Trouble};
-
-pub(super) const TIME: Metric = Metric { name: "time", unit: "ns" };
+use crate::harness::metric::TIME_NS;
+use crate::harness::{Candidate, Sample, Trouble};
 
 /// What is timed.
 #[derive(Clone, Debug)]
@@ -191,7 +190,7 @@ impl<T: Tables> Candidate for Timed<T> {
         if stays {
             self.tables.reset(&self.layout.pieces);
         }
-        let mut sample = vec![(TIME, best * 1e9)];
+        let mut sample = vec![(TIME_NS, best * 1e9)];
         sample.extend(self.counted.iter().copied());
         Ok(sample)
     }

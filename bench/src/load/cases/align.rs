@@ -4,9 +4,9 @@ use anyhow::Result;
 
 use super::Model;
 use super::cold::OURS;
+use crate::harness::metric::TIME_MS;
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
-use crate::load::metrics::TIME;
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
 
@@ -27,6 +27,6 @@ pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Re
         })
         .collect();
     let measured = session.run(CASE, candidates);
-    let against = [Against { metric: TIME, baseline: OURS, only: None }];
+    let against = [Against { metric: TIME_MS, baseline: OURS, only: None }];
     session.publish(measured.rows(session.bench(), &against))
 }

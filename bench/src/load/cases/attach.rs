@@ -16,11 +16,11 @@ use longshore_serve::{Client, Event, Listener, Options, Server, Stop, Wanted};
 use longshore_sys::file;
 use longshore_sys::mapping::{Access, Mapping};
 
+use crate::harness::metric::TIME_MS;
 use crate::harness::{Against, Candidate, Sample, Session, Trouble};
 use crate::load::Context;
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start, require_memory};
-use crate::load::metrics::TIME;
 
 pub(super) const CASE: &str = "attach";
 const ATTACH: &str = "longshore attach";
@@ -50,8 +50,8 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     drop(serving);
     context.folder.discard(&model.path);
     let against = [
-        Against { metric: TIME, baseline: LOAD, only: None },
-        Against { metric: TIME, baseline: MAP, only: Some(ATTACH) },
+        Against { metric: TIME_MS, baseline: LOAD, only: None },
+        Against { metric: TIME_MS, baseline: MAP, only: Some(ATTACH) },
     ];
     session.publish(measured.rows(session.bench(), &against))
 }
@@ -75,7 +75,7 @@ impl Candidate for Measured<'_> {
         require_memory(self.model.len_bytes * 3)?;
         self.machine.prepare(&self.model.path, Start::Warm, 0)?;
         let seconds = (self.way)()?;
-        Ok(vec![(TIME, seconds * 1e3)])
+        Ok(vec![(TIME_MS, seconds * 1e3)])
     }
 
     fn is_ours(&self) -> bool {

@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::Model;
+use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED};
 use crate::harness::{Against, Candidate, Measured, Session};
 use crate::load::Context;
-use crate::load::metrics::{IMPORT, PAGE_CACHE, PEAK, SPEED};
 use crate::load::peers::{
     FASTSAFETENSORS, Peer, RUNAI, SAFETENSORS, SAFETENSORS_NUMPY, TENSORIZER,
 };
@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Re
             against(SPEED, BEST_PEER, Some(OURS)),
             against(SPEED, SAFETENSORS.name, Some(OURS)),
             against(PAGE_CACHE, SAFETENSORS.name, None),
-            against(PEAK, SAFETENSORS.name, None),
+            against(PEAK_OVER_FILE, SAFETENSORS.name, None),
             against(IMPORT, SAFETENSORS.name, None),
         ],
     );

@@ -7,9 +7,9 @@ use anyhow::Result;
 use super::REHEARSAL_BYTES;
 use super::cold::OURS;
 use super::process::{Process, python};
+use crate::harness::metric::TIME_MS;
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
-use crate::load::metrics::TIME;
 use crate::load::peers::{LONGSHORE, Peer, RUNAI, SAFETENSORS_NUMPY};
 use crate::load::tools::longshore;
 
@@ -50,6 +50,6 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
         })
         .collect();
     let measured = session.run(CASE, candidates);
-    let against = [Against { metric: TIME, baseline: BASELINE, only: None }];
+    let against = [Against { metric: TIME_MS, baseline: BASELINE, only: None }];
     session.publish(measured.rows(session.bench(), &against))
 }

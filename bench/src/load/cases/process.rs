@@ -6,10 +6,10 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 
 use super::cold::OURS;
+use crate::harness::metric::TIME_MS;
 use crate::harness::subprocess::last_lines;
 use crate::harness::{Candidate, Sample, Trouble};
 use crate::load::Context;
-use crate::load::metrics::TIME;
 use crate::load::peers::Peer;
 
 /// A program from its start to its end, which comes after all it was to do.
@@ -48,7 +48,7 @@ impl Candidate for Process {
             serde_json::from_slice::<serde_json::Value>(&answer.stdout)
                 .context("what it printed is no JSON")?;
         }
-        Ok(vec![(TIME, seconds * 1e3)])
+        Ok(vec![(TIME_MS, seconds * 1e3)])
     }
 
     fn is_ours(&self) -> bool {

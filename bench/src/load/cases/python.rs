@@ -4,9 +4,9 @@ use anyhow::Result;
 
 use super::Model;
 use super::process::{Process, python};
+use crate::harness::metric::{IMPORT, SPEED, TIME_MS};
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
-use crate::load::metrics::{IMPORT, SPEED, TIME};
 use crate::load::peers::{LONGSHORE, SAFETENSORS_NUMPY};
 use crate::load::tools::{COMMAND, LoadCommand};
 
@@ -30,8 +30,8 @@ pub(super) fn run_imports(context: &Context, session: &mut Session) -> Result<()
     };
     let measured = session.run(IMPORT_CASE, programs.map(candidate).into());
     let against = [
-        Against { metric: TIME, baseline: NOTHING, only: None },
-        Against { metric: TIME, baseline: "safetensors.numpy", only: Some("longshore.numpy") },
+        Against { metric: TIME_MS, baseline: NOTHING, only: None },
+        Against { metric: TIME_MS, baseline: "safetensors.numpy", only: Some("longshore.numpy") },
     ];
     session.publish(measured.rows(session.bench(), &against))
 }

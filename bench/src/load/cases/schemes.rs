@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result};
 
 use super::REHEARSAL_BYTES;
+use crate::harness::metric::TIME_MS;
 use crate::harness::table::{self, Table, number, text};
 use crate::harness::{Against, Candidate, Row, Session};
 use crate::load::Context;
-use crate::load::metrics::TIME;
 use crate::load::published::{self, Published};
 use crate::load::schemes::{ALL, Kinds, SIZES, Size};
 use crate::load::timed::{Interest, TimedJob};
@@ -54,8 +54,8 @@ fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) ->
     let mut rows = measured.rows(
         session.bench(),
         &[
-            Against { metric: TIME, baseline: BASELINE, only: None },
-            Against { metric: TIME, baseline: PUBLISHED_BEST, only: Some(OURS) },
+            Against { metric: TIME_MS, baseline: BASELINE, only: None },
+            Against { metric: TIME_MS, baseline: PUBLISHED_BEST, only: Some(OURS) },
         ],
     );
     let published = published_rows(session.bench(), &Published::read()?, size);
@@ -77,8 +77,8 @@ fn published_rows(bench: &str, published: &Published, size: Size) -> Vec<Row> {
         .filter_map(|scheme| {
             let mean = millis(scheme.name())?;
             Some(Row {
-                metric: TIME.name.to_owned(),
-                unit: TIME.unit.to_owned(),
+                metric: TIME_MS.name.to_owned(),
+                unit: TIME_MS.unit.to_owned(),
                 mean: Some(mean),
                 runs: published::RUNS,
                 baseline: Some(BASELINE.to_owned()),

@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::Model;
+use crate::harness::metric::SPEED;
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
-use crate::load::metrics::SPEED;
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
 

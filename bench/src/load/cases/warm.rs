@@ -4,10 +4,10 @@ use anyhow::Result;
 
 use super::Model;
 use super::cold::OURS;
+use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED};
 use crate::harness::{Against, Candidate, Session};
 use crate::load::Context;
 use crate::load::machine::Start;
-use crate::load::metrics::{IMPORT, PAGE_CACHE, PEAK, SPEED};
 use crate::load::peers::{MMAP_CLONE, Peer, READINTO, RUNAI, SAFETENSORS_NUMPY};
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Re
             Against { metric: SPEED, baseline: COPY_POPULATED, only: None },
             Against { metric: SPEED, baseline: COPY_FRESH, only: Some(OURS) },
             Against { metric: PAGE_CACHE, baseline: SAFETENSORS_NUMPY.name, only: None },
-            Against { metric: PEAK, baseline: SAFETENSORS_NUMPY.name, only: None },
+            Against { metric: PEAK_OVER_FILE, baseline: SAFETENSORS_NUMPY.name, only: None },
             Against { metric: IMPORT, baseline: SAFETENSORS_NUMPY.name, only: None },
         ],
     );

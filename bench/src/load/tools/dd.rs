@@ -4,12 +4,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::harness::metric::SPEED;
 use crate::harness::subprocess::last_lines;
 use crate::harness::{Candidate, Sample, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start};
-use crate::load::metrics::{SPEED, gigabytes_per_second};
 use crate::load::timed::memory_bytes;
+use crate::load::units::gigabytes_per_second;
 
 /// `dd iflag=direct bs=8M`.
 pub(crate) struct Dd {

@@ -1,0 +1,85 @@
+//! Every metric that a bench measures: its name in rows, goals and tables, and its unit.
+
+use serde::de::{Deserialize as _, Deserializer, Error};
+
+/// What a value is a value of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Metric {
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+}
+
+macro_rules! metrics {
+    ($($(#[$attribute:meta])* $constant:ident: $name:literal, $unit:literal;)*) => {
+        $($(#[$attribute])* pub(crate) const $constant: Metric = Metric { name: $name, unit: $unit };)*
+        const NAMES: &[&str] = &[$($name),*];
+    };
+}
+
+metrics! {
+    /// Bytes of the file, or of the transfers, over the time that they took.
+    SPEED: "speed", "GB/s";
+    BYTES_PER_CLOCK: "speed", "B/clock";
+    ACCESS_RATE: "speed", "accesses/us";
+    TRANSFER_RATE: "speed", "transfers/us";
+    TIME_MS: "time", "ms";
+    TIME_US: "time", "us";
+    TIME_NS: "time", "ns";
+    /// Ticks of the time-stamp counter. Where a core runs faster than that, its own cycles are more.
+    #[cfg(target_arch = "x86_64")]
+    CYCLES: "cycles", "TSC cycles";
+    /// Ticks of the generic timer, which is slower than the core.
+    #[cfg(target_arch = "aarch64")]
+    CYCLES: "cycles", "timer ticks";
+    /// Cycles at the clock rate that the core was measured to have.
+    CORE_CYCLES: "cycles", "cycles";
+    CODE: "code", "B";
+
+    /// By how much the file's share of the page cache grew.
+    PAGE_CACHE: "page_cache_growth", "MiB";
+    /// The process's peak memory less the file's size; what a program holds before the load counts.
+    PEAK_OVER_FILE: "peak_over_file", "MiB";
+    /// From the start of the interpreter's imports to their end.
+    IMPORT: "import", "ms";
+
+    LINES_CLEANED: "lines cleaned", "";
+    FENCES: "fences", "";
+    INVALIDATIONS: "invalidations", "";
+    TABLES: "tables taken or freed", "";
+
+    BARRIERS: "barriers", "";
+    WAITED: "waited", "";
+    REMAPS: "remaps", "1/s";
+    REMAP_TIME: "a remap", "us";
+
+    IN_FLIGHT: "in_flight", "MiB";
+    POOL_PEAK: "pool_peak", "MiB";
+    KINDS: "kinds", "";
+    /// What the pool has at the peak beside one chunk for each kind, over what is in flight.
+    PEAK_OVER_IN_FLIGHT: "peak_over_in_flight", "";
+    /// The same when half of the transfers have ended.
+    HALF_OVER_IN_FLIGHT: "half_over_in_flight", "";
+    CHUNKS_AT_REST: "chunks_at_rest", "";
+    AT_REST_AFTER: "at_rest_after", "ms";
+    /// Of the I/Os, those that went through bounce buffers.
+    BOUNCED: "bounced", "of the I/Os";
+    /// Calls that unmap, for each I/O.
+    FLUSHES: "flushes", "per I/O";
+    MAP_TIME: "map_time", "ms/GB";
+    UNMAP_TIME: "unmap_time", "ms/GB";
+    MAP_AND_UNMAP_TIME: "map_and_unmap_time", "ms/GB";
+}
+
+/// Reads a metric's name from a file that says what to do with its figures.
+///
+/// # Errors
+/// Where no bench measures a metric of that name, so that a slip is not taken for "not run".
+pub(crate) fn known_name<'de, D: Deserializer<'de>>(source: D) -> Result<String, D::Error> {
+    let name = String::deserialize(source)?;
+    if NAMES.contains(&name.as_str()) {
+        return Ok(name);
+    }
+    let known: std::collections::BTreeSet<&str> = NAMES.iter().copied().collect();
+    let known = known.into_iter().collect::<Vec<_>>().join(", ");
+    Err(D::Error::custom(format!("unknown metric '{name}' (expected one of: {known})")))
+}
