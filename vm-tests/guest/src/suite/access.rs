@@ -1,14 +1,18 @@
 //! Memory of every heap, read and written by IOVA.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::{fs, io};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{fs, io, slice, thread};
 
+use held_epoll::HeldEpoll;
+use longshore_access::client::{MappingAccounts, MappingQuota};
 use longshore_access::dirty::ExternalLog;
 use longshore_access::{Reason, Region, RegionAccess, Space};
 use longshore_heap::{Heap, Sealing, SharedBuffer};
 use longshore_mem::{FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
+use longshore_sys::closing::{self, User};
 use longshore_sys::memfd::{self, Backing, Seals};
 use longshore_vm_tests::pattern;
 
@@ -18,6 +22,9 @@ use crate::{
     outcome::{Passed, TestResult, ensure},
 };
 
+#[path = "../../../../crates/memory/sys/tests/closing/held_epoll.rs"]
+mod held_epoll;
+
 pub(super) const SUITE: Suite = Suite {
     name: "access",
     tests: &[
@@ -25,6 +32,7 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "hugetlb_by_iova", run: hugetlb_by_iova },
         Test { name: "udmabuf_by_iova", run: || by_iova(&Heap::Udmabuf) },
         Test { name: "hole_without_memory", run: hole_without_memory },
+        Test { name: "unmapping_waits_for_no_epoll", run: unmapping_waits_for_no_epoll },
         Test { name: "system_heap_by_iova", run: || by_iova(&Heap::DmaHeap("system".to_owned())) },
     ],
 };
@@ -71,6 +79,41 @@ fn hole_without_memory() -> TestResult {
     ensure!(marked.is_err(), "it was marked");
     let (written, marked) = look();
     ensure!(written.is_ok() && marked.is_ok(), "with memory: {written:?}, {marked:?}");
+    Ok(Passed::Yes)
+}
+
+/// The last close of a dma-buf waits for the lock of every epoll that lists it. A device server unmaps one
+/// of a client without waiting.
+fn unmapping_waits_for_no_epoll() -> TestResult {
+    const UID: u32 = 4_000_000_001;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    static ACCOUNTS: MappingAccounts = MappingAccounts::new(16, 1 << 30);
+    let before = Holdings::now()?;
+    let shared = filled(&Heap::Udmabuf)?;
+    let dma_buf = shared.dma_buf().ok_or("it has no dma-buf")?.as_fd().try_clone_to_owned()?;
+    let held = HeldEpoll::of(slice::from_ref(&dma_buf)).ok_or("no lock can be held")?;
+    let region = MappingQuota::new(&ACCOUNTS, UID).map_file(
+        &dma_buf,
+        FileOffset::new(0),
+        LEN,
+        RegionAccess::ReadWrite,
+    )?;
+    // Those that are left are the region's.
+    drop((dma_buf, shared));
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        drop(region);
+        tell.send(())
+    });
+    ensure!(told.recv_timeout(PATIENCE).is_ok(), "unmapping waits for the epoll");
+    ensure!(closing::is_busy(User::from_uid(UID)), "no close waits for the epoll");
+    drop(held);
+    let begin = Instant::now();
+    while closing::is_busy(User::from_uid(UID)) {
+        ensure!(begin.elapsed() < PATIENCE, "the close does not end with the lock");
+        thread::sleep(Duration::from_millis(1));
+    }
+    ensure!(!Holdings::now()?.holds_more_memory_than(&before), "the dma-buf is left");
     Ok(Passed::Yes)
 }
 
