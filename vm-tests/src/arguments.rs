@@ -38,7 +38,9 @@ impl Arguments {
                 "--skip" => parsed.skips.push(value()?),
                 // They say how a test program prints and schedules: nothing to choose here.
                 "--test-threads" | "--color" | "--format" | "--logfile" | "-Z" => drop(value()?),
-                "--include-ignored" | "--quiet" | "-q" => {}
+                "--include-ignored" | "--quiet" | "-q" | "--report-time" => {}
+                // As with a space behind the Z, and its value.
+                _ if name.starts_with("-Z") => {}
                 _ if name.starts_with('-') => return Err(format!("{name} is not known here")),
                 _ => parsed.filters.push(arg),
             }
@@ -76,7 +78,12 @@ mod tests {
     fn nothing_said_is_everything() {
         assert!(parsed("").selects("load::any"));
         assert!(!parsed("").is_filtering());
-        assert!(!parsed("--nocapture --test-threads 1 --color=never -q").is_filtering());
+        assert!(
+            !parsed(
+                "--nocapture --test-threads 1 --color=never -q -Zunstable-options --report-time"
+            )
+            .is_filtering()
+        );
     }
 
     #[test]

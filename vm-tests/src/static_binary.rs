@@ -100,6 +100,8 @@ fn build(package: &str, name: &str, settings: &[(&str, &str)]) -> Result<PathBuf
         .envs(settings.iter().copied())
         // The one form of flags that nothing else overrides.
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        // For test programs that print their times.
+        .env_remove("RUSTC_BOOTSTRAP")
         .env("RUSTFLAGS", rust_flags(env::var("RUSTFLAGS").ok().as_deref()));
     tool::output(&mut cargo)?;
     let binary = into.join(TARGET).join("release").join(name);

@@ -51,7 +51,8 @@ pub(super) fn groups(fixtures: &Path, known: &[String]) -> Result<Vec<Group>> {
 struct Disks {
     content: PathBuf,
     file: PathBuf,
-    small: PathBuf,
+    /// Where what a machine writes to is made.
+    scratch: PathBuf,
 }
 
 impl Disks {
@@ -72,12 +73,7 @@ impl Disks {
                 .map_err(|source| failed("writing", &path_of_odd, source))?;
             make_fragmented_ext4(&folder, path, FILE_DISK_BYTES)
         })?;
-        let small = fixtures.join("nvme-small");
-        let bytes = fixture::DRIVEN_SMALL_BYTES;
-        fixture::write_file(&small, fixture::DRIVEN_SMALL_SEED, bytes)
-            .and_then(|()| fs::File::options().write(true).open(&small)?.set_len(2 * bytes))
-            .map_err(|source| failed("writing", &small, source))?;
-        Ok(Self { content, file, small })
+        Ok(Self { content, file, scratch: fixtures.to_owned() })
     }
 
     fn machine(&self, name: &str, iommu: Iommu) -> Result<Machine> {
@@ -85,7 +81,7 @@ impl Disks {
             // Without domain and bus.
             disk.attach(Attach::Nvme).property("addr", &address["0000:00:".len()..])
         };
-        let small = Disk::file("nvme-small", &self.small).writable();
+        let small = Disk::file("nvme-small", self.small(name)?).writable();
         let small = ["logical_block_size", "physical_block_size"]
             .into_iter()
             .fold(small, |disk, name| disk.property(name, 4096))
@@ -104,6 +100,16 @@ impl Disks {
             .disk(at(slow, fixture::DRIVEN_SLOW))
             .disk(at(file, fixture::DRIVEN_DISK_OF_FILE))
             .disk(at(small, fixture::DRIVEN_SMALL)))
+    }
+
+    /// The disk that the machine `name` writes to, which no other one may have at the same time.
+    fn small(&self, name: &str) -> Result<PathBuf> {
+        let path = self.scratch.join(format!("{name}-small"));
+        let bytes = fixture::DRIVEN_SMALL_BYTES;
+        fixture::write_file(&path, fixture::DRIVEN_SMALL_SEED, bytes)
+            .and_then(|()| fs::File::options().write(true).open(&path)?.set_len(2 * bytes))
+            .map_err(|source| failed("writing", &path, source))?;
+        Ok(path)
     }
 }
 

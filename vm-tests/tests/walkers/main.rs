@@ -129,7 +129,7 @@ fn run(tests: &[Test], expected: &BTreeSet<String>) -> bool {
                 Outcome::Failed(_) => "FAILED",
                 Outcome::Skipped(_) => "skipped",
             };
-            println!("test {name} ... {word} ({:.2} s)", elapsed.as_secs_f64());
+            println!("test {name} ... {word} <{:.3}s>", elapsed.as_secs_f64());
             match &outcome {
                 Outcome::Passed => {}
                 Outcome::Failed(_) => failed += 1,
