@@ -20,12 +20,18 @@ export LD_LIBRARY_PATH=$prefix/lib PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 
 passed=0 failed=0
 
+# Prints the seconds since the time $1, which is in microseconds, as scripts/steps.sh reads them.
+took() {
+    local us=$((${EPOCHREALTIME/[.,]/} - $1))
+    printf '<%d.%03ds>' $((us / 1000000)) $((us / 1000 % 1000))
+}
+
 # Runs the command $2… as the test $1, and shows what it said where it fails.
 try() {
-    local name=$1
+    local name=$1 began=${EPOCHREALTIME/[.,]/}
     shift
     if "$@" >"$work/log" 2>&1; then
-        echo "test $name ... ok"
+        echo "test $name ... ok $(took "$began")"
         passed=$((passed + 1))
     else
         echo "test $name ... FAILED: $*"
@@ -131,11 +137,11 @@ build() {
 
 # Runs the test program and counts what it did.
 program() {
-    local name=$1
+    local name=$1 began=${EPOCHREALTIME/[.,]/}
     shift
     if "$@" >"$work/log" 2>&1 && grep --quiet '^test result: ok' "$work/log"; then
         passed=$((passed + $(grep --count '^test .* ok$' "$work/log")))
-        echo "test $name ... ok, $(grep --count '^test .* ok$' "$work/log") tests"
+        echo "test $name ... ok, $(grep --count '^test .* ok$' "$work/log") tests $(took "$began")"
     else
         echo "test $name ... FAILED: $*"
         show_log
