@@ -69,10 +69,13 @@ def _names_in_docstrings(
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """In the words that scripts/test.sh counts: what was skipped is among what passed there."""
+    """In the words that scripts/steps.sh counts: what was skipped is among what passed there."""
     outcomes = {name: terminalreporter.stats.get(name, []) for name in ("passed", "skipped")}
     failed = len(terminalreporter.stats.get("failed", []))
     failed += len(terminalreporter.stats.get("error", []))
+    for report in outcomes["passed"]:
+        if report.when == "call":
+            terminalreporter.write_line(f"test {report.nodeid} ... ok <{report.duration:.3f}s>")
     for report in outcomes["skipped"]:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         terminalreporter.write_line(f"SKIPPED {report.nodeid}: {reason}")
