@@ -1,25 +1,41 @@
 #!/usr/bin/env bash
 # Installs what is missing and runs every test, the cheap ones first.
 #
-#   scripts/test.sh            everything
-#   scripts/test.sh --quick    without the steps that take minutes
+#   scripts/test.sh             everything
+#   scripts/test.sh --quick     without the steps that take minutes
+#   scripts/test.sh STEP...     these steps, such as miri_tests; what they are is in CONTRIBUTING.md
 #
 # With CI=true neither the tests in a real kernel may be skipped nor those in Go and Python programs
 # and in a browser.
-# What each step printed is kept in target/test-logs. The last line counts tests; a step that failed
-# without a test counts as one.
+# What each step printed is kept in target/test-logs. At the end is a table of the steps with their
+# seconds, those of the processors and their tests, then the ten slowest tests. The last line counts
+# tests; a step that failed without a test counts as one.
 set -uo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# shellcheck source=scripts/steps.sh
+. "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
+quick_steps=(format shell_scripts lints rules unit_tests)
+long_steps=(stress_tests loom_tests isa_tests miri_tests aarch64_tests documentation public_api packages
+    oldest_rust fuzz_targets load_a_model c_tests python_tests guest_tests bench)
+# Too long for every run: .ci/run-more has them run.
+longer_steps=(fuzzing whole_programs)
+
+steps=()
+not_run=()
 case "$#:${1:-}" in
-0:) quick=false ;;
-1:--quick) quick=true ;;
-*)
-    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-    exit 2
-    ;;
+0:) steps=("${quick_steps[@]}" "${long_steps[@]}") ;;
+1:--quick) steps=("${quick_steps[@]}") not_run=("${long_steps[@]}") ;;
+*) steps=("$@") ;;
 esac
+for step in "${steps[@]}"; do
+    if [[ " ${quick_steps[*]} ${long_steps[*]} ${longer_steps[*]} " != *" $step "* ]]; then
+        sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+        printf '\nsteps: %s\n' "${quick_steps[*]} ${long_steps[*]} ${longer_steps[*]}" >&2
+        exit 2
+    fi
+done
 
 cd "$repository" || exit
 logs=${CARGO_TARGET_DIR:-target}/test-logs
@@ -31,7 +47,7 @@ if [[ ${CI:-} == true ]]; then
     export LONGSHORE_REQUIRE_GUEST=1 CARGO_INCREMENTAL=0 CARGO_TERM_PROGRESS_WHEN=never
     # What is committed is what is tested, and nobody is there to stop what hangs.
     locked=(--locked)
-    bounded=(timeout --kill-after=10 30m)
+    bounded=(timeout --kill-after=10 "${LONGSHORE_STEP_LIMIT:-30m}")
 fi
 export CARGO_TERM_COLOR=never
 
@@ -39,8 +55,9 @@ export CARGO_TERM_COLOR=never
 
 format() { cargo fmt --all --check; }
 
-# The scripts are all that is not Rust.
-shell_scripts() { shellcheck --external-sources scripts/*.sh bindings/*/*.sh .ci/*; }
+shell_scripts() {
+    shellcheck --external-sources scripts/*.sh bindings/*/*.sh .ci/run* && scripts/test-steps.sh
+}
 
 lints() {
     local status=0 wing
@@ -60,47 +77,57 @@ rules() { cargo xtask check; }
 # says SKIPPED, which is seen only with --show-output.
 unit_tests() {
     local status=0
-    "${bounded[@]}" cargo test --workspace --exclude longshore-vm-tests --no-fail-fast \
-        "${features[@]}" "${locked[@]}" -- --show-output || status=1
-    "${bounded[@]}" cargo test --release --package longshore-access --test stress "${locked[@]}" -- \
-        --ignored --show-output || status=1
-    # For a minute, or LONGSHORE_STRESS_SECONDS.
-    "${bounded[@]}" cargo test --package longshore-serve --test stress "${locked[@]}" -- \
-        --ignored --show-output || status=1
-    "${bounded[@]}" cargo test --package longshore-vm-tests --lib -- --show-output || status=1
-    "${bounded[@]}" cargo test --package longshore-vm-tests --doc || status=1
+    cargo_tests test --workspace --exclude longshore-vm-tests --lib --bins --tests --examples \
+        --no-fail-fast "${features[@]}" "${locked[@]}" -- --show-output || status=1
+    cargo_tests test --package longshore-vm-tests --lib "${locked[@]}" -- --show-output || status=1
+    cargo_tests test --workspace --doc --no-fail-fast "${features[@]}" "${locked[@]}" -- \
+        --show-output || status=1
     return "$status"
+}
+
+# Processes and threads that do as they please, for 20 seconds or LONGSHORE_STRESS_SECONDS.
+stress_tests() {
+    local -x LONGSHORE_STRESS_SECONDS=${LONGSHORE_STRESS_SECONDS:-20}
+    cargo_tests test --workspace --exclude longshore-vm-tests --test stress --no-fail-fast \
+        "${features[@]}" "${locked[@]}" -- --ignored --show-output
 }
 
 # Every interleaving of threads that change one page table, access what is unmapped, write beside a
 # harvest of a dirty log, wait for what comes over a connection, or want what another one keeps.
 loom_tests() {
-    local status=0
     local -x RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
-    local loom=("${bounded[@]}" cargo test --release "${locked[@]}")
-    "${loom[@]}" --package longshore-pagetable --test loom || status=1
-    "${loom[@]}" --package longshore-sync --test loom_grace --test loom_biased || status=1
-    "${loom[@]}" --package longshore-access --test loom_dirty || status=1
-    "${loom[@]}" --package longshore-vfio-user --test loom_mailbox || status=1
-    "${loom[@]}" --package longshore-domain --test loom || status=1
+    # Linking several small programs with optimisation across crates takes longer than they run.
+    local -x CARGO_PROFILE_RELEASE_LTO=off
+    cargo_tests test --release --package longshore-pagetable --package longshore-sync \
+        --package longshore-access --package longshore-vfio-user --package longshore-domain \
+        --test loom --test loom_grace --test loom_biased --test loom_dirty --test loom_mailbox \
+        --no-fail-fast "${locked[@]}" --
+}
+
+# Copies, checksums, digests and page tables with each instruction set of the machine but the last: that
+# one the unit tests have, because it is what is chosen where nothing else is said. Of the page tables
+# three formats are enough, of three widths of entry and block: the rest is the same code.
+isa_tests() {
+    local status=0 here
+    local tests=(cargo_tests test "${locked[@]}" --no-fail-fast)
+    here=$(cargo test --package longshore-mem --lib "${locked[@]}" -- isa:: --show-output |
+        sed -n 's/^instruction sets of this machine: \[\(.*\)\]$/\L\1/p')
+    if [[ $here != scalar* ]]; then
+        printf 'error: the tests do not say which instruction sets this machine has\n'
+        return 1
+    fi
+    read -ra here <<<"${here//,/}"
+    for LONGSHORE_ISA in "${here[@]:0:${#here[@]}-1}"; do
+        export LONGSHORE_ISA
+        printf '    %s\n' "$LONGSHORE_ISA"
+        "${tests[@]}" --package longshore-mem --package longshore-iov --tests -- --show-output ||
+            status=1
+        "${tests[@]}" --package longshore-pagetable --lib -- simd:: || status=1
+        "${tests[@]}" --package longshore-pagetable --test conformance -- vtd_second_48:: \
+            stage1_16k_40:: x86_64_5_levels:: || status=1
+    done
+    unset LONGSHORE_ISA
     return "$status"
-}
-
-# Copies, checksums and digests with one instruction set, also where tests leave the choice to
-# the machine.
-scalar_tests() { tests_with scalar; }
-avx2_tests() { tests_with avx2; }
-avx512_tests() { tests_with avx512; }
-
-tests_with() {
-    LONGSHORE_ISA=$1 "${bounded[@]}" cargo test --package longshore-mem --package longshore-iov \
-        --package longshore-pagetable --tests --no-fail-fast "${locked[@]}" -- --show-output
-}
-
-# Whether the machine has the instruction set $1, by what the tests themselves find.
-has_isa() {
-    cargo test --package longshore-mem --lib "${locked[@]}" -- isa:: --show-output 2>/dev/null |
-        grep --ignore-case --word-regexp "instruction sets of this machine: .*$1"
 }
 
 # Miri has no memfd, no madvise and no io_uring, so what asks the kernel for memory cannot run under
@@ -110,7 +137,8 @@ miri_tests() {
     local status=0 running=0 at_once package
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/memory/mem/src/copy/bytewise.rs.
-    local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows' PROPTEST_CASES=8
+    local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows'
+    local -x PROPTEST_CASES=${LONGSHORE_MIRI_CASES:-3}
     local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain sync heap)
     at_once=$(nproc)
     cargo "+$rust_nightly" miri --version
@@ -131,20 +159,7 @@ miri_tests() {
     return "$status"
 }
 
-# Filters are modules. One that names none any more, after a move, is an error.
-miri() {
-    local output status=0 argument filters=false
-    output=$("${bounded[@]}" cargo "+$rust_nightly" miri test "${locked[@]}" "$@" 2>&1) || status=1
-    printf '%s\n' "$output"
-    for argument; do
-        if $filters && ! grep --quiet "^test $argument" <<<"$output"; then
-            printf 'error: no test is in %s\n' "$argument"
-            status=1
-        fi
-        [[ $argument != -- ]] || filters=true
-    done
-    return "$status"
-}
+miri() { cargo_tests "+$rust_nightly" miri test "${locked[@]}" "$@"; }
 
 # With slices of atomics looked at whole, not entry by entry, which takes far longer.
 miri_of_tables() {
@@ -186,18 +201,18 @@ miri_of_load() {
 aarch64_tests() {
     local status=0
     local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-    local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64 -L /usr/aarch64-linux-gnu'
+    local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='env RUSTC_BOOTSTRAP=1 qemu-aarch64 -L /usr/aarch64-linux-gnu'
     # Emulating what is not optimised takes minutes.
     local -x CARGO_PROFILE_DEV_OPT_LEVEL=1
-    local tests=("${bounded[@]}" cargo test --target aarch64-unknown-linux-gnu "${locked[@]}")
+    local tests=(cargo_tests test --target aarch64-unknown-linux-gnu "${locked[@]}")
     "${tests[@]}" --package longshore-mem --package longshore-iov --package longshore-pagetable \
         --tests --no-fail-fast -- \
         --show-output --skip processes:: --skip what_is_not_a_copy_dies \
         --skip keeps_its_handlers --skip a_table_that_cannot_be_had_is_not_in_use || status=1
     # The emulator takes any length for memory, and another process's addresses for the machine's.
     "${tests[@]}" --package longshore-access --lib --test faults --test counts --test model \
-        --test logs --no-fail-fast -- --show-output --skip memory_of_another_process \
-        --skip writes_to_remote_regions_are_logged \
+        --test logs --no-fail-fast -- --show-output \
+        --skip memory_of_another_process --skip writes_to_remote_regions_are_logged \
         --skip a_client_that_has_exited_is_disconnected \
         --skip words_are_zero_and_what_does_not_fit_is_refused || status=1
     local scenario
@@ -230,7 +245,11 @@ packages() {
     return "$status"
 }
 
-oldest_rust() { cargo "+$rust_oldest" check --workspace --all-targets "${locked[@]}"; }
+# What users build, without this project's own tests and tools.
+oldest_rust() {
+    cargo "+$rust_oldest" check --workspace --exclude longshore-bench --exclude longshore-vm-tests \
+        --exclude longshore-guest --exclude xtask --lib --bins --examples "${locked[@]}"
+}
 
 # A workspace of its own. libFuzzer itself, which is C++, is built only to fuzz.
 fuzz_targets() {
@@ -256,7 +275,7 @@ c_tests() { "${bounded[@]}" bindings/c/test.sh; }
 python_tests() { "${bounded[@]}" bindings/python/test.sh; }
 
 guest_tests() {
-    "${bounded[@]}" cargo test --package longshore-vm-tests --test '*' --no-fail-fast "${locked[@]}"
+    cargo_tests test --package longshore-vm-tests --test '*' --no-fail-fast "${locked[@]}"
 }
 
 bench() {
@@ -269,128 +288,51 @@ bench() {
     return "$status"
 }
 
-# --- Running and counting them ----------------------------------------------------------------
-
-table=()
-skips=()
-failures=()
-passed=0 failed=0 skipped=0
-
-# Prints how many tests the log names as $2: passed, failed or ignored.
-count() {
-    awk -v word="$2" '
-        /^ *test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1) }
-        END { print sum + 0 }' "$1"
-}
-
-# Prints the parts of the log $1 that say which tests failed and why: of Rust's test runner the names and
-# its sections of failures, which leave out the panics that tests expect; else lines of errors; else the end.
-what_failed() {
-    awk '/^test .* FAILED$/
-        /^failures:$/ { on = 1 }
-        /^test result:/ { on = 0 }
-        on && NF && !/^ +([0-9]+:|at) / && ++lines <= 60' "$1" | grep . ||
-        grep --extended-regexp --max-count=30 '^ *(error|FAILED|E  )|panicked at' "$1" ||
-        tail --lines=10 "$1"
-}
-
-# Runs the function $1 as a step.
-run() {
-    local name=$1 log=$logs/$1.log began=$SECONDS status line
-    printf '\n==> %s\n' "${name//_/ }"
-    "$name" 2>&1 </dev/null | tee "$log"
-    status=${PIPESTATUS[0]}
-    local here_passed here_failed here_skipped=()
-    here_passed=$(count "$log" passed)
-    here_failed=$(count "$log" failed)
-    mapfile -t here_skipped < <(grep '^ *SKIPPED' "$log")
-    for line in "${here_skipped[@]}"; do
-        skips+=("${name//_/ }: $line")
+# Each target for two minutes, or LONGSHORE_FUZZ_SECONDS, on a copy of its corpus.
+fuzzing() {
+    local status=0 target corpus
+    local -x CARGO_TARGET_DIR=${logs%/*}/fuzz
+    cargo fuzz --version >/dev/null 2>&1 || cargo install --quiet --locked cargo-fuzz || return
+    corpus=$(mktemp -d) || return
+    for target in fuzz/fuzz_targets/*.rs; do
+        target=$(basename "$target" .rs)
+        mkdir "$corpus/$target"
+        if [[ -d fuzz/corpus/$target ]]; then cp -r "fuzz/corpus/$target" "$corpus"; fi
+        printf '    %s\n' "$target"
+        cargo "+$rust_nightly" fuzz run "$target" "$corpus/$target" -- -verbosity=0 \
+            -max_total_time="${LONGSHORE_FUZZ_SECONDS:-120}" -print_final_stats=1 || status=1
     done
-    # A test that skipped itself was counted as passed.
-    local unfounded=$((${#here_skipped[@]} < here_passed ? ${#here_skipped[@]} : here_passed))
-    passed=$((passed + here_passed - unfounded))
-    skipped=$((skipped + ${#here_skipped[@]} + $(count "$log" ignored)))
-    local verdict=ok
-    [[ $here_passed -gt 0 || ${#here_skipped[@]} -eq 0 ]] || verdict=skipped
-    if [[ $status -ne 0 || $here_failed -gt 0 ]]; then
-        verdict=FAILED
-        failed=$((failed + (here_failed > 0 ? here_failed : 1)))
-        mapfile -t -O ${#failures[@]} failures < <(what_failed "$log" | sed "s/^/${name//_/ }: /")
-    fi
-    table+=("$(printf '%-16s %-8s %5d s' "${name//_/ }" "$verdict" $((SECONDS - began)))")
-    printf '==> %s: %s after %d s\n' "${name//_/ }" "$verdict" $((SECONDS - began))
+    rm -rf "$corpus"
+    return "$status"
 }
 
-# Notes that the step $1 is not run, and why.
-skip() {
-    local line
-    line=$(printf '%-16s %-8s' "${1//_/ }" skipped)
-    printf '\n==> %s: SKIPPED: %s\n' "${1//_/ }" "$2"
-    table+=("$line")
-    skips+=("${1//_/ }: $2")
-    skipped=$((skipped + 1))
+# The command beside other programs that do the same, each from its start to its end.
+whole_programs() {
+    cargo run --release --package longshore-bench "${locked[@]}" -- programs
 }
 
-# Runs the step $1 where the command that follows it succeeds; skips it with the reason $2 else.
-run_if() {
-    local name=$1 reason=$2
-    shift 2
-    if "$@" >/dev/null 2>&1; then run "$name"; else skip "$name" "$reason"; fi
+# Prints why the step $1 cannot be run here, if so.
+why_not() {
+    case $1 in
+    shell_scripts) has_program shellcheck || echo "shellcheck is not installed" ;;
+    miri_tests) cargo "+$rust_nightly" miri --version >/dev/null 2>&1 ||
+        echo "there is no $rust_nightly with Miri" ;;
+    aarch64_tests) has_aarch64 || echo "nothing here builds and runs programs for AArch64" ;;
+    public_api | fuzzing) cargo "+$rust_nightly" --version >/dev/null 2>&1 ||
+        echo "there is no $rust_nightly" ;;
+    oldest_rust) cargo "+$rust_oldest" --version >/dev/null 2>&1 ||
+        echo "there is no Rust $rust_oldest" ;;
+    python_tests) [[ ${CI:-} == true ]] || has_python 2>/dev/null ||
+        echo "there is no Python 3.11 or newer with venv" ;;
+    esac
 }
 
-finish() {
-    local status=$?
-    # Leaving before the end is a failure of its own.
-    [[ $status -eq 0 ]] || failed=$((failed + 1))
-    printf '\n'
-    if [[ ${#table[@]} -gt 0 ]]; then printf '%s\n' "${table[@]}"; fi
-    if [[ ${#skips[@]} -gt 0 ]]; then printf '\nNot run:\n' && printf '  %s\n' "${skips[@]}"; fi
-    if [[ ${#failures[@]} -gt 0 ]]; then
-        printf '\nFailed:\n' && printf '  %s\n' "${failures[@]}"
-    fi
-    printf '\n%d s; logs in %s\n' "$SECONDS" "$logs"
-    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
-    [[ $failed -eq 0 ]] || exit 1
-}
-trap finish EXIT
-
-rm -rf "$logs"
-mkdir -p "$logs" || exit
+begin_steps || exit
 printf '==> setup\n'
 setup_test || exit
-table+=("$(printf '%-16s %-8s %5d s' setup ok "$SECONDS")")
-
-run format
-run_if shell_scripts "shellcheck is not installed" has_program shellcheck
-run lints
-run rules
-run unit_tests
-if $quick; then
-    for step in loom_tests scalar_tests avx2_tests avx512_tests miri_tests aarch64_tests documentation \
-        public_api packages \
-        oldest_rust fuzz_targets load_a_model c_tests python_tests guest_tests bench; do
-        skip "$step" "--quick"
-    done
-else
-    run loom_tests
-    run scalar_tests
-    run_if avx2_tests "this machine has no AVX2, or not all that goes with it" has_isa avx2
-    run_if avx512_tests "this machine has no AVX-512, or not all that goes with it" has_isa avx512
-    run_if miri_tests "there is no $rust_nightly with Miri" cargo "+$rust_nightly" miri --version
-    run_if aarch64_tests "nothing here builds and runs programs for AArch64" has_aarch64
-    run documentation
-    run_if public_api "there is no $rust_nightly" cargo "+$rust_nightly" --version
-    run packages
-    run_if oldest_rust "there is no Rust $rust_oldest" cargo "+$rust_oldest" --version
-    run fuzz_targets
-    run load_a_model
-    run c_tests
-    if [[ ${CI:-} == true ]]; then
-        run python_tests
-    else
-        run_if python_tests "there is no Python 3.11 or newer with venv" has_python
-    fi
-    run guest_tests
-    run bench
-fi
+add_line setup ok "$SECONDS" '' ''
+for step in "${steps[@]}"; do
+    reason=$(why_not "$step")
+    if [[ -z $reason ]]; then run "$step"; else skip "$step" "$reason"; fi
+done
+for step in "${not_run[@]}"; do skip "$step" --quick; done

@@ -1,0 +1,174 @@
+# Sourced by the scripts that run tests in steps: runs each step, counts its tests, and prints a table at
+# the end. The caller sets `logs`, the folder that keeps what each step printed.
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # `logs` is the caller's.
+
+table=()
+skips=()
+failures=()
+passed=0 failed=0 skipped=0 tests=0 cpu_seconds=0
+
+# --- Tests of Rust ------------------------------------------------------------------------------
+
+# Has Rust's test programs print how long each test took. Only unstable options do, and a test program of
+# a stable compiler takes them if this variable is set. It is set for those programs alone, by Cargo's
+# setting for how a program is run: a compiler would take it as well.
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='env RUSTC_BOOTSTRAP=1'
+
+# Runs `cargo $@`, a `cargo test`. Fails also if no test ran, and if a filter behind `--`, or a `--skip`
+# there, names no test: after a move it would select nothing, and nobody would see it.
+cargo_tests() {
+    local output status=0 argument place=before exact=false
+    local ours=() theirs=(-Zunstable-options --report-time) filters=() skipping=()
+    for argument; do
+        case $place:$argument in
+        before:--) place=behind && continue ;;
+        # Those of documentation are run by rustdoc.
+        before:--doc) theirs=() ;;
+        skip:*) skipping+=("$argument") && place=behind ;;
+        behind:--skip) place=skip ;;
+        behind:--exact) exact=true ;;
+        behind:[!-]*) filters+=("$argument") ;;
+        esac
+        if [[ $place == before ]]; then ours+=("$argument"); else theirs+=("$argument"); fi
+    done
+    output=$(mktemp "$logs/output.XXXXXX") || return
+    "${bounded[@]}" cargo "${ours[@]}" -- "${theirs[@]}" 2>&1 | tee "$output"
+    [[ ${PIPESTATUS[0]} -eq 0 ]] || status=1
+    if [[ $(count "$output" passed) -eq 0 && $(count "$output" failed) -eq 0 ]]; then
+        printf 'error: no test ran: cargo %s\n' "$*"
+        status=1
+    fi
+    for argument in "${filters[@]}"; do
+        if $exact; then argument+=' '; fi
+        if ! grep --quiet "^test .*$argument" "$output"; then
+            printf 'error: no test is called %s\n' "$argument"
+            status=1
+        fi
+    done
+    if [[ ${#skipping[@]} -gt 0 ]]; then
+        cargo "${ours[@]}" -- --list >"$output" 2>/dev/null || status=1
+        for argument in "${skipping[@]}"; do
+            if ! grep --quiet "$argument.*: test$" "$output"; then
+                printf 'error: no test is called %s, which is to be skipped\n' "$argument"
+                status=1
+            fi
+        done
+    fi
+    rm -f "$output"
+    return "$status"
+}
+
+# --- Steps --------------------------------------------------------------------------------------
+
+# Prints how many tests the log names as $2: passed, failed or ignored.
+count() {
+    awk -v word="$2" '
+        /^ *test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1) }
+        END { print sum + 0 }' "$1"
+}
+
+# Prints the parts of the log $1 that say which tests failed and why: the names, and of Rust's test runner
+# its sections of failures, which leave out the panics that tests expect; else lines of errors; else the
+# end.
+what_failed() {
+    awk '/^test .* FAILED/ { print; after = 20; next }
+        /^test / { after = 0 }
+        /^failures:$/ { on = 1 }
+        /^test result:/ { on = 0 }
+        (on || after-- > 0) && NF && !/^ +([0-9]+:|at) / && ++lines <= 60' "$1" | grep . ||
+        grep --extended-regexp --max-count=30 '^ *(error|FAILED|E  )|panicked at' "$1" ||
+        tail --lines=10 "$1"
+}
+
+# Prints the ten tests that took longest, with their steps, from the lines that name a test and end in
+# seconds in angle brackets.
+slowest() {
+    local log step
+    for log in "$logs"/*.log; do
+        [[ -e $log ]] || return
+        step=${log##*/}
+        sed -n "s/^test \(.*\) \.\.\. .*<\([0-9.]*\)s>.*/\2 ${step%.log}: \1/p" "$log"
+    done | sort --numeric-sort --reverse | head -n 10 |
+        awk '{ seconds = $1; sub(/^[^ ]* /, ""); gsub(/_tests:/, ":"); printf "  %7.1f s  %s\n", seconds, $0 }'
+}
+
+# Adds a line to the table: step, verdict, seconds, seconds of the processors, tests.
+add_line() {
+    local line
+    printf -v line '%-16s %-8s %6s %6s %7s' "$@"
+    table+=("$line")
+}
+
+# Runs the function $1 as a step.
+run() {
+    local name=$1 log=$logs/$1.log began=$SECONDS status line cpu TIMEFORMAT='%U %S'
+    printf '\n==> %s\n' "${name//_/ }"
+    { time {
+        "$name" 2>&1 </dev/null | tee "$log"
+        status=${PIPESTATUS[0]}
+    }; } 2>"$logs/time"
+    cpu=$(awk '{ print int($1 + $2 + 0.5) }' "$logs/time")
+    cpu_seconds=$((cpu_seconds + cpu))
+    local here_passed here_failed here_skipped=()
+    here_passed=$(count "$log" passed)
+    here_failed=$(count "$log" failed)
+    mapfile -t here_skipped < <(grep '^ *SKIPPED' "$log")
+    for line in "${here_skipped[@]}"; do
+        skips+=("${name//_/ }: $line")
+    done
+    # A test that skipped itself was counted as passed.
+    local unfounded=$((${#here_skipped[@]} < here_passed ? ${#here_skipped[@]} : here_passed))
+    passed=$((passed + here_passed - unfounded))
+    skipped=$((skipped + ${#here_skipped[@]} + $(count "$log" ignored)))
+    local verdict=ok
+    [[ $here_passed -gt 0 || ${#here_skipped[@]} -eq 0 ]] || verdict=skipped
+    if [[ $status -eq 0 && $name == *_tests && $here_passed -eq 0 && $verdict == ok ]]; then
+        printf 'error: a step of tests has none\n' | tee --append "$log"
+        status=1
+    fi
+    if [[ $status -ne 0 || $here_failed -gt 0 ]]; then
+        verdict=FAILED
+        failed=$((failed + (here_failed > 0 ? here_failed : 1)))
+        mapfile -t -O ${#failures[@]} failures < <(what_failed "$log" | sed "s/^/${name//_/ }: /")
+    fi
+    local here_tests=$((here_passed - unfounded + here_failed))
+    tests=$((tests + here_tests))
+    [[ $here_tests -gt 0 ]] || here_tests=
+    add_line "${name//_/ }" "$verdict" $((SECONDS - began)) "$cpu" "$here_tests"
+    printf '==> %s: %s after %d s\n' "${name//_/ }" "$verdict" $((SECONDS - began))
+}
+
+# Notes that the step $1 is not run, and why.
+skip() {
+    printf '\n==> %s: SKIPPED: %s\n' "${1//_/ }" "$2"
+    add_line "${1//_/ }" skipped '' '' ''
+    skips+=("${1//_/ }: $2")
+    skipped=$((skipped + 1))
+}
+
+# Prints the table, what was skipped, the slowest tests, what failed, and the sum: the trap of an exit.
+finish() {
+    local status=$?
+    # Leaving before the end is a failure of its own.
+    [[ $status -eq 0 ]] || failed=$((failed + 1))
+    printf '\n%-16s %-8s %6s %6s %7s\n' step '' s 'cpu s' tests
+    if [[ ${#table[@]} -gt 0 ]]; then printf '%s\n' "${table[@]}"; fi
+    printf '%-16s %-8s %6d %6d %7d\n' all '' "$SECONDS" "$cpu_seconds" "$tests"
+    if [[ ${#skips[@]} -gt 0 ]]; then printf '\nNot run:\n' && printf '  %s\n' "${skips[@]}"; fi
+    printf '\nThe ten slowest tests:\n'
+    slowest
+    if [[ ${#failures[@]} -gt 0 ]]; then
+        printf '\nFailed:\n' && printf '  %s\n' "${failures[@]}"
+    fi
+    printf '\n%d s; logs in %s\n' "$SECONDS" "$logs"
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    [[ $failed -eq 0 ]] || exit 1
+}
+
+# Makes an empty folder for the logs and has `finish` print what became of the steps.
+begin_steps() {
+    trap finish EXIT
+    rm -rf "$logs"
+    mkdir -p "$logs"
+}

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Tests steps.sh: what it counts, and that it notices a filter that names no test. In place of cargo there
+# is a function that prints what a test program would.
+set -uo pipefail
+work=$(mktemp -d) || exit
+trap 'rm -rf "$work"' EXIT
+checked=0 wrong=0
+
+# Runs the steps that are defined in $1, and keeps what was printed.
+steps() {
+    # shellcheck disable=SC2016 # It is for the shell that is started.
+    env -i PATH="$PATH" logs="$work/logs" bash -c '
+        set -uo pipefail
+        bounded=()
+        . scripts/steps.sh
+        cargo() { printf "%s\n" "test a::one ... ok <1.500s>" "test b::two ... ok <0.250s>" \
+            "test result: ok. 2 passed; 0 failed; 0 ignored"; }
+        begin_steps || exit
+        eval "$1"' steps "$1" >"$work/said" 2>&1
+}
+
+# Whether the steps that are defined in $2 end with the status $1, and print what matches the rest.
+check() {
+    local expected=$1 script=$2 status=0 pattern
+    shift 2
+    checked=$((checked + 1))
+    steps "$script" || status=$?
+    for pattern; do
+        if [[ $status -ne $expected ]] || ! grep --quiet --extended-regexp "$pattern" "$work/said"; then
+            printf 'error: status %d, expected %d and "%s", of: %s\n' \
+                "$status" "$expected" "$pattern" "$script"
+            sed 's/^/  | /' "$work/said"
+            wrong=$((wrong + 1))
+            return
+        fi
+    done
+}
+
+check 0 'a_tests() { cargo_tests test -- a:: && cargo_tests test -- --exact b::two; }; run a_tests' \
+    '^a tests +ok +[0-9]+ +[0-9]+ +4$' '^4 passed, 0 failed, 0 skipped$'
+check 0 'a_tests() { cargo_tests test; }; run a_tests' '^ +1\.5 s  a: a::one$'
+check 1 'a_tests() { cargo_tests test -- a:: c::; }; run a_tests' \
+    '^a tests +FAILED' '^  a tests: error: no test is called c::$' '^2 passed, 1 failed'
+check 1 'a_tests() { cargo_tests test -- --exact a::on; }; run a_tests' 'no test is called a::on '
+check 1 'a_tests() { cargo_tests test -- --skip c; }; run a_tests' 'called c, which is to be skipped'
+check 1 'cargo() { echo "test result: ok. 0 passed; 0 failed"; }
+    a_tests() { cargo_tests test -- --ignored; }; run a_tests' 'error: no test ran: cargo test'
+check 1 'a_tests() { true; }; run a_tests' 'a step of tests has none'
+check 0 'a_step() { true; }; run a_step' '^a step +ok +[0-9]+ +[0-9]+ +$'
+check 1 'a_step() { false; }; run a_step' '^a step +FAILED' '^0 passed, 1 failed, 0 skipped$'
+check 0 'a_tests() { echo "SKIPPED: no disk"; cargo_tests test; }; run a_tests' \
+    '^  a tests: SKIPPED: no disk$' '^1 passed, 0 failed, 1 skipped$'
+check 0 'skip a_step "no disk"' '^a step +skipped' '^  a step: no disk$'
+check 1 'a_tests() { printf "%s\n" "test x ... FAILED: gcc" "  and why" "test y ... ok" \
+    "test result: FAILED. 1 passed; 1 failed; 0 ignored"; }; run a_tests' \
+    '^  a tests: test x ... FAILED: gcc$' '^  a tests:   and why$'
+check 1 'exit 3' '^0 passed, 1 failed'
+
+printf 'test result: %s. %d passed; %d failed; 0 ignored\n' \
+    "$([[ $wrong -eq 0 ]] && echo ok || echo FAILED)" $((checked - wrong)) "$wrong"
+[[ $wrong -eq 0 ]]
