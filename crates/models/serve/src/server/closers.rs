@@ -281,9 +281,9 @@ fn close_all(shared: &Mutex<Waiting>, user: User) {
 impl Drop for Closers {
     fn drop(&mut self) {
         for of_user in lock(&self.waiting).users.values_mut() {
-            mem::forget(mem::take(&mut of_user.sockets));
+            mem::take(&mut of_user.sockets).into_iter().for_each(mem::forget);
             if of_user.threads == 0 {
-                mem::forget(mem::take(&mut of_user.queue));
+                mem::take(&mut of_user.queue).into_iter().for_each(mem::forget);
             }
         }
     }
