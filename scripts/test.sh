@@ -288,7 +288,7 @@ bench() {
     return "$status"
 }
 
-# Each target for two minutes, or LONGSHORE_FUZZ_SECONDS, on a copy of its corpus.
+# Each target for a minute, or LONGSHORE_FUZZ_SECONDS, on a copy of its corpus.
 fuzzing() {
     local status=0 target corpus
     local -x CARGO_TARGET_DIR=${logs%/*}/fuzz
@@ -300,7 +300,7 @@ fuzzing() {
         if [[ -d fuzz/corpus/$target ]]; then cp -r "fuzz/corpus/$target" "$corpus"; fi
         printf '    %s\n' "$target"
         cargo "+$rust_nightly" fuzz run "$target" "$corpus/$target" -- -verbosity=0 \
-            -max_total_time="${LONGSHORE_FUZZ_SECONDS:-120}" -print_final_stats=1 || status=1
+            -max_total_time="${LONGSHORE_FUZZ_SECONDS:-60}" -print_final_stats=1 || status=1
     done
     rm -rf "$corpus"
     return "$status"
