@@ -367,8 +367,8 @@ mod tests {
     /// says, none outside, and an error exactly where pages are beyond the log.
     #[test]
     fn bits_are_where_the_protocol_has_them() {
-        let stride = if cfg!(miri) { 61 } else { 5 };
-        for skip in 0..9 {
+        let (stride, skips) = if cfg!(miri) { (61, 4) } else { (5, 1) };
+        for skip in (0..9).step_by(skips) {
             for len in [0, 1, 3, 7, 8, 9, 16, 20, 23] {
                 let pages = len as u64 * 8;
                 for first in (0..pages + 10).step_by(stride) {

@@ -300,15 +300,16 @@ fn a_harvest_of_a_tebibyte_visits_what_is_dirty() {
 
 #[test]
 fn a_harvest_of_a_part_looks_at_the_part() {
-    let log = log_of(0, 1 << 20);
-    mark(&log, 0, 1 << 20);
-    let done = log.harvest(pages(1 << 19, 128), || {}, |_| {});
+    let count = if cfg!(miri) { 1 << 15 } else { 1 << 20 };
+    let log = log_of(0, count);
+    mark(&log, 0, count);
+    let done = log.harvest(pages(count / 2, 128), || {}, |_| {});
     assert_eq!((done.pages, done.page_words, done.middle_words), (128, 2, 1));
     assert_eq!(
         log.harvest(pages(5, 0), || panic!("nothing to wait for"), |_| {}),
         Harvest::default()
     );
-    assert_eq!(log.count(log.covers()), (1 << 20) - 128);
+    assert_eq!(log.count(log.covers()), count - 128);
 }
 
 #[test]
