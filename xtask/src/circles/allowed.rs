@@ -23,7 +23,6 @@ const TABLE: &str = "a table names its entries, and they the type of an entry";
 const STATE: &str = "one state, with its methods in a file for each kind of event";
 
 pub(super) const ALLOWED: &[Allowed] = &[
-    allowed("bench/src/bounce/lines.rs", 2, TABLE),
     allowed("bench/src/load/cases.rs", 14, TABLE),
     allowed("bench/src/load/schemes.rs", 16, TABLE),
     allowed("bench/src/main.rs", 35, TABLE),
