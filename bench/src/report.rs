@@ -9,22 +9,25 @@
 //! The page is complete by itself: its style and its plots are inside, it loads nothing, and no
 //! program runs in it. What comes from a run is text on it, never markup.
 
+mod contents;
 mod figures;
 mod html;
 mod measure;
 mod model;
 mod number;
-mod out;
 mod page;
 mod plot;
 mod published;
 mod read;
 mod tables;
 
-use std::path::PathBuf;
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::access::Access;
@@ -33,24 +36,16 @@ use crate::harness::Bench;
 use crate::iov::Iov;
 use crate::load::Load;
 use crate::pagetable::Pagetable;
+use contents::Contents;
 use figures::Figures;
-use out::Out;
 
-/// The benches, in the order of the page.
-const BENCHES: [&str; 5] = [Load::NAME, Iov::NAME, Pagetable::NAME, Access::NAME, Bounce::NAME];
-
-/// The runs of `bench/results/` that the project shows; of a case in several the last counts.
-const KEPT: [&str; 10] = [
-    "load-quiet",
-    "load-warm",
-    "load-align",
-    "load-python",
-    "load-attach",
-    "load-guest",
-    "iov-quiet",
-    "pagetable-quiet",
-    "access-quiet",
-    "bounce-quiet",
+/// The benches with their goals, in the order of the page.
+const BENCHES: [(&str, &str); 5] = [
+    (Load::NAME, Load::GOALS),
+    (Iov::NAME, Iov::GOALS),
+    (Pagetable::NAME, Pagetable::GOALS),
+    (Access::NAME, Access::GOALS),
+    (Bounce::NAME, Bounce::GOALS),
 ];
 
 /// Makes one HTML page of every bench: published tables beside ours, peers, goals, machines.
@@ -96,18 +91,19 @@ impl Report {
     /// Reads or measures, and writes the page.
     ///
     /// # Errors
-    /// Where a line of a run is no figure, or the page cannot be written. A page that was there
-    /// is still there then.
+    /// If a line of a run is no figure, or the page cannot be written. An older page is still
+    /// there then.
     pub(crate) fn write(&self) -> Result<ExitCode> {
         // Before an hour of measuring.
-        let out = Out::begin(&self.out)?;
+        let contents = Contents::read()?;
+        let mut page = self.begin()?;
         let runs = if self.run {
             let mut of_load = Vec::new();
             of_load.extend(self.peers.then_some("--peers"));
             of_load.extend(self.guest.then_some("--guest"));
             measure::all(self.quick, self.save.as_deref(), &of_load)?
         } else if self.from.is_empty() {
-            KEPT.iter().map(|name| read::kept(name)).collect::<Result<_>>()?
+            contents.kept.iter().map(|name| read::kept(name)).collect::<Result<_>>()?
         } else {
             let mut runs = Vec::new();
             for name in &self.from {
@@ -117,12 +113,34 @@ impl Report {
         };
         let troubles: Vec<String> = runs.iter().filter_map(|run| run.trouble.clone()).collect();
         let figures = Figures::new(runs);
-        out.end(&page::document(&figures)?)?;
-        let counted: usize = BENCHES.iter().map(|bench| figures.rows(bench).count()).sum();
-        eprintln!("{}: {counted} figures of {} runs", self.out.display(), figures.runs.len());
+        let shown = self.out.display();
+        page.write_all(page::document(&contents, &figures)?.as_bytes())
+            .and_then(|()| page.as_file().sync_all())
+            .and_then(|()| page.persist(&self.out).map_err(|failed| failed.error))
+            .with_context(|| format!("writing '{shown}'"))?;
+        let counted: usize = BENCHES.iter().map(|(bench, _)| figures.rows(bench).count()).sum();
+        eprintln!("{shown}: {counted} figures of {} runs", figures.runs.len());
         for trouble in &troubles {
             eprintln!("longshore-bench: {trouble}");
         }
         Ok(if troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+
+    /// Opens a file beside the page, which replaces it when it is complete and goes otherwise.
+    fn begin(&self) -> Result<tempfile::NamedTempFile> {
+        let shown = self.out.display();
+        ensure!(!self.out.is_dir(), "'{shown}' is a folder: name a file in it");
+        let folder = self.out.parent().with_context(|| format!("'{shown}' names no file"))?;
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        let mut file = tempfile::Builder::new();
+        file.permissions(Permissions::from_mode(0o666));
+        file.tempfile_in(folder).with_context(|| format!("making a file beside '{shown}'"))
+    }
+}
+
+/// The figures of the kept runs.
+#[cfg(test)]
+fn kept() -> Figures {
+    let names = Contents::read().unwrap().kept;
+    Figures::new(names.iter().map(|name| read::kept(name).unwrap()).collect())
 }

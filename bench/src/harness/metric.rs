@@ -74,10 +74,12 @@ metrics! {
 ///
 /// # Errors
 /// Where no bench measures a metric of that name, so that a slip is not taken for "not run".
-pub(crate) fn known_name<'de, D: Deserializer<'de>>(source: D) -> Result<String, D::Error> {
+pub(crate) fn known_name<'de, D: Deserializer<'de>, T: From<String>>(
+    source: D,
+) -> Result<T, D::Error> {
     let name = String::deserialize(source)?;
     if NAMES.contains(&name.as_str()) {
-        return Ok(name);
+        return Ok(name.into());
     }
     let known: std::collections::BTreeSet<&str> = NAMES.iter().copied().collect();
     let known = known.into_iter().collect::<Vec<_>>().join(", ");

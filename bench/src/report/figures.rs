@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::model::Cell;
-use super::number;
+use super::model::{Missing, Range};
 use super::read::Run;
 use crate::harness::Row;
 
@@ -124,73 +123,45 @@ impl Figures {
         row.ok_or_else(|| format!("'{candidate}' has no {metric} in the case '{case}'"))
     }
 
-    /// The median with its spread, `scale` times as large; or why there is none.
-    pub(super) fn median(&self, key: Key<'_>, scale: f64) -> Cell {
-        match self.find(key) {
-            Err(why) => Cell::not_run(&why),
-            Ok(row) => median_of(row, scale),
-        }
+    /// Returns a median with its spread.
+    pub(super) fn median(&self, key: Key<'_>) -> Result<Range, Missing> {
+        self.find(key).map_err(Missing::not_run).and_then(median_of)
     }
 
-    /// The ratio with its spread; or why there is none.
-    pub(super) fn ratio(&self, key: Key<'_>) -> Cell {
-        match self.find(key) {
-            Err(why) => Cell::not_run(&why),
-            Ok(row) => ratio_of(row),
-        }
-    }
-
-    /// A ratio with its spread, where there is one.
-    pub(super) fn ratio_range(&self, key: Key<'_>) -> Option<(f64, f64, f64)> {
-        let row = self.find(key).ok()?;
-        let ratio = row.ratio?;
-        Some((ratio, row.ratio_min.unwrap_or(ratio), row.ratio_max.unwrap_or(ratio)))
-    }
-
-    /// A median with its spread, where there is one.
-    pub(super) fn median_range(&self, key: Key<'_>, scale: f64) -> Option<(f64, f64, f64)> {
-        let row = self.find(key).ok()?;
-        let median = row.median?;
-        let (low, high) = (row.min.unwrap_or(median), row.max.unwrap_or(median));
-        Some((median * scale, low * scale, high * scale))
+    /// Returns a ratio with its spread.
+    pub(super) fn ratio(&self, key: Key<'_>) -> Result<Range, Missing> {
+        self.find(key).map_err(Missing::not_run).and_then(ratio_of)
     }
 }
 
-/// A row's median with its spread, `scale` times as large.
-pub(super) fn median_of(row: &Row, scale: f64) -> Cell {
-    let Some(median) = row.median else {
-        let why = row.not_run.as_deref().unwrap_or("only the ratio is known");
-        return Cell::without(if row.not_run.is_some() { "not run" } else { "ratio only" }, why);
-    };
-    let spread = row.min.zip(row.max);
-    Cell::Figure {
-        value: number::figure(median * scale),
-        spread: spread
-            .and_then(|(min, max)| number::spread(min * scale, max * scale, number::figure)),
+/// Returns a row's median with its spread.
+pub(super) fn median_of(row: &Row) -> Result<Range, Missing> {
+    match (row.median, &row.not_run) {
+        (Some(median), _) => Ok((median, row.min.unwrap_or(median), row.max.unwrap_or(median))),
+        (None, Some(why)) => Err(Missing::not_run(why)),
+        (None, None) => {
+            Err(Missing { word: "ratio only", why: "only the ratio is known".to_owned() })
+        }
     }
 }
 
-/// A row's ratio with its spread.
-pub(super) fn ratio_of(row: &Row) -> Cell {
+fn ratio_of(row: &Row) -> Result<Range, Missing> {
     let Some(ratio) = row.ratio else {
         let against = row.baseline.as_deref().unwrap_or("anything");
         let why = format!("'{}' has no ratio against {against}", row.candidate);
-        return Cell::not_run(row.not_run.as_deref().unwrap_or(&why));
+        return Err(Missing::not_run(row.not_run.as_ref().unwrap_or(&why)));
     };
-    let spread = row.ratio_min.zip(row.ratio_max);
-    Cell::Figure {
-        value: number::ratio(ratio),
-        spread: spread.and_then(|(min, max)| number::spread(min, max, number::ratio)),
-    }
+    Ok((ratio, row.ratio_min.unwrap_or(ratio), row.ratio_max.unwrap_or(ratio)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::metric::{SPEED, TIME_MS};
 
     fn run(name: &str, case: &str, median: f64) -> Run {
         let row = Row {
-            metric: "speed".to_owned(),
+            metric: SPEED.name.to_owned(),
             median: Some(median),
             not_run: None,
             ..Row::not_run("load", case, "longshore", "")
@@ -204,7 +175,7 @@ mod tests {
     }
 
     fn key(case: &'static str, candidate: &'static str) -> Key<'static> {
-        Key { bench: "load", case, candidate, metric: "speed", baseline: None }
+        Key { bench: "load", case, candidate, metric: SPEED.name, baseline: None }
     }
 
     #[test]
@@ -223,10 +194,11 @@ mod tests {
         assert_eq!(why(key("cold", "fio")), "fio: absent");
         assert_eq!(why(key("warm", "fio")), "the case 'warm' was not run");
         assert!(why(key("cold", "dd")).starts_with("'dd' is not in the case 'cold'"));
-        let other = Key { metric: "time", ..key("cold", "longshore") };
+        let other = Key { metric: TIME_MS.name, ..key("cold", "longshore") };
         assert!(why(other).contains("has no time"));
         let elsewhere = Key { bench: "iov", ..key("cold", "longshore") };
         assert_eq!(why(elsewhere), "no figures of 'iov' were given");
-        assert_eq!(figures.ratio(key("warm", "x")), Cell::not_run("the case 'warm' was not run"));
+        let median = figures.median(key("warm", "x"));
+        assert_eq!(median, Err(Missing::not_run("the case 'warm' was not run")));
     }
 }

@@ -1,6 +1,6 @@
 //! Text into HTML, and tables of a [`Table`].
 
-use super::model::{Cell, Column, Group, Line, Over, Table};
+use super::model::{Cell, Column, Group, Line, Missing, Over, Table};
 
 /// Text that means itself, in an element as well as in a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
@@ -142,7 +142,7 @@ fn row<'t>(
 ) {
     out.push_str(if line.is_ours { "<tr class=\"ours\"" } else { "<tr" });
     if let Some(fields) = &line.published {
-        put!(out, " data-published=\"{}\"", escape(&fields.join(",")));
+        put!(out, " data-published=\"{}\"", escape(fields));
     }
     out.push('>');
     put!(out, "<th scope=\"row\">{}", escape(&line.head));
@@ -178,7 +178,7 @@ fn row<'t>(
             Cell::State(state) => {
                 put!(out, "<span class=\"state {}\">{}</span>", slug(state), escape(state));
             }
-            Cell::Without { word, why } => {
+            Cell::Without(Missing { word, why }) => {
                 let nth = reasons.iter().position(|known| known == why).unwrap_or_else(|| {
                     reasons.push(why);
                     reasons.len() - 1
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn each_reason_is_told_once_below_the_table() {
-        let without = |head: &str, why: &str| Line::of(head, vec![Cell::not_run(why)]);
+        let without = |head: &str, why: &str| Line::of(head, vec![Cell::without("not run", why)]);
         let lines = vec![without("a", "no <fio>"), without("b", "no <fio>"), without("c", "other")];
         let columns = vec![Column::number("n", Over::Nothing)];
         let mut out = String::new();

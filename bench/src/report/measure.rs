@@ -18,7 +18,7 @@ use crate::load::Load;
 pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<Vec<Run>> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut runs = Vec::new();
-    for (nth, bench) in BENCHES.iter().enumerate() {
+    for (nth, (bench, _)) in BENCHES.iter().enumerate() {
         let bold = if std::io::stderr().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
         eprintln!("{}{} of {}: {bench}{}", bold.0, nth + 1, BENCHES.len(), bold.1);
         let mut command = Command::new(&program);

@@ -3,6 +3,16 @@
 use super::number;
 use super::plot::Plot;
 
+/// A median or ratio with its lowest and highest value.
+pub(super) type Range = (f64, f64, f64);
+
+/// There is no figure: a word for its place, and the reason.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Missing {
+    pub(super) word: &'static str,
+    pub(super) why: String,
+}
+
 /// A table whose first column names its lines.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -47,8 +57,8 @@ pub(super) struct Line {
     /// Small, below the head.
     pub(super) note: Option<String>,
     pub(super) is_ours: bool,
-    /// The line of a published table that it shows: its fields as they are there.
-    pub(super) published: Option<Vec<String>>,
+    /// The line of a published table that it shows.
+    pub(super) published: Option<String>,
     /// One for each column.
     pub(super) cells: Vec<Cell>,
 }
@@ -64,21 +74,18 @@ pub(super) enum Cell {
     Ratios(Vec<(String, Option<String>, String)>),
     /// A word with a colour of its own: reached, missed, not run.
     State(&'static str),
-    /// There is no figure: a word, and the reason below the table.
-    Without {
-        word: &'static str,
-        why: String,
-    },
+    /// The reason is below the table.
+    Without(Missing),
 }
 
 /// One published table beside what was measured here.
 #[derive(Debug)]
 pub(super) struct Comparison {
     /// The published file's name, without folder and ending.
-    pub(super) name: &'static str,
-    pub(super) title: &'static str,
+    pub(super) name: String,
+    pub(super) title: String,
     /// What the figures are of, and what may be compared.
-    pub(super) text: &'static str,
+    pub(super) text: String,
     /// The metadata of the published file.
     pub(super) about: String,
     pub(super) plots: Vec<Plot>,
@@ -155,18 +162,10 @@ impl Line {
         Self { head: head.to_owned(), note: None, is_ours: false, published: None, cells }
     }
 
-    /// The line of a published table with these fields.
-    pub(super) fn published(self, fields: &[&str]) -> Self {
-        Self { published: Some(fields.iter().map(|&field| field.to_owned()).collect()), ..self }
-    }
-
     pub(super) fn note(self, note: impl Into<String>) -> Self {
         Self { note: Some(note.into()), ..self }
     }
 
-    pub(super) fn ours(self) -> Self {
-        Self { is_ours: true, ..self }
-    }
 }
 
 impl Cell {
@@ -179,23 +178,26 @@ impl Cell {
         Self::Figure { value: value.to_owned(), spread: None }
     }
 
-    pub(super) fn figure(value: f64) -> Self {
-        Self::figure_of(&number::figure(value))
-    }
-
-    pub(super) fn ratio(value: f64) -> Self {
-        Self::figure_of(&number::ratio(value))
-    }
-
-    pub(super) fn not_run(why: &str) -> Self {
-        Self::Without { word: "not run", why: why.to_owned() }
-    }
-
-    pub(super) fn not_published(why: &str) -> Self {
-        Self::Without { word: "not published", why: why.to_owned() }
+    pub(super) fn of(found: Result<Range, Missing>, show: fn(f64) -> String) -> Self {
+        match found {
+            Ok((value, low, high)) => {
+                Self::Figure { value: show(value), spread: number::spread(low, high, show) }
+            }
+            Err(missing) => Self::Without(missing),
+        }
     }
 
     pub(super) fn without(word: &'static str, why: &str) -> Self {
-        Self::Without { word, why: why.to_owned() }
+        Self::Without(Missing { word, why: why.to_owned() })
+    }
+}
+
+impl Missing {
+    pub(super) fn not_run(why: impl Into<String>) -> Self {
+        Self { word: "not run", why: why.into() }
+    }
+
+    pub(super) fn not_published(why: &str) -> Self {
+        Self { word: "not published", why: why.to_owned() }
     }
 }

@@ -33,6 +33,11 @@ fn significant(size: f64, digits: i32) -> usize {
     (digits - 1 - size.log10().floor() as i32).clamp(0, DECIMALS_MAX) as usize
 }
 
+/// A share in percent.
+pub(super) fn percent(share: f64) -> String {
+    format!("{}%", grouped(share * 100.0, 1))
+}
+
 /// A value with so many decimals, a true minus sign, and commas between thousands.
 pub(super) fn grouped(value: f64, decimals: usize) -> String {
     let plain = format!("{:.decimals$}", value.abs());

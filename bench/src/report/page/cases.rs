@@ -1,11 +1,11 @@
 //! One case as a plot and as a table: every candidate with its spread, and its ratios.
 
+use super::super::contents::{Better, Chapter, Featured};
 use super::super::figures::{Figures, median_of};
 use super::super::html::{escape, put, slug, table};
 use super::super::model::{Cell, Column, Group, Line, Over, Table};
 use super::super::number;
-use super::super::plot::{self, Item, Kind, Mark, Plot, Ranges};
-use super::featured::{FEATURED, Featured};
+use super::super::plot::{self, Form, Item, Kind, Mark, Plot};
 use crate::harness::Row;
 
 /// One candidate's rows of one metric: the same median, against each of its baselines.
@@ -15,71 +15,70 @@ struct Candidate<'r> {
 }
 
 /// The cases that a chapter shows first.
-pub(super) fn write_featured(out: &mut String, figures: &Figures, bench: &str) {
+pub(super) fn write_featured(out: &mut String, figures: &Figures, chapter: &Chapter) {
     put!(out, "<div class=\"cases\">");
-    for featured in FEATURED.iter().filter(|featured| featured.bench == bench) {
-        write_one(out, figures, featured);
+    for featured in &chapter.featured {
+        write_one(out, figures, &chapter.bench, featured);
     }
     out.push_str("</div>");
 }
 
-fn write_one(out: &mut String, figures: &Figures, featured: &Featured) {
-    let rows = figures.case(featured.bench, featured.case);
-    let id = slug(&format!("{} {} {}", featured.bench, featured.case, featured.metric));
-    put!(out, "<section class=\"case\"><h4>{}</h4>", escape(featured.title));
-    put!(out, "<p class=\"origin\">case ‘{}’", escape(featured.case));
-    if let Some((run, _)) = figures.origin(featured.bench, featured.case) {
+fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featured) {
+    let Featured { case, metric, title, scale, better, ours } = featured;
+    let rows = figures.case(bench, case);
+    put!(out, "<section class=\"case\"><h4>{}</h4>", escape(title));
+    put!(out, "<p class=\"origin\">case ‘{}’", escape(case));
+    if let Some((run, _)) = figures.origin(bench, case) {
         put!(out, ", of {}", escape(run));
     }
     out.push_str("</p>");
     write_not_measured(out, &rows);
-    let candidates = candidates(&rows, featured.metric);
+    let candidates = candidates(&rows, metric);
     if candidates.is_empty() {
         let why = if rows.is_empty() {
-            format!("the case ‘{}’ was not run", featured.case)
+            format!("the case ‘{case}’ was not run")
         } else {
-            format!("nobody gave its {}", featured.metric)
+            format!("nobody gave its {metric}")
         };
         put!(out, "<p class=\"without\">not run: {}</p></section>", escape(&why));
         return;
     }
-    let is_ours = |row: &Row| featured.ours.iter().any(|begin| row.candidate.starts_with(begin));
-    let better = if featured.more_is_better { "more is better" } else { "less is better" };
+    let is_ours = |row: &Row| ours.iter().any(|begin| row.candidate.starts_with(begin));
+    let better = match better {
+        Better::More => "more is better",
+        Better::Less => "less is better",
+    };
     let unit = unit_of(candidates[0].first);
-    let item = |candidate: &Candidate<'_>| {
-        let row = candidate.first;
-        let value =
-            row.median.map(|median| (median, row.min.unwrap_or(median), row.max.unwrap_or(median)));
+    let item = |row: &Row| {
         let kind = match (is_ours(row), row.candidate.starts_with("published")) {
             (true, _) => Kind::Ours,
             (_, true) => Kind::Published,
             _ => Kind::Peer,
         };
-        let mark = Mark::new(kind, value, "ratio only");
-        Item { label: row.candidate.clone(), marks: vec![mark] }
+        let mark = Mark { kind, value: Ok(median_of(row).ok()?) };
+        Some(Item { label: row.candidate.clone(), marks: vec![mark] })
     };
-    let drawn = candidates.iter().filter(|candidate| candidate.first.median.is_some());
-    let ranges = Ranges {
-        title: featured.title.to_owned(),
+    let plot = Plot {
+        form: Form::Bars,
+        title: title.clone(),
         unit: format!("{unit}; {better}"),
-        scale: featured.scale,
+        scale: *scale,
         reference: None,
-        items: drawn.map(item).collect(),
+        items: candidates.iter().filter_map(|candidate| item(candidate.first)).collect(),
         legend: Vec::new(),
     };
+    let id = slug(&format!("{bench} {case} {metric}"));
     out.push_str("<div class=\"pair\">");
-    plot::figure(out, &format!("{id}-p"), &Plot::Ranges(ranges));
-    let mut lines: Vec<Line> = candidates
-        .iter()
-        .map(|candidate| {
-            let line = line_of(candidate, &rows);
-            if is_ours(candidate.first) { line.ours() } else { line }
-        })
-        .collect();
+    plot::figure(out, &format!("{id}-p"), &plot);
+    let line = |candidate: &Candidate<'_>| Line {
+        is_ours: is_ours(candidate.first),
+        ..line_of(candidate, &rows)
+    };
+    let mut lines: Vec<Line> = candidates.iter().map(line).collect();
     lines.extend(not_run(&rows));
-    let caption = format!("{}: {unit}, {better}", featured.title);
-    let columns = columns(&unit);
-    table(out, &Table::new(&id, &caption, "candidate", columns, vec![Group::plain(lines)]));
+    let caption = format!("{title}: {unit}, {better}");
+    let groups = vec![Group { title: None, lines }];
+    table(out, &Table::new(&id, &caption, "candidate", columns(&unit), groups));
     out.push_str("</div></section>");
 }
 
@@ -180,7 +179,8 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
         0 => Cell::without("published", "a published figure: its runs are not told"),
         runs => Cell::figure_of(&runs.to_string()),
     };
-    let line = Line::of(&row.candidate, vec![median_of(row, 1.0), runs, ratios]);
+    let line =
+        Line::of(&row.candidate, vec![Cell::of(median_of(row), number::figure), runs, ratios]);
     match &row.note {
         Some(note) => line.note(one_line(note)),
         None => line,
@@ -201,7 +201,11 @@ fn one_line(note: &str) -> String {
 fn not_run(rows: &[&Row]) -> Vec<Line> {
     let missing = rows.iter().filter_map(|row| Some((row, row.not_run.as_ref()?)));
     let line = |(row, why): (&&Row, &String)| {
-        let cells = vec![Cell::not_run(why), Cell::figure_of("0"), Cell::not_run(why)];
+        let cells = vec![
+            Cell::without("not run", why),
+            Cell::figure_of("0"),
+            Cell::without("not run", why),
+        ];
         Line::of(&row.candidate, cells)
     };
     missing.map(line).collect()
@@ -220,20 +224,23 @@ fn unit_of(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{KEPT, read};
+    use super::super::super::contents::Contents;
+    use super::super::super::kept;
     use super::*;
 
     #[test]
     fn every_featured_case_is_in_the_kept_runs() {
-        let figures = Figures::new(KEPT.iter().map(|name| read::kept(name).unwrap()).collect());
-        for featured in FEATURED {
-            let rows = figures.case(featured.bench, featured.case);
-            let of_metric = candidates(&rows, featured.metric);
-            assert!(of_metric.len() > 1, "{} {}", featured.case, featured.metric);
-            let has_ours = of_metric.iter().any(|candidate| {
-                featured.ours.iter().any(|ours| candidate.first.candidate.starts_with(ours))
-            });
-            assert!(has_ours, "{} has none of ours", featured.case);
+        let figures = kept();
+        for chapter in Contents::read().unwrap().chapters {
+            for Featured { case, metric, ours, .. } in &chapter.featured {
+                let rows = figures.case(&chapter.bench, case);
+                let shown = candidates(&rows, metric);
+                assert!(shown.len() > 1, "{case} {metric}");
+                let is_ours = |it: &Candidate<'_>| {
+                    ours.iter().any(|ours| it.first.candidate.starts_with(ours))
+                };
+                assert!(shown.iter().any(is_ours), "{case} has none of ours");
+            }
         }
     }
 

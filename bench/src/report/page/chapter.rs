@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
+use super::super::contents::{Chapter, Contents};
 use super::super::figures::Figures;
 use super::super::html::{escape, put, table};
 use super::super::model::{Cell, Column, Comparison, Group, Line, Over, Table};
 use super::super::{plot, tables};
 use super::goals::{self, Verdicts};
-use super::{Chapter, cases, machines};
+use super::{cases, machines};
 
 pub(super) fn write(
     out: &mut String,
+    contents: &Contents,
     figures: &Figures,
     chapter: &Chapter,
     verdicts: &[Verdicts],
@@ -29,10 +31,10 @@ pub(super) fn write(
             put!(out, "<p class=\"warning\">{}</p>", escape(trouble));
         }
     }
-    let comparisons = tables::of_bench(bench, figures)?;
+    let comparisons = tables::of_chapter(contents, chapter, figures)?;
     out.push_str("<nav class=\"within\" aria-label=\"Within this chapter\"><ul>");
     for comparison in &comparisons {
-        let (name, title) = (comparison.name, comparison.title);
+        let (name, title) = (&comparison.name, &comparison.title);
         put!(out, "<li><a href=\"#published-{name}\">{title}</a></li>");
     }
     put!(out, "<li><a href=\"#{bench}-peers\">Beside other programs</a></li>");
@@ -42,7 +44,7 @@ pub(super) fn write(
     }
     put!(out, "<h3 id=\"{bench}-peers\">Beside other programs</h3>");
     out.push_str("<p>Candidates ran by turns in the same minutes; a ratio is taken within a round, and is the median over the rounds with its lowest and highest. Bars are medians, whiskers reach from the lowest to the highest value.</p>");
-    cases::write_featured(out, figures, bench);
+    cases::write_featured(out, figures, chapter);
     goals::write(out, verdicts, bench);
     write_not_run(out, figures, bench);
     cases::write_all(out, figures, bench);

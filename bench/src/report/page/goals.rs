@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 
+use super::super::BENCHES;
 use super::super::figures::Figures;
 use super::super::html::{put, table};
 use super::super::model::{Cell, Column, Group, Line, Over, Table};
 use super::super::number;
-use super::{CHAPTERS, Chapter};
 use crate::harness::Row;
 use crate::harness::goals::{self, Outcome, Verdict};
 
@@ -29,13 +29,12 @@ pub(super) struct Tally {
 /// # Errors
 /// Where a goals file cannot be read.
 pub(super) fn of_all(figures: &Figures) -> Result<Vec<Verdicts>> {
-    let of = |chapter: &Chapter| {
-        let bench = chapter.bench;
-        let goals = goals::parse(chapter.goals).with_context(|| format!("goals/{bench}.json"))?;
+    let of = |(bench, goals)| {
+        let goals = goals::parse(goals).with_context(|| format!("goals/{bench}.json"))?;
         let rows: Vec<Row> = figures.rows(bench).cloned().collect();
         Ok(Verdicts { bench, verdicts: goals::compare(&goals, &rows, figures.is_quick(bench)) })
     };
-    CHAPTERS.iter().map(of).collect()
+    BENCHES.into_iter().map(of).collect()
 }
 
 /// The tally of one bench, or of all.
@@ -111,7 +110,7 @@ fn line(verdict: &Verdict) -> Line {
     let (state, seen) = match &verdict.outcome {
         Outcome::Reached(value) => ("reached", Cell::figure_of(&shown(*value))),
         Outcome::Missed(value) => ("missed", Cell::figure_of(&shown(*value))),
-        Outcome::NotRun(why) => ("not run", Cell::not_run(why)),
+        Outcome::NotRun(why) => ("not run", Cell::without("not run", why)),
     };
     let op = match goal.op {
         goals::Op::AtLeast => "≥",
@@ -139,7 +138,7 @@ fn plain(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{KEPT, read};
+    use super::super::super::kept;
     use super::*;
 
     #[test]
@@ -153,10 +152,9 @@ mod tests {
 
     #[test]
     fn every_goal_has_a_verdict() {
-        let figures = Figures::new(KEPT.iter().map(|name| read::kept(name).unwrap()).collect());
-        let all = of_all(&figures).unwrap();
+        let all = of_all(&kept()).unwrap();
         let expected: usize =
-            CHAPTERS.iter().map(|chapter| goals::parse(chapter.goals).unwrap().len()).sum();
+            BENCHES.iter().map(|(_, goals)| goals::parse(goals).unwrap().len()).sum();
         let seen = tally(&all, None);
         assert_eq!(seen.all(), expected);
         assert!(seen.reached > 0 && seen.missed > 0, "{seen:?}");

@@ -2,13 +2,13 @@
 
 mod cases;
 mod chapter;
-mod featured;
 mod goals;
 mod machines;
 mod summary;
 
 use anyhow::Result;
 
+use super::contents::Contents;
 use super::figures::Figures;
 use super::html::put;
 
@@ -17,53 +17,11 @@ const STYLE: &str = include_str!("../style.css");
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-/// What a chapter says of its bench.
-struct Chapter {
-    bench: &'static str,
-    title: &'static str,
-    text: &'static str,
-    /// Its committed goals, as JSON.
-    goals: &'static str,
-}
-
-const CHAPTERS: [Chapter; 5] = [
-    Chapter {
-        bench: "load",
-        title: "Files into buffers",
-        text: "Model weights and other large files into memory that a device or many processes can share: from the disk, from the page cache, beside the disk’s own limit and the loaders that people use.",
-        goals: include_str!("../../../goals/load.json"),
-    },
-    Chapter {
-        bench: "iov",
-        title: "Cursors over memory",
-        text: "One cursor for every kind of memory: what a walk costs, and copies, checksums and digests in bytes for each cycle of the core.",
-        goals: include_str!("../../../goals/iov.json"),
-    },
-    Chapter {
-        bench: "pagetable",
-        title: "IO page tables",
-        text: "Mapping, unmapping and looking up in the tables that an IOMMU walks. C: the walker snoops caches; NC: it does not, and changed lines are cleaned.",
-        goals: include_str!("../../../goals/pagetable.json"),
-    },
-    Chapter {
-        bench: "access",
-        title: "Memory by IOVA",
-        text: "A device model’s reads and writes at addresses that a driver mapped: translated, checked, and safe against unmapping at the same time. Cycles are those of the time-stamp counter.",
-        goals: include_str!("../../../goals/access.json"),
-    },
-    Chapter {
-        bench: "bounce",
-        title: "Mappings and bounce buffers",
-        text: "Memory for a device: mapped for each transfer, or copied through buffers that stay mapped. On the host over page tables of the process, and in a guest for an NVMe behind two virtual IOMMUs.",
-        goals: include_str!("../../../goals/bounce.json"),
-    },
-];
-
 /// The whole page.
 ///
 /// # Errors
 /// Where what is committed cannot be read: a published table, a goals file.
-pub(super) fn document(figures: &Figures) -> Result<String> {
+pub(super) fn document(contents: &Contents, figures: &Figures) -> Result<String> {
     let mut out = String::with_capacity(1 << 20);
     out.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
     put!(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">");
@@ -72,10 +30,10 @@ pub(super) fn document(figures: &Figures) -> Result<String> {
     put!(out, "<title>Longshore, measured</title><style>{STYLE}</style></head><body>");
     out.push_str("<a class=\"skip\" href=\"#load\">To the figures</a>");
     let verdicts = goals::of_all(figures)?;
-    summary::write(&mut out, figures, &verdicts);
+    summary::write(&mut out, contents, figures, &verdicts);
     out.push_str("<main>");
-    for chapter in &CHAPTERS {
-        chapter::write(&mut out, figures, chapter, &verdicts)?;
+    for chapter in &contents.chapters {
+        chapter::write(&mut out, contents, figures, chapter, &verdicts)?;
     }
     machines::write(&mut out, figures);
     out.push_str("</main><footer><p>Written by ");
@@ -88,23 +46,18 @@ pub(super) fn document(figures: &Figures) -> Result<String> {
 mod tests {
     use serde_json::{Map, Value};
 
+    use super::super::kept;
     use super::super::read::Run;
-    use super::super::{BENCHES, KEPT, read};
     use super::*;
     use crate::harness::Row;
 
-    fn kept() -> Figures {
-        Figures::new(KEPT.iter().map(|name| read::kept(name).unwrap()).collect())
-    }
-
-    #[test]
-    fn every_bench_has_its_chapter() {
-        assert!(CHAPTERS.iter().map(|chapter| chapter.bench).eq(BENCHES));
+    fn page(figures: &Figures) -> String {
+        document(&Contents::read().unwrap(), figures).unwrap()
     }
 
     #[test]
     fn links_lead_to_elements_that_are_there_once() {
-        let page = document(&kept()).unwrap();
+        let page = page(&kept());
         let names = |marker: &str| -> Vec<String> {
             let after = page.split(marker).skip(1);
             after.filter_map(|rest| Some(rest.split('"').next()?.to_owned())).collect()
@@ -126,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_page_needs_nothing_else() {
-        let page = document(&kept()).unwrap();
+        let page = page(&kept());
         for word in [
             "<script", "<link", "<img", "<iframe", "@import", "url(", "http://", "https://",
             " src=",
@@ -163,7 +116,7 @@ mod tests {
             rows: rows.into_iter().map(|row| (row, 0)).collect(),
             trouble: Some(HOSTILE.to_owned()),
         };
-        let page = document(&Figures::new(vec![run])).unwrap();
+        let page = page(&Figures::new(vec![run]));
         assert!(!page.contains("<script"), "a script came through");
         assert!(page.contains("&lt;script&gt;alert(1)"), "it is there as text");
         let tags = page.split('<').skip(1).filter_map(|tag| tag.split('>').next());
@@ -175,14 +128,14 @@ mod tests {
 
     #[test]
     fn without_any_figure_there_is_a_page_all_the_same() {
-        let page = document(&Figures::default()).unwrap();
+        let page = page(&Figures::default());
         assert!(page.contains("not run") && page.contains("id=\"bounce\""));
         assert!(!page.contains("NaN") && !page.contains(">inf"));
     }
 
     #[test]
     fn no_cell_is_empty() {
-        for page in [document(&kept()).unwrap(), document(&Figures::default()).unwrap()] {
+        for page in [page(&kept()), page(&Figures::default())] {
             for end in ["</td>", "</th>"] {
                 for cell in page.split(end) {
                     let tail: String = cell.chars().rev().take(200).collect();

@@ -1,7 +1,7 @@
-//! Plots as SVG: what they show, and the axis that both kinds share.
+//! Plots as SVG: what they show, and what both forms share.
 //!
 //! ```text
-//!   ranges                          curves
+//!   bars                            curves
 //!   label                            │      ○
 //!   ████████├──┤       1.23          │   ○   ●
 //!   another                          │ ○  ●
@@ -11,27 +11,60 @@
 //!
 //! A plot is as wide as a phone's page, and stands beside others where there is room.
 
+mod bars;
 mod curves;
-mod ranges;
 mod scale;
 
-pub(super) use curves::{Curves, Point, Series};
-pub(super) use ranges::{Item, Mark, Ranges};
 pub(super) use scale::Scale;
 
+use serde::Deserialize;
+
 use super::html::{escape, put};
+use super::model::Range;
+use super::number;
 
 /// The width of every plot, in its own units: about a phone's pixels.
 const WIDTH: f64 = 360.0;
 
 #[derive(Debug)]
-pub(super) enum Plot {
-    Ranges(Ranges),
-    Curves(Curves),
+pub(super) struct Plot {
+    pub(super) form: Form,
+    pub(super) title: String,
+    /// What the axis counts, and which end of it is the good one.
+    pub(super) unit: String,
+    pub(super) scale: Scale,
+    /// A value that others are seen against, as one is among ratios.
+    pub(super) reference: Option<f64>,
+    pub(super) items: Vec<Item>,
+    /// What each kind of mark stands for; empty if there is one kind only.
+    pub(super) legend: Vec<(Kind, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Form {
+    /// Below each other, each with the range its value was seen in.
+    Bars,
+    /// Over sizes: a line for each kind of mark, with as many marks as there are items.
+    Curves,
+}
+
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) label: String,
+    pub(super) marks: Vec<Mark>,
+}
+
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) kind: Kind,
+    /// Or the word for its absence.
+    pub(super) value: Result<Range, &'static str>,
 }
 
 /// Whose a mark is. It has a colour and a form of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
     Ours,
     /// Ours, in another way or place.
@@ -54,48 +87,73 @@ impl Kind {
     }
 }
 
+impl Plot {
+    fn axis(&self, length: f64) -> scale::Axis {
+        let marks = self.items.iter().flat_map(|item| &item.marks);
+        let values = marks.filter_map(|mark| mark.value.ok()).flat_map(|(a, b, c)| [a, b, c]);
+        scale::Axis::of(self.scale, values.chain(self.reference), length)
+    }
+
+    fn description(&self) -> String {
+        let of = |item: &Item| {
+            let words: Vec<String> = item.marks.iter().map(|mark| self.words(mark)).collect();
+            format!("{}: {}", item.label, words.join(", "))
+        };
+        format!("{}: {}", self.unit, self.items.iter().map(of).collect::<Vec<_>>().join("; "))
+    }
+
+    /// The words of a mark, with what it stands for if there are several.
+    fn words(&self, mark: &Mark) -> String {
+        let words = match mark.value {
+            Err(absent) => absent.to_owned(),
+            Ok((value, low, high)) => match number::spread(low, high, number::figure) {
+                Some(spread) => format!("{} ({spread})", number::figure(value)),
+                None => number::figure(value),
+            },
+        };
+        match self.legend.iter().find(|(kind, _)| *kind == mark.kind) {
+            Some((_, stands_for)) if self.legend.len() > 1 => format!("{stands_for} {words}"),
+            _ => words,
+        }
+    }
+
+    /// Opens a group of elements that a pointer or a screen reader finds the mark's words on.
+    fn begin_mark(&self, out: &mut String, item: &Item, mark: &Mark) {
+        let words = format!("{}: {}", item.label, self.words(mark));
+        put!(out, "<g><title>{}</title>", escape(&words));
+    }
+}
+
 /// A plot with its title above and what its marks mean below.
 pub(super) fn figure(out: &mut String, id: &str, plot: &Plot) {
-    let (title, description, height, legend) = match plot {
-        Plot::Ranges(ranges) => {
-            (&ranges.title, ranges.description(), ranges.height(), ranges.legend.clone())
-        }
-        Plot::Curves(curves) => {
-            (&curves.title, curves.description(), curves.height(), curves.legend())
-        }
-    };
-    put!(out, "<figure class=\"plot\"><figcaption>{}", escape(title));
-    let unit = match plot {
-        Plot::Ranges(ranges) => &ranges.unit,
-        Plot::Curves(curves) => &curves.unit,
-    };
-    put!(out, "<small>{}</small></figcaption>", escape(unit));
-    let id = escape(id);
+    let (title, id, height) = (
+        escape(&plot.title),
+        escape(id),
+        match plot.form {
+            Form::Bars => bars::height(plot),
+            Form::Curves => curves::HEIGHT,
+        },
+    );
+    let unit = escape(&plot.unit);
     put!(
         out,
-        "<svg id=\"{id}\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">"
+        r#"<figure class="plot"><figcaption>{title}<small>{unit}</small></figcaption><svg id="{id}" viewBox="0 0 {WIDTH} {height:.0}" role="img" aria-labelledby="{id}-t {id}-d">"#
     );
-    put!(out, "<title id=\"{id}-t\">{}</title>", escape(title));
-    put!(out, "<desc id=\"{id}-d\">{}</desc>", escape(&description));
-    match plot {
-        Plot::Ranges(ranges) => ranges.draw(out),
-        Plot::Curves(curves) => curves.draw(out),
+    put!(out, r#"<title id="{id}-t">{title}</title>"#);
+    put!(out, r#"<desc id="{id}-d">{}</desc>"#, escape(&plot.description()));
+    match plot.form {
+        Form::Bars => bars::draw(out, plot),
+        Form::Curves => curves::draw(out, plot),
     }
     out.push_str("</svg>");
-    if legend.len() > 1 {
-        out.push_str("<ul class=\"legend\">");
-        for (kind, words) in &legend {
-            put!(out, "<li><svg viewBox=\"0 0 16 12\" aria-hidden=\"true\" class=\"swatch\">");
-            match plot {
-                Plot::Ranges(_) => {
-                    put!(
-                        out,
-                        "<rect class=\"bar {}\" x=\"1\" y=\"2\" width=\"14\" height=\"8\" rx=\"1.5\"/>",
-                        kind.class()
-                    );
-                }
-                Plot::Curves(_) => {
-                    put!(out, "<path class=\"line {}\" d=\"M0 6H16\"/>", kind.class());
+    if plot.legend.len() > 1 {
+        out.push_str(r#"<ul class="legend">"#);
+        for (kind, words) in &plot.legend {
+            out.push_str(r#"<li><svg viewBox="0 0 16 12" aria-hidden="true" class="swatch">"#);
+            match plot.form {
+                Form::Bars => bars::bar(out, *kind, (1.0, 2.0), 14.0),
+                Form::Curves => {
+                    path(out, &format!("line {}", kind.class()), "M0 6H16");
                     curves::marker(out, *kind, 8.0, 6.0);
                 }
             }
@@ -106,28 +164,59 @@ pub(super) fn figure(out: &mut String, id: &str, plot: &Plot) {
     out.push_str("</figure>");
 }
 
+fn path(out: &mut String, class: &str, line: &str) {
+    put!(out, r#"<path class="{class}" d="{line}"/>"#);
+}
+
+fn text(out: &mut String, class: &str, (x, y): (f64, f64), anchor: &str, words: &str) {
+    let words = escape(words);
+    put!(
+        out,
+        r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{words}</text>"#
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_plot_says_in_words_what_it_shows() {
-        let item = |label: &str, value| Item {
-            label: label.to_owned(),
-            marks: vec![Mark::new(Kind::Peer, Some((value, value, value)), "not run")],
+    /// A plot of one series, with an item for each value.
+    pub(super) fn plot(form: Form, scale: Scale, values: &[Option<Range>]) -> Plot {
+        let item = |(nth, value): (usize, &Option<Range>)| Item {
+            label: format!("{nth}K"),
+            marks: vec![Mark { kind: Kind::Ours, value: value.ok_or("not run") }],
         };
-        let ranges = Ranges {
+        Plot {
+            form,
             title: "Speed <cold>".to_owned(),
             unit: "GB/s".to_owned(),
-            scale: Scale::Linear,
+            scale,
             reference: None,
-            items: vec![item("a&b", 2.0), item("c", 1.0)],
-            legend: vec![],
-        };
+            items: values.iter().enumerate().map(item).collect(),
+            legend: vec![(Kind::Ours, "a & b".to_owned())],
+        }
+    }
+
+    /// The drawing, and the values of an attribute in it.
+    pub(super) fn drawn(plot: &Plot, attribute: &str) -> (String, Vec<f64>) {
         let mut out = String::new();
-        figure(&mut out, "p", &Plot::Ranges(ranges));
+        figure(&mut out, "p", plot);
+        let marker = format!(" {attribute}=\"");
+        let svg = out.split("</svg>").next().unwrap();
+        let values = svg.split(&marker).skip(1).map(|rest| rest.split('"').next().unwrap());
+        let values = values.map(|value| value.parse().unwrap()).collect();
+        (out, values)
+    }
+
+    #[test]
+    fn a_plot_says_in_words_what_it_shows() {
+        let mut plot = plot(Form::Bars, Scale::Linear, &[Some((2.0, 1.0, 2.0)), None]);
+        plot.items[0].label = "a&b".to_owned();
+        plot.legend.push((Kind::Peer, "c".to_owned()));
+        let (out, _) = drawn(&plot, "x");
         assert!(out.contains("<title id=\"p-t\">Speed &lt;cold&gt;</title>"), "{out}");
-        assert!(out.contains("a&amp;b: 2.00; c: 1.00"), "{out}");
-        assert!(out.contains("aria-labelledby=\"p-t p-d\""));
+        let words = "GB/s: a&amp;b: a &amp; b 2.00 (1.00 to 2.00); 1K: a &amp; b not run</desc>";
+        assert!(out.contains(words), "{out}");
+        assert!(out.contains("aria-labelledby=\"p-t p-d\"") && out.contains("</svg>c</li>"));
     }
 }

@@ -1,10 +1,14 @@
 //! An axis: where a value lies, and which values are written beside it.
 
+use serde::Deserialize;
+
 use super::super::number;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(in super::super) enum Scale {
     /// From zero.
+    #[default]
     Linear,
     /// For values whose ratios matter, over more than a decade or below one.
     Log,
