@@ -13,12 +13,12 @@ mod contents;
 mod figures;
 mod html;
 mod measure;
-mod model;
 mod number;
 mod page;
 mod plot;
 mod published;
 mod read;
+mod table;
 mod tables;
 
 use std::fs::Permissions;

@@ -40,7 +40,6 @@ pub(super) struct Headline {
     /// What the ratio is of, after the number.
     pub(super) words: String,
     pub(super) better: Better,
-    #[serde(default)]
     pub(super) published: Option<PublishedValue>,
 }
 
@@ -89,22 +88,18 @@ pub(super) struct Comparison {
     pub(super) title: String,
     pub(super) text: String,
     /// The comparison whose values, tables and plots this one has too.
-    #[serde(default)]
     pub(super) like: Option<String>,
     /// The case of values that name none.
     #[serde(default)]
     pub(super) case: String,
     /// Below the name of each published line.
-    #[serde(default)]
     pub(super) note: Option<String>,
     /// Why the published table has no figure.
     #[serde(default = "absent")]
     pub(super) absent: String,
     /// The candidate whose lines stand out.
-    #[serde(default)]
     pub(super) ours: Option<String>,
     /// The field whose value is the name of a line's group; without it every group has every line.
-    #[serde(default)]
     pub(super) group_by: Option<String>,
     #[serde(default)]
     pub(super) groups: Vec<Group>,
@@ -131,9 +126,7 @@ pub(super) struct Comparison {
 #[serde(deny_unknown_fields)]
 pub(super) struct Group {
     pub(super) name: String,
-    #[serde(default)]
     pub(super) title: Option<String>,
-    #[serde(default)]
     pub(super) case: Option<String>,
     /// Several candidates for each published line, instead of the one in `Comparison::here`.
     #[serde(default)]
@@ -144,7 +137,6 @@ pub(super) struct Group {
 #[serde(deny_unknown_fields)]
 pub(super) struct Extra {
     /// The candidate's name if there is none.
-    #[serde(default)]
     pub(super) title: Option<String>,
     pub(super) here: Vec<String>,
     /// Why it has no published figures.
@@ -153,36 +145,27 @@ pub(super) struct Extra {
 
 /// Where a number comes from: one of `fields`, `median` and `ratio`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub(super) struct Value {
     /// Fields of the published line; of several the middle one, with the others as its spread.
-    #[serde(default)]
     pub(super) fields: Vec<String>,
     /// The metric whose median it is.
-    #[serde(default, deserialize_with = "known_name")]
+    #[serde(deserialize_with = "known_name")]
     pub(super) median: Option<String>,
     /// The metric whose ratio it is.
-    #[serde(default, deserialize_with = "known_name")]
+    #[serde(deserialize_with = "known_name")]
     pub(super) ratio: Option<String>,
-    #[serde(default)]
     pub(super) case: Option<String>,
     /// The line's candidate if there is none.
-    #[serde(default)]
     pub(super) candidate: Option<String>,
-    #[serde(default)]
     pub(super) baseline: Option<String>,
     /// The field that it is divided by.
-    #[serde(default)]
     pub(super) over: Option<String>,
     /// The line of the same group whose fields it is divided by.
-    #[serde(default)]
     pub(super) over_line: Option<String>,
-    #[serde(default)]
     pub(super) scale: Option<f64>,
     /// Taken from one.
-    #[serde(default)]
     pub(super) complement: bool,
-    #[serde(default)]
     pub(super) percent: bool,
 }
 
@@ -202,7 +185,6 @@ pub(super) struct Column {
     pub(super) title: String,
     #[serde(default)]
     pub(super) value: String,
-    #[serde(default)]
     pub(super) text: Option<String>,
 }
 
@@ -217,7 +199,6 @@ pub(super) struct Plot {
     pub(super) unit: String,
     #[serde(default)]
     pub(super) scale: Scale,
-    #[serde(default)]
     pub(super) reference: Option<f64>,
     pub(super) label: String,
     /// The candidates that are left out.
@@ -247,7 +228,6 @@ pub(super) struct Remark {
     pub(super) values: BTreeMap<String, Value>,
     #[serde(default)]
     pub(super) case: String,
-    #[serde(default)]
     pub(super) fact: Option<String>,
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::model::{Missing, Range};
 use super::read::Run;
+use super::table::{Missing, Range};
 use crate::harness::Row;
 
 /// All figures of the page.

@@ -6,10 +6,21 @@ use anyhow::Result;
 
 use super::contents::{self, Chapter, Contents, Group, Remark, Value};
 use super::figures::{Figures, Key};
-use super::model::{self, Cell, Column, Comparison, Missing, Over, Range, Table};
 use super::number;
 use super::plot::{Form, Item, Mark, Plot};
 use super::published::{self, Csv};
+use super::table::{self, Cell, Column, Missing, Over, Range, Table};
+
+/// A published table as it is shown.
+#[derive(Debug)]
+pub(super) struct Comparison<'c> {
+    pub(super) contents: &'c contents::Comparison,
+    /// The remarks at the beginning of the published file.
+    pub(super) about: String,
+    pub(super) plots: Vec<Plot>,
+    pub(super) tables: Vec<Table>,
+    pub(super) remarks: Vec<String>,
+}
 
 type Fields = Vec<&'static str>;
 /// What stands for each `{name}` in a text.
@@ -19,11 +30,11 @@ type Names = Vec<(String, String)>;
 ///
 /// # Errors
 /// If a published table cannot be read.
-pub(super) fn of_chapter(
-    contents: &Contents,
-    chapter: &Chapter,
+pub(super) fn of_chapter<'c>(
+    contents: &'c Contents,
+    chapter: &'c Chapter,
     figures: &Figures,
-) -> Result<Vec<Comparison>> {
+) -> Result<Vec<Comparison<'c>>> {
     let of = |comparison| {
         let template = contents.template(comparison)?;
         let csv = published::read(&comparison.file)?;
@@ -32,15 +43,7 @@ pub(super) fn of_chapter(
         let tables = template.tables.iter().enumerate();
         let tables = tables.map(|(nth, table)| scope.table(nth, table)).collect();
         let remarks = comparison.remarks.iter().filter_map(|remark| scope.remark(remark)).collect();
-        Ok(Comparison {
-            name: comparison.file.clone(),
-            title: comparison.title.clone(),
-            text: comparison.text.clone(),
-            about: csv.about,
-            plots,
-            tables,
-            remarks,
-        })
+        Ok(Comparison { contents: comparison, about: csv.about, plots, tables, remarks })
     };
     chapter.comparisons.iter().map(of).collect()
 }
@@ -165,7 +168,7 @@ impl<'a> Scope<'a> {
         };
         let shown = |line: Line<'a>| {
             let note = self.comparison.note.as_ref().filter(|_| line.fields.is_some());
-            model::Line {
+            table::Line {
                 note: note.map(|note| fill(note, &self.names(&line))),
                 is_ours: self.comparison.ours.as_deref() == Some(line.here),
                 published: line.fields.map(|fields| fields.join(",")),
@@ -173,13 +176,16 @@ impl<'a> Scope<'a> {
                 head: line.head,
             }
         };
-        let groups = self.groups().into_iter().map(|group| model::Group {
+        let groups = self.groups().into_iter().map(|group| table::Group {
             title: group.map(|_| self.title(group).to_owned()),
             lines: self.lines(group).into_iter().map(shown).collect(),
         });
         let id = format!("{}-table-{nth}", self.comparison.file.replace('_', "-"));
         let caption = table.caption.replace("{title}", self.title(None));
-        Table::new(&id, &caption, &table.head, columns.collect(), groups.collect())
+        Table {
+            groups: groups.collect(),
+            ..Table::new(id, caption, &table.head, columns.collect(), Vec::new())
+        }
     }
 
     fn cell(&self, line: &Line<'_>, value: &Value) -> Cell {
@@ -345,20 +351,21 @@ mod tests {
     use super::super::kept;
     use super::*;
 
-    fn all(figures: &Figures) -> Vec<Comparison> {
-        let contents = Contents::read().unwrap();
+    fn all<'c>(contents: &'c Contents, figures: &Figures) -> Vec<Comparison<'c>> {
         let chapters = contents.chapters.iter();
-        chapters.flat_map(|chapter| of_chapter(&contents, chapter, figures).unwrap()).collect()
+        chapters.flat_map(|chapter| of_chapter(contents, chapter, figures).unwrap()).collect()
     }
 
-    fn lines(comparison: &Comparison) -> impl Iterator<Item = (&model::Line, &Table)> {
+    fn lines<'a>(
+        comparison: &'a Comparison<'_>,
+    ) -> impl Iterator<Item = (&'a table::Line, &'a Table)> {
         comparison.tables.iter().flat_map(|table| {
             let lines = table.groups.iter().flat_map(|group| &group.lines);
             lines.map(move |line| (line, table))
         })
     }
 
-    fn has_figure_here((line, table): &(&model::Line, &Table)) -> bool {
+    fn has_figure_here((line, table): &(&table::Line, &Table)) -> bool {
         let mut cells = line.cells.iter().zip(&table.columns);
         cells.any(|(cell, column)| {
             column.over != Over::Published && matches!(cell, Cell::Figure { .. })
@@ -367,38 +374,46 @@ mod tests {
 
     #[test]
     fn every_published_line_is_there_beside_a_figure_or_a_reason() {
+        let contents = Contents::read().unwrap();
         for figures in [kept(), Figures::default()] {
-            for comparison in all(&figures) {
-                for published in published::read(&comparison.name).unwrap().lines {
-                    let is_it = |line: &model::Line| line.published == Some(published.join(","));
+            for comparison in all(&contents, &figures) {
+                for published in published::read(&comparison.contents.file).unwrap().lines {
+                    let is_it = |line: &table::Line| line.published == Some(published.join(","));
                     let is_there = lines(&comparison).any(|(line, _)| is_it(line));
-                    assert!(is_there, "{}: {published:?}", comparison.name);
+                    assert!(is_there, "{}: {published:?}", comparison.contents.file);
                 }
                 for (line, table) in lines(&comparison) {
                     assert_eq!(line.cells.len(), table.columns.len(), "{}", table.id);
                 }
-                let text = format!("{comparison:?}");
-                assert!(!comparison.plots.is_empty() && !text.contains("{here}"), "{text}");
+                let Comparison { plots, tables, remarks, .. } = &comparison;
+                let shown = format!("{plots:?} {tables:?} {remarks:?}");
+                let names = ["{here}", "{group}", "{title}", "{size}", "{block}"];
+                assert!(!names.iter().any(|name| shown.contains(name)), "{shown}");
             }
         }
     }
 
     #[test]
     fn figures_stand_beside_published_lines_only_if_they_were_measured() {
-        for comparison in all(&kept()) {
+        let contents = Contents::read().unwrap();
+        for comparison in all(&contents, &kept()) {
             let published = || lines(&comparison).filter(|(line, _)| line.published.is_some());
             // Most of the kernel's functions have no counterpart here.
-            let is_code = comparison.name == "iov_code_size";
+            let is_code = comparison.contents.file == "iov_code_size";
             let expected = if is_code { 6 } else { published().count() };
             assert_eq!(
                 published().filter(has_figure_here).count(),
                 expected,
                 "{}",
-                comparison.name
+                comparison.contents.file
             );
         }
-        for comparison in all(&Figures::default()) {
-            assert!(!lines(&comparison).any(|both| has_figure_here(&both)), "{}", comparison.name);
+        for comparison in all(&contents, &Figures::default()) {
+            assert!(
+                !lines(&comparison).any(|both| has_figure_here(&both)),
+                "{}",
+                comparison.contents.file
+            );
         }
     }
 

@@ -2,10 +2,11 @@
 
 use super::super::contents::{Better, Chapter, Featured};
 use super::super::figures::{Figures, median_of};
-use super::super::html::{escape, put, slug, table};
-use super::super::model::{Cell, Column, Group, Line, Over, Table};
+use super::super::html::{escape, put, slug};
 use super::super::number;
 use super::super::plot::{self, Form, Item, Kind, Mark, Plot};
+use super::super::table::{self, Cell, Column, Group, Line, Table};
+use super::chapter::warn;
 use crate::harness::Row;
 
 /// One candidate's rows of one metric: the same median, against each of its baselines.
@@ -77,8 +78,7 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
     let mut lines: Vec<Line> = candidates.iter().map(line).collect();
     lines.extend(not_run(&rows));
     let caption = format!("{title}: {unit}, {better}");
-    let groups = vec![Group { title: None, lines }];
-    table(out, &Table::new(&id, &caption, "candidate", columns(&unit), groups));
+    table::write(out, &Table::new(id, caption, "candidate", columns(&unit), lines));
     out.push_str("</div></section>");
 }
 
@@ -88,40 +88,31 @@ pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
     if cases.is_empty() {
         return;
     }
-    put!(
-        out,
-        "<details class=\"all\"><summary>Every figure of ‘{}’: {} cases, {} lines</summary>",
-        escape(bench),
-        cases.len(),
-        figures.rows(bench).count()
-    );
+    let (count, lines) = (cases.len(), figures.rows(bench).count());
+    put!(out, r#"<details class="all"><summary>Every figure of ‘{}’: "#, escape(bench));
+    put!(out, "{count} cases, {lines} lines</summary>");
     for (nth, case) in cases.iter().enumerate() {
         let rows = figures.case(bench, case);
-        let mut metrics: Vec<(&str, &str)> = Vec::new();
+        let mut metrics: Vec<&str> = Vec::new();
         for row in rows.iter().filter(|row| row.not_run.is_none()) {
-            if !metrics.contains(&(&row.metric, &row.unit)) {
-                metrics.push((&row.metric, &row.unit));
+            if !metrics.contains(&row.metric.as_str()) {
+                metrics.push(&row.metric);
             }
         }
-        let mut groups: Vec<Group> = metrics
-            .iter()
-            .map(|(metric, _)| {
-                let candidates = candidates(&rows, metric);
-                let title = unit_of(candidates[0].first);
-                Group::titled(
-                    &title,
-                    candidates.iter().map(|candidate| line_of(candidate, &rows)).collect(),
-                )
-            })
-            .collect();
+        let group = |metric: &&str| {
+            let candidates = candidates(&rows, metric);
+            let lines = candidates.iter().map(|candidate| line_of(candidate, &rows)).collect();
+            Group { title: Some(unit_of(candidates[0].first)), lines }
+        };
+        let mut groups: Vec<Group> = metrics.iter().map(group).collect();
         let missing = not_run(&rows);
         if !missing.is_empty() {
-            groups.push(Group::titled("not run", missing));
+            groups.push(Group { title: Some("not run".to_owned()), lines: missing });
         }
         write_not_measured(out, &rows);
         let id = format!("{}-all-{nth}", slug(bench));
-        let columns = columns("median");
-        table(out, &Table::new(&id, case, "candidate", columns, groups).dense());
+        let table = Table::new(id, *case, "candidate", columns("median"), Vec::new());
+        table::write(out, &Table { groups, ..table });
     }
     out.push_str("</details>");
 }
@@ -129,20 +120,13 @@ pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
 /// Figures that do not count are shown with the reason above them.
 fn write_not_measured(out: &mut String, rows: &[&Row]) {
     if let Some(why) = rows.iter().find_map(|row| row.not_measured.as_ref()) {
-        put!(
-            out,
-            "<p class=\"warning\">Not measured: {}. What follows is for orientation only.</p>",
-            escape(why)
-        );
+        warn(out, &format!("Not measured: {why}. What follows is for orientation only."));
     }
 }
 
 fn columns(median: &str) -> Vec<Column> {
-    vec![
-        Column::number(median, Over::Nothing),
-        Column::number("runs", Over::Nothing),
-        Column::text("ratio, median (spread)", Over::Nothing),
-    ]
+    let ratio = Column::text("ratio, median (spread)");
+    vec![Column::number(median), Column::number("runs"), ratio]
 }
 
 fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
@@ -177,14 +161,11 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
     };
     let runs = match row.runs {
         0 => Cell::without("published", "a published figure: its runs are not told"),
-        runs => Cell::figure_of(&runs.to_string()),
+        runs => Cell::figure(runs.to_string()),
     };
-    let line =
-        Line::of(&row.candidate, vec![Cell::of(median_of(row), number::figure), runs, ratios]);
-    match &row.note {
-        Some(note) => line.note(one_line(note)),
-        None => line,
-    }
+    let note = row.note.as_deref().map(one_line);
+    let cells = vec![Cell::of(median_of(row), number::figure), runs, ratios];
+    Line { note, ..Line::of(&row.candidate, cells) }
 }
 
 fn is_baseline(row: &Row, rows: &[&Row]) -> bool {
@@ -201,11 +182,8 @@ fn one_line(note: &str) -> String {
 fn not_run(rows: &[&Row]) -> Vec<Line> {
     let missing = rows.iter().filter_map(|row| Some((row, row.not_run.as_ref()?)));
     let line = |(row, why): (&&Row, &String)| {
-        let cells = vec![
-            Cell::without("not run", why),
-            Cell::figure_of("0"),
-            Cell::without("not run", why),
-        ];
+        let cells =
+            vec![Cell::without("not run", why), Cell::figure("0"), Cell::without("not run", why)];
         Line::of(&row.candidate, cells)
     };
     missing.map(line).collect()

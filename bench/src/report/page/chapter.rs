@@ -6,9 +6,10 @@ use anyhow::Result;
 
 use super::super::contents::{Chapter, Contents};
 use super::super::figures::Figures;
-use super::super::html::{escape, put, table};
-use super::super::model::{Cell, Column, Comparison, Group, Line, Over, Table};
-use super::super::{plot, tables};
+use super::super::html::{escape, put};
+use super::super::plot;
+use super::super::table::{self, Cell, Column, Line, Table};
+use super::super::tables::{self, Comparison};
 use super::goals::{self, Verdicts};
 use super::{cases, machines};
 
@@ -20,29 +21,27 @@ pub(super) fn write(
     verdicts: &[Verdicts],
 ) -> Result<()> {
     let Chapter { bench, title, text, .. } = chapter;
-    put!(out, "<section class=\"chapter\" id=\"{bench}\" aria-labelledby=\"{bench}-title\">");
-    put!(out, "<h2 id=\"{bench}-title\">{title}</h2><p class=\"lead\">{text}</p>");
+    put!(out, r#"<section class="chapter" id="{bench}" aria-labelledby="{bench}-title">"#);
+    put!(out, r#"<h2 id="{bench}-title">{title}</h2><p class="lead">{text}</p>"#);
     machines::write_runs(out, figures, bench);
     if figures.is_quick(bench) {
-        out.push_str("<p class=\"warning\">Measured with --quick: every path was run once, and the figures mean nothing.</p>");
+        warn(out, "Measured with --quick: every path was run once, and the figures mean nothing.");
     }
-    for run in figures.runs.iter().filter(|run| run.name == *bench) {
-        if let Some(trouble) = &run.trouble {
-            put!(out, "<p class=\"warning\">{}</p>", escape(trouble));
-        }
+    let of_bench = figures.runs.iter().filter(|run| run.name == *bench);
+    for trouble in of_bench.filter_map(|run| run.trouble.as_ref()) {
+        warn(out, trouble);
     }
     let comparisons = tables::of_chapter(contents, chapter, figures)?;
-    out.push_str("<nav class=\"within\" aria-label=\"Within this chapter\"><ul>");
-    for comparison in &comparisons {
-        let (name, title) = (&comparison.name, &comparison.title);
-        put!(out, "<li><a href=\"#published-{name}\">{title}</a></li>");
+    out.push_str(r#"<nav class="within" aria-label="Within this chapter"><ul>"#);
+    for Comparison { contents, .. } in &comparisons {
+        put!(out, r##"<li><a href="#published-{}">{}</a></li>"##, contents.file, contents.title);
     }
-    put!(out, "<li><a href=\"#{bench}-peers\">Beside other programs</a></li>");
-    put!(out, "<li><a href=\"#{bench}-goals\">Goals</a></li></ul></nav>");
+    put!(out, r##"<li><a href="#{bench}-peers">Beside other programs</a></li>"##);
+    put!(out, r##"<li><a href="#{bench}-goals">Goals</a></li></ul></nav>"##);
     for comparison in &comparisons {
         write_comparison(out, comparison);
     }
-    put!(out, "<h3 id=\"{bench}-peers\">Beside other programs</h3>");
+    put!(out, r#"<h3 id="{bench}-peers">Beside other programs</h3>"#);
     out.push_str("<p>Candidates ran by turns in the same minutes; a ratio is taken within a round, and is the median over the rounds with its lowest and highest. Bars are medians, whiskers reach from the lowest to the highest value.</p>");
     cases::write_featured(out, figures, chapter);
     goals::write(out, verdicts, bench);
@@ -52,50 +51,51 @@ pub(super) fn write(
     Ok(())
 }
 
-fn write_comparison(out: &mut String, comparison: &Comparison) {
-    let Comparison { name, title, text, about, plots, tables, remarks } = comparison;
-    put!(out, "<section class=\"comparison\" aria-labelledby=\"published-{name}\">");
-    put!(out, "<h3 id=\"published-{name}\"><span>published, and here</span> {title}</h3>");
+pub(super) fn warn(out: &mut String, why: &str) {
+    put!(out, r#"<p class="warning">{}</p>"#, escape(why));
+}
+
+fn write_comparison(out: &mut String, comparison: &Comparison<'_>) {
+    let Comparison { contents, about, plots, tables, remarks } = comparison;
+    let (name, title, text) = (&contents.file, &contents.title, &contents.text);
+    put!(out, r#"<section class="comparison" aria-labelledby="published-{name}">"#);
+    put!(out, r#"<h3 id="published-{name}"><span>published, and here</span> {title}</h3>"#);
     // Wider tables want the whole width.
     let beside = plots.len() == 1 && matches!(&tables[..], [one] if one.columns.len() < 7);
-    put!(out, "<p>{text}</p><div class=\"{}\">", if beside { "pair" } else { "" });
-    put!(out, "<div class=\"plots n{}\">", plots.len());
+    put!(out, r#"<p>{text}</p><div class="{}">"#, if beside { "pair" } else { "" });
+    put!(out, r#"<div class="plots n{}">"#, plots.len());
     for (nth, plot) in plots.iter().enumerate() {
         plot::figure(out, &format!("{name}-plot-{nth}"), plot);
     }
     out.push_str("</div>");
     for part in tables {
-        table(out, part);
+        table::write(out, part);
     }
     out.push_str("</div>");
     for remark in remarks {
         put!(out, "<p>{}</p>", escape(remark));
     }
-    put!(
-        out,
-        "<p class=\"about\"><b>The published file says</b> (bench/published/{name}.csv): {}</p></section>",
-        escape(about)
-    );
+    put!(out, r#"<p class="about"><b>The published file says</b> (bench/published/{name}.csv): "#);
+    put!(out, "{}</p></section>", escape(about));
 }
 
 /// What was not run, and why: each reason once, with the candidates and cases it kept from running.
 fn write_not_run(out: &mut String, figures: &Figures, bench: &str) {
-    let mut reasons: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
-    for row in figures.rows(bench) {
-        if let Some(why) = &row.not_run {
-            let cases = reasons.entry((&row.candidate, why)).or_default();
-            if !cases.contains(&row.case.as_str()) {
-                cases.push(&row.case);
-            }
-        }
-    }
-    put!(out, "<h3 id=\"{bench}-not-run\">What was not run</h3>");
+    put!(out, r#"<h3 id="{bench}-not-run">What was not run</h3>"#);
     if figures.rows(bench).next().is_none() {
         put!(out, "<p>All of it: no figures of ‘{bench}’ were given.</p>");
         return;
     }
     for doubled in figures.doubled.iter().filter(|said| said.contains(&format!("of {bench} is"))) {
         put!(out, "<p>{}</p>", escape(doubled));
+    }
+    let mut reasons: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for row in figures.rows(bench) {
+        let Some(why) = &row.not_run else { continue };
+        let cases = reasons.entry((&row.candidate, why)).or_default();
+        if !cases.contains(&row.case.as_str()) {
+            cases.push(&row.case);
+        }
     }
     if reasons.is_empty() {
         out.push_str("<p>Every candidate of every case in these runs gave its figures.</p>");
@@ -105,8 +105,7 @@ fn write_not_run(out: &mut String, figures: &Figures, bench: &str) {
         Line::of(candidate, vec![Cell::text(*why), Cell::text(cases.join("; "))])
     };
     let lines = reasons.iter().map(line).collect();
-    let columns = vec![Column::text("why", Over::Nothing), Column::text("cases", Over::Nothing)];
+    let columns = vec![Column::text("why"), Column::text("cases")];
     let id = format!("{bench}-not-run-table");
-    let groups = vec![Group::plain(lines)];
-    table(out, &Table::new(&id, "Candidates without figures", "candidate", columns, groups));
+    table::write(out, &Table::new(id, "Candidates without figures", "candidate", columns, lines));
 }

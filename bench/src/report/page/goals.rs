@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 
 use super::super::BENCHES;
 use super::super::figures::Figures;
-use super::super::html::{put, table};
-use super::super::model::{Cell, Column, Group, Line, Over, Table};
+use super::super::html::put;
 use super::super::number;
+use super::super::table::{self, Cell, Column, Line, Table};
 use crate::harness::Row;
 use crate::harness::goals::{self, Outcome, Verdict};
 
@@ -94,22 +94,21 @@ pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
     });
     let lines = sorted.iter().map(|verdict| line(verdict)).collect();
     let columns = vec![
-        Column::text("outcome", Over::Nothing),
-        Column::number("asked", Over::Nothing),
-        Column::number("seen", Over::Nothing),
-        Column::text("figure", Over::Nothing),
+        Column::text("outcome"),
+        Column::number("asked"),
+        Column::number("seen"),
+        Column::text("figure"),
     ];
-    let groups = vec![Group::plain(lines)];
     let id = format!("{bench}-goals-table");
-    table(out, &Table::new(&id, "Goals, and what was seen", "goal", columns, groups));
+    table::write(out, &Table::new(id, "Goals, and what was seen", "goal", columns, lines));
 }
 
 fn line(verdict: &Verdict) -> Line {
     let goal = &verdict.goal;
     let shown = if goal.baseline.is_some() { number::ratio } else { number::figure };
     let (state, seen) = match &verdict.outcome {
-        Outcome::Reached(value) => ("reached", Cell::figure_of(&shown(*value))),
-        Outcome::Missed(value) => ("missed", Cell::figure_of(&shown(*value))),
+        Outcome::Reached(value) => ("reached", Cell::figure(shown(*value))),
+        Outcome::Missed(value) => ("missed", Cell::figure(shown(*value))),
         Outcome::NotRun(why) => ("not run", Cell::without("not run", why)),
     };
     let op = match goal.op {

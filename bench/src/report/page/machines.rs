@@ -3,9 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::super::figures::Figures;
-use super::super::html::{escape, put, table};
-use super::super::model::{Cell, Column, Group, Line, Over, Table};
+use super::super::html::{escape, put};
 use super::super::number;
+use super::super::table::{self, Cell, Column, Line, Table};
 
 type Facts = Map<String, Value>;
 
@@ -91,17 +91,15 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
                 }),
             ];
             let name = if nth == 0 { run.name.clone() } else { format!("{}, guest", run.name) };
-            let line = Line::of(&name, cells);
-            lines.push(match note {
-                Some(note) => line.note(note),
-                None => line,
-            });
+            lines.push(Line { note, ..Line::of(&name, cells) });
         }
     }
     let titles = ["bench", "measured", "processor", "kernel", "commit", "compiler"];
-    let columns = titles.iter().map(|title| Column::text(title, Over::Nothing)).collect();
-    let groups = vec![Group::plain(lines)];
-    table(out, &Table::new("machines-table", "Each run and its machine", "run", columns, groups));
+    let columns = titles.map(Column::text).into();
+    table::write(
+        out,
+        &Table::new("machines-table", "Each run and its machine", "run", columns, lines),
+    );
     for (nth, run) in figures.runs.iter().enumerate() {
         put!(
             out,

@@ -3,7 +3,7 @@
 use super::super::contents::{Better, Contents, Headline, PublishedValue, Value};
 use super::super::figures::Figures;
 use super::super::html::{escape, put};
-use super::super::model::{Missing, Range};
+use super::super::table::{Missing, Range};
 use super::super::{number, published};
 use super::goals::{self, Verdicts};
 use super::machines;

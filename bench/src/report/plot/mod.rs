@@ -20,8 +20,8 @@ pub(super) use scale::Scale;
 use serde::Deserialize;
 
 use super::html::{escape, put};
-use super::model::Range;
 use super::number;
+use super::table::Range;
 
 /// The width of every plot, in its own units: about a phone's pixels.
 const WIDTH: f64 = 360.0;
