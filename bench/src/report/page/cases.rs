@@ -39,7 +39,7 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
         let why = if rows.is_empty() {
             format!("the case ‘{case}’ was not run")
         } else {
-            format!("nobody gave its {metric}")
+            format!("no candidate has its {metric}")
         };
         put!(out, "<p class=\"without\">not run: {}</p></section>", escape(&why));
         return;
@@ -154,13 +154,14 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
     let ratios = match (ratios.is_empty(), &row.baseline) {
         (false, _) => Cell::Ratios(ratios),
         (true, None) if is_baseline(row, rows) => Cell::text("a baseline of others"),
-        (true, None) => Cell::without("none", "nothing was named that it is seen against"),
-        (true, Some(baseline)) => {
-            Cell::without("none", &format!("{baseline} gave no such figure in this case, or zero"))
-        }
+        (true, None) => Cell::without("none", "it has no baseline"),
+        (true, Some(baseline)) => Cell::without(
+            "none",
+            &format!("{baseline} has no such figure in this case, or it is zero"),
+        ),
     };
     let runs = match row.runs {
-        0 => Cell::without("published", "a published figure: its runs are not told"),
+        0 => Cell::without("published", "the number of published runs is not known"),
         runs => Cell::figure(runs.to_string()),
     };
     let note = row.note.as_deref().map(one_line);

@@ -42,7 +42,7 @@ pub(super) fn write(
         write_comparison(out, comparison);
     }
     put!(out, r#"<h3 id="{bench}-peers">Beside other programs</h3>"#);
-    out.push_str("<p>Candidates ran by turns in the same minutes; a ratio is taken within a round, and is the median over the rounds with its lowest and highest. Bars are medians, whiskers reach from the lowest to the highest value.</p>");
+    out.push_str("<p>The candidates ran in turns in the same minutes. A ratio is taken within a round; the median of the rounds is shown, with the lowest and the highest. Bars are medians, and whiskers extend from the lowest to the highest value.</p>");
     cases::write_featured(out, figures, chapter);
     goals::write(out, verdicts, bench);
     write_not_run(out, figures, bench);

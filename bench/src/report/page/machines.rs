@@ -64,7 +64,7 @@ pub(super) fn sentence(figures: &Figures) -> Option<String> {
 pub(super) fn write(out: &mut String, figures: &Figures) {
     out.push_str("<section class=\"chapter\" id=\"machines\" aria-labelledby=\"machines-title\"><h2 id=\"machines-title\">Machines and programs</h2>");
     if figures.runs.iter().all(|run| run.environments.is_empty()) {
-        out.push_str("<p>No run told its environment.</p></section>");
+        out.push_str("<p>No run has an environment.</p></section>");
         return;
     }
     let mut lines = Vec::new();
@@ -103,7 +103,7 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
     for (nth, run) in figures.runs.iter().enumerate() {
         put!(
             out,
-            "<details class=\"facts\" id=\"run-{nth}\"><summary>All that {} says of its environment</summary>",
+            "<details class=\"facts\" id=\"run-{nth}\"><summary>The environment of {}</summary>",
             escape(&run.name)
         );
         for (bench, facts) in &run.environments {
@@ -124,7 +124,7 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
 }
 
 fn shown(facts: &Facts, name: &str) -> String {
-    facts.get(name).map_or_else(|| "not told".to_owned(), |value| words(name, value))
+    facts.get(name).map_or_else(|| "unknown".to_owned(), |value| words(name, value))
 }
 
 /// The compiler without the commit it was built from.
@@ -136,10 +136,10 @@ fn compiler(facts: &Facts) -> String {
 /// The date without its time.
 fn day(facts: &Facts) -> String {
     let date = facts.get("date").and_then(Value::as_str);
-    date.map_or("on a day not told", |date| date.split('T').next().unwrap_or(date)).to_owned()
+    date.map_or("on an unknown day", |date| date.split('T').next().unwrap_or(date)).to_owned()
 }
 
-/// A guest that tells no date was measured when its host was.
+/// A guest without a date was measured when its host was.
 fn day_or(facts: &Facts, host: Option<&Facts>, nth: usize) -> String {
     match (facts.contains_key("date"), host) {
         (false, Some(host)) if nth > 0 => day(host),
@@ -158,7 +158,7 @@ fn words(name: &str, value: &Value) -> String {
         Value::Null => "unknown".to_owned(),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
-        Value::String(text) if text.is_empty() => "not told".to_owned(),
+        Value::String(text) if text.is_empty() => "unknown".to_owned(),
         Value::String(text) => text.clone(),
         Value::Number(count) if name.ends_with("_bytes") => {
             count.as_f64().map_or_else(|| count.to_string(), number::bytes)
@@ -204,6 +204,6 @@ mod tests {
         let host = host.as_object();
         assert_eq!(day(host.unwrap()), "2026-11-22");
         assert_eq!(day_or(&Facts::new(), host, 1), "2026-11-22");
-        assert_eq!(day_or(&Facts::new(), None, 0), "on a day not told");
+        assert_eq!(day_or(&Facts::new(), None, 0), "on an unknown day");
     }
 }

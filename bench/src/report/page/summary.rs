@@ -37,7 +37,7 @@ pub(super) fn write(
         out.push_str("</p></li>");
     }
     out.push_str("</ul></nav>");
-    out.push_str("<p class=\"key\">A ratio is the median over rounds that ran by turns, with its lowest and highest in parentheses; in grey what is behind. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
+    out.push_str("<p class=\"key\">A ratio is the median of rounds in which the candidates ran in turns, with the lowest and the highest in parentheses. It is grey if Longshore is behind. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
 }
 
 fn write_one(out: &mut String, figures: &Figures, bench: &str, headline: &Headline) {
