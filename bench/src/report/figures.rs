@@ -145,7 +145,8 @@ pub(super) fn median_of(row: &Row) -> Result<Range, Missing> {
     }
 }
 
-fn ratio_of(row: &Row) -> Result<Range, Missing> {
+/// Returns a row's ratio with its spread.
+pub(super) fn ratio_of(row: &Row) -> Result<Range, Missing> {
     let Some(ratio) = row.ratio else {
         let against = row.baseline.as_deref().unwrap_or("anything");
         let why = format!("'{}' has no ratio against {against}", row.candidate);

@@ -67,8 +67,8 @@ pub(super) enum Cell {
         value: String,
         spread: Option<String>,
     },
-    /// Ratios with their spreads, each with the name of its baseline.
-    Ratios(Vec<(String, Option<String>, String)>),
+    /// Ratios, each with the name of its baseline.
+    Ratios(Vec<(Range, String)>),
     /// A word with a colour of its own: reached, missed, not run.
     State(&'static str),
     /// The reason is below the table.
@@ -242,11 +242,11 @@ fn write_line<'t>(
                 }
             }
             Cell::Ratios(ratios) => {
-                for (value, spread, of) in ratios {
+                for &((value, low, high), ref of) in ratios {
+                    let (value, of) = (number::figure(value), escape(of));
+                    let spread = number::spread(low, high, number::figure);
                     let spread =
-                        spread.as_ref().map(|it| format!(" <small>({})</small>", escape(it)));
-                    let (value, spread, of) =
-                        (escape(value), spread.unwrap_or_default(), escape(of));
+                        spread.map_or_else(String::new, |it| format!(" <small>({it})</small>"));
                     put!(out, r#"<span class="r"><b>{value}</b>{spread} of {of}</span>"#);
                 }
             }

@@ -318,14 +318,8 @@ impl Value {
         (value * scale, low * scale, high * scale)
     }
 
-    /// Returns how its numbers are written.
-    pub(super) fn show(&self) -> fn(f64) -> String {
-        let is_ratio = self.ratio.is_some() || self.over.is_some() || self.over_line.is_some();
-        match (self.percent, is_ratio) {
-            (true, _) => number::percent,
-            (false, true) => number::ratio,
-            (false, false) => number::figure,
-        }
+    fn show(&self) -> fn(f64) -> String {
+        if self.percent { number::percent } else { number::figure }
     }
 }
 

@@ -53,6 +53,11 @@
     });
   }
 
+  const names = new Set();
+  for (const element of document.querySelectorAll('[id]')) {
+    if (names.has(element.id)) say('a name given twice', element);
+    names.add(element.id);
+  }
   for (const link of document.querySelectorAll('a')) {
     const to = link.getAttribute('href');
     if (!to.startsWith('#') || !document.getElementById(to.slice(1))) say('a link to nothing', link);

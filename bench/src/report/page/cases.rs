@@ -1,7 +1,7 @@
 //! One case as a plot and as a table: every candidate with its spread, and its ratios.
 
 use super::super::contents::{Better, Chapter, Featured};
-use super::super::figures::{Figures, median_of};
+use super::super::figures::{Figures, median_of, ratio_of};
 use super::super::html::{escape, put, slug};
 use super::super::number;
 use super::super::plot::{self, Form, Item, Kind, Mark, Plot};
@@ -145,11 +145,9 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
     let row = candidate.first;
     let mut ratios = Vec::new();
     for row in &candidate.rows {
-        let (Some(ratio), Some(baseline)) = (row.ratio, &row.baseline) else { continue };
-        let spread = row.ratio_min.zip(row.ratio_max);
-        let spread = spread.and_then(|(min, max)| number::spread(min, max, number::ratio));
+        let (Ok(ratio), Some(baseline)) = (ratio_of(row), &row.baseline) else { continue };
         let of = if *baseline == row.candidate { "itself" } else { baseline.as_str() };
-        ratios.push((number::ratio(ratio), spread, of.to_owned()));
+        ratios.push((ratio, of.to_owned()));
     }
     let ratios = match (ratios.is_empty(), &row.baseline) {
         (false, _) => Cell::Ratios(ratios),
@@ -242,7 +240,7 @@ mod tests {
             panic!("no ratios")
         };
         assert_eq!(ratios.len(), 2);
-        assert_eq!(ratios[1], ("2.50".to_owned(), None, "dd".to_owned()));
+        assert_eq!(ratios[1], ((2.5, 2.5, 2.5), "dd".to_owned()));
     }
 
     #[test]

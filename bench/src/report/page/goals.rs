@@ -105,10 +105,9 @@ pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
 
 fn line(verdict: &Verdict) -> Line {
     let goal = &verdict.goal;
-    let shown = if goal.baseline.is_some() { number::ratio } else { number::figure };
     let (state, seen) = match &verdict.outcome {
-        Outcome::Reached(value) => ("reached", Cell::figure(shown(*value))),
-        Outcome::Missed(value) => ("missed", Cell::figure(shown(*value))),
+        Outcome::Reached(value) => ("reached", Cell::figure(number::figure(*value))),
+        Outcome::Missed(value) => ("missed", Cell::figure(number::figure(*value))),
         Outcome::NotRun(why) => ("not run", Cell::without("not run", why)),
     };
     let op = match goal.op {

@@ -50,8 +50,8 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, headline: &Headli
                 Better::Less => ratio > 1.0,
             };
             let class = if is_behind { " class=\"behind\"" } else { "" };
-            put!(out, "<dt{class}>{}<i>×</i></dt><dd>{words}", number::ratio(ratio));
-            if let Some(spread) = number::spread(low, high, number::ratio) {
+            put!(out, "<dt{class}>{}<i>×</i></dt><dd>{words}", number::figure(ratio));
+            if let Some(spread) = number::spread(low, high, number::figure) {
                 put!(out, " <small>({spread})</small>");
             }
         }
@@ -61,7 +61,7 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, headline: &Headli
         }
     }
     if let Some(published) = headline.published.as_ref().and_then(published) {
-        put!(out, " <span class=\"pub\">published {}×</span>", number::ratio(published));
+        put!(out, " <span class=\"pub\">published {}×</span>", number::figure(published));
     }
     out.push_str("</dd></div>");
 }
