@@ -16,17 +16,6 @@ pub(super) struct Figures {
     counted: Vec<(usize, usize)>,
 }
 
-/// Which figure is meant.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Key<'a> {
-    pub(super) bench: &'a str,
-    pub(super) case: &'a str,
-    pub(super) candidate: &'a str,
-    pub(super) metric: &'a str,
-    /// Any where there is none.
-    pub(super) baseline: Option<&'a str>,
-}
-
 impl Figures {
     /// Of a case that several runs have, the last counts.
     pub(super) fn new(runs: Vec<Run>) -> Self {
@@ -94,43 +83,38 @@ impl Figures {
         all.any(|(of, facts)| of == bench && facts.get("quick") == Some(&Value::Bool(true)))
     }
 
-    /// A figure, or why there is none.
-    pub(super) fn find(&self, key: Key<'_>) -> Result<&Row, String> {
-        let Key { bench, case, candidate, metric, baseline } = key;
+    /// Returns the first figure with this candidate, metric, and baseline if one is given.
+    pub(super) fn find(
+        &self,
+        bench: &str,
+        case: &str,
+        candidate: &str,
+        metric: &str,
+        baseline: Option<&str>,
+    ) -> Result<&Row, Missing> {
         if self.rows(bench).next().is_none() {
-            let trouble = self.runs.iter().find(|run| run.name == bench);
-            let trouble = trouble.and_then(|run| run.trouble.clone());
-            return Err(trouble.unwrap_or_else(|| format!("no figures of '{bench}' were given")));
+            let run = self.runs.iter().find(|run| run.name == bench);
+            let trouble = run.and_then(|run| run.trouble.clone());
+            let why = trouble.unwrap_or_else(|| format!("no figures of '{bench}' were given"));
+            return Err(Missing::not_run(why));
         }
         let rows = self.case(bench, case);
-        if rows.is_empty() {
-            return Err(format!("the case '{case}' was not run"));
-        }
-        let mut of_candidate = rows.iter().filter(|row| row.candidate == candidate);
-        let Some(first) = of_candidate.clone().next() else {
-            return Err(match rows.iter().find_map(|row| row.not_run.as_ref()) {
-                Some(why) => format!("'{candidate}' is not in the case '{case}': {why}"),
-                None => format!("'{candidate}' is not in the case '{case}'"),
-            });
+        let mut of_candidate = rows.iter().filter(|row| row.candidate == candidate).peekable();
+        let why = match of_candidate.peek() {
+            None if rows.is_empty() => format!("the case '{case}' was not run"),
+            None => {
+                let why = rows.iter().find_map(|row| row.not_run.as_ref());
+                let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                format!("'{candidate}' is not in the case '{case}'{why}")
+            }
+            Some(Row { not_run: Some(why), .. }) => format!("{candidate}: {why}"),
+            Some(_) => format!("'{candidate}' has no {metric} in the case '{case}'"),
         };
-        if let Some(why) = &first.not_run {
-            return Err(format!("{candidate}: {why}"));
-        }
         let is_meant = |row: &&&Row| {
-            row.metric == metric && (baseline.is_none() || row.baseline.as_deref() == baseline)
+            let is_against = baseline.is_none() || row.baseline.as_deref() == baseline;
+            row.metric == metric && row.not_run.is_none() && is_against
         };
-        let row = of_candidate.find(is_meant).copied();
-        row.ok_or_else(|| format!("'{candidate}' has no {metric} in the case '{case}'"))
-    }
-
-    /// Returns a median with its spread.
-    pub(super) fn median(&self, key: Key<'_>) -> Result<Range, Missing> {
-        self.find(key).map_err(Missing::not_run).and_then(median_of)
-    }
-
-    /// Returns a ratio with its spread.
-    pub(super) fn ratio(&self, key: Key<'_>) -> Result<Range, Missing> {
-        self.find(key).map_err(Missing::not_run).and_then(ratio_of)
+        of_candidate.find(is_meant).copied().ok_or_else(|| Missing::not_run(why))
     }
 }
 
@@ -175,31 +159,43 @@ mod tests {
         }
     }
 
-    fn key(case: &'static str, candidate: &'static str) -> Key<'static> {
-        Key { bench: "load", case, candidate, metric: SPEED.name, baseline: None }
-    }
-
     #[test]
     fn the_last_run_of_a_case_counts() {
         let figures = Figures::new(vec![run("a", "cold", 1.0), run("b", "cold", 2.0)]);
-        assert_eq!(figures.find(key("cold", "longshore")).unwrap().median, Some(2.0));
+        let row = figures.find("load", "cold", "longshore", SPEED.name, None).unwrap();
+        assert_eq!(row.median, Some(2.0));
         assert_eq!(figures.rows("load").count(), 2);
         assert_eq!(figures.doubled.len(), 1);
         assert_eq!(figures.origin("load", "cold").unwrap().0, "b");
     }
 
     #[test]
-    fn what_is_not_there_has_a_reason() {
+    fn an_absent_figure_has_a_reason() {
         let figures = Figures::new(vec![run("a", "cold", 1.0)]);
-        let why = |key| figures.find(key).unwrap_err();
-        assert_eq!(why(key("cold", "fio")), "fio: absent");
-        assert_eq!(why(key("warm", "fio")), "the case 'warm' was not run");
-        assert!(why(key("cold", "dd")).starts_with("'dd' is not in the case 'cold'"));
-        let other = Key { metric: TIME_MS.name, ..key("cold", "longshore") };
-        assert!(why(other).contains("has no time"));
-        let elsewhere = Key { bench: "iov", ..key("cold", "longshore") };
-        assert_eq!(why(elsewhere), "no figures of 'iov' were given");
-        let median = figures.median(key("warm", "x"));
-        assert_eq!(median, Err(Missing::not_run("the case 'warm' was not run")));
+        for (bench, case, candidate, metric, baseline, why) in [
+            ("load", "cold", "fio", SPEED, None, "fio: absent"),
+            ("load", "warm", "fio", SPEED, None, "the case 'warm' was not run"),
+            ("load", "cold", "dd", SPEED, None, "'dd' is not in the case 'cold': absent"),
+            (
+                "load",
+                "cold",
+                "longshore",
+                TIME_MS,
+                None,
+                "'longshore' has no time in the case 'cold'",
+            ),
+            (
+                "load",
+                "cold",
+                "longshore",
+                SPEED,
+                Some("x"),
+                "'longshore' has no speed in the case 'cold'",
+            ),
+            ("iov", "cold", "fio", SPEED, None, "no figures of 'iov' were given"),
+        ] {
+            let found = figures.find(bench, case, candidate, metric.name, baseline);
+            assert_eq!(found.unwrap_err(), Missing::not_run(why));
+        }
     }
 }

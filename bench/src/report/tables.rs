@@ -5,7 +5,7 @@
 use anyhow::Result;
 
 use super::contents::{self, Chapter, Contents, Group, Remark, Value};
-use super::figures::{Figures, Key};
+use super::figures::{Figures, median_of, ratio_of};
 use super::number;
 use super::plot::{Form, Item, Mark, Plot};
 use super::published::{self, Csv};
@@ -296,16 +296,11 @@ impl Value {
         case: &str,
         here: &str,
     ) -> Result<Range, Missing> {
-        let key = |metric| Key {
-            bench,
-            case,
-            candidate: self.candidate.as_deref().unwrap_or(here),
-            metric,
-            baseline: self.baseline.as_deref(),
-        };
+        let candidate = self.candidate.as_deref().unwrap_or(here);
+        let find = |metric| figures.find(bench, case, candidate, metric, self.baseline.as_deref());
         let range = match (&self.ratio, &self.median) {
-            (Some(metric), _) => figures.ratio(key(metric)),
-            (None, Some(metric)) => figures.median(key(metric)),
+            (Some(metric), _) => find(metric).and_then(ratio_of),
+            (None, Some(metric)) => find(metric).and_then(median_of),
             (None, None) => Err(Missing::not_run("it is published only")),
         };
         range.map(|range| self.scaled(range))

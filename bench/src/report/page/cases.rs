@@ -9,11 +9,8 @@ use super::super::table::{self, Cell, Column, Group, Line, Table};
 use super::chapter::warn;
 use crate::harness::Row;
 
-/// One candidate's rows of one metric: the same median, against each of its baselines.
-struct Candidate<'r> {
-    first: &'r Row,
-    rows: Vec<&'r Row>,
-}
+/// A candidate's rows of one metric: the same median, with each of its baselines.
+type Candidate<'r> = Vec<&'r Row>;
 
 /// The cases that a chapter shows first.
 pub(super) fn write_featured(out: &mut String, figures: &Figures, chapter: &Chapter) {
@@ -49,7 +46,7 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
         Better::More => "more is better",
         Better::Less => "less is better",
     };
-    let unit = unit_of(candidates[0].first);
+    let unit = unit_of(candidates[0][0]);
     let item = |row: &Row| {
         let kind = match (is_ours(row), row.candidate.starts_with("published")) {
             (true, _) => Kind::Ours,
@@ -65,14 +62,14 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
         unit: format!("{unit}; {better}"),
         scale: *scale,
         reference: None,
-        items: candidates.iter().filter_map(|candidate| item(candidate.first)).collect(),
+        items: candidates.iter().filter_map(|candidate| item(candidate[0])).collect(),
         legend: Vec::new(),
     };
     let id = slug(&format!("{bench} {case} {metric}"));
     out.push_str("<div class=\"pair\">");
     plot::figure(out, &format!("{id}-p"), &plot);
     let line = |candidate: &Candidate<'_>| Line {
-        is_ours: is_ours(candidate.first),
+        is_ours: is_ours(candidate[0]),
         ..line_of(candidate, &rows)
     };
     let mut lines: Vec<Line> = candidates.iter().map(line).collect();
@@ -102,7 +99,7 @@ pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
         let group = |metric: &&str| {
             let candidates = candidates(&rows, metric);
             let lines = candidates.iter().map(|candidate| line_of(candidate, &rows)).collect();
-            Group { title: Some(unit_of(candidates[0].first)), lines }
+            Group { title: Some(unit_of(candidates[0][0])), lines }
         };
         let mut groups: Vec<Group> = metrics.iter().map(group).collect();
         let missing = not_run(&rows);
@@ -132,31 +129,34 @@ fn columns(median: &str) -> Vec<Column> {
 fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
     let mut candidates: Vec<Candidate<'_>> = Vec::new();
     for &row in rows.iter().filter(|row| row.metric == metric && row.not_run.is_none()) {
-        match candidates.iter_mut().find(|known| known.first.candidate == row.candidate) {
-            Some(known) => known.rows.push(row),
-            None => candidates.push(Candidate { first: row, rows: vec![row] }),
+        match candidates.iter_mut().find(|known| known[0].candidate == row.candidate) {
+            Some(known) => known.push(row),
+            None => candidates.push(vec![row]),
         }
     }
     candidates
 }
 
-/// `rows` are all of the case, which may be seen against this candidate.
+/// `rows` are all of the case: this candidate may be the baseline of others.
 fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
-    let row = candidate.first;
-    let mut ratios = Vec::new();
-    for row in &candidate.rows {
-        let (Ok(ratio), Some(baseline)) = (ratio_of(row), &row.baseline) else { continue };
-        let of = if *baseline == row.candidate { "itself" } else { baseline.as_str() };
-        ratios.push((ratio, of.to_owned()));
-    }
-    let ratios = match (ratios.is_empty(), &row.baseline) {
-        (false, _) => Cell::Ratios(ratios),
-        (true, None) if is_baseline(row, rows) => Cell::text("a baseline of others"),
-        (true, None) => Cell::without("none", "it has no baseline"),
-        (true, Some(baseline)) => Cell::without(
-            "none",
-            &format!("{baseline} has no such figure in this case, or it is zero"),
-        ),
+    let row = candidate[0];
+    let ratio = |row: &&Row| {
+        let baseline = row.baseline.as_deref()?;
+        let of = if baseline == row.candidate { "itself" } else { baseline };
+        Some((ratio_of(row).ok()?, of.to_owned()))
+    };
+    let ratios: Vec<_> = candidate.iter().filter_map(ratio).collect();
+    let is_baseline = |other: &&Row| {
+        other.metric == row.metric && other.baseline.as_ref() == Some(&row.candidate)
+    };
+    let ratios = match &row.baseline {
+        _ if !ratios.is_empty() => Cell::Ratios(ratios),
+        None if rows.iter().any(is_baseline) => Cell::text("a baseline of others"),
+        None => Cell::without("none", "it has no baseline"),
+        Some(baseline) => {
+            let why = format!("{baseline} has no such figure in this case, or it is zero");
+            Cell::without("none", &why)
+        }
     };
     let runs = match row.runs {
         0 => Cell::without("published", "the number of published runs is not known"),
@@ -167,11 +167,6 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
     Line { note, ..Line::of(&row.candidate, cells) }
 }
 
-fn is_baseline(row: &Row, rows: &[&Row]) -> bool {
-    rows.iter()
-        .any(|other| other.metric == row.metric && other.baseline.as_ref() == Some(&row.candidate))
-}
-
 /// A note whose plot in characters is left out: it needs lines that line up.
 fn one_line(note: &str) -> String {
     let words = note.lines().map(str::trim).filter(|line| !line.contains(['▁', '█']));
@@ -179,13 +174,11 @@ fn one_line(note: &str) -> String {
 }
 
 fn not_run(rows: &[&Row]) -> Vec<Line> {
-    let missing = rows.iter().filter_map(|row| Some((row, row.not_run.as_ref()?)));
-    let line = |(row, why): (&&Row, &String)| {
-        let cells =
-            vec![Cell::without("not run", why), Cell::figure("0"), Cell::without("not run", why)];
-        Line::of(&row.candidate, cells)
+    let line = |row: &&Row| {
+        let missing = Cell::without("not run", row.not_run.as_ref()?);
+        Some(Line::of(&row.candidate, vec![missing.clone(), Cell::figure("0"), missing]))
     };
-    missing.map(line).collect()
+    rows.iter().filter_map(line).collect()
 }
 
 /// A metric with its unit.
@@ -204,6 +197,7 @@ mod tests {
     use super::super::super::contents::Contents;
     use super::super::super::kept;
     use super::*;
+    use crate::harness::metric::SPEED;
 
     #[test]
     fn every_featured_case_is_in_the_kept_runs() {
@@ -213,9 +207,8 @@ mod tests {
                 let rows = figures.case(&chapter.bench, case);
                 let shown = candidates(&rows, metric);
                 assert!(shown.len() > 1, "{case} {metric}");
-                let is_ours = |it: &Candidate<'_>| {
-                    ours.iter().any(|ours| it.first.candidate.starts_with(ours))
-                };
+                let is_ours =
+                    |it: &Candidate<'_>| ours.iter().any(|ours| it[0].candidate.starts_with(ours));
                 assert!(shown.iter().any(is_ours), "{case} has none of ours");
             }
         }
@@ -224,7 +217,7 @@ mod tests {
     #[test]
     fn a_candidate_has_one_line_with_all_its_ratios() {
         let row = |baseline: &str, ratio| Row {
-            metric: "speed".to_owned(),
+            metric: SPEED.name.to_owned(),
             median: Some(2.0),
             runs: 5,
             baseline: Some(baseline.to_owned()),
@@ -234,13 +227,11 @@ mod tests {
         };
         let rows = [row("fio", 0.9), row("dd", 2.5)];
         let rows: Vec<&Row> = rows.iter().collect();
-        let candidates = candidates(&rows, "speed");
+        let candidates = candidates(&rows, SPEED.name);
         assert_eq!(candidates.len(), 1);
-        let Cell::Ratios(ratios) = &line_of(&candidates[0], &rows).cells[2] else {
-            panic!("no ratios")
-        };
-        assert_eq!(ratios.len(), 2);
-        assert_eq!(ratios[1], ((2.5, 2.5, 2.5), "dd".to_owned()));
+        let ratio = |ratio, of: &str| ((ratio, ratio, ratio), of.to_owned());
+        let expected = Cell::Ratios(vec![ratio(0.9, "fio"), ratio(2.5, "dd")]);
+        assert_eq!(line_of(&candidates[0], &rows).cells[2], expected);
     }
 
     #[test]

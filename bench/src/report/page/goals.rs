@@ -8,91 +8,60 @@ use super::super::html::put;
 use super::super::number;
 use super::super::table::{self, Cell, Column, Line, Table};
 use crate::harness::Row;
-use crate::harness::goals::{self, Outcome, Verdict};
+use crate::harness::goals::{self, Op, Outcome, Verdict};
 
-/// The verdicts of one bench.
-pub(super) struct Verdicts {
-    bench: &'static str,
-    verdicts: Vec<Verdict>,
-}
+/// A bench with the verdicts on its goals.
+pub(super) type Verdicts = (&'static str, Vec<Verdict>);
 
-/// How many goals were reached, missed, not run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) reached: usize,
-    pub(super) missed: usize,
-    pub(super) not_run: usize,
-}
-
-/// Holds all figures against all goals.
+/// Compares all figures with all goals.
 ///
 /// # Errors
-/// Where a goals file cannot be read.
+/// If a goals file cannot be read.
 pub(super) fn of_all(figures: &Figures) -> Result<Vec<Verdicts>> {
     let of = |(bench, goals)| {
         let goals = goals::parse(goals).with_context(|| format!("goals/{bench}.json"))?;
         let rows: Vec<Row> = figures.rows(bench).cloned().collect();
-        Ok(Verdicts { bench, verdicts: goals::compare(&goals, &rows, figures.is_quick(bench)) })
+        Ok((bench, goals::compare(&goals, &rows, figures.is_quick(bench))))
     };
     BENCHES.into_iter().map(of).collect()
 }
 
-/// The tally of one bench, or of all.
-pub(super) fn tally(all: &[Verdicts], bench: Option<&str>) -> Tally {
-    let mut tally = Tally::default();
-    let wanted = all.iter().filter(|of| bench.is_none_or(|bench| of.bench == bench));
-    for verdict in wanted.flat_map(|of| &of.verdicts) {
-        match verdict.outcome {
-            Outcome::Reached(_) => tally.reached += 1,
-            Outcome::Missed(_) => tally.missed += 1,
-            Outcome::NotRun(_) => tally.not_run += 1,
-        }
-    }
-    tally
-}
-
-impl Tally {
-    pub(super) fn all(self) -> usize {
-        self.reached + self.missed + self.not_run
-    }
-
-    /// In words: what is none is left out, but for what was reached.
-    pub(super) fn words(self) -> String {
-        let mut words = format!("{} of {} goals reached", self.reached, self.all());
-        for (count, word) in [(self.missed, "missed"), (self.not_run, "not run")] {
-            if count > 0 {
-                put!(words, ", {count} {word}");
-            }
-        }
-        words
-    }
-
-    /// A bar of the three, in their shares.
-    pub(super) fn bar(self, out: &mut String) {
-        out.push_str("<span class=\"tally\" aria-hidden=\"true\">");
-        for (count, class) in
-            [(self.reached, "reached"), (self.missed, "missed"), (self.not_run, "not-run")]
-        {
-            if count > 0 {
-                put!(out, "<span class=\"{class}\" style=\"flex-grow:{count}\"></span>");
-            }
-        }
-        out.push_str("</span>");
+fn state(verdict: &Verdict) -> &'static str {
+    match verdict.outcome {
+        Outcome::Reached(_) => "reached",
+        Outcome::Missed(_) => "missed",
+        Outcome::NotRun(_) => "not run",
     }
 }
 
-/// A chapter's goals as a table: what was missed first.
+/// Returns how many goals of one bench, or of all, were reached, missed and not run: in words, and
+/// as a bar.
+pub(super) fn tally(all: &[Verdicts], bench: Option<&str>) -> (String, String) {
+    let wanted = all.iter().filter(|(of, _)| bench.is_none_or(|bench| *of == bench));
+    let states: Vec<&str> = wanted.flat_map(|(_, verdicts)| verdicts).map(state).collect();
+    let count = |state: &str| states.iter().filter(|of| **of == state).count();
+    let mut words = format!("{} of {} goals reached", count("reached"), states.len());
+    let mut bar = r#"<span class="tally" aria-hidden="true">"#.to_owned();
+    for (state, class) in [("reached", "reached"), ("missed", "missed"), ("not run", "not-run")] {
+        let count = count(state);
+        if count > 0 {
+            put!(bar, r#"<span class="{class}" style="flex-grow:{count}"></span>"#);
+            if state != "reached" {
+                put!(words, ", {count} {state}");
+            }
+        }
+    }
+    (words, bar + "</span>")
+}
+
+/// Writes a chapter's goals as a table, those that were missed first.
 pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
-    let Some(of) = all.iter().find(|of| of.bench == bench) else { return };
-    put!(out, "<h3 id=\"{bench}-goals\">Goals</h3>");
-    put!(out, "<p>{}.</p>", tally(all, Some(bench)).words());
-    let mut sorted: Vec<&Verdict> = of.verdicts.iter().collect();
-    sorted.sort_by_key(|verdict| match verdict.outcome {
-        Outcome::Missed(_) => 0,
-        Outcome::NotRun(_) => 1,
-        Outcome::Reached(_) => 2,
-    });
-    let lines = sorted.iter().map(|verdict| line(verdict)).collect();
+    let (words, _) = tally(all, Some(bench));
+    put!(out, r#"<h3 id="{bench}-goals">Goals</h3><p>{words}.</p>"#);
+    let of_bench = all.iter().filter(|(of, _)| *of == bench);
+    let mut verdicts: Vec<&Verdict> = of_bench.flat_map(|(_, verdicts)| verdicts).collect();
+    // "missed", "not run", "reached" is the alphabetical order.
+    verdicts.sort_by_key(|verdict| state(verdict));
     let columns = vec![
         Column::text("outcome"),
         Column::number("asked"),
@@ -100,38 +69,32 @@ pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
         Column::text("figure"),
     ];
     let id = format!("{bench}-goals-table");
+    let lines = verdicts.into_iter().map(line).collect();
     table::write(out, &Table::new(id, "Goals, and what was seen", "goal", columns, lines));
 }
 
 fn line(verdict: &Verdict) -> Line {
     let goal = &verdict.goal;
-    let (state, seen) = match &verdict.outcome {
-        Outcome::Reached(value) => ("reached", Cell::figure(number::figure(*value))),
-        Outcome::Missed(value) => ("missed", Cell::figure(number::figure(*value))),
-        Outcome::NotRun(why) => ("not run", Cell::without("not run", why)),
+    let seen = match &verdict.outcome {
+        Outcome::Reached(value) | Outcome::Missed(value) => Cell::figure(number::figure(*value)),
+        Outcome::NotRun(why) => Cell::without("not run", why),
     };
     let op = match goal.op {
-        goals::Op::AtLeast => "≥",
-        goals::Op::AtMost => "≤",
-        goals::Op::Below => "<",
+        Op::AtLeast => "≥",
+        Op::AtMost => "≤",
+        Op::Below => "<",
     };
+    // As many decimals as the goal was written with.
+    let decimals = goal.value.to_string().split_once('.').map_or(0, |(_, rest)| rest.len());
     let metric = goal.metric.replace('_', " ");
     let against = goal.baseline.as_ref().map_or(String::new(), |of| format!(" over that of {of}"));
-    let figure = format!("{}: {}, {metric}{against}", goal.case, goal.candidate);
     let cells = vec![
-        Cell::State(state),
-        Cell::text(format!("{op} {}", plain(goal.value))),
+        Cell::State(state(verdict)),
+        Cell::text(format!("{op} {}", number::grouped(goal.value, decimals))),
         seen,
-        Cell::text(figure),
+        Cell::text(format!("{}: {}, {metric}{against}", goal.case, goal.candidate)),
     ];
     Line::of(&goal.source, cells)
-}
-
-/// A goal's own number, as it was written.
-fn plain(value: f64) -> String {
-    let text = format!("{value}");
-    let decimals = text.split_once('.').map_or(0, |(_, rest)| rest.len());
-    number::grouped(value, decimals)
 }
 
 #[cfg(test)]
@@ -140,29 +103,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tally_names_what_is_not_none() {
-        let tally = Tally { reached: 3, missed: 0, not_run: 1 };
-        assert_eq!(tally.words(), "3 of 4 goals reached, 1 not run");
-        let mut bar = String::new();
-        tally.bar(&mut bar);
-        assert!(bar.contains("flex-grow:3") && !bar.contains("missed"), "{bar}");
-    }
-
-    #[test]
-    fn every_goal_has_a_verdict() {
-        let all = of_all(&kept()).unwrap();
+    fn every_goal_has_a_verdict_and_counts_once() {
         let expected: usize =
             BENCHES.iter().map(|(_, goals)| goals::parse(goals).unwrap().len()).sum();
-        let seen = tally(&all, None);
-        assert_eq!(seen.all(), expected);
-        assert!(seen.reached > 0 && seen.missed > 0, "{seen:?}");
-        let nothing = tally(&of_all(&Figures::default()).unwrap(), None);
-        assert_eq!(nothing, Tally { not_run: expected, ..Tally::default() });
+        let (words, bar) = tally(&of_all(&kept()).unwrap(), None);
+        assert!(words.contains(&format!(" of {expected} goals reached, ")), "{words}");
+        let grown = bar.split("flex-grow:").skip(1).map(|rest| rest.split('"').next().unwrap());
+        assert_eq!(grown.map(|count| count.parse::<usize>().unwrap()).sum::<usize>(), expected);
+        let (nothing, bar) = tally(&of_all(&Figures::default()).unwrap(), None);
+        assert_eq!(nothing, format!("0 of {expected} goals reached, {expected} not run"));
+        assert!(!bar.contains("missed"), "{bar}");
     }
 
     #[test]
-    fn a_goal_is_shown_as_it_was_written() {
-        let shown: Vec<String> = [1.05, 45000.0, 0.97, 10.0].into_iter().map(plain).collect();
-        assert_eq!(shown, ["1.05", "45,000", "0.97", "10"]);
+    fn missed_goals_come_first_and_as_they_were_written() {
+        let mut all = of_all(&kept()).unwrap();
+        let (_, verdicts) = &mut all[0];
+        verdicts.truncate(2);
+        verdicts[0].outcome = Outcome::Reached(1.0);
+        verdicts[1].outcome = Outcome::Missed(0.5);
+        (verdicts[0].goal.value, verdicts[1].goal.value) = (45_000.0, 1.05);
+        let mut out = String::new();
+        write(&mut out, &all, "load");
+        let at = |text: &str| out.find(text).unwrap();
+        assert!(at(" 1.05<") < at(" 45,000<"), "{out}");
     }
 }

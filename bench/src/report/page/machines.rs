@@ -1,120 +1,84 @@
 //! The machines that figures were measured on, and with what.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::super::figures::Figures;
 use super::super::html::{escape, put};
 use super::super::number;
+use super::super::read::Run;
 use super::super::table::{self, Cell, Column, Line, Table};
 
 type Facts = Map<String, Value>;
 
 /// In short, which runs a chapter's figures are of.
 pub(super) fn write_runs(out: &mut String, figures: &Figures, bench: &str) {
-    out.push_str("<p class=\"origin\">");
-    let mut any = false;
+    out.push_str(r#"<p class="origin">"#);
+    let before = out.len();
     for (nth, run) in figures.runs.iter().enumerate() {
-        let of_bench = run.environments.iter().filter(|(of, _)| of == bench);
-        let Some((_, facts)) = of_bench.clone().next() else { continue };
-        any = true;
-        let name = escape(&run.name);
-        put!(out, "<span class=\"run\"><a href=\"#run-{nth}\">{name}</a>, {}", escape(&day(facts)));
-        let others = of_bench.count() - 1;
-        if others > 0 {
-            put!(out, ", and {others} in guests");
+        let mut of_bench = run.environments.iter().filter(|(of, _)| of == bench);
+        let Some((_, facts)) = of_bench.next() else { continue };
+        let (name, day) = (escape(&run.name), escape(&day(facts)));
+        put!(out, r##"<span class="run"><a href="#run-{nth}">{name}</a>, {day}"##);
+        match of_bench.count() {
+            0 => out.push_str("</span> "),
+            guests => put!(out, ", and {guests} in guests</span> "),
         }
-        out.push_str("</span> ");
     }
-    if !any {
-        out.push_str("<span class=\"without\">not run: no figures of this bench were given</span>");
+    if out.len() == before {
+        out.push_str(
+            r#"<span class="without">not run: no figures of this bench were given</span>"#,
+        );
     }
     out.push_str("</p>");
 }
 
 /// The machine of most runs, in a sentence.
 pub(super) fn sentence(figures: &Figures) -> Option<String> {
-    let run = figures.runs.iter().find(|run| !run.environments.is_empty())?;
-    let facts = &run.environments[0].1;
-    let mut days: Vec<String> = figures
-        .runs
-        .iter()
-        .filter_map(|run| run.environments.first())
-        .map(|(_, facts)| day(facts))
-        .collect();
-    days.sort();
-    days.dedup();
-    let virtual_machine = facts.get("virtual_machine") == Some(&Value::Bool(true));
-    let machine = if virtual_machine { "A virtual machine" } else { "A machine" };
-    let known = |name: &str| {
-        facts.get(name).filter(|value| !value.is_null()).map(|value| words(name, value))
+    let firsts = figures.runs.iter().filter_map(|run| run.environments.first());
+    let (_, facts) = firsts.clone().next()?;
+    let days: BTreeSet<String> = firsts.map(|(_, facts)| day(facts)).collect();
+    let is_virtual = facts.get("virtual_machine") == Some(&Value::Bool(true));
+    let machine = if is_virtual { "A virtual machine" } else { "A machine" };
+    let known = |(name, before, after)| {
+        let value = facts.get(name).filter(|value| !value.is_null())?;
+        Some(format!("{before}{}{after}", words(name, value)))
     };
-    let mut parts = Vec::new();
-    match (known("cores"), known("cpu")) {
-        (Some(cores), Some(cpu)) => parts.push(format!("{cores} cores of {cpu}")),
-        (Some(cores), None) => parts.push(format!("{cores} cores")),
-        (None, cpu) => parts.extend(cpu),
-    }
-    parts.extend(known("memory_bytes").map(|memory| format!("{memory} of memory")));
-    parts.extend(known("kernel").map(|kernel| format!("Linux {kernel}")));
+    let parts = [
+        ("cores", "", " cores"),
+        ("cpu", "", ""),
+        ("memory_bytes", "", " of memory"),
+        ("kernel", "Linux ", ""),
+    ];
+    let parts: Vec<String> = parts.into_iter().filter_map(known).collect();
     let with = if parts.is_empty() { String::new() } else { format!(" with {}", parts.join(", ")) };
-    Some(format!("{machine}{with}; measured {}.", days.join(", ")))
+    let days = days.into_iter().collect::<Vec<_>>().join(", ");
+    Some(format!("{machine}{with}; measured {days}.").replacen(" cores, ", " cores of ", 1))
 }
 
 /// Every run with what it was measured on and with.
 pub(super) fn write(out: &mut String, figures: &Figures) {
-    out.push_str("<section class=\"chapter\" id=\"machines\" aria-labelledby=\"machines-title\"><h2 id=\"machines-title\">Machines and programs</h2>");
-    if figures.runs.iter().all(|run| run.environments.is_empty()) {
+    out.push_str(r#"<section class="chapter" id="machines" aria-labelledby="machines-title">"#);
+    out.push_str(r#"<h2 id="machines-title">Machines and programs</h2>"#);
+    let lines: Vec<Line> = figures.runs.iter().flat_map(lines_of).collect();
+    if lines.is_empty() {
         out.push_str("<p>No run has an environment.</p></section>");
         return;
     }
-    let mut lines = Vec::new();
-    for run in &figures.runs {
-        for (nth, (bench, facts)) in run.environments.iter().enumerate() {
-            let guest = facts.get("machine").and_then(Value::as_str);
-            let iommu = facts.get("iommu").and_then(Value::as_str);
-            let counts = facts.get("counts_instructions") == Some(&Value::Bool(true));
-            let mut note = guest.map(str::to_owned);
-            if let (Some(note), Some(iommu)) = (&mut note, iommu) {
-                let clock = if counts { ", by a clock of instructions" } else { "" };
-                put!(*note, "; {iommu}{clock}");
-            }
-            let cells = vec![
-                Cell::text(bench),
-                Cell::text(day_or(facts, run.environments.first().map(|(_, first)| first), nth)),
-                Cell::text(shown(facts, "cpu")),
-                Cell::text(shown(facts, "kernel")),
-                Cell::text(shown(facts, "commit")),
-                Cell::text(if nth > 0 && guest.is_some() {
-                    "as its host".to_owned()
-                } else {
-                    compiler(facts)
-                }),
-            ];
-            let name = if nth == 0 { run.name.clone() } else { format!("{}, guest", run.name) };
-            lines.push(Line { note, ..Line::of(&name, cells) });
-        }
-    }
     let titles = ["bench", "measured", "processor", "kernel", "commit", "compiler"];
     let columns = titles.map(Column::text).into();
-    table::write(
-        out,
-        &Table::new("machines-table", "Each run and its machine", "run", columns, lines),
-    );
+    let machines = Table::new("machines-table", "Each run and its machine", "run", columns, lines);
+    table::write(out, &machines);
     for (nth, run) in figures.runs.iter().enumerate() {
-        put!(
-            out,
-            "<details class=\"facts\" id=\"run-{nth}\"><summary>The environment of {}</summary>",
-            escape(&run.name)
-        );
+        let name = escape(&run.name);
+        put!(out, r#"<details class="facts" id="run-{nth}">"#);
+        put!(out, "<summary>The environment of {name}</summary>");
         for (bench, facts) in &run.environments {
-            put!(out, "<dl aria-label=\"{}\">", escape(bench));
+            put!(out, r#"<dl aria-label="{}">"#, escape(bench));
             for (name, value) in facts {
-                put!(
-                    out,
-                    "<div><dt>{}</dt><dd>{}</dd></div>",
-                    escape(&named(name)),
-                    escape(&words(name, value))
-                );
+                let (name, value) = (escape(&named(name)), escape(&words(name, value)));
+                put!(out, "<div><dt>{name}</dt><dd>{value}</dd></div>");
             }
             out.push_str("</dl>");
         }
@@ -123,28 +87,44 @@ pub(super) fn write(out: &mut String, figures: &Figures) {
     out.push_str("</section>");
 }
 
-fn shown(facts: &Facts, name: &str) -> String {
-    facts.get(name).map_or_else(|| "unknown".to_owned(), |value| words(name, value))
+fn lines_of(run: &Run) -> impl Iterator<Item = Line> {
+    run.environments.iter().enumerate().map(|(nth, (bench, facts))| {
+        let host = &run.environments[0].1;
+        let text = |name: &str| facts.get(name).and_then(Value::as_str);
+        let (guest, clock) = (text("machine"), facts.get("counts_instructions"));
+        let note = guest.map(|guest| {
+            let iommu = text("iommu").map_or_else(String::new, |iommu| format!("; {iommu}"));
+            let is_counted = !iommu.is_empty() && clock == Some(&Value::Bool(true));
+            format!(
+                "{guest}{iommu}{}",
+                if is_counted { ", by a clock of instructions" } else { "" }
+            )
+        });
+        let compiler = shown(facts, "rustc");
+        // Without the commit that it was built from.
+        let compiler = compiler.split(" (").next().unwrap_or_default();
+        let cells: [&str; 6] = [
+            bench,
+            // A guest without a date was measured when its host was.
+            &day(if facts.contains_key("date") { facts } else { host }),
+            &shown(facts, "cpu"),
+            &shown(facts, "kernel"),
+            &shown(facts, "commit"),
+            if nth > 0 && guest.is_some() { "as its host" } else { compiler },
+        ];
+        let name = if nth == 0 { run.name.clone() } else { format!("{}, guest", run.name) };
+        Line { note, ..Line::of(&name, cells.map(Cell::text).into()) }
+    })
 }
 
-/// The compiler without the commit it was built from.
-fn compiler(facts: &Facts) -> String {
-    let told = shown(facts, "rustc");
-    told.split(" (").next().unwrap_or(&told).to_owned()
+fn shown(facts: &Facts, name: &str) -> String {
+    facts.get(name).map_or_else(|| "unknown".to_owned(), |value| words(name, value))
 }
 
 /// The date without its time.
 fn day(facts: &Facts) -> String {
     let date = facts.get("date").and_then(Value::as_str);
     date.map_or("on an unknown day", |date| date.split('T').next().unwrap_or(date)).to_owned()
-}
-
-/// A guest without a date was measured when its host was.
-fn day_or(facts: &Facts, host: Option<&Facts>, nth: usize) -> String {
-    match (facts.contains_key("date"), host) {
-        (false, Some(host)) if nth > 0 => day(host),
-        _ => day(facts),
-    }
 }
 
 /// A fact's name in words; bytes have a unit of their own.
@@ -183,27 +163,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_are_told_in_words() {
-        assert_eq!(words("memory_bytes", &json!(1_073_741_824)), "1.00 GiB");
-        assert_eq!(words("quick", &json!(false)), "no");
-        assert_eq!(words("commit", &Value::Null), "unknown");
-        assert_eq!(
-            words("peers", &json!({"numpy": "2.2.6", "torch": null})),
-            "numpy 2.2.6, torch unknown"
-        );
-        assert_eq!(
-            words("calibration", &json!([{"len_bytes": 4096, "mapped_ns": 5}])),
-            "len 4.00 KiB, mapped ns 5"
-        );
-        assert_eq!(words("peers", &json!({})), "none");
+    fn facts_are_written_in_words() {
+        for (name, value, expected) in [
+            ("memory_bytes", json!(1_073_741_824), "1.00 GiB"),
+            ("quick", json!(false), "no"),
+            ("commit", Value::Null, "unknown"),
+            ("peers", json!({"numpy": "2.2.6", "torch": null}), "numpy 2.2.6, torch unknown"),
+            ("runs", json!([{"len_bytes": 4096, "mapped_ns": 5}]), "len 4.00 KiB, mapped ns 5"),
+            ("peers", json!({}), "none"),
+        ] {
+            assert_eq!(words(name, &value), expected);
+        }
     }
 
     #[test]
     fn a_guest_without_a_date_has_its_hosts() {
-        let host = json!({"date": "2026-11-22T02:03:30Z"});
-        let host = host.as_object();
-        assert_eq!(day(host.unwrap()), "2026-11-22");
-        assert_eq!(day_or(&Facts::new(), host, 1), "2026-11-22");
-        assert_eq!(day_or(&Facts::new(), None, 0), "on an unknown day");
+        let facts = |facts: Value| ("bounce".to_owned(), facts.as_object().unwrap().clone());
+        let host = facts(json!({"date": "2026-11-22T02:03:30Z", "cores": 2, "cpu": "X"}));
+        let guest = facts(json!({"machine": "QEMU", "iommu": "I", "counts_instructions": true}));
+        let run = Run { environments: vec![host, guest], ..Run::default() };
+        let lines: Vec<Line> = lines_of(&run).collect();
+        assert_eq!(lines[1].note.as_deref(), Some("QEMU; I, by a clock of instructions"));
+        assert_eq!(lines[1].cells[1], Cell::text("2026-11-22"));
+        assert_eq!(lines[1].cells[5], Cell::text("as its host"));
+        let said = sentence(&Figures::new(vec![run])).unwrap();
+        assert_eq!(said, "A machine with 2 cores of X; measured 2026-11-22.");
     }
 }

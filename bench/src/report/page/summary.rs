@@ -1,6 +1,6 @@
 //! The first screen: what the figures come to, and where each is.
 
-use super::super::contents::{Better, Contents, Headline, PublishedValue, Value};
+use super::super::contents::{Better, Chapter, Contents, Headline, PublishedValue, Value};
 use super::super::figures::Figures;
 use super::super::html::{escape, put};
 use super::super::table::{Missing, Range};
@@ -21,20 +21,16 @@ pub(super) fn write(
     if let Some(machine) = machines::sentence(figures) {
         put!(out, "<p class=\"origin\">{}</p>", escape(&machine));
     }
-    let all = goals::tally(verdicts, None);
-    put!(out, "<p class=\"goals\"><b>{}</b>", all.words());
-    all.bar(out);
-    out.push_str("</p><nav aria-label=\"Chapters\"><ul class=\"cards\">");
-    for chapter in &contents.chapters {
-        let bench = chapter.bench.as_str();
-        put!(out, "<li class=\"card\"><h2><a href=\"#{bench}\">{}</a></h2><dl>", chapter.title);
-        for headline in &chapter.headlines {
+    let (words, bar) = goals::tally(verdicts, None);
+    put!(out, r#"<p class="goals"><b>{words}</b>{bar}</p>"#);
+    out.push_str(r#"<nav aria-label="Chapters"><ul class="cards">"#);
+    for Chapter { bench, title, headlines, .. } in &contents.chapters {
+        put!(out, r##"<li class="card"><h2><a href="#{bench}">{title}</a></h2><dl>"##);
+        for headline in headlines {
             write_one(out, figures, bench, headline);
         }
-        let tally = goals::tally(verdicts, Some(bench));
-        put!(out, "</dl><p class=\"goals\"><a href=\"#{bench}-goals\">{}</a>", tally.words());
-        tally.bar(out);
-        out.push_str("</p></li>");
+        let (words, bar) = goals::tally(verdicts, Some(bench));
+        put!(out, r##"</dl><p class="goals"><a href="#{bench}-goals">{words}</a>{bar}</p></li>"##);
     }
     out.push_str("</ul></nav>");
     out.push_str("<p class=\"key\">A ratio is the median of rounds in which the candidates ran in turns, with the lowest and the highest in parentheses. It is grey if Longshore is behind. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
@@ -91,11 +87,12 @@ mod tests {
 
     use super::super::super::{kept, read};
     use super::*;
+    use crate::harness::metric::SPEED;
 
     #[test]
     fn figures_that_do_not_count_are_no_headline() {
         let value = Value {
-            ratio: Some("speed".to_owned()),
+            ratio: Some(SPEED.name.to_owned()),
             case: Some("cold".to_owned()),
             candidate: Some("longshore".to_owned()),
             ..Value::default()
