@@ -151,24 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn no_values_and_equal_values_have_an_axis() {
+    fn every_axis_has_few_ticks_and_all_are_finite() {
         for scale in [Scale::Linear, Scale::Log] {
-            for values in [vec![], vec![1.0], vec![1.0, 1.0], vec![0.0], vec![f64::NAN]] {
+            for values in [vec![], vec![1.0, 1.0], vec![0.0], vec![f64::NAN], vec![0.003, 1e6]] {
                 let axis = Axis::of(scale, values.iter().copied(), 100.0);
-                assert!(axis.ticks.len() >= 2, "{scale:?} {values:?}");
+                assert!((2..=8).contains(&axis.ticks.len()), "{scale:?} {values:?}");
                 assert!(axis.ticks.iter().all(|tick| tick.is_finite()), "{scale:?} {values:?}");
-                let at = axis.at(1.0);
-                assert!((0.0..=100.0).contains(&at), "{scale:?} {values:?}: {at}");
+                assert!((0.0..=100.0).contains(&axis.at(1.0)), "{scale:?} {values:?}");
             }
-        }
-    }
-
-    #[test]
-    fn ticks_are_few() {
-        for most in [0.003, 0.7, 1.0, 9.99, 47.0, 1e6] {
-            let linear = Axis::of(Scale::Linear, [most].into_iter(), 100.0).ticks.len();
-            let log = Axis::of(Scale::Log, [1e-3, most].into_iter(), 100.0).ticks.len();
-            assert!((3..=7).contains(&linear) && (2..=8).contains(&log), "{most}: {linear} {log}");
         }
     }
 }
