@@ -187,6 +187,8 @@ impl Measured {
             ratio: ratio.map(|of| of.median),
             ratio_min: ratio.map(|of| of.min),
             ratio_max: ratio.map(|of| of.max),
+            cpu_seconds: None,
+            peak_memory_mib: None,
             note: entry.note.clone(),
             not_run: None,
             not_measured: self.not_measured.clone(),

@@ -22,6 +22,12 @@ pub(crate) struct Row {
     pub(crate) ratio: Option<f64>,
     pub(crate) ratio_min: Option<f64>,
     pub(crate) ratio_max: Option<f64>,
+    /// User and system time of the run, or of the stretch that was timed; the median.
+    #[serde(default)]
+    pub(crate) cpu_seconds: Option<f64>,
+    /// The peak memory of the process that did the work; the median.
+    #[serde(default)]
+    pub(crate) peak_memory_mib: Option<f64>,
     /// What must be known to read the figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
@@ -51,6 +57,8 @@ impl Row {
             ratio: None,
             ratio_min: None,
             ratio_max: None,
+            cpu_seconds: None,
+            peak_memory_mib: None,
             note: None,
             not_run: Some(why.to_owned()),
             not_measured: None,

@@ -12,6 +12,12 @@ use crate::harness::Row;
 /// A candidate's rows of one metric: the same median, with each of its baselines.
 type Candidate<'r> = Vec<&'r Row>;
 
+/// A column that a table has if a row of its case has the number.
+type Cost = (&'static str, fn(&Row) -> Option<f64>);
+
+const COSTS: [Cost; 2] =
+    [("CPU, s", |row| row.cpu_seconds), ("peak memory, MiB", |row| row.peak_memory_mib)];
+
 /// The cases that a chapter shows first.
 pub(super) fn write_featured(out: &mut String, figures: &Figures, chapter: &Chapter) {
     put!(out, "<div class=\"cases\">");
@@ -70,12 +76,12 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
     plot::figure(out, &format!("{id}-p"), &plot);
     let line = |candidate: &Candidate<'_>| Line {
         is_ours: is_ours(candidate[0]),
-        ..line_of(candidate, &rows)
+        ..line_of(candidate, &rows, &[])
     };
     let mut lines: Vec<Line> = candidates.iter().map(line).collect();
-    lines.extend(not_run(&rows));
+    lines.extend(not_run(&rows, &[]));
     let caption = format!("{title}: {unit}, {better}");
-    table::write(out, &Table::new(id, caption, "candidate", columns(&unit), lines));
+    table::write(out, &Table::new(id, caption, "candidate", columns(&unit, &[]), lines));
     out.push_str("</div></section>");
 }
 
@@ -96,19 +102,22 @@ pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
                 metrics.push(&row.metric);
             }
         }
+        let has = |(_, of): &Cost| rows.iter().any(|row| of(row).is_some());
+        let costs: Vec<Cost> = COSTS.into_iter().filter(has).collect();
         let group = |metric: &&str| {
             let candidates = candidates(&rows, metric);
-            let lines = candidates.iter().map(|candidate| line_of(candidate, &rows)).collect();
+            let line = |candidate| line_of(candidate, &rows, &costs);
+            let lines = candidates.iter().map(line).collect();
             Group { title: Some(unit_of(candidates[0][0])), lines }
         };
         let mut groups: Vec<Group> = metrics.iter().map(group).collect();
-        let missing = not_run(&rows);
+        let missing = not_run(&rows, &costs);
         if !missing.is_empty() {
             groups.push(Group { title: Some("not run".to_owned()), lines: missing });
         }
         write_not_measured(out, &rows);
         let id = format!("{}-all-{nth}", slug(bench));
-        let table = Table::new(id, *case, "candidate", columns("median"), Vec::new());
+        let table = Table::new(id, *case, "candidate", columns("median", &costs), Vec::new());
         table::write(out, &Table { groups, ..table });
     }
     out.push_str("</details>");
@@ -121,9 +130,9 @@ fn write_not_measured(out: &mut String, rows: &[&Row]) {
     }
 }
 
-fn columns(median: &str) -> Vec<Column> {
-    let ratio = Column::text("ratio, median (spread)");
-    vec![Column::number(median), Column::number("runs"), ratio]
+fn columns(median: &str, costs: &[Cost]) -> Vec<Column> {
+    let numbers = [median, "runs"].into_iter().chain(costs.iter().map(|(title, _)| *title));
+    numbers.map(Column::number).chain([Column::text("ratio, median (spread)")]).collect()
 }
 
 fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
@@ -138,7 +147,7 @@ fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
 }
 
 /// `rows` are all of the case: this candidate may be the baseline of others.
-fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
+fn line_of(candidate: &Candidate<'_>, rows: &[&Row], costs: &[Cost]) -> Line {
     let row = candidate[0];
     let ratio = |row: &&Row| {
         let baseline = row.baseline.as_deref()?;
@@ -163,8 +172,13 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row]) -> Line {
         runs => Cell::figure(runs.to_string()),
     };
     let note = row.note.as_deref().map(one_line);
-    let cells = vec![Cell::of(median_of(row), number::figure), runs, ratios];
-    Line { note, ..Line::of(&row.candidate, cells) }
+    let cost = |(_, of): &Cost| match of(row) {
+        Some(cost) => Cell::figure(number::figure(cost)),
+        None => Cell::without("none", "it was not measured"),
+    };
+    let median = Cell::of(median_of(row), number::figure);
+    let cells = [median, runs].into_iter().chain(costs.iter().map(cost)).chain([ratios]);
+    Line { note, ..Line::of(&row.candidate, cells.collect()) }
 }
 
 /// A note whose plot in characters is left out: it needs lines that line up.
@@ -173,10 +187,12 @@ fn one_line(note: &str) -> String {
     words.collect::<Vec<_>>().join(" ").trim_end_matches(':').to_owned()
 }
 
-fn not_run(rows: &[&Row]) -> Vec<Line> {
+fn not_run(rows: &[&Row], costs: &[Cost]) -> Vec<Line> {
     let line = |row: &&Row| {
         let missing = Cell::without("not run", row.not_run.as_ref()?);
-        Some(Line::of(&row.candidate, vec![missing.clone(), Cell::figure("0"), missing]))
+        let mut cells = vec![missing; 3 + costs.len()];
+        cells[1] = Cell::figure("0");
+        Some(Line::of(&row.candidate, cells))
     };
     rows.iter().filter_map(line).collect()
 }
@@ -195,7 +211,7 @@ fn unit_of(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::super::contents::Contents;
-    use super::super::super::kept;
+    use super::super::super::{kept, read};
     use super::*;
     use crate::harness::metric::SPEED;
 
@@ -231,7 +247,27 @@ mod tests {
         assert_eq!(candidates.len(), 1);
         let ratio = |ratio, of: &str| ((ratio, ratio, ratio), of.to_owned());
         let expected = Cell::Ratios(vec![ratio(0.9, "fio"), ratio(2.5, "dd")]);
-        assert_eq!(line_of(&candidates[0], &rows).cells[2], expected);
+        assert_eq!(line_of(&candidates[0], &rows, &[]).cells[2], expected);
+    }
+
+    #[test]
+    fn time_and_memory_are_columns_if_a_row_has_them() {
+        let begin = r#"{"bench":"load","environment":{}}"#;
+        let row = r#"{"bench":"load","case":"cold","candidate":"dd","metric":"speed","unit":"GB/s","runs":5,"median":2.0"#;
+        let written = |costs: &str| {
+            let other = row.replace("dd", "fio");
+            let lines = format!("{begin}\n{row}{costs}}}\n{other}}}");
+            let run = read::lines(lines.as_bytes(), "x", "x").unwrap();
+            let mut out = String::new();
+            write_all(&mut out, &Figures::new(vec![run]), "load");
+            out
+        };
+        let both = written(r#","cpu_seconds":0.25,"peak_memory_mib":1234.5"#);
+        assert!(both.contains(">CPU, s</th>") && both.contains(">peak memory, MiB</th>"), "{both}");
+        assert!(both.contains(">0.25</span>") && both.contains(">1,234</span>"), "{both}");
+        assert_eq!(both.matches("it was not measured").count(), 1, "{both}");
+        let none = written("");
+        assert!(!none.contains("CPU") && !none.contains("peak"), "{none}");
     }
 
     #[test]
