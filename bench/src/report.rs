@@ -9,6 +9,7 @@
 //! The page is complete by itself: its style and its plots are inside, it loads nothing, and no
 //! program runs in it. What comes from a run is text on it, never markup.
 
+mod comparisons;
 mod contents;
 mod figures;
 mod html;
@@ -19,7 +20,6 @@ mod plot;
 mod published;
 mod read;
 mod table;
-mod tables;
 
 use std::fs::Permissions;
 use std::io::Write;

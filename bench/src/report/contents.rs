@@ -80,8 +80,8 @@ pub(super) struct Featured {
 ///
 /// Texts and names may contain the fields of a line (`{size}`), its candidate (`{here}`), and the
 /// name and title of its group (`{group}`, `{title}`).
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(super) struct Comparison {
     /// `bench/published/FILE.csv`.
     pub(super) file: String,
@@ -90,35 +90,27 @@ pub(super) struct Comparison {
     /// The comparison whose values, tables and plots this one has too.
     pub(super) like: Option<String>,
     /// The case of values that name none.
-    #[serde(default)]
     pub(super) case: String,
     /// Below the name of each published line.
     pub(super) note: Option<String>,
-    /// Why the published table has no figure.
-    #[serde(default = "absent")]
-    pub(super) absent: String,
+    /// Why the published table has no figure, if the reason is a special one.
+    pub(super) absent: Option<String>,
     /// The candidate whose lines stand out.
     pub(super) ours: Option<String>,
     /// The field whose value is the name of a line's group; without it every group has every line.
     pub(super) group_by: Option<String>,
-    #[serde(default)]
     pub(super) groups: Vec<Group>,
     /// Lines of each group that are not published.
-    #[serde(default)]
     pub(super) extra: Vec<Extra>,
     /// The candidate of each published line, by its first field.
-    #[serde(default)]
     pub(super) here: BTreeMap<String, String>,
     /// The published lines that have no candidate here, with the reason.
-    #[serde(default)]
     pub(super) without: BTreeMap<String, String>,
-    #[serde(default)]
     pub(super) values: BTreeMap<String, Value>,
-    #[serde(default, rename = "table")]
+    #[serde(rename = "table")]
     pub(super) tables: Vec<Table>,
-    #[serde(default, rename = "plot")]
+    #[serde(rename = "plot")]
     pub(super) plots: Vec<Plot>,
-    #[serde(default)]
     pub(super) remarks: Vec<Remark>,
 }
 
@@ -204,9 +196,6 @@ pub(super) struct Plot {
     /// The candidates that are left out.
     #[serde(default)]
     pub(super) omit: Vec<String>,
-    /// Whether lines that are not published are shown.
-    #[serde(default)]
-    pub(super) extra: bool,
     pub(super) series: Vec<Series>,
 }
 
@@ -233,10 +222,6 @@ pub(super) struct Remark {
 
 fn library() -> Vec<String> {
     vec!["longshore".to_owned()]
-}
-
-fn absent() -> String {
-    "the published table has no such figure".to_owned()
 }
 
 impl Contents {
@@ -273,6 +258,8 @@ impl Contents {
 
     fn check(&self, comparison: &Comparison) -> Result<()> {
         let csv = published::read(&comparison.file)?;
+        let is_named = !comparison.title.is_empty() && !comparison.text.is_empty();
+        ensure!(is_named, "it has no title or no text");
         let template = self.template(comparison)?;
         for value in template.values.values() {
             value.check(&csv.head, &comparison.groups)?;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
+use super::super::comparisons::{self, Comparison};
 use super::super::contents::{Chapter, Contents};
 use super::super::figures::Figures;
 use super::super::html::{escape, put};
 use super::super::plot;
 use super::super::table::{self, Cell, Column, Line, Table};
-use super::super::tables::{self, Comparison};
 use super::goals::{self, Verdicts};
 use super::{cases, machines};
 
@@ -31,7 +31,7 @@ pub(super) fn write(
     for trouble in of_bench.filter_map(|run| run.trouble.as_ref()) {
         warn(out, trouble);
     }
-    let comparisons = tables::of_chapter(contents, chapter, figures)?;
+    let comparisons = comparisons::of_chapter(contents, chapter, figures)?;
     out.push_str(r#"<nav class="within" aria-label="Within this chapter"><ul>"#);
     for Comparison { contents, .. } in &comparisons {
         put!(out, r##"<li><a href="#published-{}">{}</a></li>"##, contents.file, contents.title);

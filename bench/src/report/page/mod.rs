@@ -20,7 +20,7 @@ const POLICY: &str =
 /// The whole page.
 ///
 /// # Errors
-/// Where what is committed cannot be read: a published table, a goals file.
+/// If a committed file cannot be read: a published table or a goals file.
 pub(super) fn document(contents: &Contents, figures: &Figures) -> Result<String> {
     let mut out = String::with_capacity(1 << 20);
     out.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");

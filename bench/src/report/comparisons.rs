@@ -23,7 +23,7 @@ pub(super) struct Comparison<'c> {
 }
 
 type Fields = Vec<&'static str>;
-/// What stands for each `{name}` in a text.
+/// Each `{name}` of a text with its value.
 type Names = Vec<(String, String)>;
 
 /// Returns the published tables that a bench measures anew.
@@ -52,7 +52,7 @@ struct Scope<'a> {
     figures: &'a Figures,
     bench: &'a str,
     comparison: &'a contents::Comparison,
-    /// Has the values, tables and plots.
+    /// The comparison that has the values, tables and plots.
     template: &'a contents::Comparison,
     csv: &'a Csv,
 }
@@ -92,7 +92,9 @@ impl<'a> Scope<'a> {
         let mut lines = Vec::new();
         let comparison = self.comparison;
         let line = |head: String, here, fields| {
-            let (without, absent) = (None, comparison.absent.as_str());
+            let absent = comparison.absent.as_deref();
+            let absent = absent.unwrap_or("the published table has no such figure");
+            let without = None;
             Line { head, group, fields, here, without, absent }
         };
         for fields in self.published(group) {
@@ -143,11 +145,11 @@ impl<'a> Scope<'a> {
             return Err(Missing { word: "no counterpart", why: why.to_owned() });
         }
         let case = fill(self.case(value, line.group), &names);
-        let (value_here, low, high) = value.measured(self.figures, self.bench, &case, line.here)?;
-        let Some(over) = &value.over else { return Ok((value_here, low, high)) };
+        let (middle, low, high) = value.measured(self.figures, self.bench, &case, line.here)?;
+        let Some(over) = &value.over else { return Ok((middle, low, high)) };
         let over = line.fields.and_then(|fields| self.csv.number(fields, over));
         let over = over.ok_or_else(|| Missing::not_published(line.absent))?;
-        Ok((value_here / over, low / over, high / over))
+        Ok((middle / over, low / over, high / over))
     }
 
     fn table(&self, nth: usize, table: &contents::Table) -> Table {
@@ -189,9 +191,10 @@ impl<'a> Scope<'a> {
     }
 
     fn cell(&self, line: &Line<'_>, value: &Value) -> Cell {
-        let bound = line.fields.zip(value.fields.first());
-        let bound = bound.and_then(|(fields, name)| self.csv.field(fields, name));
-        match (bound.is_some_and(|field| field.starts_with('>')), self.value(line, value)) {
+        let field = line.fields.zip(value.fields.first());
+        let field = field.and_then(|(fields, name)| self.csv.field(fields, name));
+        let is_bound = value.percent && field.is_some_and(|field| field.starts_with('>'));
+        match (is_bound, self.value(line, value)) {
             (true, Ok((least, ..))) => {
                 Cell::text(format!("over {}%", number::grouped(least * 100.0, 0)))
             }
@@ -208,8 +211,7 @@ impl<'a> Scope<'a> {
     fn plot(&self, plot: &contents::Plot, groups: &[Option<&'a Group>]) -> Plot {
         let lines = groups.iter().flat_map(|group| self.lines(*group));
         let lines = lines.filter(|line| {
-            let is_shown = line.without.is_none() && (plot.extra || line.fields.is_some());
-            is_shown && !plot.omit.iter().any(|omitted| omitted == line.here)
+            line.without.is_none() && !plot.omit.iter().any(|omitted| omitted == line.here)
         });
         let items = lines.map(|line| {
             let label = match line.fields {
@@ -247,13 +249,9 @@ impl<'a> Scope<'a> {
         for (name, value) in &remark.values {
             let case = self.case(value, None);
             let (middle, low, high) = value.measured(self.figures, self.bench, case, "").ok()?;
-            for (name, value_here) in [
-                (name.clone(), middle),
-                (format!("{name} low"), low),
-                (format!("{name} high"), high),
-            ] {
-                names.push((name, value.show()(value_here)));
-            }
+            let show = value.show();
+            let all = [("", middle), (" low", low), (" high", high)];
+            names.extend(all.map(|(end, number)| (format!("{name}{end}"), show(number))));
         }
         if let Some(fact) = &remark.fact {
             let (_, facts) = self.figures.origin(self.bench, &remark.case)?;
