@@ -26,10 +26,12 @@ pub(super) struct Chapter {
     pub(super) title: String,
     pub(super) text: String,
     /// The ratios of the first screen.
+    #[serde(default)]
     pub(super) headlines: Vec<Headline>,
     /// The cases that are shown with a plot.
+    #[serde(default)]
     pub(super) featured: Vec<Featured>,
-    #[serde(rename = "comparison")]
+    #[serde(default, rename = "comparison")]
     pub(super) comparisons: Vec<Comparison>,
 }
 
