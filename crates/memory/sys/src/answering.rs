@@ -10,9 +10,12 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
 use crate::memfd;
+
+/// The magic number of the kernel's file system of DMA-bufs, which nobody can mount (`linux/magic.h`).
+const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 
 /// File systems without a block device that only the kernel answers for.
 const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs"];
@@ -24,37 +27,35 @@ const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs
 /// It returns `true` for shared memory and the hugetlb pool; for files on
 /// a block device; and for files of bcachefs, Btrfs, overlayfs, ramfs, tmpfs and ZFS that are mounted
 /// in this process's mount namespace. It does not hold for FUSE, network file systems and `/proc`,
-/// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`).
+/// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`). It returns `false` if
+/// the kernel does not report the mount of a file (`STATX_MNT_ID`, Linux 5.8).
 ///
 /// Two cases are not noticed, which take root to mount: a block device that a process or another machine
 /// answers for, such as a loop device whose file is on FUSE, or an NBD; and FUSE on a block device
 /// (`fuseblk`) that is mounted in another mount namespace.
 ///
 /// # Errors
-/// Those of `statx(2)`, and of reading `/proc/self/fdinfo` and `/proc/self/mountinfo`.
+/// Those of `statx(2)`, and of reading `/proc/self/fd` and `/proc/self/mountinfo`.
 pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     let file = file.as_fd();
     // Only shared memory and the hugetlb pool have seals.
     if memfd::seals(file).is_ok() {
         return Ok(true);
     }
-    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let status = rustix::fs::statx(file, "", how, StatxFlags::TYPE)?;
+    let status = status(file, StatxFlags::TYPE | StatxFlags::MNT_ID)?;
     let is_regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
     // File systems without a block device have device numbers with the major number 0.
     if !is_regular {
         return Ok(false);
     }
     let is_on_disk = status.stx_dev_major != 0;
-    if !name(file)?.starts_with(b"/") {
+    let has_mount = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::MNT_ID);
+    if !has_mount || !name(file)?.starts_with(b"/") {
         return Ok(false);
     }
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
-    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     // Mount points are any bytes.
     let mounts = fs::read("/proc/self/mountinfo")?;
-    let kind = mount.and_then(|mount| file_system_of(mount, &mounts));
-    Ok(is_local(kind, is_on_disk))
+    Ok(is_local(file_system_of(status.stx_mnt_id, &mounts), is_on_disk))
 }
 
 /// Returns `true` if only the kernel answers for the files of a file system of type `kind`, which is `None`
@@ -68,7 +69,8 @@ fn is_local(kind: Option<&[u8]>, is_on_disk: bool) -> bool {
 }
 
 /// Returns the type of the file system with the mount id `mount`, as `proc_pid_mountinfo(5)` lists it.
-fn file_system_of<'m>(mount: &str, mounts: &'m [u8]) -> Option<&'m [u8]> {
+fn file_system_of(mount: u64, mounts: &[u8]) -> Option<&[u8]> {
+    let mount = mount.to_string();
     let mut lines =
         mounts.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
     let mut words = lines.find(|words| words.clone().next() == Some(mount.as_bytes()))?;
@@ -82,9 +84,7 @@ pub fn is_disposable(file: impl AsFd) -> bool {
     let file = file.as_fd();
     match file_type(file) {
         // Some versions of Linux report anonymous inodes as regular files.
-        Ok(FileType::RegularFile) => {
-            name(file).is_ok_and(|name| !name.starts_with(b"/")) || is_dma_buf(file)
-        }
+        Ok(FileType::RegularFile) => name(file).is_ok_and(|name| !name.starts_with(b"/")),
         Ok(_) => true,
         Err(_) => false,
     }
@@ -98,15 +98,15 @@ pub fn is_disposable(file: impl AsFd) -> bool {
 /// polled waits for the lock of each epoll that lists it. A thread that waits for an epoll holds the lock
 /// while it writes events to memory, for ever if that memory is of FUSE.
 ///
-/// All other kinds are left out, since some of them block: sockets, terminals, devices, FIFOs.
+/// All other kinds are left out, since some of them block: sockets, terminals, devices, FIFOs. So are
+/// DMA-bufs on the few stable releases of Linux from June 2025 that report them as regular files.
 pub fn may_be_passed_on(file: impl AsFd) -> bool {
     let file = file.as_fd();
     match file_type(file) {
         Ok(FileType::RegularFile) if is_answered_by_kernel(file).unwrap_or(false) => true,
-        // Anonymous inodes have no type, and in some versions of Linux that of a regular file.
-        Ok(FileType::RegularFile | FileType::Unknown) => {
-            is_eventfd(file).unwrap_or(false) || is_dma_buf(file)
-        }
+        // In some versions of Linux, anonymous inodes have the type of a regular file.
+        Ok(FileType::RegularFile) => is_eventfd(file).unwrap_or(false),
+        Ok(FileType::Unknown) => is_eventfd(file).unwrap_or(false) || is_dma_buf(file),
         _ => false,
     }
 }
@@ -120,30 +120,33 @@ pub fn is_eventfd(file: impl AsFd) -> io::Result<bool> {
 }
 
 /// Returns the type of a file; [`FileType::Unknown`] for anonymous inodes.
-fn file_type(file: impl AsFd) -> io::Result<FileType> {
+fn file_type(file: BorrowedFd<'_>) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(status(file, StatxFlags::TYPE)?.stx_mode.into()))
+}
+
+/// Asks `statx(2)` without having a file system ask another process or machine.
+fn status(file: BorrowedFd<'_>, wanted: StatxFlags) -> io::Result<Statx> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let status = rustix::fs::statx(&file, "", how, StatxFlags::TYPE)?;
-    Ok(FileType::from_raw_mode(status.stx_mode.into()))
+    Ok(rustix::fs::statx(file, "", how, wanted)?)
 }
 
 /// Returns the name of a file in `/proc/self/fd`. That of an anonymous inode does not begin with `/`,
 /// except for DMA-bufs.
 ///
-/// `/proc/self/fdinfo` must be read only of files that have a name with `/`: epoll and others take a lock
-/// for it, which a process that has the same file can hold for ever.
+/// `/proc/self/fdinfo` must not be read of a file of another process. It lists each record lock of the file,
+/// so the reader's memory and time depend on how many locks that process has set; and epoll and others take
+/// a lock for it, which a process that has the same file can hold for ever.
 fn name(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::readlink(link, Vec::new())?.into_bytes())
 }
 
-/// Returns `true` for a DMA-buf. Only its driver adds this field to `fdinfo`; the name of a file could
-/// be chosen by anyone.
+/// Returns `true` for a DMA-buf, by its file system; the name of a file could be chosen by anyone.
+///
+/// `file` must be of no type: the files of FUSE and of network file systems have one, and `fstatfs(2)` of
+/// these asks their server. The kernel answers for a DMA-buf from memory.
 fn is_dma_buf(file: BorrowedFd<'_>) -> bool {
-    if !name(file).is_ok_and(|name| name.starts_with(b"/dmabuf:")) {
-        return false;
-    }
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
-    info.is_ok_and(|info| info.lines().any(|line| line.starts_with("exp_name:")))
+    rustix::fs::fstatfs(file).is_ok_and(|status| status.f_type as u32 == DMA_BUF_MAGIC)
 }
 
 #[cfg(test)]
@@ -210,8 +213,8 @@ mod tests {
         let mounts = b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
                        30 27 0:40 / /a\\040b rw shared:1 - fuse.sshfs me@there: rw,user_id=1\n\
                        31 27 0:41 /@home /not-utf-8-\xff rw - btrfs /dev/vdb rw,subvol=/@home\n";
-        assert_eq!(file_system_of("30", mounts), Some(&b"fuse.sshfs"[..]));
-        assert_eq!(file_system_of("31", mounts), Some(&b"btrfs"[..]));
-        assert_eq!(file_system_of("3", mounts), None);
+        assert_eq!(file_system_of(30, mounts), Some(&b"fuse.sshfs"[..]));
+        assert_eq!(file_system_of(31, mounts), Some(&b"btrfs"[..]));
+        assert_eq!(file_system_of(3, mounts), None);
     }
 }

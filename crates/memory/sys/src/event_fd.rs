@@ -7,9 +7,8 @@
 //! without ever waiting, and [`drain`] does not wait either.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -78,24 +77,18 @@ fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
 }
 
 /// Returns whether a descriptor that another process sent is an eventfd that [`drain`] empties: it is
-/// one by its name in `/proc/self/fd`, can be read (`O_PATH` cannot), and is no semaphore.
+/// one by its name in `/proc/self/fd`, and can be read (`O_PATH` cannot).
 ///
-/// Before Linux 6.5 the kernel does not report semaphores, and they pass for the others. That harms only
-/// their owner: [`drain`] takes one from the counter, and signalling is the same.
+/// A semaphore (`EFD_SEMAPHORE`) passes for the others, because only `/proc/self/fdinfo` shows that it is
+/// one, and another process decides how long that text is. It costs no more than an eventfd that its owner
+/// signals without end: [`drain`] takes one from the counter, and signalling is the same.
 ///
 /// # Errors
-/// Those of reading `/proc/self/fd` and `/proc/self/fdinfo`, and of `fcntl(2)`.
+/// Those of reading `/proc/self/fd`, and of `fcntl(2)`.
 pub fn is_one(descriptor: impl AsFd) -> io::Result<bool> {
     let descriptor = descriptor.as_fd();
-    let number = descriptor.as_raw_fd();
-    if !answering::is_eventfd(descriptor)?
-        || rustix::fs::fcntl_getfl(descriptor)?.contains(OFlags::PATH)
-    {
-        return Ok(false);
-    }
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    let semaphore = info.lines().find_map(|line| line.strip_prefix("eventfd-semaphore:"));
-    Ok(semaphore.is_none_or(|is_one| is_one.trim() == "0"))
+    Ok(answering::is_eventfd(descriptor)?
+        && !rustix::fs::fcntl_getfl(descriptor)?.contains(OFlags::PATH))
 }
 
 /// Prepares this process to signal eventfds of untrusted processes, as [`SharedEvent`] does. A server calls
@@ -246,6 +239,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::time::Duration;
 
     use super::*;
@@ -407,20 +401,25 @@ mod tests {
 
     #[test]
     fn another_descriptor_is_none() {
-        let semaphore = EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC;
-        let semaphore = rustix::event::eventfd(0, semaphore).unwrap();
-        let info =
-            fs::read_to_string(format!("/proc/self/fdinfo/{}", semaphore.as_raw_fd())).unwrap();
-        if info.contains("eventfd-semaphore") {
-            assert!(!is_one(&semaphore).unwrap());
-        } else {
-            println!("SKIPPED: this kernel does not report semaphores");
-        }
-        let path = format!("/proc/self/fd/{}", semaphore.as_raw_fd());
+        let event = create().unwrap();
+        assert!(is_one(&event).unwrap());
+        let path = format!("/proc/self/fd/{}", event.as_raw_fd());
         let path = rustix::fs::open(path, OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         assert!(!is_one(path).unwrap());
-        assert!(is_one(create().unwrap()).unwrap());
         let memfd = crate::memfd::create("event-test", crate::memfd::Backing::Shmem).unwrap();
         assert!(!is_one(memfd).unwrap());
+    }
+
+    #[test]
+    fn a_semaphore_is_signalled_and_drained_one_by_one_without_waiting() {
+        in_time(|| {
+            // It blocks, as its owner can have it do.
+            let flags = EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC;
+            let semaphore = rustix::event::eventfd(0, flags).unwrap();
+            assert!(is_one(&semaphore).unwrap());
+            let shared = of_user(&semaphore, USER);
+            (0..3).for_each(|_| shared.signal().unwrap());
+            assert_eq!([(); 4].map(|()| drain(&semaphore).unwrap()), [1, 1, 1, 0]);
+        });
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use longshore_mem::{AddrRange, FileOffset, Granule};
 use longshore_sys::{
-    dma_buf, dma_heap,
+    answering, dma_buf, dma_heap,
     file::{self, ReadFlags},
     huge_pages,
     memfd::{self, Backing, Seals},
@@ -59,6 +59,8 @@ fn memfd_becomes_dma_buf() -> TestResult {
     let mut bytes = [0; 7];
     seen.view().read(4096, &mut bytes)?;
     ensure!(&bytes == b"changed", "a write to the memfd does not show in the dma-buf");
+    ensure!(answering::may_be_passed_on(&dma_buf), "servers refuse the dma-buf");
+    ensure!(answering::is_disposable(&dma_buf), "the dma-buf is taken for a regular file");
     Ok(Passed::Yes)
 }
 
