@@ -1,9 +1,6 @@
 //! The regions and interrupts of a device.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
-use crate::wire::{IrqInfo, MappableArea, RegionInfo};
+use crate::wire::{IrqInfo, RegionInfo};
 
 /// The regions and interrupts of a device.
 #[derive(Clone, Debug, Default)]
@@ -36,14 +33,13 @@ pub struct RegionDescription {
     pub readable: bool,
     /// Whether the client may write it.
     pub writable: bool,
-    /// The memory that the client may map in its place.
-    pub mappable: Option<MappableFile>,
 }
 
 impl RegionDescription {
-    /// Describes a region that is read and written by messages only.
+    /// Describes a region that the client may read and write. It does so by messages, and in memory if
+    /// [`Device::mappable`](crate::Device::mappable) returns some.
     pub const fn new(len_bytes: u64) -> Self {
-        Self { len_bytes, readable: true, writable: true, mappable: None }
+        Self { len_bytes, readable: true, writable: true }
     }
 
     /// Has the client only read the region.
@@ -58,38 +54,17 @@ impl RegionDescription {
         Self { readable: false, ..self }
     }
 
-    /// Lets the client map memory in the place of the region.
-    #[must_use]
-    pub fn mappable(self, file: MappableFile) -> Self {
-        Self { mappable: Some(file), ..self }
-    }
-
+    /// Describes the region without the memory that may be mapped in its place.
     pub(crate) fn info(&self, index: u32) -> RegionInfo {
         let mut flags = 0;
-        for (is_set, flag) in [
-            (self.readable, RegionInfo::READ),
-            (self.writable, RegionInfo::WRITE),
-            (self.mappable.is_some(), RegionInfo::MMAP),
-        ] {
+        for (is_set, flag) in
+            [(self.readable, RegionInfo::READ), (self.writable, RegionInfo::WRITE)]
+        {
             flags |= if is_set { flag } else { 0 };
         }
-        let (offset, areas) = match &self.mappable {
-            Some(mappable) => (mappable.offset, mappable.areas.clone()),
-            None => (0, Vec::new()),
-        };
-        RegionInfo { argsz: 0, flags, index, len_bytes: self.len_bytes, offset, areas }
+        let (len_bytes, areas) = (self.len_bytes, Vec::new());
+        RegionInfo { argsz: 0, flags, index, len_bytes, offset: 0, areas }
     }
-}
-
-/// Memory of the server that the client maps.
-#[derive(Clone, Debug)]
-pub struct MappableFile {
-    /// The file.
-    pub file: Arc<OwnedFd>,
-    /// Where in it the region begins, in bytes.
-    pub offset: u64,
-    /// The parts that may be mapped; all of it where there are none.
-    pub areas: Vec<MappableArea>,
 }
 
 /// A kind of interrupts of a device.

@@ -1,8 +1,11 @@
 //! The trait that a device implements to be served.
 
+use std::io;
+
 use crate::Errno;
 use crate::description::DeviceDescription;
 use crate::link::Link;
+use crate::mappable::MappableFile;
 use crate::migration::Migration;
 
 /// A device, as its client sees it. The server calls it from the thread that serves the client.
@@ -12,6 +15,27 @@ use crate::migration::Migration;
 pub trait Device {
     /// Returns what the device is. It is asked once, when the server is made, and is the same for all clients.
     fn description(&self) -> DeviceDescription;
+
+    /// Returns the memory that the next client can map in the place of a region, or `None` for a region that
+    /// is read and written by messages only. It is asked for each region and each client, before
+    /// [`connected`](Self::connected) and before the client is answered.
+    ///
+    /// A client keeps the file and its mappings after it has disconnected. So return a new file each time
+    /// ([`MappableFile::new`]), and write the part of the device's state into it that the client may see. A
+    /// file that a client was given before is refused. From then on the device uses the new file, also for
+    /// messages that read and write the region.
+    ///
+    /// The client gets a descriptor for reading only if the region is not
+    /// [`writable`](crate::RegionDescription::writable). A client with the user id of this process, or of root,
+    /// can open the file for writing nevertheless, by its name in `/proc`.
+    ///
+    /// # Errors
+    /// If there is no memory. The client is not served, and [`Server::serve`](crate::Server::serve) fails
+    /// with this error.
+    fn mappable(&mut self, region: u32) -> io::Result<Option<MappableFile>> {
+        let _ = region;
+        Ok(None)
+    }
 
     /// Reads `into.len()` bytes at `offset` of a region. The server has checked that they lie in a
     /// region that may be read, and that they are no more than was settled.

@@ -104,6 +104,9 @@
 //! tables for its two ends and one for each 512 GiB, wherever it begins, and the time to fill these.
 //! Memory must lie inside of the file that it is mapped from.
 //!
+//! Memory of the device that a client maps ([`Device::mappable`]) is the client's alone: the next client gets
+//! other memory.
+//!
 //! A client may fill its eventfds and let them block. [`Interrupts::raise`] does not wait then.
 //!
 //! # Which versions
@@ -124,6 +127,7 @@ mod features;
 mod interrupts;
 mod link;
 mod mailbox;
+mod mappable;
 mod migration;
 mod negotiation;
 pub mod pci;
@@ -139,13 +143,14 @@ pub mod wire;
 mod wire;
 
 pub use {
-    description::{DeviceDescription, IrqDescription, MappableFile, RegionDescription},
+    description::{DeviceDescription, IrqDescription, RegionDescription},
     device::Device,
     dma::{DirtyLog, DmaBacking, DmaMapping, DmaTarget},
     errno::Errno,
     interrupts::Interrupts,
     link::{DisconnectReason, DmaError, DmaErrorKind, Link, REPLY_TIMEOUT_DEFAULT},
     longshore_access::client::{Listener, Stop},
+    mappable::MappableFile,
     migration::{Migration, MigrationError, MigrationState},
     negotiation::Capabilities,
     receiver::ReceivedFds,

@@ -1,5 +1,6 @@
 //! The protocol without a socket: what a server answers to each message.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use crate::dma::{DmaMaps, DmaTarget};
 use crate::features::{Features, State};
 use crate::interrupts::Interrupts;
 use crate::link::Link;
+use crate::mappable::Mappable;
 use crate::migration::MigrationState;
 use crate::negotiation::{Capabilities, Settled, VERSION_MAJOR, negotiate};
 use crate::receiver::{Files, ReceivedFds};
@@ -53,6 +55,8 @@ pub struct Responder<D, M> {
     interrupts: Interrupts,
     limits: Capabilities,
     maps: DmaMaps,
+    /// What the client can map, for each region; `None` before it has come.
+    mappable: Option<Vec<Option<Mappable>>>,
     settled: Option<Settled>,
     state: State,
     refused_count: u64,
@@ -71,6 +75,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             interrupts,
             limits,
             maps: DmaMaps::default(),
+            mappable: None,
             settled: None,
             state: State::default(),
             refused_count: 0,
@@ -161,6 +166,20 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         &mut self.dma
     }
 
+    /// Asks the device for the memory that the next client can map, unless that was done.
+    pub(crate) fn begin(&mut self) -> io::Result<()> {
+        if self.mappable.is_some() {
+            return Ok(());
+        }
+        let mut mappable = Vec::new();
+        for (index, region) in (0..).zip(&self.description.regions) {
+            let file = self.device.mappable(index)?;
+            mappable.push(file.map(|file| file.give(index, region)).transpose()?);
+        }
+        self.mappable = Some(mappable);
+        Ok(())
+    }
+
     pub(crate) fn connected(&mut self, link: &Link) {
         self.dma.connected(link);
         self.device.connected(link);
@@ -170,6 +189,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
     /// could not be taken back, because the [`DmaTarget`] refused. The device can still reach their memory,
     /// so no other client may be served then; [`maps`](Self::maps) has them.
     pub fn disconnect(&mut self) -> usize {
+        self.mappable = None;
         if self.settled.take().is_some() {
             self.device.disconnected();
         }
@@ -216,6 +236,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         let payload = match *request {
             Request::Version { major, minor, capabilities } => {
                 let settled = negotiate(&self.limits, (major, minor), capabilities)?;
+                self.begin()?;
                 let (minor, answer) = (settled.minor, &settled.answer);
                 let reply = Request::Version { major: VERSION_MAJOR, minor, capabilities: answer };
                 let reply = reply.encode();
@@ -328,8 +349,13 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
 
     fn region_info(&self, argsz: u32, index: u32) -> Result<Answer, Errno> {
         let region = self.description.regions.get(index as usize).ok_or(Errno::EINVAL)?;
-        let file = region.mappable.as_ref().map(|mappable| Arc::clone(&mappable.file));
-        Ok(Answer { payload: region.info(index).encode(argsz), file })
+        let mut info = region.info(index);
+        let mappable = self.mappable.iter().flatten().nth(index as usize).and_then(Option::as_ref);
+        if let Some(mappable) = mappable {
+            mappable.describe(&mut info);
+        }
+        let file = mappable.map(|mappable| Arc::clone(&mappable.file));
+        Ok(Answer { payload: info.encode(argsz), file })
     }
 
     fn check_transfer(&self, len_bytes: u64) -> Result<(), Errno> {

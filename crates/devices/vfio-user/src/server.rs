@@ -108,7 +108,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// # Errors
     /// Only where serving cannot begin: descriptors exhausted; `ResourceBusy` while memory of an earlier
     /// client is mapped, because it cannot be unmapped, as if the device has a pin or a lease of it on this
-    /// thread. The device could reach that memory for the next client.
+    /// thread. The device could reach that memory for the next client. Those of [`Device::mappable`], and
+    /// `InvalidInput` if it returns a file that clients must not be given.
     pub fn serve(&mut self, stream: UnixStream) -> io::Result<ConnectionSummary> {
         let stream = Disposable::new(stream);
         let left = self.responder.unmap_all();
@@ -119,6 +120,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
             );
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, reason));
         }
+        self.responder.begin()?;
         let Capabilities { transfer_bytes_max, message_fds_max, .. } = self.limits;
         let payload_bytes_max = transfer_bytes_max.saturating_add(PAYLOAD_OVERHEAD_BYTES);
         let link = Link::new(
@@ -174,7 +176,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// client that sends descriptors before it is served is disconnected ([`Listener::serve_each`]).
     ///
     /// # Errors
-    /// Those of `accept(2)`, and of starting a thread.
+    /// Those of `accept(2)`, of starting a thread, and of [`serve`](Self::serve).
     pub fn serve_all(
         &mut self,
         listener: &Listener,

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_sys::event_fd;
@@ -12,12 +11,11 @@ use longshore_sys::memfd::{self, Backing};
 use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
 use longshore_vfio_user::pci::{CONFIG_REGION, INTX_IRQ, MSIX_IRQ};
 use longshore_vfio_user::wire::{
-    DmaMap, DmaUnmap, Feature, IrqData, MigrationData, RegionInfo, RegionWriteMulti, Request,
-    SetIrqs, SmallWrite, SmallWrites, feature,
+    DmaMap, DmaUnmap, Feature, IrqData, MigrationData, RegionWriteMulti, Request, SetIrqs,
+    SmallWrite, SmallWrites, feature,
 };
 use longshore_vfio_user::{
-    Capabilities, DisconnectReason, Errno, Listener, MappableArea, MappableFile, MigrationError,
-    RegionDescription, Server,
+    Capabilities, DisconnectReason, Errno, Listener, MigrationError, RegionDescription, Server,
 };
 
 use crate::rig::{self, BAR_BYTES, REFUSES, Rig, Shared};
@@ -113,33 +111,6 @@ fn several_writes_come_in_one_message() {
     assert_eq!(errno(ask(&[write(24, 9)])), 22);
     assert_eq!(errno(ask(&[write(BAR_BYTES, 1)])), 22);
     assert_eq!(&rig.noted().registers[..26], b"ABCDEFGHA\0\0\0\0\0\0\0AB\0\0\0\0\0\0\0\0");
-}
-
-#[test]
-fn a_region_is_mapped_by_its_client_in_parts() {
-    let file = Arc::new(memory(0x5000));
-    rustix::io::pwrite(&*file, b"shared", 0x2000).unwrap();
-    let areas = vec![
-        MappableArea { offset: 0x1000, len_bytes: 0x1000 },
-        MappableArea { offset: 0x3000, len_bytes: 0x1000 },
-    ];
-    let mappable = MappableFile { file, offset: 0x1000, areas: areas.clone() };
-    let region = RegionDescription::new(0x4000).mappable(mappable);
-    let mut rig = Rig::without_negotiation(NoDmaMemory, Capabilities::DEFAULT, vec![region]);
-    rig.client.negotiate(&Capabilities::DEFAULT).unwrap();
-    let (info, file) = rig.client.region_info(9).unwrap();
-    assert_eq!((info.offset, info.flags), (0x1000, 7));
-    assert_eq!(info.areas, areas);
-    let mut bytes = [0; 6];
-    rustix::io::pread(file.unwrap(), &mut bytes, info.offset + areas[0].offset).unwrap();
-    assert_eq!(&bytes, b"shared");
-    // Where there is no room for the areas, their place is said, and the descriptor comes too.
-    let short = Request::DeviceGetRegionInfo { argsz: 79, index: 9 };
-    let answer = rig.client.request(&short, &[]).unwrap();
-    assert_eq!((answer.payload.len(), answer.fds.len()), (32, 1));
-    assert_eq!(RegionInfo::parse(&answer.payload).unwrap().argsz, 80);
-    let too_short = Request::DeviceGetRegionInfo { argsz: 31, index: 9 };
-    assert_eq!(errno(rig.client.request(&too_short, &[])), 22);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod closing;
 mod commands;
 mod lingering;
 mod link;
+mod mappable;
 mod next_client;
 mod rig;
 mod space;

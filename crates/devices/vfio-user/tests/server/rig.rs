@@ -2,7 +2,7 @@
 //! of sockets.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,8 +15,8 @@ use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MsixTable};
 use longshore_vfio_user::wire::{HEADER_LEN_BYTES, Request};
 use longshore_vfio_user::{
     Capabilities, ConnectionSummary, Device, DeviceDescription, DirtyLog, DmaBacking, DmaError,
-    DmaMapping, DmaTarget, Errno, Link, MessageHeader, Migration, MigrationError, MigrationState,
-    RegionDescription, Server,
+    DmaMapping, DmaTarget, Errno, Link, MappableFile, MessageHeader, Migration, MigrationError,
+    MigrationState, RegionDescription, Server,
 };
 
 pub(crate) const BAR_BYTES: u64 = 0x2000;
@@ -26,6 +26,9 @@ pub(crate) const READ_INLINE: u64 = 0x100;
 pub(crate) const SLEEP: u64 = 0x110;
 /// Writing here is refused with `ENOSPC`.
 pub(crate) const REFUSES: u64 = 0x120;
+
+/// The first region behind those of PCI.
+pub(crate) const EXTRA_REGION: u32 = 9;
 
 /// What was done, for the test to look at.
 #[derive(Default)]
@@ -43,6 +46,8 @@ pub(crate) struct Noted {
     pub(crate) log: Vec<String>,
     pub(crate) state: Vec<u8>,
     pub(crate) refuse_state: Option<MigrationError>,
+    /// What the region behind those of PCI is mapped by: a file for each client, the last one first.
+    pub(crate) mappable: Vec<MappableFile>,
 }
 
 pub(crate) type Shared = Arc<Mutex<Noted>>;
@@ -81,6 +86,10 @@ impl Device for TestDevice {
         let mut description = self.config.description();
         description.regions.extend(self.extra.iter().cloned());
         description
+    }
+
+    fn mappable(&mut self, region: u32) -> io::Result<Option<MappableFile>> {
+        Ok(if region == EXTRA_REGION { self.noted().mappable.pop() } else { None })
     }
 
     fn region_read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {

@@ -1,0 +1,241 @@
+//! Memory of the device that its client maps: a file of each client's own.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use longshore_sys::memfd::{self, Backing, Seals};
+use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
+use longshore_vfio_user::wire::{HEADER_LEN_BYTES, RegionInfo, Request};
+use longshore_vfio_user::{
+    Capabilities, ConnectionSummary, Device, DeviceDescription, Errno, MappableArea, MappableFile,
+    MessageHeader, ReceivedFds, RegionDescription, Responder, Server,
+};
+use rustix::fs::OFlags;
+
+use crate::rig::{self, EXTRA_REGION, Shared, TestDevice, TestDma};
+
+const LEN_BYTES: u64 = 0x4000;
+
+/// A device whose only region is memory.
+struct Bar {
+    is_read_only: bool,
+    /// That of the client.
+    memory: Option<File>,
+    /// Given to each client, as no device should.
+    always: Option<File>,
+}
+
+impl Bar {
+    fn server(is_read_only: bool) -> Server<Self, TestDma> {
+        let bar = Self { is_read_only, memory: None, always: None };
+        Server::new(bar, rig::dma(&Shared::default())).unwrap()
+    }
+}
+
+impl Device for Bar {
+    fn description(&self) -> DeviceDescription {
+        let region = RegionDescription::new(LEN_BYTES);
+        let region = if self.is_read_only { region.read_only() } else { region };
+        DeviceDescription::new(vec![region], Vec::new())
+    }
+
+    fn mappable(&mut self, region: u32) -> io::Result<Option<MappableFile>> {
+        assert_eq!(region, 0);
+        let mut memory = MappableFile::new(LEN_BYTES)?;
+        if let Some(always) = &self.always {
+            memory.file = always.try_clone()?.into();
+        }
+        self.memory = Some(memory.file.try_clone()?.into());
+        Ok(Some(memory))
+    }
+
+    fn region_read(&mut self, _: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        Ok(self.memory.as_ref().ok_or(Errno::EIO)?.read_exact_at(into, offset)?)
+    }
+
+    fn region_write(&mut self, _: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        Ok(self.memory.as_ref().ok_or(Errno::EIO)?.write_all_at(from, offset)?)
+    }
+
+    fn reset(&mut self) {}
+}
+
+/// Serves one client, and returns what it returned.
+fn serve<T: Send>(
+    server: &mut Server<Bar, TestDma>,
+    client: impl FnOnce(&mut Client<NoDmaMemory>) -> T + Send,
+) -> (io::Result<ConnectionSummary>, Result<T, ClientError>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            Client::from_stream(ours, NoDmaMemory).map(|mut connected| client(&mut connected))
+        });
+        (server.serve(theirs), client.join().unwrap())
+    })
+}
+
+/// The file of the region.
+fn map(client: &mut Client<NoDmaMemory>) -> File {
+    client.region_info(0).unwrap().1.unwrap().into()
+}
+
+fn bytes(file: &File) -> [u8; 6] {
+    let mut bytes = [0; 6];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+#[test]
+fn a_client_that_is_gone_does_not_reach_the_memory_of_the_next_one() {
+    let mut server = Bar::server(false);
+    let former = serve(&mut server, |client| {
+        let file = map(client);
+        file.write_all_at(b"former", 0).unwrap();
+        file
+    });
+    let former = former.1.unwrap();
+    let (served, next) = serve(&mut server, |client| {
+        let next = map(client);
+        assert_eq!(bytes(&next), [0; 6]);
+        next.write_all_at(b"secret", 0).unwrap();
+        assert_eq!(bytes(&former), *b"former");
+        former.write_all_at(b"broken", 0).unwrap();
+        let mut read = [0; 6];
+        client.region_read(0, 0, &mut read).unwrap();
+        assert_eq!(&read, b"secret");
+        // The same client gets the same file each time.
+        assert_eq!(bytes(&map(client)), *b"secret");
+        next
+    });
+    assert_eq!(served.unwrap().refused_count, 0);
+    assert_eq!(bytes(&next.unwrap()), *b"secret");
+}
+
+#[test]
+fn a_client_cannot_cut_off_the_memory_that_it_maps() {
+    let mut server = Bar::server(false);
+    let (_, file) = serve(&mut server, map);
+    let file = file.unwrap();
+    for len_bytes in [0, LEN_BYTES - 1, LEN_BYTES + 1] {
+        assert_eq!(file.set_len(len_bytes).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    }
+    let more = memfd::add_seals(&file, Seals { write: true, ..Seals::default() });
+    assert_eq!(more.unwrap_err().kind(), ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn a_region_that_is_only_read_is_given_for_reading_only() {
+    let mut server = Bar::server(true);
+    let (_, file) = serve(&mut server, map);
+    let file = file.unwrap();
+    assert_eq!(rustix::fs::fcntl_getfl(&file).unwrap() & OFlags::RWMODE, OFlags::RDONLY);
+    // Nor can another user open it for writing.
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_mode & 0o777, 0o400);
+    assert!(file.write_at(b"x", 0).is_err());
+    server.responder().device().region_write(0, 0, b"device").unwrap();
+    assert_eq!(bytes(&file), *b"device");
+}
+
+/// What serving fails with if each client is given this file.
+fn refused(server: &mut Server<Bar, TestDma>, file: impl Into<File>) -> String {
+    server.responder().device().always = Some(file.into());
+    let (served, client) = serve(server, |_| {});
+    assert!(client.is_err());
+    let error = served.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    error.to_string()
+}
+
+#[test]
+fn files_that_a_client_must_not_have_are_refused() {
+    let mut server = Bar::server(false);
+    let (_, given) = serve(&mut server, map);
+    let again = refused(&mut server, given.unwrap());
+    assert!(again.contains("region 0: its file was given to a client before"), "{again}");
+
+    let memory = |len_bytes| {
+        let memory = memfd::create("vfio-user-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memory, len_bytes).unwrap();
+        memory
+    };
+    let unsealed = memory(LEN_BYTES);
+    memfd::add_seals(&unsealed, Seals { grow: true, ..Seals::default() }).unwrap();
+    for file in [unsealed.into(), tempfile::tempfile().unwrap()] {
+        assert!(refused(&mut server, file).contains("sealed against shrinking"));
+    }
+    let short = memory(LEN_BYTES - 1);
+    memfd::add_seals(&short, Seals { shrink: true, grow: true, ..Seals::default() }).unwrap();
+    assert!(refused(&mut server, short).contains("ends before"));
+    // A client is served once the device does as it should.
+    server.responder().device().always = None;
+    assert_eq!(serve(&mut server, map).0.unwrap().refused_count, 0);
+    assert!(MappableFile::new(u64::MAX).is_err());
+}
+
+/// A device with a region that is mapped by `mappable`.
+fn device(mappable: MappableFile) -> (TestDevice, TestDma) {
+    let noted = Shared::default();
+    noted.lock().unwrap().mappable.push(mappable);
+    let region = RegionDescription::new(0x4000);
+    (rig::device(&noted, vec![region]), rig::dma(&noted))
+}
+
+#[test]
+fn a_region_is_mapped_by_its_client_in_parts() {
+    let areas = vec![
+        MappableArea { offset: 0x1000, len_bytes: 0x1000 },
+        MappableArea { offset: 0x3000, len_bytes: 0x1000 },
+    ];
+    let mappable = MappableFile::new(0x5000).unwrap();
+    rustix::io::pwrite(&mappable.file, b"shared", 0x2000).unwrap();
+    let (device, dma) = device(MappableFile { offset: 0x1000, areas: areas.clone(), ..mappable });
+    let mut server = Server::new(device, dma).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || server.serve(theirs).unwrap());
+    let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
+    let (info, file) = client.region_info(9).unwrap();
+    assert_eq!((info.offset, info.flags), (0x1000, 7));
+    assert_eq!(info.areas, areas);
+    let mut bytes = [0; 6];
+    rustix::io::pread(file.unwrap(), &mut bytes, info.offset + areas[0].offset).unwrap();
+    assert_eq!(&bytes, b"shared");
+    // Where there is no room for the areas, their place is said, and the descriptor comes too.
+    let short = Request::DeviceGetRegionInfo { argsz: 79, index: 9 };
+    let answer = client.request(&short, &[]).unwrap();
+    assert_eq!((answer.payload.len(), answer.fds.len()), (32, 1));
+    assert_eq!(RegionInfo::parse(&answer.payload).unwrap().argsz, 80);
+    let too_short = Request::DeviceGetRegionInfo { argsz: 31, index: 9 };
+    match client.request(&too_short, &[]) {
+        Err(ClientError::Refused(errno)) => assert_eq!(errno.raw(), 22),
+        other => panic!("{other:?}"),
+    }
+    drop(client);
+    assert_eq!(server.join().unwrap().refused_count, 1);
+}
+
+/// A [`Responder`] gets its messages from the program, not from a [`Server`].
+#[test]
+fn a_device_without_a_server_is_asked_once_for_each_client() {
+    let (device, dma) = device(MappableFile::new(0x4000).unwrap());
+    let mut responder = Responder::new(device, dma, Capabilities::DEFAULT);
+    let ask = |responder: &mut Responder<_, _>, request: Request<'_>| {
+        let payload = request.encode();
+        let header = MessageHeader::command(1, request.command(), payload.len());
+        responder.respond(&header, &payload, ReceivedFds::default()).unwrap()
+    };
+    let version = || Request::Version { major: 0, minor: 0, capabilities: b"" };
+    for expected in [true, false] {
+        ask(&mut responder, version());
+        for _ in 0..2 {
+            let info = Request::DeviceGetRegionInfo { argsz: 32, index: EXTRA_REGION };
+            let answer = ask(&mut responder, info);
+            let info = RegionInfo::parse(&answer.bytes[HEADER_LEN_BYTES..]).unwrap();
+            assert_eq!(answer.fd.is_some(), expected);
+            assert_eq!(info.flags & RegionInfo::MMAP != 0, expected);
+        }
+        responder.disconnect();
+    }
+}
