@@ -109,6 +109,10 @@
 //!
 //! A client may fill its eventfds and let them block. [`Interrupts::raise`] does not wait then.
 //!
+//! It can keep all others of the process waiting: while it holds a lock of its own file in the kernel, no
+//! thread of this process maps or unmaps memory, and the process does not end. So serve users who do not
+//! trust each other by a process each ([`Listener::serve_each`]).
+//!
 //! # Which versions
 //!
 //! Major version 0. QEMU 11 speaks 0.0. Not spoken: the second socket for the server's

@@ -175,6 +175,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// `served` with how each ended. While the process has no descriptors left, clients wait. A waiting
     /// client that sends descriptors before it is served is disconnected ([`Listener::serve_each`]).
     ///
+    /// Serve users who do not trust each other by a process each: one of them can keep all others waiting.
+    ///
     /// # Errors
     /// Those of `accept(2)`, of starting a thread, and of [`serve`](Self::serve).
     pub fn serve_all(

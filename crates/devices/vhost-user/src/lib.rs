@@ -78,6 +78,10 @@
 //! The front-end can shorten the files behind its memory and its log: accesses fault then
 //! ([`Reason::BackingLost`](longshore_access::Reason::BackingLost)), and writes count as not logged
 //! ([`SpaceMemory::unlogged_count`]).
+//!
+//! It can keep all others of the process waiting: while it holds a lock of its own file in the kernel, no
+//! thread of this process maps or unmaps memory, and the process does not end. So serve users who do not
+//! trust each other by a process each ([`Listener::serve_each`]).
 
 mod backend;
 mod channel;

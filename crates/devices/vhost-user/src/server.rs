@@ -112,6 +112,8 @@ impl<D: Device> Server<D> {
     /// ended. While the process has no descriptors left, front-ends wait. A waiting front-end that sends
     /// descriptors before it is served is disconnected ([`Listener::serve_each`]).
     ///
+    /// Serve users who do not trust each other by a process each: one of them can keep all others waiting.
+    ///
     /// # Errors
     /// Those of `accept(2)`, and of starting a thread.
     pub fn serve_all(

@@ -139,6 +139,10 @@ impl Listener {
     /// one of the user with the most is disconnected. While the process has no free descriptor, clients
     /// wait.
     ///
+    /// Serve users who do not trust each other by a process each. A client can have the kernel keep all
+    /// threads of this process waiting for memory to be mapped or unmapped, for as long as it likes, and no
+    /// code in the process can avoid that.
+    ///
     /// # Errors
     /// Those of `serve`, of `accept(2)`, and of starting the thread.
     pub fn serve_each(
