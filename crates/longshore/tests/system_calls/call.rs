@@ -49,6 +49,7 @@ const SELECTORS: &[Selector] = &[
             ("F_OFD_SETLK", word(libc::F_OFD_SETLK)),
             ("F_OFD_GETLK", word(libc::F_OFD_GETLK)),
             ("F_SETLK", word(libc::F_SETLK)),
+            ("F_GETLK", word(libc::F_GETLK)),
         ],
     },
     Selector {

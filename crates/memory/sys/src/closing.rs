@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use crate::answering::{is_answered_by_kernel, is_disposable};
+use crate::answering::{is_closed_at_once, is_disposable};
 use crate::disposal::{self, Disposals};
 
 pub use crate::user::User;
@@ -89,14 +89,15 @@ pub fn exhaust(user: User) {
     accounts.dispose(user, &mut sockets);
 }
 
-/// Closes files of a user without having the caller wait: regular files for which [`is_answered_by_kernel`]
-/// is true here, other regular files on a thread of their own, which ends when their servers have answered,
-/// or are gone, and files of all other kinds by [`crate::disposal`].
+/// Closes files of a user without having the caller wait: regular files for which
+/// [`is_answered_by_kernel`](crate::answering::is_answered_by_kernel) is true and that have no record lock
+/// here, other regular files on a thread of their own, which ends when their servers have answered, or are
+/// gone, and files of all other kinds by [`crate::disposal`].
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     let (local, others): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
+        files.into_iter().partition(|file| is_closed_at_once(file));
     drop(local);
     let (mut disposable, mut others): (Vec<_>, Vec<_>) =
         others.into_iter().partition(|file| is_disposable(file));
@@ -323,6 +324,7 @@ fn lock() -> MutexGuard<'static, Accounts> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
@@ -429,6 +431,36 @@ pub(crate) mod tests {
         }
         wait_until(|| !lock().threads.contains_key(&user));
         assert!(may_receive(user));
+    }
+
+    /// Sets a record lock that belongs to the open file, as one of another process conflicts with ours.
+    fn set_record_lock(file: &OwnedFd) {
+        let (l_type, l_whence) = (libc::F_RDLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
+        let lock = libc::flock { l_type, l_whence, l_start: 1 << 40, l_len: 1, l_pid: 0 };
+        // SAFETY: the descriptor is open, and the kernel only reads the structure.
+        let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn files_with_record_locks_are_closed_by_a_thread_that_counts() {
+        let user = User::from_uid(4_000_000_004);
+        let memory = || crate::memfd::create("locked", crate::memfd::Backing::Shmem).unwrap();
+        let on_disk = || OwnedFd::from(tempfile::tempfile().unwrap());
+        close_without_waiting(user, vec![memory(), on_disk()]);
+        assert!(!is_busy(user), "they are closed at once without a lock");
+        for file in [memory(), on_disk()] {
+            set_record_lock(&file);
+            // No thread starts as long as this is held.
+            let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+            let closing = thread::spawn(move || close_without_waiting(user, vec![file]));
+            wait_until(|| closing.is_finished() || is_busy(user));
+            assert!(!closing.is_finished(), "it was closed on the thread of the caller");
+            drop(left);
+            closing.join().unwrap();
+            wait_until(|| !is_busy(user));
+        }
     }
 
     #[test]

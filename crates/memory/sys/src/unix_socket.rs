@@ -126,7 +126,8 @@ fn pass_on(
             io::ErrorKind::InvalidData,
             "a descriptor was sent that is neither memory nor an eventfd (a socket, a pipe, a \
              device), or of a file that another process or machine may answer for (FUSE, a network \
-             file system, /proc); send a memfd, or a file of tmpfs, hugetlbfs or a disk",
+             file system, /proc) or that has record locks (fcntl); send a memfd, or a file of tmpfs, \
+             hugetlbfs or a disk, without locks",
         ));
     }
     if arrived.len() > DESCRIPTORS_MAX {

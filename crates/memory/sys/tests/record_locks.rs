@@ -58,11 +58,12 @@ fn use_as_a_server(file: &OwnedFd, user: User) {
     unix_socket::send(&theirs, b"x", &[file.as_fd()]).unwrap();
     let mut received = Vec::new();
     let is_passed_on = unix_socket::receive(&ours, user, &mut [0; 8], &mut received, None).is_ok();
+    // Closing an eventfd is the matter of another thread in any case.
+    assert_eq!(is_passed_on, event_fd::is_one(file).unwrap());
     assert_eq!(is_passed_on, answering::may_be_passed_on(file));
     drop(received);
     answering::is_disposable(file);
     answering::is_answered_by_kernel(file).unwrap();
-    event_fd::is_one(file).unwrap();
     closing::close_without_waiting(user, vec![file.try_clone().unwrap()]);
 }
 
