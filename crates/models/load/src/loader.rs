@@ -200,8 +200,8 @@ impl<'a> Loader<'a> {
         };
         let reading_began = Instant::now();
         let mut observe = self.observe.take();
-        let observe = |progress: Progress| {
-            claim.lower_to(plan.len_bytes().saturating_sub(progress.done_bytes));
+        let observe = |progress: Progress, left_bytes| {
+            claim.lower_to(left_bytes);
             if let Some(observe) = &mut observe {
                 observe(progress);
             }

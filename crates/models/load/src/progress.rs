@@ -24,7 +24,8 @@ impl Progress {
 }
 
 /// Stops a load from any thread, or from a signal handler: the reads in flight are waited for, the
-/// rest is not begun. The load goes on if a disk or a file system does not answer a read.
+/// rest is not begun. If a disk or a file system does not answer a read, the load does not return, but
+/// it takes no more memory, and other loads of the process can have what it had not taken.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 

@@ -70,7 +70,8 @@ pub(crate) struct Filled {
     pub(crate) digests: Vec<Vec<String>>,
 }
 
-/// Fills `reservation` with every file of `plan`.
+/// Fills `reservation` with every file of `plan`. `observe` gets the progress, and the bytes that the
+/// fill can still take: none once it is stopped, also while it waits for reads that hang.
 pub(crate) fn fill(
     plan: &Plan,
     reservation: &Reservation,
@@ -78,7 +79,7 @@ pub(crate) fn fill(
     digests: &[DigestKind],
     cancel: &CancelToken,
     reads: &dyn Reads,
-    mut observe: impl FnMut(Progress),
+    mut observe: impl FnMut(Progress, u64),
 ) -> Result<Filled> {
     let filling = reservation.begin_filling()?;
     let target = Target::new(plan, reservation, cancel, !digests.is_empty());
@@ -112,14 +113,13 @@ pub(crate) fn fill(
         target.tracker.close();
         // A checksum may be far behind.
         while !target.tracker.wait_followed(TICK) {
-            target.tracker.should_stop();
-            observe(target.tracker.progress());
+            target.report(&mut observe);
         }
         hashing.map_or(Ok(Vec::new()), ScopedJoinHandle::join)
     });
     drop(filling);
     target.tracker.outcome()?;
-    observe(target.tracker.progress());
+    observe(target.tracker.progress(), 0);
     Ok(Filled {
         by_route: target.tracker.by_route(),
         engine,
@@ -160,7 +160,7 @@ impl Lanes<'_> {
         others: &[Piece],
         spans: &[Span],
         use_ring: bool,
-        observe: &mut dyn FnMut(Progress),
+        observe: &mut dyn FnMut(Progress, u64),
     ) {
         let target = self.target;
         let frontier = Frontier::new(direct, self.tuning.populate_ahead_bytes);
@@ -193,8 +193,7 @@ impl Lanes<'_> {
             }
             while !target.tracker.wait_idle(TICK) {
                 // Also notices a cancellation for threads that wait for each other.
-                target.tracker.should_stop();
-                observe(target.tracker.progress());
+                target.report(observe);
             }
             for thread in started.into_iter().flatten() {
                 if thread.join().is_err() {

@@ -11,7 +11,7 @@ use super::piece::{Next, Piece};
 use super::tracker::Tracker;
 use crate::error::Error;
 use crate::plan::{Plan, PlannedFile};
-use crate::progress::CancelToken;
+use crate::progress::{CancelToken, Progress};
 
 /// The memory of one fill, with its progress.
 pub(super) struct Target<'a> {
@@ -38,6 +38,16 @@ impl<'a> Target<'a> {
         Self { plan, reservation, tracker }
     }
 
+    /// Reports to `observe` how far the fill has come, and the bytes that it can still take.
+    pub(super) fn report(&self, observe: &mut dyn FnMut(Progress, u64)) {
+        let progress = self.tracker.progress();
+        let left_bytes = match self.tracker.takes_no_more() {
+            true => 0,
+            false => self.plan.len_bytes().saturating_sub(progress.done_bytes),
+        };
+        observe(progress, left_bytes);
+    }
+
     pub(super) fn fail_read(&self, piece: &Piece, done_bytes: u64, source: io::Error) {
         let range = piece.file_range();
         self.tracker.fail(Error::Read {
@@ -52,8 +62,9 @@ impl<'a> Target<'a> {
         &self.plan.files()[piece.file]
     }
 
-    /// Makes the pages of a piece exist. `false` where that failed.
+    /// Makes the pages of a piece exist. Returns `false` if that failed or the fill is stopped.
     pub(super) fn populate(&self, piece: &Piece) -> bool {
+        let Some(_prefaulting) = self.tracker.begin_prefault() else { return false };
         let began = Instant::now();
         let made = self.reservation.populate(piece.target());
         self.tracker.populated(began.elapsed());

@@ -4,8 +4,9 @@
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 use longshore_formats::{Image, Part};
 use longshore_heap::Heap;
@@ -218,7 +219,7 @@ fn a_file_that_is_written_or_grows_meanwhile_is_told() {
         let reads = Mocked::new(|number, _, _, len_bytes| {
             if number == 0 {
                 // The clock that stamps files ticks every few milliseconds.
-                std::thread::sleep(std::time::Duration::from_millis(30));
+                std::thread::sleep(Duration::from_millis(30));
                 let offset = if grow { 4 << 20 } else { 17 };
                 rustix::io::pwrite(file.as_file().as_fd(), b"changed", offset)?;
             }
@@ -252,6 +253,73 @@ fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
     // Threads that had begun a read finish it; none begins another.
     let reads_made = reads.count.load(Ordering::Relaxed);
     assert!(reads_made <= 4 + 4, "{reads_made} reads");
+}
+
+#[test]
+fn a_cancelled_load_whose_reads_hang_leaves_the_memory_to_others() {
+    let available = longshore_sys::memory::available();
+    let group_bytes = available.control_group.map(|(bytes, _)| bytes);
+    let Some(free_bytes) = available.machine_bytes.into_iter().chain(group_bytes).min() else {
+        eprintln!("SKIPPED: how much memory is available is not known");
+        return;
+    };
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    if let Err(error) = file.as_file().set_len(free_bytes / 5 * 3) {
+        eprintln!("SKIPPED: /var/tmp has no files of {} bytes: {error}", free_bytes / 5 * 3);
+        return;
+    }
+    let plan = Plan::from_path(file.path()).unwrap();
+    let cancel = CancelToken::new();
+    let gate = Mutex::new(());
+    let (hang, hangs) = mpsc::sync_channel(1);
+    let hanging = Mocked::new(|_, _, _, _| {
+        let _ = hang.try_send(());
+        drop(gate.lock());
+        Ok(0)
+    });
+    let failing = Mocked::new(|_, _, _, _| Err(io::Error::from_raw_os_error(5)));
+    let load = |reads: &dyn Reads, cancel: &CancelToken| {
+        let loader = Loader::new().heap(Heap::Memfd).mode(ReadMode::Buffered).cancel(cancel);
+        loader.load_by(&plan, reads).unwrap_err()
+    };
+    // Both do not fit at once. It takes next to nothing: its first read fails.
+    let second = || load(&failing, &CancelToken::new());
+    std::thread::scope(|scope| {
+        let held = gate.lock().unwrap();
+        let first = scope.spawn(|| load(&hanging, &cancel));
+        hangs.recv_timeout(Duration::from_secs(60)).unwrap();
+        cancel.cancel();
+        let is_accepted = |_| {
+            std::thread::sleep(Duration::from_millis(50));
+            matches!(second(), Error::Read { .. })
+        };
+        assert!((0..200).any(is_accepted), "{}", second());
+        assert!(!first.is_finished());
+        drop(held);
+        assert!(matches!(first.join().unwrap(), Error::Cancelled { done_bytes: 0, .. }));
+    });
+}
+
+#[test]
+fn a_complete_fill_takes_no_more_for_the_gaps_of_an_image() {
+    let (file, _) = file_of(4096);
+    let parts = vec![Part::new(0, 16 << 20, 4096)];
+    let image = Image::new(vec![3; 4096], parts, (16 << 20) + 4096, Granule::SIZE_4K).unwrap();
+    let mut plan = Plan::new();
+    plan.push_image(SourceFile::open(file.path()).unwrap(), image).unwrap();
+    let reservation = Heap::Memfd.reserve(plan.len_bytes()).unwrap();
+    let tuning = Tuning {
+        mode: ReadMode::Buffered,
+        populate_ahead_bytes: 8 << 20,
+        piece_bytes: 2 << 20,
+        depth: 1,
+        use_uring: false,
+        workers: 1,
+    };
+    let (cancel, mut last) = (CancelToken::new(), None);
+    let observe = |progress: Progress, left_bytes| last = Some((progress.done_bytes, left_bytes));
+    super::fill(&plan, &reservation, &tuning, &[], &cancel, &KernelReads, observe).unwrap();
+    assert_eq!(last, Some((plan.content_bytes(), 0)));
 }
 
 /// The image of a sparse file that has two pages of bytes with `gap_bytes` between them; `None`,
@@ -368,7 +436,7 @@ fn an_observer_that_panics_ends_the_load() {
         if route == Route::Resident && number == 1 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        std::thread::sleep(std::time::Duration::from_millis(60));
+        std::thread::sleep(Duration::from_millis(60));
         Ok(len_bytes)
     });
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

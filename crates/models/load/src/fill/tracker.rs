@@ -30,6 +30,8 @@ struct State {
     failure: Option<Error>,
     lanes: usize,
     followers: usize,
+    /// Threads that prefault pages.
+    prefaulting: usize,
     closed: bool,
     returned: Vec<Stretch>,
     /// Complete stretches of the buffer, from start to end, merged; kept only for followers.
@@ -41,6 +43,9 @@ pub(super) struct Lane<'a, 'b>(&'a Tracker<'b>);
 
 /// One that follows the fill, at work; leaving is dropping it.
 pub(super) struct Follower<'a, 'b>(&'a Tracker<'b>);
+
+/// A thread that prefaults pages, until this is dropped.
+pub(super) struct Prefaulting<'a, 'b>(&'a Tracker<'b>);
 
 /// Stops the fill where the thread that made it panics, so that no scope waits for ever.
 pub(super) struct StopOnPanic<'a, 'b>(&'a Tracker<'b>);
@@ -71,6 +76,23 @@ impl<'a> Tracker<'a> {
     pub(super) fn enter_follower(&self) -> Follower<'_, 'a> {
         self.state().followers += 1;
         Follower(self)
+    }
+
+    /// Permits the calling thread to prefault pages until the guard is dropped; `None` once the fill is
+    /// stopped.
+    pub(super) fn begin_prefault(&self) -> Option<Prefaulting<'_, 'a>> {
+        let mut state = self.state();
+        // Under the lock: after `takes_no_more` was true, no thread can miss that the fill is stopped.
+        if self.stopped.load(Ordering::Relaxed) {
+            return None;
+        }
+        state.prefaulting += 1;
+        Some(Prefaulting(self))
+    }
+
+    /// Returns whether the fill is stopped and takes no memory any more, also if its reads hang.
+    pub(super) fn takes_no_more(&self) -> bool {
+        self.should_stop() && self.state().prefaulting == 0
     }
 
     /// Guards a scope whose threads would go on, or wait, while this one unwinds.
@@ -249,6 +271,12 @@ impl Drop for Follower<'_, '_> {
     fn drop(&mut self) {
         self.0.state().followers -= 1;
         self.0.changed.notify_all();
+    }
+}
+
+impl Drop for Prefaulting<'_, '_> {
+    fn drop(&mut self) {
+        self.0.state().prefaulting -= 1;
     }
 }
 
