@@ -1,6 +1,7 @@
-//! An `Opener` that permits few files of one model.
+//! An `Opener` that permits few files of one model, and one that finds few.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use longshore_load::{Error, FormatChoice, Opener, Result, SourceFile, open_by, others_of};
@@ -69,4 +70,25 @@ fn the_number_of_files_is_compared_before_their_paths_are_made() {
     assert_eq!(others_of(&index, FormatChoice::Auto, &Few).unwrap().len(), 2);
     let missing = open_by(&[index], FormatChoice::Auto, &Few).unwrap_err();
     assert!(matches!(missing, Error::Format { .. }), "{missing}");
+}
+
+#[test]
+fn missing_files_are_counted_by_the_opener_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("m.safetensors.index.json");
+    fs::write(&index, r#"{"weight_map":{"x":"a","y":"b"}}"#).unwrap();
+    let first = folder.path().join("m-00001-of-00003.gguf");
+    fs::write(&first, split_header(3)).unwrap();
+    // They are there, but not for the opener.
+    for name in ["a", "b", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"] {
+        fs::write(folder.path().join(name), []).unwrap();
+    }
+    for (named, count) in [(index, "2 of 2 shards are missing"), (first, "2 of 3 are missing")] {
+        let opener = |path: &Path| match path == named {
+            true => SourceFile::open(path),
+            false => Err(Error::Open { path: path.into(), source: ErrorKind::NotFound.into() }),
+        };
+        let missing = open_by(&[&named], FormatChoice::Auto, &opener).unwrap_err().to_string();
+        assert!(missing.contains(count), "{missing}");
+    }
 }

@@ -1,7 +1,8 @@
 //! Reading the headers of files.
 
 use std::cell::Cell;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use longshore_formats::gguf::{self, Parsed};
 use longshore_formats::{Format, safetensors};
@@ -118,6 +119,17 @@ impl Opener for OfOneModel<'_> {
     fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
         self.by.permit_files(source, count)
     }
+}
+
+/// Returns whether an opener failed because there is no such file.
+pub(super) fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
+}
+
+/// Counts the files that `by` does not find. Only it may look for them: it can be bound to a folder, or
+/// to files that its user has shown.
+pub(super) fn count_missing(paths: impl Iterator<Item = PathBuf>, by: &dyn Opener) -> usize {
+    paths.filter(|path| by.open(path).is_err_and(|error| is_not_found(&error))).count()
 }
 
 /// Makes room for `len` bytes.

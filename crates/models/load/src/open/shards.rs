@@ -1,13 +1,12 @@
 //! Models in several safetensors files that an index names.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use longshore_formats::index::{self, ShardIndex};
 use longshore_formats::safetensors::Header;
 use longshore_formats::{Format, QuotedName};
 
-use super::header::{OfOneModel, read_exact, safetensors_header};
+use super::header::{OfOneModel, count_missing, is_not_found, read_exact, safetensors_header};
 use crate::error::{Error, Result};
 use crate::reason::FormatProblem;
 use crate::source::{Opener, SourceFile};
@@ -45,8 +44,8 @@ pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFi
     let mut shards = Vec::new();
     for (path, name) in paths.iter().zip(index.shards()) {
         shards.push(by.open(path).map_err(|error| match error {
-            Error::Open { source: cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
-                let missing = paths.iter().filter(|path| !path.exists()).count();
+            error if is_not_found(&error) => {
+                let missing = count_missing(paths.iter().cloned(), by);
                 let folder = source.path().parent().filter(|it| !it.as_os_str().is_empty());
                 let folder = folder.unwrap_or(Path::new("."));
                 let reason = FormatProblem::ShardMissing {

@@ -1,14 +1,13 @@
 //! Models in several GGUF files, of which the first is named.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use longshore_formats::gguf::{Header, SplitName, check_splits};
 use longshore_formats::{Format, QuotedName};
 
-use super::header::{OfOneModel, gguf_header};
+use super::header::{OfOneModel, count_missing, gguf_header, is_not_found};
 use crate::error::{Error, Result};
 use crate::reason::FormatProblem;
 use crate::source::{Opener, SourceFile};
@@ -45,11 +44,9 @@ pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Head
     let mut splits = vec![(source, header)];
     for number in 2..=name.count() {
         let path = split_path(&first, &name, number);
-        let source = by.open(&path).map_err(|error| match error {
-            Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                missing(&first, &name, number)
-            }
-            error => error,
+        let source = by.open(&path).map_err(|error| match is_not_found(&error) {
+            true => missing(&first, &name, number, &by),
+            false => error,
         })?;
         let header = gguf_header(&source, &by)?;
         let checked = header.check_split(number, name.count());
@@ -83,9 +80,9 @@ fn split_path(first: &Path, name: &SplitName, number: u64) -> PathBuf {
     first.with_file_name(OsStr::from_bytes(&name.with_number(number)))
 }
 
-fn missing(first: &Path, name: &SplitName, number: u64) -> Error {
-    let is_missing = |number: &u64| !split_path(first, name, *number).exists();
-    let missing = (2..=name.count()).filter(is_missing).count();
+fn missing(first: &Path, name: &SplitName, number: u64, by: &dyn Opener) -> Error {
+    let others = (2..=name.count()).map(|number| split_path(first, name, number));
+    let missing = count_missing(others, by);
     let folder = first.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let reason = FormatProblem::SplitMissing {
