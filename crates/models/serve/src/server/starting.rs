@@ -5,7 +5,8 @@
 //! and every user who can read a file can make its load hang. So clients wait for a bounded time only, and
 //! the server is ready then if no load keeps its pace: a service manager would end it, and start it again in
 //! vain. From then on, a file of the start that cannot be loaded is logged and does not end the server:
-//! others are served by then.
+//! others are served by then. The same applies earlier to a file for which there is too little memory, if
+//! clients have some.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -117,7 +118,17 @@ impl Core {
                 return self.hold_from_start(found, now);
             }
         }
+        // A client must not be able to end the server by what it loads or keeps.
+        let is_for_memory = matches!(error, longshore_load::Error::NotEnoughMemory { .. });
+        self.serves_early |= is_for_memory && self.clients_have_memory();
         self.fail_start(found.path, error.into());
+    }
+
+    /// Returns whether clients have models that are no files of the start, or have such loaded.
+    fn clients_have_memory(&self) -> bool {
+        let is_of_start = |id| self.jobs.start_models.contains(&id);
+        self.kept_bytes() > 0
+            || self.shelf.iter().any(|(id, model)| !model.is_pinned && !is_of_start(id))
     }
 
     fn hold_from_start(&mut self, found: Found, now: Instant) {

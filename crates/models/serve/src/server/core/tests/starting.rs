@@ -126,6 +126,26 @@ fn a_file_of_the_start_whose_loads_hang_does_not_end_the_server() {
 }
 
 #[test]
+fn a_lack_of_memory_for_a_load_of_the_start_ends_no_server_whose_clients_have_memory() {
+    let fail = |still: &mut Still| {
+        let limit = longshore_load::MemoryLimit::Load;
+        let (needed_bytes, limit_bytes) = (1000, 0);
+        let error = longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit };
+        still.core.on_loaded(1, Err(error), still.now);
+    };
+    let (mut still, ..) = with_hanging_load([1]);
+    fail(&mut still);
+    assert!(still.core.failed.is_some(), "it has all memory");
+    let (mut still, ..) = with_hanging_load([1, 2]);
+    let _loading = still.ask(ALICE, "other");
+    fail(&mut still);
+    assert!(still.core.failed.is_none(), "{:?}", still.core.failed);
+    let problems = start_problems(&mut still);
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert!(problem.contains("named is not loaded: 1000 bytes are needed"), "{problem}");
+}
+
+#[test]
 fn a_load_of_the_start_that_fails_ends_the_server_until_it_is_ready() {
     let fail = |still: &mut Still| {
         let source = std::io::Error::other("bad sector");
