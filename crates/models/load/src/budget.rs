@@ -143,11 +143,16 @@ fn check_against(
     if let Some((limit, path)) = &available.control_group
         && needed_bytes > left(*limit)
     {
-        let path = path.clone();
-        return refuse(left(*limit), MemoryLimit::ControlGroup { path, others_bytes });
+        let (path, available_bytes) = (path.clone(), *limit);
+        let group = MemoryLimit::ControlGroup { path, available_bytes, others_bytes };
+        return refuse(left(*limit), group);
     }
-    if let Some(limit) = available.machine_bytes.filter(|limit| needed_bytes > left(*limit)) {
-        return refuse(left(limit), MemoryLimit::Machine { others_bytes });
+    let machine_bytes = available.machine_bytes.filter(|limit| needed_bytes > left(*limit));
+    if let Some(available_bytes) = machine_bytes {
+        return refuse(
+            left(available_bytes),
+            MemoryLimit::Machine { available_bytes, others_bytes },
+        );
     }
     Ok(())
 }

@@ -89,11 +89,15 @@ pub enum MemoryLimit {
     ControlGroup {
         /// The file that has the limit.
         path: PathBuf,
+        /// The bytes that are available for all loads together.
+        available_bytes: u64,
         /// The bytes that other loads of this process are still to take.
         others_bytes: u64,
     },
     /// The available memory of the machine.
     Machine {
+        /// The bytes that are available for all loads together.
+        available_bytes: u64,
         /// The bytes that other loads of this process are still to take.
         others_bytes: u64,
     },
@@ -123,11 +127,11 @@ impl fmt::Display for MemoryLimit {
             }
             Self::BufferLength => return f.write_str("the address space"),
             Self::Header => return f.write_str("the memory of this process"),
-            Self::ControlGroup { path, others_bytes } => {
+            Self::ControlGroup { path, others_bytes, .. } => {
                 write!(f, "the control group's {}", path.display())?;
                 others_bytes
             }
-            Self::Machine { others_bytes } => {
+            Self::Machine { others_bytes, .. } => {
                 f.write_str("this machine's available memory (MemAvailable)")?;
                 others_bytes
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use longshore_load::{CancelToken, Progress};
+use longshore_load::{CancelToken, MemoryLimit, Progress};
 use longshore_sys::descriptors;
 use longshore_sys::file;
 use longshore_sys::packet_socket;
@@ -227,8 +227,7 @@ impl Core {
 
     fn on_load_failed(&mut self, id: u64, user: User, error: longshore_load::Error, now: Instant) {
         // Once more, where others can go for it: fewer each time.
-        if let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, .. } = error
-            && let missing_bytes = needed_bytes.saturating_sub(limit_bytes).max(1)
+        if let Some(missing_bytes) = missing_bytes(&error)
             && let Ok(gone) = self.shelf.take_idle(missing_bytes, |model| is_only_of(model, user))
             && self.shelf.get(id).is_some()
         {
@@ -437,6 +436,22 @@ impl Core {
         let waits = |connection: &Connection| matches!(connection.phase, Phase::Waiting(for_id) if for_id == id);
         self.connections.iter().filter(|(_, it)| waits(it)).map(|(id, _)| *id).collect()
     }
+}
+
+/// Returns how much memory has to be freed for a load that failed for a lack of it: also what the loads
+/// beside it are to take and is not available.
+fn missing_bytes(error: &longshore_load::Error) -> Option<u64> {
+    let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit } = error else {
+        return None;
+    };
+    let of_others = match limit {
+        MemoryLimit::ControlGroup { available_bytes, others_bytes, .. }
+        | MemoryLimit::Machine { available_bytes, others_bytes } => {
+            others_bytes.saturating_sub(*available_bytes)
+        }
+        _ => 0,
+    };
+    Some(needed_bytes.saturating_sub(*limit_bytes).saturating_add(of_others).max(1))
 }
 
 /// Gives a model the next path by which it was asked for, since its own leads to another version of

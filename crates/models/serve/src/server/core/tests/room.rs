@@ -37,6 +37,27 @@ fn each_user_has_some_descriptors_whatever_others_have() {
 }
 
 #[test]
+fn no_model_goes_for_a_load_beside_others_that_have_more_than_there_is() {
+    let mut still = Still::new();
+    for name in ["a", "b", "c"] {
+        still.held(name);
+    }
+    let wanted = still.load("d", 1000, 0);
+    let client = still.waiter(wanted);
+    let refused = |others_bytes| {
+        let limit = longshore_load::MemoryLimit::Machine { available_bytes: 4000, others_bytes };
+        let (needed_bytes, limit_bytes) = (1000, 0);
+        Err(longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit })
+    };
+    still.core.on_loaded(wanted, refused(5000), still.now);
+    assert_eq!(still.core.shelf.len(), 2, "two of three make room");
+    still.core.on_loaded(wanted, refused(4001), still.now);
+    assert_eq!(still.core.shelf.len(), 1, "the last is not enough");
+    let told = heard(&client);
+    assert!(matches!(told[..], [Reply::Refused { reason: Reason::NoMemory, .. }]), "{told:?}");
+}
+
+#[test]
 fn a_user_keeps_the_memory_of_so_many_models() {
     let mut still = Still::new();
     let found = still.held("model");
