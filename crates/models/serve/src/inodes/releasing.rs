@@ -3,6 +3,9 @@
 //! Closing the last descriptor of a deleted file frees its blocks. That can take seconds, and on a
 //! mount that hangs it never ends. So only a few threads close descriptors of one device, and those of
 //! other devices are closed meanwhile.
+//!
+//! Descriptors that wait here are charged to no user, and those of one device are closed in the order in
+//! which they came: the files of a model can have been asked for by several users.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
