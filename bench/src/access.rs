@@ -14,9 +14,7 @@
 //! ```
 
 mod cases;
-pub(crate) mod counter;
 mod doors;
-mod locks;
 mod memory;
 pub(crate) mod other;
 mod ours;
@@ -35,9 +33,9 @@ use clap::Args;
 use longshore_access::Space;
 use longshore_mem::isa::IsaToken;
 
+use crate::harness::clock::{core_hz, counter_hz};
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
-use crate::iov::core_hz;
 use memory::Memory;
 
 /// The bench and its options.
@@ -60,7 +58,7 @@ impl Bench for Access {
         let memory = Memory::new()?;
         environment.set("memory_pages", memory.pages());
         environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
-        environment.set("counter_mhz", (counter::hz() / 1e6) as u64);
+        environment.set("counter_mhz", (counter_hz() / 1e6) as u64);
         environment.set("instructions_used", IsaToken::active().isa().name());
         environment.set("grace_periods_by", format!("{:?}", Space::new()?.barrier()));
         Ok(memory)
@@ -69,7 +67,6 @@ impl Bench for Access {
     fn measure(&self, memory: &Memory, session: &mut Session) -> Result<()> {
         cases::run(&self.common, memory, session)?;
         schemes::run(&self.common, memory, session)?;
-        locks::run(&self.common, session)?;
         unmap::run(&self.common, memory, session)?;
         remap::run(&self.common, memory, session)
     }

@@ -9,18 +9,14 @@
 //!   pool memory over a burst          the published table beside them
 //! ```
 
-mod copies;
-mod elements;
 mod guest;
 mod host;
 mod lines;
 mod ours;
 mod parts;
-mod plain;
-mod plot;
 mod pool;
 mod published;
-mod timed;
+mod trees;
 
 use anyhow::Result;
 use clap::Args;

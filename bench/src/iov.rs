@@ -1,7 +1,6 @@
 //! The bench `iov`: cursors, copies, checksums and digests.
 
 mod bytes_per_clock;
-mod clock;
 mod code_size;
 mod faults;
 mod kinds;
@@ -13,10 +12,9 @@ use anyhow::Result;
 use clap::Args;
 use longshore_mem::isa::IsaToken;
 
+use crate::harness::clock::core_hz;
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
-
-pub(crate) use clock::core_hz;
 
 /// The bench and its options.
 #[derive(Args, Clone, Debug)]

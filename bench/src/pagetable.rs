@@ -13,9 +13,9 @@ use anyhow::Result;
 use clap::Args;
 use longshore_mem::isa::IsaToken;
 
+use crate::harness::clock::core_hz;
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
-use crate::iov::core_hz;
 
 /// The bench and its options.
 #[derive(Args, Clone, Debug)]

@@ -1,6 +1,7 @@
-//! What a case asks of a candidate, so that all run the same loops.
+//! The accesses that a case asks of a candidate, so that all run the same loops.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use super::stream::{Op, Work};
 
@@ -12,7 +13,8 @@ pub(super) trait Door {
     fn write_word(&self, at: u64, word: u64);
 }
 
-impl<D: Door> Door for &D {
+/// A way that threads share.
+impl<D: Door> Door for Arc<D> {
     #[inline(always)]
     fn read(&self, at: u64, into: &mut [u8]) {
         (**self).read(at, into);
@@ -34,19 +36,6 @@ impl<D: Door> Door for &D {
     }
 }
 
-/// What threads get their doors from.
-pub(super) trait Doors: Sync {
-    type Door<'a>: Door
-    where
-        Self: 'a;
-
-    /// The door of the calling thread, the `thread`th.
-    fn open(&self, thread: u64) -> Self::Door<'_>;
-
-    /// What it calls `place`, an offset into the space.
-    fn address(&self, place: u64) -> u64;
-}
-
 /// Memory of our own.
 #[repr(C, align(4096))]
 pub(super) struct Buffer([u8; 4096]);
@@ -57,8 +46,8 @@ impl Buffer {
     }
 }
 
-/// Makes all accesses of a list once. Lengths are known where they are compiled but in the mix, as
-/// in a device model that reads descriptors and data.
+/// Makes all accesses of a list once. Except in the mix, lengths are known at compile time, as in a
+/// device model that reads descriptors and data.
 pub(super) fn pass<D: Door>(work: Work, door: &D, ops: &[Op], buffer: &mut Buffer) {
     match work {
         Work::Mix => mix(door, ops, buffer),
@@ -107,10 +96,7 @@ fn write<const N: usize, D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
 
 #[inline(never)]
 fn read_words<D: Door>(door: &D, ops: &[Op]) {
-    let mut sum = 0u64;
-    for op in ops {
-        sum = sum.wrapping_add(door.read_word(op.at));
-    }
+    let sum = ops.iter().fold(0u64, |sum, op| sum.wrapping_add(door.read_word(op.at)));
     black_box(sum);
 }
 

@@ -1,4 +1,4 @@
-//! A session that another thread has, while something is measured.
+//! Sessions that other threads have, while something is measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +6,50 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result};
-use longshore_access::Space;
+use longshore_access::{Session, Space};
 use longshore_mem::Iova;
+
+/// What sessions there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sessions {
+    None,
+    /// Four, all parked.
+    Parked,
+    /// One that has made an access, and whose thread sleeps.
+    Idle,
+    /// One whose thread makes accesses without a pause.
+    Busy,
+}
+
+impl Sessions {
+    /// Each with the name of its candidate.
+    pub(crate) const ALL: [(&str, Self); 4] = [
+        ("no session", Self::None),
+        ("all parked", Self::Parked),
+        ("idle, unparked", Self::Idle),
+        ("one busy", Self::Busy),
+    ];
+
+    pub(crate) fn cores(self) -> usize {
+        if self == Self::Busy { 2 } else { 1 }
+    }
+
+    /// Starts them. Each has made an access at `at`, which must stay mapped.
+    pub(crate) fn start(self, space: &Space, at: Iova) -> Result<(Option<Other>, Vec<Session>)> {
+        const PARKED: usize = 4;
+        let other = match self {
+            Self::Idle | Self::Busy => Some(Other::start(space, at, self == Self::Busy)?),
+            Self::None | Self::Parked => None,
+        };
+        let parked = if self == Self::Parked { PARKED } else { 0 };
+        let parked: Vec<Session> = (0..parked).map(|_| space.session()).collect();
+        for session in &parked {
+            session.read_obj::<u64>(at)?;
+            session.park();
+        }
+        Ok((other, parked))
+    }
+}
 
 /// A thread with a session. It ends when this is dropped.
 pub(crate) struct Other {
@@ -18,16 +60,14 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// Returns when it has made an access at `at`, which must stay mapped, and with `busy` goes on making
-    /// them.
-    pub(crate) fn start(space: &Space, at: u64, busy: bool) -> Result<Self> {
+    fn start(space: &Space, at: Iova, busy: bool) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (wake, sleep) = mpsc::channel::<()>();
         let (ready, is_ready) = mpsc::channel();
         let (space, stopped) = (space.clone(), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             let session = space.session();
-            let access = || session.read_obj::<u64>(Iova::new(at)).expect("it is mapped");
+            let access = || session.read_obj::<u64>(at).expect("it is mapped");
             std::hint::black_box(access());
             // Whoever waits for this is there, or has given up and stops the thread.
             let _ = ready.send(());

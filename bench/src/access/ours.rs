@@ -1,4 +1,4 @@
-//! Longshore: spaces and sessions.
+//! Longshore: spaces, mapped by regions or by the raw calls, with and without a dirty log.
 #![expect(unsafe_code, reason = "maps memory that outlives the space")]
 
 use std::ptr::{self, NonNull};
@@ -6,68 +6,52 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use anyhow::{Context, Result};
-use longshore_access::dirty::{DirtyLog, ExternalLog, Log};
+use longshore_access::dirty::{self, DirtyLog, ExternalLog};
 use longshore_access::{Barrier, Logs, Region, Session, Space, SpaceConfig};
 use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
 use longshore_pagetable::Prot;
 
-use super::doors::{Door, Doors};
+use super::doors::Door;
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 
-/// One space, or one for each thread.
-pub(super) struct Ours<'m> {
-    spaces: Vec<Space>,
-    _memory: &'m Memory,
+/// The log that writes are noted in, keyed by IOVA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Log {
+    None,
+    /// A log of this process.
+    Internal,
+    /// A bitmap, as another process shares it.
+    External,
 }
 
-impl<'m> Ours<'m> {
-    /// A space mapped by the safe door, which all threads share.
-    pub(super) fn new(memory: &'m Memory, maps: &Maps) -> Result<Self> {
-        let space = Space::new()?;
-        map_region(&space, &region(memory)?, maps)?;
-        Ok(Self { spaces: vec![space], _memory: memory })
+/// A space whose mappings are of a region. Whoever keeps it borrows the memory.
+pub(super) fn space(memory: &Memory, maps: &Maps, log: Log) -> Result<Space> {
+    let space = Space::new()?;
+    let region = region(memory)?;
+    space.attach(&region)?;
+    for (place, offset) in maps.pieces() {
+        let iova = Iova::new(BASE + place);
+        space.map(iova, &region, offset, maps.piece_bytes(), Prot::READ_WRITE)?;
     }
-
-    /// As [`new`](Self::new), and what is written is noted in a log of this process, keyed by IOVA.
-    pub(super) fn with_internal_log(memory: &'m Memory, maps: &Maps) -> Result<Self> {
-        let ours = Self::new(memory, maps)?;
-        let range = AddrRange::new(Iova::new(BASE), SPACE_BYTES)?;
-        let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range)?);
-        let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
-        log.start(|| ours.spaces[0].set_logs(logs))?;
-        Ok(ours)
+    match log {
+        Log::None => {}
+        Log::Internal => {
+            let range = AddrRange::new(Iova::new(BASE), SPACE_BYTES)?;
+            let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range)?);
+            let logs = Logs::default().with_iova(dirty::Log::Internal(Arc::clone(&log)));
+            log.start(|| space.set_logs(logs))?;
+        }
+        Log::External => {
+            // From address zero on, a bit for each page.
+            let words = ((BASE + SPACE_BYTES) / 4096).div_ceil(64) as usize;
+            let bits: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+            let start = NonNull::from(&*bits).cast::<u8>();
+            // SAFETY: the log keeps the bits, which are atomics, and nothing else looks at them.
+            let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, bits) };
+            space.set_logs(Logs::default().with_iova(dirty::Log::External(Arc::new(log))))?;
+        }
     }
-
-    /// As [`new`](Self::new), and what is written is noted in a bitmap as another process shares it,
-    /// keyed by IOVA.
-    pub(super) fn with_external_log(memory: &'m Memory, maps: &Maps) -> Result<Self> {
-        let ours = Self::new(memory, maps)?;
-        // From address zero on, a bit for each page.
-        let words = ((BASE + SPACE_BYTES) / 4096).div_ceil(64) as usize;
-        let bits: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let start = NonNull::from(&*bits).cast::<u8>();
-        // SAFETY: the log keeps the bits, which are atomics, and nothing else looks at them.
-        let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, bits) };
-        let logs = Logs::default().with_iova(Log::External(Arc::new(log)));
-        ours.spaces[0].set_logs(logs)?;
-        Ok(ours)
-    }
-
-    /// `count` spaces mapped by the raw door, one for each thread.
-    pub(super) fn raw(
-        memory: &'m Memory,
-        maps: &Maps,
-        count: u64,
-        barrier: Option<Barrier>,
-    ) -> Result<Self> {
-        let spaces = (0..count).map(|_| raw_space(memory, maps, barrier)).collect::<Result<_>>()?;
-        Ok(Self { spaces, _memory: memory })
-    }
-
-    /// The space of the first thread, or of all.
-    pub(super) fn space(&self) -> &Space {
-        &self.spaces[0]
-    }
+    Ok(space)
 }
 
 /// The memory as a region. It must outlive the spaces that the region is attached to.
@@ -76,15 +60,6 @@ pub(super) fn region(memory: &Memory) -> Result<Arc<Region>> {
     let start = NonNull::new(start).context("memory is not at address 0")?;
     // SAFETY: whoever keeps a space borrows the memory, which lends out no reference to its bytes.
     Ok(Arc::new(unsafe { Region::from_raw_parts(start, SPACE_BYTES) }?))
-}
-
-fn map_region(space: &Space, region: &Arc<Region>, maps: &Maps) -> Result<()> {
-    space.attach(region)?;
-    for (place, offset) in maps.pieces() {
-        let iova = Iova::new(BASE + place);
-        space.map(iova, region, offset, maps.piece_bytes(), Prot::READ_WRITE)?;
-    }
-    Ok(())
 }
 
 /// A space whose entries have host addresses. The memory must outlive it.
@@ -128,20 +103,5 @@ impl Door for Session {
     #[inline(always)]
     fn write_word(&self, at: u64, word: u64) {
         self.write_obj(Iova::new(at), word).expect("it is mapped");
-    }
-}
-
-impl<'m> Doors for Ours<'m> {
-    type Door<'a>
-        = Session
-    where
-        Self: 'a;
-
-    fn open(&self, thread: u64) -> Session {
-        self.spaces[thread as usize % self.spaces.len()].session()
-    }
-
-    fn address(&self, place: u64) -> u64 {
-        BASE + place
     }
 }

@@ -1,104 +1,67 @@
-//! The limit: a copy from an address that somebody translated before.
+//! Copies from and to an address of this process, found by each candidate's own translation. The
+//! limit is a copy from an address that was translated before.
 #![expect(unsafe_code, reason = "copies from and to addresses of memory that is borrowed")]
 
 use std::ptr;
 
-use super::doors::{Door, Doors};
-use super::memory::{Maps, Memory};
+use longshore_pagetable::Prot;
 
-/// Host addresses.
-pub(super) struct Plain<'m> {
-    memory: &'m Memory,
-    maps: Maps,
+use super::doors::Door;
+
+/// A way to an address of this process.
+pub(super) trait Translate {
+    fn with<R>(&self, at: u64, len: usize, want: Prot, access: impl FnOnce(u64) -> R) -> R;
 }
 
-impl<'m> Plain<'m> {
-    pub(super) fn new(memory: &'m Memory, maps: &Maps) -> Self {
-        Self { memory, maps: maps.clone() }
+/// The address itself.
+pub(super) struct Translated;
+
+impl Translate for Translated {
+    #[inline(always)]
+    fn with<R>(&self, at: u64, _len: usize, _want: Prot, access: impl FnOnce(u64) -> R) -> R {
+        access(at)
     }
 }
 
-/// Copies bytes of the memory.
-///
-/// # Safety
-/// They must lie within a [`Memory`] that lives, and no other thread may write to them meanwhile.
-#[inline(always)]
-pub(super) unsafe fn read(host: u64, into: &mut [u8]) {
-    let from = ptr::with_exposed_provenance::<u8>(host as usize);
-    // SAFETY: the caller's promise; `into` is memory of our own.
-    unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
-}
+/// Plain copies behind a translation.
+pub(super) struct Copies<T>(pub(super) T);
 
-/// Copies bytes to the memory.
-///
-/// # Safety
-/// As [`read`], and no other thread may read them meanwhile.
-#[inline(always)]
-pub(super) unsafe fn write(host: u64, from: &[u8]) {
-    let to = ptr::with_exposed_provenance_mut::<u8>(host as usize);
-    // SAFETY: the caller's promise; `from` is memory of our own.
-    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
-}
-
-/// Reads a word of the memory.
-///
-/// # Safety
-/// As [`read`], at a multiple of eight.
-#[inline(always)]
-pub(super) unsafe fn read_word(host: u64) -> u64 {
-    let from = ptr::with_exposed_provenance::<u64>(host as usize);
-    // SAFETY: the caller's promise.
-    unsafe { from.read_volatile() }
-}
-
-/// Writes a word of the memory.
-///
-/// # Safety
-/// As [`write()`], at a multiple of eight.
-#[inline(always)]
-pub(super) unsafe fn write_word(host: u64, word: u64) {
-    let to = ptr::with_exposed_provenance_mut::<u64>(host as usize);
-    // SAFETY: the caller's promise.
-    unsafe { to.write_volatile(word) }
-}
-
-impl Door for Plain<'_> {
+impl<T: Translate> Door for Copies<T> {
     #[inline(always)]
     fn read(&self, at: u64, into: &mut [u8]) {
-        // SAFETY: lists have addresses that `address` made; threads have lists of their own.
-        unsafe { read(at, into) }
+        let len = into.len();
+        self.0.with(at, len, Prot::READ, |host| {
+            let from = ptr::with_exposed_provenance::<u8>(host as usize);
+            // SAFETY: translated to an address of the memory, which the case borrows; threads have
+            // lists of their own.
+            unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) }
+        });
     }
 
     #[inline(always)]
     fn write(&self, at: u64, from: &[u8]) {
-        // SAFETY: as in `read`.
-        unsafe { write(at, from) }
+        self.0.with(at, from.len(), Prot::WRITE, |host| {
+            let to = ptr::with_exposed_provenance_mut::<u8>(host as usize);
+            // SAFETY: as in `read`.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+        });
     }
 
     #[inline(always)]
     fn read_word(&self, at: u64) -> u64 {
-        // SAFETY: as in `read`; words of lists are aligned.
-        unsafe { read_word(at) }
+        self.0.with(at, 8, Prot::READ, |host| {
+            let from = ptr::with_exposed_provenance::<u64>(host as usize);
+            // SAFETY: as in `read`; words of lists are aligned.
+            unsafe { from.read_volatile() }
+        })
     }
 
     #[inline(always)]
     fn write_word(&self, at: u64, word: u64) {
-        // SAFETY: as in `read`; words of lists are aligned.
-        unsafe { write_word(at, word) }
-    }
-}
-
-impl<'m> Doors for Plain<'m> {
-    type Door<'a>
-        = &'a Self
-    where
-        Self: 'a;
-
-    fn open(&self, _thread: u64) -> &Self {
-        self
-    }
-
-    fn address(&self, place: u64) -> u64 {
-        self.memory.address(self.maps.memory_offset(place))
+        self.0.with(at, 8, Prot::WRITE, |host| {
+            let to = ptr::with_exposed_provenance_mut::<u64>(host as usize);
+            // SAFETY: as in `read`; words of lists are aligned.
+            unsafe { to.write_volatile(word) }
+        });
     }
 }

@@ -3,26 +3,25 @@
 //! One thread makes the mix in its hot set; another maps and unmaps a buffer that nobody accesses, a
 //! thousand times a second or without a pause, as a driver with streaming mappings does.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use longshore_access::Region;
 use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
-use super::cases::{Candidates, effort};
-use super::counter::Span;
-use super::doors::{self, Buffer, Doors};
+use super::doors::{self, Buffer, Door};
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
-use super::ours::{self, Ours};
-use super::stream::{Places, Work};
-use super::timed::{Effort, Order, Task, list};
-use super::vm_memory::v0_18::ByIommu;
+use super::ours::{self, Log};
+use super::stream::{Op, Places, Work};
+use super::timed::{Address, Order, Task, list};
+use super::vm_memory::v0_18;
+use crate::harness::cost::Cost;
 use crate::harness::metric::{CYCLES, REMAP_TIME, REMAPS, TIME_NS};
-use crate::harness::{Against, Candidate, CommonOptions, Sample, Session, Trouble};
+use crate::harness::timed::{Pick, alone};
+use crate::harness::{Against, Candidate, CommonOptions, Run, Session};
 
 /// The buffer: beyond everything else that is mapped.
 const PLACE: u64 = SPACE_BYTES;
@@ -34,28 +33,44 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
         return Ok(());
     }
     let maps = &Maps::new(16);
-    let mut candidates = Candidates::new();
-    let mut pairs = Vec::new();
-    macro_rules! each_pace {
-        ($of:literal, $doors:expr) => {
-            let still = concat!($of, ", nothing remapped");
-            for (name, pace) in [
-                (still, Pace::Never),
-                (concat!($of, ", 1,000 a second"), Pace::Every(Duration::from_millis(1))),
-                (concat!($of, ", without a pause"), Pace::Always),
-            ] {
-                let effort = effort(options);
-                candidates.push(Box::new(Remapped { name, doors: $doors, pace, effort }));
-                pairs.push((name, still));
-            }
-        };
+    let task = Task::new(Work::Mix, Places::Hot, options);
+    let ops = list(task, 0, memory, maps, Address::Iova);
+    let space = ours::space(memory, maps, Log::None)?;
+    let region = ours::region(memory)?;
+    space.attach(&region)?;
+    let iommu = Arc::new(v0_18::iommu(memory, maps)?);
+    let remap = || {
+        let iova = Iova::new(BASE + PLACE);
+        space.map(iova, &region, 0, BUFFER_BYTES, Prot::READ_WRITE)?;
+        Ok(space.unmap(iova, BUFFER_BYTES)?)
+    };
+    let peers_remap = || iommu.map_and_unmap(PLACE, BUFFER_BYTES);
+    let (ops, remap, peers_remap) = (&ops, &remap, &peers_remap);
+    let paces = [
+        ("nothing remapped", Pace::Never),
+        ("1,000 a second", Pace::Every(Duration::from_millis(1))),
+        ("without a pause", Pace::Always),
+    ];
+    let mut candidates = Vec::new();
+    for (pace_name, pace) in paces {
+        let name = format!("longshore, {pace_name}");
+        let (time, space) = (options.timed(), &space);
+        let run = move || Ok(beside(time, ops, || space.session(), pace, remap)?);
+        candidates.push(Candidate::new(name, run).ours().needs_cores(pace.cores()));
     }
-    each_pace!("longshore", WithRegion::new(memory, maps)?);
-    each_pace!("vm-memory 0.18, IOMMU", ByIommu::<RwLock<_>>::new(memory, maps)?);
+    for (pace_name, pace) in paces {
+        let name = format!("vm-memory 0.18, IOMMU, {pace_name}");
+        let open = || Arc::clone(&iommu);
+        let run = move || Ok(beside(options.timed(), ops, open, pace, peers_remap)?);
+        candidates.push(Candidate::new(name, run).needs_cores(pace.cores()));
+    }
+    let names: Vec<String> = candidates.iter().map(|one| one.name.clone()).collect();
     let measured = session.run(case, candidates);
-    let against: Vec<Against<'_>> = pairs
-        .iter()
-        .map(|&(name, still)| Against { metric: CYCLES, baseline: still, only: Some(name) })
+    let against: Vec<Against<'_>> = (0..names.len())
+        .map(|at| {
+            let still = &names[at / paces.len() * paces.len()];
+            Against { metric: CYCLES, baseline: still, only: Some(&names[at]) }
+        })
         .collect();
     session.publish(measured.rows(session.bench(), &against))
 }
@@ -68,109 +83,30 @@ enum Pace {
     Always,
 }
 
-/// Doors to a space in which more can be mapped.
-trait Remaps: Doors {
-    /// Maps `len_bytes` of the memory at `place`, and unmaps them.
-    fn remap(&self, place: u64, len_bytes: u64) -> Result<()>;
-}
-
-/// Longshore, by its safe door.
-struct WithRegion<'m> {
-    ours: Ours<'m>,
-    region: Arc<Region>,
-}
-
-impl<'m> WithRegion<'m> {
-    fn new(memory: &'m Memory, maps: &Maps) -> Result<Self> {
-        let ours = Ours::new(memory, maps)?;
-        let region = ours::region(memory)?;
-        ours.space().attach(&region)?;
-        Ok(Self { ours, region })
-    }
-}
-
-impl<'m> Doors for WithRegion<'m> {
-    type Door<'a>
-        = <Ours<'m> as Doors>::Door<'a>
-    where
-        Self: 'a;
-
-    fn open(&self, thread: u64) -> Self::Door<'_> {
-        self.ours.open(thread)
+impl Pace {
+    fn cores(self) -> usize {
+        if self == Self::Never { 1 } else { 2 }
     }
 
-    fn address(&self, place: u64) -> u64 {
-        self.ours.address(place)
-    }
-}
-
-impl Remaps for WithRegion<'_> {
-    fn remap(&self, place: u64, len_bytes: u64) -> Result<()> {
-        let (space, iova) = (self.ours.space(), Iova::new(BASE + place));
-        space.map(iova, &self.region, 0, len_bytes, Prot::READ_WRITE)?;
-        Ok(space.unmap(iova, len_bytes)?)
-    }
-}
-
-impl Remaps for ByIommu<'_, RwLock<vm_memory::Iotlb>> {
-    fn remap(&self, place: u64, len_bytes: u64) -> Result<()> {
-        self.map_and_unmap(place, len_bytes)
-    }
-}
-
-struct Remapped<D> {
-    name: &'static str,
-    doors: D,
-    pace: Pace,
-    effort: Effort,
-}
-
-impl<D: Remaps> Remapped<D> {
-    /// The median of the passes that the accesses make meanwhile.
-    fn run(&self) -> Result<Sample> {
-        let (work, places, effort) = (Work::Mix, Places::Hot, self.effort);
-        let task = Task { work, places, threads: 1, speed: false, effort };
-        let ops = list(&self.doors, task, 0);
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let remapper = scope.spawn(|| self.remaps(&stop));
-            let door = self.doors.open(0);
-            let (mut buffer, mut order) = (Buffer::new(), Order::of(&ops));
-            let until = Instant::now() + effort.time;
-            let mut passes = Vec::new();
-            while passes.is_empty() || Instant::now() < until {
-                let ops = order.next();
-                let span = Span::of(|| doors::pass(work, &door, ops, &mut buffer));
-                passes.push(span.each(ops.len()));
-            }
-            drop(door);
-            stop.store(true, Ordering::Relaxed);
-            let (count, busy, all) = remapper.join().expect("it does not panic")?;
-            passes.sort_by(|one, other| one.ticks.total_cmp(&other.ticks));
-            let median = passes[passes.len() / 2];
-            Ok(vec![
-                (CYCLES, median.ticks),
-                (TIME_NS, median.ns),
-                (REMAPS, f64::from(count) / all.as_secs_f64()),
-                (REMAP_TIME, busy.as_secs_f64() * 1e6 / f64::from(count.max(1))),
-            ])
-        })
-    }
-
-    /// How many were made, the time that they took, and the time in which they were made.
-    fn remaps(&self, stop: &AtomicBool) -> Result<(u32, Duration, Duration)> {
+    /// Remaps until it is told to stop. How many there were, the time that they took, and the time
+    /// in which they were made.
+    fn remaps(
+        self,
+        remap: &impl Fn() -> Result<()>,
+        stop: &AtomicBool,
+    ) -> Result<(u32, Duration, Duration)> {
         let (mut count, mut busy, began) = (0, Duration::ZERO, Instant::now());
         while !stop.load(Ordering::Relaxed) {
-            match self.pace {
-                Pace::Never => {
+            match self {
+                Self::Never => {
                     thread::sleep(Duration::from_millis(1));
                     continue;
                 }
-                Pace::Every(period) => thread::sleep(period),
-                Pace::Always => {}
+                Self::Every(period) => thread::sleep(period),
+                Self::Always => {}
             }
             let this = Instant::now();
-            self.doors.remap(PLACE, BUFFER_BYTES)?;
+            remap()?;
             busy += this.elapsed();
             count += 1;
         }
@@ -178,20 +114,34 @@ impl<D: Remaps> Remapped<D> {
     }
 }
 
-impl<D: Remaps> Candidate for Remapped<D> {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn measure(&mut self) -> Result<Sample, Trouble> {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        if self.pace != Pace::Never && cores < 2 {
-            return Err(Trouble::NotRun("the machine has one core".to_owned()));
-        }
-        Ok(self.run()?)
-    }
-
-    fn is_ours(&self) -> bool {
-        self.name.starts_with("longshore")
-    }
+/// The median of the passes that the accesses make meanwhile. CPU time is that of both threads.
+fn beside<D: Door>(
+    time: Duration,
+    ops: &[Op],
+    open: impl Fn() -> D,
+    pace: Pace,
+    remap: &(impl Fn() -> Result<()> + Sync),
+) -> Result<Run> {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let remapper = scope.spawn(|| pace.remaps(remap, &stop));
+        let timing = alone(time, Pick::Median, ops.len(), |drive| {
+            let (door, mut buffer, mut order) = (open(), Buffer::new(), Order::of(ops));
+            drive(&mut |meter| {
+                let ops = order.next();
+                meter.time(|| doors::pass(Work::Mix, &door, ops, &mut buffer));
+                Ok(())
+            })
+        });
+        stop.store(true, Ordering::Relaxed);
+        let (count, busy, all) = remapper.join().expect("it does not panic")?;
+        let timing = timing?;
+        let sample = vec![
+            (CYCLES, timing.each.ticks),
+            (TIME_NS, timing.each.ns),
+            (REMAPS, f64::from(count) / all.as_secs_f64()),
+            (REMAP_TIME, busy.as_secs_f64() * 1e6 / f64::from(count.max(1))),
+        ];
+        Ok(Run { sample, cost: Some(Cost::of_stretch(timing.cpu_seconds)), note: None })
+    })
 }

@@ -44,15 +44,19 @@ pub(super) enum Work {
 pub(super) enum Places {
     /// 1 MiB: 16 runs of 64 KiB, one somewhere in each sixteenth of the space.
     Hot,
-    /// 1 MiB: 16 runs of 64 KiB, exactly a sixteenth of the space apart.
-    HotAligned,
-    /// 1 MiB: 256 pages anywhere in the space.
-    HotScattered,
     /// All of the space.
     Random,
 }
 
 impl Work {
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Mix => "mix".to_owned(),
+            Self::Read(len) => format!("read {len}"),
+            Self::Write(len) => format!("write {len}"),
+        }
+    }
+
     /// Lengths and directions of `count` accesses, in the order of their kinds.
     fn deck(self, count: usize) -> Vec<(u32, bool)> {
         match self {
@@ -86,7 +90,7 @@ impl Places {
         const LINE_BYTES: f64 = 64.0;
         const BEYOND_CACHES_BYTES: f64 = (128u64 << 20) as f64;
         let full = match self {
-            Self::Hot | Self::HotAligned | Self::HotScattered => HOT,
+            Self::Hot => HOT,
             Self::Random => {
                 let touched = work.mean_bytes().max(LINE_BYTES);
                 ((BEYOND_CACHES_BYTES / touched) as usize).min(1 << 20)
@@ -101,23 +105,19 @@ impl Places {
         assert!(thread < THREADS_MAX);
         let sixteenth = SPACE_BYTES / RUNS;
         let share = sixteenth / THREADS_MAX;
-        let run = |start: u64| (start..start + RUN_BYTES).step_by(PAGE_BYTES as usize);
-        let share_of = |at: u64| at * sixteenth + thread * share;
-        Some(match self {
-            Self::Hot => (0..RUNS)
-                .flat_map(|at| run(share_of(at) + random.below(share / RUN_BYTES) * RUN_BYTES))
-                .collect(),
-            Self::HotAligned => (0..RUNS).flat_map(|at| run(share_of(at))).collect(),
-            Self::HotScattered => {
-                let all = SPACE_BYTES / PAGE_BYTES / THREADS_MAX;
-                let mut pages = std::collections::BTreeSet::new();
-                while pages.len() < (HOT_BYTES / PAGE_BYTES) as usize {
-                    pages.insert((random.below(all) * THREADS_MAX + thread) * PAGE_BYTES);
-                }
-                pages.into_iter().collect()
-            }
-            Self::Random => return None,
-        })
+        let run = |at: u64| {
+            let start =
+                at * sixteenth + thread * share + random.below(share / RUN_BYTES) * RUN_BYTES;
+            (start..start + RUN_BYTES).step_by(PAGE_BYTES as usize)
+        };
+        (self == Self::Hot).then(|| (0..RUNS).flat_map(run).collect())
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Random => "random",
+        }
     }
 }
 
@@ -162,16 +162,14 @@ mod tests {
 
     #[test]
     fn a_hot_set_is_one_mebibyte_and_each_thread_has_its_own() {
-        for places in [Places::Hot, Places::HotAligned, Places::HotScattered] {
-            let sets: Vec<BTreeSet<u64>> = (0..THREADS_MAX)
-                .map(|thread| {
-                    let ops = list(Work::Read(8), places, thread, 1 << 14);
-                    ops.iter().map(|op| op.at / PAGE_BYTES).collect()
-                })
-                .collect();
-            assert!(sets.iter().all(|set| set.len() as u64 == HOT_BYTES / PAGE_BYTES));
-            assert!(sets[0].is_disjoint(&sets[1]), "{places:?}");
-        }
+        let sets: Vec<BTreeSet<u64>> = (0..THREADS_MAX)
+            .map(|thread| {
+                let ops = list(Work::Read(8), Places::Hot, thread, 1 << 14);
+                ops.iter().map(|op| op.at / PAGE_BYTES).collect()
+            })
+            .collect();
+        assert!(sets.iter().all(|set| set.len() as u64 == HOT_BYTES / PAGE_BYTES));
+        assert!(sets[0].is_disjoint(&sets[1]));
     }
 
     #[test]

@@ -8,47 +8,35 @@ macro_rules! regions {
         use std::ptr;
 
         use anyhow::{Context, Result};
-        use $vm::bitmap::Bitmap;
+        use $accesses as Accesses;
+        use $vm::bitmap::{Bitmap, BitmapSlice};
         use $vm::mmap::{MmapRegionBuilder, NewBitmap};
         use $vm::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, VolatileSlice};
 
-        use super::super::doors::{Door, Doors};
+        use super::super::doors::Door;
         use super::super::memory::{BASE, Maps, Memory, SPACE_BYTES};
-        use $accesses as Accesses;
 
-        /// Guest memory.
-        pub(in super::super) struct Regions<'m, B> {
-            pub(super) guest: GuestMemoryMmap<B>,
-            /// The mapping that the regions stand for; none where there is one region, which has
-            /// all of the memory in its own order.
-            maps: Option<Maps>,
-            _memory: &'m Memory,
+        pub(in super::super) use $vm::bitmap::AtomicBitmap;
+
+        /// All of the memory in one region, by the trait that device models use: a guest address is
+        /// an offset into the memory. Whoever keeps it borrows the memory.
+        pub(in super::super) fn one<B>(memory: &Memory) -> Result<ByBytes<GuestMemoryMmap<B>>>
+        where
+            B: Bitmap + NewBitmap + 'static,
+        {
+            let region = region(memory, 0, SPACE_BYTES, 0)?;
+            Ok(ByBytes(GuestMemoryMmap::from_regions(vec![region])?))
         }
 
-        impl<'m, B: Bitmap + NewBitmap + 'static> Regions<'m, B> {
-            /// All of the memory in one region: a guest address is an offset into it.
-            pub(in super::super) fn one(memory: &'m Memory) -> Result<Self> {
-                let region = region(memory, 0, SPACE_BYTES, 0)?;
-                let guest = GuestMemoryMmap::from_regions(vec![region])?;
-                Ok(Self { guest, maps: None, _memory: memory })
-            }
-
-            /// A region for each mapping.
-            pub(in super::super) fn each(memory: &'m Memory, maps: &Maps) -> Result<Self> {
-                let bytes = maps.piece_bytes();
-                let region = |(place, offset)| region(memory, offset, bytes, BASE + place);
-                let regions = maps.pieces().map(region).collect::<Result<_>>()?;
-                let guest = GuestMemoryMmap::from_regions(regions)?;
-                Ok(Self { guest, maps: Some(maps.clone()), _memory: memory })
-            }
-
-            /// The guest address of a place of the space that `maps` maps.
-            fn address_of(&self, maps: &Maps, place: u64) -> u64 {
-                match self.maps {
-                    Some(_) => BASE + place,
-                    None => maps.memory_offset(place),
-                }
-            }
+        /// A region for each mapping: a guest address is an IOVA. As [`one`].
+        pub(in super::super) fn each(
+            memory: &Memory,
+            maps: &Maps,
+        ) -> Result<ByBytes<GuestMemoryMmap<()>>> {
+            let bytes = maps.piece_bytes();
+            let region = |(place, offset)| region(memory, offset, bytes, BASE + place);
+            let regions = maps.pieces().map(region).collect::<Result<_>>()?;
+            Ok(ByBytes(GuestMemoryMmap::from_regions(regions)?))
         }
 
         fn region<B: Bitmap + NewBitmap>(
@@ -60,77 +48,48 @@ macro_rules! regions {
             let start = ptr::with_exposed_provenance_mut(memory.address(offset) as usize);
             let len = len_bytes as usize;
             let builder = MmapRegionBuilder::new_with_bitmap(len, B::with_len(len));
-            // SAFETY: the region is kept with a borrow of the memory, which is mapped.
+            // SAFETY: whoever keeps the region borrows the memory, which is mapped.
             let builder = unsafe { builder.with_raw_mmap_pointer(start) };
             let region = GuestRegionMmap::new(builder.build()?, GuestAddress(guest));
             region.into_iter().next().context("a guest region that does not fit")
         }
 
-        /// By the trait that device models use.
-        pub(in super::super) struct ByBytes<'m, B> {
-            pub(super) regions: Regions<'m, B>,
-            pub(super) maps: Maps,
-        }
+        /// By the trait `Bytes`.
+        pub(in super::super) struct ByBytes<G>(pub(super) G);
 
-        impl<'m, B: Bitmap + NewBitmap + 'static> ByBytes<'m, B> {
-            pub(in super::super) fn new(regions: Regions<'m, B>, maps: &Maps) -> Self {
-                Self { regions, maps: maps.clone() }
-            }
-        }
-
-        impl<B: Bitmap + NewBitmap + 'static> Door for ByBytes<'_, B> {
+        impl<G: Bytes<GuestAddress>> Door for ByBytes<G> {
             #[inline(always)]
             fn read(&self, at: u64, into: &mut [u8]) {
-                assert!(self.regions.guest.read_slice(into, GuestAddress(at)).is_ok());
+                assert!(self.0.read_slice(into, GuestAddress(at)).is_ok());
             }
 
             #[inline(always)]
             fn write(&self, at: u64, from: &[u8]) {
-                assert!(self.regions.guest.write_slice(from, GuestAddress(at)).is_ok());
+                assert!(self.0.write_slice(from, GuestAddress(at)).is_ok());
             }
 
             #[inline(always)]
             fn read_word(&self, at: u64) -> u64 {
-                self.regions.guest.read_obj(GuestAddress(at)).expect("it is there")
+                self.0.read_obj(GuestAddress(at)).ok().expect("it is there")
             }
 
             #[inline(always)]
             fn write_word(&self, at: u64, word: u64) {
-                self.regions.guest.write_obj(word, GuestAddress(at)).expect("it is there");
-            }
-        }
-
-        impl<'m, B: Bitmap + NewBitmap + Send + Sync + 'static> Doors for ByBytes<'m, B> {
-            type Door<'a>
-                = &'a Self
-            where
-                Self: 'a;
-
-            fn open(&self, _thread: u64) -> &Self {
-                self
-            }
-
-            fn address(&self, place: u64) -> u64 {
-                self.regions.address_of(&self.maps, place)
+                assert!(self.0.write_obj(word, GuestAddress(at)).is_ok());
             }
         }
 
         /// By a slice of the region, which is shorter where all of an access lies in one.
-        pub(in super::super) struct BySlice<'m, B>(pub(in super::super) ByBytes<'m, B>);
+        pub(in super::super) struct BySlice(pub(in super::super) ByBytes<GuestMemoryMmap<()>>);
 
-        impl<B: Bitmap + NewBitmap + 'static> BySlice<'_, B> {
+        impl BySlice {
             #[inline(always)]
-            fn slice(
-                &self,
-                at: u64,
-                len: usize,
-            ) -> VolatileSlice<'_, impl $vm::bitmap::BitmapSlice> {
-                let slice = Accesses::get_slice(&self.0.regions.guest, GuestAddress(at), len);
-                slice.expect("it is there")
+            fn slice(&self, at: u64, len: usize) -> VolatileSlice<'_, impl BitmapSlice> {
+                Accesses::get_slice(&self.0.0, GuestAddress(at), len).expect("it is there")
             }
         }
 
-        impl<B: Bitmap + NewBitmap + 'static> Door for BySlice<'_, B> {
+        impl Door for BySlice {
             #[inline(always)]
             fn read(&self, at: u64, into: &mut [u8]) {
                 assert_eq!(self.slice(at, into.len()).copy_to(into), into.len());
@@ -151,87 +110,28 @@ macro_rules! regions {
                 self.slice(at, 8).write_obj(word, 0).expect("it is there");
             }
         }
-
-        impl<'m, B: Bitmap + NewBitmap + Send + Sync + 'static> Doors for BySlice<'m, B> {
-            type Door<'a>
-                = &'a Self
-            where
-                Self: 'a;
-
-            fn open(&self, _thread: u64) -> &Self {
-                self
-            }
-
-            fn address(&self, place: u64) -> u64 {
-                self.0.address(place)
-            }
-        }
     };
 }
 
 pub(super) mod v0_16 {
     regions!(vm_memory_0_16, vm_memory_0_16::GuestMemory);
-
-    pub(in super::super) use vm_memory_0_16::bitmap::AtomicBitmap;
 }
 
 pub(super) mod v0_18 {
     regions!(vm_memory, vm_memory::GuestMemoryBackend);
 
-    use std::fmt;
-    use std::ops::Deref;
     use std::sync::{RwLock, RwLockReadGuard};
 
     use vm_memory::iommu::{Error, IotlbFails, IotlbIterator};
     use vm_memory::{Iommu, IommuMemory, Iotlb, Permissions};
 
-    pub(in super::super) use vm_memory::bitmap::AtomicBitmap;
-
-    /// How an IOMMU's translations are guarded.
-    pub(in super::super) trait Guard: fmt::Debug + Send + Sync + 'static {
-        type Held<'a>: Deref<Target = Iotlb> + 'a;
-
-        fn new(iotlb: Iotlb) -> Self;
-        fn hold(&self) -> Self::Held<'_>;
-    }
-
-    /// By a lock for reading, as the crate's own tests and vhost backends have it.
-    impl Guard for RwLock<Iotlb> {
-        type Held<'a> = RwLockReadGuard<'a, Iotlb>;
-
-        fn new(iotlb: Iotlb) -> Self {
-            Self::new(iotlb)
-        }
-
-        #[inline(always)]
-        fn hold(&self) -> RwLockReadGuard<'_, Iotlb> {
-            self.read().expect("nobody panicked")
-        }
-    }
-
-    /// Not at all: nothing may ever be mapped or unmapped.
+    /// An IOMMU that has all of its mappings, behind a lock for reading, as the crate's own tests
+    /// and vhost backends have it.
     #[derive(Debug)]
-    pub(in super::super) struct Fixed(Iotlb);
+    pub(in super::super) struct Locked(RwLock<Iotlb>);
 
-    impl Guard for Fixed {
-        type Held<'a> = &'a Iotlb;
-
-        fn new(iotlb: Iotlb) -> Self {
-            Self(iotlb)
-        }
-
-        #[inline(always)]
-        fn hold(&self) -> &Iotlb {
-            &self.0
-        }
-    }
-
-    /// An IOMMU that knows all of its mappings.
-    #[derive(Debug)]
-    struct Known<G>(G);
-
-    impl<G: Guard> Iommu for Known<G> {
-        type IotlbGuard<'a> = G::Held<'a>;
+    impl Iommu for Locked {
+        type IotlbGuard<'a> = RwLockReadGuard<'a, Iotlb>;
 
         #[inline]
         fn translate(
@@ -240,77 +140,34 @@ pub(super) mod v0_18 {
             length: usize,
             access: Permissions,
         ) -> Result<IotlbIterator<Self::IotlbGuard<'_>>, Error> {
-            let found = Iotlb::lookup(self.0.hold(), iova, length, access);
-            found.map_err(|fails: IotlbFails| Error::IommuMisconfigured {
-                reason: format!("{fails:?}"),
+            let iotlb = self.0.read().expect("nobody panicked");
+            Iotlb::lookup(iotlb, iova, length, access).map_err(|fails: IotlbFails| {
+                Error::IommuMisconfigured { reason: format!("{fails:?}") }
             })
         }
     }
 
-    /// The crate's IOMMU before one region.
-    pub(in super::super) struct ByIommu<'m, G: Guard> {
-        guest: IommuMemory<GuestMemoryMmap<()>, Known<G>>,
-        _memory: &'m Memory,
-    }
+    pub(in super::super) type ByIommu = ByBytes<IommuMemory<GuestMemoryMmap<()>, Locked>>;
 
-    impl<'m, G: Guard> ByIommu<'m, G> {
-        pub(in super::super) fn new(memory: &'m Memory, maps: &Maps) -> Result<Self> {
-            let mut iotlb = Iotlb::new();
-            for (place, offset) in maps.pieces() {
-                let (from, to) = (GuestAddress(BASE + place), GuestAddress(offset));
-                iotlb.set_mapping(from, to, maps.piece_bytes() as usize, Permissions::ReadWrite)?;
-            }
-            let backend = Regions::<()>::one(memory)?.guest;
-            let guest = IommuMemory::new(backend, Known(G::new(iotlb)), true, ());
-            Ok(Self { guest, _memory: memory })
+    /// The crate's IOMMU before one region. As [`one`].
+    pub(in super::super) fn iommu(memory: &Memory, maps: &Maps) -> Result<ByIommu> {
+        let mut iotlb = Iotlb::new();
+        for (place, offset) in maps.pieces() {
+            let (from, to) = (GuestAddress(BASE + place), GuestAddress(offset));
+            iotlb.set_mapping(from, to, maps.piece_bytes() as usize, Permissions::ReadWrite)?;
         }
+        let locked = Locked(RwLock::new(iotlb));
+        Ok(ByBytes(IommuMemory::new(one(memory)?.0, locked, true, ())))
     }
 
-    impl ByIommu<'_, RwLock<Iotlb>> {
+    impl ByIommu {
         /// Maps bytes of the memory at `place`, and unmaps them.
         pub(in super::super) fn map_and_unmap(&self, place: u64, len_bytes: u64) -> Result<()> {
             let (from, len) = (GuestAddress(BASE + place), len_bytes as usize);
-            let iotlb = || self.guest.iommu().0.write().expect("nobody panicked");
+            let iotlb = || self.0.iommu().0.write().expect("nobody panicked");
             iotlb().set_mapping(from, GuestAddress(0), len, Permissions::ReadWrite)?;
             iotlb().invalidate_mapping(from, len);
             Ok(())
-        }
-    }
-
-    impl<G: Guard> Door for ByIommu<'_, G> {
-        #[inline(always)]
-        fn read(&self, at: u64, into: &mut [u8]) {
-            assert!(self.guest.read_slice(into, GuestAddress(at)).is_ok());
-        }
-
-        #[inline(always)]
-        fn write(&self, at: u64, from: &[u8]) {
-            assert!(self.guest.write_slice(from, GuestAddress(at)).is_ok());
-        }
-
-        #[inline(always)]
-        fn read_word(&self, at: u64) -> u64 {
-            self.guest.read_obj(GuestAddress(at)).expect("it is there")
-        }
-
-        #[inline(always)]
-        fn write_word(&self, at: u64, word: u64) {
-            self.guest.write_obj(word, GuestAddress(at)).expect("it is there");
-        }
-    }
-
-    impl<'m, G: Guard> Doors for ByIommu<'m, G> {
-        type Door<'a>
-            = &'a Self
-        where
-            Self: 'a;
-
-        fn open(&self, _thread: u64) -> &Self {
-            self
-        }
-
-        fn address(&self, place: u64) -> u64 {
-            BASE + place
         }
     }
 }

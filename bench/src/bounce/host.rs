@@ -1,26 +1,32 @@
 //! The cases of the host: mappings and bounces of one thread and of two.
+#![expect(unsafe_code, reason = "copies between memory of transfers and a slot")]
 
-use anyhow::Result;
-use longshore_domain::{Bounce, Direction};
+use std::hint::black_box;
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Mutex;
 
-use super::copies::{Copies, Routine, Ways};
-use super::elements::{Elements, List, Use};
-use super::ours::{Beside, Buffers, How, Ours};
-use super::parts::{Part, parts};
-use super::plain::{Locked, RustVmm, Slots, Trees};
-use super::timed::{STRETCH, Timed};
-use crate::harness::metric::{TIME_NS, TRANSFER_RATE};
-use crate::harness::{Against, CommonOptions, Session};
+use anyhow::{Context, Result};
+use longshore_domain::backend::Soft;
+use longshore_domain::{Bounce, DmaPoolOptions, Domain};
+use longshore_mem::copy;
+
+use super::ours::{How, Ours};
+use super::parts::{Part, STRETCH, parts, turns};
+use super::trees::{Trees, lock};
+use crate::access::other::Sessions;
+use crate::harness::cost::Cost;
+use crate::harness::metric::{CYCLES, TIME_NS, TRANSFER_RATE};
+use crate::harness::timed::{Drive, Pick, alone, together};
+use crate::harness::{Against, Candidate, CommonOptions, Run, Session};
 
 const PAGE_BYTES: u64 = 4096;
-/// The memory of the transfers of a stretch, where a case does not say otherwise.
+/// The memory of the transfers of a stretch.
 const TOUCHED_BYTES: u64 = 256 << 10;
 
-const NO_SESSION: &str = "no session";
+const NO_SESSION: &str = Sessions::ALL[0].0;
 const TREES: &str = "a mutex and B-trees";
-const RUST_VMM: &str = "vm-allocator and vm-memory's IOTLB";
 const TREES_64: &str = "a mutex and B-trees, 64 at once";
-const RUST_VMM_64: &str = "vm-allocator and vm-memory's IOTLB, 64 at once";
 const AT_ONCE: &str = "no session, 64 at once";
 const NO_TABLES: &str = "behind a lock; nobody walks its tables, and nothing is invalidated";
 
@@ -32,15 +38,25 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     two_threads(options, session)
 }
 
-/// Transfers, as many as one stretch has at least, whose memory has `touched_bytes`.
-fn stretch(len_bytes: u64, touched_bytes: u64) -> Result<Vec<Part>> {
-    let different = (touched_bytes / len_bytes) as usize;
+/// Transfers, as many as one stretch has at least.
+fn stretch(len_bytes: u64) -> Result<Vec<Part>> {
+    let different = (TOUCHED_BYTES / len_bytes) as usize;
     let parts = parts(different, len_bytes)?;
     Ok(parts.into_iter().cycle().take(different.max(STRETCH)).collect())
 }
 
-fn pages() -> Result<Vec<Vec<Part>>> {
-    Ok(vec![stretch(PAGE_BYTES, TOUCHED_BYTES)?])
+/// A candidate of one thread, in time for each transfer.
+fn candidate<'w>(
+    name: &str,
+    options: &CommonOptions,
+    work: impl Fn(usize, Drive<'_>) -> Result<()> + 'w,
+) -> Candidate<'w> {
+    let time = options.timed();
+    Candidate::new(name, move || {
+        let timing = alone(time, Pick::Best, STRETCH, |drive| work(0, drive))?;
+        let sample = vec![(TIME_NS, timing.each.ns), (CYCLES, timing.each.ticks)];
+        Ok(Run { sample, cost: Some(Cost::of_stretch(timing.cpu_seconds)), note: None })
+    })
 }
 
 fn map_and_unmap(options: &CommonOptions, session: &mut Session) -> Result<()> {
@@ -48,40 +64,25 @@ fn map_and_unmap(options: &CommonOptions, session: &mut Session) -> Result<()> {
     if !options.wants(case) {
         return Ok(());
     }
-    let ours = |how: How, beside: Beside| -> Result<Ours> {
-        Ok(Ours::new(Bounce::Never, pages()?, how)?.beside(beside))
-    };
     let mut candidates = Vec::new();
-    for (name, how, beside, cores) in [
-        (NO_SESSION, How::Each, Beside::Page, 1),
-        ("all parked", How::Each, Beside::Parked, 1),
-        ("idle, unparked", How::Each, Beside::Idle, 1),
-        ("one busy", How::Each, Beside::Busy, 2),
-        (AT_ONCE, How::AllAtOnce, Beside::Page, 1),
-        ("no session, by the domain", How::ByDomain, Beside::Page, 1),
-        ("no session, nothing else mapped", How::Each, Beside::Nothing, 1),
-    ] {
-        let timed = Timed::new(name, ours(how, beside)?, options).ours().needs_cores(cores);
-        candidates.push(timed.boxed());
+    let sessions = Sessions::ALL.map(|(name, sessions)| (name, How::Each, sessions));
+    let others = [
+        (AT_ONCE, How::AllAtOnce, Sessions::None),
+        ("no session, by the domain", How::ByDomain, Sessions::None),
+    ];
+    for (name, how, sessions) in sessions.into_iter().chain(others) {
+        let ours = Ours::new(Bounce::Never, vec![stretch(PAGE_BYTES)?], how, sessions)?;
+        let work = move |thread, drive: Drive<'_>| ours.run(thread, drive);
+        candidates.push(candidate(name, options, work).ours().needs_cores(sessions.cores()));
     }
-    let name = "no session, buffers of the heap";
-    candidates.push(Timed::new(name, Buffers::new()?, options).ours().boxed());
     for (name, at_once) in [(TREES, false), (TREES_64, true)] {
-        let work = Locked::new(Trees::new(), pages()?, at_once);
-        candidates.push(Timed::new(name, work, options).with_note(NO_TABLES).boxed());
-    }
-    for (name, at_once) in [(RUST_VMM, false), (RUST_VMM_64, true)] {
-        let work = Locked::new(RustVmm::new()?, pages()?, at_once);
-        candidates.push(Timed::new(name, work, options).with_note(NO_TABLES).boxed());
+        let (trees, parts) = (Trees::locked(), vec![stretch(PAGE_BYTES)?]);
+        let work = move |thread: usize, drive: Drive<'_>| trees.run(&parts[thread], at_once, drive);
+        candidates.push(candidate(name, options, work).with_note(NO_TABLES));
     }
     let measured = session.run(case, candidates);
     let against = |baseline, only| Against { metric: TIME_NS, baseline, only: Some(only) };
-    let against = [
-        against(TREES, NO_SESSION),
-        against(RUST_VMM, NO_SESSION),
-        against(TREES_64, AT_ONCE),
-        against(RUST_VMM_64, AT_ONCE),
-    ];
+    let against = [against(TREES, NO_SESSION), against(TREES_64, AT_ONCE)];
     session.publish(measured.rows(session.bench(), &against))
 }
 
@@ -91,56 +92,70 @@ fn batches(options: &CommonOptions, session: &mut Session) -> Result<()> {
         return Ok(());
     }
     let mut candidates = Vec::new();
-    for (name, beside, cores) in [
-        (NO_SESSION, Beside::Page, 1),
-        ("all parked", Beside::Parked, 1),
-        ("idle, unparked", Beside::Idle, 1),
-        ("one busy", Beside::Busy, 2),
-    ] {
-        let work = Ours::new(Bounce::Never, pages()?, How::Batch)?.beside(beside);
-        candidates.push(Timed::new(name, work, options).ours().needs_cores(cores).boxed());
+    for (name, sessions) in Sessions::ALL {
+        let ours = Ours::new(Bounce::Never, vec![stretch(PAGE_BYTES)?], How::Batch, sessions)?;
+        let work = move |thread, drive: Drive<'_>| ours.run(thread, drive);
+        candidates.push(candidate(name, options, work).ours().needs_cores(sessions.cores()));
     }
     let measured = session.run(case, candidates);
     session.publish(measured.rows(session.bench(), &[]))
 }
 
 const OURS: &str = "longshore";
-const REPORTED: &str = "longshore, reported";
 const MAPPED: &str = "longshore, mapped";
-const COPIES: &str = "the copies alone";
-const COPY: &str = "one copy alone";
-const MEMCPY: &str = "the copies alone, memcpy";
-const SLOTS: &str = "a mutex and a list of slots";
 
 /// A bounce beside its copies.
 fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
-    let cases = [
-        ("bounce 4K", PAGE_BYTES, TOUCHED_BYTES),
-        ("bounce 4K, one page", PAGE_BYTES, PAGE_BYTES),
-        ("bounce 4K, 64M of pages", PAGE_BYTES, 64 << 20),
-        ("bounce 16K", 4 * PAGE_BYTES, TOUCHED_BYTES),
-        ("bounce 64K", 16 * PAGE_BYTES, TOUCHED_BYTES),
-    ];
-    for (case, len_bytes, touched_bytes) in cases {
+    const REPORTED: &str = "longshore, reported";
+    const COPIES: &str = "the copies alone";
+    const COPY: &str = "one copy alone";
+    const MEMCPY: &str = "the copies alone, memcpy";
+    const SLOTS: &str = "a mutex and a list of slots";
+    for (case, pages) in [("bounce 4K", 1), ("bounce 16K", 4), ("bounce 64K", 16)] {
         if !options.wants(case) {
             continue;
         }
-        let all = stretch(len_bytes, touched_bytes)?;
-        let ours = |bounce, how| Ours::new(bounce, vec![all.clone()], how);
-        let copies = |routine, ways| Copies::new(&all, routine, ways);
-        let to_device = ours(Bounce::Always, How::Each)?.direction(Direction::ToDevice);
+        let len_bytes = pages * PAGE_BYTES;
+        let all = &stretch(len_bytes)?;
+        let ours = |name, bounce, how| -> Result<Candidate<'_>> {
+            let ours = Ours::new(bounce, vec![all.clone()], how, Sessions::None)?;
+            let work = move |thread, drive: Drive<'_>| ours.run(thread, drive);
+            Ok(candidate(name, options, work).ours())
+        };
+        // The memory of transfers and one slot, which stays where it is.
+        let slot = parts(1, len_bytes)?[0];
+        let free = &Mutex::new(parts(8, len_bytes)?);
         let candidates = vec![
-            Timed::new(OURS, ours(Bounce::Always, How::Each)?, options).ours().boxed(),
-            Timed::new(COPIES, copies(Routine::Ours, Ways::InAndOut)?, options).boxed(),
-            Timed::new(MEMCPY, copies(Routine::Libc, Ways::InAndOut)?, options).boxed(),
-            Timed::new(SLOTS, Slots::new(&all)?, options).boxed(),
-            Timed::new(REPORTED, ours(Bounce::Always, How::Reported)?, options)
-                .ours()
-                .with_note("nothing is copied in: the device says how much it has written")
-                .boxed(),
-            Timed::new("longshore, to the device", to_device, options).ours().boxed(),
-            Timed::new(COPY, copies(Routine::Ours, Ways::Out)?, options).boxed(),
-            Timed::new(MAPPED, ours(Bounce::Never, How::Each)?, options).ours().boxed(),
+            ours(OURS, Bounce::Always, How::Each)?,
+            candidate(COPIES, options, |_, drive| {
+                each(all, drive, |part| {
+                    copied(*part, slot)?;
+                    copied(black_box(slot), *part)
+                })
+            }),
+            candidate(MEMCPY, options, |_, drive| {
+                each(all, drive, |part| {
+                    memcpy(*part, slot);
+                    memcpy(black_box(slot), *part);
+                    Ok(())
+                })
+            }),
+            // Without anything that keeps slots apart, makes more of them, or frees them.
+            candidate(SLOTS, options, |_, drive| {
+                each(all, drive, |part| {
+                    let slot = lock(free).pop().context("there is no slot left")?;
+                    memcpy(*part, slot);
+                    memcpy(black_box(slot), *part);
+                    lock(free).push(slot);
+                    Ok(())
+                })
+            }),
+            ours(REPORTED, Bounce::Always, How::Reported)?
+                .with_note("nothing is copied in: the device says how much it has written"),
+            candidate(COPY, options, |_, drive| {
+                each(all, drive, |part| copied(black_box(slot), *part))
+            }),
+            ours(MAPPED, Bounce::Never, How::Each)?,
         ];
         let measured = session.run(case, candidates);
         let against = |baseline, only| Against { metric: TIME_NS, baseline, only: Some(only) };
@@ -155,38 +170,94 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-const ELEMENT: &str = "longshore, a DMA pool";
-const LIST: &str = "a mutex and a list";
+/// Does the same with each part of a stretch.
+#[inline(always)]
+fn each(all: &[Part], drive: Drive<'_>, work: impl Fn(&Part) -> Result<()>) -> Result<()> {
+    let mut turns = turns(all);
+    drive(&mut |meter| {
+        let stretch = turns.next_stretch();
+        meter.time(|| stretch.iter().try_for_each(&work))
+    })
+}
 
-/// An element of a pool, taken and dropped, beside a map and an unmap.
+/// By the routine that bounces copy by.
+#[inline(always)]
+fn copied(from: Part, to: Part) -> Result<()> {
+    // SAFETY: both have as many bytes, and nobody else uses them.
+    unsafe { copy::copy_bytes(from.start(), to.start(), from.len()) }?;
+    Ok(())
+}
+
+/// By the C library's.
+#[inline(always)]
+fn memcpy(from: Part, to: Part) {
+    // SAFETY: both have as many bytes, and nobody else uses them.
+    unsafe { ptr::copy_nonoverlapping(from.start(), to.start(), from.len()) }
+}
+
+/// An element of a DMA pool, taken and dropped, beside a map and an unmap.
 fn elements(options: &CommonOptions, session: &mut Session) -> Result<()> {
+    const ELEMENT: &str = "longshore, a DMA pool";
+    const LIST: &str = "a mutex and a list";
     let case = "take + drop an element of 4K";
     if !options.wants(case) {
         return Ok(());
     }
-    let ours = |of| Elements::new(PAGE_BYTES, of);
-    let zeroed = "longshore, a DMA pool, zeroed";
-    let sliced = "longshore, a DMA pool, frozen and sliced";
-    let mapped = Ours::new(Bounce::Never, pages()?, How::Each)?;
+    let domain = Domain::builder(Soft::new()?).free_after(None).build();
+    let pool = domain.dma_pool(PAGE_BYTES, PAGE_BYTES, DmaPoolOptions::new())?;
+    let list = Mutex::new((0u64..64).collect::<Vec<_>>());
+    let mapped = Ours::new(Bounce::Never, vec![stretch(PAGE_BYTES)?], How::Each, Sessions::None)?;
     let candidates = vec![
-        Timed::new(ELEMENT, ours(Use::Unzeroed)?, options).ours().boxed(),
-        Timed::new(zeroed, ours(Use::Zeroed)?, options).ours().boxed(),
-        Timed::new(sliced, ours(Use::Sliced)?, options).ours().boxed(),
-        Timed::new(MAPPED, mapped, options).ours().boxed(),
-        Timed::new(LIST, List::new(), options)
-            .with_note("neither maps, nor counts, nor grows")
-            .boxed(),
+        candidate(ELEMENT, options, |_, drive| {
+            repeat(drive, || {
+                black_box(pool.take_unzeroed()?.iova());
+                Ok(())
+            })
+        })
+        .ours(),
+        candidate("longshore, a DMA pool, zeroed", options, |_, drive| {
+            repeat(drive, || {
+                black_box(pool.take()?.iova());
+                Ok(())
+            })
+        })
+        .ours(),
+        candidate("longshore, a DMA pool, frozen and sliced", options, |_, drive| {
+            repeat(drive, || {
+                let whole = pool.take_unzeroed()?.freeze();
+                let slice = whole.slice(16..64)?;
+                drop(whole);
+                black_box(slice.iova());
+                Ok(())
+            })
+        })
+        .ours(),
+        candidate(MAPPED, options, move |thread, drive| mapped.run(thread, drive)).ours(),
+        candidate(LIST, options, |_, drive| {
+            repeat(drive, || {
+                let element = lock(&list).pop().context("the list is empty")?;
+                lock(&list).push(black_box(element));
+                Ok(())
+            })
+        })
+        .with_note("neither maps, nor counts, nor grows"),
     ];
     let measured = session.run(case, candidates);
     let against = |baseline| Against { metric: TIME_NS, baseline, only: Some(ELEMENT) };
     session.publish(measured.rows(session.bench(), &[against(MAPPED), against(LIST)]))
 }
 
-/// One thread, and two of one domain, each with a door and memory of its own.
+fn repeat(drive: Drive<'_>, work: impl Fn() -> Result<()>) -> Result<()> {
+    drive(&mut |meter| meter.time(|| (0..STRETCH).try_for_each(|_| work())))
+}
+
+/// Work that several threads do.
+type Work = Box<dyn Fn(usize, Drive<'_>) -> Result<()> + Sync>;
+
+/// One thread, and two of one domain, each with memory of its own.
 fn two_threads(options: &CommonOptions, session: &mut Session) -> Result<()> {
-    let both = || -> Result<Vec<Vec<Part>>> {
-        Ok(vec![stretch(PAGE_BYTES, TOUCHED_BYTES)?, stretch(PAGE_BYTES, TOUCHED_BYTES)?])
-    };
+    let both =
+        || -> Result<Vec<Vec<Part>>> { Ok(vec![stretch(PAGE_BYTES)?, stretch(PAGE_BYTES)?]) };
     let cases = [
         ("two threads, map + unmap 4K", Bounce::Never),
         ("two threads, bounce 4K", Bounce::Always),
@@ -195,23 +266,33 @@ fn two_threads(options: &CommonOptions, session: &mut Session) -> Result<()> {
         if !options.wants(case) {
             continue;
         }
-        let mut candidates = Vec::new();
-        let mut pairs = Vec::new();
-        for (name, how) in [(OURS, How::Each), ("longshore, by the domain", How::ByDomain)] {
-            let [one, two] = [1, 2].map(|threads| threads_name(name, threads));
+        let (mut candidates, mut pairs) = (Vec::new(), Vec::new());
+        let mut push = |name: &str, is_ours, work: Work| {
+            let work = Rc::new(work);
+            let [one, two] = ["1 thread", "2 threads"].map(|count| format!("{name}, {count}"));
             for (threads, name) in [(1, &one), (2, &two)] {
-                let timed = Timed::new(name, Ours::new(bounce, both()?, how)?, options);
-                candidates.push(timed.ours().threads(threads).boxed());
+                let (work, time) = (Rc::clone(&work), options.timed());
+                let run = move || {
+                    let (timing, speed) = together(threads, time, STRETCH, &*work)?;
+                    let cost = Some(Cost::of_stretch(timing.cpu_seconds));
+                    Ok(Run { sample: vec![(TRANSFER_RATE, speed)], cost, note: None })
+                };
+                let candidate = Candidate::new(name, run).needs_cores(threads);
+                candidates.push(if is_ours { candidate.ours() } else { candidate });
             }
             pairs.push((one, two));
+        };
+        for (name, how) in [(OURS, How::Each), ("longshore, by the domain", How::ByDomain)] {
+            let ours = Ours::new(bounce, both()?, how, Sessions::None)?;
+            push(name, true, Box::new(move |thread, drive| ours.run(thread, drive)));
         }
         if bounce == Bounce::Never {
-            let [one, two] = [1, 2].map(|threads| threads_name(TREES, threads));
-            for (threads, name) in [(1, &one), (2, &two)] {
-                let timed = Timed::new(name, Locked::new(Trees::new(), both()?, false), options);
-                candidates.push(timed.threads(threads).boxed());
-            }
-            pairs.push((one, two));
+            let (trees, parts) = (Trees::locked(), both()?);
+            push(
+                TREES,
+                false,
+                Box::new(move |thread, drive| trees.run(&parts[thread], false, drive)),
+            );
         }
         let measured = session.run(case, candidates);
         let against: Vec<Against<'_>> = pairs
@@ -221,8 +302,4 @@ fn two_threads(options: &CommonOptions, session: &mut Session) -> Result<()> {
         session.publish(measured.rows(session.bench(), &against))?;
     }
     Ok(())
-}
-
-fn threads_name(of: &str, threads: usize) -> String {
-    format!("{of}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }

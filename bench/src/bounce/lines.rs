@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::published::MAP;
+use crate::harness::cost::Cost;
 use crate::harness::environment::Environment;
 use crate::harness::measured::{Entry, Measured};
 use crate::harness::metric::{
@@ -112,7 +113,7 @@ fn entry(scheme: &str, lines: &[Line], first: usize, interest: Interest, note: &
     if let Some(why) = lines.iter().find_map(|line| line.is_not_what_it_says()) {
         entry.give_up(Trouble::Failed(anyhow!(why)), true);
     } else {
-        lines.iter().for_each(|line| entry.add(line.sample(interest)));
+        lines.iter().for_each(|line| entry.add(line.sample(interest), Cost::default()));
     }
     if name == MAP {
         entry.note = Some(note.to_owned());

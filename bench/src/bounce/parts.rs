@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use longshore_heap::Heap;
 use longshore_mem::{DmaMemory, FileOffset};
 
-use super::timed::STRETCH;
+/// Transfers of one stretch.
+pub(super) const STRETCH: usize = 64;
 
 /// Memory of one transfer: of a buffer that nobody has a reference to, and that is never freed.
 ///

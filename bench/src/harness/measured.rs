@@ -1,15 +1,19 @@
 //! The values of one case, and the rows made of them.
 
 use crate::harness::candidate::{Sample, Trouble};
+use crate::harness::cost::Cost;
 use crate::harness::metric::Metric;
 use crate::harness::row::Row;
 use crate::harness::statistics::Summary;
+
+const MIB: f64 = 1_048_576.0;
 
 /// The values of one candidate, a value for each metric and round.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) candidate: String,
     pub(crate) series: Vec<(Metric, Vec<f64>)>,
+    costs: Vec<Cost>,
     pub(crate) trouble: Option<Trouble>,
     pub(crate) note: Option<String>,
     ours_failed: bool,
@@ -37,13 +41,15 @@ impl Entry {
         Self {
             candidate: candidate.to_owned(),
             series: Vec::new(),
+            costs: Vec::new(),
             trouble: None,
             note: None,
             ours_failed: false,
         }
     }
 
-    pub(crate) fn add(&mut self, sample: Sample) {
+    pub(crate) fn add(&mut self, sample: Sample, cost: Cost) {
+        self.costs.push(cost);
         for (metric, value) in sample {
             match self.series.iter_mut().find(|(known, _)| *known == metric) {
                 Some((_, values)) => values.push(value),
@@ -63,10 +69,17 @@ impl Entry {
         for (_, values) in &mut self.series {
             values.truncate(rounds);
         }
+        self.costs.truncate(rounds);
         self.series.retain(|(_, values)| !values.is_empty());
         if self.series.is_empty() && self.trouble.is_none() {
             self.trouble = Some(Trouble::NotRun(why.to_owned()));
         }
+    }
+
+    /// The median over the rounds; none where a round has none.
+    fn cost(&self, of: fn(&Cost) -> Option<f64>) -> Option<f64> {
+        let values: Option<Vec<f64>> = self.costs.iter().map(of).collect();
+        Summary::of(&values?).map(|summary| summary.median)
     }
 
     fn values(&self, metric: Metric) -> Option<&[f64]> {
@@ -104,7 +117,7 @@ impl Measured {
         let rounds = series.iter().map(|values| values.len()).min().unwrap_or(0);
         for round in 0..rounds {
             let best = series.iter().map(|values| values[round]).fold(f64::MIN, f64::max);
-            entry.add(vec![(metric, best)]);
+            entry.add(vec![(metric, best)], Cost::default());
         }
         let ran: Vec<&str> =
             of.iter().copied().filter(|one| self.values(one, metric).is_some()).collect();
@@ -187,8 +200,8 @@ impl Measured {
             ratio: ratio.map(|of| of.median),
             ratio_min: ratio.map(|of| of.min),
             ratio_max: ratio.map(|of| of.max),
-            cpu_seconds: None,
-            peak_memory_mib: None,
+            cpu_seconds: entry.cost(|cost| cost.cpu_seconds),
+            peak_memory_mib: entry.cost(|cost| Some(cost.peak_memory_bytes? as f64 / MIB)),
             note: entry.note.clone(),
             not_run: None,
             not_measured: self.not_measured.clone(),
@@ -204,7 +217,8 @@ mod tests {
     fn entry(candidate: &str, values: &[f64]) -> Entry {
         let mut entry = Entry::new(candidate);
         for value in values {
-            entry.add(vec![(SPEED, *value)]);
+            let cost = Cost { cpu_seconds: Some(*value), peak_memory_bytes: Some(3 << 20) };
+            entry.add(vec![(SPEED, *value)], cost);
         }
         entry
     }
@@ -232,8 +246,9 @@ mod tests {
         let rows = measured.rows("load", &against);
         let ours = rows.iter().find(|row| row.candidate == "ours").unwrap();
         assert_eq!((ours.median, ours.ratio, ours.runs), (Some(2.5), Some(0.75), 2));
+        assert_eq!((ours.cpu_seconds, ours.peak_memory_mib), (Some(2.5), Some(3.0)));
         let fio = rows.iter().find(|row| row.candidate == "fio").unwrap();
-        assert_eq!(fio.ratio, Some(1.0));
+        assert_eq!((fio.ratio, fio.cpu_seconds), (Some(1.0), None));
         assert!(fio.note.as_ref().unwrap().ends_with("fio 4 MiB, fio 8 MiB"));
     }
 
@@ -252,7 +267,7 @@ mod tests {
     #[test]
     fn a_candidate_may_have_several_baselines_and_a_metric_none() {
         let mut measured = measured();
-        measured.entries[0].add(vec![(POOL_PEAK, 1.0), (POOL_PEAK, 3.0)]);
+        measured.entries[0].add(vec![(POOL_PEAK, 1.0), (POOL_PEAK, 3.0)], Cost::default());
         measured.set_not_measured("no fio".to_owned());
         let rows = measured.rows(
             "load",

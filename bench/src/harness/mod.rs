@@ -2,12 +2,15 @@
 //!
 //! A bench implements [`Bench`]; [`run`] does the rest. Nothing here knows what is measured.
 
-pub(crate) mod candidate;
+mod candidate;
+pub(crate) mod clock;
+pub(crate) mod cost;
 pub(crate) mod environment;
 pub(crate) mod goals;
 pub(crate) mod measured;
 pub(crate) mod metric;
 mod options;
+mod published;
 pub(crate) mod results;
 mod rounds;
 mod row;
@@ -15,15 +18,17 @@ mod session;
 mod statistics;
 pub(crate) mod subprocess;
 pub(crate) mod table;
+pub(crate) mod timed;
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-pub(crate) use candidate::{Candidate, Sample, Trouble};
+pub(crate) use candidate::{Candidate, Measure, Run, Sample, Trouble};
 pub(crate) use measured::{Against, Measured};
 pub(crate) use metric::Metric;
 pub(crate) use options::CommonOptions;
+pub(crate) use published::csv_lines;
 pub(crate) use row::Row;
 pub(crate) use session::Session;
 

@@ -1,5 +1,7 @@
 //! The options that every bench takes.
 
+use std::time::Duration;
+
 use clap::Args;
 
 /// The options that every bench takes.
@@ -29,6 +31,11 @@ pub(crate) struct CommonOptions {
 }
 
 impl CommonOptions {
+    /// How long stretches of work in this process are timed.
+    pub(crate) fn timed(&self) -> Duration {
+        Duration::from_millis(if self.quick { 1 } else { 30 })
+    }
+
     /// Whether a case is to run.
     pub(crate) fn wants(&self, case: &str) -> bool {
         self.filter.as_deref().is_none_or(|filter| case.contains(filter))

@@ -8,7 +8,7 @@
 //! By turns, because a machine's speed drifts; each round begins with another candidate, because
 //! what ran before leaves its marks on memory and disk.
 
-use crate::harness::candidate::{Candidate, Sample, Trouble};
+use crate::harness::candidate::{Candidate, Run, Trouble};
 use crate::harness::measured::{Entry, Measured};
 
 /// How often candidates run.
@@ -28,12 +28,12 @@ pub(crate) struct Rounds {
 pub(crate) fn run(
     case: &str,
     rounds: Rounds,
-    candidates: &mut [Box<dyn Candidate + '_>],
-    mut tell: impl FnMut(usize, &str, &Result<Sample, Trouble>),
+    candidates: &mut [Candidate<'_>],
+    mut tell: impl FnMut(usize, &str, &Result<Run, Trouble>),
     out_of_time: impl Fn() -> Option<String>,
 ) -> Measured {
     let mut entries: Vec<Entry> =
-        candidates.iter().map(|candidate| Entry::new(candidate.name())).collect();
+        candidates.iter().map(|candidate| Entry::new(&candidate.name)).collect();
     let strides = strides(candidates.len());
     'rounds: for round in 0..rounds.warm_up + rounds.counted {
         let first = round.saturating_sub(rounds.warm_up);
@@ -49,17 +49,23 @@ pub(crate) fn run(
                 break 'rounds;
             }
             let (candidate, entry) = (&mut candidates[at], &mut entries[at]);
-            let outcome = candidate.measure();
+            let outcome = candidate.run();
             tell(round, &entry.candidate, &outcome);
             match outcome {
-                Ok(sample) if round >= rounds.warm_up => entry.add(sample),
-                Ok(_) => {}
-                Err(trouble) => entry.give_up(trouble, candidate.is_ours()),
+                Ok(run) => {
+                    if run.note.is_some() {
+                        entry.note = run.note;
+                    }
+                    if round >= rounds.warm_up {
+                        entry.add(run.sample, run.cost.unwrap_or_default());
+                    }
+                }
+                Err(trouble) => entry.give_up(trouble, candidate.is_ours),
             }
         }
     }
     for (candidate, entry) in candidates.iter().zip(&mut entries) {
-        entry.note = candidate.note();
+        entry.note = entry.note.take().or_else(|| candidate.note.clone());
     }
     Measured::new(case, entries)
 }
@@ -79,34 +85,27 @@ mod tests {
     use super::*;
     use crate::harness::metric::SPEED;
 
-    struct Counted<'a> {
+    /// A candidate whose value is the number of its run, and which fails at one of them.
+    fn counted<'a>(
         name: &'static str,
-        runs: f64,
         fails_at: Option<f64>,
         log: &'a RefCell<String>,
-    }
-
-    impl Candidate for Counted<'_> {
-        fn name(&self) -> &str {
-            self.name
-        }
-
-        fn measure(&mut self) -> Result<Sample, Trouble> {
-            self.log.borrow_mut().push_str(self.name);
-            self.runs += 1.0;
-            if self.fails_at == Some(self.runs) {
+    ) -> Candidate<'a> {
+        let mut runs = 0.0;
+        Candidate::new(name, move || {
+            log.borrow_mut().push_str(name);
+            runs += 1.0;
+            if fails_at == Some(runs) {
                 return Err(Trouble::NotRun("gone".to_owned()));
             }
-            Ok(vec![(SPEED, self.runs)])
-        }
+            Ok(vec![(SPEED, runs)])
+        })
     }
 
     #[test]
     fn candidates_take_turns_and_the_first_round_is_thrown_away() {
         let log = RefCell::new(String::new());
-        let counted = |name, fails_at| -> Box<dyn Candidate + '_> {
-            Box::new(Counted { name, runs: 0.0, fails_at, log: &log })
-        };
+        let counted = |name, fails_at| counted(name, fails_at, &log);
         let mut candidates = [counted("a", None), counted("b", Some(3.0)), counted("c", None)];
         let rounds = Rounds { warm_up: 1, counted: 3 };
         let measured = run("case", rounds, &mut candidates, |_, _, _| {}, || None);
@@ -118,9 +117,7 @@ mod tests {
     #[test]
     fn when_time_is_over_the_completed_rounds_count() {
         let log = RefCell::new(String::new());
-        let counted = |name| -> Box<dyn Candidate + '_> {
-            Box::new(Counted { name, runs: 0.0, fails_at: None, log: &log })
-        };
+        let counted = |name| counted(name, None, &log);
         let rounds = Rounds { warm_up: 0, counted: 3 };
         let run_until = |runs: usize| {
             log.borrow_mut().clear();

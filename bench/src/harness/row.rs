@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::harness::metric::Metric;
+
 /// One figure with its spread, or the reason why there is none.
 ///
 /// As JSON it is one line of a bench's output; `README.md` describes the fields.
@@ -40,6 +42,12 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// A row of a metric, without a figure yet.
+    pub(crate) fn of(bench: &str, case: &str, candidate: &str, metric: Metric) -> Self {
+        let (metric, unit) = (metric.name.to_owned(), metric.unit.to_owned());
+        Self { metric, unit, not_run: None, ..Self::not_run(bench, case, candidate, "") }
+    }
+
     /// A row that says only why there is no figure.
     pub(crate) fn not_run(bench: &str, case: &str, candidate: &str, why: &str) -> Self {
         Self {
@@ -80,19 +88,9 @@ mod tests {
             ..Row::not_run("load", "cold", "longshore", "")
         };
         let line = serde_json::to_value(&row).unwrap();
-        for field in [
-            "bench",
-            "case",
-            "candidate",
-            "metric",
-            "unit",
-            "median",
-            "min",
-            "max",
-            "runs",
-            "baseline",
-            "ratio",
-        ] {
+        let fields = "bench case candidate metric unit median min max runs baseline ratio \
+                      cpu_seconds peak_memory_mib";
+        for field in fields.split_whitespace() {
             assert!(line.get(field).is_some(), "{field}");
         }
         assert!(line["ratio"].is_null() && line.get("not_run").is_none());

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::harness::candidate::{Candidate, Trouble};
+use crate::harness::candidate::{Candidate, Run, Trouble};
 use crate::harness::environment::Environment;
 use crate::harness::measured::Measured;
-use crate::harness::metric::Metric;
 use crate::harness::options::CommonOptions;
 use crate::harness::results::Saving;
 use crate::harness::rounds::{self, Rounds};
@@ -74,11 +73,12 @@ impl Session {
     }
 
     /// Runs the candidates of a case by turns.
-    pub(crate) fn run(
+    pub(crate) fn run<'a, C: Into<Candidate<'a>>>(
         &mut self,
         case: &str,
-        mut candidates: Vec<Box<dyn Candidate + '_>>,
+        candidates: Vec<C>,
     ) -> Measured {
+        let mut candidates: Vec<Candidate<'a>> = candidates.into_iter().map(Into::into).collect();
         let until = self.until;
         let out_of_time = || {
             until
@@ -153,19 +153,13 @@ impl Session {
 }
 
 /// Progress, on standard error.
-fn tell(
-    case: &str,
-    rounds: Rounds,
-    round: usize,
-    candidate: &str,
-    outcome: &Result<Vec<(Metric, f64)>, Trouble>,
-) {
+fn tell(case: &str, rounds: Rounds, round: usize, candidate: &str, outcome: &Result<Run, Trouble>) {
     let stage = match round.checked_sub(rounds.warm_up) {
         None => "warm-up".to_owned(),
         Some(counted) => format!("round {} of {}", counted + 1, rounds.counted),
     };
     let how = match outcome {
-        Ok(sample) => match sample.first() {
+        Ok(run) => match run.sample.first() {
             Some((metric, value)) => format!("{} {}", table::figure(*value), metric.unit),
             None => String::new(),
         },

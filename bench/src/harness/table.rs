@@ -95,9 +95,8 @@ pub(crate) fn of_rows(rows: &[Row]) -> String {
         table.push(
             [text(unit)]
                 .into_iter()
-                .chain(
-                    ["median", "min", "max", "runs", "ratio", "ratio min", "ratio max"].map(number),
-                )
+                .chain(["median", "min", "max", "runs", "CPU s", "peak MiB"].map(number))
+                .chain(["ratio", "ratio min", "ratio max"].map(number))
                 .chain([text("against")])
                 .collect(),
         );
@@ -133,6 +132,8 @@ fn line_of(row: &Row) -> Vec<Cell> {
         shown(row.min),
         shown(row.max),
         number(row.runs.to_string()),
+        number(row.cpu_seconds.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))),
+        shown(row.peak_memory_mib),
         ratio(row.ratio),
         ratio(row.ratio_min),
         ratio(row.ratio_max),

@@ -12,7 +12,7 @@ use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
 use longshore_mem::isa::{Isa, IsaToken};
 
 use super::published;
-use super::timed::{Repeated, Unit, boxed};
+use super::timed::{Repeat, Unit};
 use crate::harness::metric::BYTES_PER_CLOCK;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
@@ -32,7 +32,7 @@ const MEMCPY: &str = "memcpy";
 /// the store before it that seems to be at its address, and so for none but this is measured.
 pub(super) const TARGET_SKEW: usize = 2048;
 
-type Candidates<'a> = Vec<Box<dyn Candidate + 'a>>;
+type Candidates<'a> = Vec<Candidate<'a>>;
 type Target<'a> = &'a RefCell<&'a mut [u8]>;
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
@@ -40,8 +40,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         let bytes = if options.quick { bytes.min(DRAM_QUICK_BYTES) } else { bytes };
         let source: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(167) >> 3) as u8).collect();
         let mut target = vec![0u8; TARGET_SKEW + bytes];
-        let unit = Unit::BytesPerClock(bytes);
-        type Build = for<'a> fn(&'a [u8], Target<'a>, Unit) -> Candidates<'a>;
+        let repeat = Repeat::new(options, Unit::BytesPerClock(bytes));
+        type Build = for<'a> fn(&'a [u8], Target<'a>, Repeat) -> Candidates<'a>;
         let cases: [(&str, Build); 6] = [
             ("copy", copies),
             ("checksum", checksums),
@@ -57,7 +57,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             }
             // One target for all, so that they find the same memory.
             let target = RefCell::new(&mut target[TARGET_SKEW..TARGET_SKEW + bytes]);
-            let measured = session.run(&case, build(&source, &target, unit));
+            let measured = session.run(&case, build(&source, &target, repeat));
             let against = [Against { metric: BYTES_PER_CLOCK, baseline: MEMCPY, only: None }];
             let mut rows = measured.rows(session.bench(), &against);
             rows.extend(published::bounds(session.bench(), &case)?);
@@ -67,131 +67,148 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     Ok(())
 }
 
-/// The engines: the best by the project's name, the others by theirs too.
-fn engines() -> impl Iterator<Item = (String, Engine)> {
+/// A candidate of ours for each instruction set of the machine, the best under the project's name.
+fn engines<'a, F: FnMut() + 'a>(
+    repeat: Repeat,
+    work: impl Fn(Engine) -> F,
+) -> impl Iterator<Item = Candidate<'a>> {
     let best = Engine::active().isa();
     Isa::ALL.into_iter().rev().filter_map(move |isa| {
         let engine = Engine::with(isa)?;
         let name = if isa == best { "longshore".to_owned() } else { format!("longshore, {isa}") };
-        Some((name, engine))
+        Some(repeat.of(name, work(engine)).ours())
     })
 }
 
-fn memcpy<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Box<dyn Candidate + 'a> {
-    boxed(Repeated::new(MEMCPY, unit, move || {
+fn memcpy<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidate<'a> {
+    repeat.of(MEMCPY, move || {
         black_box(&mut **target.borrow_mut()).copy_from_slice(black_box(source));
-    }))
+    })
 }
 
-fn copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
-    let mut candidates = vec![memcpy(source, target, unit)];
-    for (name, engine) in engines() {
-        candidates.push(boxed(Repeated::ours(name, unit, move || {
+/// A copy beside which another crate computes something afterwards.
+fn memcpy_then<'a, R>(
+    name: &str,
+    source: &'a [u8],
+    target: Target<'a>,
+    repeat: Repeat,
+    then: impl Fn(&[u8]) -> R + 'a,
+) -> Candidate<'a> {
+    repeat.of(format!("memcpy, then {name}"), move || {
+        let mut target = target.borrow_mut();
+        target.copy_from_slice(black_box(source));
+        black_box(then(black_box(&target)));
+    })
+}
+
+fn copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let ours = |engine: Engine| {
+        move || {
             let slices = [IoSlice::new(source)];
             let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             engine
                 .read(&mut cursor, black_box(&mut target.borrow_mut()))
                 .expect("own memory does not fault");
-        })));
-    }
-    candidates.push(boxed(Repeated::new("bytes", unit, move || {
+        }
+    };
+    let mut candidates = vec![memcpy(source, target, repeat)];
+    candidates.extend(engines(repeat, ours));
+    candidates.push(repeat.of("bytes", move || {
         use bytes::Buf;
         let mut buffer = black_box(source);
         buffer.copy_to_slice(black_box(&mut target.borrow_mut()));
-    })));
-    candidates.push(boxed(Repeated::new("vm-memory", unit, move || {
+    }));
+    candidates.push(repeat.of("vm-memory", move || {
         use vm_memory::VolatileMemory;
         // A view of the target, as a guest's memory would be.
         let mut target = target.borrow_mut();
         let view = vm_memory::VolatileSlice::from(&mut **target);
         view.as_volatile_slice().copy_from(black_box(source));
-    })));
+    }));
     candidates
 }
 
-fn checksums<'a>(source: &'a [u8], _: Target<'a>, unit: Unit) -> Candidates<'a> {
-    let mut candidates: Candidates<'a> = Vec::new();
-    for (name, engine) in engines() {
-        candidates.push(boxed(Repeated::ours(name, unit, move || {
+fn checksums<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let ours = |engine: Engine| {
+        move || {
             let mut checksum = Checksum::new();
             engine.update(black_box(source), &mut checksum);
             black_box(checksum.finish());
-        })));
-    }
-    candidates.push(boxed(Repeated::new("internet-checksum", unit, move || {
+        }
+    };
+    let mut candidates: Candidates<'a> = engines(repeat, ours).collect();
+    candidates.push(repeat.of("internet-checksum", move || {
         black_box(internet_checksum::checksum(black_box(source)));
-    })));
+    }));
     // Its checksum is public only as that of a packet: of one with a header of eight bytes.
     let mut packet = source[..source.len().min(60_000)].to_vec();
-    let packet_unit = Unit::BytesPerClock(packet.len());
-    candidates.push(boxed(Repeated::new("smoltcp", packet_unit, move || {
+    let of_packet = Repeat { unit: Unit::BytesPerClock(packet.len()), ..repeat };
+    candidates.push(of_packet.of("smoltcp", move || {
         let mut packet = smoltcp::wire::Icmpv4Packet::new_unchecked(black_box(&mut packet[..]));
         packet.fill_checksum();
-    })));
+    }));
     candidates
 }
 
-fn checksummed_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
-    let mut candidates = vec![memcpy(source, target, unit)];
-    for (name, engine) in engines() {
-        candidates.push(boxed(Repeated::ours(name, unit, move || {
+fn checksummed_copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let ours = |engine: Engine| {
+        move || {
             let slices = [IoSlice::new(source)];
             let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             let mut checksum = Checksum::new();
-            let done =
-                engine.read_into(&mut cursor, black_box(&mut target.borrow_mut()), &mut checksum);
+            let mut into = target.borrow_mut();
+            let done = engine.read_into(&mut cursor, black_box(&mut into), &mut checksum);
             black_box((done.is_ok(), checksum.finish()));
-        })));
-    }
-    candidates.push(boxed(Repeated::new("memcpy, then internet-checksum", unit, move || {
-        let mut target = target.borrow_mut();
-        target.copy_from_slice(black_box(source));
-        black_box(internet_checksum::checksum(black_box(&target)));
-    })));
+        }
+    };
+    let theirs = internet_checksum::checksum;
+    let mut candidates = vec![memcpy(source, target, repeat)];
+    candidates.extend(engines(repeat, ours));
+    candidates.push(memcpy_then("internet-checksum", source, target, repeat, theirs));
     candidates
 }
 
-fn crcs<'a>(source: &'a [u8], _: Target<'a>, unit: Unit) -> Candidates<'a> {
-    let mut candidates: Candidates<'a> = Vec::new();
-    for (name, engine) in engines() {
-        candidates.push(boxed(Repeated::ours(name, unit, move || {
+fn crcs<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let ours = |engine: Engine| {
+        move || {
             let mut crc = Crc32c::new();
             engine.update(black_box(source), &mut crc);
             black_box(crc.finish());
-        })));
-    }
-    candidates.push(boxed(Repeated::new("crc-fast", unit, move || {
-        let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
-        black_box(crc_fast::checksum(algorithm, black_box(source)));
-    })));
-    candidates.push(boxed(Repeated::new("crc32c", unit, move || {
+        }
+    };
+    let mut candidates: Candidates<'a> = engines(repeat, ours).collect();
+    candidates.push(repeat.of("crc-fast", move || {
+        black_box(crc_fast_crc32c(black_box(source)));
+    }));
+    candidates.push(repeat.of("crc32c", move || {
         black_box(crc32c::crc32c(black_box(source)));
-    })));
+    }));
     candidates
 }
 
-fn digested_copies<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
-    let mut candidates = vec![memcpy(source, target, unit)];
-    for (name, engine) in engines() {
-        candidates.push(boxed(Repeated::ours(name, unit, move || {
+fn crc_fast_crc32c(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes)
+}
+
+fn digested_copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let ours = |engine: Engine| {
+        move || {
             let slices = [IoSlice::new(source)];
             let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
             let mut crc = Crc32c::new();
-            let done = engine.read_into(&mut cursor, black_box(&mut target.borrow_mut()), &mut crc);
+            let mut into = target.borrow_mut();
+            let done = engine.read_into(&mut cursor, black_box(&mut into), &mut crc);
             black_box((done.is_ok(), crc.finish()));
-        })));
-    }
-    candidates.push(boxed(Repeated::new("memcpy, then crc-fast", unit, move || {
-        let mut target = target.borrow_mut();
-        target.copy_from_slice(black_box(source));
-        let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
-        black_box(crc_fast::checksum(algorithm, black_box(&target)));
-    })));
+        }
+    };
+    let mut candidates = vec![memcpy(source, target, repeat)];
+    candidates.extend(engines(repeat, ours));
+    candidates.push(memcpy_then("crc-fast", source, target, repeat, crc_fast_crc32c));
     candidates
 }
 
 /// A block driver's question, as a step of a user's own (see the example `is_zero`).
-fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidates<'a> {
+fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
     target.borrow_mut().fill(0);
     #[inline(always)]
     fn is_zero(bytes: &[u8]) -> bool {
@@ -203,24 +220,17 @@ fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, unit: Unit) -> Candidate
         runs.iter().all(|run| is_zero(run)) && is_zero(rest)
     }
     let token = IsaToken::active();
-    vec![
-        boxed(Repeated::ours("longshore", unit, move || {
-            let target = target.borrow();
-            let slices = [IoSlice::new(black_box(&target))];
-            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
-            let walked = token.vectorize(|| {
-                cursor.iterate_own_vec(
-                    source.len(),
-                    |bytes, _| {
-                        if zeros(bytes) { 0 } else { bytes.len() }
-                    },
-                )
-            });
-            black_box((walked, cursor.remaining()));
-        })),
-        boxed(Repeated::new("bare loop", unit, move || {
-            let target = target.borrow();
-            black_box(token.vectorize(|| zeros(black_box(&target))));
-        })),
-    ]
+    let ours = repeat.of("longshore", move || {
+        let target = target.borrow();
+        let slices = [IoSlice::new(black_box(&target))];
+        let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
+        let step = |bytes: &[u8], _| if zeros(bytes) { 0 } else { bytes.len() };
+        let walked = token.vectorize(|| cursor.iterate_own_vec(source.len(), step));
+        black_box((walked, cursor.remaining()));
+    });
+    let bare = repeat.of("bare loop", move || {
+        let target = target.borrow();
+        black_box(token.vectorize(|| zeros(black_box(&target))));
+    });
+    vec![ours.ours(), bare]
 }

@@ -20,7 +20,7 @@ use longshore_iov::{
 use object::{Object, ObjectSection, ObjectSymbol};
 
 use crate::harness::metric::CODE;
-use crate::harness::{CommonOptions, Row, Session};
+use crate::harness::{CommonOptions, Row, Session, csv_lines};
 
 const CASE: &str = "code size";
 const TABLE: &str = include_str!("../../published/iov_code_size.csv");
@@ -34,135 +34,79 @@ const SAME: [(&str, &str); 6] = [
     ("iov_iter_zero", "zero"),
 ];
 
+type Done = Result<usize, Error>;
 type Reading<'a, 'm> = &'a mut Cursor<'m, Source>;
 type Writing<'a, 'm> = &'a mut Cursor<'m, Dest>;
 type Known<'a, 'm, K> = &'a mut Cursor<'m, Source, K>;
 
-#[inline(never)]
-fn read(cursor: Reading<'_, '_>, into: &mut [u8]) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn write(cursor: Writing<'_, '_>, from: &[u8]) -> Result<usize, Error> {
-    copy::write(cursor, from)
-}
-#[inline(never)]
-fn zero(cursor: Writing<'_, '_>, len_bytes: usize) -> Result<usize, Error> {
-    copy::zero(cursor, len_bytes)
-}
-#[inline(never)]
-fn transfer(from: Reading<'_, '_>, to: Writing<'_, '_>) -> Result<usize, Error> {
-    copy::transfer(from, to, usize::MAX)
-}
-#[inline(never)]
-fn read_checksummed(
-    cursor: Reading<'_, '_>,
-    into: &mut [u8],
-    sum: &mut Checksum,
-) -> Result<usize, Error> {
-    copy::read_into(cursor, into, sum)
-}
-#[inline(never)]
-fn write_checksummed(
-    cursor: Writing<'_, '_>,
-    from: &[u8],
-    sum: &mut Checksum,
-) -> Result<usize, Error> {
-    copy::write_into(cursor, from, sum)
-}
-#[inline(never)]
-fn read_crc32c(cursor: Reading<'_, '_>, into: &mut [u8], crc: &mut Crc32c) -> Result<usize, Error> {
-    copy::read_into(cursor, into, crc)
-}
-#[inline(never)]
-fn write_crc32c(cursor: Writing<'_, '_>, from: &[u8], crc: &mut Crc32c) -> Result<usize, Error> {
-    copy::write_into(cursor, from, crc)
-}
-#[inline(never)]
-fn read_foreign_buf(
-    cursor: Known<'_, '_, ForeignBuf<'_, Source>>,
-    into: &mut [u8],
-) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn read_foreign_vec(
-    cursor: Known<'_, '_, ForeignVec<'_, Source>>,
-    into: &mut [u8],
-) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn read_own_vec(
-    cursor: Known<'_, '_, OwnVec<'_, Source>>,
-    into: &mut [u8],
-) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn read_page_vec(
-    cursor: Known<'_, '_, PageVec<'_, Source>>,
-    into: &mut [u8],
-) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn read_sparse_pages(
-    cursor: Known<'_, '_, SparsePages<'_, Source>>,
-    into: &mut [u8],
-) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn read_page_queue(
-    cursor: Known<'_, '_, QueuedPages<'_, Source>>,
-    into: &mut [u8],
-) -> Result<usize, Error> {
-    copy::read(cursor, into)
-}
-#[inline(never)]
-fn empty_step(cursor: Reading<'_, '_>) -> usize {
-    cursor.iterate(usize::MAX, |segment, _| {
-        black_box(segment.len());
-        0
-    })
-}
-#[inline(never)]
-fn empty_step_through_a_pointer(
-    cursor: Reading<'_, '_>,
-    step: &mut dyn FnMut(Segment<'_, Source>, usize) -> usize,
-) -> usize {
-    cursor.iterate_dyn(usize::MAX, step)
-}
+/// Functions that are looked for in the program, and [`names`]. Their addresses are taken, so that
+/// the program keeps them.
+macro_rules! measured {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $body:block)*) => {
+        $(
+            #[inline(never)]
+            fn $name($($argument: $kind),*) -> $result $body
+        )*
 
-/// Their names. That somebody looks at where they are keeps them in the program.
-fn names() -> Vec<&'static str> {
-    macro_rules! looked_at {
-        ($($function:ident),* $(,)?) => {
+        fn names() -> Vec<&'static str> {
             vec![$({
-                black_box($function as *const ());
-                stringify!($function)
+                black_box($name as *const ());
+                stringify!($name)
             }),*]
-        };
+        }
+    };
+}
+measured! {
+    fn read(cursor: Reading<'_, '_>, into: &mut [u8]) -> Done { copy::read(cursor, into) }
+    fn write(cursor: Writing<'_, '_>, from: &[u8]) -> Done { copy::write(cursor, from) }
+    fn zero(cursor: Writing<'_, '_>, len_bytes: usize) -> Done { copy::zero(cursor, len_bytes) }
+    fn transfer(from: Reading<'_, '_>, to: Writing<'_, '_>) -> Done {
+        copy::transfer(from, to, usize::MAX)
     }
-    looked_at!(
-        read,
-        write,
-        zero,
-        transfer,
-        read_checksummed,
-        write_checksummed,
-        read_crc32c,
-        write_crc32c,
-        read_foreign_buf,
-        read_foreign_vec,
-        read_own_vec,
-        read_page_vec,
-        read_sparse_pages,
-        read_page_queue,
-        empty_step,
-        empty_step_through_a_pointer
-    )
+    fn read_checksummed(cursor: Reading<'_, '_>, into: &mut [u8], sum: &mut Checksum) -> Done {
+        copy::read_into(cursor, into, sum)
+    }
+    fn write_checksummed(cursor: Writing<'_, '_>, from: &[u8], sum: &mut Checksum) -> Done {
+        copy::write_into(cursor, from, sum)
+    }
+    fn read_crc32c(cursor: Reading<'_, '_>, into: &mut [u8], crc: &mut Crc32c) -> Done {
+        copy::read_into(cursor, into, crc)
+    }
+    fn write_crc32c(cursor: Writing<'_, '_>, from: &[u8], crc: &mut Crc32c) -> Done {
+        copy::write_into(cursor, from, crc)
+    }
+    fn read_foreign_buf(
+        cursor: Known<'_, '_, ForeignBuf<'_, Source>>,
+        into: &mut [u8]
+    ) -> Done { copy::read(cursor, into) }
+    fn read_foreign_vec(
+        cursor: Known<'_, '_, ForeignVec<'_, Source>>,
+        into: &mut [u8]
+    ) -> Done { copy::read(cursor, into) }
+    fn read_own_vec(cursor: Known<'_, '_, OwnVec<'_, Source>>, into: &mut [u8]) -> Done {
+        copy::read(cursor, into)
+    }
+    fn read_page_vec(cursor: Known<'_, '_, PageVec<'_, Source>>, into: &mut [u8]) -> Done {
+        copy::read(cursor, into)
+    }
+    fn read_sparse_pages(
+        cursor: Known<'_, '_, SparsePages<'_, Source>>,
+        into: &mut [u8]
+    ) -> Done { copy::read(cursor, into) }
+    fn read_page_queue(
+        cursor: Known<'_, '_, QueuedPages<'_, Source>>,
+        into: &mut [u8]
+    ) -> Done { copy::read(cursor, into) }
+    fn empty_step(cursor: Reading<'_, '_>) -> usize {
+        cursor.iterate(usize::MAX, |segment, _| {
+            black_box(segment.len());
+            0
+        })
+    }
+    fn empty_step_through_a_pointer(
+        cursor: Reading<'_, '_>,
+        step: &mut dyn FnMut(Segment<'_, Source>, usize) -> usize
+    ) -> usize { cursor.iterate_dyn(usize::MAX, step) }
 }
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
@@ -234,23 +178,14 @@ fn called(address: u64, code: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 fn row(bench: &str, candidate: &str, bytes: u64) -> Row {
-    Row {
-        metric: CODE.name.to_owned(),
-        unit: CODE.unit.to_owned(),
-        median: Some(bytes as f64),
-        runs: 1,
-        not_run: None,
-        ..Row::not_run(bench, CASE, candidate, "")
-    }
+    Row { median: Some(bytes as f64), runs: 1, ..Row::of(bench, CASE, candidate, CODE) }
 }
 
 /// The kernel's functions of always-inlined steps, by what they are called here.
 fn published(bench: &str) -> Result<Vec<Row>> {
-    let lines = TABLE.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let mut rows = Vec::new();
-    for line in lines.skip(1) {
-        let fields: Vec<&str> = line.split(',').collect();
-        let [function, _, after] = fields[..] else {
+    for line in csv_lines(TABLE) {
+        let [function, _, after] = line[..] else {
             bail!("published/iov_code_size.csv: {line:?} has not three fields");
         };
         let bytes = after.parse().with_context(|| format!("iov_code_size.csv: {line:?}"))?;

@@ -12,7 +12,7 @@ use longshore_mem::VolatileSlice;
 use longshore_mem::fault::FaultGuard;
 
 use super::bytes_per_clock::TARGET_SKEW;
-use super::timed::{Repeated, Unit, boxed};
+use super::timed::{Repeat, Unit};
 use crate::harness::metric::{BYTES_PER_CLOCK, CORE_CYCLES};
 use crate::harness::{Against, CommonOptions, Session};
 
@@ -25,7 +25,7 @@ const COPY_BYTES: usize = 4096;
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
     if options.wants(CASE) {
         let source = vec![5u8; COPY_BYTES];
-        let unit = Unit::BytesPerClock(COPIES * COPY_BYTES);
+        let repeat = Repeat::new(options, Unit::BytesPerClock(COPIES * COPY_BYTES));
         let many = |into: &mut [u8]| {
             for _ in 0..COPIES {
                 let slices = [IoSlice::new(black_box(&source))];
@@ -37,12 +37,14 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         let mut target = vec![0u8; TARGET_SKEW + COPY_BYTES];
         let target = RefCell::new(&mut target[TARGET_SKEW..]);
         let candidates = vec![
-            boxed(Repeated::ours(WITHOUT, unit, || many(&mut target.borrow_mut()))),
-            boxed(Repeated::ours("with a guard", unit, || {
-                let guard = FaultGuard::install().expect("a signal handler can be installed");
-                many(&mut target.borrow_mut());
-                drop(guard);
-            })),
+            repeat.of(WITHOUT, || many(&mut target.borrow_mut())).ours(),
+            repeat
+                .of("with a guard", || {
+                    let guard = FaultGuard::install().expect("a signal handler can be installed");
+                    many(&mut target.borrow_mut());
+                    drop(guard);
+                })
+                .ours(),
         ];
         let measured = session.run(CASE, candidates);
         let against = [Against { metric: BYTES_PER_CLOCK, baseline: WITHOUT, only: None }];
@@ -55,12 +57,13 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         let nowhere =
             unsafe { VolatileSlice::from_raw_parts(NonNull::without_provenance(START), 64) };
         let mut into = [0; 64];
-        let candidates = vec![boxed(Repeated::ours("longshore", Unit::CyclesEach(1), || {
+        let fault = || {
             let done =
                 copy::read(&mut Cursor::<Source>::foreign_buf(nowhere), black_box(&mut into));
             assert!(matches!(done, Err(Error::Fault { done_bytes: 0, .. })), "{done:?}");
-        }))];
-        let measured = session.run(FAULT_CASE, candidates);
+        };
+        let repeat = Repeat::new(options, Unit::CyclesEach(1));
+        let measured = session.run(FAULT_CASE, vec![repeat.of("longshore", fault).ours()]);
         let against = [Against { metric: CORE_CYCLES, baseline: "longshore", only: None }];
         session.publish(measured.rows(session.bench(), &against))?;
     }

@@ -13,8 +13,8 @@ use longshore_iov::{
 use longshore_mem::{Page, VolatileSlice, VolatileSliceMut};
 
 use super::bytes_per_clock::TARGET_SKEW;
-use super::published::{OWN, Published};
-use super::timed::{Repeated, Unit, boxed};
+use super::published::{self, OWN};
+use super::timed::{Repeat, Unit};
 use crate::harness::metric::TIME_US;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
@@ -79,16 +79,26 @@ impl Memory {
 }
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
-    let whole = if options.quick { QUICK_BYTES } else { BYTES };
-    for (case, memory_bytes) in [("kinds, DRAM", whole), ("kinds, pool", POOL_BYTES)] {
+    for (case, memory_bytes) in [("kinds, DRAM", whole_bytes(options)), ("kinds, pool", POOL_BYTES)]
+    {
         if options.wants(case) {
-            one(case, memory_bytes, whole, session)?;
+            one(case, memory_bytes, options, session)?;
         }
     }
     Ok(())
 }
 
-fn one(case: &str, memory_bytes: usize, whole: usize, session: &mut Session) -> Result<()> {
+fn whole_bytes(options: &CommonOptions) -> usize {
+    if options.quick { QUICK_BYTES } else { BYTES }
+}
+
+fn one(
+    case: &str,
+    memory_bytes: usize,
+    options: &CommonOptions,
+    session: &mut Session,
+) -> Result<()> {
+    let whole = whole_bytes(options);
     let memory = Memory::new(memory_bytes);
     let mut target = vec![1u8; TARGET_SKEW + memory_bytes];
     let target = std::cell::RefCell::new(&mut target[TARGET_SKEW..]);
@@ -118,56 +128,9 @@ fn one(case: &str, memory_bytes: usize, whole: usize, session: &mut Session) -> 
         let done = copy::read(cursor, into);
         assert_eq!(done, Ok(into.len()), "own memory does not fault");
     };
-    type Walk<'a> = Box<dyn Fn(&mut [u8]) + 'a>;
-    let walks: Vec<(&str, Walk<'_>)> = vec![
-        (
-            "ForeignBuf",
-            Box::new(|into: &mut [u8]| {
-                read(&mut Cursor::<Source>::foreign_buf(memory.view()), into);
-            }),
-        ),
-        (
-            "ForeignVec",
-            Box::new(|into: &mut [u8]| {
-                for (list, into) in lists.iter().zip(into.chunks_mut(1024 * PAGE_BYTES)) {
-                    read(&mut Cursor::<Source>::foreign_vec(list), into);
-                }
-            }),
-        ),
-        (
-            "PageVec",
-            Box::new(|into: &mut [u8]| {
-                read(&mut Cursor::<Source>::page_vec(&contiguous), into);
-            }),
-        ),
-        (
-            "PageVec, split",
-            Box::new(|into: &mut [u8]| {
-                read(&mut Cursor::<Source>::page_vec(&split), into);
-            }),
-        ),
-        (
-            "OwnVec",
-            Box::new(|into: &mut [u8]| {
-                read(&mut Cursor::<Source>::own_vec(&slices), into);
-            }),
-        ),
-        (
-            "SparsePages",
-            Box::new(|into: &mut [u8]| {
-                let cursor = Cursor::<Source>::sparse_pages(&index, 0, into.len());
-                read(&mut cursor.expect("it is short"), into);
-            }),
-        ),
-        (
-            "PageQueue",
-            Box::new(|into: &mut [u8]| {
-                read(&mut Cursor::<Source>::page_queue(&queue, into.len()), into);
-            }),
-        ),
-    ];
-    let mut candidates: Vec<Box<dyn Candidate + '_>> = vec![
-        boxed(Repeated::new(MEMCPY, Unit::Time, || {
+    let repeat = Repeat::new(options, Unit::Time);
+    let mut candidates: Vec<Candidate<'_>> = vec![
+        repeat.of(MEMCPY, || {
             let mut target = target.borrow_mut();
             for _ in 0..rounds {
                 let pages = memory.bytes().chunks(PAGE_BYTES);
@@ -175,24 +138,44 @@ fn one(case: &str, memory_bytes: usize, whole: usize, session: &mut Session) -> 
                     to.copy_from_slice(black_box(from));
                 }
             }
-        })),
-        boxed(Repeated::new("memcpy, whole", Unit::Time, || {
+        }),
+        repeat.of("memcpy, whole", || {
             for _ in 0..rounds {
                 target.borrow_mut().copy_from_slice(black_box(memory.bytes()));
             }
-        })),
+        }),
     ];
-    for (name, walk) in &walks {
-        candidates.push(boxed(Repeated::ours(*name, Unit::Time, || {
-            let mut target = target.borrow_mut();
-            (0..rounds).for_each(|_| walk(black_box(&mut target)));
-        })));
+    macro_rules! walk {
+        ($name:expr, |$into:ident| $cursor:expr) => {
+            walk!($name, $into, read(&mut $cursor, $into));
+        };
+        ($name:expr, $into:ident, $walk:expr) => {
+            let walk = |$into: &mut [u8]| $walk;
+            let copy = || {
+                let mut target = target.borrow_mut();
+                (0..rounds).for_each(|_| walk(black_box(&mut target)));
+            };
+            candidates.push(repeat.of($name, copy).ours());
+        };
     }
+    walk!("ForeignBuf", |into| Cursor::<Source>::foreign_buf(memory.view()));
+    walk!("ForeignVec", into, {
+        for (list, into) in lists.iter().zip(into.chunks_mut(1024 * PAGE_BYTES)) {
+            read(&mut Cursor::<Source>::foreign_vec(list), into);
+        }
+    });
+    walk!("PageVec", |into| Cursor::<Source>::page_vec(&contiguous));
+    walk!("PageVec, split", |into| Cursor::<Source>::page_vec(&split));
+    walk!(OWN, |into| Cursor::<Source>::own_vec(&slices));
+    walk!("SparsePages", |into| {
+        Cursor::<Source>::sparse_pages(&index, 0, into.len()).expect("it is short")
+    });
+    walk!("PageQueue", |into| Cursor::<Source>::page_queue(&queue, into.len()));
     let measured = session.run(case, candidates);
     let against = [
         Against { metric: TIME_US, baseline: MEMCPY, only: None },
         Against { metric: TIME_US, baseline: OWN, only: None },
     ];
     session.publish(measured.rows(session.bench(), &against))?;
-    session.publish(Published::read()?.rows(session.bench(), case))
+    session.publish(published::kinds(session.bench(), case)?)
 }

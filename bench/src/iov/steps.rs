@@ -13,7 +13,7 @@ use longshore_iov::{
 use longshore_mem::Page;
 
 use super::kinds::Memory;
-use super::timed::{Repeated, Unit, boxed};
+use super::timed::{Repeat, Unit};
 use crate::harness::metric::CORE_CYCLES;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
@@ -21,7 +21,6 @@ const CASE: &str = "empty step";
 /// As many as one list may have.
 const SEGMENTS: usize = 1024;
 const PAGE_LOG2: u32 = 12;
-const THROUGH_A_POINTER: &str = ", through a pointer";
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
     if !options.wants(CASE) {
@@ -45,53 +44,36 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         appender.append(part?);
     }
     let len_bytes = SEGMENTS << PAGE_LOG2;
-    let mut candidates = Vec::new();
-    let all = &mut candidates;
-    push("OwnVec", || Cursor::from_kind(OwnVec::<Source>::new(&slices), len_bytes), SEGMENTS, all);
-    push(
-        "ForeignVec",
-        || Cursor::from_kind(ForeignVec::<Source>::new(&list), len_bytes),
-        SEGMENTS,
-        all,
-    );
-    push(
-        "PageVec",
-        || Cursor::from_kind(PageVec::<Source>::new(&page_list), len_bytes),
-        SEGMENTS,
-        all,
-    );
-    let sparse = || Cursor::from_kind(SparsePages::<Source>::new(&index, 0), len_bytes);
-    push("SparsePages", sparse, SEGMENTS, all);
-    push(
-        "PageQueue",
-        || Cursor::from_kind(QueuedPages::<Source>::new(&queue), len_bytes),
-        SEGMENTS,
-        all,
-    );
-    push("ForeignBuf", || Cursor::from_kind(ForeignBuf::<Source>::new(whole), len_bytes), 1, all);
+    let each = Repeat::new(options, Unit::CyclesEach(SEGMENTS));
+    let one = Repeat::new(options, Unit::CyclesEach(1));
+    macro_rules! walk {
+        ($name:literal, $repeat:expr, $kind:expr) => {
+            walk($name, $repeat, || Cursor::from_kind($kind, len_bytes))
+        };
+    }
+    let candidates = vec![
+        walk!("OwnVec", each, OwnVec::<Source>::new(&slices)),
+        walk!("ForeignVec", each, ForeignVec::<Source>::new(&list)),
+        walk!("PageVec", each, PageVec::<Source>::new(&page_list)),
+        walk!("SparsePages", each, SparsePages::<Source>::new(&index, 0)),
+        walk!("PageQueue", each, QueuedPages::<Source>::new(&queue)),
+        walk!("ForeignBuf", one, ForeignBuf::<Source>::new(whole)),
+    ];
     let measured = session.run(CASE, candidates);
     let against = [Against { metric: CORE_CYCLES, baseline: "OwnVec", only: None }];
     session.publish(measured.rows(session.bench(), &against))
 }
 
-/// The walk with the step inlined, and with one that is called.
-fn push<'a, K: Kind<Source> + 'a>(
+fn walk<'a, K: Kind<Source> + 'a>(
     name: &str,
-    cursor: impl Fn() -> Cursor<'a, Source, K> + Copy + 'a,
-    segments: usize,
-    candidates: &mut Vec<Box<dyn Candidate + 'a>>,
-) {
-    let unit = Unit::CyclesEach(segments);
-    candidates.push(boxed(Repeated::ours(name, unit, move || {
+    repeat: Repeat,
+    cursor: impl Fn() -> Cursor<'a, Source, K> + 'a,
+) -> Candidate<'a> {
+    let walk = move || {
         let mut cursor = black_box(cursor());
         black_box(cursor.iterate(usize::MAX, |segment, done| step(&segment, done)));
-    })));
-    candidates.push(boxed(Repeated::ours(format!("{name}{THROUGH_A_POINTER}"), unit, move || {
-        let mut cursor = black_box(cursor());
-        let mut step = |segment: Segment<'_, Source>, done: usize| step(&segment, done);
-        let step: &mut dyn FnMut(Segment<'_, Source>, usize) -> usize = &mut step;
-        black_box(cursor.iterate(usize::MAX, black_box(step)));
-    })));
+    };
+    repeat.of(name, walk).ours()
 }
 
 /// Has what it is given in registers, and does nothing with it.

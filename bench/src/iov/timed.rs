@@ -2,79 +2,70 @@
 
 use std::time::{Duration, Instant};
 
-use super::clock;
+use crate::harness::clock::core_hz;
+use crate::harness::cost::Cost;
 use crate::harness::metric::{BYTES_PER_CLOCK, CORE_CYCLES, TIME_US};
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::timed::{Pick, alone};
+use crate::harness::{Candidate, CommonOptions, Run};
 
-/// What a run's time is turned into.
+/// What the time of a repetition is turned into.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unit {
-    /// Bytes a run, over cycles.
+    /// Bytes of a repetition, over cycles of the core.
     BytesPerClock(usize),
-    /// Microseconds a run.
+    /// Microseconds.
     Time,
-    /// Cycles for each of so many things that a run does.
+    /// Cycles of the core for each of so many operations.
     CyclesEach(usize),
 }
 
-/// A piece of work.
-pub(super) struct Repeated<'a> {
-    name: String,
-    unit: Unit,
-    is_ours: bool,
-    work: Box<dyn FnMut() + 'a>,
+/// How work is repeated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Repeat {
+    pub(super) unit: Unit,
+    pub(super) time: Duration,
+    pub(super) quick: bool,
 }
 
-impl<'a> Repeated<'a> {
-    pub(super) fn new(name: impl Into<String>, unit: Unit, work: impl FnMut() + 'a) -> Self {
-        Self { name: name.into(), unit, is_ours: false, work: Box::new(work) }
+impl Repeat {
+    pub(super) fn new(options: &CommonOptions, unit: Unit) -> Self {
+        Self { unit, time: options.timed(), quick: options.quick }
     }
 
-    pub(super) fn ours(name: impl Into<String>, unit: Unit, work: impl FnMut() + 'a) -> Self {
-        Self { is_ours: true, ..Self::new(name, unit, work) }
+    /// `work`, so often that a stretch takes 8 ms; with `--quick`, once.
+    pub(super) fn of<'a>(
+        self,
+        name: impl Into<String>,
+        mut work: impl FnMut() + 'a,
+    ) -> Candidate<'a> {
+        Candidate::new(name, move || {
+            let count = if self.quick { 1 } else { repetitions(&mut work) };
+            let timing = alone(self.time, Pick::Best, count, |drive| {
+                drive(&mut |meter| {
+                    meter.time(|| (0..count).for_each(|_| work()));
+                    Ok(())
+                })
+            })?;
+            let cycles = timing.each.ns / 1e9 * core_hz();
+            let sample = vec![match self.unit {
+                Unit::BytesPerClock(bytes) => (BYTES_PER_CLOCK, bytes as f64 / cycles),
+                Unit::Time => (TIME_US, timing.each.ns / 1e3),
+                Unit::CyclesEach(count) => (CORE_CYCLES, cycles / count as f64),
+            }];
+            Ok(Run { sample, cost: Some(Cost::of_stretch(timing.cpu_seconds)), note: None })
+        })
     }
 }
 
-/// As boxed as the harness asks.
-pub(super) fn boxed<'a>(candidate: Repeated<'a>) -> Box<dyn Candidate + 'a> {
-    Box::new(candidate)
-}
-
-impl Candidate for Repeated<'_> {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The best of a few stretches: what a machine shared with others takes away is not the work's.
-    fn measure(&mut self) -> Result<Sample, Trouble> {
-        const STRETCHES: usize = 4;
-        const STRETCH: Duration = Duration::from_millis(8);
-        let mut runs = 1u32;
-        let mut best = f64::INFINITY;
-        (self.work)();
-        let mut stretches = 0;
-        while stretches < STRETCHES {
-            let began = Instant::now();
-            for _ in 0..runs {
-                (self.work)();
-            }
-            let elapsed = began.elapsed();
-            if elapsed < STRETCH {
-                runs = runs.saturating_mul(2);
-                continue;
-            }
-            best = best.min(elapsed.as_secs_f64() / f64::from(runs));
-            stretches += 1;
+fn repetitions(work: &mut impl FnMut()) -> usize {
+    const STRETCH: Duration = Duration::from_millis(8);
+    let mut count = 1;
+    loop {
+        let began = Instant::now();
+        (0..count).for_each(|_| work());
+        if began.elapsed() >= STRETCH {
+            return count;
         }
-        let cycles = best * clock::core_hz();
-        Ok(vec![match self.unit {
-            Unit::BytesPerClock(bytes) => (BYTES_PER_CLOCK, bytes as f64 / cycles),
-            Unit::Time => (TIME_US, best * 1e6),
-            Unit::CyclesEach(count) => (CORE_CYCLES, cycles / count as f64),
-        }])
-    }
-
-    fn is_ours(&self) -> bool {
-        self.is_ours
+        count *= 2;
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::{Measure, Sample, Trouble};
 use crate::load::data::{DataFile, Folder};
 use crate::load::machine::Machine;
 use crate::load::timed::{Interest, TimedJob};
@@ -97,7 +97,7 @@ impl Peers {
         folder: &Folder,
         machine: Machine,
         set_up: impl FnOnce(TimedJob<'a>) -> TimedJob<'a>,
-    ) -> Box<dyn Candidate + 'a> {
+    ) -> Box<dyn Measure + 'a> {
         let input = self.check(peer).and_then(|venv| {
             input_for(venv, peer, file, rehearsal, folder)
                 .map(|input| (venv, input))
@@ -162,7 +162,7 @@ struct Absent {
     why: String,
 }
 
-impl Candidate for Absent {
+impl Measure for Absent {
     fn name(&self) -> &str {
         self.name
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 
 use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED, TIME_MS};
 use crate::harness::subprocess::{Message, Subprocess};
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::{Measure, Sample, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start, require_memory, resident_bytes};
 use crate::load::units::{gigabytes_per_second, mebibytes};
@@ -129,7 +129,7 @@ impl<'a> TimedJob<'a> {
     }
 }
 
-impl Candidate for TimedJob<'_> {
+impl Measure for TimedJob<'_> {
     fn name(&self) -> &str {
         &self.name
     }

@@ -22,12 +22,10 @@ pub(super) use longshore_pagetable::cache_sync::{ClFlushOpt, Clwb};
 pub(super) fn cleaned_with() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
-        if Clwb::new().is_some() {
-            "clwb"
-        } else if ClFlushOpt::new().is_some() {
-            "clflushopt"
-        } else {
-            "nothing: the machine has neither clwb nor clflushopt"
+        match (Clwb::new(), ClFlushOpt::new()) {
+            (Some(_), _) => "clwb",
+            (None, Some(_)) => "clflushopt",
+            (None, None) => "nothing: the machine has neither clwb nor clflushopt",
         }
     }
     #[cfg(target_arch = "aarch64")]
@@ -36,21 +34,33 @@ pub(super) fn cleaned_with() -> &'static str {
     }
 }
 
-pub(super) fn vtd() -> VtdSecond {
-    VtdSecond::new(VtdSecondConfig::new()).expect("a set-up that exists")
+/// The first expression with the way that lines are written back here, or the second where the
+/// machine has none. A macro, because each way has a type of its own.
+macro_rules! with_noncoherent {
+    (|$sync:ident| $with:expr, $without:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        let made = match (ours::Clwb::new(), ours::ClFlushOpt::new()) {
+            (Some($sync), _) => $with,
+            (None, Some($sync)) => $with,
+            (None, None) => $without,
+        };
+        #[cfg(target_arch = "aarch64")]
+        let made = {
+            let $sync = ours::DcCvac::new();
+            $with
+        };
+        made
+    }};
 }
+pub(super) use with_noncoherent;
 
-pub(super) fn vtd_tracking() -> VtdSecond {
-    let config = VtdSecondConfig::new().with_dirty_tracking(true);
+pub(super) fn vtd(tracks_dirty: bool) -> VtdSecond {
+    let config = VtdSecondConfig::new().with_dirty_tracking(tracks_dirty);
     VtdSecond::new(config).expect("a set-up that exists")
 }
 
-pub(super) fn arm() -> ArmStage1 {
-    ArmStage1::new(ArmStage1Config::new(Granule::SIZE_4K)).expect("a set-up that exists")
-}
-
-pub(super) fn arm_tracking() -> ArmStage1 {
-    let config = ArmStage1Config::new(Granule::SIZE_4K).with_dirty_tracking(true);
+pub(super) fn arm(tracks_dirty: bool) -> ArmStage1 {
+    let config = ArmStage1Config::new(Granule::SIZE_4K).with_dirty_tracking(tracks_dirty);
     ArmStage1::new(config).expect("a set-up that exists")
 }
 

@@ -159,17 +159,6 @@ impl Tables for Aarch64Paging {
         assert!(done.is_ok());
         found
     }
-
-    fn count_dirty(&mut self, stretch: &Stretch) -> usize {
-        let mut count = 0;
-        let dirty = El1Attributes::VALID | El1Attributes::DBM;
-        let done = self.0.walk_range(&Self::region(stretch), &mut |_, entry, _| {
-            count += usize::from(entry.flags().contains(dirty));
-            Ok(())
-        });
-        assert!(done.is_ok());
-        count
-    }
 }
 
 // --- x86_64 -----------------------------------------------------------------------------------
@@ -285,18 +274,6 @@ impl Tables for X86_64 {
     fn lookup(&self, iova: u64) -> u64 {
         self.mapper.translate_addr(VirtAddr::new(iova)).map_or(0, PhysAddr::as_u64)
     }
-
-    fn count_dirty(&mut self, stretch: &Stretch) -> usize {
-        use x86_64::structures::paging::mapper::TranslateResult;
-        let mut count = 0;
-        for offset in (0..stretch.len_bytes).step_by(FRAME_BYTES) {
-            let found = self.mapper.translate(VirtAddr::new(stretch.iova + offset));
-            if let TranslateResult::Mapped { flags, .. } = found {
-                count += usize::from(flags.contains(PageTableFlags::DIRTY));
-            }
-        }
-        count
-    }
 }
 
 // --- page_table_multiarch ---------------------------------------------------------------------
@@ -380,25 +357,6 @@ mod multiarch {
                 Ok((bus, ..)) => bus.as_usize() as u64,
                 Err(_) => 0,
             }
-        }
-
-        fn count_dirty(&mut self, stretch: &Stretch) -> usize {
-            const DIRTY: usize = 1 << 6;
-            const PAGES_LEVEL: usize = 3;
-            let count = std::cell::Cell::new(0);
-            // It walks all there is: the stretch is.
-            let _ = stretch;
-            self.0.walk(
-                usize::MAX,
-                Some(&|level, _, _, entry: &page_table_entry::x86_64::X64PTE| {
-                    use page_table_multiarch::GenericPTE;
-                    if level == PAGES_LEVEL && entry.bits() & DIRTY != 0 {
-                        count.set(count.get() + 1);
-                    }
-                }),
-                None,
-            );
-            count.get()
         }
     }
 }

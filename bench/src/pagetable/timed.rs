@@ -2,12 +2,16 @@
 
 use std::hint::black_box;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
 
 use super::layout::Layout;
 use super::tables::Tables;
+use crate::harness::cost::Cost;
 use crate::harness::metric::TIME_NS;
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::timed::{Meter, Pick, alone};
+use crate::harness::{Candidate, CommonOptions, Run, Sample};
 
 /// What is timed.
 #[derive(Clone, Debug)]
@@ -26,214 +30,115 @@ pub(super) enum Work {
     ScanDirty,
 }
 
-/// Some work on some tables.
-pub(super) struct Timed<T> {
-    name: String,
-    tables: T,
-    layout: Layout,
-    work: Work,
-    effort: Effort,
-    note: Option<String>,
+impl Work {
+    /// Whether it leaves the tables as they are.
+    fn only_reads(&self) -> bool {
+        matches!(self, Self::LookUp(_) | Self::ScanDirty)
+    }
+}
+
+/// `work` on tables, with what was `counted` of the same work.
+pub(super) fn candidate<T: Tables + 'static>(
+    name: impl Into<String>,
+    mut tables: T,
+    (layout, work): (&Layout, &Work),
+    options: &CommonOptions,
     counted: Sample,
-    is_ours: bool,
+) -> Candidate<'static> {
+    let (layout, work, time) = (layout.clone(), work.clone(), timed(options));
+    Candidate::new(name, move || {
+        if work.only_reads() {
+            map_all(&mut tables, &layout);
+            check_lookups(&tables, &layout)?;
+        }
+        let count = match &work {
+            Work::LookUp(addresses) => addresses.len(),
+            Work::Map { .. } => layout.pieces.len(),
+            _ => layout.stretches.len(),
+        };
+        let timing = alone(time, Pick::Best, count, |drive| {
+            drive(&mut |meter| {
+                once(&mut tables, &layout, &work, meter);
+                Ok(())
+            })
+        })?;
+        if work.only_reads() {
+            tables.reset(&layout.pieces);
+        }
+        let mut sample = vec![(TIME_NS, timing.each.ns)];
+        sample.extend(&counted);
+        Ok(Run { sample, cost: Some(Cost::of_stretch(timing.cpu_seconds)), note: None })
+    })
 }
 
-/// How long a run goes on.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Effort {
-    pub(super) time: Duration,
+/// Twice as long as the other benches: some stretches take milliseconds.
+fn timed(options: &CommonOptions) -> Duration {
+    options.timed() * 2
 }
 
-impl<T: Tables> Timed<T> {
-    pub(super) fn new(
-        name: impl Into<String>,
-        tables: T,
-        layout: &Layout,
-        work: &Work,
-        effort: Effort,
-    ) -> Self {
-        Self {
-            name: name.into(),
-            tables,
-            layout: layout.clone(),
-            work: work.clone(),
-            effort,
-            note: None,
-            counted: Vec::new(),
-            is_ours: false,
+fn map_all<T: Tables>(tables: &mut T, layout: &Layout) {
+    for piece in &layout.pieces {
+        tables.map(piece);
+    }
+}
+
+/// A library that maps something else is not to be compared with.
+fn check_lookups<T: Tables>(tables: &T, layout: &Layout) -> Result<()> {
+    for piece in &layout.pieces {
+        for offset in [8, piece.len_bytes - 8] {
+            let found = tables.lookup(piece.iova + offset);
+            ensure!(found == piece.bus + offset, "{:#x} leads to {found:#x}", piece.iova + offset);
         }
     }
+    Ok(())
+}
 
-    /// Of this project's own, with what was counted of the same work.
-    pub(super) fn ours(mut self, counted: Sample) -> Self {
-        self.counted = counted;
-        self.is_ours = true;
-        self
+/// Does the work once from the state that it begins with, and leaves that again.
+fn once<T: Tables>(tables: &mut T, layout: &Layout, work: &Work, meter: &mut Meter) {
+    if !work.only_reads() && !matches!(work, Work::Map { .. }) {
+        map_all(tables, layout);
     }
-
-    pub(super) fn with_note(mut self, note: impl Into<String>) -> Self {
-        self.note = Some(note.into());
-        self
-    }
-
-    fn map_all(&mut self) {
-        for piece in &self.layout.pieces {
-            self.tables.map(piece);
-        }
-    }
-
-    /// How long something took that began at `began`, with what it has left in the core's buffers: a
-    /// last fence would go uncounted, because a clock can be read before it.
-    fn since(began: Instant) -> Duration {
-        fence(Ordering::SeqCst);
-        began.elapsed()
-    }
-
-    /// Does the work once from the state that it begins with, and again leaves that. How long it
-    /// took, and of how many parts.
-    fn once(&mut self) -> (Duration, usize) {
-        match &self.work {
-            Work::Map { fresh } => {
-                let fresh = *fresh;
-                let began = Instant::now();
-                self.map_all();
-                let took = Self::since(began);
-                if fresh {
-                    self.tables.reset(&self.layout.pieces);
-                } else {
-                    for piece in &self.layout.pieces {
-                        self.tables.unmap(&piece.stretch());
-                    }
-                    self.tables.settle();
-                }
-                (took, self.layout.pieces.len())
-            }
-            Work::Unmap => {
-                self.map_all();
-                let began = Instant::now();
-                for stretch in &self.layout.stretches {
-                    self.tables.unmap(stretch);
-                }
-                let took = Self::since(began);
-                self.tables.settle();
-                (took, self.layout.stretches.len())
-            }
+    meter.time(|| {
+        match work {
+            Work::Map { .. } => map_all(tables, layout),
+            Work::Unmap => layout.stretches.iter().for_each(|stretch| tables.unmap(stretch)),
             Work::UnmapByPage => {
-                self.map_all();
-                let began = Instant::now();
-                for piece in &self.layout.pieces {
+                for piece in &layout.pieces {
                     let page_bytes = 1 << piece.page_log2;
                     let mut page = piece.stretch();
                     page.len_bytes = page_bytes;
                     for _ in 0..piece.len_bytes >> piece.page_log2 {
-                        self.tables.unmap(&page);
+                        tables.unmap(&page);
                         page.iova += page_bytes;
                     }
                 }
-                let took = Self::since(began);
-                self.tables.settle();
-                (took, self.layout.stretches.len())
             }
             Work::UnmapAndFinish => {
-                self.map_all();
-                let began = Instant::now();
-                for stretch in &self.layout.stretches {
-                    self.tables.unmap(stretch);
-                    self.tables.settle();
+                for stretch in &layout.stretches {
+                    tables.unmap(stretch);
+                    tables.settle();
                 }
-                (Self::since(began), self.layout.stretches.len())
             }
             Work::LookUp(addresses) => {
-                let began = Instant::now();
-                let mut sum = 0u64;
-                for address in addresses {
-                    sum = sum.wrapping_add(self.tables.lookup(*address));
-                }
-                let took = Self::since(began);
-                black_box(sum);
-                (took, addresses.len())
+                let sum = |sum: u64, address| sum.wrapping_add(tables.lookup(address));
+                black_box(addresses.iter().copied().fold(0u64, sum));
             }
             Work::ScanDirty => {
-                let began = Instant::now();
-                for stretch in &self.layout.stretches {
-                    assert_eq!(self.tables.count_dirty(stretch), 0, "nothing was written");
+                for stretch in &layout.stretches {
+                    assert_eq!(tables.count_dirty(stretch), 0, "nothing was written");
                 }
-                (Self::since(began), self.layout.stretches.len())
             }
         }
-    }
-}
-
-impl<T: Tables> Candidate for Timed<T> {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The best of many short stretches: what a machine shared with others takes away is not the
-    /// work's.
-    fn measure(&mut self) -> Result<Sample, Trouble> {
-        let stays = matches!(self.work, Work::LookUp(_) | Work::ScanDirty);
-        if stays {
-            self.map_all();
-            self.check_lookups();
+        // What is left in the core's buffers counts, too: a clock can be read before a last fence.
+        fence(Ordering::SeqCst);
+    });
+    match work {
+        Work::Map { fresh: true } => tables.reset(&layout.pieces),
+        Work::Map { fresh: false } => {
+            layout.pieces.iter().for_each(|piece| tables.unmap(&piece.stretch()));
+            tables.settle();
         }
-        self.once();
-        let until = Instant::now() + self.effort.time;
-        let mut best = f64::INFINITY;
-        loop {
-            let (took, parts) = self.once();
-            best = best.min(took.as_secs_f64() / parts as f64);
-            if Instant::now() > until {
-                break;
-            }
-        }
-        if stays {
-            self.tables.reset(&self.layout.pieces);
-        }
-        let mut sample = vec![(TIME_NS, best * 1e9)];
-        sample.extend(self.counted.iter().copied());
-        Ok(sample)
-    }
-
-    fn note(&self) -> Option<String> {
-        self.note.clone()
-    }
-
-    fn is_ours(&self) -> bool {
-        self.is_ours
-    }
-}
-
-impl<T: Tables> Timed<T> {
-    /// A library that maps something else is not to be compared with.
-    fn check_lookups(&self) {
-        for piece in &self.layout.pieces {
-            for offset in [8, piece.len_bytes - 8] {
-                let found = self.tables.lookup(piece.iova + offset);
-                assert_eq!(found, piece.bus + offset, "{}", self.name);
-            }
-        }
-    }
-}
-
-/// A library that cannot do what a case asks.
-pub(super) struct Unable {
-    name: String,
-    why: &'static str,
-}
-
-impl Unable {
-    pub(super) fn new(name: impl Into<String>, why: &'static str) -> Self {
-        Self { name: name.into(), why }
-    }
-}
-
-impl Candidate for Unable {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn measure(&mut self) -> Result<Sample, Trouble> {
-        Err(Trouble::NotRun(self.why.to_owned()))
+        Work::Unmap | Work::UnmapByPage => tables.settle(),
+        Work::UnmapAndFinish | Work::LookUp(_) | Work::ScanDirty => {}
     }
 }

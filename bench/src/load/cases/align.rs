@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Model;
 use super::cold::OURS;
 use crate::harness::metric::TIME_MS;
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
@@ -20,7 +20,7 @@ pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Re
     });
     let candidates = std::iter::once((OURS.to_owned(), as_it_is))
         .chain(aligned)
-        .map(|(name, work)| -> Box<dyn Candidate> {
+        .map(|(name, work)| -> Box<dyn Measure> {
             let job =
                 TimedJob::of_worker(name, work, &model.file, &model.rehearsal, context.machine);
             Box::new(job.interest(Interest::Time))

@@ -17,7 +17,7 @@ use longshore_sys::file;
 use longshore_sys::mapping::{Access, Mapping};
 
 use crate::harness::metric::TIME_MS;
-use crate::harness::{Against, Candidate, Sample, Session, Trouble};
+use crate::harness::{Against, Measure, Sample, Session, Trouble};
 use crate::load::Context;
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start, require_memory};
@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     ];
     let candidates = ways
         .into_iter()
-        .map(|(name, way)| -> Box<dyn Candidate + '_> {
+        .map(|(name, way)| -> Box<dyn Measure + '_> {
             let (machine, model) = (context.machine, &model);
             Box::new(Measured { name, way, machine, model })
         })
@@ -66,7 +66,7 @@ struct Measured<'a> {
     model: &'a DataFile,
 }
 
-impl Candidate for Measured<'_> {
+impl Measure for Measured<'_> {
     fn name(&self) -> &str {
         self.name
     }

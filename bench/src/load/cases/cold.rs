@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::Model;
 use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED};
-use crate::harness::{Against, Candidate, Measured, Session};
+use crate::harness::{Against, Measure, Measured, Session};
 use crate::load::Context;
 use crate::load::peers::{
     FASTSAFETENSORS, Peer, RUNAI, SAFETENSORS, SAFETENSORS_NUMPY, TENSORIZER,
@@ -25,7 +25,7 @@ const PEERS: [Peer; 5] = [SAFETENSORS, SAFETENSORS_NUMPY, RUNAI, FASTSAFETENSORS
 
 pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let machine = context.machine;
-    let ours = |name: &str, work: Work, interest: Interest| -> Box<dyn Candidate> {
+    let ours = |name: &str, work: Work, interest: Interest| -> Box<dyn Measure> {
         let job = TimedJob::of_worker(name, work, &model.file, &model.rehearsal, machine);
         Box::new(job.interest(interest))
     };

@@ -8,7 +8,7 @@ use super::REHEARSAL_BYTES;
 use super::cold::OURS;
 use super::process::{Process, python};
 use crate::harness::metric::TIME_MS;
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::peers::{LONGSHORE, Peer, RUNAI, SAFETENSORS_NUMPY};
 use crate::load::tools::longshore;
@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     ];
     let candidates = programs
         .into_iter()
-        .map(|(name, command)| -> Box<dyn Candidate> {
+        .map(|(name, command)| -> Box<dyn Measure> {
             let command = command.map(|mut command| {
                 command.arg(&file.path);
                 command

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Model;
 use super::cold::OURS;
 use crate::harness::metric::SPEED;
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
@@ -18,7 +18,7 @@ pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Re
         Work::Longshore { heap: "memfd".to_owned(), mode: "direct".to_owned(), read_size: None };
     let candidates = [(OURS, direct), (IN_TURN, Work::AllocateThenRead)]
         .into_iter()
-        .map(|(name, work)| -> Box<dyn Candidate> {
+        .map(|(name, work)| -> Box<dyn Measure> {
             let job =
                 TimedJob::of_worker(name, work, &model.file, &model.rehearsal, context.machine);
             Box::new(job.interest(Interest::Speed))

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::Model;
 use crate::harness::metric::SPEED;
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
@@ -15,7 +15,7 @@ const BASE_PAGES: &str = "memfd:4k";
 pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let candidates = ["memfd", BASE_PAGES]
         .into_iter()
-        .map(|heap| -> Box<dyn Candidate> {
+        .map(|heap| -> Box<dyn Measure> {
             let work = Work::Longshore {
                 heap: heap.to_owned(),
                 mode: "direct".to_owned(),

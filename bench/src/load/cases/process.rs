@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow};
 use super::cold::OURS;
 use crate::harness::metric::TIME_MS;
 use crate::harness::subprocess::last_lines;
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::{Measure, Sample, Trouble};
 use crate::load::Context;
 use crate::load::peers::Peer;
 
@@ -30,7 +30,7 @@ pub(super) fn python(context: &Context, peer: Peer, program: &str) -> Result<Com
     })
 }
 
-impl Candidate for Process {
+impl Measure for Process {
     fn name(&self) -> &str {
         self.name
     }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Model;
 use super::process::{Process, python};
 use crate::harness::metric::{IMPORT, SPEED, TIME_MS};
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::peers::{LONGSHORE, SAFETENSORS_NUMPY};
 use crate::load::tools::{COMMAND, LoadCommand};
@@ -25,7 +25,7 @@ pub(super) fn run_imports(context: &Context, session: &mut Session) -> Result<()
         ("numpy", SAFETENSORS_NUMPY, "import numpy"),
         (NOTHING, SAFETENSORS_NUMPY, "pass"),
     ];
-    let candidate = |(name, peer, program)| -> Box<dyn Candidate> {
+    let candidate = |(name, peer, program)| -> Box<dyn Measure> {
         Box::new(Process { name, command: python(context, peer, program), says_json: false })
     };
     let measured = session.run(IMPORT_CASE, programs.map(candidate).into());
@@ -38,7 +38,7 @@ pub(super) fn run_imports(context: &Context, session: &mut Session) -> Result<()
 
 pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let machine = context.machine;
-    let mut candidates: Vec<Box<dyn Candidate>> =
+    let mut candidates: Vec<Box<dyn Measure>> =
         vec![Box::new(LoadCommand::new(&model.file, machine))];
     for peer in [LONGSHORE, SAFETENSORS_NUMPY] {
         let (file, rehearsal) = (&model.file, &model.rehearsal);

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use super::REHEARSAL_BYTES;
 use crate::harness::metric::TIME_MS;
 use crate::harness::table::{self, Table, number, text};
-use crate::harness::{Against, Candidate, Row, Session};
+use crate::harness::{Against, Measure, Row, Session};
 use crate::load::Context;
 use crate::load::published::{self, Published};
 use crate::load::schemes::{ALL, Kinds, SIZES, Size};
@@ -43,7 +43,7 @@ fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) ->
     let rehearsal = context.folder.raw_file(REHEARSAL_BYTES)?;
     let candidates = ALL
         .into_iter()
-        .map(|scheme| -> Box<dyn Candidate> {
+        .map(|scheme| -> Box<dyn Measure> {
             let work = Work::Scheme { name: scheme.name().to_owned() };
             let job = TimedJob::of_worker(scheme.name(), work, &file, &rehearsal, context.machine);
             Box::new(job.interest(Interest::Time))

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::Model;
 use crate::harness::metric::SPEED;
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::timed::{Interest, TimedJob};
 use crate::load::worker::Work;
@@ -15,7 +15,7 @@ const READS_MIB: [u64; 4] = [2, 4, 8, 16];
 const DEPTHS: [u32; 4] = [2, 4, 8, 16];
 
 pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
-    let candidate = |name: String, read_size: Option<(u64, u32)>| -> Box<dyn Candidate> {
+    let candidate = |name: String, read_size: Option<(u64, u32)>| -> Box<dyn Measure> {
         let work =
             Work::Longshore { heap: "memfd".to_owned(), mode: "direct".to_owned(), read_size };
         let job = TimedJob::of_worker(name, work, &model.file, &model.rehearsal, context.machine);

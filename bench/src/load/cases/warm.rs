@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Model;
 use super::cold::OURS;
 use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED};
-use crate::harness::{Against, Candidate, Session};
+use crate::harness::{Against, Measure, Session};
 use crate::load::Context;
 use crate::load::machine::Start;
 use crate::load::peers::{MMAP_CLONE, Peer, READINTO, RUNAI, SAFETENSORS_NUMPY};
@@ -21,7 +21,7 @@ const PEERS: [Peer; 4] = [READINTO, MMAP_CLONE, SAFETENSORS_NUMPY, RUNAI];
 
 pub(super) fn run(context: &Context, model: &Model, session: &mut Session) -> Result<()> {
     let machine = context.machine;
-    let ours = |name: &str, work: Work, interest: Interest| -> Box<dyn Candidate> {
+    let ours = |name: &str, work: Work, interest: Interest| -> Box<dyn Measure> {
         let job = TimedJob::of_worker(name, work, &model.file, &model.rehearsal, machine);
         Box::new(job.start(Start::Warm).interest(interest))
     };

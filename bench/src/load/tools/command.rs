@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::metric::SPEED;
 use crate::harness::subprocess::last_lines;
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::{Measure, Sample, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start};
 use crate::load::timed::memory_bytes;
@@ -46,7 +46,7 @@ impl LoadCommand {
     }
 }
 
-impl Candidate for LoadCommand {
+impl Measure for LoadCommand {
     fn name(&self) -> &str {
         NAME
     }

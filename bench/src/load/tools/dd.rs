@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::harness::metric::SPEED;
 use crate::harness::subprocess::last_lines;
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::{Measure, Sample, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start};
 use crate::load::timed::memory_bytes;
@@ -24,7 +24,7 @@ impl Dd {
     }
 }
 
-impl Candidate for Dd {
+impl Measure for Dd {
     fn name(&self) -> &str {
         "dd"
     }

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::harness::metric::SPEED;
 use crate::harness::subprocess::last_lines;
-use crate::harness::{Candidate, Sample, Trouble};
+use crate::harness::{Measure, Sample, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start};
 use crate::load::timed::memory_bytes;
@@ -66,7 +66,7 @@ impl Fio {
     }
 }
 
-impl Candidate for Fio {
+impl Measure for Fio {
     fn name(&self) -> &str {
         &self.name
     }
