@@ -198,9 +198,10 @@ def load(out, peer, path, rehearsal):
     say(out, say="ready", import_seconds=import_seconds)
     if sys.stdin.readline().strip() != "go":
         return None
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     loaded = run(path)
-    say(out, say="done", seconds=time.perf_counter() - began)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - used
+    say(out, say="done", seconds=seconds, cpu_seconds=cpu_seconds)
     if sys.stdin.readline().strip() == "verify":
         check(loaded, source_of(path))
         say(out, say="verified")

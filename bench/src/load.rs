@@ -1,15 +1,14 @@
 //! The bench `load`: files into buffers.
 
 mod cases;
-mod data;
+pub(crate) mod data;
 mod guest;
-mod machine;
-mod peers;
-mod published;
+pub(crate) mod machine;
+pub(crate) mod peers;
 mod schemes;
 mod timed;
-mod tools;
-mod units;
+pub(crate) mod tools;
+pub(crate) mod units;
 pub(crate) mod worker;
 
 use std::path::PathBuf;
@@ -33,24 +32,14 @@ const SIZE_QUICK_BYTES: u64 = 512 << 20;
 pub(crate) struct Load {
     #[command(flatten)]
     common: CommonOptions,
-    /// A folder on the disk to be measured [default: the user's cache]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+    #[command(flatten)]
+    on: On,
     /// The size of the model, as 3.4GB or 512MiB [default: 3.4GB, with --quick 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
-    /// Leave the data files where they are, for the next run
-    #[arg(long)]
-    keep: bool,
     /// Also install and run the peers that bring torch (up to 6 GB on disk)
     #[arg(long, conflicts_with = "quick")]
     peers: bool,
-    /// The Python that the peers' environment is made with
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-    python: PathBuf,
-    /// Before a cold run evict the file only, even where the whole page cache could be dropped
-    #[arg(long)]
-    evict_only: bool,
     /// Of the schemes' sizes only this one, on the host and in the guest; may be given several times
     #[arg(long, value_name = "SIZE", value_parser = ["512KB", "8MB", "1GB", "3GB"])]
     scheme_size: Vec<String>,
@@ -60,6 +49,41 @@ pub(crate) struct Load {
     /// There at 3 GB too, in a guest with 8 GiB of memory
     #[arg(long, requires = "guest")]
     guest_3g: bool,
+}
+
+/// Where a bench of files has them, and what it runs with.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct On {
+    /// A folder on the disk to be measured [default: the user's cache]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Leave the data files where they are, for the next run
+    #[arg(long)]
+    keep: bool,
+    /// The Python that the peers' environment is made with
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    pub(crate) python: PathBuf,
+    /// Before a cold run evict the file only, even where the whole page cache could be dropped
+    #[arg(long)]
+    evict_only: bool,
+}
+
+impl On {
+    /// The folder and the machine, which the environment describes then.
+    pub(crate) fn set_up(
+        &self,
+        quick: bool,
+        environment: &mut Environment,
+    ) -> Result<(Folder, Machine)> {
+        let folder = Folder::open(self.dir.as_deref(), self.keep)?;
+        let machine = Machine::new(self.evict_only, quick);
+        environment.set("disk", folder.disk().to_json());
+        environment.set("cold", machine.describe());
+        environment.set("fio", version_of("fio"));
+        environment.set("dd", version_of("dd"));
+        environment.set("python", version_of(&self.python.to_string_lossy()));
+        Ok((folder, machine))
+    }
 }
 
 /// What all cases of a run share.
@@ -80,19 +104,11 @@ impl Bench for Load {
     }
 
     fn set_up(&self, environment: &mut Environment) -> Result<Context> {
-        let context = Context {
-            options: self.clone(),
-            folder: Folder::open(self.dir.as_deref(), self.keep)?,
-            machine: Machine::new(self.evict_only),
-            peers: self.install_peers(),
-        };
-        environment.set("disk", context.folder.disk().to_json());
+        let (folder, machine) = self.on.set_up(self.common.quick, environment)?;
+        let context =
+            Context { options: self.clone(), folder, machine, peers: self.install_peers() };
         environment.set("size_bytes", self.size_bytes());
-        environment.set("cold", context.machine.describe());
         environment.set("memory_kinds", Kinds::of_machine().describe());
-        environment.set("fio", version_of("fio"));
-        environment.set("dd", version_of("dd"));
-        environment.set("python", version_of(&self.python.to_string_lossy()));
         environment.set("peers", context.peers.versions());
         Ok(context)
     }
@@ -116,6 +132,6 @@ impl Load {
         if !cases::WITH_PEERS.iter().any(|case| self.common.wants(case)) {
             return Peers::none("no case of this run has peers");
         }
-        Peers::install(&self.python, self.peers)
+        Peers::install(&self.on.python, self.peers)
     }
 }

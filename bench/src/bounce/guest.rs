@@ -22,7 +22,7 @@ use serde_json::json;
 use super::lines::{self, Asked, Interest};
 use super::published::{self, MAP};
 use crate::harness::metric::{MAP_AND_UNMAP_TIME, MAP_TIME, SPEED, UNMAP_TIME};
-use crate::harness::subprocess::last_lines;
+use crate::harness::program::last_lines;
 use crate::harness::{Against, CommonOptions, Row, Session};
 
 /// Where the device is, for QEMU and for Linux.

@@ -101,27 +101,3 @@ impl fmt::Display for Trouble {
         }
     }
 }
-
-/// A candidate as a type of its own.
-pub(crate) trait Measure {
-    fn name(&self) -> &str;
-    fn measure(&mut self) -> Result<Sample, Trouble>;
-    fn note(&self) -> Option<String> {
-        None
-    }
-    fn is_ours(&self) -> bool {
-        false
-    }
-}
-
-impl<'a> From<Box<dyn Measure + 'a>> for Candidate<'a> {
-    fn from(mut of: Box<dyn Measure + 'a>) -> Self {
-        let (name, is_ours) = (of.name().to_owned(), of.is_ours());
-        let run = move || {
-            let sample = of.measure()?;
-            Ok(Run { sample, note: of.note(), cost: Some(Cost::default()) })
-        };
-        let candidate = Self::new(name, run);
-        Self { is_ours, ..candidate }
-    }
-}

@@ -50,7 +50,8 @@ pub(crate) fn reset_peak() {
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 
-fn own_peak_bytes() -> Option<u64> {
+/// The peak of this process since [`reset_peak`].
+pub(crate) fn own_peak_bytes() -> Option<u64> {
     status_bytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 

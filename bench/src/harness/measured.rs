@@ -200,7 +200,8 @@ impl Measured {
             ratio: ratio.map(|of| of.median),
             ratio_min: ratio.map(|of| of.min),
             ratio_max: ratio.map(|of| of.max),
-            cpu_seconds: entry.cost(|cost| cost.cpu_seconds),
+            // To the nanosecond, which is the unit of the clock.
+            cpu_seconds: entry.cost(|cost| Some((cost.cpu_seconds? * 1e9).round() / 1e9)),
             peak_memory_mib: entry.cost(|cost| Some(cost.peak_memory_bytes? as f64 / MIB)),
             note: entry.note.clone(),
             not_run: None,

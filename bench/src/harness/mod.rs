@@ -10,6 +10,7 @@ pub(crate) mod goals;
 pub(crate) mod measured;
 pub(crate) mod metric;
 mod options;
+pub(crate) mod program;
 mod published;
 pub(crate) mod results;
 mod rounds;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-pub(crate) use candidate::{Candidate, Measure, Run, Sample, Trouble};
+pub(crate) use candidate::{Candidate, Run, Sample, Trouble};
 pub(crate) use measured::{Against, Measured};
 pub(crate) use metric::Metric;
 pub(crate) use options::CommonOptions;

@@ -25,6 +25,8 @@ use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 
 use crate::harness::candidate::Trouble;
+use crate::harness::cost::status_bytes;
+use crate::harness::program::last_lines;
 
 /// The longest that any step of a job may take.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -44,6 +46,8 @@ pub(crate) enum Message {
     /// The job is done.
     Done {
         seconds: f64,
+        /// Of the process, in that time.
+        cpu_seconds: f64,
         #[serde(default)]
         note: Option<String>,
     },
@@ -53,14 +57,6 @@ pub(crate) enum Message {
     Unavailable { reason: String },
     /// The job went wrong, or the content is not what it must be.
     Failed { reason: String },
-}
-
-/// What `/proc` says of a process's memory, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
-    pub(crate) resident_bytes: u64,
-    /// The most it ever had resident, shared memory and mapped files included.
-    pub(crate) peak_bytes: u64,
 }
 
 /// A running process. It is killed when this is dropped.
@@ -119,10 +115,10 @@ impl Subprocess {
         writeln!(stdin, "{word}").context("the process is gone")
     }
 
-    /// Its memory now.
-    pub(crate) fn memory(&self) -> Result<Memory> {
+    /// The most memory that it has had so far, shared memory and mapped files included.
+    pub(crate) fn peak_bytes(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        memory_in(&status).context("the process is gone")
+        status_bytes(&status, "VmHWM:").context("the process is gone")
     }
 
     fn obituary(&mut self) -> anyhow::Error {
@@ -141,21 +137,6 @@ impl Drop for Subprocess {
     }
 }
 
-fn memory_in(status: &str) -> Option<Memory> {
-    let field = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
-    };
-    Some(Memory { resident_bytes: field("VmRSS:")?, peak_bytes: field("VmHWM:")? })
-}
-
-/// The end of what a program said, on one line: the part that names the cause.
-pub(crate) fn last_lines(said: &str) -> String {
-    const LINES_MAX: usize = 3;
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(LINES_MAX)..].join(" | ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,12 +150,12 @@ mod tests {
     #[test]
     fn messages_are_heard_and_words_told() {
         let mut process = shell(
-            r#"echo '{"say":"ready"}'; read word; echo "{\"say\":\"done\",\"seconds\":1.5,\"note\":\"$word\"}"; read end"#,
+            r#"echo '{"say":"ready"}'; read word; echo "{\"say\":\"done\",\"seconds\":1.5,\"cpu_seconds\":1,\"note\":\"$word\"}"; read end"#,
         );
         assert_eq!(process.hear().unwrap(), Message::Ready { import_seconds: None, note: None });
-        assert!(process.memory().unwrap().peak_bytes > 0);
+        assert!(process.peak_bytes().unwrap() > 0);
         process.tell("go").unwrap();
-        let done = Message::Done { seconds: 1.5, note: Some("go".to_owned()) };
+        let done = Message::Done { seconds: 1.5, cpu_seconds: 1.0, note: Some("go".to_owned()) };
         assert_eq!(process.hear().unwrap(), done);
     }
 
@@ -185,11 +166,5 @@ mod tests {
         let died = shell("echo why >&2; exit 7").hear().unwrap_err().to_string();
         assert!(died.contains("status: 7") && died.contains("why"), "{died}");
         assert!(shell("echo nonsense").hear().is_err());
-    }
-
-    #[test]
-    fn the_end_of_what_was_said_is_kept() {
-        assert_eq!(last_lines("a\n\nb \nc\nd\n"), "b | c | d");
-        assert_eq!(last_lines(""), "");
     }
 }

@@ -132,13 +132,18 @@ fn line_of(row: &Row) -> Vec<Cell> {
         shown(row.min),
         shown(row.max),
         number(row.runs.to_string()),
-        number(row.cpu_seconds.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))),
+        number(row.cpu_seconds.map_or_else(|| "-".to_owned(), seconds)),
         shown(row.peak_memory_mib),
         ratio(row.ratio),
         ratio(row.ratio_min),
         ratio(row.ratio_max),
         text(row.baseline.clone().unwrap_or_default()),
     ]
+}
+
+/// Seconds: those of a process, or of a stretch of microseconds.
+fn seconds(value: f64) -> String {
+    if value < 0.001 { format!("{value:.1e}") } else { format!("{value:.3}") }
 }
 
 #[cfg(test)]

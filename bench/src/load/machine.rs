@@ -28,18 +28,26 @@ pub(crate) enum Start {
     Warm,
 }
 
+impl Start {
+    /// What the page cache has of a file when a run begins.
+    pub(crate) fn cached_bytes(self, len_bytes: u64) -> u64 {
+        if self == Self::Warm { len_bytes } else { 0 }
+    }
+}
+
 /// How the machine is made ready before each run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     drops_all_caches: bool,
+    touches_memory: bool,
 }
 
 impl Machine {
     /// Drops the whole page cache before a cold run where it may, unless `evict_only`; the file's
-    /// own pages in any case.
-    pub(crate) fn new(evict_only: bool) -> Self {
+    /// own pages in any case. With `quick` memory is left as it is, which saves seconds for each run.
+    pub(crate) fn new(evict_only: bool, quick: bool) -> Self {
         let may = || File::options().write(true).open(DROP_CACHES).is_ok();
-        Self { drops_all_caches: !evict_only && may() }
+        Self { drops_all_caches: !evict_only && may(), touches_memory: !quick }
     }
 
     /// What is dropped before a cold run, for the environment.
@@ -66,11 +74,11 @@ impl Machine {
             match start {
                 Start::Cold => {
                     self.make_cold(file)?;
-                    touch_memory(memory_bytes)?;
+                    self.touch_memory(memory_bytes)?;
                 }
                 Start::Warm => {
                     // First: touching memory may push out what the page cache holds.
-                    touch_memory(memory_bytes + whole)?;
+                    self.touch_memory(memory_bytes + whole)?;
                     make_warm(file)?;
                 }
             }
@@ -85,6 +93,10 @@ impl Machine {
             Start::Cold => "the file could not be evicted from the page cache".to_owned(),
             Start::Warm => "the page cache did not keep the file: memory is short".to_owned(),
         }))
+    }
+
+    fn touch_memory(&self, memory_bytes: u64) -> Result<()> {
+        if self.touches_memory { touch_memory(memory_bytes) } else { Ok(()) }
     }
 
     fn make_cold(&self, file: &Path) -> Result<()> {
@@ -226,7 +238,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let folder = Folder::open(Some(dir.path()), false).unwrap();
         let file = folder.raw_file((1 << 20) + 5).unwrap();
-        let machine = Machine::new(true);
+        let machine = Machine::new(true, false);
         let open = File::open(&file.path).unwrap();
         for (start, pages) in [(Start::Warm, 257), (Start::Cold, 0), (Start::Warm, 257)] {
             machine.prepare(&file.path, start, 4 << 20).unwrap();

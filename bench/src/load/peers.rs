@@ -1,17 +1,17 @@
 //! Other programs that load models, each in a Python process that times itself.
 
-mod requirement;
 mod venv;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::harness::{Measure, Sample, Trouble};
+use crate::harness::Candidate;
 use crate::load::data::{DataFile, Folder};
-use crate::load::machine::Machine;
-use crate::load::timed::{Interest, TimedJob};
+use crate::load::machine::{Machine, Start};
+use crate::load::timed::of_program;
 pub(crate) use venv::Venv;
 
 /// A program to be compared with.
@@ -58,12 +58,6 @@ pub(crate) struct Peers {
     with_torch: bool,
 }
 
-/// A file as a peer reads it.
-struct Input {
-    path: PathBuf,
-    rehearsal: PathBuf,
-}
-
 impl Peers {
     /// Makes the environment and installs what is to be compared with.
     pub(crate) fn install(python: &Path, with_torch: bool) -> Self {
@@ -80,43 +74,43 @@ impl Peers {
         self.venv.as_ref().ok().map(Venv::versions)
     }
 
-    /// The interpreter, for programs other than the driver.
+    /// A program in the interpreter that has `peer`.
     ///
     /// # Errors
     /// Why `peer` cannot run.
-    pub(crate) fn python_for(&self, peer: Peer) -> Result<PathBuf, String> {
-        self.check(peer).map(Venv::python)
+    pub(crate) fn python(&self, peer: Peer, program: &str) -> Result<Command, String> {
+        let venv = self.check(peer)?;
+        let mut command = Command::new(venv.python());
+        command.args(["-c", program]);
+        Ok(command)
     }
 
     /// `peer` as a candidate; one that cannot run says why when it is asked to.
     pub(crate) fn candidate<'a>(
         &'a self,
         peer: Peer,
-        file: &DataFile,
-        rehearsal: &DataFile,
+        (file, rehearsal): (&DataFile, &DataFile),
         folder: &Folder,
-        machine: Machine,
-        set_up: impl FnOnce(TimedJob<'a>) -> TimedJob<'a>,
-    ) -> Box<dyn Measure + 'a> {
+        on: (Machine, Start),
+    ) -> Candidate<'a> {
         let input = self.check(peer).and_then(|venv| {
-            input_for(venv, peer, file, rehearsal, folder)
-                .map(|input| (venv, input))
+            let input = |file| input_for(venv, peer, file, folder);
+            let both = input(file).and_then(|path| Ok((path, input(rehearsal)?)));
+            both.map(|(path, rehearsal)| (venv, path, rehearsal))
                 .map_err(|error| format!("{error:#}"))
         });
-        match input {
-            Err(why) => Box::new(Absent { name: peer.name, why }),
-            Ok((venv, Input { path, rehearsal })) => {
-                let read = path.clone();
-                let command = move || {
-                    let mut command = venv.driver();
-                    command.arg("load").arg(peer.name).arg(&read).arg(&rehearsal);
-                    Ok(command)
-                };
-                let job = TimedJob::of_program(peer.name, command, path, file.len_bytes, machine);
-                let job = if peer.is_ours { job.ours() } else { job };
-                Box::new(set_up(job.interest(Interest::Everything)))
-            }
-        }
+        let (venv, path, rehearsal) = match input {
+            Err(why) => return Candidate::unable(peer.name, why),
+            Ok(input) => input,
+        };
+        let read = path.clone();
+        let command = move || {
+            let mut command = venv.driver();
+            command.arg("load").arg(peer.name).arg(&read).arg(&rehearsal);
+            command
+        };
+        let candidate = of_program(peer.name, command, (path, file.len_bytes), on);
+        if peer.is_ours { candidate.ours() } else { candidate }
     }
 
     fn check(&self, peer: Peer) -> Result<&Venv, String> {
@@ -134,40 +128,15 @@ impl Peers {
     }
 }
 
-/// The file, converted if it has to be.
-fn input_for(
-    venv: &Venv,
-    peer: Peer,
-    file: &DataFile,
-    rehearsal: &DataFile,
-    folder: &Folder,
-) -> Result<Input> {
+/// The file as a peer reads it: converted if it has to be.
+fn input_for(venv: &Venv, peer: Peer, file: &DataFile, folder: &Folder) -> Result<PathBuf> {
     if !peer.own_format {
-        return Ok(Input { path: file.path.clone(), rehearsal: rehearsal.path.clone() });
+        return Ok(file.path.clone());
     }
-    let convert = |from: &DataFile| -> Result<PathBuf> {
-        let name = from.path.file_name().unwrap_or_default().to_string_lossy();
-        let into = folder.place(&format!("{name}.tensors"), from.len_bytes)?;
-        if !into.exists() {
-            venv.convert(peer.name, &from.path, &into)?;
-        }
-        Ok(into)
-    };
-    Ok(Input { path: convert(file)?, rehearsal: convert(rehearsal)? })
-}
-
-/// A candidate that cannot run.
-struct Absent {
-    name: &'static str,
-    why: String,
-}
-
-impl Measure for Absent {
-    fn name(&self) -> &str {
-        self.name
+    let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+    let into = folder.place(&format!("{name}.tensors"), file.len_bytes)?;
+    if !into.exists() {
+        venv.convert(peer.name, &file.path, &into)?;
     }
-
-    fn measure(&mut self) -> Result<Sample, Trouble> {
-        Err(Trouble::NotRun(self.why.clone()))
-    }
+    Ok(into)
 }

@@ -1,11 +1,8 @@
 //! The process that does one job: the other end of [`crate::harness::subprocess`].
 
 mod aligned;
-mod allocate_then_read;
-mod direct_loop;
 mod longshore;
 mod memory_copy;
-mod ring;
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -17,6 +14,7 @@ use longshore_heap::SharedBuffer;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::Trouble;
+use crate::harness::cost::process_cpu_seconds;
 use crate::harness::subprocess::Message;
 use crate::load::data::{self, DataFile};
 use crate::load::schemes;
@@ -27,18 +25,12 @@ use crate::load::schemes;
 pub(crate) enum Work {
     /// The library's own load.
     Longshore {
-        heap: String,
         mode: String,
         /// Bytes a read asks for and reads in flight, where they are not the library's own.
         read_size: Option<(u64, u32)>,
     },
     /// The library's load with every tensor at a multiple of something.
     Aligned { alignment_bytes: u64 },
-    /// Direct reads into a little memory that exists and is used again and again: the disk's limit
-    /// without any allocation.
-    DirectLoop,
-    /// All pages first, then the reads.
-    AllocateThenRead,
     /// A copy in memory by two threads.
     MemoryCopy {
         /// Into pages that are made on the way, rather than ones that exist.
@@ -67,17 +59,20 @@ pub(crate) struct Finished {
 pub(crate) type Prepared = Box<dyn FnOnce() -> Result<Finished>>;
 
 impl Work {
+    /// The library's own load, with nothing chosen for it.
+    pub(crate) fn auto() -> Self {
+        Self::Longshore { mode: "auto".to_owned(), read_size: None }
+    }
+
+    /// The library's direct reads, of so many bytes and so many in flight if that is said.
+    pub(crate) fn direct(read_size: Option<(u64, u32)>) -> Self {
+        Self::Longshore { mode: "direct".to_owned(), read_size }
+    }
+
     /// How much memory the job takes at most, for a file of `len_bytes`.
     pub(crate) fn memory_bytes(&self, len_bytes: u64) -> u64 {
         const OWN_BYTES: u64 = 128 << 20;
-        let buffers = match self {
-            Self::MemoryCopy { .. } => 2,
-            Self::DirectLoop => 0,
-            Self::Longshore { .. }
-            | Self::Aligned { .. }
-            | Self::AllocateThenRead
-            | Self::Scheme { .. } => 1,
-        };
+        let buffers = if matches!(self, Self::MemoryCopy { .. }) { 2 } else { 1 };
         len_bytes * buffers + OWN_BYTES
     }
 
@@ -87,12 +82,8 @@ impl Work {
             require_direct_io(file)?;
         }
         match self {
-            Self::Longshore { heap, mode, read_size } => {
-                longshore::prepare(file, heap, mode, *read_size)
-            }
+            Self::Longshore { mode, read_size } => longshore::prepare(file, mode, *read_size),
             Self::Aligned { alignment_bytes } => aligned::prepare(file, *alignment_bytes),
-            Self::DirectLoop => direct_loop::prepare(file),
-            Self::AllocateThenRead => allocate_then_read::prepare(file),
             Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
             Self::Scheme { name } => schemes::prepare(name, file),
         }
@@ -102,7 +93,6 @@ impl Work {
     fn reads_directly(&self) -> bool {
         match self {
             Self::Longshore { mode, .. } => mode == "direct",
-            Self::DirectLoop | Self::AllocateThenRead => true,
             Self::MemoryCopy { .. } | Self::Aligned { .. } => false,
             Self::Scheme { name } => schemes::reads_directly(name),
         }
@@ -149,10 +139,11 @@ fn follow(job: &Job) -> std::result::Result<(), Trouble> {
     if words.next().transpose()?.as_deref() != Some("go") {
         return Ok(());
     }
-    let began = Instant::now();
+    let (began, cpu) = (Instant::now(), process_cpu_seconds());
     let finished = prepared()?;
     let seconds = began.elapsed().as_secs_f64();
-    say(&Message::Done { seconds, note: finished.note })?;
+    let cpu_seconds = process_cpu_seconds() - cpu;
+    say(&Message::Done { seconds, cpu_seconds, note: finished.note })?;
     if words.next().transpose()?.as_deref() == Some("verify") {
         (finished.check)()?;
         say(&Message::Verified)?;

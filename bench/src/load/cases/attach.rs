@@ -16,13 +16,14 @@ use longshore_serve::{Client, Event, Listener, Options, Server, Stop, Wanted};
 use longshore_sys::file;
 use longshore_sys::mapping::{Access, Mapping};
 
+use crate::harness::cost::{Cost, process_cpu_seconds};
 use crate::harness::metric::TIME_MS;
-use crate::harness::{Against, Measure, Sample, Session, Trouble};
+use crate::harness::{Against, Candidate, Run, Session};
 use crate::load::Context;
 use crate::load::data::DataFile;
-use crate::load::machine::{Machine, Start, require_memory};
+use crate::load::machine::{Start, require_memory};
 
-pub(super) const CASE: &str = "attach";
+const CASE: &str = "attach";
 const ATTACH: &str = "longshore attach";
 const LOAD: &str = "longshore load, warm";
 const MAP: &str = "mmap of the file";
@@ -30,23 +31,30 @@ const SIZE_BYTES: u64 = 1 << 30;
 const SIZE_QUICK_BYTES: u64 = 64 << 20;
 
 pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+    if !context.options.common.wants(CASE) {
+        return Ok(());
+    }
     let quick = context.options.common.quick;
     let size_bytes = if quick { SIZE_QUICK_BYTES } else { SIZE_BYTES };
     let model = context.folder.safetensors_file(size_bytes)?;
     let serving = Serving::start(&model)?;
-    let ways: [(&'static str, Way<'_>); 3] = [
+    let ways: [(&str, Way<'_>); 3] = [
         (ATTACH, Box::new(|| attach(&serving, &model))),
         (LOAD, Box::new(|| load(&model))),
         (MAP, Box::new(|| map(&model))),
     ];
-    let candidates = ways
-        .into_iter()
-        .map(|(name, way)| -> Box<dyn Measure + '_> {
-            let (machine, model) = (context.machine, &model);
-            Box::new(Measured { name, way, machine, model })
-        })
-        .collect();
-    let measured = session.run(CASE, candidates);
+    let candidates = ways.map(|(name, way)| {
+        let (machine, model) = (context.machine, &model);
+        let candidate = Candidate::new(name, move || {
+            require_memory(model.len_bytes * 3)?;
+            machine.prepare(&model.path, Start::Warm, 0)?;
+            let (seconds, cpu_seconds) = way()?;
+            let sample = vec![(TIME_MS, seconds * 1e3)];
+            Ok(Run { sample, note: None, cost: Some(Cost::of_stretch(cpu_seconds)) })
+        });
+        if name == MAP { candidate } else { candidate.ours() }
+    });
+    let measured = session.run(CASE, candidates.into());
     drop(serving);
     context.folder.discard(&model.path);
     let against = [
@@ -56,61 +64,43 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     session.publish(measured.rows(session.bench(), &against))
 }
 
-/// What one run takes, in seconds.
-type Way<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
+/// One run: seconds, and CPU seconds of this process, in which the server is too.
+type Way<'a> = Box<dyn Fn() -> Result<(f64, f64)> + 'a>;
 
-struct Measured<'a> {
-    name: &'static str,
-    way: Way<'a>,
-    machine: Machine,
-    model: &'a DataFile,
+fn timed<R>(work: impl FnOnce() -> Result<R>) -> Result<(R, (f64, f64))> {
+    let (began, cpu) = (Instant::now(), process_cpu_seconds());
+    let done = work()?;
+    Ok((done, (began.elapsed().as_secs_f64(), process_cpu_seconds() - cpu)))
 }
 
-impl Measure for Measured<'_> {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn measure(&mut self) -> Result<Sample, Trouble> {
-        require_memory(self.model.len_bytes * 3)?;
-        self.machine.prepare(&self.model.path, Start::Warm, 0)?;
-        let seconds = (self.way)()?;
-        Ok(vec![(TIME_MS, seconds * 1e3)])
-    }
-
-    fn is_ours(&self) -> bool {
-        self.name != MAP
-    }
-}
-
-fn attach(serving: &Serving, model: &DataFile) -> Result<f64> {
+fn attach(serving: &Serving, model: &DataFile) -> Result<(f64, f64)> {
     let (wanted, cancel) = (Wanted::Path(model.path.clone()), CancelToken::new());
-    let began = Instant::now();
-    let client = Client::connect(Some(&serving.socket), &cancel)?;
-    let attachment = client.attach(&wanted, FormatChoice::Auto, &mut |_| {})?;
-    let seconds = began.elapsed().as_secs_f64();
+    let (attachment, took) = timed(|| {
+        let client = Client::connect(Some(&serving.socket), &cancel)?;
+        Ok(client.attach(&wanted, FormatChoice::Auto, &mut |_| {})?)
+    })?;
     ensure!(attachment.id() == 1, "it was loaded once more");
     check(model, attachment.as_slice())?;
     attachment.release()?;
-    Ok(seconds)
+    Ok(took)
 }
 
-fn load(model: &DataFile) -> Result<f64> {
-    let began = Instant::now();
-    let loaded = Loader::new().heap(Heap::Memfd).load(&Plan::from_path(&model.path)?)?;
-    let shared = loaded.buffer.share(Sealing::Content)?;
-    let seconds = began.elapsed().as_secs_f64();
+fn load(model: &DataFile) -> Result<(f64, f64)> {
+    let (shared, took) = timed(|| {
+        let loaded = Loader::new().heap(Heap::Memfd).load(&Plan::from_path(&model.path)?)?;
+        Ok(loaded.buffer.share(Sealing::Content)?)
+    })?;
     check(model, shared.as_slice().context("it is sealed")?)?;
-    Ok(seconds)
+    Ok(took)
 }
 
-fn map(model: &DataFile) -> Result<f64> {
-    let began = Instant::now();
-    let file = file::open(&model.path)?;
-    let mapping = Mapping::of_file(&file, model.len_bytes, Granule::SIZE_2M, Access::Read)?;
-    let seconds = began.elapsed().as_secs_f64();
+fn map(model: &DataFile) -> Result<(f64, f64)> {
+    let (mapping, took) = timed(|| {
+        let file = file::open(&model.path)?;
+        Ok(Mapping::of_file(&file, model.len_bytes, Granule::SIZE_2M, Access::Read)?)
+    })?;
     ensure!(mapping.len_bytes() as u64 == model.len_bytes, "all of it is mapped");
-    Ok(seconds)
+    Ok(took)
 }
 
 /// Holds the content against the file.

@@ -5,11 +5,11 @@ use anyhow::{Context as _, Result};
 use super::REHEARSAL_BYTES;
 use crate::harness::metric::TIME_MS;
 use crate::harness::table::{self, Table, number, text};
-use crate::harness::{Against, Measure, Row, Session};
+use crate::harness::{Against, Row, Session, csv_lines};
 use crate::load::Context;
-use crate::load::published::{self, Published};
-use crate::load::schemes::{ALL, Kinds, SIZES, Size};
-use crate::load::timed::{Interest, TimedJob};
+use crate::load::machine::Start;
+use crate::load::schemes::{ALL, Kinds, SIZES, Scheme, Size};
+use crate::load::timed::{Interest, of_worker};
 use crate::load::worker::Work;
 
 pub(crate) const CASE: &str = "schemes";
@@ -41,15 +41,12 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
 fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) -> Result<()> {
     let file = context.folder.raw_file(size.bytes)?;
     let rehearsal = context.folder.raw_file(REHEARSAL_BYTES)?;
-    let candidates = ALL
-        .into_iter()
-        .map(|scheme| -> Box<dyn Measure> {
-            let work = Work::Scheme { name: scheme.name().to_owned() };
-            let job = TimedJob::of_worker(scheme.name(), work, &file, &rehearsal, context.machine);
-            Box::new(job.interest(Interest::Time))
-        })
-        .collect();
-    let measured = session.run(case, candidates);
+    let (files, on) = ((&file, &rehearsal), (context.machine, Start::Cold));
+    let candidates = ALL.map(|scheme| {
+        let work = Work::Scheme { name: scheme.name.to_owned() };
+        of_worker(scheme.name, work, files, on, Interest::Time)
+    });
+    let measured = session.run(case, candidates.into());
     context.folder.discard(&file.path);
     let mut rows = measured.rows(
         session.bench(),
@@ -58,37 +55,38 @@ fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) ->
             Against { metric: TIME_MS, baseline: PUBLISHED_BEST, only: Some(OURS) },
         ],
     );
-    let published = published_rows(session.bench(), &Published::read()?, size);
+    let published = published_rows(session.bench(), size)?;
     let title = format!("{case} ({})", Kinds::of_machine().describe());
     let table = print(&title, &rows, &published);
     rows.extend(published);
     session.publish_as(rows, &table)
 }
 
-/// The published figures of one size as rows of a case of their own.
-fn published_rows(bench: &str, published: &Published, size: Size) -> Vec<Row> {
+/// The published figures of one size as rows of a case of their own: mean times, on a phone.
+fn published_rows(bench: &str, size: Size) -> Result<Vec<Row>> {
+    const TABLE: &str = include_str!("../../../published/file_to_dmabuf.csv");
+    /// How often each figure was measured, as the table's first line says.
+    const RUNS: usize = 5;
     let case = format!("published/{}", size.name);
-    let millis = |name: &str| {
-        let scheme = ALL.into_iter().find(|scheme| scheme.name() == name)?;
-        published.millis(scheme.published_name()?, size.name)
+    let column = 1 + SIZES.iter().position(|one| one.name == size.name).context("no such size")?;
+    let mut figures = Vec::new();
+    for line in csv_lines(TABLE) {
+        let of_line = |scheme: &&Scheme| scheme.published_name == Some(line[0]);
+        let scheme =
+            ALL.iter().find(of_line).with_context(|| format!("no scheme '{}'", line[0]))?;
+        let nanos: f64 = line.get(column).context("file_to_dmabuf.csv: too short")?.parse()?;
+        figures.push((scheme.name, nanos / 1e6));
+    }
+    let normal = figures.iter().find(|(name, _)| *name == BASELINE).map(|(_, millis)| *millis);
+    let row = |(name, mean): &(&str, f64)| Row {
+        mean: Some(*mean),
+        runs: RUNS,
+        baseline: Some(BASELINE.to_owned()),
+        ratio: normal.map(|normal| mean / normal),
+        note: Some("published: a phone with UFS 4.0, kernel 6.1; the mean".to_owned()),
+        ..Row::of(bench, &case, name, TIME_MS)
     };
-    let normal = millis(BASELINE);
-    ALL.into_iter()
-        .filter_map(|scheme| {
-            let mean = millis(scheme.name())?;
-            Some(Row {
-                metric: TIME_MS.name.to_owned(),
-                unit: TIME_MS.unit.to_owned(),
-                mean: Some(mean),
-                runs: published::RUNS,
-                baseline: Some(BASELINE.to_owned()),
-                ratio: normal.map(|normal| mean / normal),
-                note: Some("published: a phone with UFS 4.0, kernel 6.1; the mean".to_owned()),
-                not_run: None,
-                ..Row::not_run(bench, &case, scheme.name(), "")
-            })
-        })
-        .collect()
+    Ok(figures.iter().map(row).collect())
 }
 
 /// Ours and the published figures side by side, each beside its own `normal`.
@@ -101,9 +99,8 @@ fn print(title: &str, rows: &[Row], published: &[Row]) -> String {
     table.push(
         [text("time, ms")]
             .into_iter()
-            .chain(
-                ["median", "mean", "min", "max", "/ normal", "ratio min", "ratio max"].map(number),
-            )
+            .chain(["median", "mean", "min", "max", "CPU s", "peak MiB"].map(number))
+            .chain(["/ normal", "ratio min", "ratio max"].map(number))
             .chain(["published", "/ normal"].map(number))
             .collect(),
     );
@@ -113,18 +110,20 @@ fn print(title: &str, rows: &[Row], published: &[Row]) -> String {
     };
     let mut notes = String::new();
     for scheme in ALL {
-        let ours = of(rows, scheme.name());
-        let theirs = of(published, scheme.name());
+        let ours = of(rows, scheme.name);
+        let theirs = of(published, scheme.name);
         if ours.is_none() && theirs.is_none() {
             continue;
         }
         let field = |get: fn(&Row) -> Option<f64>| ours.as_ref().and_then(get);
         table.push(vec![
-            text(scheme.name()),
+            text(scheme.name),
             shown(field(|row| row.median)),
             shown(field(|row| row.mean)),
             shown(field(|row| row.min)),
             shown(field(|row| row.max)),
+            ratio(field(|row| row.cpu_seconds)),
+            shown(field(|row| row.peak_memory_mib)),
             ratio(field(|row| row.ratio)),
             ratio(field(|row| row.ratio_min)),
             ratio(field(|row| row.ratio_max)),
@@ -132,7 +131,7 @@ fn print(title: &str, rows: &[Row], published: &[Row]) -> String {
             ratio(theirs.as_ref().and_then(|row| row.ratio)),
         ]);
         if let Some(note) = ours.and_then(|row| row.note) {
-            notes.push_str(&format!("  {}: {note}\n", scheme.name()));
+            notes.push_str(&format!("  {}: {note}\n", scheme.name));
         }
     }
     for row in rows {
@@ -147,7 +146,7 @@ fn print(title: &str, rows: &[Row], published: &[Row]) -> String {
 pub(crate) fn print_from(bench: &str, case: &str, rows: &[Row]) -> Result<String> {
     let size = SIZES.into_iter().find(|size| case.ends_with(&format!("/{}", size.name)));
     let size = size.with_context(|| format!("'{case}' names no size"))?;
-    Ok(print(case, rows, &published_rows(bench, &Published::read()?, size)))
+    Ok(print(case, rows, &published_rows(bench, size)?))
 }
 
 #[cfg(test)]
@@ -156,8 +155,11 @@ mod tests {
 
     #[test]
     fn the_published_ratios_stand_beside_ours() {
-        let published = published_rows("load", &Published::read().unwrap(), SIZES[3]);
-        assert_eq!(published.len(), 8);
+        for size in SIZES {
+            assert_eq!(published_rows("load", size).unwrap().len(), 8, "{}", size.name);
+        }
+        let published = published_rows("load", SIZES[3]).unwrap();
+        assert_eq!(published[0].mean, Some(3_332.438_754));
         let best = published.iter().find(|row| row.candidate == PUBLISHED_BEST).unwrap();
         assert_eq!(best.median, None, "a mean is no median");
         assert!((best.ratio.unwrap() - 0.42).abs() < 0.001);

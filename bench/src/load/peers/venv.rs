@@ -8,9 +8,8 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::requirement::{self, Requirement};
 use crate::harness::environment::disk_of;
-use crate::harness::subprocess::last_lines;
+use crate::harness::program::last_lines;
 use crate::load::data::cache;
 
 const BASE: &str = include_str!("../../../peers/requirements.txt");
@@ -24,6 +23,34 @@ const OURS_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/pyth
 const TORCH_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 /// What torch from the Python Package Index takes with all it depends on, and some room.
 const TORCH_BYTES: u64 = 12 << 30;
+
+/// A package and the version it is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Requirement {
+    package: &'static str,
+    version: &'static str,
+}
+
+impl Requirement {
+    /// Whether an installed version is this one, whatever it was built for (`2.15.0+cpu`).
+    fn is_met_by(&self, installed: &str) -> bool {
+        installed.split('+').next() == Some(self.version)
+    }
+
+    /// As `pip` takes it.
+    fn to_pip(self) -> String {
+        format!("{}=={}", self.package, self.version)
+    }
+}
+
+/// The packages of a requirements file, one a line: `name==version`.
+fn requirements(text: &'static str) -> Vec<Requirement> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.split_once("=="))
+        .map(|(package, version)| Requirement { package, version })
+        .collect()
+}
 
 /// The environment.
 pub(crate) struct Venv {
@@ -60,9 +87,9 @@ impl Venv {
         fs::write(&driver, DRIVER)?;
         let mut venv = Self { root, driver, installed: BTreeMap::new(), failures: BTreeMap::new() };
         venv.look()?;
-        let mut wanted = requirement::parse(BASE);
+        let mut wanted = requirements(BASE);
         if with_torch {
-            wanted.extend(requirement::parse(WITH_TORCH));
+            wanted.extend(requirements(WITH_TORCH));
         }
         for requirement in wanted {
             if !venv.has(&requirement)
@@ -185,4 +212,21 @@ fn output(command: &mut Command) -> Result<Output> {
     let said = String::from_utf8_lossy(&answer.stderr);
     ensure!(answer.status.success(), "{name}: {}", last_lines(&said));
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_committed_line_is_a_pin_that_is_compared_without_its_build() {
+        for text in [BASE, WITH_TORCH] {
+            let is_pin = |line: &&str| !line.is_empty() && !line.starts_with('#');
+            assert_eq!(requirements(text).len(), text.lines().filter(is_pin).count());
+        }
+        let torch = Requirement { package: "torch", version: "2.15.0" };
+        assert_eq!(torch.to_pip(), "torch==2.15.0");
+        assert!(torch.is_met_by("2.15.0+cpu") && torch.is_met_by("2.15.0"));
+        assert!(!torch.is_met_by("2.15.1"));
+    }
 }

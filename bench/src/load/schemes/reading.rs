@@ -16,22 +16,14 @@ use crate::load::data::DataFile;
 /// Direct reads begin and end at multiples of this.
 pub(super) const DIRECT_BYTES: u64 = 4096;
 
-/// Opens a file to be read through the page cache, from its start to its end.
-pub(super) fn open_buffered(file: &DataFile) -> Result<OwnedFd> {
+/// Opens a file to be read from its start to its end, past the page cache if `direct`.
+pub(super) fn open(file: &DataFile, direct: bool) -> Result<OwnedFd> {
     let open = File::open(&file.path)?;
+    if direct {
+        return file::reopen_direct(open).context("opening the file for direct reads");
+    }
     page_cache::expect_sequential_reads(&open)?;
     Ok(open.into())
-}
-
-/// Opens a file to be read past the page cache.
-pub(super) fn open_direct(file: &DataFile) -> Result<OwnedFd> {
-    let open = File::open(&file.path)?;
-    file::reopen_direct(open).context("opening the file for direct reads")
-}
-
-/// Reads all of a file into memory, in as few calls as the kernel lets it.
-pub(super) fn read_whole(source: &OwnedFd, memory: &Reservation) -> Result<()> {
-    read_range(source, memory, 0..memory.len())
 }
 
 /// Reads a range of a file to the same place in memory. It begins at a multiple of a page.
@@ -56,8 +48,8 @@ pub(super) fn read_range(source: &OwnedFd, memory: &Reservation, range: Range<u6
 
 /// What the kernel says to a direct read into a kernel heap's mapping, where it is a refusal.
 pub(super) fn direct_refusal(file: &DataFile, memory: &Reservation) -> Option<String> {
-    let source = open_direct(file).ok()?;
-    let error = read_whole(&source, memory).err()?;
+    let source = open(file, true).ok()?;
+    let error = read_range(&source, memory, 0..memory.len()).err()?;
     Some(format!(
         "a direct read into a dma-heap's mapping is refused ({}), measured into a memfd",
         error.root_cause()

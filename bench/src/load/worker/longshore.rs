@@ -9,15 +9,14 @@ use crate::load::data::DataFile;
 
 pub(super) fn prepare(
     file: &DataFile,
-    heap: &str,
     mode: &str,
     read_size: Option<(u64, u32)>,
 ) -> Result<Prepared, Trouble> {
-    let (heap, mode): (Heap, ReadMode) = (heap.parse()?, mode.parse()?);
+    let mode: ReadMode = mode.parse()?;
     let file = file.clone();
     Ok(Box::new(move || {
         let plan = Plan::from_path(&file.path)?;
-        let mut loader = Loader::new().heap(heap).mode(mode);
+        let mut loader = Loader::new().heap(Heap::Memfd).mode(mode);
         if let Some((bytes, depth)) = read_size {
             loader = loader.read_size(bytes).depth(depth);
         }

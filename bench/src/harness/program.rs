@@ -1,0 +1,200 @@
+//! A whole program, from its start to its end, and what it cost.
+#![expect(unsafe_code, reason = "waits for a process together with its resource usage")]
+
+use std::fs;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+use super::Trouble;
+use super::cost::{Cost, own_peak_bytes, reset_peak, status_bytes};
+
+/// How often a running program is looked at.
+const GLANCE: Duration = Duration::from_millis(4);
+
+/// A program that has ended well.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    /// From before it was started until it had ended.
+    pub(crate) seconds: f64,
+    pub(crate) cost: Cost,
+    /// What it had the disk read (`read_bytes` in `/proc/PID/io`).
+    pub(crate) read_bytes: Option<u64>,
+    /// The most anonymous memory that it had in transparent huge pages, if that was counted.
+    pub(crate) huge_bytes: u64,
+}
+
+/// Runs a program to its end.
+///
+/// # Errors
+/// [`Trouble::NotRun`] if it is not installed; [`Trouble::Failed`], with the end of what it printed,
+/// if it fails.
+pub(crate) fn run(command: &mut Command) -> Result<Ended, Trouble> {
+    run_with(command, Stdio::piped(), false)
+}
+
+/// As [`run`], with its standard output discarded.
+pub(crate) fn run_discarding(command: &mut Command) -> Result<Ended, Trouble> {
+    run_with(command, Stdio::null(), false)
+}
+
+/// As [`run`], and looks how much of its memory is in huge pages, which takes some of its time.
+pub(crate) fn run_counting_huge_pages(command: &mut Command) -> Result<Ended, Trouble> {
+    run_with(command, Stdio::piped(), true)
+}
+
+fn run_with(
+    command: &mut Command,
+    stdout: Stdio,
+    counts_huge_pages: bool,
+) -> Result<Ended, Trouble> {
+    let program = command.get_program().to_owned();
+    let name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
+    // A process counts as resident what its parent had when it was started: as little as may be.
+    reset_peak();
+    let began = Instant::now();
+    let child = match command.spawn() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(Trouble::NotRun(format!("{name} is not installed")));
+        }
+        child => child.with_context(|| format!("starting {name}"))?,
+    };
+    let inherited_bytes = own_peak_bytes().unwrap_or(0);
+    let (id, ended) = (child.id(), AtomicBool::new(false));
+    let (mut out, mut err) = (child.stdout, child.stderr);
+    let (usage, seen, stdout, stderr) = thread::scope(|scope| {
+        let out = scope.spawn(|| read(&mut out));
+        let err = scope.spawn(|| read(&mut err));
+        let glances = scope.spawn(|| glance(id, &ended, counts_huge_pages));
+        let usage = wait(id, began);
+        ended.store(true, Ordering::Relaxed);
+        let joined = "it does not panic";
+        let seen = glances.join().expect(joined);
+        (usage, seen, out.join().expect(joined), err.join().expect(joined))
+    });
+    let usage = usage.with_context(|| format!("waiting for {name}"))?;
+    if !usage.status.success() {
+        let said = if stderr.trim().is_empty() { &stdout } else { &stderr };
+        return Err(anyhow!("{name}: {}: {}", usage.status, last_lines(said)).into());
+    }
+    let (peak_bytes, huge_bytes) = seen;
+    let exact = usage.peak_bytes > inherited_bytes;
+    let cost = Cost {
+        cpu_seconds: Some(usage.cpu_seconds),
+        peak_memory_bytes: Some(if exact { usage.peak_bytes } else { peak_bytes }),
+    };
+    let (seconds, read_bytes) = (usage.seconds, usage.read_bytes);
+    Ok(Ended { stdout, stderr, seconds, cost, read_bytes, huge_bytes })
+}
+
+fn read(stream: &mut Option<impl Read>) -> String {
+    let mut said = Vec::new();
+    if let Some(stream) = stream {
+        // A stream that breaks off ends as one that is closed.
+        let _ = stream.read_to_end(&mut said);
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Peak memory and huge pages of a process, looked at until it has ended.
+fn glance(id: u32, ended: &AtomicBool, counts_huge_pages: bool) -> (u64, u64) {
+    let (mut peak, mut huge) = (0, 0);
+    let field = |file: &str, field: &str| {
+        let text = fs::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+        status_bytes(&text, field).unwrap_or(0)
+    };
+    while !ended.load(Ordering::Relaxed) {
+        peak = peak.max(field("status", "VmHWM:"));
+        if counts_huge_pages {
+            huge = huge.max(field("smaps_rollup", "AnonHugePages:"));
+        }
+        thread::sleep(GLANCE);
+    }
+    (peak, huge)
+}
+
+struct Usage {
+    status: ExitStatus,
+    seconds: f64,
+    cpu_seconds: f64,
+    peak_bytes: u64,
+    read_bytes: Option<u64>,
+}
+
+fn wait(id: u32, began: Instant) -> Result<Usage> {
+    let id = id.cast_signed();
+    let pid = Pid::from_raw(id).context("a process has a number")?;
+    // It stays to be looked at until it is waited for once more.
+    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let io = fs::read_to_string(format!("/proc/{id}/io")).unwrap_or_default();
+    let read_bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
+    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::uninit());
+    // SAFETY: both are there to be written, and the process is a child that nobody else waits for.
+    if unsafe { libc::wait4(id, &mut status, 0, usage.as_mut_ptr()) } != id {
+        bail!(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so it was written.
+    let usage = unsafe { usage.assume_init() };
+    let seconds_of = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Ok(Usage {
+        status: ExitStatus::from_raw(status),
+        seconds,
+        cpu_seconds: seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime),
+        peak_bytes: usage.ru_maxrss.cast_unsigned() * 1024,
+        read_bytes,
+    })
+}
+
+/// The end of what a program said, on one line: the part that names the cause.
+pub(crate) fn last_lines(said: &str) -> String {
+    const LINES_MAX: usize = 3;
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES_MAX)..].join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Result<Ended, Trouble> {
+        run(Command::new("sh").args(["-c", script]))
+    }
+
+    #[test]
+    fn time_cpu_time_and_memory_of_a_program_are_seen() {
+        let ended =
+            shell("i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; echo out; echo err >&2");
+        let ended = ended.unwrap();
+        assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("out\n", "err\n"));
+        let cpu_seconds = ended.cost.cpu_seconds.unwrap();
+        assert!(cpu_seconds > 0.001 && cpu_seconds <= ended.seconds * 1.5, "{ended:?}");
+        assert!(ended.cost.peak_memory_bytes.unwrap() > 100 << 10, "{ended:?}");
+        assert!(ended.read_bytes.is_some(), "{ended:?}");
+    }
+
+    #[test]
+    fn what_is_absent_is_not_run_and_what_fails_says_why() {
+        let absent = run(&mut Command::new("no-such-program-at-all")).unwrap_err();
+        assert!(matches!(absent, Trouble::NotRun(_)), "{absent}");
+        let failed = shell("echo why >&2; exit 7").unwrap_err().to_string();
+        assert!(failed.contains("status: 7") && failed.contains("why"), "{failed}");
+    }
+
+    #[test]
+    fn the_end_of_what_was_said_is_kept() {
+        assert_eq!(last_lines("a\n\nb \nc\nd\n"), "b | c | d");
+        assert_eq!(last_lines(""), "");
+    }
+}

@@ -1,0 +1,194 @@
+//! A large model: cold beside the disk's limit, warm beside a copy in memory, both beside other
+//! programs; aligned; in Python; and by other sizes of reads.
+
+use anyhow::Result;
+
+use super::{OURS, REHEARSAL_BYTES};
+use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED, TIME_MS};
+use crate::harness::{Against, Candidate, Measured, Session};
+use crate::load::Context;
+use crate::load::data::DataFile;
+use crate::load::machine::Start;
+use crate::load::peers::{
+    FASTSAFETENSORS, LONGSHORE, MMAP_CLONE, Peer, READINTO, RUNAI, SAFETENSORS, SAFETENSORS_NUMPY,
+    TENSORIZER,
+};
+use crate::load::timed::{Interest, of_worker};
+use crate::load::tools::{self, COMMAND};
+use crate::load::worker::Work;
+
+pub(super) const COLD: &str = "cold";
+pub(super) const PYTHON: &str = "python";
+pub(super) const WARM: &str = "warm";
+const ALIGN: &str = "align";
+const TUNING: &str = "tuning";
+
+/// The limit: in each round the better of two block sizes, because which one a disk likes better
+/// changes from one minute to the next. A limit that is picked so can only be too high.
+const LIMIT: &str = "fio";
+const LIMIT_BLOCKS_MIB: [u64; 2] = [4, 8];
+const BEST_PEER: &str = "best peer";
+
+/// The files that the cases load.
+struct Model<'c> {
+    context: &'c Context,
+    file: DataFile,
+    rehearsal: DataFile,
+}
+
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+    let options = &context.options.common;
+    type Case = fn(&Model<'_>, &mut Session) -> Result<()>;
+    let cases: [(&str, Case); 4] = [(COLD, cold), (PYTHON, python), (ALIGN, align), (WARM, warm)];
+    let tunes = options.wants_by_name(TUNING);
+    if !tunes && !cases.iter().any(|(case, _)| options.wants(case)) {
+        return Ok(());
+    }
+    let model = Model {
+        context,
+        file: context.folder.safetensors_file(context.options.size_bytes())?,
+        rehearsal: context.folder.safetensors_file(REHEARSAL_BYTES)?,
+    };
+    for (case, run) in cases {
+        if options.wants(case) {
+            run(&model, session)?;
+        }
+    }
+    if tunes {
+        tuning(&model, session)?;
+    }
+    // The schemes' files need the room.
+    context.folder.discard(&model.file.path);
+    Ok(())
+}
+
+impl<'c> Model<'c> {
+    fn ours(
+        &self,
+        name: impl Into<String>,
+        work: Work,
+        start: Start,
+        interest: Interest,
+    ) -> Candidate<'c> {
+        let machine = self.context.machine;
+        of_worker(name, work, (&self.file, &self.rehearsal), (machine, start), interest)
+    }
+
+    fn peer(&self, peer: Peer, start: Start) -> Candidate<'c> {
+        let Context { peers, folder, machine, .. } = self.context;
+        peers.candidate(peer, (&self.file, &self.rehearsal), folder, (*machine, start))
+    }
+}
+
+fn against<'a>(
+    metric: crate::harness::Metric,
+    baseline: &'a str,
+    only: Option<&'a str>,
+) -> Against<'a> {
+    Against { metric, baseline, only }
+}
+
+fn cold(model: &Model<'_>, session: &mut Session) -> Result<()> {
+    const PEERS: [Peer; 5] = [SAFETENSORS, SAFETENSORS_NUMPY, RUNAI, FASTSAFETENSORS, TENSORIZER];
+    let machine = model.context.machine;
+    let mut candidates = vec![
+        model.ours(OURS, Work::auto(), Start::Cold, Interest::Everything),
+        tools::dd(&model.file, machine),
+    ];
+    candidates.extend(LIMIT_BLOCKS_MIB.map(|mib| tools::fio(mib, &model.file, machine)));
+    candidates.extend(PEERS.map(|peer| model.peer(peer, Start::Cold)));
+    let mut measured = session.run(COLD, candidates);
+    let blocks = LIMIT_BLOCKS_MIB.map(tools::fio_name);
+    let blocks: Vec<&str> = blocks.iter().map(String::as_str).collect();
+    measured.add_best_of(LIMIT, &blocks, SPEED);
+    measured.add_best_of(BEST_PEER, &PEERS.map(|peer| peer.name), SPEED);
+    if let Some(why) = why_not_measured(&measured) {
+        measured.set_not_measured(why);
+    }
+    let rows = measured.rows(
+        session.bench(),
+        &[
+            against(SPEED, LIMIT, None),
+            against(SPEED, BEST_PEER, Some(OURS)),
+            against(SPEED, SAFETENSORS.name, Some(OURS)),
+            against(PAGE_CACHE, SAFETENSORS.name, None),
+            against(PEAK_OVER_FILE, SAFETENSORS.name, None),
+            against(IMPORT, SAFETENSORS.name, None),
+        ],
+    );
+    session.publish(rows)
+}
+
+/// A cold figure counts only beside the disk's limit and the fastest peer known.
+fn why_not_measured(measured: &Measured) -> Option<String> {
+    [LIMIT, RUNAI.name]
+        .into_iter()
+        .find_map(|name| measured.why_not(name).map(|why| format!("{name} did not run: {why}")))
+}
+
+fn warm(model: &Model<'_>, session: &mut Session) -> Result<()> {
+    const PEERS: [Peer; 4] = [READINTO, MMAP_CLONE, SAFETENSORS_NUMPY, RUNAI];
+    /// One copy by two threads into memory that exists: the most that memory gives.
+    const COPY_POPULATED: &str = "memcpy, populated";
+    /// The same into pages that are made on the way: the most that a load into new memory can give.
+    const COPY_FRESH: &str = "memcpy, fresh pages";
+    let copy =
+        |name, fresh| model.ours(name, Work::MemoryCopy { fresh }, Start::Warm, Interest::Speed);
+    let mut candidates = vec![
+        model.ours(OURS, Work::auto(), Start::Warm, Interest::Everything),
+        copy(COPY_POPULATED, false),
+        copy(COPY_FRESH, true),
+    ];
+    candidates.extend(PEERS.map(|peer| model.peer(peer, Start::Warm)));
+    let measured = session.run(WARM, candidates);
+    let rows = measured.rows(
+        session.bench(),
+        &[
+            against(SPEED, COPY_POPULATED, None),
+            against(SPEED, COPY_FRESH, Some(OURS)),
+            against(PAGE_CACHE, SAFETENSORS_NUMPY.name, None),
+            against(PEAK_OVER_FILE, SAFETENSORS_NUMPY.name, None),
+            against(IMPORT, SAFETENSORS_NUMPY.name, None),
+        ],
+    );
+    session.publish(rows)
+}
+
+/// What Python adds to a load: `load_file` beside the command.
+fn python(model: &Model<'_>, session: &mut Session) -> Result<()> {
+    let candidates = vec![
+        tools::load_command(&model.file, model.context.machine),
+        model.peer(LONGSHORE, Start::Cold),
+        model.peer(SAFETENSORS_NUMPY, Start::Cold),
+    ];
+    let measured = session.run(PYTHON, candidates);
+    let rules = [against(SPEED, COMMAND, None), against(IMPORT, SAFETENSORS_NUMPY.name, None)];
+    session.publish(measured.rows(session.bench(), &rules))
+}
+
+/// What it costs to have every tensor at a multiple of something.
+fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
+    let ours = |name, work| model.ours(name, work, Start::Cold, Interest::Time);
+    let mut candidates = vec![ours(OURS.to_owned(), Work::auto())];
+    for (word, alignment_bytes) in [("64", 64), ("4096", 4096), ("2M", 2 << 20)] {
+        candidates.push(ours(format!("{OURS}, align {word}"), Work::Aligned { alignment_bytes }));
+    }
+    let measured = session.run(ALIGN, candidates);
+    session.publish(measured.rows(session.bench(), &[against(TIME_MS, OURS, None)]))
+}
+
+/// Which reads this disk likes best: what the library's defaults were taken from.
+fn tuning(model: &Model<'_>, session: &mut Session) -> Result<()> {
+    const DEFAULTS: &str = "defaults";
+    let ours = |name: String, read_size| {
+        model.ours(name, Work::direct(read_size), Start::Cold, Interest::Speed)
+    };
+    let mut candidates = vec![ours(DEFAULTS.to_owned(), None)];
+    for mib in [2, 4, 8, 16] {
+        for depth in [2, 4, 8, 16] {
+            candidates.push(ours(format!("{mib} MiB x {depth}"), Some((mib << 20, depth))));
+        }
+    }
+    let measured = session.run(TUNING, candidates);
+    session.publish(measured.rows(session.bench(), &[against(SPEED, DEFAULTS, None)]))
+}

@@ -1,0 +1,100 @@
+//! Programs whose whole time counts, with hardly anything to do: a small file from a process's start
+//! to its end, and imports.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::{OURS, REHEARSAL_BYTES};
+use crate::harness::metric::TIME_MS;
+use crate::harness::{Against, Candidate, Run, Session, Trouble, program};
+use crate::load::Context;
+use crate::load::peers::{LONGSHORE, Peer, RUNAI, SAFETENSORS_NUMPY};
+use crate::load::tools::longshore;
+
+pub(super) const FIRST_USE: &str = "first-use";
+pub(super) const IMPORT: &str = "python-import";
+
+const RUNAI_PROGRAM: &str = "import sys\n\
+    from runai_model_streamer import SafetensorsStreamer\n\
+    with SafetensorsStreamer() as streamer:\n\
+    \x20   streamer.stream_file(sys.argv[1])\n\
+    \x20   dict(streamer.get_tensors())";
+
+pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+    if context.options.common.wants(FIRST_USE) {
+        first_use(context, session)?;
+    }
+    if context.options.common.wants(IMPORT) {
+        imports(context, session)?;
+    }
+    Ok(())
+}
+
+/// What every call from a shell pays.
+fn first_use(context: &Context, session: &mut Session) -> Result<()> {
+    /// A process that reads the file and nothing more.
+    const BASELINE: &str = "cat";
+    let file = context.folder.safetensors_file(REHEARSAL_BYTES)?;
+    let load_file = |package| {
+        format!("import sys; from {package}.numpy import load_file; load_file(sys.argv[1])")
+    };
+    let python = |peer: Peer, program: &str| (peer.name, context.peers.python(peer, program));
+    let programs = [
+        (OURS, longshore()),
+        (BASELINE, Ok(Command::new("cat"))),
+        python(LONGSHORE, &load_file("longshore")),
+        python(SAFETENSORS_NUMPY, &load_file("safetensors")),
+        python(RUNAI, RUNAI_PROGRAM),
+    ];
+    let candidates = programs.map(|(name, command)| {
+        process(
+            name,
+            command.map(|mut command| {
+                command.arg(&file.path);
+                command
+            }),
+        )
+    });
+    let measured = session.run(FIRST_USE, candidates.into());
+    let against = [Against { metric: TIME_MS, baseline: BASELINE, only: None }];
+    session.publish(measured.rows(session.bench(), &against))
+}
+
+/// Whole processes that import a package and nothing more, out of the page cache.
+fn imports(context: &Context, session: &mut Session) -> Result<()> {
+    /// What an interpreter takes by itself.
+    const NOTHING: &str = "nothing";
+    let candidates = [
+        (OURS, LONGSHORE, "import longshore"),
+        ("longshore.numpy", LONGSHORE, "import longshore.numpy"),
+        ("safetensors.numpy", SAFETENSORS_NUMPY, "import safetensors.numpy"),
+        ("numpy", SAFETENSORS_NUMPY, "import numpy"),
+        (NOTHING, SAFETENSORS_NUMPY, "pass"),
+    ]
+    .map(|(name, peer, program)| process(name, context.peers.python(peer, program)));
+    let measured = session.run(IMPORT, candidates.into());
+    let against = [
+        Against { metric: TIME_MS, baseline: NOTHING, only: None },
+        Against { metric: TIME_MS, baseline: "safetensors.numpy", only: Some("longshore.numpy") },
+    ];
+    session.publish(measured.rows(session.bench(), &against))
+}
+
+/// A program, or why it cannot be run. What the command of this project prints has to be JSON.
+fn process(name: &'static str, command: Result<Command, String>) -> Candidate<'static> {
+    let mut command = match command {
+        Ok(command) => command,
+        Err(why) => return Candidate::unable(name, why),
+    };
+    let candidate = Candidate::new(name, move || {
+        let ended = program::run(&mut command)?;
+        if name == OURS && !ended.stdout.is_empty() {
+            serde_json::from_str::<serde_json::Value>(&ended.stdout)
+                .context("what it printed is no JSON")?;
+        }
+        let sample = vec![(TIME_MS, ended.seconds * 1e3)];
+        Ok::<_, Trouble>(Run { sample, note: None, cost: Some(ended.cost) })
+    });
+    if name.starts_with(OURS) { candidate.ours() } else { candidate }
+}
