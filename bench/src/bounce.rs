@@ -20,7 +20,6 @@ mod trees;
 
 use anyhow::Result;
 use clap::Args;
-use longshore_mem::isa::IsaToken;
 
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
@@ -44,8 +43,7 @@ impl Bench for Bounce {
         &self.common
     }
 
-    fn set_up(&self, environment: &mut Environment) -> Result<()> {
-        environment.set("instructions_used", IsaToken::active().isa().name());
+    fn set_up(&self, _environment: &mut Environment) -> Result<()> {
         Ok(())
     }
 

@@ -10,9 +10,7 @@ mod timed;
 
 use anyhow::Result;
 use clap::Args;
-use longshore_mem::isa::IsaToken;
 
-use crate::harness::clock::core_hz;
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
 
@@ -32,10 +30,7 @@ impl Bench for Iov {
         &self.common
     }
 
-    fn set_up(&self, environment: &mut Environment) -> Result<()> {
-        let sets: Vec<&str> = IsaToken::all().map(|token| token.isa().name()).collect();
-        environment.set("instruction_sets", sets.join(" "));
-        environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
+    fn set_up(&self, _environment: &mut Environment) -> Result<()> {
         Ok(())
     }
 

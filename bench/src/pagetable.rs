@@ -11,9 +11,7 @@ mod timed;
 
 use anyhow::Result;
 use clap::Args;
-use longshore_mem::isa::IsaToken;
 
-use crate::harness::clock::core_hz;
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
 
@@ -34,10 +32,6 @@ impl Bench for Pagetable {
     }
 
     fn set_up(&self, environment: &mut Environment) -> Result<()> {
-        let sets: Vec<&str> = IsaToken::all().map(|token| token.isa().name()).collect();
-        environment.set("instruction_sets", sets.join(" "));
-        environment.set("instructions_used", IsaToken::active().isa().name());
-        environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         environment.set("cleaned_with", ours::cleaned_with());
         Ok(())
     }

@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use longshore_vm_tests::protocol::{Event, Stream};
 use longshore_vm_tests::{Iommu, Machine, Task, require, static_binary};
 use serde_json::json;
@@ -106,39 +106,39 @@ impl Interest {
 
 /// Runs every case that is wanted, with a boot for each IOMMU and kind of run.
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
-    let mut program = None;
+    let mut boots = Vec::new();
     for interest in [Interest::Throughput, Interest::Instructions] {
-        for (iommu_name, iommu) in IOMMUS {
-            let cases = interest.cases(iommu_name);
-            let cases: Vec<Case> =
-                cases.into_iter().filter(|case| options.wants(&case.name)).collect();
-            if cases.is_empty() {
-                continue;
+        for (name, iommu) in IOMMUS {
+            let mut cases = interest.cases(name);
+            cases.retain(|case| options.wants(&case.name));
+            if !cases.is_empty() {
+                boots.push((interest, name, iommu, cases));
             }
-            if program.is_none() {
-                match require::check() {
-                    Ok(()) => {}
-                    Err(error) if error.is_unavailable() => {
-                        return session.not_run(ALL, "bounce", &error.to_string());
-                    }
-                    Err(error) => return Err(error).context("looking for what the guest needs"),
-                }
-                let built = static_binary(DRIVER, DRIVER);
-                program = Some(built.context("building the driver for the guest")?);
-            }
-            let program = program.as_ref().context("it was built")?;
-            let block = json!({
-                "driver": "null-co", "node-name": "null", "size": DISK_BYTES, "read-zeroes": true,
-            });
-            let machine = interest
-                .machine("bench-bounce", iommu)
-                .module("vfio-pci")
-                .module("vfio_iommu_type1")
-                .qemu_args(["-blockdev", &block.to_string()])
-                .device(format!("nvme,addr={SLOT},drive=null,serial=bench"))
-                .binary(program, PROGRAM);
-            run_in(&machine, interest, (iommu_name, &cases), session)?;
         }
+    }
+    if boots.is_empty() {
+        return Ok(());
+    }
+    match require::check() {
+        Ok(()) => {}
+        Err(error) if error.is_unavailable() => {
+            return session.not_run(ALL, "bounce", &error.to_string());
+        }
+        Err(error) => return Err(error).context("looking for what the guest needs"),
+    }
+    let program = static_binary(DRIVER, DRIVER).context("building the driver for the guest")?;
+    let block = json!({
+        "driver": "null-co", "node-name": "null", "size": DISK_BYTES, "read-zeroes": true,
+    });
+    for (interest, name, iommu, cases) in boots {
+        let machine = interest
+            .machine("bench-bounce", iommu)
+            .module("vfio-pci")
+            .module("vfio_iommu_type1")
+            .qemu_args(["-blockdev", &block.to_string()])
+            .device(format!("nvme,addr={SLOT},drive=null,serial=bench"))
+            .binary(&program, PROGRAM);
+        run_in(&machine, interest, (name, &cases), session)?;
     }
     Ok(())
 }
@@ -159,29 +159,15 @@ fn run_in(
     // virtio-iommu has no interrupt remapping; the device is our own.
     let bind = [PROGRAM, "bind", "--device", ADDRESS, "vfio-pci", "--allow-unsafe-interrupts"];
     let mut tasks = vec![Task::command(bind).named("bind")];
-    tasks.extend(cases.iter().map(|case| {
-        let [block, depth, ios, rounds] =
-            [case.block_bytes, case.depth, interest.ios(case.block_bytes), rounds as u64]
-                .map(|number| number.to_string());
-        let argv = [
-            PROGRAM,
-            "bench",
-            "--device",
-            ADDRESS,
-            "--backend",
-            "vfio",
-            "--block",
-            &block,
-            "--depth",
-            &depth,
-            "--rounds",
-            &rounds,
-            "--ios",
-            &ios,
-            "--json",
-        ];
-        Task::command(argv).named(&case.name).timeout(TIME_LIMIT)
-    }));
+    for case in cases {
+        let (block, depth, ios) = (case.block_bytes, case.depth, interest.ios(case.block_bytes));
+        let line = format!(
+            "{PROGRAM} bench --device {ADDRESS} --backend vfio --block {block} --depth {depth} \
+             --rounds {rounds} --ios {ios} --json"
+        );
+        let task = Task::command(line.split_whitespace()).named(&case.name);
+        tasks.push(task.timeout(TIME_LIMIT));
+    }
     let outcome = machine.run_observed(&tasks, &mut |event| match event {
         Event::Line { stream: Stream::Err, text, .. } => eprintln!("{iommu}: {text}"),
         Event::Begin { task, .. } => eprintln!("{task}"),
@@ -195,21 +181,15 @@ fn run_in(
     }
     let mut has_environment = false;
     for (case, command) in cases.iter().zip(commands) {
-        if !command.success() {
-            let said: String =
-                command.lines.iter().flat_map(|(_, text)| [text.as_str(), "\n"]).collect();
-            let why = format!("the driver ended with {:?}: {}", command.exit, last_lines(&said));
-            session.count_failure();
-            session.not_run(&case.name, "bounce", &why)?;
-            continue;
-        }
-        let asked = Asked {
-            block_bytes: case.block_bytes,
-            depth: case.depth,
-            rounds,
-            warm_up: rounds - counted,
+        let (block_bytes, depth, warm_up) = (case.block_bytes, case.depth, rounds - counted);
+        let asked = Asked { block_bytes, depth, rounds, warm_up };
+        let answer = if command.success() {
+            lines::read(&case.name, &command.stdout(), asked, interest, interest.note())
+        } else {
+            let said: Vec<&str> = command.lines.iter().map(|(_, text)| text.as_str()).collect();
+            let why = last_lines(&said.join("\n"));
+            Err(anyhow!("the driver ended with {:?}: {why}", command.exit))
         };
-        let answer = lines::read(&case.name, &command.stdout(), asked, interest, interest.note());
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -229,9 +209,8 @@ fn run_in(
         for _ in 0..answer.measured.failures() {
             session.count_failure();
         }
-        let against = |metric| Against { metric, baseline: MAP, only: None };
-        let against =
-            [against(SPEED), against(UNMAP_TIME), against(MAP_TIME), against(MAP_AND_UNMAP_TIME)];
+        let against = [SPEED, UNMAP_TIME, MAP_TIME, MAP_AND_UNMAP_TIME];
+        let against = against.map(|metric| Against { metric, baseline: MAP, only: None });
         let mut rows = answer.measured.rows(session.bench(), &against);
         rows.extend(published_rows(session.bench(), interest, iommu, case)?);
         session.publish(rows)?;

@@ -28,7 +28,7 @@ const NO_SESSION: &str = Sessions::ALL[0].0;
 const TREES: &str = "a mutex and B-trees";
 const TREES_64: &str = "a mutex and B-trees, 64 at once";
 const AT_ONCE: &str = "no session, 64 at once";
-const NO_TABLES: &str = "behind a lock; nobody walks its tables, and nothing is invalidated";
+const NO_TABLES: &str = "behind a lock; it has no tables to walk, and nothing is invalidated";
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
     map_and_unmap(options, session)?;
@@ -183,7 +183,7 @@ fn each(all: &[Part], drive: Drive<'_>, work: impl Fn(&Part) -> Result<()>) -> R
 /// By the routine that bounces copy by.
 #[inline(always)]
 fn copied(from: Part, to: Part) -> Result<()> {
-    // SAFETY: both have as many bytes, and nobody else uses them.
+    // SAFETY: both have as many bytes, and no other thread uses them.
     unsafe { copy::copy_bytes(from.start(), to.start(), from.len()) }?;
     Ok(())
 }
@@ -191,7 +191,7 @@ fn copied(from: Part, to: Part) -> Result<()> {
 /// By the C library's.
 #[inline(always)]
 fn memcpy(from: Part, to: Part) {
-    // SAFETY: both have as many bytes, and nobody else uses them.
+    // SAFETY: both have as many bytes, and no other thread uses them.
     unsafe { ptr::copy_nonoverlapping(from.start(), to.start(), from.len()) }
 }
 

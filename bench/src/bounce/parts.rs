@@ -11,7 +11,7 @@ use longshore_mem::{DmaMemory, FileOffset};
 /// Transfers of one stretch.
 pub(super) const STRETCH: usize = 64;
 
-/// Memory of one transfer: of a buffer that nobody has a reference to, and that is never freed.
+/// Memory of one transfer: of a buffer without references to it, which is never freed.
 ///
 /// One word to move, as a buffer is.
 #[derive(Clone, Copy, Debug)]
@@ -20,12 +20,12 @@ pub(super) struct Part(&'static Place);
 #[derive(Debug)]
 struct Place(NonNull<[u8]>);
 
-// SAFETY: memory that is never freed; whoever has its address may be anywhere.
+// SAFETY: memory that is never freed may be used from any thread.
 unsafe impl Send for Place {}
 // SAFETY: a shared part only tells the address.
 unsafe impl Sync for Place {}
 
-// SAFETY: the memory stays where it is, and nobody ever has a reference to it.
+// SAFETY: the memory stays where it is, and no reference to it is ever made.
 unsafe impl DmaMemory for Part {
     #[inline(always)]
     fn host(&self) -> NonNull<[u8]> {

@@ -8,9 +8,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use longshore_mem::isa::IsaToken;
 use longshore_sys::{huge_pages, memory};
 use serde_json::{Map, Value, json};
 
+use super::clock::core_hz;
 pub(crate) use disk::{Disk, disk_of};
 
 /// What has to be known of a machine to read figures measured on it. It names no folder and no
@@ -30,6 +32,10 @@ impl Environment {
         environment.set("rustc", env!("LONGSHORE_BENCH_RUSTC"));
         let cpu = cpuinfo();
         environment.set("cpu", cpu.model);
+        let sets: Vec<&str> = IsaToken::all().map(|token| token.isa().name()).collect();
+        environment.set("instruction_sets", sets.join(" "));
+        environment.set("instructions_used", IsaToken::active().isa().name());
+        environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         environment.set("cores", std::thread::available_parallelism().map_or(0, usize::from));
         environment.set("virtual_machine", cpu.is_guest);
         environment.set("memory_bytes", memory::meminfo_bytes("MemTotal:"));

@@ -141,7 +141,7 @@ fn wait(id: u32, began: Instant) -> Result<Usage> {
     let io = fs::read_to_string(format!("/proc/{id}/io")).unwrap_or_default();
     let read_bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
     let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::uninit());
-    // SAFETY: both are there to be written, and the process is a child that nobody else waits for.
+    // SAFETY: both may be written, and nothing else waits for this child.
     if unsafe { libc::wait4(id, &mut status, 0, usage.as_mut_ptr()) } != id {
         bail!(io::Error::last_os_error());
     }

@@ -134,7 +134,7 @@ impl Serving {
         let run = move || {
             server.run(|event| {
                 if let Event::Ready { .. } = event {
-                    // Whoever waited may have given up.
+                    // The receiver may have given up.
                     let _ = ready.send(());
                 }
             })

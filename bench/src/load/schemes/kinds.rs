@@ -30,7 +30,7 @@ impl Kinds {
         if self.udmabuf { Heap::Udmabuf } else { Heap::Memfd }
     }
 
-    /// Memory whose pages are made by whoever writes to it.
+    /// Memory whose pages are made by the first write to them.
     pub(super) fn plain(&self) -> Heap {
         if self.udmabuf { Heap::Udmabuf } else { Heap::MemfdBasePages }
     }
