@@ -4,7 +4,7 @@
 //! other, by its own way from an address that a device would use:
 //!
 //! ```text
-//!   accesses (a list)      Doors: one for each candidate           memory, 1 GiB
+//!   accesses (a list)      an accessor for each candidate          memory, 1 GiB
 //!   ┌──────────────────┐   ┌──────────────────────────────┐
 //!   │ place, len, dir  │──►│ ours: IOVA, session          │──┐   pieces in an arbitrary
 //!   │                  │   │ vm-memory: guest address     │──┼─► order, so that adjacent
@@ -13,8 +13,8 @@
 //!   └──────────────────┘   └──────────────────────────────┘
 //! ```
 
+mod accessor;
 mod cases;
-mod doors;
 mod memory;
 pub(crate) mod other;
 mod ours;
@@ -31,9 +31,8 @@ mod vm_memory;
 use anyhow::Result;
 use clap::Args;
 use longshore_access::Space;
-use longshore_mem::isa::IsaToken;
 
-use crate::harness::clock::{core_hz, counter_hz};
+use crate::harness::clock::counter_hz;
 use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
 use memory::Memory;
@@ -57,9 +56,7 @@ impl Bench for Access {
     fn set_up(&self, environment: &mut Environment) -> Result<Memory> {
         let memory = Memory::new()?;
         environment.set("memory_pages", memory.pages());
-        environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         environment.set("counter_mhz", (counter_hz() / 1e6) as u64);
-        environment.set("instructions_used", IsaToken::active().isa().name());
         environment.set("grace_periods_by", format!("{:?}", Space::new()?.barrier()));
         Ok(memory)
     }

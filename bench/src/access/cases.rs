@@ -86,9 +86,9 @@ fn candidates<'m>(task: Task, on: (&'m Memory, &Maps), peers: Peers) -> Result<V
     macro_rules! version {
         ($name:literal, $version:ident) => {
             macro_rules! push {
-                ($of:literal, $address:ident, $door:expr) => {
-                    let (name, door) = (concat!($name, ", ", $of), shared($door));
-                    all.push(candidate(name, task, on, Address::$address, door));
+                ($of:literal, $address:ident, $accessor:expr) => {
+                    let (name, accessor) = (concat!($name, ", ", $of), shared($accessor));
+                    all.push(candidate(name, task, on, Address::$address, accessor));
                 };
             }
             push!("1 region", Offset, $version::one::<()>(memory)?);
@@ -104,8 +104,8 @@ fn candidates<'m>(task: Task, on: (&'m Memory, &Maps), peers: Peers) -> Result<V
     version!("vm-memory 0.18", v0_18);
     if peers != Peers::OneRegion {
         let name = format!("vm-memory 0.18, IOMMU, {} maps", maps.count());
-        let door = shared(v0_18::iommu(memory, maps)?);
-        all.push(candidate(name, task, on, Address::Iova, door));
+        let accessor = shared(v0_18::iommu(memory, maps)?);
+        all.push(candidate(name, task, on, Address::Iova, accessor));
     }
     Ok(all)
 }
@@ -131,10 +131,10 @@ fn dirty_logs(options: &CommonOptions, memory: &Memory, session: &mut Session) -
             let open = move |_| space.session();
             candidates.push(candidate(name, task, on, Address::Iova, open).ours());
         }
-        let door = shared(v0_16::one::<()>(memory)?);
-        candidates.push(candidate(NO_BITMAP, task, on, Address::Offset, door));
-        let door = shared(v0_16::one::<v0_16::AtomicBitmap>(memory)?);
-        candidates.push(candidate(BITMAP, task, on, Address::Offset, door));
+        let accessor = shared(v0_16::one::<()>(memory)?);
+        candidates.push(candidate(NO_BITMAP, task, on, Address::Offset, accessor));
+        let accessor = shared(v0_16::one::<v0_16::AtomicBitmap>(memory)?);
+        candidates.push(candidate(BITMAP, task, on, Address::Offset, accessor));
         let measured = session.run(&case, candidates);
         let pairs = [(OFF, INTERNAL), (OFF, EXTERNAL), (NO_BITMAP, BITMAP)];
         let against =

@@ -69,7 +69,7 @@ impl Other {
             let session = space.session();
             let access = || session.read_obj::<u64>(at).expect("it is mapped");
             std::hint::black_box(access());
-            // Whoever waits for this is there, or has given up and stops the thread.
+            // The caller waits for this, or has given up and stops the thread.
             let _ = ready.send(());
             if !busy {
                 let _ = sleep.recv();

@@ -11,7 +11,7 @@ use longshore_access::{Barrier, Logs, Region, Session, Space, SpaceConfig};
 use longshore_mem::{AddrRange, BusAddr, Granule, Iova};
 use longshore_pagetable::Prot;
 
-use super::doors::Door;
+use super::accessor::Accessor;
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 
 /// The log that writes are noted in, keyed by IOVA.
@@ -24,7 +24,7 @@ pub(super) enum Log {
     External,
 }
 
-/// A space whose mappings are of a region. Whoever keeps it borrows the memory.
+/// A space whose mappings are of a region. The memory must outlive it.
 pub(super) fn space(memory: &Memory, maps: &Maps, log: Log) -> Result<Space> {
     let space = Space::new()?;
     let region = region(memory)?;
@@ -58,7 +58,7 @@ pub(super) fn space(memory: &Memory, maps: &Maps, log: Log) -> Result<Space> {
 pub(super) fn region(memory: &Memory) -> Result<Arc<Region>> {
     let start = ptr::with_exposed_provenance_mut(memory.address(0) as usize);
     let start = NonNull::new(start).context("memory is not at address 0")?;
-    // SAFETY: whoever keeps a space borrows the memory, which lends out no reference to its bytes.
+    // SAFETY: the owner of a space borrows the memory, which lends out no reference to its bytes.
     Ok(Arc::new(unsafe { Region::from_raw_parts(start, SPACE_BYTES) }?))
 }
 
@@ -80,11 +80,11 @@ pub(super) fn map_raw(
     len_bytes: u64,
 ) -> Result<()> {
     let (iova, bus) = (Iova::new(BASE + place), BusAddr::new(memory.address(offset)));
-    // SAFETY: whoever keeps a space borrows the memory, which lends out no reference to its bytes.
+    // SAFETY: the owner of a space borrows the memory, which lends out no reference to its bytes.
     Ok(unsafe { space.map_raw(iova, bus, len_bytes, Prot::READ_WRITE) }?)
 }
 
-impl Door for Session {
+impl Accessor for Session {
     #[inline(always)]
     fn read(&self, at: u64, into: &mut [u8]) {
         assert!(self.read(Iova::new(at), into).is_ok());

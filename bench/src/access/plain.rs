@@ -6,7 +6,7 @@ use std::ptr;
 
 use longshore_pagetable::Prot;
 
-use super::doors::Door;
+use super::accessor::Accessor;
 
 /// A way to an address of this process.
 pub(super) trait Translate {
@@ -26,7 +26,7 @@ impl Translate for Translated {
 /// Plain copies behind a translation.
 pub(super) struct Copies<T>(pub(super) T);
 
-impl<T: Translate> Door for Copies<T> {
+impl<T: Translate> Accessor for Copies<T> {
     #[inline(always)]
     fn read(&self, at: u64, into: &mut [u8]) {
         let len = into.len();

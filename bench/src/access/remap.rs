@@ -12,7 +12,7 @@ use anyhow::Result;
 use longshore_mem::Iova;
 use longshore_pagetable::Prot;
 
-use super::doors::{self, Buffer, Door};
+use super::accessor::{self, Accessor, Buffer};
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 use super::ours::{self, Log};
 use super::stream::{Op, Places, Work};
@@ -115,7 +115,7 @@ impl Pace {
 }
 
 /// The median of the passes that the accesses make meanwhile. CPU time is that of both threads.
-fn beside<D: Door>(
+fn beside<D: Accessor>(
     time: Duration,
     ops: &[Op],
     open: impl Fn() -> D,
@@ -126,10 +126,10 @@ fn beside<D: Door>(
     thread::scope(|scope| {
         let remapper = scope.spawn(|| pace.remaps(remap, &stop));
         let timing = alone(time, Pick::Median, ops.len(), |drive| {
-            let (door, mut buffer, mut order) = (open(), Buffer::new(), Order::of(ops));
+            let (accessor, mut buffer, mut order) = (open(), Buffer::new(), Order::of(ops));
             drive(&mut |meter| {
                 let ops = order.next();
-                meter.time(|| doors::pass(Work::Mix, &door, ops, &mut buffer));
+                meter.time(|| accessor::pass(Work::Mix, &accessor, ops, &mut buffer));
                 Ok(())
             })
         });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::doors::{self, Buffer, Door};
+use super::accessor::{self, Accessor, Buffer};
 use super::memory::{BASE, Maps, Memory};
 use super::plain::{Copies, Translated};
 use super::random::{Random, shuffle};
@@ -64,9 +64,9 @@ impl Address {
     }
 }
 
-/// A candidate whose threads get a door each from `open`. The door is checked to lead where it
+/// A candidate whose threads get a accessor each from `open`. The accessor is checked to lead where it
 /// should before it is timed.
-pub(super) fn candidate<'m, D: Door>(
+pub(super) fn candidate<'m, D: Accessor>(
     name: impl Into<String>,
     task: Task,
     (memory, maps): (&'m Memory, &Maps),
@@ -88,32 +88,36 @@ pub(super) fn candidate<'m, D: Door>(
     .needs_cores(task.threads)
 }
 
-/// A door that all threads share.
-pub(super) fn shared<D>(door: D) -> impl Fn(usize) -> Arc<D> {
-    let door = Arc::new(door);
-    move |_| Arc::clone(&door)
+/// A accessor that all threads share.
+pub(super) fn shared<D>(accessor: D) -> impl Fn(usize) -> Arc<D> {
+    let accessor = Arc::new(accessor);
+    move |_| Arc::clone(&accessor)
 }
 
-fn check(door: &impl Door, ops: &[Op], hosts: &[Op]) -> Result<()> {
+fn check(accessor: &impl Accessor, ops: &[Op], hosts: &[Op]) -> Result<()> {
     const LOOKED_AT: usize = 64;
     let plain = Copies(Translated);
     for (op, host) in ops.iter().zip(hosts).take(LOOKED_AT) {
         let word = host.at ^ 0x5555_5555;
         plain.write_word(host.at, word);
-        ensure!(door.read_word(op.at) == word, "it reads elsewhere: {:#x}", op.at);
-        door.write_word(op.at, !word);
+        ensure!(accessor.read_word(op.at) == word, "it reads elsewhere: {:#x}", op.at);
+        accessor.write_word(op.at, !word);
         ensure!(plain.read_word(host.at) == !word, "it writes elsewhere: {:#x}", op.at);
     }
     Ok(())
 }
 
-fn run<D: Door>(task: Task, lists: &[Vec<Op>], open: &(impl Fn(usize) -> D + Sync)) -> Result<Run> {
+fn run<D: Accessor>(
+    task: Task,
+    lists: &[Vec<Op>],
+    open: &(impl Fn(usize) -> D + Sync),
+) -> Result<Run> {
     let in_turns = |thread: usize, drive: Drive<'_>| {
-        let (door, mut buffer) = (open(thread), Buffer::new());
+        let (accessor, mut buffer) = (open(thread), Buffer::new());
         let mut order = Order::of(&lists[thread]);
         drive(&mut |meter| {
             let ops = order.next();
-            meter.time(|| doors::pass(task.work, &door, ops, &mut buffer));
+            meter.time(|| accessor::pass(task.work, &accessor, ops, &mut buffer));
             Ok(())
         })
     };
@@ -126,11 +130,11 @@ fn run<D: Door>(task: Task, lists: &[Vec<Op>], open: &(impl Fn(usize) -> D + Syn
             // A pass over all of the space takes long: its parts are stretches.
             let part = count.min(2048);
             alone(task.time, Pick::Median, part, |drive| {
-                let (door, mut buffer) = (open(0), Buffer::new());
+                let (accessor, mut buffer) = (open(0), Buffer::new());
                 let mut parts = lists[0].chunks_exact(part).cycle();
                 drive(&mut |meter| {
                     let ops = parts.next().expect("it begins anew");
-                    meter.time(|| doors::pass(task.work, &door, ops, &mut buffer));
+                    meter.time(|| accessor::pass(task.work, &accessor, ops, &mut buffer));
                     Ok(())
                 })
             })?

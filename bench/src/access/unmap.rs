@@ -96,7 +96,8 @@ impl How {
                 if self.regions {
                     batch.unmap(iova, PAGE_BYTES)
                 } else {
-                    // SAFETY: mapped before by the raw call, and nobody else maps here; the memory
+                    // SAFETY: mapped before by the raw call, and no other thread maps here; the
+                    // memory
                     // outlives the space.
                     unsafe { batch.unmap_raw(iova, PAGE_BYTES) }
                 }
@@ -107,7 +108,7 @@ impl How {
             if self.regions {
                 space.unmap(iova, PAGE_BYTES)
             } else {
-                // SAFETY: mapped before by the raw call, and nobody else maps here.
+                // SAFETY: mapped before by the raw call, and no other thread maps here.
                 unsafe { space.unmap_raw(iova, PAGE_BYTES) }
             }
         })?;

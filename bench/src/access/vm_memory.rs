@@ -13,13 +13,13 @@ macro_rules! regions {
         use $vm::mmap::{MmapRegionBuilder, NewBitmap};
         use $vm::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, VolatileSlice};
 
-        use super::super::doors::Door;
+        use super::super::accessor::Accessor;
         use super::super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 
         pub(in super::super) use $vm::bitmap::AtomicBitmap;
 
         /// All of the memory in one region, by the trait that device models use: a guest address is
-        /// an offset into the memory. Whoever keeps it borrows the memory.
+        /// an offset into the memory. The memory must outlive it.
         pub(in super::super) fn one<B>(memory: &Memory) -> Result<ByBytes<GuestMemoryMmap<B>>>
         where
             B: Bitmap + NewBitmap + 'static,
@@ -48,7 +48,7 @@ macro_rules! regions {
             let start = ptr::with_exposed_provenance_mut(memory.address(offset) as usize);
             let len = len_bytes as usize;
             let builder = MmapRegionBuilder::new_with_bitmap(len, B::with_len(len));
-            // SAFETY: whoever keeps the region borrows the memory, which is mapped.
+            // SAFETY: the owner of the region borrows the memory, which is mapped.
             let builder = unsafe { builder.with_raw_mmap_pointer(start) };
             let region = GuestRegionMmap::new(builder.build()?, GuestAddress(guest));
             region.into_iter().next().context("a guest region that does not fit")
@@ -57,7 +57,7 @@ macro_rules! regions {
         /// By the trait `Bytes`.
         pub(in super::super) struct ByBytes<G>(pub(super) G);
 
-        impl<G: Bytes<GuestAddress>> Door for ByBytes<G> {
+        impl<G: Bytes<GuestAddress>> Accessor for ByBytes<G> {
             #[inline(always)]
             fn read(&self, at: u64, into: &mut [u8]) {
                 assert!(self.0.read_slice(into, GuestAddress(at)).is_ok());
@@ -89,7 +89,7 @@ macro_rules! regions {
             }
         }
 
-        impl Door for BySlice {
+        impl Accessor for BySlice {
             #[inline(always)]
             fn read(&self, at: u64, into: &mut [u8]) {
                 assert_eq!(self.slice(at, into.len()).copy_to(into), into.len());
@@ -140,7 +140,7 @@ pub(super) mod v0_18 {
             length: usize,
             access: Permissions,
         ) -> Result<IotlbIterator<Self::IotlbGuard<'_>>, Error> {
-            let iotlb = self.0.read().expect("nobody panicked");
+            let iotlb = self.0.read().expect("no thread panicked");
             Iotlb::lookup(iotlb, iova, length, access).map_err(|fails: IotlbFails| {
                 Error::IommuMisconfigured { reason: format!("{fails:?}") }
             })
@@ -164,7 +164,7 @@ pub(super) mod v0_18 {
         /// Maps bytes of the memory at `place`, and unmaps them.
         pub(in super::super) fn map_and_unmap(&self, place: u64, len_bytes: u64) -> Result<()> {
             let (from, len) = (GuestAddress(BASE + place), len_bytes as usize);
-            let iotlb = || self.0.iommu().0.write().expect("nobody panicked");
+            let iotlb = || self.0.iommu().0.write().expect("no thread panicked");
             iotlb().set_mapping(from, GuestAddress(0), len, Permissions::ReadWrite)?;
             iotlb().invalidate_mapping(from, len);
             Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::stream::{Op, Work};
 
 /// One thread's way to memory. A failed access is a failed bench.
-pub(super) trait Door {
+pub(super) trait Accessor {
     fn read(&self, at: u64, into: &mut [u8]);
     fn write(&self, at: u64, from: &[u8]);
     fn read_word(&self, at: u64) -> u64;
@@ -14,7 +14,7 @@ pub(super) trait Door {
 }
 
 /// A way that threads share.
-impl<D: Door> Door for Arc<D> {
+impl<D: Accessor> Accessor for Arc<D> {
     #[inline(always)]
     fn read(&self, at: u64, into: &mut [u8]) {
         (**self).read(at, into);
@@ -48,63 +48,63 @@ impl Buffer {
 
 /// Makes all accesses of a list once. Except in the mix, lengths are known at compile time, as in a
 /// device model that reads descriptors and data.
-pub(super) fn pass<D: Door>(work: Work, door: &D, ops: &[Op], buffer: &mut Buffer) {
+pub(super) fn pass<D: Accessor>(work: Work, accessor: &D, ops: &[Op], buffer: &mut Buffer) {
     match work {
-        Work::Mix => mix(door, ops, buffer),
-        Work::Read(8) => read_words(door, ops),
-        Work::Read(64) => read::<64, D>(door, ops, buffer),
-        Work::Read(512) => read::<512, D>(door, ops, buffer),
-        Work::Read(1024) => read::<1024, D>(door, ops, buffer),
-        Work::Read(4096) => read::<4096, D>(door, ops, buffer),
-        Work::Write(8) => write_words(door, ops),
-        Work::Write(64) => write::<64, D>(door, ops, buffer),
-        Work::Write(512) => write::<512, D>(door, ops, buffer),
-        Work::Write(1024) => write::<1024, D>(door, ops, buffer),
-        Work::Write(4096) => write::<4096, D>(door, ops, buffer),
+        Work::Mix => mix(accessor, ops, buffer),
+        Work::Read(8) => read_words(accessor, ops),
+        Work::Read(64) => read::<64, D>(accessor, ops, buffer),
+        Work::Read(512) => read::<512, D>(accessor, ops, buffer),
+        Work::Read(1024) => read::<1024, D>(accessor, ops, buffer),
+        Work::Read(4096) => read::<4096, D>(accessor, ops, buffer),
+        Work::Write(8) => write_words(accessor, ops),
+        Work::Write(64) => write::<64, D>(accessor, ops, buffer),
+        Work::Write(512) => write::<512, D>(accessor, ops, buffer),
+        Work::Write(1024) => write::<1024, D>(accessor, ops, buffer),
+        Work::Write(4096) => write::<4096, D>(accessor, ops, buffer),
         Work::Read(len) | Work::Write(len) => panic!("there is no loop for {len} bytes"),
     }
 }
 
 #[inline(never)]
-fn mix<D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
+fn mix<D: Accessor>(accessor: &D, ops: &[Op], buffer: &mut Buffer) {
     for op in ops {
         let part = &mut buffer.0[..op.len as usize];
         if op.write {
-            door.write(op.at, part);
+            accessor.write(op.at, part);
         } else {
-            door.read(op.at, part);
+            accessor.read(op.at, part);
         }
         black_box(&mut *buffer);
     }
 }
 
 #[inline(never)]
-fn read<const N: usize, D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
+fn read<const N: usize, D: Accessor>(accessor: &D, ops: &[Op], buffer: &mut Buffer) {
     for op in ops {
-        door.read(op.at, &mut buffer.0[..N]);
+        accessor.read(op.at, &mut buffer.0[..N]);
         black_box(&mut *buffer);
     }
 }
 
 #[inline(never)]
-fn write<const N: usize, D: Door>(door: &D, ops: &[Op], buffer: &mut Buffer) {
+fn write<const N: usize, D: Accessor>(accessor: &D, ops: &[Op], buffer: &mut Buffer) {
     for op in ops {
-        door.write(op.at, &buffer.0[..N]);
+        accessor.write(op.at, &buffer.0[..N]);
         black_box(&mut *buffer);
     }
 }
 
 #[inline(never)]
-fn read_words<D: Door>(door: &D, ops: &[Op]) {
-    let sum = ops.iter().fold(0u64, |sum, op| sum.wrapping_add(door.read_word(op.at)));
+fn read_words<D: Accessor>(accessor: &D, ops: &[Op]) {
+    let sum = ops.iter().fold(0u64, |sum, op| sum.wrapping_add(accessor.read_word(op.at)));
     black_box(sum);
 }
 
 #[inline(never)]
-fn write_words<D: Door>(door: &D, ops: &[Op]) {
+fn write_words<D: Accessor>(accessor: &D, ops: &[Op]) {
     let mut word = black_box(1u64);
     for op in ops {
-        door.write_word(op.at, word);
+        accessor.write_word(op.at, word);
         word = word.wrapping_add(1);
     }
 }
