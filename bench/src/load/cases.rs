@@ -11,7 +11,7 @@ use crate::harness::Session;
 use crate::load::Context;
 use crate::load::guest;
 
-pub(super) use schemes::{CASE as SCHEMES, OURS as SCHEMES_OURS, print_from as print_schemes};
+pub(super) use schemes::{CASE as SCHEMES, OURS as SCHEMES_OURS};
 
 /// The cases that other programs take part in.
 pub(super) const WITH_PEERS: [&str; 5] =

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::harness::environment::Environment;
 use crate::harness::{Row, Session};
 use crate::load::Context;
-use crate::load::cases::{self, SCHEMES, SCHEMES_OURS as OURS};
+use crate::load::cases::{SCHEMES, SCHEMES_OURS as OURS};
 
 /// Begins the names of cases that ran in the guest.
 const PREFIX: &str = "guest/";
@@ -102,8 +102,7 @@ fn merge(session: &mut Session, stdout: &str) -> Result<()> {
         }
     }
     for of_case in rows.chunk_by(|one, next| one.case == next.case) {
-        let table = cases::print_schemes(session.bench(), &of_case[0].case, of_case)?;
-        session.publish_as(of_case.to_vec(), &table)?;
+        session.publish(of_case.to_vec())?;
     }
     Ok(())
 }

@@ -4,11 +4,10 @@ use anyhow::{Context as _, Result};
 
 use super::REHEARSAL_BYTES;
 use crate::harness::metric::TIME_MS;
-use crate::harness::table::{self, Table, number, text};
 use crate::harness::{Against, Row, Session, csv_lines};
 use crate::load::Context;
 use crate::load::machine::Start;
-use crate::load::schemes::{ALL, Kinds, SIZES, Scheme, Size};
+use crate::load::schemes::{ALL, SIZES, Scheme, Size};
 use crate::load::timed::{Interest, of_worker};
 use crate::load::worker::Work;
 
@@ -48,18 +47,15 @@ fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) ->
     });
     let measured = session.run(case, candidates.into());
     context.folder.discard(&file.path);
-    let mut rows = measured.rows(
+    let rows = measured.rows(
         session.bench(),
         &[
             Against { metric: TIME_MS, baseline: BASELINE, only: None },
             Against { metric: TIME_MS, baseline: PUBLISHED_BEST, only: Some(OURS) },
         ],
     );
-    let published = published_rows(session.bench(), size)?;
-    let title = format!("{case} ({})", Kinds::of_machine().describe());
-    let table = print(&title, &rows, &published);
-    rows.extend(published);
-    session.publish_as(rows, &table)
+    session.publish(rows)?;
+    session.publish(published_rows(session.bench(), size)?)
 }
 
 /// The published figures of one size as rows of a case of their own: mean times, on a phone.
@@ -89,72 +85,12 @@ fn published_rows(bench: &str, size: Size) -> Result<Vec<Row>> {
     Ok(figures.iter().map(row).collect())
 }
 
-/// Ours and the published figures side by side, each beside its own `normal`.
-fn print(title: &str, rows: &[Row], published: &[Row]) -> String {
-    let shown = |value: Option<f64>| number(value.map_or_else(|| "-".to_owned(), table::figure));
-    let ratio = |value: Option<f64>| {
-        number(value.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")))
-    };
-    let mut table = Table::default();
-    table.push(
-        [text("time, ms")]
-            .into_iter()
-            .chain(["median", "mean", "min", "max", "CPU s", "peak MiB"].map(number))
-            .chain(["/ normal", "ratio min", "ratio max"].map(number))
-            .chain(["published", "/ normal"].map(number))
-            .collect(),
-    );
-    let of = |rows: &'_ [Row], name: &str| -> Option<Row> {
-        let mut of_scheme = rows.iter().filter(|row| row.candidate == name);
-        of_scheme.find(|row| row.baseline.as_deref() == Some(BASELINE)).cloned()
-    };
-    let mut notes = String::new();
-    for scheme in ALL {
-        let ours = of(rows, scheme.name);
-        let theirs = of(published, scheme.name);
-        if ours.is_none() && theirs.is_none() {
-            continue;
-        }
-        let field = |get: fn(&Row) -> Option<f64>| ours.as_ref().and_then(get);
-        table.push(vec![
-            text(scheme.name),
-            shown(field(|row| row.median)),
-            shown(field(|row| row.mean)),
-            shown(field(|row| row.min)),
-            shown(field(|row| row.max)),
-            ratio(field(|row| row.cpu_seconds)),
-            shown(field(|row| row.peak_memory_mib)),
-            ratio(field(|row| row.ratio)),
-            ratio(field(|row| row.ratio_min)),
-            ratio(field(|row| row.ratio_max)),
-            shown(theirs.as_ref().and_then(|row| row.mean)),
-            ratio(theirs.as_ref().and_then(|row| row.ratio)),
-        ]);
-        if let Some(note) = ours.and_then(|row| row.note) {
-            notes.push_str(&format!("  {}: {note}\n", scheme.name));
-        }
-    }
-    for row in rows {
-        if let Some(why) = &row.not_run {
-            notes.push_str(&format!("  not run: {}: {why}\n", row.candidate));
-        }
-    }
-    format!("{title}\n{}{notes}", table.print())
-}
-
-/// The table of a case that ran elsewhere, `.../SIZE`.
-pub(crate) fn print_from(bench: &str, case: &str, rows: &[Row]) -> Result<String> {
-    let size = SIZES.into_iter().find(|size| case.ends_with(&format!("/{}", size.name)));
-    let size = size.with_context(|| format!("'{case}' names no size"))?;
-    Ok(print(case, rows, &published_rows(bench, size)?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_published_ratios_stand_beside_ours() {
+    fn every_scheme_has_its_published_figures() {
         for size in SIZES {
             assert_eq!(published_rows("load", size).unwrap().len(), 8, "{}", size.name);
         }
@@ -163,9 +99,5 @@ mod tests {
         let best = published.iter().find(|row| row.candidate == PUBLISHED_BEST).unwrap();
         assert_eq!(best.median, None, "a mean is no median");
         assert!((best.ratio.unwrap() - 0.42).abs() < 0.001);
-        let table = print("schemes/3GB", &[Row::not_run("load", "c", OURS, "why")], &published);
-        assert!(table.contains("not run: longshore auto: why"), "{table}");
-        let line = table.lines().find(|line| line.contains("async direct")).unwrap();
-        assert!(line.ends_with("1400     0.420"), "{line}");
     }
 }
