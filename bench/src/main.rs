@@ -15,6 +15,7 @@ mod harness;
 mod iov;
 mod load;
 mod pagetable;
+mod programs;
 mod report;
 
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Command {
     Access(access::Access),
     /// Mappings for devices: map and unmap against bounce buffers, on the host and for an NVMe in a guest
     Bounce(bounce::Bounce),
+    /// Whole programs beside each other: longshore load, cat, cp, dd, fio, Python, in ten minutes
+    Programs(programs::Programs),
     /// All benches as one HTML page: published tables beside ours, peers, goals, machines
     Report(report::Report),
     /// One job in a process of its own, started by a bench
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Pagetable(bench) => harness::run(&bench),
         Command::Access(bench) => harness::run(&bench),
         Command::Bounce(bench) => harness::run(&bench),
+        Command::Programs(bench) => harness::run(&bench),
         Command::Report(report) => report.write(),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };

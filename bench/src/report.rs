@@ -36,12 +36,14 @@ use crate::harness::Bench;
 use crate::iov::Iov;
 use crate::load::Load;
 use crate::pagetable::Pagetable;
+use crate::programs::Programs;
 use contents::Contents;
 use figures::Figures;
 
 /// The benches with their goals, in the order of the page.
-const BENCHES: [(&str, &str); 5] = [
+const BENCHES: [(&str, &str); 6] = [
     (Load::NAME, Load::GOALS),
+    (Programs::NAME, Programs::GOALS),
     (Iov::NAME, Iov::GOALS),
     (Pagetable::NAME, Pagetable::GOALS),
     (Access::NAME, Access::GOALS),

@@ -39,6 +39,8 @@ metrics! {
     PAGE_CACHE: "page_cache_growth", "MiB";
     /// The process's peak memory less the file's size; what a program holds before the load counts.
     PEAK_OVER_FILE: "peak_over_file", "MiB";
+    /// What a process had the disk read.
+    READ_FROM_DISK: "read_from_disk", "MiB";
     /// From the start of the interpreter's imports to their end.
     IMPORT: "import", "ms";
 

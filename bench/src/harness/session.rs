@@ -25,7 +25,8 @@ pub(crate) struct Session {
     bench: &'static str,
     json: bool,
     rounds: Rounds,
-    until: Option<Instant>,
+    /// When no run is started any more, and what is said then.
+    until: Option<(Instant, &'static str)>,
     rows: Vec<Row>,
     failures: usize,
     saving: Option<Saving>,
@@ -45,7 +46,9 @@ impl Session {
             bench,
             json: options.json,
             rounds,
-            until: options.quick.then(|| Instant::now() + QUICK_LIMIT),
+            until: options
+                .quick
+                .then(|| (Instant::now() + QUICK_LIMIT, "the time of --quick was over")),
             rows: Vec::new(),
             failures: 0,
             saving: options.save.as_deref().map(|name| Saving::begin(bench, name)).transpose()?,
@@ -72,18 +75,28 @@ impl Session {
         self.rounds
     }
 
-    /// Runs the candidates of a case by turns.
-    pub(crate) fn run<'a, C: Into<Candidate<'a>>>(
+    /// As [`Session::run`], and starts no run after `limit`. Rounds that are complete by then count.
+    pub(crate) fn run_within(
         &mut self,
+        (limit, why): (Duration, &'static str),
         case: &str,
-        candidates: Vec<C>,
+        candidates: Vec<Candidate<'_>>,
     ) -> Measured {
-        let mut candidates: Vec<Candidate<'a>> = candidates.into_iter().map(Into::into).collect();
+        let (until, known) = (Instant::now() + limit, self.until);
+        if known.is_none_or(|(known, _)| until < known) {
+            self.until = Some((until, why));
+        }
+        let measured = self.run(case, candidates);
+        self.until = known;
+        measured
+    }
+
+    /// Runs the candidates of a case by turns.
+    pub(crate) fn run(&mut self, case: &str, mut candidates: Vec<Candidate<'_>>) -> Measured {
         let until = self.until;
         let out_of_time = || {
-            until
-                .is_some_and(|until| Instant::now() > until)
-                .then(|| "the time of --quick was over".to_owned())
+            let (until, why) = until?;
+            (Instant::now() > until).then(|| why.to_owned())
         };
         let rounds = self.rounds;
         let measured = rounds::run(
@@ -102,15 +115,11 @@ impl Session {
         if !self.json && !rows.is_empty() {
             print!("\n{}", table::of_rows(&rows));
         }
-        self.keep(rows)
-    }
-
-    /// As [`Session::publish`], with a table of the case's own making.
-    pub(crate) fn publish_as(&mut self, rows: Vec<Row>, table: &str) -> Result<()> {
-        if !self.json {
-            print!("\n{table}");
+        for row in &rows {
+            self.put(&serde_json::to_value(row)?)?;
         }
-        self.keep(rows)
+        self.rows.extend(rows);
+        Ok(())
     }
 
     /// Says that a whole case did not run.
@@ -129,14 +138,6 @@ impl Session {
             saving.end()?;
         }
         Ok((self.rows, self.failures))
-    }
-
-    fn keep(&mut self, rows: Vec<Row>) -> Result<()> {
-        for row in &rows {
-            self.put(&serde_json::to_value(row)?)?;
-        }
-        self.rows.extend(rows);
-        Ok(())
     }
 
     fn put(&mut self, line: &Value) -> Result<()> {
