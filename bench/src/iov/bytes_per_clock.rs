@@ -25,7 +25,7 @@ const SIZES: [(&str, usize); 6] = [
     ("L3", 4 << 20),
     ("DRAM", 256 << 20),
 ];
-const DRAM_QUICK_BYTES: usize = 16 << 20;
+const QUICK_BYTES_MAX: usize = 1 << 20;
 
 const MEMCPY: &str = "memcpy";
 /// Half a page between the two buffers' places in a page: at the same place a load has to wait for
@@ -37,7 +37,7 @@ type Target<'a> = &'a RefCell<&'a mut [u8]>;
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
     for (size, bytes) in SIZES {
-        let bytes = if options.quick { bytes.min(DRAM_QUICK_BYTES) } else { bytes };
+        let bytes = if options.quick { bytes.min(QUICK_BYTES_MAX) } else { bytes };
         let source: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(167) >> 3) as u8).collect();
         let mut target = vec![0u8; TARGET_SKEW + bytes];
         let repeat = Repeat::new(options, Unit::BytesPerClock(bytes));

@@ -19,7 +19,7 @@ use crate::harness::metric::TIME_US;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 const BYTES: usize = 256 << 20;
-const QUICK_BYTES: usize = 8 << 20;
+const QUICK_BYTES: usize = 4 << 20;
 /// A page pool that fits the second cache, walked until all bytes were copied.
 const POOL_BYTES: usize = 256 << 10;
 const PAGE_LOG2: u32 = 12;

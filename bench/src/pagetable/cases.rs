@@ -45,15 +45,17 @@ impl Case {
 
 /// Every case. Ranges lie side by side, few enough that their tables stay in the first cache where
 /// a single range's would.
-fn cases() -> Vec<Case> {
+fn cases(quick: bool) -> Vec<Case> {
+    // A debug build takes seconds for each map of a gigabyte.
+    let large_bytes = if quick { 16 * MIB } else { GIB };
     let page = || Layout::ranges(4 * KIB, 12, 4 * KIB, 256);
-    let gib = |count| Layout::ranges(GIB, 12, GIB, count);
+    let gib = |count| Layout::ranges(large_bytes, 12, large_bytes, count);
     let sparse = || Layout::ranges(4 * KIB, 12, 64 * MIB + 4 * KIB, 4096);
     let many = |len_bytes, count| Layout::ranges(len_bytes, 12, len_bytes, count);
     let pages = gib(1).pages();
     let (map, fresh) = (Work::Map { fresh: false }, Work::Map { fresh: true });
     let (unmap, finish) = (Work::Unmap, Work::UnmapAndFinish);
-    let upwards = Work::LookUp(pages[..LOOK_UPS].to_vec());
+    let upwards = Work::LookUp(pages[..LOOK_UPS.min(pages.len())].to_vec());
     let arbitrary = Work::LookUp(shuffled(&pages, LOOK_UPS));
     let thin = Work::LookUp(shuffled(&sparse().pages(), LOOK_UPS));
     let case = |(name, layout, work, checks, paths)| Case { name, layout, work, checks, paths };
@@ -81,7 +83,7 @@ fn cases() -> Vec<Case> {
 }
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
-    for case in cases() {
+    for case in cases(options.quick) {
         if !options.wants(case.name) {
             continue;
         }
