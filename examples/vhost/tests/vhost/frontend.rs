@@ -200,7 +200,12 @@ impl Frontend {
     pub(crate) fn ready_behind_iommu(served: &Served, translate: Translate) -> Self {
         let mut frontend = Self::negotiated(served);
         let (ours, theirs) = UnixStream::pair().unwrap();
-        frontend.done(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+        // Refused while many threads of earlier channels of this user have not ended yet.
+        let begin = Instant::now();
+        while frontend.acknowledged(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]) != 0 {
+            assert!(begin.elapsed() < PATIENCE, "the server takes no channel");
+            thread::sleep(Duration::from_millis(1));
+        }
         (frontend.channel, frontend.base, frontend.translate) = (Some(ours), IOVA, translate);
         let features = PROTOCOL_FEATURES | VERSION_1 | ACCESS_PLATFORM;
         frontend.done(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
