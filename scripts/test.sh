@@ -135,6 +135,8 @@ isa_tests() {
 # packages run side by side, those that take longest first; what they said is shown when all are done.
 miri_tests() {
     local status=0 running=0 at_once package
+    # Miri runs the programs itself.
+    unset CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER
     # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
     # Tree Borrows: crates/memory/mem/src/copy/bytewise.rs.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows'
