@@ -72,10 +72,10 @@ count() {
 # its sections of failures, which leave out the panics that tests expect; else lines of errors; else the
 # end.
 what_failed() {
-    awk '/^test .* FAILED/ { print; after = 20; next }
-        /^test / { after = 0 }
+    awk '/^test / { after = 0 }
+        /^test result:/ { on = 0; next }
+        /^test .* FAILED/ { print; after = 20; next }
         /^failures:$/ { on = 1 }
-        /^test result:/ { on = 0 }
         (on || after-- > 0) && NF && !/^ +([0-9]+:|at) / && ++lines <= 60' "$1" | grep . ||
         grep --extended-regexp --max-count=30 '^ *(error|FAILED|E  )|panicked at' "$1" ||
         tail --lines=10 "$1"

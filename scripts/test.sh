@@ -144,20 +144,21 @@ miri_tests() {
     local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain sync heap)
     at_once=$(nproc)
     cargo "+$rust_nightly" miri --version
+    mkdir -p "$logs/miri"
     for package in "${packages[@]}"; do
         if [[ $running -ge $at_once ]]; then
             wait -n || status=1
             running=$((running - 1))
         fi
         printf '    %s\n' "$package"
-        "miri_of_$package" >"$logs/miri_$package.log" 2>&1 &
+        "miri_of_$package" >"$logs/miri/$package.log" 2>&1 &
         running=$((running + 1))
     done
     while [[ $running -gt 0 ]]; do
         wait -n || status=1
         running=$((running - 1))
     done
-    for package in "${packages[@]}"; do cat "$logs/miri_$package.log"; done
+    for package in "${packages[@]}"; do cat "$logs/miri/$package.log"; done
     return "$status"
 }
 
