@@ -8,6 +8,7 @@
 [page tables]: page_tables
 [moving bytes]: moving_bytes
 [system calls]: system_calls
+[benchmarks]: benchmarks
 "]
 #![doc = include_str!("../docs/README.md")]
 
@@ -21,6 +22,7 @@ macro_rules! page {
 [page tables]: crate::manual::page_tables
 [moving bytes]: crate::manual::moving_bytes
 [system calls]: crate::manual::system_calls
+[benchmarks]: crate::manual::benchmarks
 "]
         #[doc = include_str!(concat!("../docs/", $file))]
         #[doc = concat!("\n## In this reference\n\n", $items)]
@@ -75,4 +77,9 @@ page!(
     "system-calls.md",
     "[`Space`](crate::access::Space), [`Domain`](crate::domain::Domain), \
      [`FaultGuard`](crate::mem::fault::FaultGuard)"
+);
+page!(
+    benchmarks,
+    "benchmarks.md",
+    "[`Report`](crate::load::Report), which has the figures of one load"
 );
