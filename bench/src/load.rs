@@ -77,7 +77,7 @@ impl On {
     ) -> Result<(Folder, Machine)> {
         let folder = Folder::open(self.dir.as_deref(), self.keep)?;
         let machine = Machine::new(self.evict_only, quick);
-        environment.set("disk", folder.disk().to_json());
+        environment.set("disk", serde_json::to_value(folder.disk())?);
         environment.set("cold", machine.describe());
         environment.set("fio", version_of("fio"));
         environment.set("dd", version_of("dd"));

@@ -52,9 +52,9 @@ impl Environment {
         environment
     }
 
-    /// Adds a fact.
-    pub(crate) fn set(&mut self, name: &str, value: impl Into<JsonFact>) {
-        self.facts.insert(name.to_owned(), value.into().0);
+    /// Adds a fact; an unknown one is null.
+    pub(crate) fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.facts.insert(name.to_owned(), value.into());
     }
 
     /// The environment of another machine, as its own line gave it.
@@ -81,26 +81,6 @@ impl fmt::Display for Environment {
         Ok(())
     }
 }
-
-/// A fact's value; what is not known is null.
-pub(crate) struct JsonFact(Value);
-
-impl<T: Into<JsonFact>> From<Option<T>> for JsonFact {
-    fn from(fact: Option<T>) -> Self {
-        fact.map_or(Self(Value::Null), Into::into)
-    }
-}
-
-macro_rules! facts {
-    ($($kind:ty),*) => {$(
-        impl From<$kind> for JsonFact {
-            fn from(fact: $kind) -> Self {
-                Self(Value::from(fact))
-            }
-        }
-    )*};
-}
-facts!(&str, String, std::borrow::Cow<'_, str>, bool, u64, usize, Value);
 
 struct Cpu {
     model: Option<String>,

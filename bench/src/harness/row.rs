@@ -7,7 +7,7 @@ use crate::harness::metric::Metric;
 /// One figure with its spread, or the reason why there is none.
 ///
 /// As JSON it is one line of a bench's output; `README.md` describes the fields.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) bench: String,
     pub(crate) case: String,
@@ -54,22 +54,8 @@ impl Row {
             bench: bench.to_owned(),
             case: case.to_owned(),
             candidate: candidate.to_owned(),
-            metric: String::new(),
-            unit: String::new(),
-            median: None,
-            min: None,
-            max: None,
-            mean: None,
-            runs: 0,
-            baseline: None,
-            ratio: None,
-            ratio_min: None,
-            ratio_max: None,
-            cpu_seconds: None,
-            peak_memory_mib: None,
-            note: None,
             not_run: Some(why.to_owned()),
-            not_measured: None,
+            ..Self::default()
         }
     }
 }

@@ -5,10 +5,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// The disk and file system below a folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Disk {
     /// As `mount` names it.
     pub(crate) file_system: String,
@@ -18,6 +18,7 @@ pub(crate) struct Disk {
     model: Option<String>,
     rotational: Option<bool>,
     scheduler: Option<String>,
+    #[serde(skip)]
     pub(crate) free_bytes: u64,
 }
 
@@ -25,17 +26,6 @@ impl Disk {
     /// Whether the "disk" is memory, from which a cold read cannot be had.
     pub(crate) fn is_memory(&self) -> bool {
         matches!(self.file_system.as_str(), "tmpfs" | "ramfs" | "devtmpfs" | "rootfs" | "hugetlbfs")
-    }
-
-    pub(crate) fn to_json(&self) -> Value {
-        json!({
-            "file_system": self.file_system,
-            "options": self.options,
-            "device": self.device,
-            "model": self.model,
-            "rotational": self.rotational,
-            "scheduler": self.scheduler,
-        })
     }
 }
 
