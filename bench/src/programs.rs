@@ -110,21 +110,19 @@ impl Bench for Programs {
         }
         for (case, start, limit, programs) in cases {
             let measured = session.run_within((limit, OVER), case, programs);
-            let against = |baseline, only| Against { metric: TIME_MS, baseline, only };
+            let against = |baseline| Against::new(TIME_MS, baseline);
             let rules: &[Against<'_>] = match start {
                 Start::Cold => &[
-                    against(FIO, None),
-                    against(CAT, Some(OURS)),
-                    against(CP, Some(OURS)),
-                    against(SAFETENSORS, Some(OURS_PYTHON)),
+                    against(FIO),
+                    against(CAT).only(OURS),
+                    against(CP).only(OURS),
+                    against(SAFETENSORS).only(OURS_PYTHON),
                 ],
-                Start::Warm => &[
-                    against(CP, None),
-                    against(CAT, Some(OURS)),
-                    against(SAFETENSORS, Some(OURS_PYTHON)),
-                ],
+                Start::Warm => {
+                    &[against(CP), against(CAT).only(OURS), against(SAFETENSORS).only(OURS_PYTHON)]
+                }
             };
-            session.publish(measured.rows(session.bench(), rules))?;
+            session.publish(measured.rows(rules))?;
         }
         setting.folder.discard(&file.path);
         Ok(())

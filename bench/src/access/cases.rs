@@ -64,13 +64,12 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
         let task = Task::new(work, places, options);
         let candidates = candidates(task, (memory, &Maps::new(maps)), peers)?;
         let names: Vec<String> = candidates.iter().map(|one| one.name.clone()).collect();
-        let measured = session.run(&case, candidates);
         // The library against each of them, and each of them against a plain copy.
-        let against = |baseline, only| Against { metric: CYCLES, baseline, only: Some(only) };
+        let against = |baseline, only| Against::new(CYCLES, baseline).only(only);
         let others = || names.iter().filter(|name| *name != OURS);
         let mut rules: Vec<_> = others().map(|name| against(name.as_str(), OURS)).collect();
         rules.extend(others().map(|name| against(PLAIN, name)));
-        session.publish(measured.rows(session.bench(), &rules))?;
+        session.compare(&case, candidates, &rules)?;
     }
     dirty_logs(options, memory, session)?;
     two_threads(options, memory, session)
@@ -135,11 +134,9 @@ fn dirty_logs(options: &CommonOptions, memory: &Memory, session: &mut Session) -
         candidates.push(candidate(NO_BITMAP, task, on, Address::Offset, accessor));
         let accessor = shared(v0_16::one::<v0_16::AtomicBitmap>(memory)?);
         candidates.push(candidate(BITMAP, task, on, Address::Offset, accessor));
-        let measured = session.run(&case, candidates);
         let pairs = [(OFF, INTERNAL), (OFF, EXTERNAL), (NO_BITMAP, BITMAP)];
-        let against =
-            pairs.map(|(baseline, only)| Against { metric: CYCLES, baseline, only: Some(only) });
-        session.publish(measured.rows(session.bench(), &against))?;
+        let against = pairs.map(|(baseline, only)| Against::new(CYCLES, baseline).only(only));
+        session.compare(&case, candidates, &against)?;
     }
     Ok(())
 }
@@ -173,12 +170,9 @@ fn two_threads(options: &CommonOptions, memory: &Memory, session: &mut Session) 
         both!(ONE_0_16, Address::Offset, shared(v0_16::one::<()>(memory)?));
         let iommu = "vm-memory 0.18, IOMMU, 16 maps";
         both!(iommu, Address::Iova, shared(v0_18::iommu(memory, on.1)?));
-        let measured = session.run(&case, candidates);
-        let against: Vec<Against<'_>> = pairs
-            .iter()
-            .map(|(one, two)| Against { metric: ACCESS_RATE, baseline: one, only: Some(two) })
-            .collect();
-        session.publish(measured.rows(session.bench(), &against))?;
+        let against: Vec<Against<'_>> =
+            pairs.iter().map(|(one, two)| Against::new(ACCESS_RATE, one).only(two)).collect();
+        session.compare(&case, candidates, &against)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ const ACCESSES: &str = include_str!("../../published/iova_access.csv");
 const UNTRANSLATED: &str = "kvm_read_page/kvm_write_page";
 
 /// The averages with `vms` guests, each against untranslated access.
-pub(super) fn accesses(bench: &str, case: &str, vms: usize) -> Result<Vec<Row>> {
+pub(super) fn accesses(case: &str, vms: usize) -> Result<Vec<Row>> {
     let mut figures = Vec::new();
     for fields in csv_lines(ACCESSES) {
         let average = fields.get(4).context("published/iova_access.csv: a line is too short")?;
@@ -27,7 +27,7 @@ pub(super) fn accesses(bench: &str, case: &str, vms: usize) -> Result<Vec<Row>> 
         baseline: Some(published(UNTRANSLATED)),
         ratio: base.map(|base| cycles / base),
         note: Some("a kernel of 2020, glmark2 in the guest".to_owned()),
-        ..Row::of(bench, case, &published(name), CYCLES)
+        ..Row::of(case, &published(name), CYCLES)
     };
     Ok(figures.iter().map(row).collect())
 }
@@ -38,11 +38,11 @@ mod tests {
 
     #[test]
     fn the_published_table_is_read() {
-        let one = accesses("access", "c", 1).unwrap();
+        let one = accesses("c", 1).unwrap();
         assert_eq!(one.len(), 5);
         assert_eq!((one[0].median, one[0].ratio), (Some(993.0), Some(1.0)));
         let mutex = one.iter().find(|row| row.candidate.contains("(mutex)")).unwrap();
         assert!((mutex.ratio.unwrap() - 1673.0 / 993.0).abs() < 1e-9);
-        assert_eq!(accesses("access", "c", 2).unwrap().len(), 3);
+        assert_eq!(accesses("c", 2).unwrap().len(), 3);
     }
 }

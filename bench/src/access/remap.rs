@@ -65,14 +65,13 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
         candidates.push(Candidate::new(name, run).needs_cores(pace.cores()));
     }
     let names: Vec<String> = candidates.iter().map(|one| one.name.clone()).collect();
-    let measured = session.run(case, candidates);
     let against: Vec<Against<'_>> = (0..names.len())
         .map(|at| {
             let still = &names[at / paces.len() * paces.len()];
-            Against { metric: CYCLES, baseline: still, only: Some(&names[at]) }
+            Against::new(CYCLES, still).only(&names[at])
         })
         .collect();
-    session.publish(measured.rows(session.bench(), &against))
+    session.compare(case, candidates, &against)
 }
 
 /// How often a buffer is mapped and unmapped.

@@ -46,10 +46,10 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
         let task = Task::new(work, Places::Hot, options);
         let task = if vms > 1 { task.threads(vms) } else { task };
         let measured = session.run(case, candidates((memory, &maps), task)?);
-        let against = [Against { metric: CYCLES, baseline: UNTRANSLATED, only: None }];
-        let mut rows = measured.rows(session.bench(), &against);
+        let against = [Against::new(CYCLES, UNTRANSLATED)];
+        let mut rows = measured.rows(&against);
         if work == Work::Mix {
-            rows.extend(published::accesses(session.bench(), case, vms)?);
+            rows.extend(published::accesses(case, vms)?);
         }
         session.publish(rows)?;
     }

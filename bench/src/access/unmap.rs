@@ -44,8 +44,7 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
                 .ours()
                 .needs_cores(sessions.cores())
         };
-        let measured = session.run(case, Sessions::ALL.map(candidate).into());
-        session.publish(measured.rows(session.bench(), &[]))?;
+        session.compare(case, Sessions::ALL.map(candidate).into(), &[])?;
     }
     Ok(())
 }

@@ -210,22 +210,22 @@ fn run_in(
             session.count_failure();
         }
         let against = [SPEED, UNMAP_TIME, MAP_TIME, MAP_AND_UNMAP_TIME];
-        let against = against.map(|metric| Against { metric, baseline: MAP, only: None });
-        let mut rows = answer.measured.rows(session.bench(), &against);
-        rows.extend(published_rows(session.bench(), interest, iommu, case)?);
+        let against = against.map(|metric| Against::new(metric, MAP));
+        let mut rows = answer.measured.rows(&against);
+        rows.extend(published_rows(interest, iommu, case)?);
         session.publish(rows)?;
     }
     Ok(())
 }
 
 /// The published figures, where there are some: of virtio-iommu, with 64 I/Os in flight.
-fn published_rows(bench: &str, interest: Interest, iommu: &str, case: &Case) -> Result<Vec<Row>> {
+fn published_rows(interest: Interest, iommu: &str, case: &Case) -> Result<Vec<Row>> {
     if iommu != "virtio-iommu" || case.depth != DEPTH_PUBLISHED {
         return Ok(Vec::new());
     }
     match interest {
-        Interest::Throughput => published::throughput(bench, &case.name, case.block),
-        Interest::Instructions => published::times(bench, &case.name, case.block),
+        Interest::Throughput => published::throughput(&case.name, case.block),
+        Interest::Instructions => published::times(&case.name, case.block),
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
     fn published_figures_stand_beside_what_they_are_of() {
         let rows = |interest: Interest, iommu: &str| {
             let cases = interest.cases(iommu);
-            let rows = cases.iter().map(|case| published_rows("bounce", interest, iommu, case));
+            let rows = cases.iter().map(|case| published_rows(interest, iommu, case));
             rows.map(Result::unwrap).map(|rows| rows.len()).collect::<Vec<_>>()
         };
         assert_eq!(rows(Interest::Throughput, "virtio-iommu"), [0, 0, 0, 0, 1, 1, 1, 1]);

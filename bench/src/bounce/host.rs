@@ -80,10 +80,9 @@ fn map_and_unmap(options: &CommonOptions, session: &mut Session) -> Result<()> {
         let work = move |thread: usize, drive: Drive<'_>| trees.run(&parts[thread], at_once, drive);
         candidates.push(candidate(name, options, work).with_note(NO_TABLES));
     }
-    let measured = session.run(case, candidates);
-    let against = |baseline, only| Against { metric: TIME_NS, baseline, only: Some(only) };
+    let against = |baseline, only| Against::new(TIME_NS, baseline).only(only);
     let against = [against(TREES, NO_SESSION), against(TREES_64, AT_ONCE)];
-    session.publish(measured.rows(session.bench(), &against))
+    session.compare(case, candidates, &against)
 }
 
 fn batches(options: &CommonOptions, session: &mut Session) -> Result<()> {
@@ -97,8 +96,7 @@ fn batches(options: &CommonOptions, session: &mut Session) -> Result<()> {
         let work = move |thread, drive: Drive<'_>| ours.run(thread, drive);
         candidates.push(candidate(name, options, work).ours().needs_cores(sessions.cores()));
     }
-    let measured = session.run(case, candidates);
-    session.publish(measured.rows(session.bench(), &[]))
+    session.compare(case, candidates, &[])
 }
 
 const OURS: &str = "longshore";
@@ -157,15 +155,14 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
             }),
             ours(MAPPED, Bounce::Never, How::Each)?,
         ];
-        let measured = session.run(case, candidates);
-        let against = |baseline, only| Against { metric: TIME_NS, baseline, only: Some(only) };
+        let against = |baseline, only| Against::new(TIME_NS, baseline).only(only);
         let against = [
             against(COPIES, OURS),
             against(MEMCPY, OURS),
             against(SLOTS, OURS),
             against(COPY, REPORTED),
         ];
-        session.publish(measured.rows(session.bench(), &against))?;
+        session.compare(case, candidates, &against)?;
     }
     Ok(())
 }
@@ -242,9 +239,8 @@ fn elements(options: &CommonOptions, session: &mut Session) -> Result<()> {
         })
         .with_note("neither maps, nor counts, nor grows"),
     ];
-    let measured = session.run(case, candidates);
-    let against = |baseline| Against { metric: TIME_NS, baseline, only: Some(ELEMENT) };
-    session.publish(measured.rows(session.bench(), &[against(MAPPED), against(LIST)]))
+    let against = |baseline| Against::new(TIME_NS, baseline).only(ELEMENT);
+    session.compare(case, candidates, &[against(MAPPED), against(LIST)])
 }
 
 fn repeat(drive: Drive<'_>, work: impl Fn() -> Result<()>) -> Result<()> {
@@ -294,12 +290,9 @@ fn two_threads(options: &CommonOptions, session: &mut Session) -> Result<()> {
                 Box::new(move |thread, drive| trees.run(&parts[thread], false, drive)),
             );
         }
-        let measured = session.run(case, candidates);
-        let against: Vec<Against<'_>> = pairs
-            .iter()
-            .map(|(one, two)| Against { metric: TRANSFER_RATE, baseline: one, only: Some(two) })
-            .collect();
-        session.publish(measured.rows(session.bench(), &against))?;
+        let against: Vec<Against<'_>> =
+            pairs.iter().map(|(one, two)| Against::new(TRANSFER_RATE, one).only(two)).collect();
+        session.compare(case, candidates, &against)?;
     }
     Ok(())
 }

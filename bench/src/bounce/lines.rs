@@ -203,8 +203,8 @@ mod tests {
         let answer = answer(&lines(1000), Interest::Throughput).unwrap();
         assert!(answer.environment.is_some());
         assert_eq!(answer.measured.failures(), 0);
-        let against = [Against { metric: SPEED, baseline: MAP, only: None }];
-        let rows = answer.measured.rows("bounce", &against);
+        let against = [Against::new(SPEED, MAP)];
+        let rows = answer.measured.rows(&against);
         let row = |candidate: &str, metric: crate::harness::Metric| {
             rows.iter().find(|row| row.candidate == candidate && row.metric == metric.name).unwrap()
         };

@@ -48,8 +48,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     }
     let name = "all of one size, the worst";
     candidates.push(Candidate::new(name, || Ok(worst_size(count / 4, memory)?)).ours());
-    let measured = session.run(CASE, candidates);
-    session.publish(measured.rows(session.bench(), &[]))
+    session.compare(CASE, candidates, &[])
 }
 
 /// A transfer.

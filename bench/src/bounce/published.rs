@@ -11,29 +11,26 @@ const TABLE: &str = include_str!("../../published/bounce.csv");
 pub(super) const MAP: &str = "map + unmap";
 
 /// The throughput at a block size, as `4k`.
-pub(super) fn throughput(bench: &str, case: &str, block: &str) -> Result<Vec<Row>> {
+pub(super) fn throughput(case: &str, block: &str) -> Result<Vec<Row>> {
     let [throughput, ..] = of(block)?;
     let note = "an i5-10210U and its hypervisor, virtio-iommu, 64 in flight";
-    Ok(vec![row(bench, case, SPEED, throughput, note)])
+    Ok(vec![row(case, SPEED, throughput, note)])
 }
 
 /// The times at a block size.
-pub(super) fn times(bench: &str, case: &str, block: &str) -> Result<Vec<Row>> {
+pub(super) fn times(case: &str, block: &str) -> Result<Vec<Row>> {
     let [_, unmap_time, map_time] = of(block)?;
     let note =
         "time on an i5-10210U, traps included; of map it says only that more than 99% went away";
-    Ok(vec![
-        row(bench, case, UNMAP_TIME, unmap_time, note),
-        row(bench, case, MAP_TIME, map_time, note),
-    ])
+    Ok(vec![row(case, UNMAP_TIME, unmap_time, note), row(case, MAP_TIME, map_time, note)])
 }
 
-fn row(bench: &str, case: &str, metric: Metric, ratio: f64, note: &str) -> Row {
+fn row(case: &str, metric: Metric, ratio: f64, note: &str) -> Row {
     Row {
         baseline: Some(format!("published: {MAP}")),
         ratio: Some(ratio),
         note: Some(note.to_owned()),
-        ..Row::of(bench, case, "published: bounce", metric)
+        ..Row::of(case, "published: bounce", metric)
     }
 }
 

@@ -206,7 +206,7 @@ mod tests {
             baseline: baseline.map(str::to_owned),
             ratio,
             not_run: None,
-            ..Row::not_run("load", "cold", candidate, "")
+            ..Row::not_run("cold", candidate, "")
         }
     }
 
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(not_run(&[]), "the case 'cold' was not run");
         let ours = row("longshore", 2.0, Some("fio"), None);
         assert_eq!(not_run(std::slice::from_ref(&ours)), "fio was not run");
-        let absent = Row::not_run("load", "cold", "fio", "not installed");
+        let absent = Row::not_run("cold", "fio", "not installed");
         assert_eq!(not_run(&[ours.clone(), absent]), "fio: not installed");
         let mut uncounted = ours.clone();
         uncounted.not_measured = Some("runai-model-streamer did not run".to_owned());

@@ -30,10 +30,20 @@ pub(crate) struct Measured {
 /// Which candidate a metric is compared with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Against<'a> {
-    pub(crate) metric: Metric,
-    pub(crate) baseline: &'a str,
-    /// Only this candidate; everyone where there is none.
-    pub(crate) only: Option<&'a str>,
+    metric: Metric,
+    baseline: &'a str,
+    /// Only this candidate; all candidates if there is none.
+    only: Option<&'a str>,
+}
+
+impl<'a> Against<'a> {
+    pub(crate) fn new(metric: Metric, baseline: &'a str) -> Self {
+        Self { metric, baseline, only: None }
+    }
+
+    pub(crate) fn only(self, candidate: &'a str) -> Self {
+        Self { only: Some(candidate), ..self }
+    }
 }
 
 impl Entry {
@@ -137,7 +147,7 @@ impl Measured {
     }
 
     /// A row for each candidate, metric and baseline, and one for each that did not run.
-    pub(crate) fn rows(&self, bench: &str, against: &[Against<'_>]) -> Vec<Row> {
+    pub(crate) fn rows(&self, against: &[Against<'_>]) -> Vec<Row> {
         let mut metrics: Vec<Metric> = Vec::new();
         for (metric, _) in self.entries.iter().flat_map(|entry| &entry.series) {
             if !metrics.contains(metric) {
@@ -155,17 +165,14 @@ impl Measured {
                     .map(|rule| rule.baseline)
                     .peekable();
                 if baselines.peek().is_none() {
-                    rows.push(self.row(bench, entry, metric, values, None));
+                    rows.push(self.row(entry, metric, values, None));
                 }
-                rows.extend(
-                    baselines.map(|name| self.row(bench, entry, metric, values, Some(name))),
-                );
+                rows.extend(baselines.map(|name| self.row(entry, metric, values, Some(name))));
             }
         }
         for entry in &self.entries {
             if let Some(trouble) = &entry.trouble {
-                let mut row =
-                    Row::not_run(bench, &self.case, &entry.candidate, &trouble.to_string());
+                let mut row = Row::not_run(&self.case, &entry.candidate, &trouble.to_string());
                 row.not_measured.clone_from(&self.not_measured);
                 rows.push(row);
             }
@@ -173,24 +180,12 @@ impl Measured {
         rows
     }
 
-    fn row(
-        &self,
-        bench: &str,
-        entry: &Entry,
-        metric: Metric,
-        values: &[f64],
-        baseline: Option<&str>,
-    ) -> Row {
+    fn row(&self, entry: &Entry, metric: Metric, values: &[f64], baseline: Option<&str>) -> Row {
         let summary = Summary::of(values);
         let ratio = baseline
             .and_then(|name| self.values(name, metric))
             .and_then(|base| Summary::of_ratios(values, base));
         Row {
-            bench: bench.to_owned(),
-            case: self.case.clone(),
-            candidate: entry.candidate.clone(),
-            metric: metric.name.to_owned(),
-            unit: metric.unit.to_owned(),
             median: summary.map(|of| of.median),
             min: summary.map(|of| of.min),
             max: summary.map(|of| of.max),
@@ -204,8 +199,8 @@ impl Measured {
             cpu_seconds: entry.cost(|cost| Some((cost.cpu_seconds? * 1e9).round() / 1e9)),
             peak_memory_mib: entry.cost(|cost| Some(cost.peak_memory_bytes? as f64 / MIB)),
             note: entry.note.clone(),
-            not_run: None,
             not_measured: self.not_measured.clone(),
+            ..Row::of(&self.case, &entry.candidate, metric)
         }
     }
 }
@@ -243,8 +238,8 @@ mod tests {
         let mut measured = measured();
         measured.add_best_of("fio", &["fio 4 MiB", "fio 8 MiB", "dd"], SPEED);
         assert_eq!(measured.values("fio", SPEED).unwrap(), [4.0, 3.0]);
-        let against = [Against { metric: SPEED, baseline: "fio", only: None }];
-        let rows = measured.rows("load", &against);
+        let against = [Against::new(SPEED, "fio")];
+        let rows = measured.rows(&against);
         let ours = rows.iter().find(|row| row.candidate == "ours").unwrap();
         assert_eq!((ours.median, ours.ratio, ours.runs), (Some(2.5), Some(0.75), 2));
         assert_eq!((ours.cpu_seconds, ours.peak_memory_mib), (Some(2.5), Some(3.0)));
@@ -257,7 +252,7 @@ mod tests {
     fn what_did_not_run_has_a_row_that_says_why() {
         let mut measured = measured();
         measured.add_best_of("limit", &["dd"], SPEED);
-        let rows = measured.rows("load", &[]);
+        let rows = measured.rows(&[]);
         for candidate in ["dd", "limit"] {
             let row = rows.iter().find(|row| row.candidate == candidate).unwrap();
             assert_eq!(row.not_run.as_deref(), Some("dd is not installed"), "{candidate}");
@@ -270,13 +265,8 @@ mod tests {
         let mut measured = measured();
         measured.entries[0].add(vec![(POOL_PEAK, 1.0), (POOL_PEAK, 3.0)], Cost::default());
         measured.set_not_measured("no fio".to_owned());
-        let rows = measured.rows(
-            "load",
-            &[
-                Against { metric: SPEED, baseline: "fio 4 MiB", only: None },
-                Against { metric: SPEED, baseline: "dd", only: Some("ours") },
-            ],
-        );
+        let rows = measured
+            .rows(&[Against::new(SPEED, "fio 4 MiB"), Against::new(SPEED, "dd").only("ours")]);
         let ours: Vec<_> = rows
             .iter()
             .filter(|row| row.candidate == "ours")

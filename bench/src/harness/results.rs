@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_kept_run_is_read_back() {
-        let row = Row::not_run("load", "cold", "dd", "absent");
+        let row = Row::not_run("cold", "dd", "absent");
         let text = format!(
             "{}\n{}\n",
             serde_json::json!({"bench": "load", "environment": {"quick": true}}),

@@ -9,6 +9,7 @@ use crate::harness::metric::Metric;
 /// As JSON it is one line of a bench's output; `README.md` describes the fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
+    /// The session sets it.
     pub(crate) bench: String,
     pub(crate) case: String,
     pub(crate) candidate: String,
@@ -43,15 +44,19 @@ pub(crate) struct Row {
 
 impl Row {
     /// A row of a metric, without a figure yet.
-    pub(crate) fn of(bench: &str, case: &str, candidate: &str, metric: Metric) -> Self {
-        let (metric, unit) = (metric.name.to_owned(), metric.unit.to_owned());
-        Self { metric, unit, not_run: None, ..Self::not_run(bench, case, candidate, "") }
+    pub(crate) fn of(case: &str, candidate: &str, metric: Metric) -> Self {
+        Self {
+            case: case.to_owned(),
+            candidate: candidate.to_owned(),
+            metric: metric.name.to_owned(),
+            unit: metric.unit.to_owned(),
+            ..Self::default()
+        }
     }
 
     /// A row that says only why there is no figure.
-    pub(crate) fn not_run(bench: &str, case: &str, candidate: &str, why: &str) -> Self {
+    pub(crate) fn not_run(case: &str, candidate: &str, why: &str) -> Self {
         Self {
-            bench: bench.to_owned(),
             case: case.to_owned(),
             candidate: candidate.to_owned(),
             not_run: Some(why.to_owned()),
@@ -71,7 +76,7 @@ mod tests {
             runs: 5,
             baseline: Some("fio".to_owned()),
             not_run: None,
-            ..Row::not_run("load", "cold", "longshore", "")
+            ..Row::not_run("cold", "longshore", "")
         };
         let line = serde_json::to_value(&row).unwrap();
         let fields = "bench case candidate metric unit median min max runs baseline ratio \

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::candidate::{Candidate, Run, Trouble};
 use crate::harness::environment::Environment;
-use crate::harness::measured::Measured;
+use crate::harness::measured::{Against, Measured};
 use crate::harness::options::CommonOptions;
 use crate::harness::results::Saving;
 use crate::harness::rounds::{self, Rounds};
@@ -66,11 +66,6 @@ impl Session {
         Ok(())
     }
 
-    /// The name of the bench, as in its rows.
-    pub(crate) fn bench(&self) -> &'static str {
-        self.bench
-    }
-
     pub(crate) fn rounds(&self) -> Rounds {
         self.rounds
     }
@@ -110,8 +105,20 @@ impl Session {
         measured
     }
 
+    /// Runs the candidates of a case by turns and publishes their rows.
+    pub(crate) fn compare(
+        &mut self,
+        case: &str,
+        candidates: Vec<Candidate<'_>>,
+        against: &[Against<'_>],
+    ) -> Result<()> {
+        let measured = self.run(case, candidates);
+        self.publish(measured.rows(against))
+    }
+
     /// Takes rows as final: keeps and prints them.
-    pub(crate) fn publish(&mut self, rows: Vec<Row>) -> Result<()> {
+    pub(crate) fn publish(&mut self, mut rows: Vec<Row>) -> Result<()> {
+        rows.iter_mut().for_each(|row| self.bench.clone_into(&mut row.bench));
         if !self.json && !rows.is_empty() {
             print!("\n{}", table::of_rows(&rows));
         }
@@ -124,7 +131,7 @@ impl Session {
 
     /// Says that a whole case did not run.
     pub(crate) fn not_run(&mut self, case: &str, candidate: &str, why: &str) -> Result<()> {
-        self.publish(vec![Row::not_run(self.bench, case, candidate, why)])
+        self.publish(vec![Row::not_run(case, candidate, why)])
     }
 
     /// Counts a failure of ours that no candidate stands for.

@@ -176,9 +176,9 @@ mod tests {
                 runs: 3,
                 baseline: Some("fio".to_owned()),
                 not_run: None,
-                ..Row::not_run("load", "cold", "longshore", "")
+                ..Row::not_run("cold", "longshore", "")
             },
-            Row::not_run("load", "cold", "fio", "fio is not installed"),
+            Row::not_run("cold", "fio", "fio is not installed"),
         ];
         rows[0].not_measured = Some("fio did not run".to_owned());
         let table = of_rows(&rows);

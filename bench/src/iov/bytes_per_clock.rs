@@ -58,9 +58,9 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             // One target for all, so that they find the same memory.
             let target = RefCell::new(&mut target[TARGET_SKEW..TARGET_SKEW + bytes]);
             let measured = session.run(&case, build(&source, &target, repeat));
-            let against = [Against { metric: BYTES_PER_CLOCK, baseline: MEMCPY, only: None }];
-            let mut rows = measured.rows(session.bench(), &against);
-            rows.extend(published::bounds(session.bench(), &case)?);
+            let against = [Against::new(BYTES_PER_CLOCK, MEMCPY)];
+            let mut rows = measured.rows(&against);
+            rows.extend(published::bounds(&case)?);
             session.publish(rows)?;
         }
     }

@@ -118,11 +118,11 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     let mut rows = Vec::new();
     for name in names() {
         rows.push(match program.code_bytes(name) {
-            Some(bytes) if cfg!(target_arch = "x86_64") => row(session.bench(), name, bytes),
-            _ => Row::not_run(session.bench(), CASE, name, "no symbols, or not x86-64"),
+            Some(bytes) if cfg!(target_arch = "x86_64") => row(name, bytes),
+            _ => Row::not_run(CASE, name, "no symbols, or not x86-64"),
         });
     }
-    rows.extend(published(session.bench())?);
+    rows.extend(published()?);
     session.publish(rows)
 }
 
@@ -177,12 +177,12 @@ fn called(address: u64, code: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-fn row(bench: &str, candidate: &str, bytes: u64) -> Row {
-    Row { median: Some(bytes as f64), runs: 1, ..Row::of(bench, CASE, candidate, CODE) }
+fn row(candidate: &str, bytes: u64) -> Row {
+    Row { median: Some(bytes as f64), runs: 1, ..Row::of(CASE, candidate, CODE) }
 }
 
 /// The kernel's functions of always-inlined steps, by what they are called here.
-fn published(bench: &str) -> Result<Vec<Row>> {
+fn published() -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for line in csv_lines(TABLE) {
         let [function, _, after] = line[..] else {
@@ -190,7 +190,7 @@ fn published(bench: &str) -> Result<Vec<Row>> {
         };
         let bytes = after.parse().with_context(|| format!("iov_code_size.csv: {line:?}"))?;
         if let Some((_, here)) = SAME.iter().find(|(kernels, _)| *kernels == function) {
-            rows.push(row(bench, &format!("{here}, published ({function})"), bytes));
+            rows.push(row(&format!("{here}, published ({function})"), bytes));
         }
     }
     Ok(rows)

@@ -46,9 +46,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
                 })
                 .ours(),
         ];
-        let measured = session.run(CASE, candidates);
-        let against = [Against { metric: BYTES_PER_CLOCK, baseline: WITHOUT, only: None }];
-        session.publish(measured.rows(session.bench(), &against))?;
+        let against = [Against::new(BYTES_PER_CLOCK, WITHOUT)];
+        session.compare(CASE, candidates, &against)?;
     }
     if options.wants(FAULT_CASE) {
         let _guard = FaultGuard::install()?;
@@ -63,9 +62,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             assert!(matches!(done, Err(Error::Fault { done_bytes: 0, .. })), "{done:?}");
         };
         let repeat = Repeat::new(options, Unit::CyclesEach(1));
-        let measured = session.run(FAULT_CASE, vec![repeat.of("longshore", fault).ours()]);
-        let against = [Against { metric: CORE_CYCLES, baseline: "longshore", only: None }];
-        session.publish(measured.rows(session.bench(), &against))?;
+        let against = [Against::new(CORE_CYCLES, "longshore")];
+        session.compare(FAULT_CASE, vec![repeat.of("longshore", fault).ours()], &against)?;
     }
     Ok(())
 }

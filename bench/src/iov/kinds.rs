@@ -171,11 +171,7 @@ fn one(
         Cursor::<Source>::sparse_pages(&index, 0, into.len()).expect("it is short")
     });
     walk!("PageQueue", |into| Cursor::<Source>::page_queue(&queue, into.len()));
-    let measured = session.run(case, candidates);
-    let against = [
-        Against { metric: TIME_US, baseline: MEMCPY, only: None },
-        Against { metric: TIME_US, baseline: OWN, only: None },
-    ];
-    session.publish(measured.rows(session.bench(), &against))?;
-    session.publish(published::kinds(session.bench(), case)?)
+    let against = [Against::new(TIME_US, MEMCPY), Against::new(TIME_US, OWN)];
+    session.compare(case, candidates, &against)?;
+    session.publish(published::kinds(case)?)
 }

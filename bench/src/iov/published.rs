@@ -23,7 +23,7 @@ const KINDS: [(&str, &str); 6] = [
 const RUNS: usize = 3;
 
 /// The medians of the always-inlined version's runs, each against that of the kernel's own memory.
-pub(super) fn kinds(bench: &str, case: &str) -> Result<Vec<Row>> {
+pub(super) fn kinds(case: &str) -> Result<Vec<Row>> {
     let mut figures = Vec::new();
     for line in csv_lines(TABLE) {
         let after: Result<Vec<f64>, _> = line.iter().skip(3).map(|field| field.parse()).collect();
@@ -39,13 +39,13 @@ pub(super) fn kinds(bench: &str, case: &str) -> Result<Vec<Row>> {
         runs: RUNS,
         baseline: Some(format!("{OWN}, published")),
         ratio: baseline.map(|baseline| time / baseline),
-        ..Row::of(bench, case, &format!("{kind}, published"), TIME_US)
+        ..Row::of(case, &format!("{kind}, published"), TIME_US)
     };
     Ok(figures.iter().map(row).collect())
 }
 
 /// What was named as reachable, in bytes per core clock, as rows of the case that measures it.
-pub(super) fn bounds(bench: &str, case: &str) -> Result<Vec<Row>> {
+pub(super) fn bounds(case: &str) -> Result<Vec<Row>> {
     let begins = match case {
         "checksum, 4 KiB" => "internet checksum",
         "copy, 4 KiB" => "rep movs",
@@ -56,7 +56,7 @@ pub(super) fn bounds(bench: &str, case: &str) -> Result<Vec<Row>> {
     of_case
         .map(|line| {
             let figure = line.get(1).context("published/checksum_bounds.csv: no figure")?;
-            let row = Row::of(bench, case, &format!("published: {}", line[0]), BYTES_PER_CLOCK);
+            let row = Row::of(case, &format!("published: {}", line[0]), BYTES_PER_CLOCK);
             Ok(Row { median: Some(figure.parse()?), ..row })
         })
         .collect()

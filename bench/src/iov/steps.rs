@@ -59,9 +59,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         walk!("PageQueue", each, QueuedPages::<Source>::new(&queue)),
         walk!("ForeignBuf", one, ForeignBuf::<Source>::new(whole)),
     ];
-    let measured = session.run(CASE, candidates);
-    let against = [Against { metric: CORE_CYCLES, baseline: "OwnVec", only: None }];
-    session.publish(measured.rows(session.bench(), &against))
+    let against = [Against::new(CORE_CYCLES, "OwnVec")];
+    session.compare(CASE, candidates, &against)
 }
 
 fn walk<'a, K: Kind<Source> + 'a>(

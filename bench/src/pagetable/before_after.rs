@@ -34,9 +34,9 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
                 vec![Candidate::unable(AFTER, ours::cleaned_with())]
             );
             let measured = session.run(&case, candidates);
-            let against = [Against { metric: TIME_NS, baseline: AFTER, only: None }];
-            let mut rows = measured.rows(session.bench(), &against);
-            rows.extend(published.rows(session.bench(), &case));
+            let against = [Against::new(TIME_NS, AFTER)];
+            let mut rows = measured.rows(&against);
+            rows.extend(published.rows(&case));
             session.publish(rows)?;
         }
     }
@@ -81,7 +81,7 @@ impl Published {
         Ok(Self { len_bytes, before_us: before.parse()?, after_us: after.parse()? })
     }
 
-    fn rows(&self, bench: &str, case: &str) -> [Row; 2] {
+    fn rows(&self, case: &str) -> [Row; 2] {
         let row = |candidate, us: f64| Row {
             median: Some(us * 1e3),
             baseline: Some(PUBLISHED_AFTER.to_owned()),
@@ -89,7 +89,7 @@ impl Published {
             note: Some(
                 "a DMA benchmark's whole unmapping, of which the tables are a part".to_owned(),
             ),
-            ..Row::of(bench, case, candidate, TIME_NS)
+            ..Row::of(case, candidate, TIME_NS)
         };
         [row("published, before", self.before_us), row(PUBLISHED_AFTER, self.after_us)]
     }

@@ -100,15 +100,14 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         if !tracks {
             peers(&case, options, &mut candidates);
         }
-        let measured = session.run(case.name, candidates);
         let against: Vec<Against<'_>> = own
             .iter()
             .flat_map(|name| {
                 let baselines = [AARCH64_PAGING, X86_64_CRATE, MULTIARCH];
-                baselines.map(|baseline| Against { metric: TIME_NS, baseline, only: Some(name) })
+                baselines.map(|baseline| Against::new(TIME_NS, baseline).only(name))
             })
             .collect();
-        session.publish(measured.rows(session.bench(), &against))?;
+        session.compare(case.name, candidates, &against)?;
     }
     Ok(())
 }

@@ -146,15 +146,17 @@ mod tests {
 
     fn run(name: &str, case: &str, median: f64) -> Run {
         let row = Row {
+            bench: "load".to_owned(),
             metric: SPEED.name.to_owned(),
             median: Some(median),
             not_run: None,
-            ..Row::not_run("load", case, "longshore", "")
+            ..Row::not_run(case, "longshore", "")
         };
+        let absent = Row { bench: "load".to_owned(), ..Row::not_run(case, "fio", "absent") };
         Run {
             name: name.to_owned(),
             environments: vec![("load".to_owned(), Map::new())],
-            rows: vec![(row, 0), (Row::not_run("load", case, "fio", "absent"), 0)],
+            rows: vec![(row, 0), (absent, 0)],
             trouble: None,
         }
     }

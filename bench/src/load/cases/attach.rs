@@ -54,14 +54,11 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
         });
         if name == MAP { candidate } else { candidate.ours() }
     });
-    let measured = session.run(CASE, candidates.into());
+    let against = [Against::new(TIME_MS, LOAD), Against::new(TIME_MS, MAP).only(ATTACH)];
+    session.compare(CASE, candidates.into(), &against)?;
     drop(serving);
     context.folder.discard(&model.path);
-    let against = [
-        Against { metric: TIME_MS, baseline: LOAD, only: None },
-        Against { metric: TIME_MS, baseline: MAP, only: Some(ATTACH) },
-    ];
-    session.publish(measured.rows(session.bench(), &against))
+    Ok(())
 }
 
 /// One run: seconds, and CPU seconds of this process, in which the server is too.

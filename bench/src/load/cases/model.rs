@@ -80,14 +80,6 @@ impl<'c> Model<'c> {
     }
 }
 
-fn against<'a>(
-    metric: crate::harness::Metric,
-    baseline: &'a str,
-    only: Option<&'a str>,
-) -> Against<'a> {
-    Against { metric, baseline, only }
-}
-
 fn cold(model: &Model<'_>, session: &mut Session) -> Result<()> {
     const PEERS: [Peer; 5] = [SAFETENSORS, SAFETENSORS_NUMPY, RUNAI, FASTSAFETENSORS, TENSORIZER];
     let machine = model.context.machine;
@@ -105,18 +97,15 @@ fn cold(model: &Model<'_>, session: &mut Session) -> Result<()> {
     if let Some(why) = why_not_measured(&measured) {
         measured.set_not_measured(why);
     }
-    let rows = measured.rows(
-        session.bench(),
-        &[
-            against(SPEED, LIMIT, None),
-            against(SPEED, BEST_PEER, Some(OURS)),
-            against(SPEED, SAFETENSORS.name, Some(OURS)),
-            against(PAGE_CACHE, SAFETENSORS.name, None),
-            against(PEAK_OVER_FILE, SAFETENSORS.name, None),
-            against(IMPORT, SAFETENSORS.name, None),
-        ],
-    );
-    session.publish(rows)
+    let against = [
+        Against::new(SPEED, LIMIT),
+        Against::new(SPEED, BEST_PEER).only(OURS),
+        Against::new(SPEED, SAFETENSORS.name).only(OURS),
+        Against::new(PAGE_CACHE, SAFETENSORS.name),
+        Against::new(PEAK_OVER_FILE, SAFETENSORS.name),
+        Against::new(IMPORT, SAFETENSORS.name),
+    ];
+    session.publish(measured.rows(&against))
 }
 
 /// A cold figure counts only beside the disk's limit and the fastest peer known.
@@ -140,18 +129,14 @@ fn warm(model: &Model<'_>, session: &mut Session) -> Result<()> {
         copy(COPY_FRESH, true),
     ];
     candidates.extend(PEERS.map(|peer| model.peer(peer, Start::Warm)));
-    let measured = session.run(WARM, candidates);
-    let rows = measured.rows(
-        session.bench(),
-        &[
-            against(SPEED, COPY_POPULATED, None),
-            against(SPEED, COPY_FRESH, Some(OURS)),
-            against(PAGE_CACHE, SAFETENSORS_NUMPY.name, None),
-            against(PEAK_OVER_FILE, SAFETENSORS_NUMPY.name, None),
-            against(IMPORT, SAFETENSORS_NUMPY.name, None),
-        ],
-    );
-    session.publish(rows)
+    let against = [
+        Against::new(SPEED, COPY_POPULATED),
+        Against::new(SPEED, COPY_FRESH).only(OURS),
+        Against::new(PAGE_CACHE, SAFETENSORS_NUMPY.name),
+        Against::new(PEAK_OVER_FILE, SAFETENSORS_NUMPY.name),
+        Against::new(IMPORT, SAFETENSORS_NUMPY.name),
+    ];
+    session.compare(WARM, candidates, &against)
 }
 
 /// What Python adds to a load: `load_file` beside the command.
@@ -161,9 +146,8 @@ fn python(model: &Model<'_>, session: &mut Session) -> Result<()> {
         model.peer(LONGSHORE, Start::Cold),
         model.peer(SAFETENSORS_NUMPY, Start::Cold),
     ];
-    let measured = session.run(PYTHON, candidates);
-    let rules = [against(SPEED, COMMAND, None), against(IMPORT, SAFETENSORS_NUMPY.name, None)];
-    session.publish(measured.rows(session.bench(), &rules))
+    let rules = [Against::new(SPEED, COMMAND), Against::new(IMPORT, SAFETENSORS_NUMPY.name)];
+    session.compare(PYTHON, candidates, &rules)
 }
 
 /// What it costs to have every tensor at a multiple of something.
@@ -173,8 +157,7 @@ fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
     for (word, alignment_bytes) in [("64", 64), ("4096", 4096), ("2M", 2 << 20)] {
         candidates.push(ours(format!("{OURS}, align {word}"), Work::Aligned { alignment_bytes }));
     }
-    let measured = session.run(ALIGN, candidates);
-    session.publish(measured.rows(session.bench(), &[against(TIME_MS, OURS, None)]))
+    session.compare(ALIGN, candidates, &[Against::new(TIME_MS, OURS)])
 }
 
 /// Which reads this disk likes best: what the library's defaults were taken from.
@@ -189,6 +172,5 @@ fn tuning(model: &Model<'_>, session: &mut Session) -> Result<()> {
             candidates.push(ours(format!("{mib} MiB x {depth}"), Some((mib << 20, depth))));
         }
     }
-    let measured = session.run(TUNING, candidates);
-    session.publish(measured.rows(session.bench(), &[against(SPEED, DEFAULTS, None)]))
+    session.compare(TUNING, candidates, &[Against::new(SPEED, DEFAULTS)])
 }

@@ -45,21 +45,15 @@ fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) ->
         let work = Work::Scheme { name: scheme.name.to_owned() };
         of_worker(scheme.name, work, files, on, Interest::Time)
     });
-    let measured = session.run(case, candidates.into());
+    let against =
+        [Against::new(TIME_MS, BASELINE), Against::new(TIME_MS, PUBLISHED_BEST).only(OURS)];
+    session.compare(case, candidates.into(), &against)?;
     context.folder.discard(&file.path);
-    let rows = measured.rows(
-        session.bench(),
-        &[
-            Against { metric: TIME_MS, baseline: BASELINE, only: None },
-            Against { metric: TIME_MS, baseline: PUBLISHED_BEST, only: Some(OURS) },
-        ],
-    );
-    session.publish(rows)?;
-    session.publish(published_rows(session.bench(), size)?)
+    session.publish(published_rows(size)?)
 }
 
 /// The published figures of one size as rows of a case of their own: mean times, on a phone.
-fn published_rows(bench: &str, size: Size) -> Result<Vec<Row>> {
+fn published_rows(size: Size) -> Result<Vec<Row>> {
     const TABLE: &str = include_str!("../../../published/file_to_dmabuf.csv");
     /// How often each figure was measured, as the table's first line says.
     const RUNS: usize = 5;
@@ -80,7 +74,7 @@ fn published_rows(bench: &str, size: Size) -> Result<Vec<Row>> {
         baseline: Some(BASELINE.to_owned()),
         ratio: normal.map(|normal| mean / normal),
         note: Some("published: a phone with UFS 4.0, kernel 6.1; the mean".to_owned()),
-        ..Row::of(bench, &case, name, TIME_MS)
+        ..Row::of(&case, name, TIME_MS)
     };
     Ok(figures.iter().map(row).collect())
 }
@@ -92,9 +86,9 @@ mod tests {
     #[test]
     fn every_scheme_has_its_published_figures() {
         for size in SIZES {
-            assert_eq!(published_rows("load", size).unwrap().len(), 8, "{}", size.name);
+            assert_eq!(published_rows(size).unwrap().len(), 8, "{}", size.name);
         }
-        let published = published_rows("load", SIZES[3]).unwrap();
+        let published = published_rows(SIZES[3]).unwrap();
         assert_eq!(published[0].mean, Some(3_332.438_754));
         let best = published.iter().find(|row| row.candidate == PUBLISHED_BEST).unwrap();
         assert_eq!(best.median, None, "a mean is no median");

@@ -56,9 +56,8 @@ fn first_use(context: &Context, session: &mut Session) -> Result<()> {
             }),
         )
     });
-    let measured = session.run(FIRST_USE, candidates.into());
-    let against = [Against { metric: TIME_MS, baseline: BASELINE, only: None }];
-    session.publish(measured.rows(session.bench(), &against))
+    let against = [Against::new(TIME_MS, BASELINE)];
+    session.compare(FIRST_USE, candidates.into(), &against)
 }
 
 /// Whole processes that import a package and nothing more, out of the page cache.
@@ -73,12 +72,11 @@ fn imports(context: &Context, session: &mut Session) -> Result<()> {
         (NOTHING, SAFETENSORS_NUMPY, "pass"),
     ]
     .map(|(name, peer, program)| process(name, context.peers.python(peer, program)));
-    let measured = session.run(IMPORT, candidates.into());
     let against = [
-        Against { metric: TIME_MS, baseline: NOTHING, only: None },
-        Against { metric: TIME_MS, baseline: "safetensors.numpy", only: Some("longshore.numpy") },
+        Against::new(TIME_MS, NOTHING),
+        Against::new(TIME_MS, "safetensors.numpy").only("longshore.numpy"),
     ];
-    session.publish(measured.rows(session.bench(), &against))
+    session.compare(IMPORT, candidates.into(), &against)
 }
 
 /// A program, or why it cannot be run. What the command of this project prints has to be JSON.

@@ -239,7 +239,7 @@ mod tests {
             baseline: Some(baseline.to_owned()),
             ratio: Some(ratio),
             not_run: None,
-            ..Row::not_run("load", "cold", "longshore", "")
+            ..Row::not_run("cold", "longshore", "")
         };
         let rows = [row("fio", 0.9), row("dd", 2.5)];
         let rows: Vec<&Row> = rows.iter().collect();
