@@ -29,7 +29,6 @@ mod unmap;
 mod vm_memory;
 
 use anyhow::Result;
-use clap::Args;
 use longshore_access::Space;
 
 use crate::harness::clock::counter_hz;
@@ -37,34 +36,21 @@ use crate::harness::environment::Environment;
 use crate::harness::{Bench, CommonOptions, Session};
 use memory::Memory;
 
-/// The bench and its options.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Access {
-    #[command(flatten)]
-    common: CommonOptions,
-}
+pub(crate) const BENCH: Bench =
+    Bench { name: "access", goals: include_str!("../goals/access.json") };
 
-impl Bench for Access {
-    const NAME: &'static str = "access";
-    const GOALS: &'static str = include_str!("../goals/access.json");
-    type Setting = Memory;
-
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn set_up(&self, environment: &mut Environment) -> Result<Memory> {
-        let memory = Memory::new()?;
-        environment.set("memory_pages", memory.pages());
-        environment.set("counter_mhz", (counter_hz() / 1e6) as u64);
-        environment.set("grace_periods_by", format!("{:?}", Space::new()?.barrier()));
-        Ok(memory)
-    }
-
-    fn measure(&self, memory: &Memory, session: &mut Session) -> Result<()> {
-        cases::run(&self.common, memory, session)?;
-        schemes::run(&self.common, memory, session)?;
-        unmap::run(&self.common, memory, session)?;
-        remap::run(&self.common, memory, session)
-    }
+pub(crate) fn measure(
+    options: &CommonOptions,
+    environment: &mut Environment,
+    session: &mut Session,
+) -> Result<()> {
+    let memory = &Memory::new()?;
+    environment.set("memory_pages", memory.pages());
+    environment.set("counter_mhz", (counter_hz() / 1e6) as u64);
+    environment.set("grace_periods_by", format!("{:?}", Space::new()?.barrier()));
+    session.add_environment(environment)?;
+    cases::run(options, memory, session)?;
+    schemes::run(options, memory, session)?;
+    unmap::run(options, memory, session)?;
+    remap::run(options, memory, session)
 }

@@ -28,31 +28,25 @@ use crate::harness::{Bench, CommonOptions, Session};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Bounce {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(crate) common: CommonOptions,
     /// Leave out the cases in the guest, as --quick does
     #[arg(long)]
     host_only: bool,
 }
 
-impl Bench for Bounce {
-    const NAME: &'static str = "bounce";
-    const GOALS: &'static str = include_str!("../goals/bounce.json");
-    type Setting = ();
+pub(crate) const BENCH: Bench =
+    Bench { name: "bounce", goals: include_str!("../goals/bounce.json") };
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
+pub(crate) fn measure(
+    Bounce { common, host_only }: &Bounce,
+    environment: &mut Environment,
+    session: &mut Session,
+) -> Result<()> {
+    session.add_environment(environment)?;
+    host::run(common, session)?;
+    pool::run(common, session)?;
+    if *host_only || common.quick {
+        return Ok(());
     }
-
-    fn set_up(&self, _environment: &mut Environment) -> Result<()> {
-        Ok(())
-    }
-
-    fn measure(&self, (): &(), session: &mut Session) -> Result<()> {
-        host::run(&self.common, session)?;
-        pool::run(&self.common, session)?;
-        if self.host_only || self.common.quick {
-            return Ok(());
-        }
-        guest::run(&self.common, session)
-    }
+    guest::run(common, session)
 }

@@ -31,7 +31,7 @@ const SIZE_QUICK_BYTES: u64 = 512 << 20;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Load {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(crate) common: CommonOptions,
     #[command(flatten)]
     on: On,
     /// The size of the model, as 3.4GB or 512MiB [default: 3.4GB, with --quick 512MiB]
@@ -87,35 +87,27 @@ impl On {
 }
 
 /// What all cases of a run share.
-pub(crate) struct Context {
-    options: Load,
+struct Context<'o> {
+    options: &'o Load,
     folder: Folder,
     machine: Machine,
     peers: Peers,
 }
 
-impl Bench for Load {
-    const NAME: &'static str = "load";
-    const GOALS: &'static str = include_str!("../goals/load.json");
-    type Setting = Context;
+pub(crate) const BENCH: Bench = Bench { name: "load", goals: include_str!("../goals/load.json") };
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn set_up(&self, environment: &mut Environment) -> Result<Context> {
-        let (folder, machine) = self.on.set_up(self.common.quick, environment)?;
-        let context =
-            Context { options: self.clone(), folder, machine, peers: self.install_peers() };
-        environment.set("size_bytes", self.size_bytes());
-        environment.set("memory_kinds", Kinds::of_machine().describe());
-        environment.set("peers", context.peers.versions());
-        Ok(context)
-    }
-
-    fn measure(&self, context: &Context, session: &mut Session) -> Result<()> {
-        cases::run(context, session)
-    }
+pub(crate) fn measure(
+    options: &Load,
+    environment: &mut Environment,
+    session: &mut Session,
+) -> Result<()> {
+    let (folder, machine) = options.on.set_up(options.common.quick, environment)?;
+    let peers = options.install_peers();
+    environment.set("size_bytes", options.size_bytes());
+    environment.set("memory_kinds", Kinds::of_machine().describe());
+    environment.set("peers", peers.versions());
+    session.add_environment(environment)?;
+    cases::run(&Context { options, folder, machine, peers }, session)
 }
 
 impl Load {

@@ -1,7 +1,7 @@
 //! The published tables, measured here, beside the peers.
 //!
 //! ```text
-//!   longshore-bench NAME ──► Bench::measure ──► Session ──► rows: table or JSON, results, goals
+//!   longshore-bench NAME ──► measure ─────────► Session ──► rows: table or JSON, results, goals
 //!                                 │
 //!                                 └──► cases ──► candidates, by turns ──► a process for each run
 //!   longshore-bench report ──► rows of every bench ──► one HTML page
@@ -21,6 +21,7 @@ mod report;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use harness::CommonOptions;
 
 /// Measures Longshore beside other programs and beside published figures.
 ///
@@ -37,11 +38,11 @@ enum Command {
     /// Files into buffers: the disk's limit, the page cache, the eight published schemes, peers
     Load(load::Load),
     /// Cursors: each kind of memory, copies, checksums and digests in bytes per cycle
-    Iov(iov::Iov),
+    Iov(CommonOptions),
     /// IO page tables: map, unmap, look up, scan, beside other crates and a published table
-    Pagetable(pagetable::Pagetable),
+    Pagetable(CommonOptions),
     /// Memory by IOVA: reads, writes and unmapping beside vm-memory and a published table of locks
-    Access(access::Access),
+    Access(CommonOptions),
     /// Mappings for devices: map and unmap against bounce buffers, on the host and for an NVMe in a guest
     Bounce(bounce::Bounce),
     /// Whole programs beside each other: longshore load, cat, cp, dd, fio, Python, in ten minutes
@@ -58,12 +59,14 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Load(bench) => harness::run(&bench),
-        Command::Iov(bench) => harness::run(&bench),
-        Command::Pagetable(bench) => harness::run(&bench),
-        Command::Access(bench) => harness::run(&bench),
-        Command::Bounce(bench) => harness::run(&bench),
-        Command::Programs(bench) => harness::run(&bench),
+        Command::Load(options) => load::BENCH.run(&options, &options.common, load::measure),
+        Command::Iov(common) => iov::BENCH.run(&common, &common, iov::measure),
+        Command::Pagetable(common) => pagetable::BENCH.run(&common, &common, pagetable::measure),
+        Command::Access(common) => access::BENCH.run(&common, &common, access::measure),
+        Command::Bounce(options) => bounce::BENCH.run(&options, &options.common, bounce::measure),
+        Command::Programs(options) => {
+            programs::BENCH.run(&options, &options.common, programs::measure)
+        }
         Command::Report(report) => report.write(),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };

@@ -16,8 +16,8 @@ use crate::harness::environment::Environment;
 use crate::harness::metric::{PAGE_CACHE, READ_FROM_DISK, SPEED, TIME_MS};
 use crate::harness::program::{self, Ended};
 use crate::harness::{Against, Bench, Candidate, CommonOptions, Run, Session, Trouble};
-use crate::load::On;
-use crate::load::data::{DataFile, Folder, parse_size};
+use crate::load;
+use crate::load::data::{DataFile, parse_size};
 use crate::load::machine::{Machine, Start, require_memory, resident_bytes};
 use crate::load::peers::{LONGSHORE, Peer, Peers, SAFETENSORS_NUMPY};
 use crate::load::tools;
@@ -47,86 +47,69 @@ const SAFETENSORS: &str = "safetensors, Python";
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Programs {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(crate) common: CommonOptions,
     #[command(flatten)]
-    on: On,
+    on: load::On,
     /// The size of the model, as 1GiB or 512MB [default: 1GiB, with --quick 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 }
 
-/// What the cases share.
-pub(crate) struct Setting {
-    folder: Folder,
-    machine: Machine,
-    peers: Peers,
-}
+pub(crate) const BENCH: Bench =
+    Bench { name: "programs", goals: include_str!("../goals/programs.json") };
 
-impl Bench for Programs {
-    const NAME: &'static str = "programs";
-    const GOALS: &'static str = include_str!("../goals/programs.json");
-    type Setting = Setting;
-
-    fn common(&self) -> &CommonOptions {
-        &self.common
+pub(crate) fn measure(
+    options: &Programs,
+    environment: &mut Environment,
+    session: &mut Session,
+) -> Result<()> {
+    let (folder, machine) = options.on.set_up(options.common.quick, environment)?;
+    let peers = if options.common.quick {
+        Peers::none("Python is not run by --quick")
+    } else {
+        Peers::install(&options.on.python, false)
+    };
+    environment.set("size_bytes", options.size_bytes());
+    environment.set("peers", peers.versions());
+    session.add_environment(environment)?;
+    let file = folder.safetensors_file(options.size_bytes())?;
+    let rounds = session.rounds().warm_up + session.rounds().counted;
+    let mut cases = Vec::new();
+    for (case, start, limit) in
+        [("cold", Start::Cold, COLD_LIMIT), ("warm", Start::Warm, WARM_LIMIT)]
+    {
+        if options.common.wants(case) {
+            cases.push((case, start, limit, candidates(&peers, (&file, machine, start))?));
+        }
     }
-
-    fn set_up(&self, environment: &mut Environment) -> Result<Setting> {
-        let (folder, machine) = self.on.set_up(self.common.quick, environment)?;
-        let peers = if self.common.quick {
-            Peers::none("Python is not run by --quick")
-        } else {
-            Peers::install(&self.on.python, false)
-        };
-        environment.set("size_bytes", self.size_bytes());
-        environment.set("peers", peers.versions());
-        Ok(Setting { folder, machine, peers })
+    let mut runs = 0;
+    for (case, _, _, programs) in &cases {
+        let names: Vec<&str> = programs.iter().map(|one| one.name.as_str()).collect();
+        eprintln!("{case}, {} MiB, {rounds} rounds: {}", file.len_bytes >> 20, names.join(", "));
+        runs += programs.len() * rounds;
     }
-
-    fn measure(&self, setting: &Setting, session: &mut Session) -> Result<()> {
-        let file = setting.folder.safetensors_file(self.size_bytes())?;
-        let rounds = session.rounds().warm_up + session.rounds().counted;
-        let mut cases = Vec::new();
-        for (case, start, limit) in
-            [("cold", Start::Cold, COLD_LIMIT), ("warm", Start::Warm, WARM_LIMIT)]
-        {
-            if self.common.wants(case) {
-                cases.push((case, start, limit, candidates(setting, &file, start)?));
+    if !options.common.quick {
+        let minutes = (runs as u64 * RUN_SECONDS).div_ceil(60).min(10);
+        eprintln!("this takes about {minutes} minutes; after ten the rounds end in any case");
+    }
+    for (case, start, limit, programs) in cases {
+        let measured = session.run_within((limit, OVER), case, programs);
+        let against = |baseline| Against::new(TIME_MS, baseline);
+        let rules: &[Against<'_>] = match start {
+            Start::Cold => &[
+                against(FIO),
+                against(CAT).only(OURS),
+                against(CP).only(OURS),
+                against(SAFETENSORS).only(OURS_PYTHON),
+            ],
+            Start::Warm => {
+                &[against(CP), against(CAT).only(OURS), against(SAFETENSORS).only(OURS_PYTHON)]
             }
-        }
-        let mut runs = 0;
-        for (case, _, _, programs) in &cases {
-            let names: Vec<&str> = programs.iter().map(|one| one.name.as_str()).collect();
-            eprintln!(
-                "{case}, {} MiB, {rounds} rounds: {}",
-                file.len_bytes >> 20,
-                names.join(", ")
-            );
-            runs += programs.len() * rounds;
-        }
-        if !self.common.quick {
-            let minutes = (runs as u64 * RUN_SECONDS).div_ceil(60).min(10);
-            eprintln!("this takes about {minutes} minutes; after ten the rounds end in any case");
-        }
-        for (case, start, limit, programs) in cases {
-            let measured = session.run_within((limit, OVER), case, programs);
-            let against = |baseline| Against::new(TIME_MS, baseline);
-            let rules: &[Against<'_>] = match start {
-                Start::Cold => &[
-                    against(FIO),
-                    against(CAT).only(OURS),
-                    against(CP).only(OURS),
-                    against(SAFETENSORS).only(OURS_PYTHON),
-                ],
-                Start::Warm => {
-                    &[against(CP), against(CAT).only(OURS), against(SAFETENSORS).only(OURS_PYTHON)]
-                }
-            };
-            session.publish(measured.rows(rules))?;
-        }
-        setting.folder.discard(&file.path);
-        Ok(())
+        };
+        session.publish(measured.rows(rules))?;
     }
+    folder.discard(&file.path);
+    Ok(())
 }
 
 impl Programs {
@@ -136,14 +119,12 @@ impl Programs {
     }
 }
 
+/// A file, and how it is made ready.
+type On<'a> = (&'a DataFile, Machine, Start);
+
 /// The programs of a case. Direct reads are of the disk whatever the page cache has, so they are
 /// part of the cold one only.
-fn candidates<'s>(
-    setting: &'s Setting,
-    file: &'s DataFile,
-    start: Start,
-) -> Result<Vec<Candidate<'s>>> {
-    let on = (file, setting.machine, start);
+fn candidates<'s>(peers: &'s Peers, on: On<'s>) -> Result<Vec<Candidate<'s>>> {
     let longshore = |options: &'static [&str]| {
         move |file: &DataFile| -> Result<Ended, Trouble> {
             let mut command = tools::longshore().map_err(Trouble::NotRun)?;
@@ -155,7 +136,7 @@ fn candidates<'s>(
         let program =
             format!("import sys; from {package}.numpy import load_file; load_file(sys.argv[1])");
         candidate(name, on, move |file| {
-            let command = setting.peers.python(peer, &program);
+            let command = peers.python(peer, &program);
             program::run(command.map_err(Trouble::NotRun)?.arg(&file.path))
         })
     };
@@ -172,7 +153,7 @@ fn candidates<'s>(
         python(OURS_PYTHON, LONGSHORE, "longshore").ours(),
         python(SAFETENSORS, SAFETENSORS_NUMPY, "safetensors"),
     ];
-    if start == Start::Cold {
+    if on.2 == Start::Cold {
         all.push(candidate(DD, on, |file| {
             program::run(tools::dd_command(file).arg("of=/dev/null"))
         }));
@@ -195,7 +176,7 @@ fn ensure_copied(memfd: &OwnedFd, file: &DataFile) -> Result<()> {
 /// A program on a file that is cold or warm.
 fn candidate<'a>(
     name: &str,
-    (file, machine, start): (&'a DataFile, Machine, Start),
+    (file, machine, start): On<'a>,
     run: impl Fn(&DataFile) -> Result<Ended, Trouble> + 'a,
 ) -> Candidate<'a> {
     Candidate::new(name, move || {

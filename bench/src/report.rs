@@ -30,25 +30,14 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::access::Access;
-use crate::bounce::Bounce;
 use crate::harness::Bench;
-use crate::iov::Iov;
-use crate::load::Load;
-use crate::pagetable::Pagetable;
-use crate::programs::Programs;
+use crate::{access, bounce, iov, load, pagetable, programs};
 use contents::Contents;
 use figures::Figures;
 
-/// The benches with their goals, in the order of the page.
-const BENCHES: [(&str, &str); 6] = [
-    (Load::NAME, Load::GOALS),
-    (Programs::NAME, Programs::GOALS),
-    (Iov::NAME, Iov::GOALS),
-    (Pagetable::NAME, Pagetable::GOALS),
-    (Access::NAME, Access::GOALS),
-    (Bounce::NAME, Bounce::GOALS),
-];
+/// The benches in the order of the page.
+const BENCHES: [Bench; 6] =
+    [load::BENCH, programs::BENCH, iov::BENCH, pagetable::BENCH, access::BENCH, bounce::BENCH];
 
 /// Makes one HTML page of every bench: published tables beside ours, peers, goals, machines.
 ///
@@ -120,7 +109,7 @@ impl Report {
             .and_then(|()| page.as_file().sync_all())
             .and_then(|()| page.persist(&self.out).map_err(|failed| failed.error))
             .with_context(|| format!("writing '{shown}'"))?;
-        let counted: usize = BENCHES.iter().map(|(bench, _)| figures.rows(bench).count()).sum();
+        let counted: usize = BENCHES.iter().map(|bench| figures.rows(bench.name).count()).sum();
         eprintln!("{shown}: {counted} figures of {} runs", figures.runs.len());
         for trouble in &troubles {
             eprintln!("longshore-bench: {trouble}");

@@ -1,6 +1,5 @@
 //! The memory that is accessed, and how the space of IOVAs is mapped to it.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -16,7 +15,7 @@ pub(super) const BASE: u64 = 1 << 38;
 
 /// Memory in the largest pages to be had: with small ones the processor's own TLB would be most of
 /// what is measured.
-pub(crate) struct Memory {
+pub(super) struct Memory {
     buffer: Buffer,
     /// Its address, exposed: what mappings and lists of accesses carry.
     address: u64,
@@ -37,10 +36,7 @@ impl Memory {
 
     /// The sizes of its pages.
     pub(super) fn pages(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = write!(text, "{}", self.buffer.page_report());
-        text
+        self.buffer.page_report().to_string()
     }
 }
 

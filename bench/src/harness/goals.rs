@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::metric;
@@ -59,11 +58,6 @@ impl Verdict {
     pub(crate) fn is_missed(&self) -> bool {
         matches!(self.outcome, Outcome::Missed(_))
     }
-}
-
-/// Reads a goals file.
-pub(crate) fn parse(json: &str) -> Result<Vec<Goal>> {
-    Ok(serde_json::from_str(json)?)
 }
 
 /// Holds `rows` against `goals`. What was run with `--quick` reaches nothing and misses nothing.
@@ -264,10 +258,10 @@ mod tests {
     #[test]
     fn an_unknown_field_or_metric_is_refused_by_name() {
         let good = serde_json::to_value([goal(Op::AtLeast, 1.0, None)]).unwrap().to_string();
-        assert_eq!(parse(&good).unwrap().len(), 1);
+        assert_eq!(serde_json::from_str::<Vec<Goal>>(&good).unwrap().len(), 1);
         let refusal = |from: &str, to: &str| {
             let bad = good.replace(from, to);
-            parse(&bad).unwrap_err().to_string()
+            serde_json::from_str::<Vec<Goal>>(&bad).unwrap_err().to_string()
         };
         assert!(refusal("\"requires\"", "\"needs\"").contains("unknown field `needs`"));
         let metric = refusal("\"speed\"", "\"sped\"");

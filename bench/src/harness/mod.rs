@@ -1,6 +1,7 @@
 //! What every bench shares: turns, statistics, rows, tables, results, goals.
 //!
-//! A bench implements [`Bench`]; [`run`] does the rest. Nothing here knows what is measured.
+//! A bench is a [`Bench`] and a function that measures; [`Bench::run`] does the rest. Nothing here
+//! knows what is measured.
 
 mod candidate;
 pub(crate) mod clock;
@@ -25,6 +26,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use environment::Environment;
+
 pub(crate) use candidate::{Candidate, Run, Sample, Trouble};
 pub(crate) use measured::{Against, Measured};
 pub(crate) use metric::Metric;
@@ -37,59 +40,57 @@ pub(crate) use session::Session;
 const EXIT_MISSED: u8 = 3;
 
 /// One bench of this program.
-pub(crate) trait Bench {
-    /// What it is called, on the command line and in every row.
-    const NAME: &'static str;
+pub(crate) struct Bench {
+    /// Its name on the command line and in every row.
+    pub(crate) name: &'static str,
     /// Its committed goals, as JSON (`goals/NAME.json`).
-    const GOALS: &'static str;
-
-    /// What its cases share: folders, files, other programs.
-    type Setting;
-
-    /// The options that all benches take.
-    fn common(&self) -> &CommonOptions;
-
-    /// Gets ready, and adds to the environment what only this bench depends on.
-    ///
-    /// # Errors
-    /// Where the bench cannot run on this machine at all.
-    fn set_up(&self, environment: &mut environment::Environment) -> Result<Self::Setting>;
-
-    /// Runs the cases and hands their rows to the session.
-    ///
-    /// # Errors
-    /// Where it cannot go on; what a single candidate meets becomes a row.
-    fn measure(&self, setting: &Self::Setting, session: &mut Session) -> Result<()>;
+    pub(crate) goals: &'static str,
 }
 
-/// Runs a bench, or reads an earlier run of it, and compares it with its goals if asked to.
-pub(crate) fn run<B: Bench>(bench: &B) -> Result<ExitCode> {
-    let options = bench.common();
-    let (rows, quick, failures) = match &options.from {
-        Some(name) => {
-            let saved = results::read(B::NAME, name)?;
-            (saved.rows, saved.quick, 0)
+impl Bench {
+    /// Runs the bench, or reads an earlier run of it, and compares it with its goals if asked to.
+    ///
+    /// `measure` adds to the environment the facts that only this bench depends on, hands it to the
+    /// session, and then runs the cases.
+    ///
+    /// # Errors
+    /// If it cannot go on; an error of a single candidate becomes a row.
+    pub(crate) fn run<O>(
+        &self,
+        options: &O,
+        common: &CommonOptions,
+        measure: fn(&O, &mut Environment, &mut Session) -> Result<()>,
+    ) -> Result<ExitCode> {
+        let (rows, quick, failures) = match &common.from {
+            Some(name) => {
+                let saved = results::read(self.name, name)?;
+                (saved.rows, saved.quick, 0)
+            }
+            None => {
+                let mut environment = Environment::of_machine();
+                environment.set("quick", common.quick);
+                let mut session = Session::begin(self.name, common)?;
+                measure(options, &mut environment, &mut session)?;
+                let (rows, failures) = session.end()?;
+                (rows, common.quick, failures)
+            }
+        };
+        let mut missed = false;
+        if common.check {
+            let goals = self.goals()?;
+            let verdicts = goals::compare(&goals, &rows, quick);
+            missed = verdicts.iter().any(goals::Verdict::is_missed);
+            goals::print(self.name, &verdicts, common.json);
         }
-        None => {
-            let mut environment = environment::Environment::of_machine();
-            environment.set("quick", options.quick);
-            let setting = bench.set_up(&mut environment)?;
-            let mut session = Session::begin(B::NAME, options, &environment)?;
-            bench.measure(&setting, &mut session)?;
-            let (rows, failures) = session.end()?;
-            (rows, options.quick, failures)
-        }
-    };
-    let mut missed = false;
-    if options.check {
-        let goals = goals::parse(B::GOALS).with_context(|| format!("goals/{}.json", B::NAME))?;
-        let verdicts = goals::compare(&goals, &rows, quick);
-        missed = verdicts.iter().any(goals::Verdict::is_missed);
-        goals::print(B::NAME, &verdicts, options.json);
+        Ok(match (failures, missed) {
+            (0, false) => ExitCode::SUCCESS,
+            (0, true) => ExitCode::from(EXIT_MISSED),
+            _ => ExitCode::FAILURE,
+        })
     }
-    Ok(match (failures, missed) {
-        (0, false) => ExitCode::SUCCESS,
-        (0, true) => ExitCode::from(EXIT_MISSED),
-        _ => ExitCode::FAILURE,
-    })
+
+    /// Reads the committed goals.
+    pub(crate) fn goals(&self) -> Result<Vec<goals::Goal>> {
+        serde_json::from_str(self.goals).with_context(|| format!("goals/{}.json", self.name))
+    }
 }

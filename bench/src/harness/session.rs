@@ -33,16 +33,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn begin(
-        bench: &'static str,
-        options: &CommonOptions,
-        environment: &Environment,
-    ) -> Result<Self> {
+    pub(crate) fn begin(bench: &'static str, options: &CommonOptions) -> Result<Self> {
         let mut rounds = if options.quick { ROUNDS_QUICK } else { ROUNDS };
         if let Some(counted) = options.rounds {
             rounds.counted = usize::from(counted);
         }
-        let mut session = Self {
+        Ok(Self {
             bench,
             json: options.json,
             rounds,
@@ -52,9 +48,7 @@ impl Session {
             rows: Vec::new(),
             failures: 0,
             saving: options.save.as_deref().map(|name| Saving::begin(bench, name)).transpose()?,
-        };
-        session.add_environment(environment)?;
-        Ok(session)
+        })
     }
 
     /// Prints and keeps the environment of the rows that follow.

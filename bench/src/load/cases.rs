@@ -23,7 +23,7 @@ const REHEARSAL_BYTES: u64 = 1 << 20;
 const OURS: &str = "longshore";
 
 /// Runs every case that is wanted.
-pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     model::run(context, session)?;
     small::run(context, session)?;
     attach::run(context, session)?;

@@ -30,7 +30,7 @@ const DISK_BYTES: u64 = 8 << 30;
 const TIME_LIMIT: Duration = Duration::from_secs(4 * 3600);
 
 /// Runs the schemes in the guest and publishes their rows as cases `guest/schemes/SIZE`.
-pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     let case = format!("{PREFIX}{SCHEMES}");
     if !context.options.common.wants(&case) {
         return Ok(());

@@ -239,7 +239,7 @@ impl Contents {
     fn parse(text: &str) -> Result<Self> {
         let contents: Self = basic_toml::from_str(text).context("bench/tables.toml")?;
         for chapter in &contents.chapters {
-            let (bench, known) = (&chapter.bench, BENCHES.map(|(name, _)| name));
+            let (bench, known) = (&chapter.bench, BENCHES.map(|bench| bench.name));
             let is_known = known.contains(&bench.as_str());
             ensure!(is_known, "bench/tables.toml: unknown bench '{bench}' (expected {known:?})");
             for comparison in &chapter.comparisons {
@@ -303,7 +303,7 @@ mod tests {
     fn every_bench_has_its_chapter_and_every_published_table_its_place() {
         let contents = Contents::read().unwrap();
         let benches = contents.chapters.iter().map(|chapter| chapter.bench.as_str());
-        assert!(benches.eq(BENCHES.map(|(name, _)| name)));
+        assert!(benches.eq(BENCHES.map(|bench| bench.name)));
         let comparisons = || contents.chapters.iter().flat_map(|chapter| &chapter.comparisons);
         let mut files: Vec<&str> = comparisons().map(|it| it.file.as_str()).collect();
         files.sort_unstable();

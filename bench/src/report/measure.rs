@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use super::BENCHES;
 use super::read::{self, Run};
 use crate::harness::Bench;
-use crate::load::Load;
+use crate::load;
 
 /// Runs every bench, `load` with more options. An error of one does not keep the others from
 /// running: it is the trouble of its run.
@@ -19,11 +19,11 @@ pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<V
     let program = std::env::current_exe().context("finding this program")?;
     let (bold, plain) =
         if std::io::stderr().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
-    let run = |(nth, (bench, _)): (usize, &(&str, _))| {
+    let run = |(nth, Bench { name: bench, .. }): (usize, &Bench)| {
         eprintln!("{bold}{} of {}: {bench}{plain}", nth + 1, BENCHES.len());
         let mut command = Command::new(&program);
         command.args([bench, "--json"]).args(quick.then_some("--quick"));
-        command.args(if *bench == Load::NAME { of_load } else { &[] });
+        command.args(if *bench == load::BENCH.name { of_load } else { &[] });
         command.args(save.map(|name| ["--save", name]).into_iter().flatten());
         one(command, bench)
     };

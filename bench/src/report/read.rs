@@ -43,7 +43,7 @@ fn paths_of(name: &str) -> Result<Vec<PathBuf>> {
         return Ok(vec![PathBuf::from(name)]);
     }
     let path = |name: &str| results::folder().join(format!("{name}.jsonl"));
-    let of_benches = BENCHES.iter().map(|(bench, _)| path(&format!("{bench}-{name}")));
+    let of_benches = BENCHES.iter().map(|bench| path(&format!("{}-{name}", bench.name)));
     let one = path(name);
     let found =
         if one.is_file() { vec![one] } else { of_benches.filter(|path| path.is_file()).collect() };
@@ -88,7 +88,7 @@ fn put(run: &mut Run, line: &str) -> Result<()> {
         serde_json::from_str(line).with_context(|| format!("damaged: no JSON, but {KINDS}"))?;
     let bench = value.get("bench").and_then(Value::as_str).map(str::to_owned);
     let bench = bench.with_context(|| format!("unknown: it names no bench; expected {KINDS}"))?;
-    let known = BENCHES.map(|(name, _)| name);
+    let known = BENCHES.map(|bench| bench.name);
     let is_known = known.contains(&bench.as_str());
     ensure!(is_known, "unknown bench '{bench}': there are {}", known.join(", "));
     match value.get_mut("environment").map(Value::take) {

@@ -30,7 +30,7 @@ const MAP: &str = "mmap of the file";
 const SIZE_BYTES: u64 = 1 << 30;
 const SIZE_QUICK_BYTES: u64 = 64 << 20;
 
-pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     if !context.options.common.wants(CASE) {
         return Ok(());
     }

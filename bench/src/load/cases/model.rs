@@ -31,12 +31,12 @@ const BEST_PEER: &str = "best peer";
 
 /// The files that the cases load.
 struct Model<'c> {
-    context: &'c Context,
+    context: &'c Context<'c>,
     file: DataFile,
     rehearsal: DataFile,
 }
 
-pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     let options = &context.options.common;
     type Case = fn(&Model<'_>, &mut Session) -> Result<()>;
     let cases: [(&str, Case); 4] = [(COLD, cold), (PYTHON, python), (ALIGN, align), (WARM, warm)];

@@ -19,7 +19,7 @@ const PUBLISHED_BEST: &str = "async direct";
 /// The larger of the two sizes that `--quick` has time for.
 const QUICK_BYTES_MAX: u64 = 8 << 20;
 
-pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     for size in SIZES {
         let case = format!("{CASE}/{}", size.name);
         let asked_for = &context.options.scheme_size;
@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-fn run_size(context: &Context, session: &mut Session, case: &str, size: Size) -> Result<()> {
+fn run_size(context: &Context<'_>, session: &mut Session, case: &str, size: Size) -> Result<()> {
     let file = context.folder.raw_file(size.bytes)?;
     let rehearsal = context.folder.raw_file(REHEARSAL_BYTES)?;
     let (files, on) = ((&file, &rehearsal), (context.machine, Start::Cold));

@@ -21,7 +21,7 @@ const RUNAI_PROGRAM: &str = "import sys\n\
     \x20   streamer.stream_file(sys.argv[1])\n\
     \x20   dict(streamer.get_tensors())";
 
-pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
+pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     if context.options.common.wants(FIRST_USE) {
         first_use(context, session)?;
     }
@@ -32,7 +32,7 @@ pub(super) fn run(context: &Context, session: &mut Session) -> Result<()> {
 }
 
 /// What every call from a shell pays.
-fn first_use(context: &Context, session: &mut Session) -> Result<()> {
+fn first_use(context: &Context<'_>, session: &mut Session) -> Result<()> {
     /// A process that reads the file and nothing more.
     const BASELINE: &str = "cat";
     let file = context.folder.safetensors_file(REHEARSAL_BYTES)?;
@@ -61,7 +61,7 @@ fn first_use(context: &Context, session: &mut Session) -> Result<()> {
 }
 
 /// Whole processes that import a package and nothing more, out of the page cache.
-fn imports(context: &Context, session: &mut Session) -> Result<()> {
+fn imports(context: &Context<'_>, session: &mut Session) -> Result<()> {
     /// What an interpreter takes by itself.
     const NOTHING: &str = "nothing";
     let candidates = [

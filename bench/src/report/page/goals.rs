@@ -1,14 +1,14 @@
 //! Goals, and whether they were reached.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::super::BENCHES;
 use super::super::figures::Figures;
 use super::super::html::put;
 use super::super::number;
 use super::super::table::{self, Cell, Column, Line, Table};
-use crate::harness::Row;
 use crate::harness::goals::{self, Op, Outcome, Verdict};
+use crate::harness::{Bench, Row};
 
 /// A bench with the verdicts on its goals.
 pub(super) type Verdicts = (&'static str, Vec<Verdict>);
@@ -18,10 +18,10 @@ pub(super) type Verdicts = (&'static str, Vec<Verdict>);
 /// # Errors
 /// If a goals file cannot be read.
 pub(super) fn of_all(figures: &Figures) -> Result<Vec<Verdicts>> {
-    let of = |(bench, goals)| {
-        let goals = goals::parse(goals).with_context(|| format!("goals/{bench}.json"))?;
-        let rows: Vec<Row> = figures.rows(bench).cloned().collect();
-        Ok((bench, goals::compare(&goals, &rows, figures.is_quick(bench))))
+    let of = |bench: Bench| {
+        let rows: Vec<Row> = figures.rows(bench.name).cloned().collect();
+        let quick = figures.is_quick(bench.name);
+        Ok((bench.name, goals::compare(&bench.goals()?, &rows, quick)))
     };
     BENCHES.into_iter().map(of).collect()
 }
@@ -104,8 +104,7 @@ mod tests {
 
     #[test]
     fn every_goal_has_a_verdict_and_counts_once() {
-        let expected: usize =
-            BENCHES.iter().map(|(_, goals)| goals::parse(goals).unwrap().len()).sum();
+        let expected: usize = BENCHES.iter().map(|bench| bench.goals().unwrap().len()).sum();
         let (words, bar) = tally(&of_all(&kept()).unwrap(), None);
         assert!(words.contains(&format!(" of {expected} goals reached, ")), "{words}");
         let grown = bar.split("flex-grow:").skip(1).map(|rest| rest.split('"').next().unwrap());
