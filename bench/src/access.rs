@@ -19,7 +19,6 @@ mod memory;
 pub(crate) mod other;
 mod ours;
 mod plain;
-mod published;
 pub(crate) mod random;
 mod remap;
 mod schemes;

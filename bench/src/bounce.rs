@@ -15,7 +15,6 @@ mod lines;
 mod ours;
 mod parts;
 mod pool;
-mod published;
 mod trees;
 
 use anyhow::Result;

@@ -17,7 +17,6 @@ mod measure;
 mod number;
 mod page;
 mod plot;
-mod published;
 mod read;
 mod table;
 

@@ -4,7 +4,6 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::published::MAP;
 use crate::harness::cost::Cost;
 use crate::harness::environment::Environment;
 use crate::harness::measured::{Entry, Measured};
@@ -12,6 +11,9 @@ use crate::harness::metric::{
     BOUNCED, FLUSHES, MAP_AND_UNMAP_TIME, MAP_TIME, POOL_PEAK, SPEED, UNMAP_TIME,
 };
 use crate::harness::{Sample, Trouble};
+
+/// The scheme that ratios are taken against.
+pub(super) const MAP: &str = "map + unmap";
 
 /// What is of interest of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

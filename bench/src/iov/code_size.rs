@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hint::black_box;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use longshore_iov::checksum::Checksum;
 use longshore_iov::crc32c::Crc32c;
 use longshore_iov::kinds::{QueuedPages, SparsePages};
@@ -20,10 +20,9 @@ use longshore_iov::{
 use object::{Object, ObjectSection, ObjectSymbol};
 
 use crate::harness::metric::CODE;
-use crate::harness::{CommonOptions, Row, Session, csv_lines};
+use crate::harness::{CommonOptions, Row, Session, published};
 
 const CASE: &str = "code size";
-const TABLE: &str = include_str!("../../published/iov_code_size.csv");
 /// A kernel's function, and what does the same here.
 const SAME: [(&str, &str); 6] = [
     ("_copy_from_iter", "read"),
@@ -118,11 +117,11 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     let mut rows = Vec::new();
     for name in names() {
         rows.push(match program.code_bytes(name) {
-            Some(bytes) if cfg!(target_arch = "x86_64") => row(name, bytes),
+            Some(bytes) if cfg!(target_arch = "x86_64") => row(name, bytes as f64),
             _ => Row::not_run(CASE, name, "no symbols, or not x86-64"),
         });
     }
-    rows.extend(published()?);
+    rows.extend(published_rows()?);
     session.publish(rows)
 }
 
@@ -177,21 +176,16 @@ fn called(address: u64, code: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-fn row(candidate: &str, bytes: u64) -> Row {
-    Row { median: Some(bytes as f64), runs: 1, ..Row::of(CASE, candidate, CODE) }
+fn row(candidate: &str, bytes: f64) -> Row {
+    Row { median: Some(bytes), runs: 1, ..Row::of(CASE, candidate, CODE) }
 }
 
 /// The kernel's functions of always-inlined steps, by what they are called here.
-fn published() -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for line in csv_lines(TABLE) {
-        let [function, _, after] = line[..] else {
-            bail!("published/iov_code_size.csv: {line:?} has not three fields");
-        };
-        let bytes = after.parse().with_context(|| format!("iov_code_size.csv: {line:?}"))?;
-        if let Some((_, here)) = SAME.iter().find(|(kernels, _)| *kernels == function) {
-            rows.push(row(&format!("{here}, published ({function})"), bytes));
-        }
-    }
-    Ok(rows)
+fn published_rows() -> Result<Vec<Row>> {
+    let csv = published::read("iov_code_size")?;
+    let of_function = |line: &Vec<&'static str>| {
+        let (kernels, here) = SAME.iter().find(|(kernels, _)| *kernels == line[0])?;
+        Some(row(&format!("{here}, published ({kernels})"), csv.number(line, "after")?))
+    };
+    Ok(csv.lines.iter().filter_map(of_function).collect())
 }

@@ -4,10 +4,8 @@
 use anyhow::{Context, Result};
 
 use crate::harness::metric::{BYTES_PER_CLOCK, TIME_US};
-use crate::harness::{Row, csv_lines};
-
-const TABLE: &str = include_str!("../../published/iov_copy.csv");
-const BOUNDS: &str = include_str!("../../published/checksum_bounds.csv");
+use crate::harness::statistics::Summary;
+use crate::harness::{Row, published};
 
 /// The kind that ratios are taken against, as it is called here: the process's own memory.
 pub(super) const OWN: &str = "OwnVec";
@@ -20,28 +18,22 @@ const KINDS: [(&str, &str); 6] = [
     ("kvec", OWN),
     ("xarray", "SparsePages"),
 ];
-const RUNS: usize = 3;
 
 /// The medians of the always-inlined version's runs, each against that of the kernel's own memory.
 pub(super) fn kinds(case: &str) -> Result<Vec<Row>> {
+    let csv = published::read("iov_copy")?;
     let mut figures = Vec::new();
-    for line in csv_lines(TABLE) {
-        let after: Result<Vec<f64>, _> = line.iter().skip(3).map(|field| field.parse()).collect();
-        let mut after = after.context("published/iov_copy.csv: no number")?;
-        after.sort_by(f64::total_cmp);
-        let median = *after.get(RUNS / 2).context("published/iov_copy.csv: too few runs")?;
+    for line in &csv.lines {
+        let runs = ["after1", "after2", "after3"].map(|field| csv.number(line, field));
+        let runs =
+            runs.into_iter().collect::<Option<Vec<f64>>>().and_then(|runs| Summary::of(&runs));
+        let median = runs.context("published/iov_copy.csv: no number")?.median;
         let here = KINDS.iter().find(|(kind, _)| *kind == line[0]);
-        figures.extend(here.map(|(_, here)| (*here, median)));
+        figures.extend(here.map(|(_, here)| (format!("{here}, published"), median)));
     }
-    let baseline = figures.iter().find(|(kind, _)| *kind == OWN).map(|(_, time)| *time);
-    let row = |(kind, time): &(&str, f64)| Row {
-        median: Some(*time),
-        runs: RUNS,
-        baseline: Some(format!("{OWN}, published")),
-        ratio: baseline.map(|baseline| time / baseline),
-        ..Row::of(case, &format!("{kind}, published"), TIME_US)
-    };
-    Ok(figures.iter().map(row).collect())
+    let baseline = format!("{OWN}, published");
+    let rows = published::rows(case, TIME_US, &baseline, &figures);
+    Ok(rows.map(|row| Row { runs: 3, ..row }).collect())
 }
 
 /// What was named as reachable, in bytes per core clock, as rows of the case that measures it.
@@ -52,12 +44,11 @@ pub(super) fn bounds(case: &str) -> Result<Vec<Row>> {
         "copy+checksum, 4 KiB" => "fused",
         _ => return Ok(Vec::new()),
     };
-    let of_case = csv_lines(BOUNDS).filter(|line| line[0].starts_with(begins));
-    of_case
-        .map(|line| {
-            let figure = line.get(1).context("published/checksum_bounds.csv: no figure")?;
-            let row = Row::of(case, &format!("published: {}", line[0]), BYTES_PER_CLOCK);
-            Ok(Row { median: Some(figure.parse()?), ..row })
-        })
-        .collect()
+    let csv = published::read("checksum_bounds")?;
+    let of_case = csv.lines.iter().filter(|line| line[0].starts_with(begins));
+    let row = |line: &Vec<_>| Row {
+        median: csv.number(line, "bytes_per_clock"),
+        ..Row::of(case, &format!("published: {}", line[0]), BYTES_PER_CLOCK)
+    };
+    Ok(of_case.map(row).collect())
 }

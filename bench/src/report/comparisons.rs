@@ -8,8 +8,8 @@ use super::contents::{self, Chapter, Contents, Group, Remark, Value};
 use super::figures::{Figures, median_of, ratio_of};
 use super::number;
 use super::plot::{Form, Item, Mark, Plot};
-use super::published::{self, Csv};
 use super::table::{self, Cell, Column, Missing, Over, Range, Table};
+use crate::harness::published::{self, Csv};
 
 /// A published table as it is shown.
 #[derive(Debug)]

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use super::BENCHES;
 use super::plot::{Form, Kind, Scale};
-use super::{BENCHES, published};
 use crate::harness::metric::known_name;
+use crate::harness::published;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

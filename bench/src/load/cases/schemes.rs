@@ -4,10 +4,10 @@ use anyhow::{Context as _, Result};
 
 use super::REHEARSAL_BYTES;
 use crate::harness::metric::TIME_MS;
-use crate::harness::{Against, Row, Session, csv_lines};
+use crate::harness::{Against, Row, Session, published};
 use crate::load::Context;
 use crate::load::machine::Start;
-use crate::load::schemes::{ALL, SIZES, Scheme, Size};
+use crate::load::schemes::{ALL, SIZES, Size};
 use crate::load::timed::{Interest, of_worker};
 use crate::load::worker::Work;
 
@@ -54,29 +54,22 @@ fn run_size(context: &Context<'_>, session: &mut Session, case: &str, size: Size
 
 /// The published figures of one size as rows of a case of their own: mean times, on a phone.
 fn published_rows(size: Size) -> Result<Vec<Row>> {
-    const TABLE: &str = include_str!("../../../published/file_to_dmabuf.csv");
     /// How often each figure was measured, as the table's first line says.
     const RUNS: usize = 5;
-    let case = format!("published/{}", size.name);
-    let column = 1 + SIZES.iter().position(|one| one.name == size.name).context("no such size")?;
-    let mut figures = Vec::new();
-    for line in csv_lines(TABLE) {
-        let of_line = |scheme: &&Scheme| scheme.published_name == Some(line[0]);
-        let scheme =
-            ALL.iter().find(of_line).with_context(|| format!("no scheme '{}'", line[0]))?;
-        let nanos: f64 = line.get(column).context("file_to_dmabuf.csv: too short")?.parse()?;
-        figures.push((scheme.name, nanos / 1e6));
-    }
-    let normal = figures.iter().find(|(name, _)| *name == BASELINE).map(|(_, millis)| *millis);
-    let row = |(name, mean): &(&str, f64)| Row {
-        mean: Some(*mean),
-        runs: RUNS,
-        baseline: Some(BASELINE.to_owned()),
-        ratio: normal.map(|normal| mean / normal),
-        note: Some("published: a phone with UFS 4.0, kernel 6.1; the mean".to_owned()),
-        ..Row::of(&case, name, TIME_MS)
+    let csv = published::read("file_to_dmabuf")?;
+    let figure = |line: &Vec<&'static str>| {
+        let scheme = ALL.iter().find(|scheme| scheme.published_name == Some(line[0]));
+        let scheme = scheme.with_context(|| format!("no scheme '{}'", line[0]))?;
+        let nanos = csv.number(line, size.name).context("no such size")?;
+        Ok((scheme.name.to_owned(), nanos / 1e6))
     };
-    Ok(figures.iter().map(row).collect())
+    let figures = csv.lines.iter().map(figure).collect::<Result<Vec<_>>>()?;
+    let case = format!("published/{}", size.name);
+    let note = Some("published: a phone with UFS 4.0, kernel 6.1; the mean".to_owned());
+    let rows = published::rows(&case, TIME_MS, BASELINE, &figures);
+    let of_mean =
+        |row: Row| Row { mean: row.median, median: None, runs: RUNS, note: note.clone(), ..row };
+    Ok(rows.map(of_mean).collect())
 }
 
 #[cfg(test)]

@@ -3,10 +3,11 @@
 use super::super::contents::{Better, Chapter, Contents, Headline, PublishedValue, Value};
 use super::super::figures::Figures;
 use super::super::html::{escape, put};
+use super::super::number;
 use super::super::table::{Missing, Range};
-use super::super::{number, published};
 use super::goals::{self, Verdicts};
 use super::machines;
+use crate::harness::published;
 
 pub(super) fn write(
     out: &mut String,
