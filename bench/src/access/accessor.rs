@@ -1,7 +1,6 @@
 //! The accesses that a case asks of a candidate, so that all run the same loops.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use super::stream::{Op, Work};
 
@@ -11,29 +10,6 @@ pub(super) trait Accessor {
     fn write(&self, at: u64, from: &[u8]);
     fn read_word(&self, at: u64) -> u64;
     fn write_word(&self, at: u64, word: u64);
-}
-
-/// A way that threads share.
-impl<D: Accessor> Accessor for Arc<D> {
-    #[inline(always)]
-    fn read(&self, at: u64, into: &mut [u8]) {
-        (**self).read(at, into);
-    }
-
-    #[inline(always)]
-    fn write(&self, at: u64, from: &[u8]) {
-        (**self).write(at, from);
-    }
-
-    #[inline(always)]
-    fn read_word(&self, at: u64) -> u64 {
-        (**self).read_word(at)
-    }
-
-    #[inline(always)]
-    fn write_word(&self, at: u64, word: u64) {
-        (**self).write_word(at, word);
-    }
 }
 
 /// Memory of our own.

@@ -79,7 +79,7 @@ fn candidates<'m>(task: Task, on: (&'m Memory, &Maps), peers: Peers) -> Result<V
     let (memory, maps) = on;
     let space = ours::space(memory, maps, Log::None)?;
     let mut all = vec![
-        candidate(OURS, task, on, Address::Iova, move |_| space.session()).ours(),
+        candidate(OURS, task, on, Address::Iova, move |_| Box::new(space.session())).ours(),
         candidate(PLAIN, task, on, Address::Host, shared(Copies(Translated))),
     ];
     macro_rules! version {
@@ -127,7 +127,7 @@ fn dirty_logs(options: &CommonOptions, memory: &Memory, session: &mut Session) -
         for (name, log) in [(OFF, Log::None), (INTERNAL, Log::Internal), (EXTERNAL, Log::External)]
         {
             let space = ours::space(memory, on.1, log)?;
-            let open = move |_| space.session();
+            let open = move |_| Box::new(space.session());
             candidates.push(candidate(name, task, on, Address::Iova, open).ours());
         }
         let accessor = shared(v0_16::one::<()>(memory)?);
@@ -163,7 +163,7 @@ fn two_threads(options: &CommonOptions, memory: &Memory, session: &mut Session) 
         let space = ours::space(memory, on.1, Log::None)?;
         let session_of = || {
             let space = space.clone();
-            move |_| space.session()
+            move |_| Box::new(space.session())
         };
         both!(OURS, Address::Iova, session_of(), ours);
         both!(PLAIN, Address::Host, shared(Copies(Translated)));

@@ -3,6 +3,7 @@
 //! One thread makes the mix in its hot set; another maps and unmaps a buffer that nobody accesses, a
 //! thousand times a second or without a pause, as a driver with streaming mappings does.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -55,7 +56,7 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
     for (pace_name, pace) in paces {
         let name = format!("longshore, {pace_name}");
         let (time, space) = (options.timed(), &space);
-        let run = move || Ok(beside(time, ops, || space.session(), pace, remap)?);
+        let run = move || Ok(beside(time, ops, || Box::new(space.session()), pace, remap)?);
         candidates.push(Candidate::new(name, run).ours().needs_cores(pace.cores()));
     }
     for (pace_name, pace) in paces {
@@ -114,10 +115,10 @@ impl Pace {
 }
 
 /// The median of the passes that the accesses make meanwhile. CPU time is that of both threads.
-fn beside<D: Accessor>(
+fn beside<P: Deref<Target: Accessor + Sized>>(
     time: Duration,
     ops: &[Op],
-    open: impl Fn() -> D,
+    open: impl Fn() -> P,
     pace: Pace,
     remap: &(impl Fn() -> Result<()> + Sync),
 ) -> Result<Run> {
@@ -128,7 +129,7 @@ fn beside<D: Accessor>(
             let (accessor, mut buffer, mut order) = (open(), Buffer::new(), Order::of(ops));
             drive(&mut |meter| {
                 let ops = order.next();
-                meter.time(|| accessor::pass(Work::Mix, &accessor, ops, &mut buffer));
+                meter.time(|| accessor::pass(Work::Mix, &*accessor, ops, &mut buffer));
                 Ok(())
             })
         });

@@ -89,7 +89,7 @@ fn candidates<'m>(on: (&'m Memory, &Maps), task: Task) -> Result<Vec<Candidate<'
     {
         let spaces: Vec<Space> =
             (0..task.threads).map(|_| raw_space(memory, maps, barrier)).collect::<Result<_>>()?;
-        let open = move |thread: usize| spaces[thread].session();
+        let open = move |thread: usize| Box::new(spaces[thread].session());
         all.push(candidate(name, task, on, Address::Iova, open).ours());
     }
     Ok(all)

@@ -1,5 +1,6 @@
 //! Candidates: the same list of accesses by each way to memory.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,14 +65,14 @@ impl Address {
     }
 }
 
-/// A candidate whose threads get a accessor each from `open`. The accessor is checked to lead where it
+/// A candidate whose threads get a pointer to an accessor each from `open`. The accessor is checked to lead where it
 /// should before it is timed.
-pub(super) fn candidate<'m, D: Accessor>(
+pub(super) fn candidate<'m, P: Deref<Target: Accessor + Sized>>(
     name: impl Into<String>,
     task: Task,
     (memory, maps): (&'m Memory, &Maps),
     address: Address,
-    open: impl Fn(usize) -> D + Sync + 'm,
+    open: impl Fn(usize) -> P + Sync + 'm,
 ) -> Candidate<'m> {
     let lists = |address| -> Vec<Vec<Op>> {
         (0..task.threads).map(|thread| list(task, thread, memory, maps, address)).collect()
@@ -80,7 +81,7 @@ pub(super) fn candidate<'m, D: Accessor>(
     Candidate::new(name, move || {
         if let Some(hosts) = hosts.take() {
             for (thread, (ops, hosts)) in lists.iter().zip(&hosts).enumerate() {
-                check(&open(thread), ops, hosts)?;
+                check(&*open(thread), ops, hosts)?;
             }
         }
         Ok(run(task, &lists, &open)?)
@@ -88,7 +89,7 @@ pub(super) fn candidate<'m, D: Accessor>(
     .needs_cores(task.threads)
 }
 
-/// A accessor that all threads share.
+/// An accessor that all threads share.
 pub(super) fn shared<D>(accessor: D) -> impl Fn(usize) -> Arc<D> {
     let accessor = Arc::new(accessor);
     move |_| Arc::clone(&accessor)
@@ -107,17 +108,17 @@ fn check(accessor: &impl Accessor, ops: &[Op], hosts: &[Op]) -> Result<()> {
     Ok(())
 }
 
-fn run<D: Accessor>(
+fn run<P: Deref<Target: Accessor + Sized>>(
     task: Task,
     lists: &[Vec<Op>],
-    open: &(impl Fn(usize) -> D + Sync),
+    open: &(impl Fn(usize) -> P + Sync),
 ) -> Result<Run> {
     let in_turns = |thread: usize, drive: Drive<'_>| {
         let (accessor, mut buffer) = (open(thread), Buffer::new());
         let mut order = Order::of(&lists[thread]);
         drive(&mut |meter| {
             let ops = order.next();
-            meter.time(|| accessor::pass(task.work, &accessor, ops, &mut buffer));
+            meter.time(|| accessor::pass(task.work, &*accessor, ops, &mut buffer));
             Ok(())
         })
     };
@@ -134,7 +135,7 @@ fn run<D: Accessor>(
                 let mut parts = lists[0].chunks_exact(part).cycle();
                 drive(&mut |meter| {
                     let ops = parts.next().expect("it begins anew");
-                    meter.time(|| accessor::pass(task.work, &accessor, ops, &mut buffer));
+                    meter.time(|| accessor::pass(task.work, &*accessor, ops, &mut buffer));
                     Ok(())
                 })
             })?
