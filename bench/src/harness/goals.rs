@@ -58,6 +58,31 @@ impl Verdict {
     pub(crate) fn is_missed(&self) -> bool {
         matches!(self.outcome, Outcome::Missed(_))
     }
+
+    /// The outcome in a word or two.
+    pub(crate) fn word(&self) -> &'static str {
+        match self.outcome {
+            Outcome::Reached(_) => "reached",
+            Outcome::Missed(_) => "missed",
+            Outcome::NotRun(_) => "not run",
+        }
+    }
+
+    /// The figure that was compared with the goal, or why there is none.
+    pub(crate) fn seen(&self) -> Result<f64, &str> {
+        match &self.outcome {
+            Outcome::Reached(value) | Outcome::Missed(value) => Ok(*value),
+            Outcome::NotRun(why) => Err(why),
+        }
+    }
+
+    fn to_json(&self, bench: &str) -> serde_json::Value {
+        let (goal, outcome, seen, why) =
+            (&self.goal, self.word(), self.seen().ok(), self.seen().err());
+        serde_json::json!({
+            "bench": bench, "goal": goal, "outcome": outcome, "seen": seen, "why": why,
+        })
+    }
 }
 
 /// Holds `rows` against `goals`. What was run with `--quick` reaches nothing and misses nothing.
@@ -137,42 +162,21 @@ pub(crate) fn print(bench: &str, verdicts: &[Verdict], json: bool) {
     }
     let mut table = Table::default();
     table.push(vec![text("goal"), text(""), text("asked"), text("seen"), text("source")]);
-    for Verdict { goal, outcome } in verdicts {
-        let (word, seen) = match outcome {
-            Outcome::Reached(value) => ("reached", number(figure(*value))),
-            Outcome::Missed(value) => ("missed", number(figure(*value))),
-            Outcome::NotRun(_) => ("not run", text("")),
-        };
+    for verdict in verdicts {
+        let goal = &verdict.goal;
         let against = goal.baseline.as_ref().map_or(String::new(), |of| format!(" / {of}"));
         let what = format!("{}: {} {}{against}", goal.case, goal.candidate, goal.metric);
-        let source = match outcome {
-            Outcome::NotRun(why) => format!("({why}) {}", goal.source),
-            _ => goal.source.clone(),
-        };
         let asked = format!("{} {}", goal.op, goal.value);
-        table.push(vec![text(what), text(word), text(asked), seen, text(source)]);
+        let (seen, source) = match verdict.seen() {
+            Ok(value) => (number(figure(value)), goal.source.clone()),
+            Err(why) => (text(""), format!("({why}) {}", goal.source)),
+        };
+        table.push(vec![text(what), text(verdict.word()), text(asked), seen, text(source)]);
     }
     print!("\n{}", table.print());
-    let count = |is: fn(&Outcome) -> bool| verdicts.iter().filter(|v| is(&v.outcome)).count();
-    println!(
-        "  {} reached, {} missed, {} not run",
-        count(|outcome| matches!(outcome, Outcome::Reached(_))),
-        count(|outcome| matches!(outcome, Outcome::Missed(_))),
-        count(|outcome| matches!(outcome, Outcome::NotRun(_)))
-    );
-}
-
-impl Verdict {
-    fn to_json(&self, bench: &str) -> serde_json::Value {
-        let (outcome, seen, why) = match &self.outcome {
-            Outcome::Reached(value) => ("reached", Some(value), None),
-            Outcome::Missed(value) => ("missed", Some(value), None),
-            Outcome::NotRun(why) => ("not run", None, Some(why)),
-        };
-        serde_json::json!({
-            "bench": bench, "goal": self.goal, "outcome": outcome, "seen": seen, "why": why,
-        })
-    }
+    let count = |word| verdicts.iter().filter(|verdict| verdict.word() == word).count();
+    let (reached, missed) = (count("reached"), count("missed"));
+    println!("  {reached} reached, {missed} missed, {} not run", count("not run"));
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::super::figures::Figures;
 use super::super::html::put;
 use super::super::number;
 use super::super::table::{self, Cell, Column, Line, Table};
-use crate::harness::goals::{self, Op, Outcome, Verdict};
+use crate::harness::goals::{self, Op, Verdict};
 use crate::harness::{Bench, Row};
 
 /// A bench with the verdicts on its goals.
@@ -26,19 +26,11 @@ pub(super) fn of_all(figures: &Figures) -> Result<Vec<Verdicts>> {
     BENCHES.into_iter().map(of).collect()
 }
 
-fn state(verdict: &Verdict) -> &'static str {
-    match verdict.outcome {
-        Outcome::Reached(_) => "reached",
-        Outcome::Missed(_) => "missed",
-        Outcome::NotRun(_) => "not run",
-    }
-}
-
 /// Returns how many goals of one bench, or of all, were reached, missed and not run: in words, and
 /// as a bar.
 pub(super) fn tally(all: &[Verdicts], bench: Option<&str>) -> (String, String) {
     let wanted = all.iter().filter(|(of, _)| bench.is_none_or(|bench| *of == bench));
-    let states: Vec<&str> = wanted.flat_map(|(_, verdicts)| verdicts).map(state).collect();
+    let states: Vec<&str> = wanted.flat_map(|(_, verdicts)| verdicts).map(Verdict::word).collect();
     let count = |state: &str| states.iter().filter(|of| **of == state).count();
     let mut words = format!("{} of {} goals reached", count("reached"), states.len());
     let mut bar = r#"<span class="tally" aria-hidden="true">"#.to_owned();
@@ -61,7 +53,7 @@ pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
     let of_bench = all.iter().filter(|(of, _)| *of == bench);
     let mut verdicts: Vec<&Verdict> = of_bench.flat_map(|(_, verdicts)| verdicts).collect();
     // "missed", "not run", "reached" is the alphabetical order.
-    verdicts.sort_by_key(|verdict| state(verdict));
+    verdicts.sort_by_key(|verdict| verdict.word());
     let columns = vec![
         Column::text("outcome"),
         Column::number("asked"),
@@ -75,9 +67,9 @@ pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
 
 fn line(verdict: &Verdict) -> Line {
     let goal = &verdict.goal;
-    let seen = match &verdict.outcome {
-        Outcome::Reached(value) | Outcome::Missed(value) => Cell::figure(number::figure(*value)),
-        Outcome::NotRun(why) => Cell::without("not run", why),
+    let seen = match verdict.seen() {
+        Ok(value) => Cell::figure(number::figure(value)),
+        Err(why) => Cell::without("not run", why),
     };
     let op = match goal.op {
         Op::AtLeast => "≥",
@@ -89,7 +81,7 @@ fn line(verdict: &Verdict) -> Line {
     let metric = goal.metric.replace('_', " ");
     let against = goal.baseline.as_ref().map_or(String::new(), |of| format!(" over that of {of}"));
     let cells = vec![
-        Cell::State(state(verdict)),
+        Cell::State(verdict.word()),
         Cell::text(format!("{op} {}", number::grouped(goal.value, decimals))),
         seen,
         Cell::text(format!("{}: {}, {metric}{against}", goal.case, goal.candidate)),
@@ -101,6 +93,7 @@ fn line(verdict: &Verdict) -> Line {
 mod tests {
     use super::super::super::kept;
     use super::*;
+    use crate::harness::goals::Outcome;
 
     #[test]
     fn every_goal_has_a_verdict_and_counts_once() {
