@@ -8,7 +8,7 @@ use anyhow::Result;
 use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
 use longshore_iov::crc32c::Crc32c;
-use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
+use longshore_iov::{Cursor, SegmentSource, Sink, Source, kinds::OwnVec};
 use longshore_mem::isa::{Isa, IsaToken};
 
 use super::published;
@@ -47,7 +47,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             ("checksum", checksums),
             ("copy+checksum", checksummed_copies),
             ("crc32c", crcs),
-            ("copy+crc32c", digested_copies),
+            ("copy+crc32c", crc_copies),
             ("is zero", zero_scans),
         ];
         for (name, build) in cases {
@@ -128,15 +128,46 @@ fn copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidate
     candidates
 }
 
-fn checksums<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+/// A pass that computes a digest, by each instruction set.
+fn digests<'a, D: Sink + Default, R>(
+    source: &'a [u8],
+    repeat: Repeat,
+    finish: impl Fn(D) -> R + Copy + 'a,
+) -> Candidates<'a> {
     let ours = |engine: Engine| {
         move || {
-            let mut checksum = Checksum::new();
-            engine.update(black_box(source), &mut checksum);
-            black_box(checksum.finish());
+            let mut digest = D::default();
+            engine.update(black_box(source), &mut digest);
+            black_box(finish(digest));
         }
     };
-    let mut candidates: Candidates<'a> = engines(repeat, ours).collect();
+    engines(repeat, ours).collect()
+}
+
+/// A copy that computes a digest, by each instruction set, beside a copy alone.
+fn digested_copies<'a, D: Sink + Default, R>(
+    source: &'a [u8],
+    target: Target<'a>,
+    repeat: Repeat,
+    finish: impl Fn(D) -> R + Copy + 'a,
+) -> Candidates<'a> {
+    let ours = |engine: Engine| {
+        move || {
+            let slices = [IoSlice::new(source)];
+            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
+            let mut digest = D::default();
+            let mut into = target.borrow_mut();
+            let done = engine.read_into(&mut cursor, black_box(&mut into), &mut digest);
+            black_box((done.is_ok(), finish(digest)));
+        }
+    };
+    let mut candidates = vec![memcpy(source, target, repeat)];
+    candidates.extend(engines(repeat, ours));
+    candidates
+}
+
+fn checksums<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let mut candidates = digests(source, repeat, Checksum::finish);
     candidates.push(repeat.of("internet-checksum", move || {
         black_box(internet_checksum::checksum(black_box(source)));
     }));
@@ -151,32 +182,14 @@ fn checksums<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<
 }
 
 fn checksummed_copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
-    let ours = |engine: Engine| {
-        move || {
-            let slices = [IoSlice::new(source)];
-            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
-            let mut checksum = Checksum::new();
-            let mut into = target.borrow_mut();
-            let done = engine.read_into(&mut cursor, black_box(&mut into), &mut checksum);
-            black_box((done.is_ok(), checksum.finish()));
-        }
-    };
     let theirs = internet_checksum::checksum;
-    let mut candidates = vec![memcpy(source, target, repeat)];
-    candidates.extend(engines(repeat, ours));
+    let mut candidates = digested_copies(source, target, repeat, Checksum::finish);
     candidates.push(memcpy_then("internet-checksum", source, target, repeat, theirs));
     candidates
 }
 
 fn crcs<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<'a> {
-    let ours = |engine: Engine| {
-        move || {
-            let mut crc = Crc32c::new();
-            engine.update(black_box(source), &mut crc);
-            black_box(crc.finish());
-        }
-    };
-    let mut candidates: Candidates<'a> = engines(repeat, ours).collect();
+    let mut candidates = digests(source, repeat, Crc32c::finish);
     candidates.push(repeat.of("crc-fast", move || {
         black_box(crc_fast_crc32c(black_box(source)));
     }));
@@ -190,19 +203,8 @@ fn crc_fast_crc32c(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes)
 }
 
-fn digested_copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
-    let ours = |engine: Engine| {
-        move || {
-            let slices = [IoSlice::new(source)];
-            let mut cursor = Cursor::from_kind(OwnVec::<Source>::new(&slices), source.len());
-            let mut crc = Crc32c::new();
-            let mut into = target.borrow_mut();
-            let done = engine.read_into(&mut cursor, black_box(&mut into), &mut crc);
-            black_box((done.is_ok(), crc.finish()));
-        }
-    };
-    let mut candidates = vec![memcpy(source, target, repeat)];
-    candidates.extend(engines(repeat, ours));
+fn crc_copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
+    let mut candidates = digested_copies(source, target, repeat, Crc32c::finish);
     candidates.push(memcpy_then("crc-fast", source, target, repeat, crc_fast_crc32c));
     candidates
 }
