@@ -24,32 +24,10 @@ const TORCH_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 /// What torch from the Python Package Index takes with all it depends on, and some room.
 const TORCH_BYTES: u64 = 12 << 30;
 
-/// A package and the version it is measured in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Requirement {
-    package: &'static str,
-    version: &'static str,
-}
-
-impl Requirement {
-    /// Whether an installed version is this one, whatever it was built for (`2.15.0+cpu`).
-    fn is_met_by(&self, installed: &str) -> bool {
-        installed.split('+').next() == Some(self.version)
-    }
-
-    /// As `pip` takes it.
-    fn to_pip(self) -> String {
-        format!("{}=={}", self.package, self.version)
-    }
-}
-
-/// The packages of a requirements file, one a line: `name==version`.
-fn requirements(text: &'static str) -> Vec<Requirement> {
+/// The packages of a requirements file and their versions, one a line: `name==version`.
+fn requirements(text: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-    lines
-        .filter_map(|line| line.split_once("=="))
-        .map(|(package, version)| Requirement { package, version })
-        .collect()
+    lines.filter_map(|line| line.split_once("=="))
 }
 
 /// The environment.
@@ -87,15 +65,12 @@ impl Venv {
         fs::write(&driver, DRIVER)?;
         let mut venv = Self { root, driver, installed: BTreeMap::new(), failures: BTreeMap::new() };
         venv.look()?;
-        let mut wanted = requirements(BASE);
-        if with_torch {
-            wanted.extend(requirements(WITH_TORCH));
-        }
-        for requirement in wanted {
-            if !venv.has(&requirement)
-                && let Err(error) = venv.install_one(requirement)
+        let with_torch = requirements(WITH_TORCH).filter(|_| with_torch);
+        for (package, version) in requirements(BASE).chain(with_torch) {
+            if !venv.has(package, version)
+                && let Err(error) = venv.install_one(package, version)
             {
-                venv.failures.insert(requirement.package, format!("{error:#}"));
+                venv.failures.insert(package, format!("{error:#}"));
             }
         }
         if let Err(error) = venv.install_ours() {
@@ -148,9 +123,10 @@ impl Venv {
         output(pip.arg(OURS_SOURCE)).map(drop).context("pip: longshore")
     }
 
-    fn has(&self, requirement: &Requirement) -> bool {
-        let installed = self.installed.get(requirement.package);
-        installed.is_some_and(|version| requirement.is_met_by(version))
+    /// Whether this version is installed, whatever it was built for (`2.15.0+cpu`).
+    fn has(&self, package: &str, version: &str) -> bool {
+        let installed = self.installed.get(package);
+        installed.is_some_and(|installed| installed.split('+').next() == Some(version))
     }
 
     fn look(&mut self) -> Result<()> {
@@ -159,15 +135,15 @@ impl Venv {
         Ok(())
     }
 
-    fn install_one(&self, requirement: Requirement) -> Result<()> {
-        eprintln!("installing {}", requirement.to_pip());
-        if requirement.package != "torch" {
+    fn install_one(&self, package: &str, version: &str) -> Result<()> {
+        let requirement = &format!("{package}=={version}");
+        eprintln!("installing {requirement}");
+        if package != "torch" {
             return self.pip(requirement, &[]);
         }
         // pip would try for a minute where the index cannot be reached.
         let index = ["--index-url", TORCH_INDEX, "--retries", "1", "--timeout", "15"];
-        let from_own_index = self.pip(requirement, &index);
-        if from_own_index.is_ok() {
+        if self.pip(requirement, &index).is_ok() {
             return Ok(());
         }
         let free_bytes = disk_of(&self.root)?.free_bytes;
@@ -181,10 +157,9 @@ impl Venv {
         self.pip(requirement, &[])
     }
 
-    fn pip(&self, requirement: Requirement, options: &[&str]) -> Result<()> {
+    fn pip(&self, requirement: &str, options: &[&str]) -> Result<()> {
         let mut pip = self.pip_install(options);
-        pip.arg(requirement.to_pip());
-        output(&mut pip).map(drop).with_context(|| format!("pip: {}", requirement.to_pip()))
+        output(pip.arg(requirement)).map(drop).with_context(|| format!("pip: {requirement}"))
     }
 
     fn pip_install(&self, options: &[&str]) -> Command {
@@ -219,14 +194,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_committed_line_is_a_pin_that_is_compared_without_its_build() {
+    fn every_committed_line_is_a_pin() {
         for text in [BASE, WITH_TORCH] {
             let is_pin = |line: &&str| !line.is_empty() && !line.starts_with('#');
-            assert_eq!(requirements(text).len(), text.lines().filter(is_pin).count());
+            assert_eq!(requirements(text).count(), text.lines().filter(is_pin).count());
         }
-        let torch = Requirement { package: "torch", version: "2.15.0" };
-        assert_eq!(torch.to_pip(), "torch==2.15.0");
-        assert!(torch.is_met_by("2.15.0+cpu") && torch.is_met_by("2.15.0"));
-        assert!(!torch.is_met_by("2.15.1"));
     }
 }
