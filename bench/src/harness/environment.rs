@@ -1,6 +1,5 @@
 //! The machine and the programs that figures were measured with.
 
-mod date;
 mod disk;
 
 use std::fmt;
@@ -26,7 +25,7 @@ impl Environment {
     /// The machine, its kernel, and this program.
     pub(crate) fn of_machine() -> Self {
         let mut environment = Self::default();
-        environment.set("date", date::now_utc());
+        environment.set("date", said("date", &["-u", "+%FT%TZ"]));
         environment.set("longshore", env!("CARGO_PKG_VERSION"));
         environment.set("commit", commit());
         environment.set("rustc", env!("LONGSHORE_BENCH_RUSTC"));
@@ -116,19 +115,20 @@ fn first_word(path: &str) -> Option<String> {
 /// The commit this was built from, if this is a checkout and git is there; marked where the tree
 /// differs from it.
 fn commit() -> Option<String> {
-    let answer = Command::new("git")
-        .args(["describe", "--always", "--dirty", "--abbrev=12"])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent()?)
-        .output()
-        .ok()?;
-    answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).trim().to_owned())
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    said("git", &["-C", folder, "describe", "--always", "--dirty", "--abbrev=12"])
 }
 
 /// The first line that `program` prints when asked for its version; `None` where it is absent.
 pub(crate) fn version_of(program: &str) -> Option<String> {
-    let answer = Command::new(program).arg("--version").output().ok()?;
+    said(program, &["--version"])
+}
+
+/// The first line that a program prints; `None` if it is absent or fails.
+fn said(program: &str, arguments: &[&str]) -> Option<String> {
+    let answer = Command::new(program).args(arguments).output().ok()?;
     let text = String::from_utf8_lossy(&answer.stdout).into_owned();
-    text.lines().next().map(str::to_owned)
+    text.lines().next().filter(|_| answer.status.success()).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -139,17 +139,12 @@ mod tests {
     fn an_environment_survives_its_line() {
         let environment = Environment::of_machine();
         let line = environment.line("load");
+        let date = line["environment"]["date"].as_str().unwrap();
+        assert!(date.starts_with("20") && date.ends_with('Z') && date.len() == 20, "{date}");
         assert!(line["environment"]["cores"].as_u64().unwrap() > 0);
         let read = Environment::from_line(&line).unwrap();
         assert_eq!(read.facts, environment.facts);
         assert!(environment.to_string().contains("kernel"));
-    }
-
-    #[test]
-    fn what_is_unknown_is_null() {
-        let mut environment = Environment::default();
-        environment.set("fio", None::<String>);
-        assert!(environment.line("load")["environment"]["fio"].is_null());
         assert_eq!(version_of("no-such-program-at-all"), None);
     }
 }

@@ -106,7 +106,7 @@ fn lines_of(run: &Run) -> impl Iterator<Item = Line> {
         let cells: [&str; 6] = [
             bench,
             // A guest without a date was measured when its host was.
-            &day(if facts.contains_key("date") { facts } else { host }),
+            &day(if text("date").is_some() { facts } else { host }),
             &shown(facts, "cpu"),
             &shown(facts, "kernel"),
             &shown(facts, "commit"),
