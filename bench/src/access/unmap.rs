@@ -96,8 +96,7 @@ impl How {
                     batch.unmap(iova, PAGE_BYTES)
                 } else {
                     // SAFETY: mapped before by the raw call, and no other thread maps here; the
-                    // memory
-                    // outlives the space.
+                    // memory outlives the space.
                     unsafe { batch.unmap_raw(iova, PAGE_BYTES) }
                 }
             })?;

@@ -12,7 +12,7 @@ use longshore_domain::{Bounce, DmaPoolOptions, Domain};
 use longshore_mem::copy;
 
 use super::ours::{How, Ours};
-use super::parts::{Part, STRETCH, parts, turns};
+use super::parts::{Part, STRETCH, each, parts};
 use super::trees::{Trees, lock};
 use crate::access::other::Sessions;
 use crate::harness::cost::Cost;
@@ -165,16 +165,6 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
         session.compare(case, candidates, &against)?;
     }
     Ok(())
-}
-
-/// Does the same with each part of a stretch.
-#[inline(always)]
-fn each(all: &[Part], drive: Drive<'_>, work: impl Fn(&Part) -> Result<()>) -> Result<()> {
-    let mut turns = turns(all);
-    drive(&mut |meter| {
-        let stretch = turns.next_stretch();
-        meter.time(|| stretch.iter().try_for_each(&work))
-    })
 }
 
 /// By the routine that bounces copy by.

@@ -7,7 +7,7 @@ use longshore_access::Space;
 use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Direction, Domain, Error, Mapping};
 
-use super::parts::{Part, STRETCH, parts, turns};
+use super::parts::{Part, STRETCH, each, parts, stretches};
 use crate::access::other::Sessions;
 use crate::harness::timed::Drive;
 
@@ -62,71 +62,50 @@ impl Ours {
         // Dropped in the reverse order: who accesses the page is gone before it is.
         let kept = self.domain.map(self.kept, BOTH).map_err(Error::from)?;
         let _others = self.sessions.start(&self.space, kept.iova())?;
-        let (mut turns, local) = (turns(&self.parts[thread]), self.domain.local());
+        let (parts, local) = (&self.parts[thread], self.domain.local());
         match self.how {
-            How::Each => drive(&mut |meter| {
-                let stretch = turns.next_stretch();
-                meter.time(|| {
-                    for part in stretch {
-                        let mapping = local.map(*part, BOTH).map_err(Error::from)?;
-                        black_box(mapping.iova());
-                        black_box(mapping.unmap().map_err(Error::from)?);
-                    }
-                    Ok(())
-                })
+            How::Each => each(parts, drive, |part| {
+                let mapping = local.map(*part, BOTH).map_err(Error::from)?;
+                black_box(mapping.iova());
+                black_box(mapping.unmap().map_err(Error::from)?);
+                Ok(())
             }),
-            How::Reported => drive(&mut |meter| {
-                let stretch = turns.next_stretch();
-                meter.time(|| {
-                    for part in stretch {
-                        let mapping = local.map_reported(*part).map_err(Error::from)?;
-                        let written_bytes = mapping.len();
-                        black_box(mapping.iova());
-                        black_box(mapping.complete(written_bytes).map_err(Error::from)?);
-                    }
-                    Ok(())
-                })
+            How::Reported => each(parts, drive, |part| {
+                let mapping = local.map_reported(*part).map_err(Error::from)?;
+                let written_bytes = mapping.len();
+                black_box(mapping.iova());
+                black_box(mapping.complete(written_bytes).map_err(Error::from)?);
+                Ok(())
             }),
-            How::ByDomain => drive(&mut |meter| {
-                let stretch = turns.next_stretch();
-                meter.time(|| {
-                    for part in stretch {
-                        let mapping = self.domain.map(*part, BOTH).map_err(Error::from)?;
-                        black_box(mapping.iova());
-                        black_box(mapping.unmap().map_err(Error::from)?);
-                    }
-                    Ok(())
-                })
+            How::ByDomain => each(parts, drive, |part| {
+                let mapping = self.domain.map(*part, BOTH).map_err(Error::from)?;
+                black_box(mapping.iova());
+                black_box(mapping.unmap().map_err(Error::from)?);
+                Ok(())
             }),
             How::AllAtOnce => {
                 let mut mapped = Vec::with_capacity(STRETCH);
-                drive(&mut |meter| {
-                    let stretch = turns.next_stretch();
-                    meter.time(|| {
-                        for part in stretch {
-                            mapped.push(local.map(*part, BOTH).map_err(Error::from)?);
-                        }
-                        for mapping in mapped.drain(..) {
-                            black_box(Mapping::unmap(mapping).map_err(Error::from)?);
-                        }
-                        Ok(())
-                    })
+                stretches(parts, drive, |stretch| {
+                    for part in stretch {
+                        mapped.push(local.map(*part, BOTH).map_err(Error::from)?);
+                    }
+                    for mapping in mapped.drain(..) {
+                        black_box(Mapping::unmap(mapping).map_err(Error::from)?);
+                    }
+                    Ok(())
                 })
             }
             How::Batch => {
                 let mut batch = local.batch();
-                drive(&mut |meter| {
-                    let stretch = turns.next_stretch();
-                    meter.time(|| {
-                        for part in stretch {
-                            let mapping = local.map(*part, BOTH).map_err(Error::from)?;
-                            mapping.unmap_deferred(&mut batch).map_err(Error::from)?;
-                        }
-                        batch.flush(|part| {
-                            black_box(part);
-                        })?;
-                        Ok(())
-                    })
+                stretches(parts, drive, |stretch| {
+                    for part in stretch {
+                        let mapping = local.map(*part, BOTH).map_err(Error::from)?;
+                        mapping.unmap_deferred(&mut batch).map_err(Error::from)?;
+                    }
+                    batch.flush(|part| {
+                        black_box(part);
+                    })?;
+                    Ok(())
                 })
             }
         }

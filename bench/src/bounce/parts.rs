@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use longshore_heap::Heap;
 use longshore_mem::{DmaMemory, FileOffset};
 
+use crate::harness::timed::Drive;
+
 /// Transfers of one stretch.
 pub(super) const STRETCH: usize = 64;
 
@@ -66,23 +68,29 @@ impl Part {
     }
 }
 
-/// The parts of one stretch after the other, and again from the first.
-pub(super) struct Turns<'p> {
-    parts: &'p [Part],
-    next: usize,
-}
-
-pub(super) fn turns(parts: &[Part]) -> Turns<'_> {
+/// Times `work` on one stretch of the parts after the other, and again from the first.
+#[inline(always)]
+pub(super) fn stretches(
+    parts: &[Part],
+    drive: Drive<'_>,
+    mut work: impl FnMut(&[Part]) -> Result<()>,
+) -> Result<()> {
     assert!(!parts.is_empty() && parts.len().is_multiple_of(STRETCH));
-    Turns { parts, next: 0 }
+    let mut turns = parts.chunks_exact(STRETCH).cycle();
+    drive(&mut |meter| {
+        let stretch = turns.next().context("there are parts")?;
+        meter.time(|| work(stretch))
+    })
 }
 
-impl<'p> Turns<'p> {
-    pub(super) fn next_stretch(&mut self) -> &'p [Part] {
-        let stretch = &self.parts[self.next..self.next + STRETCH];
-        self.next = (self.next + STRETCH) % self.parts.len();
-        stretch
-    }
+/// Times the same work on each part of a stretch.
+#[inline(always)]
+pub(super) fn each(
+    parts: &[Part],
+    drive: Drive<'_>,
+    work: impl Fn(&Part) -> Result<()>,
+) -> Result<()> {
+    stretches(parts, drive, |stretch| stretch.iter().try_for_each(&work))
 }
 
 /// `count` parts of `len_bytes`, one beside the other, whose pages are there.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 
-use super::parts::{Part, STRETCH, turns};
+use super::parts::{Part, STRETCH, stretches};
 use crate::harness::timed::Drive;
 
 const PAGE_BYTES: u64 = 4096;
@@ -26,21 +26,17 @@ pub(super) struct Locked(Mutex<Trees>);
 impl Locked {
     /// Maps and unmaps each part, or, with `all_at_once`, maps all before the first is unmapped.
     pub(super) fn run(&self, parts: &[Part], all_at_once: bool, drive: Drive<'_>) -> Result<()> {
-        let mut turns = turns(parts);
         let mut mapped = Vec::with_capacity(STRETCH);
-        drive(&mut |meter| {
-            let stretch = turns.next_stretch();
-            meter.time(|| {
-                for part in stretch {
-                    let iova = lock(&self.0).map(*part)?;
-                    if all_at_once {
-                        mapped.push(iova);
-                    } else {
-                        lock(&self.0).unmap(iova)?;
-                    }
+        stretches(parts, drive, |stretch| {
+            for part in stretch {
+                let iova = lock(&self.0).map(*part)?;
+                if all_at_once {
+                    mapped.push(iova);
+                } else {
+                    lock(&self.0).unmap(iova)?;
                 }
-                mapped.drain(..).try_for_each(|iova| lock(&self.0).unmap(iova))
-            })
+            }
+            mapped.drain(..).try_for_each(|iova| lock(&self.0).unmap(iova))
         })
     }
 }
