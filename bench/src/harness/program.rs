@@ -72,10 +72,10 @@ fn run_with(
     };
     let inherited_bytes = own_peak_bytes().unwrap_or(0);
     let (id, ended) = (child.id(), AtomicBool::new(false));
-    let (mut out, mut err) = (child.stdout, child.stderr);
+    let (out, err) = (child.stdout, child.stderr);
     let (usage, seen, stdout, stderr) = thread::scope(|scope| {
-        let out = scope.spawn(|| read(&mut out));
-        let err = scope.spawn(|| read(&mut err));
+        let out = scope.spawn(|| out.map_or_else(String::new, read));
+        let err = scope.spawn(|| err.map_or_else(String::new, read));
         let glances = scope.spawn(|| glance(id, &ended, counts_huge_pages));
         let usage = wait(id, began);
         ended.store(true, Ordering::Relaxed);
@@ -83,27 +83,27 @@ fn run_with(
         let seen = glances.join().expect(joined);
         (usage, seen, out.join().expect(joined), err.join().expect(joined))
     });
-    let usage = usage.with_context(|| format!("waiting for {name}"))?;
-    if !usage.status.success() {
+    let (status, usage, seconds, read_bytes) =
+        usage.with_context(|| format!("waiting for {name}"))?;
+    if !status.success() {
         let said = if stderr.trim().is_empty() { &stdout } else { &stderr };
-        return Err(anyhow!("{name}: {}: {}", usage.status, last_lines(said)).into());
+        return Err(anyhow!("{name}: {status}: {}", last_lines(said)).into());
     }
-    let (peak_bytes, huge_bytes) = seen;
-    let exact = usage.peak_bytes > inherited_bytes;
+    let (peak_seen_bytes, huge_bytes) = seen;
+    let peak_bytes = usage.ru_maxrss.cast_unsigned() * 1024;
+    let exact = peak_bytes > inherited_bytes;
+    let seconds_of = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
     let cost = Cost {
-        cpu_seconds: Some(usage.cpu_seconds),
-        peak_memory_bytes: Some(if exact { usage.peak_bytes } else { peak_bytes }),
+        cpu_seconds: Some(seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime)),
+        peak_memory_bytes: Some(if exact { peak_bytes } else { peak_seen_bytes }),
     };
-    let (seconds, read_bytes) = (usage.seconds, usage.read_bytes);
     Ok(Ended { stdout, stderr, seconds, cost, read_bytes, huge_bytes })
 }
 
-fn read(stream: &mut Option<impl Read>) -> String {
+/// Reads the rest of a stream. One that breaks off ends as one that is closed.
+pub(super) fn read(mut stream: impl Read) -> String {
     let mut said = Vec::new();
-    if let Some(stream) = stream {
-        // A stream that breaks off ends as one that is closed.
-        let _ = stream.read_to_end(&mut said);
-    }
+    let _ = stream.read_to_end(&mut said);
     String::from_utf8_lossy(&said).into_owned()
 }
 
@@ -124,15 +124,9 @@ fn glance(id: u32, ended: &AtomicBool, counts_huge_pages: bool) -> (u64, u64) {
     (peak, huge)
 }
 
-struct Usage {
-    status: ExitStatus,
-    seconds: f64,
-    cpu_seconds: f64,
-    peak_bytes: u64,
-    read_bytes: Option<u64>,
-}
-
-fn wait(id: u32, began: Instant) -> Result<Usage> {
+/// Waits for a process: how it ended and what it used, the seconds since `began`, and the bytes that
+/// it had the disk read.
+fn wait(id: u32, began: Instant) -> Result<(ExitStatus, libc::rusage, f64, Option<u64>)> {
     let id = id.cast_signed();
     let pid = Pid::from_raw(id).context("a process has a number")?;
     // It stays to be looked at until it is waited for once more.
@@ -147,14 +141,7 @@ fn wait(id: u32, began: Instant) -> Result<Usage> {
     }
     // SAFETY: the call succeeded, so it was written.
     let usage = unsafe { usage.assume_init() };
-    let seconds_of = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    Ok(Usage {
-        status: ExitStatus::from_raw(status),
-        seconds,
-        cpu_seconds: seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime),
-        peak_bytes: usage.ru_maxrss.cast_unsigned() * 1024,
-        read_bytes,
-    })
+    Ok((ExitStatus::from_raw(status), usage, seconds, read_bytes))
 }
 
 /// The end of what a program said, on one line: the part that names the cause.

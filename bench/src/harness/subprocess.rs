@@ -15,7 +15,7 @@
 //! candidate leaves in an allocator does not serve the next.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::harness::candidate::Trouble;
 use crate::harness::cost::status_bytes;
-use crate::harness::program::last_lines;
+use crate::harness::program::{last_lines, read};
 
 /// The longest that any step of a job may take.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -73,7 +73,7 @@ impl Subprocess {
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().with_context(|| format!("starting {program}"))?;
         let stdout = child.stdout.take().context("stdout is piped")?;
-        let mut stderr = child.stderr.take().context("stderr is piped")?;
+        let stderr = child.stderr.take().context("stderr is piped")?;
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {
@@ -83,12 +83,7 @@ impl Subprocess {
                 }
             }
         });
-        let stderr = thread::spawn(move || {
-            let mut said = Vec::new();
-            // A stream that breaks off ends as one that is closed.
-            let _ = stderr.read_to_end(&mut said);
-            String::from_utf8_lossy(&said).into_owned()
-        });
+        let stderr = thread::spawn(move || read(stderr));
         let stdin = child.stdin.take();
         Ok(Self { child, stdin, lines, stderr: Some(stderr) })
     }
