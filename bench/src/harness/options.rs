@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 /// The options that every bench takes.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CommonOptions {
     /// Print one JSON object a line; the first is the environment
     #[arg(long)]
@@ -53,15 +53,7 @@ mod tests {
     use super::*;
 
     fn options(filter: Option<&str>) -> CommonOptions {
-        CommonOptions {
-            json: false,
-            quick: false,
-            filter: filter.map(str::to_owned),
-            rounds: None,
-            check: false,
-            save: None,
-            from: None,
-        }
+        CommonOptions { filter: filter.map(str::to_owned), ..CommonOptions::default() }
     }
 
     #[test]

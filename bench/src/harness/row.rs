@@ -64,27 +64,3 @@ impl Row {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_line_has_the_fields_that_others_read() {
-        let row = Row {
-            median: Some(2.5),
-            runs: 5,
-            baseline: Some("fio".to_owned()),
-            not_run: None,
-            ..Row::not_run("cold", "longshore", "")
-        };
-        let line = serde_json::to_value(&row).unwrap();
-        let fields = "bench case candidate metric unit median min max runs baseline ratio \
-                      cpu_seconds peak_memory_mib";
-        for field in fields.split_whitespace() {
-            assert!(line.get(field).is_some(), "{field}");
-        }
-        assert!(line["ratio"].is_null() && line.get("not_run").is_none());
-        assert_eq!(serde_json::from_value::<Row>(line).unwrap(), row);
-    }
-}

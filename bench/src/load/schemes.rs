@@ -243,12 +243,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn names_are_told_apart() {
-        for scheme in ALL {
-            assert_eq!(named(scheme.name).unwrap().published_name, scheme.published_name);
-        }
-        assert!(named("no such scheme").is_none());
-    }
 }

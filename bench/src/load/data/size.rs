@@ -34,12 +34,8 @@ mod tests {
         assert_eq!(parse_size("512MiB"), Ok(512 << 20));
         assert_eq!(parse_size("1.5 GiB"), Ok(3 << 29));
         assert_eq!(parse_size("4096"), Ok(4096));
-        for text in ["", "GB", "3.4", "1TBx", "-1", "0", "1e3", "99999999GB"] {
-            if text == "3.4" {
-                assert_eq!(parse_size(text), Ok(3));
-            } else {
-                assert!(parse_size(text).is_err(), "{text}");
-            }
+        for text in ["", "GB", "1TBx", "-1", "0", "1e3", "99999999GB"] {
+            assert!(parse_size(text).is_err(), "{text}");
         }
     }
 }

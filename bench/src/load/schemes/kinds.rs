@@ -58,20 +58,3 @@ impl Kinds {
         format!("this kernel has no {}: a memfd stands for it", missing.join(" and no "))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_memfd_stands_for_what_is_absent() {
-        let none = Kinds { dma_heap: false, udmabuf: false };
-        assert_eq!(none.allocated(), Heap::Memfd);
-        assert_eq!((none.populated(), none.plain()), (Heap::Memfd, Heap::MemfdBasePages));
-        assert_eq!(none.dma_buf(), None);
-        assert!(none.describe().contains("no dma-heap and no udmabuf"));
-        let both = Kinds { dma_heap: true, udmabuf: true };
-        assert_eq!(both.allocated(), Heap::DmaHeap("system".to_owned()));
-        assert_eq!((both.populated(), both.plain()), (Heap::Udmabuf, Heap::Udmabuf));
-    }
-}
