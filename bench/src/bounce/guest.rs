@@ -189,7 +189,7 @@ fn run_in(
             let why = last_lines(&said.join("\n"));
             Err(anyhow!("the driver ended with {:?}: {why}", command.exit))
         };
-        let answer = match answer {
+        let (environment, measured) = match answer {
             Ok(answer) => answer,
             Err(error) => {
                 session.count_failure();
@@ -197,7 +197,7 @@ fn run_in(
                 continue;
             }
         };
-        if let Some(mut environment) = answer.environment
+        if let Some(mut environment) = environment
             && !std::mem::replace(&mut has_environment, true)
         {
             environment.set("machine", "guest, emulated processor: only ratios mean anything");
@@ -205,12 +205,12 @@ fn run_in(
             environment.set("counts_instructions", interest == Interest::Instructions);
             session.add_environment(&environment)?;
         }
-        for _ in 0..answer.measured.failures() {
+        for _ in 0..measured.failures() {
             session.count_failure();
         }
         let against = [SPEED, UNMAP_TIME, MAP_TIME, MAP_AND_UNMAP_TIME];
         let against = against.map(|metric| Against::new(metric, MAP));
-        let mut rows = answer.measured.rows(&against);
+        let mut rows = measured.rows(&against);
         rows.extend(published_rows(interest, iommu, case)?);
         session.publish(rows)?;
     }

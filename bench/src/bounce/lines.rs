@@ -51,13 +51,7 @@ pub(super) struct Asked {
     pub(super) warm_up: usize,
 }
 
-/// What it said.
-pub(super) struct Answer {
-    pub(super) environment: Option<Environment>,
-    pub(super) measured: Measured,
-}
-
-/// Reads the lines of one run.
+/// Reads the lines of one run: the guest's environment, and what was measured.
 ///
 /// # Errors
 /// Where they are not what was asked for. A scheme that did not do what it is called is an entry that
@@ -68,7 +62,7 @@ pub(super) fn read(
     asked: Asked,
     interest: Interest,
     note: &str,
-) -> Result<Answer> {
+) -> Result<(Option<Environment>, Measured)> {
     let mut environment = None;
     let mut schemes: Vec<(String, Vec<Line>)> = Vec::new();
     for text in stdout.lines().filter(|text| !text.trim().is_empty()) {
@@ -103,7 +97,7 @@ pub(super) fn read(
             bail!("the guest says nothing of '{needed}'");
         }
     }
-    Ok(Answer { environment, measured: Measured::new(case, entries) })
+    Ok((environment, Measured::new(case, entries)))
 }
 
 fn entry(scheme: &str, lines: &[Line], first: usize, interest: Interest, note: &str) -> Entry {
@@ -196,17 +190,17 @@ mod tests {
         text
     }
 
-    fn answer(stdout: &str, interest: Interest) -> Result<Answer> {
+    fn answer(stdout: &str, interest: Interest) -> Result<(Option<Environment>, Measured)> {
         read("guest", stdout, ASKED, interest, "beside")
     }
 
     #[test]
     fn throughput_is_compared_round_by_round() {
-        let answer = answer(&lines(1000), Interest::Throughput).unwrap();
-        assert!(answer.environment.is_some());
-        assert_eq!(answer.measured.failures(), 0);
+        let (environment, measured) = answer(&lines(1000), Interest::Throughput).unwrap();
+        assert!(environment.is_some());
+        assert_eq!(measured.failures(), 0);
         let against = [Against::new(SPEED, MAP)];
-        let rows = answer.measured.rows(&against);
+        let rows = measured.rows(&against);
         let row = |candidate: &str, metric: crate::harness::Metric| {
             rows.iter().find(|row| row.candidate == candidate && row.metric == metric.name).unwrap()
         };
@@ -220,11 +214,11 @@ mod tests {
 
     #[test]
     fn instructions_are_counted_for_each_gigabyte() {
-        let answer = answer(&lines(1000), Interest::Instructions).unwrap();
-        let unmap = |of| answer.measured.values(of, UNMAP_TIME).unwrap()[0];
+        let (_, measured) = answer(&lines(1000), Interest::Instructions).unwrap();
+        let unmap = |of| measured.values(of, UNMAP_TIME).unwrap()[0];
         assert!((unmap(MAP) - 40.0 / 0.004_096).abs() < 1e-6);
         assert!((unmap("bounce") / unmap(MAP) - 0.025).abs() < 1e-9);
-        assert!(answer.measured.values(MAP, SPEED).is_none());
+        assert!(measured.values(MAP, SPEED).is_none());
     }
 
     #[test]
@@ -235,9 +229,9 @@ mod tests {
             (lines(1000).replace("\"bounced\":0", "\"bounced\":1"), MAP, "1 I/Os were bounced"),
             (lines(1000).replace(":4096000", ":4095999"), MAP, "moved 4095999 bytes"),
         ] {
-            let answer = answer(&text, Interest::Throughput).unwrap();
-            assert!(answer.measured.failures() > 0);
-            let said = answer.measured.why_not(scheme).unwrap();
+            let (_, measured) = answer(&text, Interest::Throughput).unwrap();
+            assert!(measured.failures() > 0);
+            let said = measured.why_not(scheme).unwrap();
             assert!(said.contains(why), "{said}");
         }
     }
