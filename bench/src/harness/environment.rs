@@ -29,14 +29,20 @@ impl Environment {
         environment.set("longshore", env!("CARGO_PKG_VERSION"));
         environment.set("commit", commit());
         environment.set("rustc", env!("LONGSHORE_BENCH_RUSTC"));
-        let cpu = cpuinfo();
-        environment.set("cpu", cpu.model);
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = |name: &str| {
+            let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+            lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+        };
+        environment.set("cpu", cpu("model name").or_else(|| cpu("CPU part")));
         let sets: Vec<&str> = IsaToken::all().map(|token| token.isa().name()).collect();
         environment.set("instruction_sets", sets.join(" "));
         environment.set("instructions_used", IsaToken::active().isa().name());
         environment.set("core_clock_mhz", (core_hz() / 1e6) as u64);
         environment.set("cores", std::thread::available_parallelism().map_or(0, usize::from));
-        environment.set("virtual_machine", cpu.is_guest);
+        let flags = cpu("flags").unwrap_or_default();
+        let is_guest = flags.split(' ').any(|flag| flag == "hypervisor");
+        environment.set("virtual_machine", is_guest);
         environment.set("memory_bytes", memory::meminfo_bytes("MemTotal:"));
         environment.set("memory_available_bytes", memory::available().machine_bytes);
         let system = rustix::system::uname();
@@ -78,26 +84,6 @@ impl fmt::Display for Environment {
             }
         }
         Ok(())
-    }
-}
-
-struct Cpu {
-    model: Option<String>,
-    is_guest: bool,
-}
-
-fn cpuinfo() -> Cpu {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| {
-        text.lines()
-            .filter_map(|line| line.split_once(':'))
-            .find(|(key, _)| key.trim() == name)
-            .map(|(_, value)| value.trim().to_owned())
-    };
-    let flags = field("flags").unwrap_or_default();
-    Cpu {
-        model: field("model name").or_else(|| field("CPU part")),
-        is_guest: flags.split(' ').any(|flag| flag == "hypervisor"),
     }
 }
 

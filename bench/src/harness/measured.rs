@@ -9,7 +9,7 @@ use crate::harness::statistics::Summary;
 const MIB: f64 = 1_048_576.0;
 
 /// The values of one candidate, a value for each metric and round.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) candidate: String,
     pub(crate) series: Vec<(Metric, Vec<f64>)>,
@@ -48,14 +48,7 @@ impl<'a> Against<'a> {
 
 impl Entry {
     pub(crate) fn new(candidate: &str) -> Self {
-        Self {
-            candidate: candidate.to_owned(),
-            series: Vec::new(),
-            costs: Vec::new(),
-            trouble: None,
-            note: None,
-            ours_failed: false,
-        }
+        Self { candidate: candidate.to_owned(), ..Self::default() }
     }
 
     pub(crate) fn add(&mut self, sample: Sample, cost: Cost) {
