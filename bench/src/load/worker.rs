@@ -1,6 +1,5 @@
 //! The process that does one job: the other end of [`crate::harness::subprocess`].
 
-mod aligned;
 mod longshore;
 mod memory_copy;
 
@@ -83,7 +82,7 @@ impl Work {
         }
         match self {
             Self::Longshore { mode, read_size } => longshore::prepare(file, mode, *read_size),
-            Self::Aligned { alignment_bytes } => aligned::prepare(file, *alignment_bytes),
+            Self::Aligned { alignment_bytes } => longshore::prepare_aligned(file, *alignment_bytes),
             Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
             Self::Scheme { name } => schemes::prepare(name, file),
         }
