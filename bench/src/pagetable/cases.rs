@@ -10,7 +10,6 @@ use super::counts;
 use super::layout::{GIB, KIB, Layout, MIB, shuffled};
 use super::ours::{self, Ours, with_noncoherent};
 use super::peers::{Aarch64Paging, X86_64};
-use super::tables::Tables;
 use super::timed::{Work, candidate};
 use crate::harness::metric::TIME_NS;
 use crate::harness::{Against, Candidate, CommonOptions, Sample, Session};
@@ -151,22 +150,17 @@ fn of_format<F: Format + 'static>(
 }
 
 fn peers(case: &Case, options: &CommonOptions, candidates: &mut Vec<Candidate<'_>>) {
-    fn peer<T: Tables + 'static>(
-        name: &str,
-        tables: T,
-        case: &Case,
-        options: &CommonOptions,
-        note: &str,
-    ) -> Candidate<'static> {
-        let on = (&case.layout, &case.work);
-        candidate(name, tables, on, options, Sample::new()).with_note(note)
-    }
+    let (on, none) = ((&case.layout, &case.work), Sample::new);
     let note = "looks at no hole when it unmaps, and frees tables at once";
-    let mut all = vec![peer(AARCH64_PAGING, Aarch64Paging::new(), case, options, note)];
-    all.push(peer(X86_64_CRATE, X86_64::new(), case, options, "unmaps by the page; tables stay"));
+    let arm = candidate(AARCH64_PAGING, Aarch64Paging::new(), on, options, none());
+    let x86 = candidate(X86_64_CRATE, X86_64::new(), on, options, none());
     #[cfg(target_arch = "x86_64")]
-    all.push(peer(MULTIARCH, super::peers::Multiarch::new(), case, options, note));
+    let multiarch = candidate(MULTIARCH, super::peers::Multiarch::new(), on, options, none());
     #[cfg(not(target_arch = "x86_64"))]
-    all.push(Candidate::unable(MULTIARCH, "measured with its x86-64 tables only"));
-    candidates.extend(all);
+    let multiarch = Candidate::unable(MULTIARCH, "measured with its x86-64 tables only");
+    candidates.extend([
+        arm.with_note(note),
+        x86.with_note("unmaps by the page; tables stay"),
+        multiarch.with_note(note),
+    ]);
 }
