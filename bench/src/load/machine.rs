@@ -174,9 +174,6 @@ fn await_free_page_reporting() {
 }
 
 /// Checks that `bytes` of memory are to be had.
-///
-/// # Errors
-/// [`Trouble::NotRun`] where they are not.
 pub(crate) fn require_memory(bytes: u64) -> std::result::Result<(), Trouble> {
     match available_bytes() {
         available if available < bytes => Err(Trouble::NotRun(format!(

@@ -75,9 +75,6 @@ impl Peers {
     }
 
     /// A program in the interpreter that has `peer`.
-    ///
-    /// # Errors
-    /// Why `peer` cannot run.
     pub(crate) fn python(&self, peer: Peer, program: &str) -> Result<Command, String> {
         let venv = self.check(peer)?;
         let mut command = Command::new(venv.python());

@@ -196,9 +196,6 @@ fn named(name: &str) -> Option<Scheme> {
 }
 
 /// The scheme called `name` as a worker's job.
-///
-/// # Errors
-/// Where there is no such scheme.
 pub(crate) fn prepare(name: &str, file: &DataFile) -> Result<Prepared, Trouble> {
     let scheme = named(name).ok_or_else(|| anyhow!("there is no scheme '{name}'"))?;
     let (file, kinds) = (file.clone(), Kinds::of_machine());

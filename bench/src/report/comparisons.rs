@@ -27,9 +27,6 @@ type Fields = Vec<&'static str>;
 type Names = Vec<(String, String)>;
 
 /// Returns the published tables that a bench measures anew.
-///
-/// # Errors
-/// If a published table cannot be read.
 pub(super) fn of_chapter<'c>(
     contents: &'c Contents,
     chapter: &'c Chapter,

@@ -12,9 +12,6 @@ use crate::load;
 
 /// Runs every bench, `load` with more options. An error of one does not keep the others from
 /// running: it is the trouble of its run.
-///
-/// # Errors
-/// If this program cannot be started anew.
 pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<Vec<Run>> {
     let program = std::env::current_exe().context("finding this program")?;
     let (bold, plain) =

@@ -30,9 +30,6 @@ impl Disk {
 }
 
 /// The disk and file system below `folder`.
-///
-/// # Errors
-/// Where the folder or `/proc/self/mountinfo` cannot be read.
 pub(crate) fn disk_of(folder: &Path) -> io::Result<Disk> {
     let device = fs::metadata(folder)?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));

@@ -28,9 +28,6 @@ pub(crate) struct Folder {
 impl Folder {
     /// Opens `dir`, or the bench's folder in the user's cache. A second bench waits its turn: two
     /// would measure each other.
-    ///
-    /// # Errors
-    /// Where it cannot be made, or is not on a disk.
     pub(crate) fn open(dir: Option<&Path>, keep: bool) -> Result<Self> {
         let root = match dir {
             Some(dir) => dir.join("longshore-bench"),

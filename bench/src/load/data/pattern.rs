@@ -22,9 +22,6 @@ pub(crate) fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
 }
 
 /// Checks that `content` is the content of `file`: a word of each page, and both ends whole.
-///
-/// # Errors
-/// Where it is not.
 pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
     ensure!(
         content.len() as u64 == file.len_bytes,
@@ -37,9 +34,6 @@ pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
 }
 
 /// Checks that `content` is what `file` has from `offset` on, a multiple of 8: as [`check`].
-///
-/// # Errors
-/// Where it is not.
 pub(crate) fn check_part(file: &DataFile, content: VolatileSlice<'_>, offset: u64) -> Result<()> {
     let end = content.len() as u64;
     let check_range = |start: u64, end: u64| -> Result<()> {

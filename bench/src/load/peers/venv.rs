@@ -41,9 +41,6 @@ pub(crate) struct Venv {
 impl Venv {
     /// Makes the environment where there is none and installs what is not in it. A package that
     /// cannot be installed does not keep the others from it.
-    ///
-    /// # Errors
-    /// Why there is no environment at all.
     pub(crate) fn install(python: &Path, with_torch: bool) -> Result<Self, String> {
         Self::try_install(python, with_torch).map_err(|error| format!("{error:#}"))
     }

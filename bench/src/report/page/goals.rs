@@ -14,9 +14,6 @@ use crate::harness::{Bench, Row};
 pub(super) type Verdicts = (&'static str, Vec<Verdict>);
 
 /// Compares all figures with all goals.
-///
-/// # Errors
-/// If a goals file cannot be read.
 pub(super) fn of_all(figures: &Figures) -> Result<Vec<Verdicts>> {
     let of = |bench: Bench| {
         let rows: Vec<Row> = figures.rows(bench.name).cloned().collect();

@@ -18,9 +18,6 @@ const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
 /// The whole page.
-///
-/// # Errors
-/// If a committed file cannot be read: a published table or a goals file.
 pub(super) fn document(contents: &Contents, figures: &Figures) -> Result<String> {
     let mut out = String::with_capacity(1 << 20);
     out.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
