@@ -24,7 +24,8 @@ use crate::load::schemes;
 pub(crate) enum Work {
     /// The library's own load.
     Longshore {
-        mode: String,
+        /// Past the page cache, rather than as the library chooses.
+        direct: bool,
         /// Bytes a read asks for and reads in flight, where they are not the library's own.
         read_size: Option<(u64, u32)>,
     },
@@ -59,14 +60,7 @@ pub(crate) type Prepared = Box<dyn FnOnce() -> Result<Finished>>;
 
 impl Work {
     /// The library's own load, with nothing chosen for it.
-    pub(crate) fn auto() -> Self {
-        Self::Longshore { mode: "auto".to_owned(), read_size: None }
-    }
-
-    /// The library's direct reads, of so many bytes and so many in flight if that is said.
-    pub(crate) fn direct(read_size: Option<(u64, u32)>) -> Self {
-        Self::Longshore { mode: "direct".to_owned(), read_size }
-    }
+    pub(crate) const AUTO: Self = Self::Longshore { direct: false, read_size: None };
 
     /// How much memory the job takes at most, for a file of `len_bytes`.
     pub(crate) fn memory_bytes(&self, len_bytes: u64) -> u64 {
@@ -81,7 +75,9 @@ impl Work {
             require_direct_io(file)?;
         }
         match self {
-            Self::Longshore { mode, read_size } => longshore::prepare(file, mode, *read_size),
+            Self::Longshore { direct, read_size } => {
+                Ok(longshore::prepare(file, *direct, *read_size))
+            }
             Self::Aligned { alignment_bytes } => longshore::prepare_aligned(file, *alignment_bytes),
             Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
             Self::Scheme { name } => schemes::prepare(name, file),
@@ -91,7 +87,7 @@ impl Work {
     /// Whether it cannot do without direct I/O.
     fn reads_directly(&self) -> bool {
         match self {
-            Self::Longshore { mode, .. } => mode == "direct",
+            Self::Longshore { direct, .. } => *direct,
             Self::MemoryCopy { .. } | Self::Aligned { .. } => false,
             Self::Scheme { name } => schemes::reads_directly(name),
         }

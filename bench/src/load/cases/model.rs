@@ -84,7 +84,7 @@ fn cold(model: &Model<'_>, session: &mut Session) -> Result<()> {
     const PEERS: [Peer; 5] = [SAFETENSORS, SAFETENSORS_NUMPY, RUNAI, FASTSAFETENSORS, TENSORIZER];
     let machine = model.context.machine;
     let mut candidates = vec![
-        model.ours(OURS, Work::auto(), Start::Cold, Interest::Everything),
+        model.ours(OURS, Work::AUTO, Start::Cold, Interest::Everything),
         tools::dd(&model.file, machine),
     ];
     candidates.extend(LIMIT_BLOCKS_MIB.map(|mib| tools::fio(mib, &model.file, machine)));
@@ -124,7 +124,7 @@ fn warm(model: &Model<'_>, session: &mut Session) -> Result<()> {
     let copy =
         |name, fresh| model.ours(name, Work::MemoryCopy { fresh }, Start::Warm, Interest::Speed);
     let mut candidates = vec![
-        model.ours(OURS, Work::auto(), Start::Warm, Interest::Everything),
+        model.ours(OURS, Work::AUTO, Start::Warm, Interest::Everything),
         copy(COPY_POPULATED, false),
         copy(COPY_FRESH, true),
     ];
@@ -153,7 +153,7 @@ fn python(model: &Model<'_>, session: &mut Session) -> Result<()> {
 /// What it costs to have every tensor at a multiple of something.
 fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
     let ours = |name, work| model.ours(name, work, Start::Cold, Interest::Time);
-    let mut candidates = vec![ours(OURS.to_owned(), Work::auto())];
+    let mut candidates = vec![ours(OURS.to_owned(), Work::AUTO)];
     for (word, alignment_bytes) in [("64", 64), ("4096", 4096), ("2M", 2 << 20)] {
         candidates.push(ours(format!("{OURS}, align {word}"), Work::Aligned { alignment_bytes }));
     }
@@ -164,7 +164,7 @@ fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
 fn tuning(model: &Model<'_>, session: &mut Session) -> Result<()> {
     const DEFAULTS: &str = "defaults";
     let ours = |name: String, read_size| {
-        model.ours(name, Work::direct(read_size), Start::Cold, Interest::Speed)
+        model.ours(name, Work::Longshore { direct: true, read_size }, Start::Cold, Interest::Speed)
     };
     let mut candidates = vec![ours(DEFAULTS.to_owned(), None)];
     for mib in [2, 4, 8, 16] {

@@ -48,13 +48,11 @@ fn first_use(context: &Context<'_>, session: &mut Session) -> Result<()> {
         python(RUNAI, RUNAI_PROGRAM),
     ];
     let candidates = programs.map(|(name, command)| {
-        process(
-            name,
-            command.map(|mut command| {
-                command.arg(&file.path);
-                command
-            }),
-        )
+        let with_file = |mut command: Command| {
+            command.arg(&file.path);
+            command
+        };
+        process(name, command.map(with_file))
     });
     let against = [Against::new(TIME_MS, BASELINE)];
     session.compare(FIRST_USE, candidates.into(), &against)

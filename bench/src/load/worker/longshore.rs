@@ -10,14 +10,10 @@ use super::{Finished, Prepared};
 use crate::harness::Trouble;
 use crate::load::data::{self, DataFile};
 
-pub(super) fn prepare(
-    file: &DataFile,
-    mode: &str,
-    read_size: Option<(u64, u32)>,
-) -> Result<Prepared, Trouble> {
-    let mode: ReadMode = mode.parse()?;
+pub(super) fn prepare(file: &DataFile, direct: bool, read_size: Option<(u64, u32)>) -> Prepared {
+    let mode = if direct { ReadMode::Direct } else { ReadMode::Auto };
     let file = file.clone();
-    Ok(Box::new(move || {
+    Box::new(move || {
         let plan = Plan::from_path(&file.path)?;
         let mut loader = Loader::new().heap(Heap::Memfd).mode(mode);
         if let Some((bytes, depth)) = read_size {
@@ -27,7 +23,7 @@ pub(super) fn prepare(
         let note = describe(&loaded.report);
         let buffer = loaded.buffer.share(Sealing::Size)?;
         Ok(Finished::loaded(file, buffer, Some(note)))
-    }))
+    })
 }
 
 pub(super) fn prepare_aligned(file: &DataFile, alignment_bytes: u64) -> Result<Prepared, Trouble> {
