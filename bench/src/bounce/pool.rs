@@ -21,8 +21,8 @@ const PAGE_BYTES: u64 = 4096;
 const CHUNK_BYTES: u64 = 2 << 20;
 /// The largest slot has so many pages.
 const PAGES_MAX: u64 = 64;
-/// How long what no transfer uses is kept, where that is not on request.
-const FREE_AFTER: Duration = Duration::from_millis(20);
+/// How long the library keeps unused chunks in the case that does not free them on request.
+const FREE_AFTER: Option<Duration> = Some(Duration::from_millis(20));
 /// The longest that is waited for rest.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -37,13 +37,13 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     let memory = parts(1, PAGES_MAX * PAGE_BYTES)?[0];
     let transfers = &mixed(count);
     let mut candidates = Vec::new();
-    for (name, order, freed) in [
-        ("the oldest end first", Order::OldestFirst, Freed::OnRequest),
-        ("the newest end first", Order::NewestFirst, Freed::OnRequest),
-        ("they end in any order", Order::Any, Freed::OnRequest),
-        ("the oldest end first, freed after 20 ms", Order::OldestFirst, Freed::AfterTime),
+    for (name, order, free_after) in [
+        ("the oldest end first", Order::OldestFirst, None),
+        ("the newest end first", Order::NewestFirst, None),
+        ("they end in any order", Order::Any, None),
+        ("the oldest end first, freed after 20 ms", Order::OldestFirst, FREE_AFTER),
     ] {
-        let run = move || Ok(burst(transfers, memory, order, freed)?);
+        let run = move || Ok(burst(transfers, memory, order, free_after)?);
         candidates.push(Candidate::new(name, run).ours());
     }
     let name = "all of one size, the worst";
@@ -82,22 +82,19 @@ enum Order {
     Any,
 }
 
-/// When chunks are freed whose slots are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Freed {
-    /// Each time the pool is looked at, so that figures repeat.
-    OnRequest,
-    /// By the library, after a time.
-    AfterTime,
-}
-
-fn burst(transfers: &[Transfer], memory: Part, order: Order, freed: Freed) -> Result<Sample> {
+/// Unused chunks are freed by the library after a time, or else each time the pool is looked at, so
+/// that figures repeat.
+fn burst(
+    transfers: &[Transfer],
+    memory: Part,
+    order: Order,
+    free_after: Option<Duration>,
+) -> Result<Sample> {
     let kinds = kinds(transfers, memory)?;
-    let free_after = (freed == Freed::AfterTime).then_some(FREE_AFTER);
     let domain = domain(free_after)?;
     let local = domain.local();
     let pool_bytes = || -> Result<u64> {
-        if freed == Freed::OnRequest {
+        if free_after.is_none() {
             domain.shrink(Duration::ZERO)?;
         }
         Ok(domain.counters().pool_bytes)
@@ -124,14 +121,17 @@ fn burst(transfers: &[Transfer], memory: Part, order: Order, freed: Freed) -> Re
             mapping.unmap().map_err(Error::from)?;
         }
         in_flight_bytes -= transfers[*nth].in_flight_bytes();
-        if ended + 1 == ends.len() / 2 && freed == Freed::OnRequest {
+        if ended + 1 == ends.len() / 2 && free_after.is_none() {
             sample.push((HALF_OVER_IN_FLIGHT, over(pool_bytes()?, in_flight_bytes, kinds)));
         }
     }
     let ended = Instant::now();
     let mut rest_bytes = pool_bytes()?;
-    while freed == Freed::AfterTime && rest_bytes > 0 && ended.elapsed() < PATIENCE {
-        thread::sleep(FREE_AFTER / 4);
+    while let Some(time) = free_after
+        && rest_bytes > 0
+        && ended.elapsed() < PATIENCE
+    {
+        thread::sleep(time / 4);
         rest_bytes = pool_bytes()?;
     }
     let counters = domain.counters();
@@ -141,7 +141,7 @@ fn burst(transfers: &[Transfer], memory: Part, order: Order, freed: Freed) -> Re
         (KINDS, kinds as f64),
         (CHUNKS_AT_REST, (rest_bytes / CHUNK_BYTES) as f64),
     ]);
-    if freed == Freed::AfterTime {
+    if free_after.is_some() {
         sample.push((AT_REST_AFTER, ended.elapsed().as_secs_f64() * 1e3));
     }
     Ok(sample)
@@ -197,12 +197,10 @@ mod tests {
     #[test]
     fn a_small_burst_is_counted_and_comes_to_rest() {
         let memory = parts(1, PAGES_MAX * PAGE_BYTES).unwrap()[0];
-        for (order, freed) in [
-            (Order::OldestFirst, Freed::OnRequest),
-            (Order::NewestFirst, Freed::OnRequest),
-            (Order::Any, Freed::AfterTime),
-        ] {
-            let sample = burst(&mixed(64), memory, order, freed).unwrap();
+        for (order, free_after) in
+            [(Order::OldestFirst, None), (Order::NewestFirst, None), (Order::Any, FREE_AFTER)]
+        {
+            let sample = burst(&mixed(64), memory, order, free_after).unwrap();
             let of = |metric: crate::harness::Metric| {
                 sample.iter().find(|(one, _)| *one == metric).unwrap().1
             };
