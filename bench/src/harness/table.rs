@@ -10,12 +10,8 @@ pub(crate) struct Table {
     lines: Vec<Vec<Cell>>,
 }
 
-/// One cell of a [`Table`].
-#[derive(Clone, Debug)]
-pub(crate) enum Cell {
-    Text(String),
-    Figure(String),
-}
+/// One cell of a [`Table`]: its text, and whether it is a figure.
+pub(crate) type Cell = (String, bool);
 
 impl Table {
     pub(crate) fn push(&mut self, line: Vec<Cell>) {
@@ -25,20 +21,19 @@ impl Table {
     /// The table as text, each line indented by two.
     pub(crate) fn print(&self) -> String {
         let columns = self.lines.iter().map(Vec::len).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns)
-            .map(|column| {
-                self.lines.iter().filter_map(|line| line.get(column)).map(Cell::width).max()
-            })
-            .map(Option::unwrap_or_default)
-            .collect();
+        let width = |column: usize| {
+            let cells = self.lines.iter().filter_map(|line| line.get(column));
+            cells.map(|(text, _)| text.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = String::new();
         for line in &self.lines {
             let mut printed = String::new();
-            for (cell, width) in line.iter().zip(&widths) {
+            for ((text, is_figure), width) in line.iter().zip(&widths) {
                 // Writing to a string does not fail.
-                let _ = match cell {
-                    Cell::Text(text) => write!(printed, "  {text:<width$}"),
-                    Cell::Figure(text) => write!(printed, "  {text:>width$}"),
+                let _ = match is_figure {
+                    true => write!(printed, "  {text:>width$}"),
+                    false => write!(printed, "  {text:<width$}"),
                 };
             }
             text.push_str(printed.trim_end());
@@ -48,20 +43,12 @@ impl Table {
     }
 }
 
-impl Cell {
-    fn width(&self) -> usize {
-        match self {
-            Self::Text(text) | Self::Figure(text) => text.chars().count(),
-        }
-    }
-}
-
 pub(crate) fn text(text: impl Into<String>) -> Cell {
-    Cell::Text(text.into())
+    (text.into(), false)
 }
 
 pub(crate) fn number(text: impl Into<String>) -> Cell {
-    Cell::Figure(text.into())
+    (text.into(), true)
 }
 
 /// A value in three significant digits.
