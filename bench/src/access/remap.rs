@@ -48,22 +48,22 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
     let peers_remap = || iommu.map_and_unmap(PLACE, BUFFER_BYTES);
     let (ops, remap, peers_remap) = (&ops, &remap, &peers_remap);
     let paces = [
-        ("nothing remapped", Pace::Never),
-        ("1,000 a second", Pace::Every(Duration::from_millis(1))),
-        ("without a pause", Pace::Always),
+        ("nothing remapped", None),
+        ("1,000 a second", Some(Duration::from_millis(1))),
+        ("without a pause", Some(Duration::ZERO)),
     ];
     let mut candidates = Vec::new();
-    for (pace_name, pace) in paces {
-        let name = format!("longshore, {pace_name}");
+    for (pace, pause) in paces {
+        let name = format!("longshore, {pace}");
         let (time, space) = (options.timed(), &space);
-        let run = move || Ok(beside(time, ops, || Box::new(space.session()), pace, remap)?);
-        candidates.push(Candidate::new(name, run).ours().needs_cores(pace.cores()));
+        let run = move || Ok(beside(time, ops, || Box::new(space.session()), pause, remap)?);
+        candidates.push(Candidate::new(name, run).ours().needs_cores(cores(pause)));
     }
-    for (pace_name, pace) in paces {
-        let name = format!("vm-memory 0.18, IOMMU, {pace_name}");
+    for (pace, pause) in paces {
+        let name = format!("vm-memory 0.18, IOMMU, {pace}");
         let open = || Arc::clone(&iommu);
-        let run = move || Ok(beside(options.timed(), ops, open, pace, peers_remap)?);
-        candidates.push(Candidate::new(name, run).needs_cores(pace.cores()));
+        let run = move || Ok(beside(options.timed(), ops, open, pause, peers_remap)?);
+        candidates.push(Candidate::new(name, run).needs_cores(cores(pause)));
     }
     let names: Vec<String> = candidates.iter().map(|one| one.name.clone()).collect();
     let against: Vec<Against<'_>> = (0..names.len())
@@ -75,43 +75,28 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
     session.compare(case, candidates, &against)
 }
 
-/// How often a buffer is mapped and unmapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pace {
-    Never,
-    Every(Duration),
-    Always,
+fn cores(pause: Option<Duration>) -> usize {
+    if pause.is_some() { 2 } else { 1 }
 }
 
-impl Pace {
-    fn cores(self) -> usize {
-        if self == Self::Never { 1 } else { 2 }
-    }
-
-    /// Remaps until it is told to stop. How many there were, the time that they took, and the time
-    /// in which they were made.
-    fn remaps(
-        self,
-        remap: &impl Fn() -> Result<()>,
-        stop: &AtomicBool,
-    ) -> Result<(u32, Duration, Duration)> {
-        let (mut count, mut busy, began) = (0, Duration::ZERO, Instant::now());
-        while !stop.load(Ordering::Relaxed) {
-            match self {
-                Self::Never => {
-                    thread::sleep(Duration::from_millis(1));
-                    continue;
-                }
-                Self::Every(period) => thread::sleep(period),
-                Self::Always => {}
-            }
+/// Remaps until `stop` is set, with a pause before each time; without one, it only waits. Returns how
+/// many remaps there were, the time that they took, and the time in which they were made.
+fn remaps(
+    pause: Option<Duration>,
+    remap: &impl Fn() -> Result<()>,
+    stop: &AtomicBool,
+) -> Result<(u32, Duration, Duration)> {
+    let (mut count, mut busy, began) = (0, Duration::ZERO, Instant::now());
+    while !stop.load(Ordering::Relaxed) {
+        thread::sleep(pause.unwrap_or(Duration::from_millis(1)));
+        if pause.is_some() {
             let this = Instant::now();
             remap()?;
             busy += this.elapsed();
             count += 1;
         }
-        Ok((count, busy, began.elapsed()))
     }
+    Ok((count, busy, began.elapsed()))
 }
 
 /// The median of the passes that the accesses make meanwhile. CPU time is that of both threads.
@@ -119,12 +104,12 @@ fn beside<P: Deref<Target: Accessor + Sized>>(
     time: Duration,
     ops: &[Op],
     open: impl Fn() -> P,
-    pace: Pace,
+    pause: Option<Duration>,
     remap: &(impl Fn() -> Result<()> + Sync),
 ) -> Result<Run> {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let remapper = scope.spawn(|| pace.remaps(remap, &stop));
+        let remapper = scope.spawn(|| remaps(pause, remap, &stop));
         let timing = alone(time, Pick::Median, ops.len(), |drive| {
             let (accessor, mut buffer, mut order) = (open(), Buffer::new(), Order::of(ops));
             drive(&mut |meter| {
