@@ -132,11 +132,9 @@ fn candidates<'s>(peers: &'s Peers, on: On<'s>) -> Result<Vec<Candidate<'s>>> {
         }
     };
     let memfd = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let python = |name, peer: Peer, package: &str| {
-        let program =
-            format!("import sys; from {package}.numpy import load_file; load_file(sys.argv[1])");
+    let python = |name, peer: Peer| {
         candidate(name, on, move |file| {
-            let command = peers.python(peer, &program);
+            let command = peers.load_file(peer);
             program::run(command.map_err(Trouble::NotRun)?.arg(&file.path))
         })
     };
@@ -150,8 +148,8 @@ fn candidates<'s>(peers: &'s Peers, on: On<'s>) -> Result<Vec<Candidate<'s>>> {
             ensure_copied(&memfd, file)?;
             Ok(ended)
         }),
-        python(OURS_PYTHON, LONGSHORE, "longshore").ours(),
-        python(SAFETENSORS, SAFETENSORS_NUMPY, "safetensors"),
+        python(OURS_PYTHON, LONGSHORE).ours(),
+        python(SAFETENSORS, SAFETENSORS_NUMPY),
     ];
     if on.2 == Start::Cold {
         all.push(candidate(DD, on, |file| {

@@ -82,6 +82,13 @@ impl Peers {
         Ok(command)
     }
 
+    /// A program that loads the file of its argument by the `load_file` for numpy of `peer`'s package.
+    pub(crate) fn load_file(&self, peer: Peer) -> Result<Command, String> {
+        let package = peer.package;
+        let load = format!("from {package}.numpy import load_file; load_file(sys.argv[1])");
+        self.python(peer, &format!("import sys; {load}"))
+    }
+
     /// `peer` as a candidate; one that cannot run says why when it is asked to.
     pub(crate) fn candidate<'a>(
         &'a self,

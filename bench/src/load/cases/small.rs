@@ -36,16 +36,14 @@ fn first_use(context: &Context<'_>, session: &mut Session) -> Result<()> {
     /// A process that reads the file and nothing more.
     const BASELINE: &str = "cat";
     let file = context.folder.safetensors_file(REHEARSAL_BYTES)?;
-    let load_file = |package| {
-        format!("import sys; from {package}.numpy import load_file; load_file(sys.argv[1])")
-    };
-    let python = |peer: Peer, program: &str| (peer.name, context.peers.python(peer, program));
+    let peers = &context.peers;
+    let load_file = |peer: Peer| (peer.name, peers.load_file(peer));
     let programs = [
         (OURS, longshore()),
         (BASELINE, Ok(Command::new("cat"))),
-        python(LONGSHORE, &load_file("longshore")),
-        python(SAFETENSORS_NUMPY, &load_file("safetensors")),
-        python(RUNAI, RUNAI_PROGRAM),
+        load_file(LONGSHORE),
+        load_file(SAFETENSORS_NUMPY),
+        (RUNAI.name, peers.python(RUNAI, RUNAI_PROGRAM)),
     ];
     let candidates = programs.map(|(name, command)| {
         let with_file = |mut command: Command| {
