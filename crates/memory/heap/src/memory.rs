@@ -108,6 +108,9 @@ impl Memory {
                     heap: heap.clone(),
                     reason: Unavailability::HugetlbPool {
                         needed_pages: file_bytes / Granule::SIZE_2M.bytes(),
+                        available_pages: huge_pages::pool_2m().map_or(0, |pool| {
+                            pool.available_pages.saturating_add(pool.overcommit_pages)
+                        }),
                     },
                     source,
                 },

@@ -17,6 +17,9 @@ pub enum Unavailability {
     HugetlbPool {
         /// How many pages the buffer needs.
         needed_pages: u64,
+        /// How many pages the pool had left, including those that the kernel may take from ordinary
+        /// memory for it.
+        available_pages: u64,
     },
     /// This user may not open the device of a dma-heap.
     #[error("this user may not open {}", path.display())]

@@ -2,7 +2,7 @@
 
 use std::{fs, os::fd::AsFd};
 
-use longshore_heap::{Error, Heap, Sealing, SharedBuffer};
+use longshore_heap::{Error, Heap, Sealing, SharedBuffer, Unavailability};
 use longshore_sys::{memory, udmabuf};
 use longshore_vm_tests::pattern;
 
@@ -83,6 +83,10 @@ fn hugetlb_comes_from_the_pool() -> TestResult {
     let said = described(&refused);
     ensure!(said.contains("nr_hugepages"), "the refusal does not say what to do: {said}");
     fs::write(pool, "2")?;
+    let refused = Heap::Hugetlb.allocate(6 << 20).err().ok_or("two pages gave three")?;
+    let Error::Unavailable { reason, .. } = refused else { return Err(described(&refused).into()) };
+    let lacks = Unavailability::HugetlbPool { needed_pages: 3, available_pages: 2 };
+    ensure!(reason == lacks, "the reason is {reason:?}");
     let shared = filled(&Heap::Hugetlb, (2 << 20) + 1)?;
     let pages = shared.page_report();
     ensure!(pages.hugetlb_2m_bytes > 2 << 20, "its pages are {pages:?}");
