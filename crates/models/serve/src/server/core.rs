@@ -103,6 +103,8 @@ pub(super) struct Core {
     pub(super) start_ends: Option<Instant>,
     /// `true` once a file of the start was not found in time, or its load was given up.
     pub(super) serves_early: bool,
+    /// `true` once a client of another user than the server's own was accepted.
+    pub(super) has_served_others: bool,
     pub(super) is_ready: bool,
     /// Why the server cannot go on.
     pub(super) failed: Option<Error>,
@@ -145,6 +147,7 @@ impl Core {
             starting: BTreeMap::new(),
             start_ends: None,
             serves_early: false,
+            has_served_others: false,
             next_beat: Instant::now() + BEAT_EVERY,
             is_ready: false,
             failed: None,
@@ -358,6 +361,7 @@ impl Core {
 
     fn admit(&mut self, socket: OwnedFd, peer: Peer, now: Instant) {
         let user = self.users.of(peer.uid);
+        self.has_served_others |= user != self.users.own();
         self.unread.end_read(&self.closers, now);
         let unread = self.unread.count_of(user);
         let same = self.connections.values().filter(|other| other.user == user).count() + unread;
@@ -398,7 +402,9 @@ impl Core {
         let _ = packet_socket::send(&socket, &reply.encode(), None);
         let peer = Peer::from_socket(&socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
         self.events.push(Event::Refused { peer, reason, message });
-        self.closers.end(self.users.of(peer.uid), socket);
+        let user = self.users.of(peer.uid);
+        self.has_served_others |= user != self.users.own();
+        self.closers.end(user, socket);
     }
 
     /// Ends a connection with a message for whose descriptor there is no room.

@@ -240,9 +240,9 @@ impl Server {
     /// socket is gone, and the memory with the last client that has it.
     ///
     /// # Errors
-    /// Where a file that was to be held from the start cannot be loaded, where the kernel refuses to
-    /// wait, and in a process that was forked after the listener was made. No client can bring that
-    /// about.
+    /// Returns an error if a file that is to be held from the start cannot be loaded while the server is
+    /// not ready and has accepted no client of another user, if the kernel refuses to wait, and in a process
+    /// that was forked after the listener was made. No client of another user can bring that about.
     pub fn run(self, observe: impl FnMut(&Event)) -> Result<()> {
         self.core.run(observe)
     }

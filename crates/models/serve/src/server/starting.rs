@@ -5,8 +5,8 @@
 //! and every user who can read a file can make its load hang. So clients wait for a bounded time only, and
 //! the server is ready then if no load keeps its pace: a service manager would end it, and start it again in
 //! vain. From then on, a file of the start that cannot be loaded is logged and does not end the server:
-//! others are served by then. The same applies earlier to a file for which there is too little memory, if
-//! clients have some.
+//! others are served by then. The same applies earlier, once a client of another user has been accepted: it
+//! can take the memory, the descriptors and whatever else such a load needs.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -76,9 +76,9 @@ impl Core {
     }
 
     /// Ends the server because a file of the start cannot be loaded, unless it is to serve clients without
-    /// the file.
+    /// the file, or a client can have brought the failure about.
     fn fail_start(&mut self, path: PathBuf, error: Error) {
-        if self.serves_early || self.is_ready {
+        if self.serves_early || self.has_served_others || self.is_ready {
             let problem = ServerProblem::StartFileFailed { path, error: Arc::new(error) };
             self.events.push(Event::Trouble { problem });
         } else {
@@ -118,17 +118,7 @@ impl Core {
                 return self.hold_from_start(found, now);
             }
         }
-        // A client must not be able to end the server by what it loads or keeps.
-        let is_for_memory = matches!(error, longshore_load::Error::NotEnoughMemory { .. });
-        self.serves_early |= is_for_memory && self.clients_have_memory();
         self.fail_start(found.path, error.into());
-    }
-
-    /// Returns whether clients have models that are no files of the start, or have such loaded.
-    fn clients_have_memory(&self) -> bool {
-        let is_of_start = |id| self.jobs.start_models.contains(&id);
-        self.kept_bytes() > 0
-            || self.shelf.iter().any(|(id, model)| !model.is_pinned && !is_of_start(id))
     }
 
     fn hold_from_start(&mut self, found: Found, now: Instant) {

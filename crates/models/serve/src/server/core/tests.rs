@@ -159,6 +159,15 @@ impl Still {
     }
 }
 
+/// The error of a load for which the hugetlb pool has too few pages.
+fn pool_lacks_pages(needed_pages: u64, available_pages: u64) -> longshore_load::Error {
+    longshore_load::Error::Heap(longshore_heap::Error::Unavailable {
+        heap: Heap::Hugetlb,
+        reason: longshore_heap::Unavailability::HugetlbPool { needed_pages, available_pages },
+        source: std::io::Error::from_raw_os_error(libc::ENOMEM),
+    })
+}
+
 /// All that a client was told.
 fn heard(client: &OwnedFd) -> Vec<Reply> {
     let mut bytes = [0; MESSAGE_BYTES_MAX];

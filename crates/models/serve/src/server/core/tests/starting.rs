@@ -125,24 +125,66 @@ fn a_file_of_the_start_whose_loads_hang_does_not_end_the_server() {
     assert!(is_ready_after(&mut still, begun, 141));
 }
 
-#[test]
-fn a_lack_of_memory_for_a_load_of_the_start_ends_no_server_whose_clients_have_memory() {
-    let fail = |still: &mut Still| {
-        let limit = longshore_load::MemoryLimit::Load;
-        let (needed_bytes, limit_bytes) = (1000, 0);
-        let error = longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit };
-        still.core.on_loaded(1, Err(error), still.now);
-    };
-    let (mut still, ..) = with_hanging_load([1]);
-    fail(&mut still);
-    assert!(still.core.failed.is_some(), "it has all memory");
+/// Has the load of the start fail once a client has done its part, and returns the problem that is logged,
+/// or `None` if the server ends.
+fn fail_beside(
+    error: longshore_load::Error,
+    client: impl FnOnce(&mut Still) -> OwnedFd,
+) -> Option<String> {
     let (mut still, ..) = with_hanging_load([1, 2]);
-    let _loading = still.ask(ALICE, "other");
-    fail(&mut still);
-    assert!(still.core.failed.is_none(), "{:?}", still.core.failed);
+    let client = client(&mut still);
+    still.core.on_loaded(1, Err(error), still.now);
+    drop(client);
     let problems = start_problems(&mut still);
-    let [problem] = &problems[..] else { panic!("{problems:?}") };
-    assert!(problem.contains("named is not loaded: 1000 bytes are needed"), "{problem}");
+    assert_eq!(problems.len(), usize::from(still.core.failed.is_none()), "{problems:?}");
+    problems.into_iter().next()
+}
+
+/// Checks that a load of the start that fails in this way ends the server if it has had no clients but those
+/// of its own user, and otherwise never.
+fn check_failure(error: impl Fn() -> longshore_load::Error) {
+    let words = format!("named is not loaded: {}", error());
+    let is_logged = |client: fn(&mut Still) -> OwnedFd| {
+        fail_beside(error(), client).is_some_and(|problem| problem.contains(&words))
+    };
+    assert!(is_logged(|still| still.ask(ALICE, "other")), "{words}: it has a model");
+    let gone = |still: &mut Still| {
+        let client = still.connect(ALICE).0;
+        still.disconnect_newest();
+        client
+    };
+    assert!(is_logged(gone), "{words}: it is gone, and can have memory in a pipe");
+    let turned_away = |still: &mut Still| {
+        still.core.options.clients_max = 0;
+        let (client, refused) = still.connect(ALICE);
+        assert!(refused.is_some());
+        client
+    };
+    assert!(is_logged(turned_away), "{words}: there was no room for it");
+    assert!(!is_logged(|still| still.connect(still.core.users.own().uid()).0), "{words}");
+}
+
+#[test]
+fn a_load_of_the_start_that_lacks_memory_ends_no_server_that_has_clients() {
+    let limit = longshore_load::MemoryLimit::Load;
+    let (needed_bytes, limit_bytes) = (1000, 0);
+    check_failure(|| {
+        let limit = limit.clone();
+        longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit }
+    });
+}
+
+#[test]
+fn a_load_of_the_start_that_lacks_pages_of_the_pool_ends_no_server_that_has_clients() {
+    check_failure(|| pool_lacks_pages(1, 0));
+}
+
+#[test]
+fn a_load_of_the_start_that_lacks_descriptors_ends_no_server_that_has_clients() {
+    check_failure(|| longshore_load::Error::Open {
+        path: "named".into(),
+        source: std::io::Error::from_raw_os_error(libc::EMFILE),
+    });
 }
 
 #[test]
