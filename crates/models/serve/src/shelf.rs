@@ -101,23 +101,28 @@ impl<M> Shelf<M> {
     ) -> Result<Vec<(u64, Model<M>)>, NoRoom> {
         let (held_bytes, limit_bytes) = (self.held_bytes(), self.memory_max_bytes);
         let missing_bytes = held_bytes.saturating_add(len_bytes).saturating_sub(limit_bytes);
-        self.take_idle(missing_bytes, goes_first)
+        self.take_idle(missing_bytes, 1, goes_first)
             .map_err(|idle_bytes| NoRoom { limit_bytes, in_use_bytes: held_bytes - idle_bytes })
     }
 
-    /// Takes unused models until they have `bytes` or more: those that go first, and then the least
-    /// recently used. An error has the bytes of all of them, if they are too few: then all stay.
+    /// Takes unused models until they have `bytes` or more, each rounded up to a multiple of `page_bytes`:
+    /// those that go first, and then the least recently used. An error has the bytes of all of them, if they
+    /// are too few: then all stay.
     pub(crate) fn take_idle(
         &mut self,
         bytes: u64,
+        page_bytes: u64,
         goes_first: impl Fn(&Model<M>) -> bool,
     ) -> Result<Vec<(u64, Model<M>)>, u64> {
         let idle = self.iter().filter(|(_, model)| model.may_go());
+        let rounded = |bytes: u64| bytes.div_ceil(page_bytes).saturating_mul(page_bytes);
         let mut idle: Vec<_> = idle
-            .map(|(id, model)| ((!goes_first(model), model.used, id), model.found.len_bytes))
+            .map(|(id, model)| {
+                ((!goes_first(model), model.used, id), rounded(model.found.len_bytes))
+            })
             .collect();
         idle.sort_unstable();
-        let idle_bytes = idle.iter().map(|(_, bytes)| bytes).sum();
+        let idle_bytes = idle.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
         if idle_bytes < bytes {
             return Err(idle_bytes);
         }
@@ -127,7 +132,7 @@ impl<M> Shelf<M> {
             if taken_bytes >= bytes {
                 break;
             }
-            taken_bytes += model_bytes;
+            taken_bytes = model_bytes.saturating_add(taken_bytes);
             gone.extend(self.remove(id).map(|model| (id, model)));
         }
         Ok(gone)
@@ -303,6 +308,6 @@ mod tests {
         let mut pinned = kept(Keep::Attached);
         pinned.get_mut(1).unwrap().is_pinned = true;
         assert!(pinned.take_expired(begin).is_empty());
-        assert_eq!(pinned.take_idle(1, |_| false).err(), Some(0));
+        assert_eq!(pinned.take_idle(1, 1, |_| false).err(), Some(0));
     }
 }

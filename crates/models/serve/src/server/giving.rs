@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use longshore_heap::Unavailability;
 use longshore_load::{CancelToken, MemoryLimit, Progress};
 use longshore_sys::descriptors;
 use longshore_sys::file;
@@ -14,7 +15,7 @@ use super::connection::{Connection, Phase};
 use super::core::{Core, Load, Memory};
 use super::events::{Event, LoadFailure};
 use super::jobs::{Job, LoadedModel};
-use super::limits::is_only_of;
+use super::limits::{HUGETLB_PAGE, is_only_of};
 use super::names::Names;
 use super::open_files::OpenFiles;
 use super::users::User;
@@ -227,8 +228,9 @@ impl Core {
 
     fn on_load_failed(&mut self, id: u64, user: User, error: longshore_load::Error, now: Instant) {
         // Once more, where others can go for it: fewer each time.
-        if let Some(missing_bytes) = missing_bytes(&error)
-            && let Ok(gone) = self.shelf.take_idle(missing_bytes, |model| is_only_of(model, user))
+        if let Some((bytes, page_bytes)) = missing_bytes(&error)
+            && let Ok(gone) =
+                self.shelf.take_idle(bytes, page_bytes, |model| is_only_of(model, user))
             && self.shelf.get(id).is_some()
         {
             self.freed(gone);
@@ -438,10 +440,21 @@ impl Core {
     }
 }
 
-/// Returns how much memory has to be freed for a load that failed for a lack of it: also what the loads
-/// beside it are to take and is not available.
-fn missing_bytes(error: &longshore_load::Error) -> Option<u64> {
-    let longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit } = error else {
+/// Returns how much memory has to be freed for a load that failed for a lack of it, and what the memory of
+/// each model is rounded up to. What the loads beside it are to take and is not available has to be freed,
+/// too.
+fn missing_bytes(error: &longshore_load::Error) -> Option<(u64, u64)> {
+    use longshore_load::Error;
+    if let Error::Heap(longshore_heap::Error::Unavailable {
+        reason: Unavailability::HugetlbPool { needed_pages, available_pages },
+        ..
+    }) = error
+    {
+        let missing_pages = needed_pages.saturating_sub(*available_pages).max(1);
+        let page_bytes = HUGETLB_PAGE.bytes();
+        return Some((missing_pages.saturating_mul(page_bytes), page_bytes));
+    }
+    let Error::NotEnoughMemory { needed_bytes, limit_bytes, limit } = error else {
         return None;
     };
     let of_others = match limit {
@@ -451,7 +464,7 @@ fn missing_bytes(error: &longshore_load::Error) -> Option<u64> {
         }
         _ => 0,
     };
-    Some(needed_bytes.saturating_sub(*limit_bytes).saturating_add(of_others).max(1))
+    Some((needed_bytes.saturating_sub(*limit_bytes).saturating_add(of_others).max(1), 1))
 }
 
 /// Gives a model the next path by which it was asked for, since its own leads to another version of

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use longshore_heap::Heap;
+use longshore_mem::Granule;
 use longshore_sys::memory;
 
 use super::Options;
@@ -15,6 +16,8 @@ use crate::reason::Reason;
 use crate::served::Found;
 use crate::shelf::Model;
 
+/// The pages of the hugetlb pool that models are held in.
+pub(super) const HUGETLB_PAGE: Granule = Granule::SIZE_2M;
 /// The most models that are held at once.
 const MODELS_MAX: usize = 1024;
 /// This part of them is for root and for the server's own user.
@@ -54,7 +57,7 @@ impl Limits {
             models: MODELS_MAX,
             memory_bytes,
             shared_bytes,
-            page_bytes: if options.heap == Heap::Hugetlb { 2 << 20 } else { 4096 },
+            page_bytes: if options.heap == Heap::Hugetlb { HUGETLB_PAGE.bytes() } else { 4096 },
         }
     }
 

@@ -134,7 +134,7 @@ impl Core {
             if needed <= 3 * max {
                 return Ok(());
             }
-            match self.shelf.take_idle(1, |model| is_only_of(model, user)) {
+            match self.shelf.take_idle(1, 1, |model| is_only_of(model, user)) {
                 Ok(gone) if !gone.is_empty() => self.freed(gone),
                 _ => return Err(too_many(needed - count, "the server", count, 3 * max)),
             }

@@ -58,6 +58,28 @@ fn no_model_goes_for_a_load_beside_others_that_have_more_than_there_is() {
 }
 
 #[test]
+fn unused_models_go_for_a_load_that_the_hugetlb_pool_has_no_room_for() {
+    let mut still = Still::new();
+    for name in ["a", "b", "c", "d"] {
+        still.held(name);
+    }
+    let wanted = still.load("wanted", 1000, 0);
+    let client = still.waiter(wanted);
+    let mut fail = |needed_pages, available_pages| {
+        let error = pool_lacks_pages(needed_pages, available_pages);
+        still.core.on_loaded(wanted, Err(error), still.now);
+        still.core.shelf.len()
+    };
+    // Each has one page, however small it is.
+    assert_eq!(fail(3, 1), 3, "two of four make room");
+    // Others have taken the pages meanwhile.
+    assert_eq!(fail(3, 3), 2, "one more goes");
+    assert_eq!(fail(3, 1), 1, "the last is not enough");
+    let told = heard(&client);
+    assert!(matches!(told[..], [Reply::Refused { reason: Reason::NoMemory, .. }]), "{told:?}");
+}
+
+#[test]
 fn a_user_keeps_the_memory_of_so_many_models() {
     let mut still = Still::new();
     let found = still.held("model");
