@@ -86,8 +86,8 @@ pub(crate) struct ServeArgs {
     memory_max: Option<Size>,
 
     /// The most bytes of models that one user may have at once [default: half of what others do not
-    /// have of --memory-max, or of the memory that is available at the start]. Not for root and the
-    /// server's own user.
+    /// have of --memory-max, or of the memory that is available at the start; with --heap hugetlb, of
+    /// the pages that the pool has left then]. Not for root and the server's own user.
     #[arg(long, value_name = "SIZE")]
     memory_max_per_user: Option<Size>,
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use longshore_heap::Heap;
 use longshore_mem::Granule;
-use longshore_sys::memory;
+use longshore_sys::{huge_pages, memory};
 
 use super::Options;
 use super::asking::Refusal;
@@ -44,10 +44,17 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn of(options: &Options) -> Self {
+        let is_pool = options.heap == Heap::Hugetlb;
+        Self::with_pool(options, is_pool.then(pool_bytes).flatten())
+    }
+
+    /// As [`Self::of`], with so many bytes in the hugetlb pool; `None` if they do not limit anything.
+    fn with_pool(options: &Options, pool_bytes: Option<u64>) -> Self {
         let (memory_bytes, shared_bytes) = match options.memory_per_user {
             Some(bytes) => (bytes, None),
             None => {
-                let all_bytes = options.memory_max.unwrap_or_else(available_bytes);
+                let given = options.memory_max.into_iter().chain(pool_bytes).min();
+                let all_bytes = given.unwrap_or_else(available_bytes);
                 (all_bytes / 2, Some(all_bytes))
             }
         };
@@ -308,4 +315,37 @@ fn available_bytes() -> u64 {
     let available = memory::available();
     let group_bytes = available.control_group.map(|(bytes, _)| bytes);
     available.machine_bytes.into_iter().chain(group_bytes).min().unwrap_or(u64::MAX)
+}
+
+/// The memory that the hugetlb pool has left as this process starts. `None` for an empty pool: pages may be
+/// added to it later.
+fn pool_bytes() -> Option<u64> {
+    let pool = huge_pages::pool_2m().ok()?;
+    let bytes = |pages: u64| pages.saturating_mul(HUGETLB_PAGE.bytes());
+    // These come from ordinary memory.
+    let more_bytes = bytes(pool.overcommit_pages).min(available_bytes());
+    Some(bytes(pool.available_pages).saturating_add(more_bytes)).filter(|bytes| *bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hugetlb_pool_is_divided_if_it_is_smaller_than_what_the_server_may_hold() {
+        let options = Options::new().heap(Heap::Hugetlb);
+        for (memory_max, pool_bytes, all_bytes) in [
+            (None, Some(400 << 20), 400 << 20),
+            (Some(1 << 40), Some(400 << 20), 400 << 20),
+            (Some(100 << 20), Some(400 << 20), 100 << 20),
+            (Some(100 << 20), None, 100 << 20),
+        ] {
+            let limits = Limits::with_pool(&options.clone().memory_max(memory_max), pool_bytes);
+            assert_eq!(limits.memory_bytes, all_bytes / 2, "{memory_max:?}, {pool_bytes:?}");
+            assert_eq!(limits.share_bytes(100 << 20), (all_bytes - (100 << 20)) / 2);
+        }
+        let options = options.memory_per_user(1 << 40);
+        let limits = Limits::with_pool(&options, Some(400 << 20));
+        assert_eq!(limits.share_bytes(1 << 40), 1 << 40, "the option alone decides");
+    }
 }

@@ -77,7 +77,8 @@ pub struct Options {
     pub memory_max: Option<u64>,
     /// The most bytes of models that one user may have or wait for at once; `None` for as many as
     /// the user leaves free of [`Self::memory_max`] or, without that, of the memory that is available
-    /// at the start: a half, if others have none. Models that the user released, and that no other
+    /// at the start: a half, if others have none. With [`Heap::Hugetlb`], the pages that the pool has
+    /// left at the start are divided, if [`Self::memory_max`] is not less. Models that the user released, and that no other
     /// user has attached, count until their memory is free, except for the largest one that others
     /// had as well.
     ///
