@@ -23,7 +23,7 @@ pub(super) struct Task {
     pub(super) places: Places,
     /// How many do it at the same time, each in places of its own.
     pub(super) threads: usize,
-    /// Whether the accesses of all threads together are counted, also those of a single one.
+    /// `true` to report the accesses a second of all threads together, also if there is only one thread.
     pub(super) speed: bool,
     pub(super) time: Duration,
     pub(super) quick: bool,

@@ -38,7 +38,7 @@ pub(crate) enum Trouble {
 pub(crate) struct Candidate<'a> {
     pub(crate) name: String,
     pub(crate) note: Option<String>,
-    /// Whether it is this project's own: its failure fails the bench.
+    /// `true` for a candidate of this project, whose failure fails the bench.
     pub(crate) is_ours: bool,
     /// Cores without which it is not run.
     cores: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    /// A candidate of somebody else. `run` gets the machine ready and runs it once.
+    /// Makes a candidate of another project. `run` prepares the machine and runs the candidate once.
     pub(crate) fn new<R: Into<Run>>(
         name: impl Into<String>,
         mut run: impl FnMut() -> Result<R, Trouble> + 'a,

@@ -57,7 +57,7 @@ metrics! {
     IN_FLIGHT: "in_flight", "MiB";
     POOL_PEAK: "pool_peak", "MiB";
     KINDS: "kinds", "";
-    /// What the pool has at the peak beside one chunk for each kind, over what is in flight.
+    /// The pool's bytes at its peak, less one chunk for each kind, over the bytes in flight.
     PEAK_OVER_IN_FLIGHT: "peak_over_in_flight", "";
     /// The same when half of the transfers have ended.
     HALF_OVER_IN_FLIGHT: "half_over_in_flight", "";

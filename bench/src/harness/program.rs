@@ -28,7 +28,7 @@ pub(crate) struct Ended {
     /// From before it was started until it had ended.
     pub(crate) seconds: f64,
     pub(crate) cost: Cost,
-    /// What it had the disk read (`read_bytes` in `/proc/PID/io`).
+    /// The bytes that the disk read for it (`read_bytes` in `/proc/PID/io`).
     pub(crate) read_bytes: Option<u64>,
     /// The most anonymous memory that it had in transparent huge pages, if that was counted.
     pub(crate) huge_bytes: u64,

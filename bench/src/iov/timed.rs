@@ -8,7 +8,7 @@ use crate::harness::metric::{BYTES_PER_CLOCK, CORE_CYCLES, TIME_US};
 use crate::harness::timed::{Pick, alone};
 use crate::harness::{Candidate, CommonOptions, Run};
 
-/// What the time of a repetition is turned into.
+/// The unit in which the time of a repetition is reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unit {
     /// Bytes of a repetition, over cycles of the core.

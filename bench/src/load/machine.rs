@@ -28,7 +28,7 @@ pub(crate) enum Start {
 }
 
 impl Start {
-    /// What the page cache has of a file when a run begins.
+    /// Returns how many bytes of a file are in the page cache when a run begins.
     pub(crate) fn cached_bytes(self, len_bytes: u64) -> u64 {
         if self == Self::Warm { len_bytes } else { 0 }
     }

@@ -137,7 +137,7 @@ impl Scheme {
         }
     }
 
-    /// What the kernel says to the scheme as it was published, where that is a refusal.
+    /// Returns the kernel's error if it refuses the scheme as it was published.
     fn refusal(&self, file: &DataFile, kinds: &Kinds) -> Option<String> {
         match self.way {
             Way::Sent => send_refusal(file, self.direct, kinds),
@@ -181,7 +181,7 @@ fn send(file: &DataFile, direct: bool, kinds: &Kinds) -> Result<SharedBuffer> {
     Ok(buffer)
 }
 
-/// What the kernel says to `sendfile` into a dma-buf, where it is a refusal.
+/// Returns the kernel's error if it refuses `sendfile` into a dma-buf.
 fn send_refusal(file: &DataFile, direct: bool, kinds: &Kinds) -> Option<String> {
     let source = open(file, direct).ok()?;
     let buffer = kinds.dma_buf()?.allocate(file.len_bytes).ok()?.share(Sealing::Size).ok()?;
@@ -215,7 +215,7 @@ pub(crate) fn reads_directly(name: &str) -> bool {
     named(name).is_some_and(|scheme| scheme.direct)
 }
 
-/// What the kernel says to the scheme called `name` as it was published.
+/// Returns the kernel's error if it refuses the scheme called `name` as it was published.
 pub(crate) fn refusal(name: &str, file: &DataFile) -> Option<String> {
     named(name)?.refusal(file, &Kinds::of_machine())
 }

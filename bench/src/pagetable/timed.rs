@@ -31,7 +31,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Whether it leaves the tables as they are.
+    /// Returns `true` if the work does not change the tables.
     fn only_reads(&self) -> bool {
         matches!(self, Self::LookUp(_) | Self::ScanDirty)
     }
@@ -129,7 +129,8 @@ fn once<T: Tables>(tables: &mut T, layout: &Layout, work: &Work, meter: &mut Met
                 }
             }
         }
-        // What is left in the core's buffers counts, too: a clock can be read before a last fence.
+        // Includes the stores that are still in the core's buffers: without this fence, the clock could be
+        // read before they are done.
         fence(Ordering::SeqCst);
     });
     match work {

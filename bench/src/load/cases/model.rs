@@ -150,7 +150,7 @@ fn python(model: &Model<'_>, session: &mut Session) -> Result<()> {
     session.compare(PYTHON, candidates, &rules)
 }
 
-/// What it costs to have every tensor at a multiple of something.
+/// Measures loads that align every tensor, beside one that aligns none.
 fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
     let ours = |name, work| model.ours(name, work, Start::Cold, Interest::Time);
     let mut candidates = vec![ours(OURS.to_owned(), Work::AUTO)];

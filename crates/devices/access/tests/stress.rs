@@ -189,7 +189,7 @@ fn nor_where_sessions_execute_fences() {
 }
 
 #[test]
-#[ignore = "ten million accesses: for an optimised build"]
+#[ignore = "ten million accesses take up to 20 seconds"]
 fn nothing_is_accessed_in_ten_million() {
     no_strays(None, 10_000_000, 2_000);
 }
