@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::fs;
+use std::hint;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -16,6 +17,9 @@ use crate::file::{self, FileSystem};
 
 /// How often a free place is looked for before other threads have taken too many.
 const ATTEMPTS_MAX: u32 = 1000;
+
+/// Knuth's multiplier for a linear congruential generator of 64 bits (MMIX).
+const PAUSE_FACTOR: u64 = 6_364_136_223_846_793_005;
 
 /// Returns how many mappings this process may have (`vm.max_map_count`), or the kernel's default if that
 /// cannot be read.
@@ -120,6 +124,8 @@ impl Mapping {
         };
         // First wherever the kernel likes: if it refuses the file, no addresses are taken yet.
         let mut mapping = map_at(ptr::null_mut(), MapFlags::empty())?;
+        // The addresses of stacks differ between threads.
+        let mut pause = (&raw const mapping).addr() as u64;
         for _ in 0..ATTEMPTS_MAX {
             if mapping.base.addr().get().is_multiple_of(align_bytes) {
                 return Ok(mapping);
@@ -128,8 +134,13 @@ impl Mapping {
             // Linux before 4.17 takes the address for a wish.
             match map_at(place, MapFlags::FIXED_NOREPLACE) {
                 Ok(placed) => mapping = placed,
-                // Another thread has mapped something there meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // Another thread has mapped something there meanwhile. Two threads in this loop can take
+                // turns so that each of them finds the other one at its place every time. So a thread
+                // waits, for a time that differs between threads and attempts.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    pause = pause.wrapping_mul(PAUSE_FACTOR).wrapping_add(1);
+                    (0..pause >> 53).for_each(|_| hint::spin_loop());
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -240,6 +251,18 @@ mod tests {
         let mut byte = [0];
         rustix::io::pread(&memfd, &mut byte, 4999).unwrap();
         assert_eq!(byte, [42]);
+    }
+
+    #[test]
+    fn two_threads_do_not_keep_each_other_from_a_place() {
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 262_834).unwrap();
+        let map = || Mapping::of_file(&memfd, 262_834, Granule::SIZE_2M, Access::Read).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..100_000).for_each(|_| drop(map())));
+            }
+        });
     }
 
     #[test]
