@@ -93,8 +93,8 @@ fn many_eventfds_of_a_user_are_closed_by_few_threads() {
         assert!(begin.elapsed() < PATIENCE, "the descriptors are given away");
         thread::sleep(Duration::from_millis(1));
     }
-    // 253 each, and the thread that receives them.
-    let started = threads() - before;
-    assert!((1..=12).contains(&started), "{started} threads");
+    // 253 descriptors each, which is nine; the kernel and the test runner may have a few others come and go.
+    let started = threads().saturating_sub(before);
+    assert!((1..=64).contains(&started), "{started} threads for 2,048 descriptors");
     is_busy_until_freed(user, held);
 }
