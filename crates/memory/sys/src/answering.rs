@@ -90,14 +90,15 @@ pub(crate) fn is_closed_at_once(file: impl AsFd) -> bool {
     is_answered_by_kernel(file).unwrap_or(false) && !has_record_locks(file)
 }
 
-/// Returns `true` if a process has a lock of `fcntl(2)` on a file, or if the kernel does not report that.
-/// Only files for which the kernel answers may be asked: FUSE asks its server.
-fn has_record_locks(file: BorrowedFd<'_>) -> bool {
+/// Returns `true` if another process, or an open file, has a lock of `fcntl(2)` on a file, or if the kernel
+/// does not report that. `close(2)` looks at each of these locks. Only files for which
+/// [`is_answered_by_kernel`] or [`is_disposable`] is true may be asked: FUSE asks its server.
+pub fn has_record_locks(file: impl AsFd) -> bool {
     let (l_type, l_whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
     // Of the whole file, by this process: every lock conflicts, and the kernel returns the first.
     let mut lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: the descriptor is open, and the kernel writes one structure of this type.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+    let asked = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETLK, &raw mut lock) };
     asked != 0 || lock.l_type != libc::F_UNLCK as libc::c_short
 }
 

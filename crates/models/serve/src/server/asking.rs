@@ -330,7 +330,7 @@ impl Core {
             );
             vec![Reply::Refused { reason: Reason::TooMany, message }]
         } else {
-            self.listed(now)
+            self.closers.budget.spend(user, || self.listed(now))
         };
         let Some(connection) = self.connections.get_mut(&client) else { return };
         let Phase::Listing { attached } = connection.phase else { return };

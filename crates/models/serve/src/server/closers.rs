@@ -19,10 +19,12 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use longshore_sys::disposal::{self, Disposals};
 use longshore_sys::{answering, packet_socket};
 
+use super::budget::TimeBudget;
 use super::users::{Of, User};
 
 /// How many descriptors of one user may wait to be closed at most. A user with more is not listened
@@ -34,6 +36,9 @@ const WAITING_MIN: usize = 4;
 const USERS: usize = 8;
 /// How many threads close descriptors of one user at once.
 const THREADS_PER_USER_MAX: usize = 16;
+/// When those that a user has must have closed nothing, so that another one is started. If they are merely
+/// slow, for example since they walk record locks, more of them would wait for each other, on all processors.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// How many threads close descriptors of all users at once, before each user has one at most.
 const THREADS_MAX: usize = 512;
 /// The stack of a thread that closes, in bytes: it calls little more than `close(2)`.
@@ -51,6 +56,8 @@ pub(super) struct Closers {
     threads_per_user: usize,
     /// `false` if the kernel refuses to dispose of sockets, so that threads may wait for them.
     disposes: bool,
+    /// What is done for a client takes the time of its user.
+    pub(super) budget: TimeBudget,
 }
 
 #[derive(Debug, Default)]
@@ -66,11 +73,15 @@ struct Waiting {
 struct OfUser {
     /// For the threads that may wait.
     queue: VecDeque<Item>,
-    /// How many descriptors the queue and the threads have.
+    /// How many descriptors that the user sent the queue and the threads have.
     descriptors: usize,
-    /// How many connections the queue and the threads have.
+    /// How many connections they have.
     connections: usize,
+    /// How many descriptors of memory that the user was sent they have.
+    memory: usize,
     threads: usize,
+    /// When a thread was started, or has closed something, last.
+    last_progress: Option<Instant>,
     /// Sockets that were sent, and connections, that the kernel has no room to dispose of yet.
     sockets: Vec<OwnedFd>,
     /// Those that are being disposed of.
@@ -80,8 +91,17 @@ struct OfUser {
 #[derive(Debug)]
 struct Item {
     file: OwnedFd,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// It was sent by the user.
+    Sent,
     /// A connection that is shut down, with the messages that were not received.
-    is_connection: bool,
+    Connection,
+    /// Memory that the user was sent.
+    Memory,
 }
 
 /// The descriptors that a client sent and that were not received. One of them can be the client's own end,
@@ -105,6 +125,7 @@ impl Closers {
             max_per_user: (max / USERS).clamp(WAITING_MIN, WAITING_MAX),
             threads_per_user: THREADS_PER_USER_MAX,
             disposes: disposal::prepare(),
+            budget: TimeBudget::default(),
         }
     }
 
@@ -140,21 +161,40 @@ impl Closers {
         if descriptors.is_empty() {
             return;
         }
-        let is_socket = |file: &OwnedFd| self.disposes && answering::is_disposable(file);
-        let (mut sockets, files): (Vec<_>, Vec<_>) = descriptors.into_iter().partition(is_socket);
+        // To dispose of a file, its descriptor is closed on this thread, too, which walks the record locks.
+        let is_socket = |file: &OwnedFd| {
+            self.disposes && answering::is_disposable(file) && !answering::has_record_locks(file)
+        };
+        self.budget.spend(user, || {
+            let (mut sockets, files): (Vec<_>, Vec<_>) =
+                descriptors.into_iter().partition(is_socket);
+            let mut waiting = lock(&self.waiting);
+            let of_user = waiting.users.entry(user).or_default();
+            of_user.sockets.append(&mut sockets);
+            of_user.disposals.dispose(&mut of_user.sockets);
+            of_user.add(Kind::Sent, files);
+            self.start(&mut waiting, user);
+        });
+    }
+
+    /// Closes a descriptor of memory that a client of this user was sent. Every client that has the memory can
+    /// set record locks on it, all of which `close(2)` walks.
+    pub(super) fn close_memory(&self, user: User, memory: OwnedFd) {
         let mut waiting = lock(&self.waiting);
-        let of_user = waiting.users.entry(user).or_default();
-        of_user.sockets.append(&mut sockets);
-        of_user.disposals.dispose(&mut of_user.sockets);
-        of_user.descriptors += files.len();
-        let item = |file| Item { file, is_connection: false };
-        of_user.queue.extend(files.into_iter().map(item));
+        waiting.users.entry(user).or_default().add(Kind::Memory, vec![memory]);
         self.start(&mut waiting, user);
     }
 
     /// Shuts a connection of this user down and closes it with everything that is queued on it,
-    /// without waiting for it.
+    /// without waiting for it. If the user is to be left alone, another thread does all of that.
     pub(super) fn end(&self, user: User, connection: OwnedFd) {
+        if self.disposes && self.budget.is_used_up(user) {
+            return self.dispose(user, connection);
+        }
+        self.budget.spend(user, || self.end_now(user, connection));
+    }
+
+    fn end_now(&self, user: User, connection: OwnedFd) {
         packet_socket::shut_down(&connection);
         let is_drained = packet_socket::drain(&connection);
         let mut waiting = lock(&self.waiting);
@@ -166,8 +206,7 @@ impl Closers {
             of_user.sockets.push(connection);
             of_user.disposals.dispose(&mut of_user.sockets);
         } else {
-            of_user.connections += 1;
-            of_user.queue.push_back(Item { file: connection, is_connection: true });
+            of_user.add(Kind::Connection, vec![connection]);
             self.start(&mut waiting, user);
         }
     }
@@ -184,7 +223,7 @@ impl Closers {
         }
     }
 
-    /// Closes a connection of this user that was shut down, without receiving from it.
+    /// Closes a connection of this user without doing anything else with it.
     pub(super) fn dispose(&self, user: User, connection: OwnedFd) {
         let mut waiting = lock(&self.waiting);
         let of_user = waiting.users.entry(user).or_default();
@@ -205,17 +244,20 @@ impl Closers {
         waiting.users.retain(|_, of_user| !of_user.is_empty());
         let users: Vec<User> = waiting.users.keys().copied().collect();
         users.into_iter().for_each(|user| self.start(&mut waiting, user));
-        let has_all = |of_user: &OfUser| {
-            of_user.sockets.is_empty() && (of_user.queue.is_empty() || of_user.threads > 0)
-        };
+        let has_all = |of_user: &OfUser| of_user.sockets.is_empty() && of_user.queue.is_empty();
         waiting.users.values().all(has_all)
     }
 
-    /// Starts a thread for this user, if it may have another.
+    /// Starts a thread for this user, if it needs another and may have it.
     fn start(&self, waiting: &mut Waiting, user: User) {
         let Some(of_user) = waiting.users.get_mut(&user) else { return };
         let max = if waiting.threads < THREADS_MAX { self.threads_per_user } else { 1 };
-        if of_user.queue.is_empty() || of_user.threads >= max.min(self.threads_per_user) {
+        let hangs = |last: Instant| last.elapsed() > HANGS_AFTER;
+        let needs_another = of_user.threads == 0 || of_user.last_progress.is_none_or(hangs);
+        if of_user.queue.is_empty()
+            || !needs_another
+            || of_user.threads >= max.min(self.threads_per_user)
+        {
             return;
         }
         let shared = Arc::clone(&self.waiting);
@@ -223,6 +265,7 @@ impl Closers {
         // Without a thread everything stays in the queue, and is counted, until there is one.
         if thread.stack_size(STACK_BYTES).spawn(move || close_all(&shared, user)).is_ok() {
             of_user.threads += 1;
+            of_user.last_progress = Some(Instant::now());
             waiting.threads += 1;
         }
     }
@@ -241,9 +284,23 @@ impl Closers {
 }
 
 impl OfUser {
+    /// Takes descriptors for the threads that may wait.
+    fn add(&mut self, kind: Kind, files: Vec<OwnedFd>) {
+        *self.count_of(kind) += files.len();
+        self.queue.extend(files.into_iter().map(|file| Item { file, kind }));
+    }
+
+    fn count_of(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Sent => &mut self.descriptors,
+            Kind::Connection => &mut self.connections,
+            Kind::Memory => &mut self.memory,
+        }
+    }
+
     /// How many descriptors wait here, those that threads are closing included.
     fn count(&self) -> usize {
-        self.descriptors + self.connections + self.sockets.len()
+        self.descriptors + self.connections + self.memory + self.sockets.len()
     }
 
     fn is_empty(&mut self) -> bool {
@@ -256,7 +313,7 @@ fn close_all(shared: &Mutex<Waiting>, user: User) {
     loop {
         let mut waiting = lock(shared);
         let Some(of_user) = waiting.users.get_mut(&user) else { return };
-        let Some(item) = of_user.queue.pop_front() else {
+        let Some(Item { file, kind }) = of_user.queue.pop_front() else {
             of_user.threads -= 1;
             // Another thread of this user may not have looked at its queue again.
             if of_user.is_empty() {
@@ -266,12 +323,10 @@ fn close_all(shared: &Mutex<Waiting>, user: User) {
             return;
         };
         drop(waiting);
-        drop(item.file);
+        drop(file);
         if let Some(of_user) = lock(shared).users.get_mut(&user) {
-            match item.is_connection {
-                true => of_user.connections -= 1,
-                false => of_user.descriptors -= 1,
-            }
+            of_user.last_progress = Some(Instant::now());
+            *of_user.count_of(kind) -= 1;
         }
     }
 }

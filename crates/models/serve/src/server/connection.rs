@@ -11,6 +11,7 @@ use longshore_sys::file::Identity;
 use longshore_sys::packet_socket::{self, Packet};
 use longshore_sys::readiness::Watch;
 
+use super::closers::Closers;
 use super::users::User;
 use crate::fault::ClientFault;
 use crate::peer::Peer;
@@ -41,6 +42,7 @@ pub(super) struct Connection {
     sent_memory: bool,
     /// When it has been silent, or has left something unread, for too long.
     deadline: Option<Instant>,
+    closers: Arc<Closers>,
 }
 
 /// How far a client has come.
@@ -93,7 +95,23 @@ impl ShownFile {
 #[derive(Debug)]
 struct Outgoing {
     bytes: Vec<u8>,
-    memory: Option<OwnedFd>,
+    memory: Option<Memory>,
+}
+
+/// A descriptor of memory that a client is sent.
+#[derive(Debug)]
+struct Memory {
+    file: Option<OwnedFd>,
+    user: User,
+    closers: Arc<Closers>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            self.closers.close_memory(self.user, file);
+        }
+    }
 }
 
 /// What came from a client.
@@ -110,7 +128,13 @@ pub(super) enum Came {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, peer: Peer, user: User, now: Instant) -> Self {
+    pub(super) fn new(
+        socket: OwnedFd,
+        peer: Peer,
+        user: User,
+        closers: Arc<Closers>,
+        now: Instant,
+    ) -> Self {
         let deadline = Some(now + HELLO_TIME);
         let (phase, outgoing) = (Phase::Greeting, VecDeque::new());
         Self {
@@ -123,6 +147,7 @@ impl Connection {
             outgoing_bytes: 0,
             sent_memory: false,
             deadline,
+            closers,
         }
     }
 
@@ -213,7 +238,8 @@ impl Connection {
     /// Takes one message.
     pub(super) fn receive(&self) -> Came {
         let mut bytes = [0; MESSAGE_BYTES_MAX];
-        match packet_socket::receive(&self.socket, &mut bytes) {
+        let receive = || packet_socket::receive(&self.socket, &mut bytes);
+        match self.closers.budget.spend(self.user, receive) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Came::Nothing,
             Err(_) => Came::End,
             Ok(Packet { len_bytes: 0, descriptors, .. }) if descriptors.is_empty() => Came::End,
@@ -258,6 +284,8 @@ impl Connection {
     ) -> io::Result<()> {
         let bytes = reply.encode();
         self.outgoing_bytes += bytes.len();
+        let (user, closers) = (self.user, Arc::clone(&self.closers));
+        let memory = memory.map(|file| Memory { file: Some(file), user, closers });
         self.outgoing.push_back(Outgoing { bytes, memory });
         if self.outgoing.len() > 1 {
             return Ok(());
@@ -292,14 +320,19 @@ impl Connection {
         if self.outgoing.is_empty() { self.send(reply, now) } else { Ok(()) }
     }
 
-    /// Sends what there is room for.
+    /// Sends what there is room for, unless its user is to be left alone.
     ///
     /// # Errors
     /// As [`Self::send`].
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         while let Some(next) = self.outgoing.front() {
-            let memory = next.memory.as_ref().map(AsFd::as_fd);
-            match packet_socket::send(&self.socket, &next.bytes, memory) {
+            if self.closers.budget.is_used_up(self.user) {
+                return Ok(());
+            }
+            let memory =
+                next.memory.as_ref().and_then(|memory| memory.file.as_ref()).map(AsFd::as_fd);
+            let send = || packet_socket::send(&self.socket, &next.bytes, memory);
+            match self.closers.budget.spend(self.user, send) {
                 Ok(()) => {
                     self.sent_memory |= next.memory.is_some();
                     self.outgoing_bytes -= next.bytes.len();

@@ -86,7 +86,7 @@ pub(super) struct Core {
     last_connection: u64,
     /// Connections that have ended and count nevertheless.
     pub(super) unread: Unread,
-    pub(super) closers: Closers,
+    pub(super) closers: Arc<Closers>,
     pub(super) users: Users,
     pub(super) limits: Limits,
     pub(super) lingering: Lingering,
@@ -123,6 +123,8 @@ impl Core {
         let limits = Limits::of(&options);
         let jobs = Jobs::new(Arc::clone(&served), how, limits.loads)?;
         let shelf = Shelf::new(options.keep, options.memory_max.unwrap_or(u64::MAX));
+        // The clients and the models have three quarters of all descriptors.
+        let closers = Closers::new((open_files_max / 2).max(CLOSING_MIN));
         Ok(Self {
             listener: Some(listener),
             served,
@@ -136,8 +138,7 @@ impl Core {
             connections: BTreeMap::new(),
             last_connection: 0,
             unread: Unread::new(),
-            // The clients and the models have three quarters of all descriptors.
-            closers: Closers::new((open_files_max / 2).max(CLOSING_MIN)),
+            closers: Arc::new(closers),
             users: Users::of_system(),
             limits,
             lingering: Lingering::new(),
@@ -186,7 +187,10 @@ impl Core {
 
     /// Waits for something to happen, and sees to it.
     fn turn(&mut self) -> Result<()> {
-        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        // Those whose users have used up their time are as if they were not there.
+        let has_time = |connection: &Connection| !self.closers.budget.is_used_up(connection.user);
+        let (ids, connections): (Vec<u64>, Vec<&Connection>) =
+            self.connections.iter().filter(|(_, connection)| has_time(connection)).unzip();
         let mut watches = vec![
             Watch { fd: self.stop.as_fd(), read: true, write: false },
             Watch { fd: self.jobs.as_fd(), read: true, write: false },
@@ -207,7 +211,7 @@ impl Core {
         let own = watches.len();
         // A user whose descriptors cannot be closed yet sends no more.
         let mut has_all = has_closers;
-        for connection in self.connections.values() {
+        for connection in &connections {
             let mut watch = connection.watch();
             if watch.read && !self.closers.may_send(connection.user) {
                 (watch.read, has_all) = (false, false);
@@ -217,14 +221,15 @@ impl Core {
         if let Some(references) = self.lingering.references() {
             watches.push(Watch { fd: references.as_fd(), read: true, write: false });
         }
-        let deadlines = self.connections.values().filter_map(Connection::deadline);
+        let deadlines = connections.iter().filter_map(|connection| connection.deadline());
         let retry = (!accepting || !has_all).then(|| Instant::now() + Duration::from_millis(100));
         let beat = (!self.loads.is_empty()).then_some(self.next_beat);
         let jobs = self.jobs.next_deadline().into_iter().chain(self.next_sweep());
         let jobs = jobs
             .chain(self.lingering.next_time())
             .chain(self.awaiting_room.next_time())
-            .chain(self.unread.next_time());
+            .chain(self.unread.next_time())
+            .chain(self.closers.budget.next_time());
         let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
         let deadline = deadlines.chain(retry).chain(beat).chain(self.start_ends).min();
         let ready =
@@ -275,6 +280,9 @@ impl Core {
 
     fn on_ready(&mut self, id: u64, ready: Ready, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
+        if self.closers.budget.is_used_up(connection.user) {
+            return;
+        }
         if ready.write {
             let told = match connection.flush(now) {
                 Err(error) if packet_socket::has_too_many_in_flight(&error) => {
@@ -303,7 +311,9 @@ impl Core {
                 self.disconnect(id, Some(why), now);
             }
             Came::Request(request, descriptors) => {
-                let asked = self.on_request(id, request, descriptors, now);
+                let closers = Arc::clone(&self.closers);
+                let asked =
+                    closers.budget.spend(user, || self.on_request(id, request, descriptors, now));
                 if let Err(why) = asked {
                     self.disconnect(id, why, now);
                 }
@@ -313,10 +323,11 @@ impl Core {
 
     fn disconnect_late(&mut self, ids: &[u64], now: Instant) {
         for id in ids {
-            let late = self
-                .connections
-                .get(id)
-                .filter(|connection| connection.deadline().is_some_and(|deadline| deadline <= now));
+            let is_late = |connection: &&Connection| {
+                connection.deadline().is_some_and(|deadline| deadline <= now)
+                    && !self.closers.budget.is_used_up(connection.user)
+            };
+            let late = self.connections.get(id).filter(is_late);
             if let Some(why) = late.map(Connection::too_late) {
                 self.disconnect(*id, Some(why), now);
             }
@@ -337,8 +348,10 @@ impl Core {
                     self.spare = None;
                     let Some(listener) = &self.listener else { return };
                     if let Ok(socket) = packet_socket::accept(listener) {
+                        let nobody = Peer { pid: 0, uid: 0, gid: 0 };
+                        let peer = Peer::from_socket(&socket).unwrap_or(nobody);
                         let message = "the server has no descriptors left; try again later";
-                        self.turn_away(socket, message.to_owned());
+                        self.turn_away(socket, peer, message.to_owned());
                     }
                     self.spare = spare().ok();
                     if self.spare.is_none() {
@@ -389,21 +402,24 @@ impl Core {
             None
         };
         if let Some(message) = refusal {
-            return self.turn_away(socket, message);
+            return self.turn_away(socket, peer, message);
         }
         self.last_connection += 1;
-        self.connections.insert(self.last_connection, Connection::new(socket, peer, user, now));
+        let connection = Connection::new(socket, peer, user, Arc::clone(&self.closers), now);
+        self.connections.insert(self.last_connection, connection);
     }
 
-    fn turn_away(&mut self, socket: OwnedFd, message: String) {
+    fn turn_away(&mut self, socket: OwnedFd, peer: Peer, message: String) {
         let reason = Reason::TooMany;
         let reply = Reply::Refused { reason, message: message.clone() };
-        // Nothing was sent on it before: there is room, or the client is gone.
-        let _ = packet_socket::send(&socket, &reply.encode(), None);
-        let peer = Peer::from_socket(&socket).unwrap_or(Peer { pid: 0, uid: 0, gid: 0 });
-        self.events.push(Event::Refused { peer, reason, message });
         let user = self.users.of(peer.uid);
         self.has_served_others |= user != self.users.own();
+        if !self.closers.budget.is_used_up(user) {
+            // Nothing was sent on it before: there is room, or the client is gone.
+            let send = || packet_socket::send(&socket, &reply.encode(), None);
+            let _ = self.closers.budget.spend(user, send);
+        }
+        self.events.push(Event::Refused { peer, reason, message });
         self.closers.end(user, socket);
     }
 

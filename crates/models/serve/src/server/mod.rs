@@ -10,9 +10,11 @@
 //! The thread that keeps the books never waits for a client or for a disk: sockets do not block, what
 //! a client leaves unread is bounded, and after a time it is disconnected. No more descriptors of memory
 //! are in flight than there are connections, ended ones included: `unread`. Other threads close
-//! connections and the descriptors that clients sent, since closing those can block: `closers`.
+//! connections and the descriptors that clients sent, since closing those can block: `closers`. Calls
+//! that do not block can still be slow if a client likes, so each user has a part of the thread's time: `budget`.
 
 mod asking;
+mod budget;
 mod closers;
 mod connection;
 mod core;

@@ -1,8 +1,14 @@
+#![expect(unsafe_code, reason = "sets record locks of an open file, which rustix has not")]
+
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use super::*;
+
+fn closers(max: usize) -> Closers {
+    Closers::new(max)
+}
 
 /// Waits until `is_true`, which must come.
 fn wait(mut is_true: impl FnMut() -> bool) {
@@ -20,7 +26,7 @@ fn is_idle(closers: &Closers) -> bool {
 
 #[test]
 fn what_was_sent_is_closed_and_users_are_counted_apart() {
-    let closers = Closers::new(2 * WAITING_MAX);
+    let closers = closers(2 * WAITING_MAX);
     let (mut reader, writer) = io::pipe().unwrap();
     let file = tempfile::tempfile().unwrap();
     closers.close(User::limited(7), vec![writer.into(), file.into()]);
@@ -58,13 +64,23 @@ fn expect_end(peer: &OwnedFd) {
     assert_eq!(receive().or_else(|_| receive()).unwrap().len_bytes, 0);
 }
 
+/// Sets a record lock that belongs to the open file, which conflicts with ours as one of another process
+/// does.
+fn set_record_lock(file: &OwnedFd) {
+    let (l_type, l_whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 1, l_pid: 0 };
+    // SAFETY: the descriptor is open, and the kernel only reads the structure.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}
+
 fn is_open(peer: &OwnedFd) -> bool {
     packet_socket::receive(peer, &mut [0]).is_err()
 }
 
 #[test]
 fn without_a_thread_descriptors_are_kept_and_closed_later() {
-    let mut closers = Closers::new(10);
+    let mut closers = closers(10);
     let (ours, theirs, other) = queued();
     (closers.threads_per_user, closers.disposes) = (0, false);
     closers.end(User::limited(7), ours);
@@ -72,7 +88,6 @@ fn without_a_thread_descriptors_are_kept_and_closed_later() {
     assert_eq!(lock(&closers.waiting).users[&User::limited(7)].connections, 1);
     assert!(!closers.retry());
     closers.threads_per_user = THREADS_PER_USER_MAX;
-    assert!(closers.retry());
     wait(|| is_idle(&closers));
     assert!(!is_open(&other), "the descriptor that was queued is closed");
     expect_end(&theirs);
@@ -80,7 +95,7 @@ fn without_a_thread_descriptors_are_kept_and_closed_later() {
 
 #[test]
 fn a_connection_is_disposed_of_with_what_is_queued() {
-    let closers = Closers::new(10);
+    let closers = closers(10);
     let (ours, theirs, other) = queued();
     packet_socket::send(&ours, b"last", None).unwrap();
     closers.end(User::limited(7), ours);
@@ -97,7 +112,7 @@ fn a_connection_is_disposed_of_with_what_is_queued() {
 
 #[test]
 fn a_connection_without_descriptors_is_closed_without_a_reset() {
-    let closers = Closers::new(10);
+    let closers = closers(10);
     let (ours, theirs) = packet_socket::pair().unwrap();
     packet_socket::send(&theirs, b"not received", None).unwrap();
     packet_socket::send(&ours, b"last", None).unwrap();
@@ -115,7 +130,7 @@ fn a_connection_without_descriptors_is_closed_without_a_reset() {
 fn sockets_of_a_user_whose_disposals_wait_are_held() {
     /// More than one message has, and less than a thread can have.
     const COUNT: usize = 300;
-    let closers = Closers::new(1000);
+    let closers = closers(1000);
     let user = User::limited(7);
     lock(&closers.waiting).users.entry(user).or_default().disposals = Disposals::endless();
     let mut others = Vec::new();
@@ -136,4 +151,54 @@ fn sockets_of_a_user_whose_disposals_wait_are_held() {
     lock(&closers.waiting).users.get_mut(&user).unwrap().disposals = Disposals::default();
     wait(|| is_idle(&closers) && !others.iter().any(is_open));
     assert!(closers.may_send(user));
+}
+
+#[test]
+fn what_has_record_locks_is_closed_by_threads_that_may_wait() {
+    let mut closers = closers(10);
+    closers.threads_per_user = 0;
+    let queued = |user| lock(&closers.waiting).users[&user].queue.len();
+    let user = User::limited(7);
+    let [free, locked] = [(); 2].map(|()| OwnedFd::from(io::pipe().unwrap().1));
+    set_record_lock(&locked);
+    closers.close(user, vec![free, locked]);
+    assert_eq!(queued(user), 1);
+    closers.close_memory(user, tempfile::tempfile().unwrap().into());
+    assert_eq!(queued(user), 2);
+    assert!(!closers.retry());
+    closers.threads_per_user = 1;
+    wait(|| is_idle(&closers));
+}
+
+#[test]
+fn nothing_is_done_on_connections_of_a_user_whose_time_is_used_up() {
+    let closers = closers(10);
+    let user = User::limited(7);
+    lock(&closers.waiting).users.entry(user).or_default().disposals = Disposals::endless();
+    closers.budget.count(user, Duration::from_secs(1));
+    let (ours, theirs) = packet_socket::pair().unwrap();
+    closers.end(user, ours);
+    assert!(is_open(&theirs), "it is not even shut down here");
+    lock(&closers.waiting).users.get_mut(&user).unwrap().disposals = Disposals::default();
+    wait(|| is_idle(&closers) && !is_open(&theirs));
+}
+
+#[test]
+fn another_thread_is_started_only_if_one_hangs() {
+    let closers = closers(1000);
+    let user = User::limited(7);
+    let threads = || lock(&closers.waiting).users[&user].threads;
+    // A thread that closes something for as long as the test likes.
+    let begin = |at| {
+        let mut waiting = lock(&closers.waiting);
+        let of_user = waiting.users.entry(user).or_default();
+        (of_user.threads, of_user.last_progress) = (1, at);
+    };
+    begin(Some(Instant::now()));
+    closers.close_memory(user, tempfile::tempfile().unwrap().into());
+    assert!(!closers.retry());
+    assert_eq!((threads(), lock(&closers.waiting).users[&user].queue.len()), (1, 1));
+    begin(Instant::now().checked_sub(2 * HANGS_AFTER));
+    closers.retry();
+    wait(|| lock(&closers.waiting).users[&user].queue.is_empty() && threads() == 1);
 }

@@ -14,7 +14,7 @@ use super::super::connection::Phase;
 use super::super::jobs::LoadedModel;
 use super::super::users::Of;
 use super::*;
-use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target};
+use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target, VERSION};
 use crate::reason::Reason;
 use crate::served::{Found, Layout, Looked};
 use crate::shelf::Keep;
@@ -23,6 +23,7 @@ mod hanging;
 mod own_requests;
 mod room;
 mod starting;
+mod time;
 
 /// A server that takes a turn only where it is told to, and its directory.
 struct Still {

@@ -67,7 +67,7 @@ impl Still {
         let file = fs::File::open(&path).unwrap();
         let (client, refused) = self.connect(uid);
         assert_eq!(refused, None);
-        self.say(&client, &Request::Hello { version: crate::protocol::VERSION }, None);
+        self.say(&client, &Request::Hello { version: VERSION }, None);
         assert!(matches!(heard(&client)[..], [Reply::Welcome { .. }]));
         let format = format.to_owned();
         let request = Request::Attach { target: Target::Path(path), format, align_bytes: 0 };

@@ -10,7 +10,7 @@ fn no_client_is_served_before_the_files_of_the_start_are_found() {
     let found = still.found("named", 1000);
     still.core.starting.insert(0, found.path.clone());
     let client = packet_socket::connect(&still.dir.path().join("socket")).unwrap();
-    let hello = Request::Hello { version: crate::protocol::VERSION };
+    let hello = Request::Hello { version: VERSION };
     packet_socket::send(&client, &hello.encode(), None).unwrap();
     // Something else to wake up for.
     let other = still.held("other");
@@ -231,7 +231,7 @@ fn clients_are_served_if_a_file_of_the_start_is_not_found_in_time_and_it_is_kept
     let [problem] = &problems[..] else { panic!("{problems:?}") };
     assert!(problem.contains("named was not found in 10 s"), "{problem}");
     let client = packet_socket::connect(&still.dir.path().join("socket")).unwrap();
-    let hello = Request::Hello { version: crate::protocol::VERSION };
+    let hello = Request::Hello { version: VERSION };
     packet_socket::send(&client, &hello.encode(), None).unwrap();
     assert!(matches!(still.answer(&client)[..], [Reply::Welcome { .. }]));
     assert!(still.core.has_started());
