@@ -16,11 +16,12 @@ mod html;
 mod measure;
 mod number;
 mod page;
+mod picture;
 mod plot;
 mod read;
 mod table;
 
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -55,6 +56,9 @@ pub(crate) struct Report {
     /// Where the page goes; a file that is there is replaced when the page is complete
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
+    /// Draw the picture of README.md from the kept runs instead, as an SVG file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "run", "out"])]
+    picture: Option<PathBuf>,
     /// Lines that a bench printed with --json: a run kept in bench/results/ (as load-quiet, or
     /// quiet for all of that name) or a file; of a case in several the last counts
     #[arg(long, value_name = "NAME", conflicts_with = "run")]
@@ -86,6 +90,12 @@ impl Report {
     pub(crate) fn write(&self) -> Result<ExitCode> {
         // Before an hour of measuring.
         let contents = Contents::read()?;
+        if let Some(file) = &self.picture {
+            let picture = picture::draw(&contents, &Figures::new(runs_kept(&contents)?))?;
+            let shown = file.display();
+            fs::write(file, picture).with_context(|| format!("writing '{shown}'"))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let mut page = self.begin()?;
         let runs = if self.run {
             let mut of_load = Vec::new();
@@ -93,7 +103,7 @@ impl Report {
             of_load.extend(self.guest.then_some("--guest"));
             measure::all(self.quick, self.save.as_deref(), &of_load)?
         } else if self.from.is_empty() {
-            contents.kept.iter().map(|name| read::kept(name)).collect::<Result<_>>()?
+            runs_kept(&contents)?
         } else {
             let mut runs = Vec::new();
             for name in &self.from {
@@ -128,9 +138,12 @@ impl Report {
     }
 }
 
+fn runs_kept(contents: &Contents) -> Result<Vec<read::Run>> {
+    contents.kept.iter().map(|name| read::kept(name)).collect()
+}
+
 /// The figures of the kept runs.
 #[cfg(test)]
 fn kept() -> Figures {
-    let names = Contents::read().unwrap().kept;
-    Figures::new(names.iter().map(|name| read::kept(name).unwrap()).collect())
+    Figures::new(runs_kept(&Contents::read().unwrap()).unwrap())
 }

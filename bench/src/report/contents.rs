@@ -15,8 +15,34 @@ use crate::harness::published;
 pub(super) struct Contents {
     /// The runs of `bench/results/` that are shown by default.
     pub(super) kept: Vec<String>,
+    /// The picture at the top of `README.md`, from left to right.
+    pub(super) picture: Vec<Panel>,
     #[serde(rename = "chapter")]
     pub(super) chapters: Vec<Chapter>,
+}
+
+/// A part of the picture: some candidates of a case as bars.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Panel {
+    pub(super) title: String,
+    pub(super) unit: String,
+    pub(super) bench: String,
+    pub(super) case: String,
+    #[serde(deserialize_with = "known_name")]
+    pub(super) metric: String,
+    /// The candidate that the others are divided by, if ratios are shown.
+    pub(super) over: Option<String>,
+    pub(super) bars: Vec<Bar>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Bar {
+    pub(super) candidate: String,
+    pub(super) label: String,
+    #[serde(default)]
+    pub(super) ours: bool,
 }
 
 /// One bench.

@@ -24,7 +24,7 @@ use super::number;
 use super::table::Range;
 
 /// The width of every plot, in its own units: about a phone's pixels.
-const WIDTH: f64 = 360.0;
+pub(super) const WIDTH: f64 = 360.0;
 
 #[derive(Debug)]
 pub(super) struct Plot {
@@ -94,7 +94,8 @@ impl Plot {
         scale::Axis::of(self.scale, values.chain(self.reference), length)
     }
 
-    fn description(&self) -> String {
+    /// Returns everything that the plot shows, as words.
+    pub(super) fn description(&self) -> String {
         let of = |item: &Item| {
             let words: Vec<String> = item.marks.iter().map(|mark| self.words(mark)).collect();
             format!("{}: {}", item.label, words.join(", "))
@@ -162,6 +163,15 @@ pub(super) fn figure(out: &mut String, id: &str, plot: &Plot) {
         out.push_str("</ul>");
     }
     out.push_str("</figure>");
+}
+
+/// Draws bars without anything around them, `bars_height` high.
+pub(super) fn draw_bars(out: &mut String, plot: &Plot) {
+    bars::draw(out, plot);
+}
+
+pub(super) fn bars_height(plot: &Plot) -> f64 {
+    bars::height(plot)
 }
 
 fn path(out: &mut String, class: &str, line: &str) {
