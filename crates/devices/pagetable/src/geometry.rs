@@ -1,30 +1,30 @@
-//! Index arithmetic: which slot of which table stands for which addresses.
+//! Index arithmetic: the slot and the table that translate an address.
 //!
 //! ```text
 //!   4 KiB granule, 48 bits           level 3     level 2     level 1     level 0
 //!                                  ┌─────────┬───────────┬───────────┬───────────┬────────┐
 //!                                  │ 47 … 39 │  38 … 30  │  29 … 21  │  20 … 12  │ offset │
 //!                                  └─────────┴───────────┴───────────┴───────────┴────────┘
-//!   a slot stands for                512 GiB     1 GiB       2 MiB       4 KiB
+//!   a slot translates                512 GiB     1 GiB       2 MiB       4 KiB
 //! ```
 //!
-//! Levels are counted from the pages upwards, so a level means the same size whatever the number of
-//! levels; Arm's manual counts from the root downwards. An address inside the translated window,
-//! with its sign extension taken off, is called a *va* here: it lies in `0..2^input_bits`.
+//! Levels are counted from the pages upwards, so a level has the same page size whatever the number
+//! of levels; Arm's manual counts from the root downwards. A *va* is an address inside the
+//! translated window without its sign extension: it is in `0..2^input_bits`.
 
 use longshore_mem::Iova;
 
-/// The most levels a format has: AMD's six.
+/// The maximum number of levels of a format: AMD's six.
 pub const LEVELS_MAX: usize = 6;
 
-/// Which addresses a table translates.
+/// The addresses that a table translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
     /// `0..2^n`.
     Low,
     /// The top 2^n addresses (Arm's TTBR1).
     High,
-    /// Both halves: bit n - 1 is repeated in all bits above it (x86-64, RISC-V).
+    /// Both halves: all bits above bit n - 1 are copies of it (x86-64, RISC-V).
     Signed,
 }
 
@@ -40,16 +40,17 @@ pub struct Geometry {
     linear_log2: u32,
     window: Window,
     runs: [u32; LEVELS_MAX],
-    /// What every walk begins with, worked out once.
+    /// The shift of the root level, which every walk starts with.
     root_shift: u32,
     root_index_mask: usize,
     index_mask: usize,
     has_four_levels_of_512: bool,
     /// The last va.
     last: u64,
-    /// What is added to an address, wrapping, so that the window's first becomes zero.
+    /// The number to add, wrapping, to an address so that the first address of the window becomes
+    /// zero.
     to_window: u64,
-    /// The bit that no range may change in: which half of a signed window it lies in.
+    /// The bit that is the same in all addresses of a range: the half of a signed window.
     half: u64,
 }
 
@@ -67,12 +68,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape with pages of 2^`granule_log2` bytes and this many levels, root included,
-    /// that translates addresses of `input_bits` bits, page offset included, to addresses of
+    /// Returns a shape with pages of 2^`granule_log2` bytes and `levels` levels (root included),
+    /// which translates addresses of `input_bits` bits (page offset included) to addresses of
     /// `output_bits` bits.
     ///
-    /// A table below the root fills a granule, the window begins at zero, and only pages of the
-    /// granule are leaves, unless set otherwise.
+    /// Unless set otherwise, a table below the root fills a granule, the window begins at zero, and
+    /// only pages of the granule are leaves.
     pub const fn new(granule_log2: u32, levels: u32, input_bits: u32, output_bits: u32) -> Self {
         Self {
             granule_log2,
@@ -93,22 +94,23 @@ impl Shape {
         self
     }
 
-    /// Sets which addresses are translated.
+    /// Sets the addresses that are translated.
     #[must_use]
     pub const fn with_window(mut self, window: Window) -> Self {
         self.window = window;
         self
     }
 
-    /// Sets for each level, from the pages upwards, how many adjacent entries may form one leaf: bit
-    /// k stands for 2^k. Zero where the level has no leaves; bit 0 is set where it has any.
+    /// Sets for each level, from the pages upwards, how many adjacent entries may form one leaf:
+    /// bit k stands for 2^k entries. The value is zero if the level has no leaves; otherwise bit 0
+    /// is set.
     #[must_use]
     pub const fn with_runs(mut self, runs: [u32; LEVELS_MAX]) -> Self {
         self.runs = runs;
         self
     }
 
-    /// Sets the size, as a logarithm, of the aligned windows in which targets must lie so that the
+    /// Sets the size, as a logarithm, of the aligned windows of bus addresses within which the
     /// entries of adjacent leaves differ by a constant.
     #[must_use]
     pub const fn with_linear_log2(mut self, linear_log2: u32) -> Self {
@@ -117,17 +119,17 @@ impl Shape {
     }
 }
 
-/// Adjacent slots that take leaves of one size.
+/// Adjacent slots for leaves of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeafGroup {
-    /// Slots that one leaf occupies, as a logarithm.
+    /// The number of slots of one leaf, as a logarithm.
     pub(crate) run_log2: u32,
-    /// Slots of all leaves together.
+    /// The number of slots of all leaves.
     pub(crate) slots: usize,
 }
 
-/// A range of vas that is not empty, by its first and last byte: so that the whole of a 64-bit
-/// space can be one.
+/// A range of vas that is not empty. It has its last byte instead of its end, so that it can be a
+/// whole 64-bit space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// The first byte.
@@ -136,18 +138,19 @@ pub(crate) struct Span {
     pub(crate) last: u64,
 }
 
-/// A slot, and which part of what it stands for lies in a span.
+/// A slot, and the part of a span that it translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Which slot of its table.
+    /// The index of the slot in its table.
     pub(crate) index: usize,
-    /// The part of the span that the slot stands for.
+    /// The part of the span.
     pub(crate) span: Span,
-    /// Whether that is all that the slot stands for.
+    /// `true` if that part is the whole range of the slot.
     pub(crate) whole: bool,
 }
 
-/// A level on the way down, with what picks a slot there: so that walking multiplies nothing.
+/// A level on the way down, with the shift and mask of its index, so that a walk needs no
+/// multiplication.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) level: u32,
@@ -156,7 +159,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The slot that stands for `va`.
+    /// Returns the index of the slot for `va`.
     #[inline]
     pub(crate) const fn index(self, va: u64) -> usize {
         (va >> self.shift) as usize & self.index_mask
@@ -164,10 +167,10 @@ impl Step {
 }
 
 impl Geometry {
-    /// A shape, with runs that no table of it could hold taken out.
+    /// Returns the geometry of a shape, without the runs that do not fit its tables.
     ///
     /// # Panics
-    /// Where the levels cannot translate the input bits: a mistake of a format, not of its user.
+    /// If the levels cannot translate the input bits: a bug in a format, not in its use.
     pub const fn new(shape: Shape) -> Self {
         let below_root = shape.granule_log2 + shape.index_log2 * (shape.levels - 1);
         assert!(shape.levels >= 1 && shape.levels as usize <= LEVELS_MAX);
@@ -203,7 +206,7 @@ impl Geometry {
         let mut level = 0;
         while level < shape.levels {
             let bits = made.slots_log2(level);
-            // A leaf that no target is large enough for would never be chosen.
+            // A leaf that is larger than all output addresses would never be chosen.
             let room = shape.output_bits.saturating_sub(made.shift(level));
             let most = if bits < room { bits } else { room };
             let fits = if room == 0 { 0 } else { (2u32 << most) - 1 };
@@ -213,96 +216,96 @@ impl Geometry {
         made
     }
 
-    /// The smallest page, as a logarithm.
+    /// Returns the size of the smallest page, as a logarithm.
     #[inline]
     pub const fn granule_log2(&self) -> u32 {
         self.granule_log2
     }
 
-    /// Levels, root included.
+    /// Returns the number of levels, root included.
     #[inline]
     pub const fn levels(&self) -> u32 {
         self.levels
     }
 
-    /// The root's level.
+    /// Returns the level of the root.
     #[inline]
     pub const fn root_level(&self) -> u32 {
         self.levels - 1
     }
 
-    /// Bits of an address that are translated.
+    /// Returns the number of address bits that are translated, page offset included.
     #[inline]
     pub const fn input_bits(&self) -> u32 {
         self.input_bits
     }
 
-    /// Bits of an address after translation.
+    /// Returns the number of bits of a translated address.
     #[inline]
     pub const fn output_bits(&self) -> u32 {
         self.output_bits
     }
 
-    /// Which addresses are translated.
+    /// Returns the addresses that are translated.
     #[inline]
     pub const fn window(&self) -> Window {
         self.window
     }
 
-    /// What a slot of `level` stands for, in bytes, as a logarithm.
+    /// Returns how many bytes a slot of `level` translates, as a logarithm.
     #[inline]
     pub const fn shift(&self, level: u32) -> u32 {
         self.granule_log2 + self.index_log2 * level
     }
 
-    /// Entries of a table of `level`, as a logarithm.
+    /// Returns the number of entries of a table of `level`, as a logarithm.
     #[inline]
     pub const fn slots_log2(&self, level: u32) -> u32 {
         if level + 1 == self.levels { self.root_index_log2 } else { self.index_log2 }
     }
 
-    /// Entries of a table of `level`.
+    /// Returns the number of entries of a table of `level`.
     #[inline]
     pub const fn slots(&self, level: u32) -> usize {
         1 << self.slots_log2(level)
     }
 
-    /// Memory of a table of `level` in bytes, as a logarithm. A small root takes a granule all the
-    /// same.
+    /// Returns the size of a table of `level` in bytes, as a logarithm. A root with few entries
+    /// takes a granule, too.
     #[inline]
     pub const fn table_log2(&self, level: u32) -> u32 {
         let log2 = self.slots_log2(level) + 3;
         if log2 < self.granule_log2 { self.granule_log2 } else { log2 }
     }
 
-    /// The slot of a table of `level` that stands for `va`.
+    /// Returns the index of the slot for `va` in a table of `level`.
     #[inline]
     pub const fn index(&self, level: u32, va: u64) -> usize {
         (va >> self.shift(level)) as usize & (self.slots(level) - 1)
     }
 
-    /// Whether there are four levels, pages are of 4 KiB, and tables have 512 entries, the root
-    /// perhaps fewer: the usual shape.
+    /// Returns `true` for the usual shape: four levels, pages of 4 KiB, and tables of 512 entries,
+    /// of which the root may have fewer.
     #[inline]
     pub(crate) const fn has_four_levels_of_512(&self) -> bool {
         self.has_four_levels_of_512
     }
 
-    /// Whether `span` is a part, and not the whole, of what a table of pages is for.
+    /// Returns `true` if `span` is in the range of one table of pages, but is not all of it.
     #[inline]
     pub(crate) const fn is_in_pages_table(&self, span: Span) -> bool {
         let shift = self.shift(1);
         span.first >> shift == span.last >> shift && span.last - span.first != (1 << shift) - 1
     }
 
-    /// The root's level.
+    /// Returns the step of the root's level.
     #[inline]
     pub(crate) const fn root_step(&self) -> Step {
         let level = self.root_level();
         Step { level, shift: self.root_shift, index_mask: self.root_index_mask }
     }
 
-    /// The level below one that is not the lowest.
+    /// Returns the step of the level below one that is not the lowest.
     #[inline]
     pub(crate) const fn below(&self, step: Step) -> Step {
         Step {
@@ -312,13 +315,14 @@ impl Geometry {
         }
     }
 
-    /// How many adjacent entries may form one leaf at `level`: bit k stands for 2^k.
+    /// Returns how many adjacent entries may form one leaf at `level`: bit k stands for 2^k
+    /// entries.
     #[inline]
     pub const fn runs(&self, level: u32) -> u32 {
         self.runs[level as usize]
     }
 
-    /// All page sizes: bit k stands for pages of 2^k bytes.
+    /// Returns all page sizes: bit k stands for pages of 2^k bytes.
     pub const fn page_sizes(&self) -> u64 {
         let mut sizes = 0;
         let mut level = 0;
@@ -329,20 +333,20 @@ impl Geometry {
         sizes
     }
 
-    /// Everything that is translated.
+    /// Returns the whole input range.
     #[inline]
     pub(crate) const fn all(&self) -> Span {
         Span { first: 0, last: self.last }
     }
 
-    /// The va of `iova`, or `None` where it is outside of the window.
+    /// Returns the va of `iova`, or `None` if it is outside the window.
     #[inline]
     pub const fn va(&self, iova: Iova) -> Option<u64> {
         let raw = iova.raw();
         if raw.wrapping_add(self.to_window) <= self.last { Some(raw & self.last) } else { None }
     }
 
-    /// The address whose va is `va`.
+    /// Returns the address whose va is `va`.
     #[inline]
     pub const fn iova(&self, va: u64) -> Iova {
         let unused = 64 - self.input_bits;
@@ -359,15 +363,15 @@ impl Geometry {
         self.last
     }
 
-    /// Returns whether `len_bytes` bytes from `iova` are a range that is not empty and lies inside
-    /// the window. The two halves of a signed window are not adjacent.
+    /// Returns `true` if `len_bytes` bytes from `iova` are a range that is not empty and lies
+    /// inside the window. The two halves of a signed window are not adjacent.
     #[inline]
     pub fn contains(&self, iova: Iova, len_bytes: u64) -> bool {
         self.span(iova, len_bytes).is_some()
     }
 
-    /// The span of `len_bytes` from `iova`; `None` where it is empty or not inside the window. The
-    /// two halves of a signed window are no neighbours.
+    /// Returns the span of `len_bytes` from `iova`, or `None` if it is empty or not inside the
+    /// window. The two halves of a signed window are not adjacent.
     #[inline]
     pub(crate) fn span(&self, iova: Iova, len_bytes: u64) -> Option<Span> {
         let first = self.va(iova)?;
@@ -375,8 +379,8 @@ impl Geometry {
         (last <= self.last && (first ^ last) & self.half == 0).then_some(Span { first, last })
     }
 
-    /// The slots of a table of `level` that stand for a part of `span`, which lies in what the
-    /// table stands for, first to last.
+    /// Returns the slots of a table of `level` that translate a part of `span`, in ascending order.
+    /// `span` must be inside the range of that table.
     #[inline]
     pub(crate) fn parts(
         &self,
@@ -394,8 +398,9 @@ impl Geometry {
         })
     }
 
-    /// The largest leaves for `slots` slots of `level` from `va`, which begins a slot, to `bus`,
-    /// of at most `page_log2_max`; `None` where the level has no leaf that fits the alignment.
+    /// Returns the first group of the largest possible leaves that map `slots` slots of `level` to
+    /// `bus`. The first slot begins at `va`, and no leaf is larger than `page_log2_max`. Returns
+    /// `None` if the level has no leaf that fits the alignment.
     #[inline]
     pub(crate) fn leaf_group(
         &self,
@@ -411,7 +416,7 @@ impl Geometry {
         let room = slots.checked_ilog2()?;
         let fitting = possible & Self::runs_up_to(aligned.min(room));
         let run_log2 = fitting.checked_ilog2()?;
-        // Up to where a larger leaf could begin, if there is room for it then.
+        // Ends where a larger leaf can begin, if there is room for it.
         let larger = possible & !Self::runs_up_to(run_log2);
         let mut end = slots;
         if larger != 0 {
@@ -422,7 +427,7 @@ impl Geometry {
                 end = before;
             }
         }
-        // Up to where the entries stop to differ by a constant.
+        // Ends where entries no longer differ by a constant.
         if self.linear_log2 < self.output_bits && shift < self.linear_log2 {
             let window = 1u64 << self.linear_log2;
             let left = (window - (bus & (window - 1))) >> shift;
@@ -431,7 +436,7 @@ impl Geometry {
         Some(LeafGroup { run_log2, slots: (end >> run_log2).max(1) << run_log2 })
     }
 
-    /// The runs of up to 2^`log2` entries.
+    /// Returns the mask of runs of up to 2^`log2` entries.
     #[inline]
     const fn runs_up_to(log2: u32) -> u32 {
         if log2 >= 31 { u32::MAX } else { (2u32 << log2) - 1 }

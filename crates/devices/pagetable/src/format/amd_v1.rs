@@ -11,9 +11,9 @@
 //!   └──┴───┴───┴───┴───┴────────┴────────────────┴───────────┴───┴─┴─┴──────┴──┘
 //! ```
 //!
-//! A leaf's next level is 0 for the page size of its level, or 7: then the address' lowest clear
-//! bit from bit 12 on gives the size (bit 12 for 8 KiB, bit 13 for 16 KiB, …), and all entries that
-//! the page covers are the same.
+//! In a leaf, the next level is 0 for the page size of its level, or 7. With 7, the lowest clear
+//! bit of the address from bit 12 on gives the size (bit 12 for 8 KiB, bit 13 for 16 KiB, …), and
+//! all entries of the page are the same.
 
 use longshore_mem::BusAddr;
 
@@ -64,7 +64,7 @@ const LEAF_FIELDS: &[Field] = &[
     flag("FC", 60, &["", "force coherent"]),
 ];
 
-/// How a version 1 table is set up.
+/// The configuration of a version 1 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1Config {
     levels: u32,
@@ -75,7 +75,8 @@ pub struct AmdV1Config {
 }
 
 impl AmdV1Config {
-    /// Of four levels (48 bits), 52 bits out, all page sizes below 512 GiB, no dirty tracking.
+    /// Returns the configuration with four levels (48 input bits), 52 output bits, all page sizes
+    /// below 512 GiB and no dirty tracking.
     pub const fn new() -> Self {
         Self {
             levels: 4,
@@ -93,22 +94,22 @@ impl AmdV1Config {
         self
     }
 
-    /// Sets how many bits an address has after translation: 32 to 52.
+    /// Sets the number of bits of a translated address: 32 to 52.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
         self
     }
 
-    /// Sets whether pages of sizes between those of two levels are used.
+    /// Sets whether page sizes between those of two levels are used.
     #[must_use]
     pub const fn with_intermediate_sizes(mut self, intermediate_sizes: bool) -> Self {
         self.intermediate_sizes = intermediate_sizes;
         self
     }
 
-    /// Sets whether pages of 512 GiB and more are used. There is hardware that translates those of
-    /// 512 GiB wrongly.
+    /// Sets whether pages of 512 GiB and more are used. Some hardware translates pages of 512 GiB
+    /// wrongly.
     #[must_use]
     pub const fn with_pages_512g(mut self, pages_512g: bool) -> Self {
         self.pages_512g = pages_512g;
@@ -129,7 +130,7 @@ impl Default for AmdV1Config {
     }
 }
 
-/// AMD IOMMU, version 1.
+/// The AMD IOMMU version 1 format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1 {
     geometry: Geometry,
@@ -137,10 +138,10 @@ pub struct AmdV1 {
 }
 
 impl AmdV1 {
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: AmdV1Config) -> Result<Self, Unsupported> {
         let unsupported = |reason| Err(Unsupported::new(Self::NAME, reason));
         if !(1..=6).contains(&config.levels) {
@@ -155,7 +156,7 @@ impl AmdV1 {
                 most: 52,
             });
         }
-        // Sizes up to half of the next level's; the topmost level has no pages.
+        // Sizes of up to half the page of the next level. The topmost level has no pages.
         let run = if config.intermediate_sizes { bits(8, 0) as u32 } else { 1 };
         let large = if config.pages_512g { run } else { 0 };
         let geometry = Geometry::new(Shape {
@@ -198,7 +199,7 @@ impl Format for AmdV1 {
         let page_log2 = match next_level {
             0 => shift,
             SIZE_IN_ADDRESS => 13 + (address >> 12).trailing_ones(),
-            // Hardware may skip levels; nothing here does.
+            // Hardware can skip levels; this crate never does.
             _ if next_level == u64::from(level) => return Entry::Table(TableAddr::new(address)),
             _ => return Entry::Reserved,
         };
@@ -255,7 +256,7 @@ impl Format for AmdV1 {
 
     #[inline]
     fn table(&self, level: u32, table: TableAddr) -> u64 {
-        // Permissions are those of all levels together.
+        // The permissions of a page are those that all levels grant.
         table.raw() | PRESENT | READ | WRITE | u64::from(level) << NEXT_LEVEL_SHIFT
     }
 

@@ -1,8 +1,8 @@
-//! Formats: each is a shape and a handful of functions on the bits of one entry.
+//! Formats: each is the shape of its tables and a few functions on the bits of one entry.
 //!
-//! A format is a small value, made at run time from what the hardware reports (granule,
-//! input bits, output bits, features). The algorithm is generic over its type, so that its
-//! functions are inlined. `docs/formats.md` says how to add one.
+//! A format is a small value that is made at run time from the properties of the hardware (granule,
+//! input bits, output bits, features). The algorithm is generic over its type, so that these
+//! functions are inlined. `docs/formats.md` explains how to add a format.
 
 mod amd_v1;
 mod arm_lpae;
@@ -30,127 +30,129 @@ pub use vtd_first::{VtdFirst, VtdFirstConfig};
 pub use vtd_second::{VtdSecond, VtdSecondConfig};
 pub use x86_64::{X86_64, X86_64Config};
 
-/// What an entry is.
+/// The decoded form of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Nothing: a walker faults.
+    /// No mapping: a walker faults.
     Absent,
     /// The next table.
     Table(TableAddr),
     /// A page or block, or one of the entries of a contiguous run.
     Leaf(LeafEntry),
-    /// An encoding that the manual reserves: a walker faults. Never written here.
+    /// An encoding that the manual reserves: a walker faults. This crate never writes one.
     Reserved,
 }
 
 /// An entry that is a page or block, or one of a contiguous run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafEntry {
-    /// Where the leaf begins: for a run, where this slot's part of it begins.
+    /// The bus address of the leaf, or of this slot's part of a run if each entry has its own
+    /// address.
     pub bus: BusAddr,
-    /// How many adjacent entries form the leaf, as a logarithm.
+    /// The number of adjacent entries of the leaf, as a logarithm.
     pub run_log2: u32,
 }
 
-/// How to see that an entry is of a dirty page.
+/// A test for dirty pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyTest {
-    /// The bits to look at.
+    /// The bits to compare.
     pub mask: u64,
-    /// What they are in a dirty entry, and in no other.
+    /// Their value in every dirty entry, and in no other.
     pub value: u64,
 }
 
 impl DirtyTest {
-    /// Whether `entry` is of a dirty page.
+    /// Returns `true` if `entry` maps a dirty page.
     #[inline]
     pub const fn matches(self, entry: u64) -> bool {
         entry & self.mask == self.value
     }
 }
 
-/// A format of page tables: entries of eight bytes, zero for absent.
+/// A format of page tables. Entries have eight bytes, and an absent entry is zero.
 ///
 /// *Attributes* are the bits of a leaf that depend neither on its address nor on its level.
 pub trait Format: Copy + fmt::Debug + Send + Sync {
-    /// The format's name, as people write it.
+    /// The usual name of the format.
     const NAME: &'static str;
 
-    /// Whether all entries of a contiguous run are the same, instead of each having its own
-    /// address.
+    /// `true` if all entries of a contiguous run are the same; `false` if each has its own address.
     const RUNS_REPEAT: bool;
 
-    /// Whether an entry that lost the permission to be written still says whether it was.
+    /// `true` if an entry keeps its dirty bit when write permission is removed from it.
     const READ_ONLY_KEEPS_DIRTY: bool;
 
-    /// What the manual calls each level, from the pages upwards.
+    /// The manual's names of the levels, from the pages upwards.
     const LEVEL_NAMES: [&'static str; LEVELS_MAX];
 
-    /// The shape of the tables.
+    /// Returns the shape of the tables.
     fn geometry(&self) -> &Geometry;
 
-    /// An entry is present where any of these bits is set. At level 0 it is a leaf then.
+    /// Returns the bits that mark an entry as present: it is if any of them is set. At level 0, such
+    /// an entry is a leaf.
     fn present_mask(&self) -> u64;
 
-    /// What `entry` of a table of `level` is.
+    /// Decodes `entry` of a table of `level`.
     fn decode(&self, level: u32, entry: u64) -> Entry;
 
-    /// The attributes for `prot`, for a page that is clean where dirty pages are tracked; `None`
-    /// where the format cannot express it.
+    /// Returns the attributes for `prot`, of a clean page if dirty pages are tracked, or `None` if
+    /// the format cannot express `prot`.
     fn attributes(&self, prot: Prot) -> Option<u64>;
 
-    /// The permissions of a leaf.
+    /// Returns the permissions and attributes of a leaf.
     fn prot(&self, leaf: u64) -> Prot;
 
-    /// What `entry`, which leads to a table, does to the permissions of what is below. The entries
-    /// that are written here do nothing to them.
+    /// Returns the restrictions that `entry`, which leads to a table, puts on everything below it.
+    /// Entries that this crate writes have none.
     fn narrowing(&self, _entry: u64) -> Narrowing {
         Narrowing::NONE
     }
 
-    /// The attributes of a leaf, dirty or clean as it is.
+    /// Returns the attributes of a leaf, with its dirty bit as it is.
     fn attributes_of(&self, leaf: u64) -> u64;
 
-    /// The first entry of a leaf of 2^`run_log2` entries of `level`.
+    /// Returns the first entry of a leaf of 2^`run_log2` entries of `level`.
     fn leaf(&self, level: u32, run_log2: u32, bus: BusAddr, attributes: u64) -> u64;
 
-    /// By how much entries of adjacent slots of `level` differ where their targets are adjacent.
+    /// Returns the difference between the entries of two adjacent slots of `level` with adjacent
+    /// bus addresses.
     fn step(&self, level: u32) -> u64 {
         1 << self.geometry().shift(level)
     }
 
-    /// An entry of a table of `level` that leads to `table`.
+    /// Returns the entry of a table of `level` that leads to `table`.
     fn table(&self, level: u32, table: TableAddr) -> u64;
 
-    /// How to see a dirty page; `None` where dirty pages are not tracked.
+    /// Returns the test for dirty pages, or `None` if dirty pages are not tracked.
     fn dirty_test(&self) -> Option<DirtyTest>;
 
-    /// A leaf, or its attributes, made dirty or clean. Only called where dirty pages are tracked;
-    /// a leaf that cannot be written may stay clean.
+    /// Returns a leaf, or its attributes, with the dirty bit set or cleared. Only called if dirty
+    /// pages are tracked. A leaf that is not writable may stay clean.
     fn with_dirty(&self, leaf: u64, dirty: bool) -> u64;
 
-    /// The parts of `entry`, of a table of `level`, that have a name in the manual. What an absent
-    /// entry would be is told by what remains of it.
+    /// Returns the fields of `entry`, of a table of `level`, that the manual names. For an absent
+    /// entry, they are those of the kind that its remaining bits suggest.
     fn fields(&self, level: u32, entry: u64) -> Fields;
 
-    /// The same with one more level, of which the root becomes the first table below; `None` where
-    /// there is none.
+    /// Returns this format with one more level, whose first table is the present root, or `None` if
+    /// that is not possible.
     fn with_level_on_top(&self) -> Option<Self> {
         None
     }
 
-    /// Whether a live entry must be cleared and flushed before another size of page takes its
-    /// place.
+    /// Returns `true` if a live entry must be cleared and flushed before an entry with another page
+    /// size replaces it.
     fn needs_break_before_make(&self) -> bool;
 
-    /// What of a live entry can only be changed by clearing and flushing it first, even where sizes
-    /// may change.
+    /// Returns the attributes of a live entry that can only be changed by clearing and flushing it
+    /// first, even if the page size may change.
     fn fixed_while_live(&self) -> Prot {
         Prot::NONE
     }
 }
 
-/// The error of a format's constructor: the architecture has no such configuration.
+/// The error of a format's constructor: the architecture does not have this configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unsupported {
@@ -166,7 +168,7 @@ impl Unsupported {
     }
 }
 
-/// The reason that a format cannot be set up as asked.
+/// The reason that a configuration is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnsupportedReason {
@@ -188,7 +190,7 @@ pub enum UnsupportedReason {
         /// The most that are possible.
         most: u32,
     },
-    /// A translated address cannot have this many bits, and only certain numbers are possible.
+    /// A translated address cannot have this many bits. Only certain numbers are possible.
     OutputBitsNotListed {
         /// The bits asked for.
         output_bits: u32,
@@ -207,20 +209,20 @@ pub enum UnsupportedReason {
         /// The most that are possible.
         most: u32,
     },
-    /// No level was asked for.
+    /// Zero levels were asked for.
     NoLevels {
         /// The fewest levels that are possible.
         fewest: u32,
     },
-    /// The root would be more tables than can be concatenated.
+    /// The root would need more tables than can be concatenated.
     TooFewLevels {
         /// The levels asked for.
         levels: u32,
-        /// The bits of an address that they were to translate.
+        /// The address bits to translate.
         input_bits: u32,
-        /// How many tables the root would be, as a logarithm.
+        /// The number of tables in the root, as a logarithm.
         root_tables_log2: u32,
-        /// How many it may be, as a logarithm.
+        /// The maximum number of tables in the root, as a logarithm.
         root_tables_max_log2: u32,
         /// The fewest levels that are possible.
         fewest: u32,
@@ -229,7 +231,7 @@ pub enum UnsupportedReason {
     TooManyLevels {
         /// The levels asked for.
         levels: u32,
-        /// The bits of an address that they were to translate.
+        /// The address bits to translate.
         input_bits: u32,
         /// The most levels that are possible.
         most: u32,
@@ -248,7 +250,7 @@ impl fmt::Display for UnsupportedReason {
             Self::OutputBitsNotListed { .. } => {
                 f.write_str("output bits are not 32, 36, 40, 42, 44, 48 or 52")
             }
-            Self::Granule { .. } => f.write_str("the granule is none of 4, 16 and 64 KiB"),
+            Self::Granule { .. } => f.write_str("the granule is not 4, 16 or 64 KiB"),
             Self::Levels { fewest, most, .. } => {
                 write!(f, "levels are not between {fewest} and {most}")
             }
@@ -284,7 +286,7 @@ impl fmt::Display for Unsupported {
 
 impl core::error::Error for Unsupported {}
 
-/// `value` where `condition` holds, no bits where not.
+/// Returns `value` if `condition` is true, and zero otherwise.
 const fn when(condition: bool, value: u64) -> u64 {
     if condition { value } else { 0 }
 }

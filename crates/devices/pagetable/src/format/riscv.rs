@@ -11,7 +11,7 @@
 //!   └──┴────┴────────┴──────────────────────┴────┴─┴─┴─┴─┴─┴─┴─┴─┘
 //! ```
 //!
-//! Memory is coherent whether [`Prot::COHERENT`] asks for it or not, but for [`Prot::DEVICE`].
+//! Memory is coherent with or without [`Prot::COHERENT`], except with [`Prot::DEVICE`].
 
 use longshore_mem::BusAddr;
 
@@ -29,13 +29,13 @@ const USER: u64 = 1 << 4;
 const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;
 const PAGE_NUMBER: u64 = bits(53, 10);
-/// A page number stands two bits lower than the address it is of.
+/// In an entry, a page number is two bits lower than in an address.
 const ADDRESS_SHIFT: u32 = 2;
 const PBMT: u64 = bits(62, 61);
 const PBMT_IO: u64 = 0b10 << 61;
 const RESERVED: u64 = bits(60, 54);
 const NAPOT: u64 = 1 << 63;
-/// 64 KiB, the one size of Svnapot: the lowest four bits of the page number say so.
+/// The size of a Svnapot page, 64 KiB, encoded in the lowest four bits of the page number.
 const NAPOT_RUN_LOG2: u32 = 4;
 const NAPOT_SIZE: u64 = 0b1000 << 10;
 const NAPOT_SIZE_MASK: u64 = bits(13, 10);
@@ -51,11 +51,11 @@ const FIELDS: &[Field] = &[
     flag("D", 7, &["", "dirty"]),
     range("RSW", 9, 8),
     range("PPN", 53, 10),
-    choice("PBMT", 62, 61, &["as the memory is", "non-cacheable", "I/O", "reserved"]),
+    choice("PBMT", 62, 61, &["none (PMA)", "non-cacheable", "I/O", "reserved"]),
     flag("N", 63, &["", "64 KiB of sixteen entries"]),
 ];
 
-/// How many levels a RISC-V table has.
+/// The paging mode, which is the number of levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RiscVMode {
@@ -67,7 +67,7 @@ pub enum RiscVMode {
     Sv57,
 }
 
-/// How a RISC-V table is set up.
+/// The configuration of a RISC-V table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscVConfig {
     mode: RiscVMode,
@@ -78,33 +78,35 @@ pub struct RiscVConfig {
 }
 
 impl RiscVConfig {
-    /// Of `mode`, 56 bits out, with both extensions, no dirty tracking.
+    /// Returns the configuration for `mode`, with 56 output bits, both extensions and no dirty
+    /// tracking.
     pub const fn new(mode: RiscVMode) -> Self {
         Self { mode, output_bits: 56, svnapot: true, svpbmt: true, dirty: false }
     }
 
-    /// Sets how many bits a physical address has: 32 to 56.
+    /// Sets the number of bits of a physical address: 32 to 56.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
         self
     }
 
-    /// Sets whether 64 KiB pages of sixteen entries are used.
+    /// Sets whether 64 KiB pages of sixteen entries are used (Svnapot).
     #[must_use]
     pub const fn with_svnapot(mut self, svnapot: bool) -> Self {
         self.svnapot = svnapot;
         self
     }
 
-    /// Sets whether [`Prot::DEVICE`] can be expressed; otherwise it is refused.
+    /// Sets whether [`Prot::DEVICE`] can be expressed (Svpbmt). If not, it is refused.
     #[must_use]
     pub const fn with_svpbmt(mut self, svpbmt: bool) -> Self {
         self.svpbmt = svpbmt;
         self
     }
 
-    /// Sets whether the hardware sets the dirty bit. Otherwise it is set beforehand.
+    /// Sets whether the hardware sets the dirty bit. If not, writable pages are mapped with the bit
+    /// set.
     #[must_use]
     pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
         self.dirty = dirty;
@@ -112,21 +114,21 @@ impl RiscVConfig {
     }
 }
 
-/// RISC-V.
+/// The RISC-V format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscV {
     geometry: Geometry,
-    /// Bits that a leaf must not have set, as the extensions are.
+    /// The bits that must be clear in a leaf, given the extensions.
     reserved: u64,
     svpbmt: bool,
     dirty: bool,
 }
 
 impl RiscV {
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: RiscVConfig) -> Result<Self, Unsupported> {
         if !(32..=56).contains(&config.output_bits) {
             let output_bits = config.output_bits;

@@ -1,10 +1,12 @@
 //! Intel VT-d, first stage.
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification (D51397),
-//! section 3.6 "First-Stage Translation" and 9.7 "First-Stage Paging Entries". The entries are those
-//! of [`x86_64`](super::x86_64), addresses are canonical as there, and bit 10 (extended accessed)
-//! is left clear. Instruction fetches are not told apart from reads here: [`Prot::EXECUTE`] is
-//! refused, and bit 63 (execute disable), which is reserved on some units, stays clear.
+//! section 3.6 "First-Stage Translation" and 9.7 "First-Stage Paging Entries".
+//!
+//! The entries are those of [`x86_64`](super::x86_64), and addresses are canonical as there. Bit 10
+//! (extended accessed) is always clear. Instruction fetches are not distinguished from reads:
+//! [`Prot::EXECUTE`] is refused, and bit 63 (execute disable), which some units reserve, is always
+//! clear.
 
 use longshore_mem::BusAddr;
 
@@ -16,7 +18,7 @@ use crate::table_memory::TableAddr;
 
 const EXECUTE_DISABLE: u64 = 1 << 63;
 
-/// How a first stage table is set up, from the unit's capability registers.
+/// The configuration of a first-stage table, from the unit's capability registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdFirstConfig {
     five_levels: bool,
@@ -26,19 +28,20 @@ pub struct VtdFirstConfig {
 }
 
 impl VtdFirstConfig {
-    /// Of four levels, 48 bits out, all page sizes, no dirty tracking.
+    /// Returns the configuration with four levels, 48 output bits, all page sizes and no dirty
+    /// tracking.
     pub const fn new() -> Self {
         Self { five_levels: false, output_bits: 48, pages_1g: true, dirty: false }
     }
 
-    /// Sets whether there are five levels and 57 bits of address (`CAP.FS5LP`), instead of four and 48.
+    /// Sets whether the table has five levels (57 bits, `CAP.FS5LP`) or four (48 bits).
     #[must_use]
     pub const fn with_five_levels(mut self, five_levels: bool) -> Self {
         self.five_levels = five_levels;
         self
     }
 
-    /// Sets how many bits an address has after translation: the host address width, 32 to 52.
+    /// Sets the number of bits of a translated address (the host address width): 32 to 52.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
@@ -52,7 +55,8 @@ impl VtdFirstConfig {
         self
     }
 
-    /// Sets whether the hardware sets the dirty bit. Otherwise it is set beforehand.
+    /// Sets whether the hardware sets the dirty bit. If not, writable pages are mapped with the bit
+    /// set.
     #[must_use]
     pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
         self.dirty = dirty;
@@ -66,17 +70,17 @@ impl Default for VtdFirstConfig {
     }
 }
 
-/// VT-d, first stage.
+/// The VT-d first-stage format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdFirst {
     entries: X86_64,
 }
 
 impl VtdFirst {
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: VtdFirstConfig) -> Result<Self, Unsupported> {
         let VtdFirstConfig { five_levels, output_bits, pages_1g, dirty } = config;
         let config = X86_64Config::new()

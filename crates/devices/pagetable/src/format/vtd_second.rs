@@ -10,7 +10,7 @@
 //!   └────────┴────────────────────┴───┴───┴─┴─┴──┴───────┴───┴───┴───┘
 //! ```
 //!
-//! X is left clear: whether a device fetches instructions is not expressed here.
+//! X is always clear: this crate does not express whether a device may fetch instructions.
 
 use longshore_mem::BusAddr;
 
@@ -48,7 +48,7 @@ const LEAF_FIELDS: &[Field] = &[
 const PAGE_SIZE_FIELD: &[Field] = &[flag("PS", 7, &["table", "page"])];
 const TABLE_FIELDS: &[Field] = &[range("ADDR (next table)", 51, 12)];
 
-/// How a second stage table is set up, from the unit's capability registers.
+/// The configuration of a second-stage table, from the unit's capability registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdSecondConfig {
     input_bits: u32,
@@ -60,7 +60,8 @@ pub struct VtdSecondConfig {
 }
 
 impl VtdSecondConfig {
-    /// Of four levels, 48 bits on both sides, all page sizes and snoop control, no dirty tracking.
+    /// Returns the configuration with four levels, 48 input and output bits, all page sizes, snoop
+    /// control and no dirty tracking.
     pub const fn new() -> Self {
         Self {
             input_bits: 48,
@@ -72,15 +73,16 @@ impl VtdSecondConfig {
         }
     }
 
-    /// Sets how many bits of an address are translated (the domain's width, at most `CAP.MGAW` + 1):
-    /// 31 to 57. Up to 39 three levels are used, up to 48 four, above five (`CAP.SAGAW`).
+    /// Sets the number of address bits that are translated: 31 to 57. This is the domain's width,
+    /// which is at most `CAP.MGAW` plus one. Up to 39 bits need three levels, up to 48 four, and more
+    /// than 48 five (`CAP.SAGAW`).
     #[must_use]
     pub const fn with_input_bits(mut self, input_bits: u32) -> Self {
         self.input_bits = input_bits;
         self
     }
 
-    /// Sets how many bits an address has after translation: the host address width, 32 to 52.
+    /// Sets the number of bits of a translated address (the host address width): 32 to 52.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
@@ -101,7 +103,7 @@ impl VtdSecondConfig {
         self
     }
 
-    /// Sets whether [`Prot::COHERENT`] sets the snoop bit (`ECAP.SC`); otherwise it is refused.
+    /// Sets whether [`Prot::COHERENT`] sets the snoop bit (`ECAP.SC`). If not, it is refused.
     #[must_use]
     pub const fn with_snoop_control(mut self, snoop_control: bool) -> Self {
         self.snoop_control = snoop_control;
@@ -122,7 +124,7 @@ impl Default for VtdSecondConfig {
     }
 }
 
-/// VT-d, second stage.
+/// The VT-d second-stage format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdSecond {
     geometry: Geometry,
@@ -130,10 +132,10 @@ pub struct VtdSecond {
 }
 
 impl VtdSecond {
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: VtdSecondConfig) -> Result<Self, Unsupported> {
         let unsupported = |reason| Err(Unsupported::new(Self::NAME, reason));
         if !(31..=57).contains(&config.input_bits) {

@@ -1,4 +1,4 @@
-//! x86-64, as walked by CPUs and by AMD's IOMMU for its version 2 tables.
+//! x86-64, as walked by CPUs and by AMD's IOMMU (its version 2 tables).
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, section 4.5
 //! "4-Level Paging and 5-Level Paging"; AMD I/O Virtualization Technology Specification (48882),
@@ -11,8 +11,8 @@
 //!   └──┴─────────┴──────────────────┴──┴──┴─┴─┴───┴───┴───┴───┴───┘
 //! ```
 //!
-//! Memory is coherent whether [`Prot::COHERENT`] asks for it or not, but for
-//! [`Prot::DEVICE`], which sets PCD and PWT: uncacheable with the PAT that machines start with.
+//! Memory is coherent with or without [`Prot::COHERENT`]. [`Prot::DEVICE`] sets PCD and PWT, which
+//! is uncacheable with the default PAT.
 
 use longshore_mem::BusAddr;
 
@@ -49,7 +49,7 @@ const LEAF_FIELDS: &[Field] = &[
     range("ignored (high)", 58, 52),
     range("protection key", 62, 59),
 ];
-/// The attribute table's bit stands elsewhere in a page of 4 KiB, where no page size is told.
+/// In a 4 KiB page, bit 7 is the PAT bit, and there is no PS bit.
 const PAGE_FIELDS: &[Field] = &[bit("PAT", 7), range("address", 51, 12)];
 const BLOCK_FIELDS: &[Field] =
     &[flag("PS", 7, &["table", "page"]), bit("PAT", 12), range("address", 51, 13)];
@@ -61,7 +61,7 @@ const TABLE_FIELDS: &[Field] = &[
     range("ignored (high)", 62, 52),
 ];
 
-/// How an x86-64 table is set up.
+/// The configuration of an x86-64 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct X86_64Config {
     five_levels: bool,
@@ -71,19 +71,20 @@ pub struct X86_64Config {
 }
 
 impl X86_64Config {
-    /// Of four levels, 52 bits out, all page sizes, no dirty tracking.
+    /// Returns the configuration with four levels, 52 output bits, all page sizes and no dirty
+    /// tracking.
     pub const fn new() -> Self {
         Self { five_levels: false, output_bits: 52, pages_1g: true, dirty: false }
     }
 
-    /// Sets whether there are five levels and 57 bits of address (LA57), instead of four and 48.
+    /// Sets whether the table has five levels (57 bits, LA57) or four (48 bits).
     #[must_use]
     pub const fn with_five_levels(mut self, five_levels: bool) -> Self {
         self.five_levels = five_levels;
         self
     }
 
-    /// Sets how many bits a physical address has: 32 to 52.
+    /// Sets the number of bits of a physical address: 32 to 52.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
@@ -97,7 +98,8 @@ impl X86_64Config {
         self
     }
 
-    /// Sets whether the hardware sets the dirty bit. Otherwise it is set beforehand.
+    /// Sets whether the hardware sets the dirty bit. If not, writable pages are mapped with the bit
+    /// set.
     #[must_use]
     pub const fn with_dirty_tracking(mut self, dirty: bool) -> Self {
         self.dirty = dirty;
@@ -111,7 +113,7 @@ impl Default for X86_64Config {
     }
 }
 
-/// x86-64.
+/// The x86-64 format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct X86_64 {
     geometry: Geometry,
@@ -119,10 +121,10 @@ pub struct X86_64 {
 }
 
 impl X86_64 {
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: X86_64Config) -> Result<Self, Unsupported> {
         if !(32..=52).contains(&config.output_bits) {
             let output_bits = config.output_bits;

@@ -38,7 +38,7 @@ const ACCESS_FLAG: u64 = 1 << 10;
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
 
-/// What the manual calls the levels.
+/// The manual's names of the levels.
 const LEVEL_NAMES: [&str; 6] = ["3", "2", "1", "0", "-1", ""];
 
 const SIZE_BITS: &[Field] =
@@ -48,7 +48,7 @@ const SH: &[Field] =
 const LEAF: &[Field] = &[
     flag("AF", 10, &["access faults", ""]),
     flag("DBM", 51, &["", "writes set it dirty"]),
-    flag("Contiguous", 52, &["", "one of a run"]),
+    flag("Contiguous", 52, &["", "part of a run"]),
     range("ignored for software", 58, 55),
     range("PBHA", 62, 59),
 ];
@@ -61,29 +61,30 @@ const TABLE_HIGH_4: &[Field] =
 const TABLE_HIGH_2: &[Field] =
     &[range("next table[49:12]", 49, 12), range("next table[51:50]", 9, 8)];
 
-/// How an address lies in a descriptor.
+/// The place of an address in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressBits {
-    /// Bits 47:n where they belong.
+    /// Bits 47:n at the same place as in the address.
     Plain,
     /// FEAT_LPA: bits 51:48 in bits 15:12 of the descriptor.
     High4In15To12,
-    /// FEAT_LPA2 (`DS` set): bits 51:50 in bits 9:8, which are no shareability then.
+    /// FEAT_LPA2 (`DS` set): bits 51:50 in bits 9:8, so there are no shareability bits.
     High2In9To8,
 }
 
-/// What both stages share: shape and place of the address.
+/// The part that both stages share: the shape of the tables and the place of the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lpae {
     geometry: Geometry,
     address: AddressBits,
-    /// Where the address of a table lies, if it is plain.
+    /// The mask of a table's address, if addresses are plain.
     plain_table_mask: u64,
-    /// Entries of a contiguous run at each level, as a logarithm; 0 where there are none.
+    /// The number of entries of a contiguous run at each level, as a logarithm; 0 if there are
+    /// none.
     contiguous_log2: [u32; 6],
 }
 
-/// What [`Lpae::new`] is made from.
+/// The parameters of [`Lpae::new`].
 #[derive(Clone, Copy, Debug)]
 struct LpaeConfig {
     format: &'static str,
@@ -92,9 +93,10 @@ struct LpaeConfig {
     output_bits: u32,
     window: Window,
     contiguous: bool,
-    /// By how many bits a root may be larger than a table: 4 for stage 2's concatenated tables.
+    /// The number of index bits that a root may have in addition to those of a table: 4 for the
+    /// concatenated tables of stage 2.
     concatenation_log2: u32,
-    /// How many levels there are, if that was said.
+    /// The number of levels, if the caller sets it.
     levels: Option<u32>,
 }
 
@@ -110,12 +112,12 @@ impl Lpae {
             return unsupported(UnsupportedReason::OutputBitsNotListed { output_bits });
         }
         let wide = output_bits > 48;
-        // With 4 KiB and 16 KiB granules one feature, FEAT_LPA2, widens both sides.
+        // For granules of 4 and 16 KiB, FEAT_LPA2 widens both input and output addresses.
         let lpa2 = granule_log2 < 16 && (input_bits > 48 || wide);
-        // Blocks of the larger sizes came with the wider addresses. (DDI 0487, D8.3, table "Block
-        // descriptor OA bits".) Contiguous runs: D8.6.1, from the pages upwards. `Geometry::new`
-        // removes the runs that are larger than the input size, because the Contiguous bit is
-        // misprogrammed there and the hardware may fault. (`AArch64.ContiguousBitFaults`.) A run of
+        // The wider addresses brought larger block sizes (DDI 0487, D8.3, table "Block descriptor
+        // OA bits"). The contiguous runs, from the pages upwards, are in D8.6.1. `Geometry::new`
+        // removes runs that are larger than the input size, for which the Contiguous bit is
+        // misprogrammed and the hardware may fault (`AArch64.ContiguousBitFaults`). A run of
         // exactly the input size is valid.
         let (block_levels, contiguous_log2) = match granule_log2 {
             12 => (if lpa2 { 4 } else { 3 }, [4, 4, 4, 0, 0, 0]),
@@ -130,7 +132,7 @@ impl Lpae {
             *run = 1 | 1 << contiguous_log2[level];
         }
         let above_granule = input_bits - granule_log2;
-        // Concatenated tables replace a root whose entries cannot be blocks: see `ArmStage2`.
+        // Concatenated tables replace a root that cannot hold blocks: see `ArmStage2`.
         let single = above_granule.div_ceil(index_log2);
         let fewest = above_granule.saturating_sub(config.concatenation_log2).div_ceil(index_log2);
         let levels = match config.levels {
@@ -172,12 +174,12 @@ impl Lpae {
         Ok(Self { geometry, address, plain_table_mask, contiguous_log2 })
     }
 
-    /// Whether descriptors have shareability bits.
+    /// Returns `true` if descriptors have shareability bits.
     const fn has_shareability(&self) -> bool {
         !matches!(self.address, AddressBits::High2In9To8)
     }
 
-    /// Where the address lies in a descriptor.
+    /// Returns the mask of the address in a descriptor.
     const fn address_mask(&self) -> u64 {
         match self.address {
             AddressBits::Plain => bits(47, 12),
@@ -195,7 +197,7 @@ impl Lpae {
         }
     }
 
-    /// The address in `descriptor`, a multiple of 2^`aligned_log2`.
+    /// Returns the address in `descriptor`, a multiple of 2^`aligned_log2`.
     #[inline]
     const fn decode_address(&self, descriptor: u64, aligned_log2: u32) -> u64 {
         let high = match self.address {
@@ -224,7 +226,7 @@ impl Lpae {
         self.encode_address(table.raw()) | VALID | TABLE_OR_PAGE
     }
 
-    // Small where walks spend their time: on tables.
+    // Kept small for tables, on which walks spend most of their time.
     #[inline(always)]
     fn decode(&self, level: u32, descriptor: u64) -> Entry {
         if level > 0 && descriptor & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE {
@@ -236,7 +238,7 @@ impl Lpae {
         self.decode_leaf(level, descriptor)
     }
 
-    /// As [`decode`](Self::decode), of what leads to no table.
+    /// As [`decode`](Self::decode), for a descriptor that does not lead to a table.
     #[inline]
     fn decode_leaf(&self, level: u32, descriptor: u64) -> Entry {
         if descriptor & VALID == 0 {
@@ -248,14 +250,14 @@ impl Lpae {
         }
         let bus = self.decode_address(descriptor, self.geometry.shift(level));
         let run_log2 = self.contiguous_log2[level as usize];
-        // Where a run would be larger than the input, hardware ignores the bit or faults, and
-        // `Geometry` has no run. A level without runs ignores the bit.
+        // If a run would be larger than the input size, hardware ignores the bit or faults, and
+        // `Geometry` has no such run. Levels without runs ignore the bit.
         let is_run = descriptor & CONTIGUOUS != 0 && self.geometry.runs(level) >> run_log2 & 1 != 0;
         let run_log2 = if is_run { run_log2 } else { 0 };
         Entry::Leaf(LeafEntry { bus: BusAddr::new(bus), run_log2 })
     }
 
-    /// What is left of a descriptor without address, size and validity.
+    /// Returns a descriptor without its address, size and validity.
     const fn attributes_of(&self, leaf: u64) -> u64 {
         leaf & !(self.address_mask() | VALID | TABLE_OR_PAGE | CONTIGUOUS)
     }

@@ -1,4 +1,4 @@
-//! Stage 1: what a process or a driver maps for a device.
+//! Stage 1: the mappings of a process or a driver for a device.
 
 use longshore_mem::{BusAddr, Granule};
 
@@ -32,7 +32,7 @@ const ATTR_NON_CACHEABLE: u64 = 0;
 const ATTR_WRITE_BACK: u64 = 1;
 const ATTR_DEVICE: u64 = 2;
 
-/// What stage 1 adds to the fields of a leaf.
+/// The fields of a leaf that only stage 1 has.
 const STAGE1_LEAF: &[Field] = &[
     choice("AttrIndx", 4, 2, &["non-cacheable", "write-back", "device"]),
     flag("NS", 5, &["", "non-secure"]),
@@ -46,7 +46,7 @@ const STAGE1_LEAF: &[Field] = &[
     flag("PXN", 53, &["", "privileged execute never"]),
     flag("UXN", 54, &["", "unprivileged execute never"]),
 ];
-/// What stage 1 adds to the fields of an entry that leads to a table.
+/// The fields of an entry for a table that only stage 1 has.
 const STAGE1_TABLE: &[Field] = &[
     flag("PXNTable", 59, &["", "privileged execute never below"]),
     flag("UXNTable", 60, &["", "unprivileged execute never below"]),
@@ -59,7 +59,7 @@ const STAGE1_TABLE: &[Field] = &[
     flag("NSTable", 63, &["", "non-secure below"]),
 ];
 
-/// How a stage 1 table is set up.
+/// The configuration of a stage 1 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmStage1Config {
     granule: Granule,
@@ -72,7 +72,8 @@ pub struct ArmStage1Config {
 }
 
 impl ArmStage1Config {
-    /// Of `granule`, 48 bits on both sides, contiguous runs, no dirty tracking.
+    /// Returns the configuration for `granule`, with 48 input and output bits, contiguous runs and
+    /// no dirty tracking.
     pub const fn new(granule: Granule) -> Self {
         Self {
             granule,
@@ -85,31 +86,29 @@ impl ArmStage1Config {
         }
     }
 
-    /// Sets how many bits of an address are translated: 25 to 52. Above 48, and for more than 48
-    /// output bits, the hardware must have FEAT_LPA2 (4 and 16 KiB) or FEAT_LVA and FEAT_LPA
-    /// (64 KiB).
+    /// Sets the number of address bits that are translated: 25 to 52. More than 48 input or output
+    /// bits need FEAT_LPA2 (4 and 16 KiB granules), or FEAT_LVA and FEAT_LPA (64 KiB granule).
     #[must_use]
     pub const fn with_input_bits(mut self, input_bits: u32) -> Self {
         self.input_bits = input_bits;
         self
     }
 
-    /// Sets how many bits an address has after translation: 32 to 52.
+    /// Sets the number of bits of a translated address: 32 to 52.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
         self
     }
 
-    /// Sets whether the top of the address space is translated (TTBR1), instead of its bottom
-    /// (TTBR0).
+    /// Sets whether the top of the address space is translated (TTBR1) or the bottom (TTBR0).
     #[must_use]
     pub const fn with_upper(mut self, upper: bool) -> Self {
         self.upper = upper;
         self
     }
 
-    /// Sets whether the Contiguous bit is set where a run of entries allows it.
+    /// Sets whether the Contiguous bit is used for runs of entries that allow it.
     #[must_use]
     pub const fn with_contiguous(mut self, contiguous: bool) -> Self {
         self.contiguous = contiguous;
@@ -132,7 +131,7 @@ impl ArmStage1Config {
     }
 }
 
-/// Arm LPAE, stage 1.
+/// The Arm LPAE format of stage 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmStage1 {
     lpae: Lpae,
@@ -141,14 +140,14 @@ pub struct ArmStage1 {
 }
 
 impl ArmStage1 {
-    /// What the memory attribute register must hold: Normal non-cacheable, Normal write-back,
-    /// Device-nGnRE.
+    /// The required value of the memory attribute register: Normal non-cacheable, Normal
+    /// write-back, Device-nGnRE.
     pub const MAIR: u64 = 0x04_ff_44;
 
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: ArmStage1Config) -> Result<Self, Unsupported> {
         let lpae = Lpae::new(LpaeConfig {
             format: Self::NAME,
@@ -187,7 +186,7 @@ impl Format for ArmStage1 {
 
     #[inline]
     fn attributes(&self, prot: Prot) -> Option<u64> {
-        // Whatever may be written may be read, and memory is not two kinds at once.
+        // Writable pages are always readable, and memory has only one type.
         if !prot.contains(Prot::READ) || prot.contains(Prot::COHERENT | Prot::DEVICE) {
             return None;
         }
@@ -227,7 +226,7 @@ impl Format for ArmStage1 {
 
     #[inline]
     fn narrowing(&self, entry: u64) -> Narrowing {
-        // Unless turned off for the tables as a whole (TCR_ELx.HPD).
+        // These bits apply unless TCR_ELx.HPD disables them for all tables.
         Narrowing {
             denied: Prot::WRITE.when(entry & TABLE_READ_ONLY != 0)
                 | Prot::EXECUTE.when(entry & (TABLE_UXN | TABLE_PXN) != 0),

@@ -22,11 +22,11 @@ const MEM_WRITE_BACK: u64 = 0b1111 << MEM_ATTR_SHIFT;
 const S2AP_READ: u64 = 1 << 6;
 /// S2AP[1]; with DBM set, dirty.
 const S2AP_WRITE: u64 = 1 << 7;
-/// XN[1:0] of 0b10: nobody executes.
+/// XN[1:0] of 0b10: execution is not permitted.
 const XN: u64 = 0b10 << 53;
 const XN_MASK: u64 = bits(54, 53);
 
-/// What stage 2 adds to the fields of a leaf.
+/// The fields of a leaf that only stage 2 has.
 const STAGE2_LEAF: &[Field] = &[
     choice(
         "MemAttr",
@@ -56,11 +56,11 @@ const STAGE2_LEAF: &[Field] = &[
         "XN[1:0]",
         54,
         53,
-        &["anyone executes", "unprivileged execute", "nobody executes", "privileged execute"],
+        &["execute", "unprivileged execute", "execute never", "privileged execute"],
     ),
 ];
 
-/// How a stage 2 table is set up.
+/// The configuration of a stage 2 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmStage2Config {
     granule: Granule,
@@ -73,7 +73,8 @@ pub struct ArmStage2Config {
 }
 
 impl ArmStage2Config {
-    /// Of `granule`, 48 bits on both sides, contiguous runs, no dirty tracking.
+    /// Returns the configuration for `granule`, with 48 input and output bits, contiguous runs and
+    /// no dirty tracking.
     pub const fn new(granule: Granule) -> Self {
         Self {
             granule,
@@ -86,14 +87,14 @@ impl ArmStage2Config {
         }
     }
 
-    /// Sets how many bits of an address are translated: 25 to 52, as for stage 1.
+    /// Sets the number of address bits that are translated: 25 to 52, as for stage 1.
     #[must_use]
     pub const fn with_input_bits(mut self, input_bits: u32) -> Self {
         self.input_bits = input_bits;
         self
     }
 
-    /// Sets how many bits an address has after translation: 32 to 52.
+    /// Sets the number of bits of a translated address: 32 to 52.
     #[must_use]
     pub const fn with_output_bits(mut self, output_bits: u32) -> Self {
         self.output_bits = output_bits;
@@ -101,15 +102,16 @@ impl ArmStage2Config {
     }
 
     /// Sets the number of levels, for tables that another program built or for hardware that needs a
-    /// certain initial level (SL0). One level of a 4 KiB granule needs FEAT_TTST. Without it, tables
-    /// are concatenated at the root as [`ArmStage2`](ArmStage2#the-tables-at-the-root) documents.
+    /// certain initial level (SL0). With a 4 KiB granule, a single level needs FEAT_TTST. Without this
+    /// setting, the number follows from the table in
+    /// [`ArmStage2`](ArmStage2#the-tables-at-the-root).
     #[must_use]
     pub const fn with_levels(mut self, levels: u32) -> Self {
         self.levels = Some(levels);
         self
     }
 
-    /// Sets whether the Contiguous bit is set where a run of entries allows it.
+    /// Sets whether the Contiguous bit is used for runs of entries that allow it.
     #[must_use]
     pub const fn with_contiguous(mut self, contiguous: bool) -> Self {
         self.contiguous = contiguous;
@@ -132,28 +134,28 @@ impl ArmStage2Config {
     }
 }
 
-/// The Arm LPAE format of stage 2: the tables by which a hypervisor translates addresses of a guest's
-/// device.
+/// The Arm LPAE format of stage 2: the tables by which a hypervisor translates the addresses of a
+/// guest's device.
 ///
 /// # The registers
 ///
-/// `T0SZ` is 64 minus [`input_bits`](ArmStage2Config::with_input_bits). `SL0` follows from the number of levels
-/// of the [geometry](Format::geometry): the initial level is 4 minus that number.
+/// `T0SZ` is 64 minus [`input_bits`](ArmStage2Config::with_input_bits). `SL0` follows from the
+/// number of levels of the [geometry](Format::geometry): the initial level is 4 minus that number.
 ///
 /// # The tables at the root
 ///
 /// The root may be up to 16 adjacent (concatenated) tables of the level below, which saves a level
-/// (DDI 0487, D8.2). Unless [`levels`](ArmStage2Config::with_levels) says otherwise,
-/// `ArmStage2` does that only where no block size is lost:
+/// (DDI 0487, D8.2). Unless [`with_levels`](ArmStage2Config::with_levels) sets the number of
+/// levels, `ArmStage2` concatenates only if no block size is lost:
 ///
 /// | granule | input bits | tables at the root | why |
 /// | --- | --- | --- | --- |
 /// | 4K | 31 to 34 | 1, of level 1 | level 1 has 1 GiB blocks |
-/// | 4K | 40 to 43 | 2 to 16, of level 1 | level 0 has no blocks, and must not be the initial level if physical addresses have less than 44 bits |
+/// | 4K | 40 to 43 | 2 to 16, of level 1 | level 0 has no blocks, and must not be the initial level if physical addresses have fewer than 44 bits |
 /// | 4K, 52 output bits | 40 to 43 | 1, of level 0 | level 0 has 512 GiB blocks |
 /// | 4K | 49 to 52 | 2 to 16, of level 0 | level -1 has no blocks |
 /// | 16K | 26 to 29 | 1, of level 2 | level 2 has 32 MiB blocks |
-/// | 16K | 37 to 40 | 2 to 16, of level 2 | level 1 has no blocks, and must not be the initial level if physical addresses have less than 42 bits |
+/// | 16K | 37 to 40 | 2 to 16, of level 2 | level 1 has no blocks, and must not be the initial level if physical addresses have fewer than 42 bits |
 /// | 16K, 52 output bits | 37 to 40 | 1, of level 1 | level 1 has 64 GiB blocks |
 /// | 16K | 48 to 51 | 2 to 16, of level 1 | level 0 has no blocks, and may be the initial level only with FEAT_LPA2 |
 /// | 64K | 30 to 33 | 1, of level 2 | level 2 has 512 MiB blocks |
@@ -161,16 +163,12 @@ impl ArmStage2Config {
 /// | 64K, 52 output bits | 43 to 46 | 1, of level 1 | level 1 has 4 TiB blocks |
 /// | any | all others | 1 | more than 16 tables would be needed |
 ///
-/// Levels are the manual's. Every case in which the architecture demands concatenated tables
-/// (`AArch64.S2InvalidSL` in DDI 0487) is among these, for any hardware whose physical addresses have
-/// at least [`input_bits`](ArmStage2Config::with_input_bits) and [`output_bits`](ArmStage2Config::with_output_bits).
-/// Linux concatenates for the DMA API only on demand, and KVM wherever it can without losing 2 MiB
-/// blocks (`drivers/iommu/io-pgtable-arm.c`, `kvm_get_vtcr`).
-///
-/// [`levels`](ArmStage2Config::with_levels) chooses otherwise, for tables that others built.
-///
-/// T0SZ is 64 minus the input bits. SL0 follows from the levels of the
-/// [geometry](crate::format::Format::geometry): the initial level is 4 minus their number.
+/// Levels are numbered as in the manual. The table includes every case in which the architecture
+/// requires concatenated tables (`AArch64.S2InvalidSL` in DDI 0487), for any hardware whose
+/// physical addresses have at least [`input_bits`](ArmStage2Config::with_input_bits) and
+/// [`output_bits`](ArmStage2Config::with_output_bits) bits. Linux concatenates only on demand for
+/// the DMA API, and KVM does so wherever it does not lose 2 MiB blocks
+/// (`drivers/iommu/io-pgtable-arm.c`, `kvm_get_vtcr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmStage2 {
     lpae: Lpae,
@@ -179,10 +177,10 @@ pub struct ArmStage2 {
 }
 
 impl ArmStage2 {
-    /// The format for `config`.
+    /// Returns the format for `config`.
     ///
     /// # Errors
-    /// [`Unsupported`] where the architecture has no such set-up.
+    /// [`Unsupported`] if the architecture does not have this configuration.
     pub fn new(config: ArmStage2Config) -> Result<Self, Unsupported> {
         let lpae = Lpae::new(LpaeConfig {
             format: Self::NAME,
@@ -197,7 +195,7 @@ impl ArmStage2 {
         Ok(Self { lpae, dirty: config.dirty, live_size_changes: config.live_size_changes })
     }
 
-    /// Returns how many tables are concatenated at the root, as a logarithm.
+    /// Returns the number of tables concatenated at the root, as a logarithm.
     pub fn concatenated_log2(&self) -> u32 {
         let geometry = &self.lpae.geometry;
         let full = geometry.granule_log2() - 3;
@@ -231,7 +229,7 @@ impl Format for ArmStage2 {
         if !prot.intersects(Prot::READ_WRITE)
             || prot.contains(Prot::PRIVILEGED)
             || prot.contains(Prot::COHERENT | Prot::DEVICE)
-            // Fetching is reading.
+            // An instruction fetch is a read.
             || prot.contains(Prot::EXECUTE) && !prot.contains(Prot::READ)
         {
             return None;
