@@ -13,14 +13,14 @@ pub struct DcCvac {
 }
 
 impl DcCvac {
-    /// Lines are as long as the machine says.
+    /// Returns the cache maintenance for this machine's line size.
     pub fn new() -> Self {
         let cache_type: u64;
         // SAFETY: reads a register that Linux lets every program read.
         unsafe {
             asm!("mrs {}, ctr_el0", out(reg) cache_type, options(nomem, nostack, preserves_flags));
         }
-        // DminLine: words of four bytes in the smallest data line, as a logarithm.
+        // DminLine: the number of four-byte words in the smallest data cache line, as a logarithm.
         Self { line_bytes: 4 << (cache_type >> 16 & 0xf) }
     }
 }
@@ -47,7 +47,7 @@ impl CacheSync for DcCvac {
 
     #[inline]
     fn fence(&self) {
-        // SAFETY: a barrier has no effect but order.
+        // SAFETY: a barrier has no effect but ordering.
         unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
     }
 }

@@ -1,11 +1,11 @@
-//! Counts what another way of syncing is asked to do.
+//! Counts the calls of another cache maintenance.
 
 use core::sync::atomic::{AtomicU64 as Counter, Ordering};
 
 use super::{CacheSync, LINE_BYTES};
 use crate::sync::AtomicU64;
 
-/// Passes everything on to `S` and counts it.
+/// Forwards all calls to `S` and counts them.
 #[derive(Debug, Default)]
 pub struct Counting<S> {
     inner: S,
@@ -14,24 +14,24 @@ pub struct Counting<S> {
     fences: Counter,
 }
 
-/// What was counted.
+/// The numbers of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Lines cleaned, of [`LINE_BYTES`] each.
+    /// The number of lines cleaned, of [`LINE_BYTES`] each.
     pub lines: u64,
-    /// Runs of entries that were cleaned.
+    /// The number of calls of [`clean`](CacheSync::clean), each for a run of entries.
     pub cleans: u64,
-    /// Fences.
+    /// The number of fences.
     pub fences: u64,
 }
 
 impl<S> Counting<S> {
-    /// Counts what `inner` is asked to do.
+    /// Returns a counter with zero calls, which forwards to `inner`.
     pub const fn new(inner: S) -> Self {
         Self { inner, lines: Counter::new(0), cleans: Counter::new(0), fences: Counter::new(0) }
     }
 
-    /// What was counted since the last call.
+    /// Returns the numbers since the last call of this function, and sets them to zero.
     pub fn take(&self) -> Counts {
         Counts {
             lines: self.lines.swap(0, Ordering::Relaxed),

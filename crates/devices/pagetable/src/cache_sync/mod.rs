@@ -1,8 +1,9 @@
-//! Making changed entries visible to a walker that does not snoop the CPU's caches.
+//! Cache maintenance: makes changed entries visible to a walker that does not snoop the CPU's
+//! caches.
 //!
-//! *Cleaning* writes a line back to memory and may go on while other things happen; a *fence*
-//! waits until all cleaning before it is done. Cleaning is cheap, a fence costs some 200 ns: an
-//! operation cleans each run of changed entries once, and fences once or twice.
+//! *Cleaning* starts to write a cache line back to memory; a *fence* waits until all earlier
+//! cleaning is complete. Cleaning is cheap, and a fence takes some 200 ns. So an operation cleans
+//! each run of changed entries once, and issues one or two fences.
 #![cfg_attr(
     not(miri),
     expect(unsafe_code, reason = "cache maintenance instructions have no safe wrapper")
@@ -22,20 +23,20 @@ pub use x86_64::{ClFlushOpt, Clwb};
 
 use crate::sync::AtomicU64;
 
-/// Bytes of a cache line, where lines are counted: what x86-64 machines and all common Arm ones
-/// have.
+/// The size of a cache line in bytes, for counting lines: that of x86-64 machines and all common
+/// Arm machines.
 pub const LINE_BYTES: usize = 64;
 
-/// How changed entries reach the walker.
+/// Cache maintenance for changed entries.
 pub trait CacheSync {
-    /// Whether the walker snoops the CPU's caches, so that cleaning does nothing.
+    /// `true` if the walker snoops the CPU's caches, so that cleaning does nothing.
     const COHERENT: bool;
 
-    /// Begins to write back every line that holds one of `entries`.
+    /// Starts to write back every line that holds one of `entries`.
     fn clean(&self, entries: &[AtomicU64]);
 
-    /// Waits until everything written before is where the walker looks: what was cleaned, or, if
-    /// the walker is coherent, what was stored.
+    /// Waits until the walker can see all earlier changes: those that were cleaned, or, if the
+    /// walker is coherent, all stores.
     fn fence(&self);
 }
 
@@ -53,7 +54,7 @@ impl<S: CacheSync + ?Sized> CacheSync for &S {
     }
 }
 
-/// The walker snoops the CPU's caches.
+/// Cache maintenance for a walker that snoops the CPU's caches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coherent;
 
@@ -65,10 +66,10 @@ impl CacheSync for Coherent {
 
     #[inline]
     fn fence(&self) {
-        // x86-64 stores in order. Elsewhere a walker is an observer of its own, for which only this
-        // barrier is specified to work.
+        // x86-64 keeps stores in order. On AArch64 a walker is a separate observer, and this is the
+        // only barrier that is specified to order stores for it.
         #[cfg(all(target_arch = "aarch64", not(miri)))]
-        // SAFETY: a barrier has no effect but order.
+        // SAFETY: a barrier has no effect but ordering.
         unsafe {
             core::arch::asm!("dsb ishst", options(nostack, preserves_flags));
         }

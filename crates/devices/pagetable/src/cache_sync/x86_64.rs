@@ -27,11 +27,11 @@ fn has(bit: u32) -> bool {
 /// `sfence`.
 #[inline]
 fn fence() {
-    // SAFETY: a barrier has no effect but order.
+    // SAFETY: a barrier has no effect but ordering.
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// The address of each line that holds one of `entries`.
+/// Returns the address of each line that holds one of `entries`.
 #[inline]
 fn lines(entries: &[AtomicU64]) -> impl Iterator<Item = *const u8> {
     let start = entries.as_ptr().cast::<u8>();
@@ -45,7 +45,7 @@ fn lines(entries: &[AtomicU64]) -> impl Iterator<Item = *const u8> {
 pub struct Clwb(());
 
 impl Clwb {
-    /// `None` where the machine has no such instruction.
+    /// Returns `None` if the machine does not have this instruction.
     pub fn new() -> Option<Self> {
         has(CLWB_BIT).then_some(Self(()))
     }
@@ -68,12 +68,12 @@ impl CacheSync for Clwb {
     }
 }
 
-/// `clflushopt`: writes a line back and drops it.
+/// `clflushopt`: writes a line back and evicts it.
 #[derive(Clone, Copy, Debug)]
 pub struct ClFlushOpt(());
 
 impl ClFlushOpt {
-    /// `None` where the machine has no such instruction.
+    /// Returns `None` if the machine does not have this instruction.
     pub fn new() -> Option<Self> {
         has(CLFLUSHOPT_BIT).then_some(Self(()))
     }

@@ -1,6 +1,6 @@
 //! Runs of entries on AArch64.
 //!
-//! `LD1` and `ST1` of eight-byte elements access each element as a single-copy atomic one, if it is
+//! `LD1` and `ST1` of eight-byte elements make a single-copy atomic access to each element that is
 //! aligned: Arm Architecture Reference Manual (DDI 0487), B2.2.1 "Requirements for single-copy
 //! atomicity".
 
@@ -12,10 +12,10 @@ use super::kernels::Kernels;
 use super::scalar::Plain;
 use crate::sync::AtomicU64;
 
-/// Has the line that `entries` begins in brought into the caches.
+/// Prefetches the first line of `entries`.
 #[inline]
 pub(super) fn prefetch(entries: &[AtomicU64]) {
-    // SAFETY: a hint, which may be given about any address.
+    // SAFETY: a hint, which is valid for any address.
     unsafe {
         asm!(
             "prfm pldl1keep, [{at}]",
@@ -25,7 +25,7 @@ pub(super) fn prefetch(entries: &[AtomicU64]) {
     }
 }
 
-/// Entries that the loops take at once.
+/// The number of entries in one iteration of the loops.
 const STRIDE: usize = 8;
 
 impl Kernels for Neon {
@@ -33,7 +33,7 @@ impl Kernels for Neon {
     fn fill(self, entries: &[AtomicU64], first: u64, step: u64) {
         let (strides, tail) = entries.split_at(entries.len() / STRIDE * STRIDE);
         if !strides.is_empty() {
-            // SAFETY: the token says that the machine has the instructions.
+            // SAFETY: the token proves that the machine has the instructions.
             unsafe { fill(strides, first, step) };
         }
         let first = first.wrapping_add(step.wrapping_mul(strides.len() as u64));
@@ -51,7 +51,7 @@ impl Kernels for Neon {
         let mut passed = 0;
         if !strides.is_empty() {
             passed = if EQUAL {
-                // SAFETY: the token says that the machine has the instructions.
+                // SAFETY: the token proves that the machine has the instructions.
                 unsafe { find_equal(strides, mask, value) }
             } else {
                 // SAFETY: as above.
@@ -63,8 +63,7 @@ impl Kernels for Neon {
 }
 
 /// # Safety
-/// The machine must have what [`Neon`] names; there must be at least one whole stride, and nothing
-/// but whole strides.
+/// The machine must have the instructions of [`Neon`]; `strides` must be one or more whole strides.
 #[target_feature(enable = "neon")]
 unsafe fn fill(strides: &[AtomicU64], first: u64, step: u64) {
     let lanes: [u64; STRIDE] =
@@ -96,8 +95,8 @@ unsafe fn fill(strides: &[AtomicU64], first: u64, step: u64) {
     }
 }
 
-/// A function that returns how many entries it passed before the first stride with a hit. The
-/// comparisons are put together by `$prepare`; `$reduce` leaves zero where there is no hit.
+/// Defines a function that returns the number of entries before the first stride with a hit.
+/// `$prepare` combines the comparisons; `$reduce` leaves zero if there is no hit.
 macro_rules! find {
     ($name:ident, $prepare:literal, $reduce:literal) => {
         /// # Safety

@@ -1,9 +1,9 @@
-//! Runs of entries: filled, cleared and searched, eight bytes at a time or several times that.
+//! Filling, clearing and searching runs of entries, one or several entries at a time.
 //!
-//! Tables are read by walkers while they change, so each entry is stored and loaded whole: as an
+//! Walkers read tables while they change, so each entry is stored and loaded as a whole: as an
 //! atomic in the scalar version, as an aligned eight-byte lane of a vector register in the others.
-//! The compiler gives no such promise for vectors, so those are inline assembly. Stores are not
-//! ordered among each other; whoever needs an order uses a fence.
+//! The compiler does not guarantee this for vectors, so those versions are inline assembly. Stores
+//! are not ordered among each other; callers that need an order use a fence.
 #![cfg_attr(
     not(any(miri, loom)),
     expect(unsafe_code, reason = "vector loads and stores of live entries in assembly")
@@ -26,16 +26,18 @@ use kernels::Kernels;
 #[cfg(not(any(miri, loom)))]
 use kernels::LINE_ENTRIES;
 
-/// Shorter runs are not worth a choice.
+/// The number of entries from which on choosing an instruction set pays.
 #[cfg(not(any(miri, loom)))]
 const RUN_MIN: usize = 8;
 
-/// Lines of the next table that are asked for while one is searched: with 4 a search of 512 tables was
-/// 6 % faster than with none, with 16 12 %, with 32 5 %, and with all 64 a fifth slower.
+/// The number of lines of the next table to prefetch while one table is searched. Measured on
+/// searches of 512 tables: 4 lines are 6 % faster than none, 16 lines 12 % and 32 lines 5 %; all 64
+/// lines are a fifth slower.
 #[cfg(not(any(miri, loom)))]
 const LINES_AHEAD: usize = 16;
 
-/// Evaluates `$body` with `$isa` bound to the token inside of `$token`, or to none for short runs.
+/// Evaluates `$body` with `$isa` bound to the instruction set in `$token`, or to the scalar version
+/// for short runs.
 macro_rules! choose {
     ($token:expr, $entries:expr, $isa:ident => $body:expr) => {{
         #[cfg(not(any(miri, loom)))]
@@ -61,7 +63,7 @@ pub(crate) fn clear(token: IsaToken, entries: &[AtomicU64]) {
     fill(token, entries, 0, 0);
 }
 
-/// The first entry with `entry & mask == value`.
+/// Returns the index of the first entry with `entry & mask == value`.
 #[inline]
 pub(crate) fn find_equal(
     token: IsaToken,
@@ -72,7 +74,7 @@ pub(crate) fn find_equal(
     choose!(token, entries, isa => Kernels::find::<true>(isa, entries, mask, value))
 }
 
-/// The first entry with `entry & mask != value`.
+/// Returns the index of the first entry with `entry & mask != value`.
 #[inline]
 pub(crate) fn find_different(
     token: IsaToken,
@@ -83,8 +85,7 @@ pub(crate) fn find_different(
     choose!(token, entries, isa => Kernels::find::<false>(isa, entries, mask, value))
 }
 
-/// Has the first lines of `entries` brought into the caches, as many as the hardware needs to see that
-/// the others will follow.
+/// Prefetches the first lines of `entries`, enough for the hardware prefetcher to continue.
 #[inline]
 pub(crate) fn prefetch(entries: &[AtomicU64]) {
     #[cfg(not(any(miri, loom)))]

@@ -1,11 +1,11 @@
-//! Entry by entry, on every machine.
+//! One entry at a time, on every machine.
 
 use longshore_mem::isa::Scalar;
 
 use super::kernels::Kernels;
 use crate::sync::{AtomicU64, Ordering};
 
-/// No particular instruction set.
+/// The portable version, which needs no token.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 

@@ -1,7 +1,7 @@
 //! Runs of entries on x86-64.
 //!
-//! A naturally aligned eight-byte lane never crosses a line, and no implementation tears it; whole
-//! vectors may tear between lanes, which nothing here relies on.
+//! No implementation tears a naturally aligned eight-byte lane, because it never crosses a cache
+//! line. Whole vectors may tear between lanes; nothing here depends on that.
 
 use core::arch::asm;
 
@@ -11,16 +11,16 @@ use super::kernels::{Kernels, LINE_ENTRIES};
 use super::scalar::Plain;
 use crate::sync::AtomicU64;
 
-/// Has the line that `entries` begins in brought into the caches.
+/// Prefetches the first line of `entries`.
 #[inline]
 pub(super) fn prefetch(entries: &[AtomicU64]) {
-    // SAFETY: a hint, which may be given about any address.
+    // SAFETY: a hint, which is valid for any address.
     unsafe {
         asm!("prefetcht0 [{at}]", at = in(reg) entries.as_ptr(), options(nostack, preserves_flags));
     }
 }
 
-/// The entries before the first whole line, the whole lines, and those behind.
+/// Returns the entries before the first whole line, those in whole lines, and those after them.
 #[inline]
 fn by_lines(entries: &[AtomicU64]) -> (&[AtomicU64], &[AtomicU64], &[AtomicU64]) {
     let into_line = (entries.as_ptr().addr() >> 3) % LINE_ENTRIES;
@@ -30,7 +30,7 @@ fn by_lines(entries: &[AtomicU64]) -> (&[AtomicU64], &[AtomicU64], &[AtomicU64])
     (head, lines, tail)
 }
 
-/// `fill` and `find` of an instruction set from its loops over whole lines.
+/// Implements `fill` and `find` for an instruction set with its loops over whole lines.
 macro_rules! kernels {
     ($token:ty, $fill_lines:ident, $find_equal:ident, $find_different:ident) => {
         impl Kernels for $token {
@@ -40,7 +40,7 @@ macro_rules! kernels {
                 Plain.fill(head, first, step);
                 let first = first.wrapping_add(step.wrapping_mul(head.len() as u64));
                 if !lines.is_empty() {
-                    // SAFETY: the token says that the machine has the instructions.
+                    // SAFETY: the token proves that the machine has the instructions.
                     unsafe { $fill_lines(lines, first, step) };
                 }
                 let first = first.wrapping_add(step.wrapping_mul(lines.len() as u64));
@@ -61,13 +61,14 @@ macro_rules! kernels {
                 let mut passed = 0;
                 if !lines.is_empty() {
                     passed = if EQUAL {
-                        // SAFETY: the token says that the machine has the instructions.
+                        // SAFETY: the token proves that the machine has the instructions.
                         unsafe { $find_equal(lines, mask, value) }
                     } else {
                         // SAFETY: as above.
                         unsafe { $find_different(lines, mask, value) }
                     };
-                    // An entry may have changed since the vector saw it: then the search goes on.
+                    // The entry may have changed since the vector was loaded; the search then
+                    // continues.
                     let rest = &lines[passed..];
                     if let Some(at) = Plain.find::<EQUAL>(rest, mask, value) {
                         return Some(head.len() + passed + at);
@@ -85,8 +86,7 @@ kernels!(Avx512, fill_avx512, find_equal_avx512, find_different_avx512);
 kernels!(Avx2, fill_avx2, find_equal_avx2, find_different_avx2);
 
 /// # Safety
-/// The machine must have what [`Avx512`] names; there must be at least one whole line, and nothing
-/// but whole lines.
+/// The machine must have the instructions of [`Avx512`]; `lines` must be one or more whole lines.
 #[target_feature(enable = "avx512f")]
 unsafe fn fill_avx512(lines: &[AtomicU64], first: u64, step: u64) {
     let lanes: [u64; 8] =
@@ -113,8 +113,8 @@ unsafe fn fill_avx512(lines: &[AtomicU64], first: u64, step: u64) {
     }
 }
 
-/// A function that returns how many entries it passed before the first line in which `$compare`
-/// holds for some entry.
+/// Defines a function that returns the number of entries before the first line in which `$compare`
+/// is true for some entry.
 macro_rules! find_avx512 {
     ($name:ident, $compare:literal) => {
         /// # Safety
@@ -156,7 +156,7 @@ find_avx512!(find_equal_avx512, "vpcmpeqq");
 find_avx512!(find_different_avx512, "vpcmpneqq");
 
 /// # Safety
-/// As [`fill_avx512`], with what [`Avx2`] names.
+/// As [`fill_avx512`], with the instructions of [`Avx2`].
 #[target_feature(enable = "avx2")]
 unsafe fn fill_avx2(lines: &[AtomicU64], first: u64, step: u64) {
     let lanes: [u64; 8] =
@@ -188,8 +188,8 @@ unsafe fn fill_avx2(lines: &[AtomicU64], first: u64, step: u64) {
     }
 }
 
-/// As `find_avx512`: the comparisons of a line's halves are put together by `$both`, and `$hit`
-/// jumps where that says so.
+/// As `find_avx512`. `$both` combines the comparisons of a line's two halves, and `$hit` jumps if
+/// the result is not `$expected`.
 macro_rules! find_avx2 {
     ($name:ident, $both:literal, $expected:literal, $hit:literal) => {
         /// # Safety

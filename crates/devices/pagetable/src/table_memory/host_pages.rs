@@ -1,11 +1,11 @@
 //! Tables in memory of this process.
 //!
-//! The first chunk is taken at once, and takes no more of the machine than is used of it: memory of
-//! zeros costs addresses only, until it is written. So where a table lies is one
-//! comparison, for as many tables as map 128 GiB in pages of 4 KiB. The next chunk is as large, and
-//! further ones double in size, so that a few of them make any amount, and a table's address says
-//! which chunk it is in: the first has the addresses from 0, the k-th behind it those from
-//! `FIRST << (k - 1)`.
+//! The first chunk, 256 MiB, is allocated by `new`. It is zeroed memory, which takes only addresses
+//! until it is written. So one comparison finds any table in it, and its tables can map 128 GiB in
+//! pages of 4 KiB. The second chunk has the same size, and each further one twice the size of the
+//! one before, so that a few chunks suffice for any number of tables. The address of a table gives
+//! its chunk: the first chunk has the addresses from 0 on, and the k-th one after it those from
+//! `FIRST << (k - 1)` on.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -17,45 +17,45 @@ use std::boxed::Box;
 use super::units::{UNIT_LOG2, Units};
 use super::{Resident, TableAddr, TableMemory, TableMeta};
 
-/// Bytes of the first chunk: a multiple of the largest table, 2 MiB.
+/// The size of the first chunk in bytes: a multiple of the largest table, 2 MiB.
 const FIRST_LOG2: u32 = if cfg!(miri) { 21 } else { 28 };
 const FIRST: u64 = 1 << FIRST_LOG2;
-/// The least that the first chunk is made of where memory is scarce.
+/// The minimum size of the first chunk if memory is scarce.
 const FIRST_MIN: u64 = 1 << 21;
-/// Bytes that chunks are aligned to, so that the kernel may use huge pages.
+/// The alignment of chunks in bytes, so that the kernel can use huge pages.
 const ALIGN: usize = 1 << 21;
-/// Chunks: 4 TiB of tables in all.
+/// The maximum number of chunks: 4 TiB of tables in all.
 const CHUNKS: usize = (43 - FIRST_LOG2) as usize;
 
-/// Tables in memory of the global allocator, taken as it is needed and freed when this is dropped.
+/// Tables in memory from the global allocator, allocated as needed and freed on drop.
 ///
-/// The addresses of these tables begin at 0 and mean nothing to hardware. They are for walkers in this
-/// process only, such as [`PageTable::lookup`](crate::PageTable::lookup) and
-/// [`Walker`](crate::Walker). Tables for hardware need a [`Slab`](super::Slab) or a [`TableMemory`] of
-/// your own.
+/// The addresses of these tables begin at 0 and mean nothing to hardware. They are for walkers in
+/// this process only, such as [`PageTable::lookup`](crate::PageTable::lookup) and
+/// [`Walker`](crate::Walker). Tables for hardware need a [`Slab`](super::Slab) or your own
+/// [`TableMemory`].
 #[derive(Debug)]
 pub struct HostPages {
     first: Chunk,
     /// The chunks from the second on.
     further: [AtomicPtr<Chunk>; CHUNKS - 1],
     units: Units,
-    /// How much may be taken, in units.
+    /// The limit, in units.
     limit_units: AtomicU64,
-    /// How much could be taken without a limit of the caller's, in units.
+    /// The highest possible limit, in units.
     room_units: u64,
 }
 
 #[derive(Debug)]
 struct Chunk {
-    /// What was allocated, which need not be aligned: an allocator writes zeros to aligned memory
-    /// itself, and takes memory of zeros from the system otherwise.
+    /// The allocation, which need not be aligned: for a large alignment an allocator would write
+    /// the zeros itself instead of using zeroed memory from the system.
     start: NonNull<u8>,
     entries: NonNull<AtomicU64>,
     metas: NonNull<TableMeta>,
     size_bytes: u64,
 }
 
-// SAFETY: the entries and what is noted beside them are atomics which the chunk owns.
+// SAFETY: the chunk owns the entries and the metadata, and both are atomics.
 unsafe impl Send for Chunk {}
 // SAFETY: as above.
 unsafe impl Sync for Chunk {}
@@ -70,7 +70,7 @@ impl Chunk {
         }
     }
 
-    /// Of whole units; `None` where there is no memory.
+    /// Allocates a chunk of whole units, or returns `None` if there is no memory.
     fn new(size_bytes: u64) -> Option<Self> {
         let (entries_layout, metas_layout) = Self::layouts(size_bytes)?;
         // SAFETY: the layout is not empty.
@@ -81,7 +81,7 @@ impl Chunk {
             unsafe { dealloc(start.as_ptr(), entries_layout) };
             return None;
         };
-        // SAFETY: there are `ALIGN` bytes more than the entries need.
+        // SAFETY: the allocation has `ALIGN` bytes more than the entries need.
         let entries = unsafe { start.add(start.addr().get().wrapping_neg() % ALIGN) };
         Some(Self { start, entries: entries.cast(), metas: metas.cast(), size_bytes })
     }
@@ -92,30 +92,30 @@ impl Chunk {
         Some((entries, Layout::array::<TableMeta>(size >> UNIT_LOG2).ok()?))
     }
 
-    /// The entries from the one with number `first` on.
+    /// Returns the entries from the one with number `first` on.
     ///
     /// # Safety
-    /// The chunk must have that one.
+    /// The chunk must have that entry.
     #[inline]
     unsafe fn entries_from(&self, first: usize) -> &[AtomicU64] {
         let len = (self.size_bytes >> 3) as usize - first;
-        // SAFETY: inside of what was allocated.
+        // SAFETY: inside the allocation.
         let start = unsafe { self.entries.add(first) };
         // SAFETY: allocated zeroed with this size, aligned to more than eight bytes, and owned until
         // drop; only ever accessed as atomics.
         unsafe { slice::from_raw_parts(start.as_ptr(), len) }
     }
 
-    /// What is noted beside the table at `offset_bytes`.
+    /// Returns the metadata of the table at `offset_bytes`.
     ///
     /// # Safety
-    /// That must lie in the chunk.
+    /// The table must be in the chunk.
     #[inline]
     unsafe fn meta(&self, offset_bytes: u64) -> &TableMeta {
-        // SAFETY: there is one for each unit.
+        // SAFETY: there is one `TableMeta` for each unit.
         let meta = unsafe { self.metas.add((offset_bytes >> UNIT_LOG2) as usize) };
-        // SAFETY: allocated zeroed, which is a note without a link, and owned until drop; all of it
-        // are atomics.
+        // SAFETY: allocated zeroed, which is valid metadata without a link, and owned until drop;
+        // all fields are atomics.
         unsafe { meta.as_ref() }
     }
 }
@@ -131,12 +131,12 @@ impl Drop for Chunk {
 }
 
 impl HostPages {
-    /// Without limit.
+    /// Returns a memory without a limit.
     pub fn new() -> Self {
         Self::with_limit(u64::MAX)
     }
 
-    /// Of at most `limit_bytes`.
+    /// Returns a memory with a limit of `limit_bytes`.
     pub fn with_limit(limit_bytes: u64) -> Self {
         let room = (FIRST << (CHUNKS - 1)) >> UNIT_LOG2;
         let limit = (limit_bytes >> UNIT_LOG2).min(room);
@@ -147,7 +147,7 @@ impl HostPages {
             first = Chunk::new(wanted);
         }
         let first = first.unwrap_or_else(Chunk::empty);
-        // Where the first chunk could not be had whole, no other could.
+        // If the first chunk could not be allocated in full, no other chunk is allocated.
         let room_units =
             if first.size_bytes == FIRST { room } else { first.size_bytes >> UNIT_LOG2 };
         Self {
@@ -159,20 +159,19 @@ impl HostPages {
         }
     }
 
-    /// Sets the limit, in bytes, for tables that are taken from here on. Memory that was taken for
-    /// tables stays and is used again. If the limit so far was below the first chunk, it cannot be
-    /// raised.
+    /// Sets the limit in bytes. Memory that was already used for tables is kept and reused. If the
+    /// limit so far was below the size of the first chunk, it cannot be raised.
     pub fn set_limit(&self, limit_bytes: u64) {
         let limit_units = (limit_bytes >> UNIT_LOG2).min(self.room_units);
         self.limit_units.store(limit_units, Ordering::Relaxed);
     }
 
-    /// Tables in use.
+    /// Returns the number of tables in use.
     pub fn used(&self) -> u64 {
         self.units.used()
     }
 
-    /// The chunk behind the first that `table` is in, and its offset there.
+    /// Returns the chunk after the first that contains `table`, and the table's offset there.
     #[cold]
     #[inline(never)]
     fn further_place(&self, table: TableAddr) -> Option<(&Chunk, u64)> {
@@ -187,7 +186,7 @@ impl HostPages {
     #[inline(never)]
     fn further_entries(&self, table: TableAddr) -> &[AtomicU64] {
         let Some((chunk, offset)) = self.further_place(table) else { return &[] };
-        // SAFETY: chunks behind the first are as large as their addresses say.
+        // SAFETY: chunks after the first are as large as their address ranges.
         unsafe { chunk.entries_from((offset >> 3) as usize) }
     }
 
@@ -199,7 +198,7 @@ impl HostPages {
         unsafe { chunk.meta(offset) }
     }
 
-    /// Makes the chunk that `table` is in, if it is missing.
+    /// Allocates the chunk that contains `table`, if it is missing.
     fn ensure_chunk(&self, table: TableAddr) -> Option<()> {
         if table.raw() < self.first.size_bytes || self.further_place(table).is_some() {
             return Some(());
@@ -211,7 +210,7 @@ impl HostPages {
         let installed =
             installed_at.compare_exchange(null, made, Ordering::AcqRel, Ordering::Acquire);
         if installed.is_err() {
-            // SAFETY: made above, and nobody else has seen it.
+            // SAFETY: made above, and no other thread has seen it.
             drop(unsafe { Box::from_raw(made) });
         }
         Some(())

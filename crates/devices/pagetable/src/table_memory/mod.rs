@@ -1,13 +1,13 @@
-//! Where tables come from.
+//! The memory that tables are allocated from.
 //!
-//! * [`Slab`]: a region that exists already, such as memory shared with whoever walks the tables.
-//! * [`HostPages`]: memory of this process, taken as it is needed (feature `std`).
-//! * [`SimulatedDram`]: for tests; a walker of it sees only what was cleaned (feature `std`).
+//! * [`Slab`]: an existing region, such as memory shared with the walker.
+//! * [`HostPages`]: memory of this process, allocated as needed (feature `std`).
+//! * [`SimulatedDram`]: for tests; its walker sees only cleaned lines (feature `std`).
 #![cfg_attr(
     not(loom),
     expect(
         unsafe_code,
-        reason = "takes memory for tables, lends it as atomics and picks one of many"
+        reason = "lends memory for tables as atomics, and takes one of them by its offset"
     )
 )]
 
@@ -31,18 +31,18 @@ pub use slab::{Slab, SlabError};
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// The address of a table as a walker uses it: what an entry that leads to the table holds.
+/// The address of a table as the walker uses it, and as an entry that leads to the table holds it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableAddr(u64);
 
 impl TableAddr {
-    /// The address with the value `raw`.
+    /// Returns the address with the value `raw`.
     #[inline]
     pub const fn new(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// The address as a number.
+    /// Returns the address as a number.
     #[inline]
     pub const fn raw(self) -> u64 {
         self.0
@@ -57,34 +57,35 @@ impl fmt::Debug for TableAddr {
 
 /// Memory for tables.
 ///
-/// It is *type-stable*: what was a table of some size once is never anything but a table of that
-/// size, or free, as long as the memory lives. So a walker that reads a table which was freed
-/// meanwhile reads entries, if stale ones, and nothing else.
+/// It is *type-stable*: as long as the memory lives, a table stays a table of its size, in use or
+/// free, and is never anything else. So a walker that reads a table which was freed meanwhile reads
+/// entries, even if they are stale.
 ///
-/// All of it may be called by several threads at once.
+/// Several threads may call all functions in parallel.
 pub trait TableMemory {
-    /// A table of 2^`size_log2` bytes, aligned to its size, of arbitrary content; `None` where there
-    /// is no memory.
+    /// Allocates a table of 2^`size_log2` bytes, aligned to its size, with arbitrary content.
+    /// Returns `None` if there is no memory.
     fn alloc(&self, size_log2: u32) -> Option<TableAddr>;
 
-    /// Takes back a table of 2^`size_log2` bytes that [`alloc`](Self::alloc) gave.
+    /// Frees a table of 2^`size_log2` bytes that [`alloc`](Self::alloc) returned.
     fn free(&self, table: TableAddr, size_log2: u32);
 
-    /// The entries of `table`, and possibly what lies behind them. Empty where there is no memory at
-    /// that address: a stale entry may have said so.
+    /// Returns the entries of `table`, and possibly those after it. The slice is empty if there is
+    /// no memory at that address, which may come from a stale entry.
     fn entries(&self, table: TableAddr) -> &[AtomicU64];
 
-    /// Tables that lie one behind another, all of them or most: a walk finds these faster than by
-    /// [`entries`](Self::entries), and must find the same.
+    /// Returns a contiguous range of tables, preferably with most of them. A walk finds these
+    /// tables faster than by [`entries`](Self::entries), which must return the same entries for
+    /// them.
     #[inline]
     fn resident(&self) -> Resident<'_> {
         Resident::NONE
     }
 
-    /// What is noted beside `table`.
+    /// Returns the metadata of `table`.
     ///
     /// # Panics
-    /// Where `table` is not of this memory.
+    /// If `table` is not from this memory.
     fn meta(&self, table: TableAddr) -> &TableMeta;
 }
 
@@ -113,7 +114,7 @@ impl<M: TableMemory + ?Sized> TableMemory for &M {
     }
 }
 
-/// Tables that lie one behind another.
+/// A contiguous range of tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Resident<'a> {
     entries: &'a [AtomicU64],
@@ -124,16 +125,17 @@ impl<'a> Resident<'a> {
     /// No tables.
     pub const NONE: Self = Self { entries: &[], start: 0 };
 
-    /// `entries`, which a walker finds from `start` on.
+    /// Returns the tables in `entries`, which a walker finds from `start` on.
     #[inline]
     pub const fn new(entries: &'a [AtomicU64], start: TableAddr) -> Self {
         Self { entries, start: start.raw() }
     }
 
-    /// The entry that begins `offset_bytes` behind the start of `table`, if it is one of these.
+    /// Returns the entry `offset_bytes` after the start of `table`, or `None` if it is outside this
+    /// range or its address is not a multiple of 8.
     #[inline]
     pub fn entry_at(&self, table: TableAddr, offset_bytes: u64) -> Option<&'a AtomicU64> {
-        // In this order: the address of a table is known last on a walk.
+        // In this order, because the address of a table is known last on a walk.
         let at = table.raw().wrapping_add(offset_bytes.wrapping_sub(self.start));
         if at & 7 != 0 || at >= size_of_val(self.entries) as u64 {
             return None;
@@ -144,7 +146,7 @@ impl<'a> Resident<'a> {
         }
         #[cfg(not(loom))]
         {
-            // SAFETY: inside of the slice.
+            // SAFETY: inside the slice.
             let entry = unsafe { self.entries.as_ptr().byte_add(at as usize) };
             // SAFETY: a whole entry of the slice, which is borrowed.
             Some(unsafe { &*entry })
@@ -152,7 +154,7 @@ impl<'a> Resident<'a> {
     }
 }
 
-/// Tables of a memory as they are while it is borrowed.
+/// The tables of a borrowed memory, for fast access.
 #[derive(Debug)]
 pub(crate) struct Live<'a, M> {
     resident: Resident<'a>,
@@ -173,7 +175,7 @@ impl<'a, M: TableMemory> Live<'a, M> {
         Self { resident: memory.resident(), memory }
     }
 
-    /// The entry with number `index` of `table`; `None` where there is no memory.
+    /// Returns the entry with number `index` of `table`, or `None` if there is no memory.
     #[inline]
     pub(crate) fn slot(&self, table: TableAddr, index: usize) -> Option<&'a AtomicU64> {
         let offset_bytes = (index as u64) << 3;
@@ -183,18 +185,18 @@ impl<'a, M: TableMemory> Live<'a, M> {
         }
     }
 
-    /// The entry that begins `offset_bytes` behind the start of `table`; zero, which is absent, where
-    /// there is no memory.
+    /// Returns the entry `offset_bytes` after the start of `table`, or zero (absent) if there is no
+    /// memory.
     #[inline]
     pub(crate) fn load_at(&self, table: TableAddr, offset_bytes: u64) -> u64 {
-        // Loaded in either branch, so that the load itself adds the address up.
+        // Loaded in both branches, so that the load instruction itself adds up the address.
         match self.resident.entry_at(table, offset_bytes) {
             Some(slot) => slot.load(Ordering::Acquire),
             None => load_elsewhere(self.memory, table, offset_bytes),
         }
     }
 
-    /// One entry of a table that is in use.
+    /// Returns one entry of a table that is in use.
     #[inline]
     pub(crate) fn slot_in_use(&self, table: TableAddr, index: usize) -> &'a AtomicU64 {
         self.slot(table, index).expect("a table has its entries")
@@ -217,24 +219,25 @@ fn load_elsewhere<M: TableMemory>(memory: &M, table: TableAddr, offset_bytes: u6
     slot_elsewhere(memory, table, offset_bytes).map_or(0, |slot| slot.load(Ordering::Acquire))
 }
 
-/// What is noted beside a table: a link, so that lists of tables need no memory of their own.
+/// The metadata of a table, with a link, so that lists of tables need no memory of their own.
 ///
-/// It belongs to whoever owns the table: to the memory while the table is free, to the page table
-/// while it is used.
+/// It belongs to the owner of the table: the memory if the table is free, and the page table if it
+/// is in use.
 ///
-/// Of zeros it has no link, so that memory for many of them need not be touched beforehand.
+/// All-zero bytes are metadata without a link, so zeroed memory for many tables need not be
+/// initialised.
 #[derive(Debug)]
 pub struct TableMeta {
-    /// The next table's address, plus one; zero for none.
+    /// The next table's address plus one, or zero if there is none.
     next: AtomicU64,
     level: AtomicU64,
     first_va: AtomicU64,
-    /// Whether the entry that leads to the table is known to be where the walker looks.
+    /// Nonzero if the walker is known to see the entry that leads to the table.
     settled: AtomicU64,
 }
 
 impl TableMeta {
-    /// With no link.
+    /// Returns metadata without a link.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self {
@@ -245,7 +248,7 @@ impl TableMeta {
         }
     }
 
-    /// With no link.
+    /// Returns metadata without a link.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self {
@@ -256,33 +259,33 @@ impl TableMeta {
         }
     }
 
-    /// The next table of the list that this one is on.
+    /// Returns the next table of the list that this table is on.
     #[inline]
     pub fn next(&self) -> Option<TableAddr> {
         self.next.load(Ordering::Relaxed).checked_sub(1).map(TableAddr)
     }
 
-    /// Links to `next`.
+    /// Sets the next table of the list.
     #[inline]
     pub fn set_next(&self, next: Option<TableAddr>) {
-        // A table is aligned, so its address is not the last there is.
+        // A table is aligned, so its address is not the highest one, and the sum does not wrap.
         let next = next.map_or(0, |table| table.raw().wrapping_add(1));
         self.next.store(next, Ordering::Relaxed);
     }
 
-    /// The level of the table, while it is on a list of a page table.
+    /// Returns the level of the table. Only valid while the table is on a list of a page table.
     #[inline]
     pub(crate) fn level(&self) -> u32 {
         self.level.load(Ordering::Relaxed) as u32
     }
 
-    /// The first va that the table is for, while it is on a list of a page table.
+    /// Returns the first va of the table. Only valid while the table is on a list of a page table.
     #[inline]
     pub(crate) fn first_va(&self) -> u64 {
         self.first_va.load(Ordering::Relaxed)
     }
 
-    /// Whether the entry that leads to the table is known to be where the walker looks.
+    /// Returns `true` if the walker is known to see the entry that leads to the table.
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
         self.settled.load(Ordering::Acquire) != 0

@@ -11,30 +11,30 @@ use super::{TableAddr, TableMemory, TableMeta};
 use crate::cache_sync::{CacheSync, LINE_BYTES};
 use crate::walk::Image;
 
-/// Where the region begins, for the walker. A multiple of every table's size.
+/// The walker's address of the region, a multiple of every table size.
 const BASE: u64 = 1 << 24;
 const LINE_ENTRIES: usize = LINE_BYTES / 8;
-/// How many arbitrary sets of lines an observer is shown at each fence.
+/// The number of random sets of lines that an observer is shown at each fence.
 const ARBITRARY_SETS: u32 = 4;
-/// Lines on their way that are shown one by one, at most.
+/// The maximum number of cleaned lines that are shown one at a time.
 const SINGLE_LINES_MAX: usize = 16;
 
 type Observer = Box<dyn FnMut(&DramView<'_>) + Send>;
 
-/// A region of tables, and the copy of it that a walker sees, for tests of cache maintenance.
+/// A region of tables and the walker's copy of it, for tests of cache maintenance.
 ///
-/// The CPU reads and writes the region by atomics, as in every memory. The walker reads the copy, which
-/// a cache line reaches when it is cleaned and a fence follows. Between the two, hardware may write
-/// back any line at any moment. An observer is therefore shown several such states at each fence: none
-/// of the lines that were cleaned since the last fence, all of them, each one alone, and arbitrary sets
-/// of all lines that differ.
+/// The CPU accesses the region by atomics, as in every memory. The walker reads the copy. A cache
+/// line reaches the copy when it is cleaned and a fence follows; between these, hardware may write
+/// back any line at any moment. Therefore an observer is shown several possible states at each
+/// fence: with none of the lines that were cleaned since the last fence, with all of them, with
+/// each one alone (16 at most), and with random sets of all lines that differ.
 ///
-/// It is both [`TableMemory`] and [`CacheSync`].
+/// It implements both [`TableMemory`] and [`CacheSync`].
 pub struct SimulatedDram {
     entries: Box<[AtomicU64]>,
     metas: Box<[TableMeta]>,
     units: Units,
-    /// Tables that may still be taken.
+    /// The number of tables that can still be allocated.
     budget: AtomicU64,
     walker: Mutex<Walker>,
 }
@@ -47,7 +47,7 @@ struct Walker {
     random: u64,
 }
 
-/// What the walker sees at some moment.
+/// The memory as the walker sees it at some moment.
 #[derive(Debug)]
 pub struct DramView<'a> {
     dram: &'a [u64],
@@ -60,8 +60,8 @@ impl core::fmt::Debug for SimulatedDram {
 }
 
 impl SimulatedDram {
-    /// A region of `size_bytes`, whose content was left behind by someone else: entries that look
-    /// alive in every format.
+    /// Returns a region of `size_bytes` with stale content: entries that look present in every
+    /// format.
     pub fn new(size_bytes: usize) -> Self {
         let left_behind = |index: usize| 0x7fff_0000_0a5a_5003 ^ (index as u64 & 0xff) << 12;
         let count = size_bytes >> 3;
@@ -79,27 +79,28 @@ impl SimulatedDram {
         }
     }
 
-    /// Lets `tables` more tables be taken, and no more.
+    /// Sets how many more tables can be allocated.
     pub fn set_budget(&self, tables: u64) {
         self.budget.store(tables, Ordering::Relaxed);
     }
 
-    /// Tables in use.
+    /// Returns the number of tables in use.
     pub fn used(&self) -> u64 {
         self.units.used()
     }
 
-    /// Shows `observer`, at each fence from now on, what the walker may have seen since the last.
+    /// Calls `observer` at each fence from now on, with states that the walker may have seen since
+    /// the last fence.
     pub fn observe(&self, observer: impl FnMut(&DramView<'_>) + Send + 'static) {
         self.lock().observer = Some(Box::new(observer));
     }
 
-    /// Ends what [`observe`](Self::observe) began.
+    /// Ends the calls of the observer.
     pub fn observe_no_more(&self) {
         self.lock().observer = None;
     }
 
-    /// Shows `look` what the walker sees, with nothing written back that was not fenced.
+    /// Calls `look` with the walker's view, in which only fenced lines are written back.
     pub fn with_view<R>(&self, look: impl FnOnce(&DramView<'_>) -> R) -> R {
         look(&DramView { dram: &self.lock().dram })
     }
@@ -116,7 +117,7 @@ impl SimulatedDram {
         table.raw().wrapping_sub(BASE) >> UNIT_LOG2
     }
 
-    /// The CPU's content of `line`.
+    /// Returns the CPU's content of `line`.
     fn line(&self, line: usize) -> [u64; LINE_ENTRIES] {
         core::array::from_fn(|at| {
             let entry = self.entries.get(line * LINE_ENTRIES + at);
@@ -131,7 +132,7 @@ impl SimulatedDram {
         }
     }
 
-    /// The lines of tables, in use or freed, that differ between the two sides.
+    /// Returns the lines that differ between CPU and walker, in tables that are or were in use.
     fn differing(&self, dram: &[u64]) -> Vec<usize> {
         let taken = (self.units.taken() << (UNIT_LOG2 - 3)) as usize;
         let lines = dram[..taken.min(dram.len())].chunks_exact(LINE_ENTRIES).enumerate();

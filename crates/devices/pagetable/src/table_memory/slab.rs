@@ -1,4 +1,4 @@
-//! Tables in a region that exists already.
+//! Tables in an existing region.
 
 use core::fmt;
 
@@ -6,13 +6,13 @@ use super::units::{UNIT_LOG2, Units};
 use super::{Resident, TableAddr, TableMemory, TableMeta};
 use crate::sync::AtomicU64;
 
-/// Tables in a region that someone else owns, for instance one that is shared with the process or
-/// the guest that walks them.
+/// Tables in a region that another owner provides, for instance one that is shared with the process
+/// or the guest that walks them.
 ///
-/// Others must only read the region, but for a walker's accessed and dirty bits: what else they
-/// write there is taken for this table's own. It can make an operation panic or a table be handed
-/// out twice, and no more: entries are only ever read and written as atomic words, and addresses
-/// found in them are held against the region.
+/// Others must only read the region, except for the accessed and dirty bits that a walker sets:
+/// anything else that they write is taken for an entry of this process. It can make an operation
+/// panic, or a table be allocated twice, but no more: entries are only accessed as atomic words,
+/// and addresses found in them are checked against the region.
 #[derive(Debug)]
 pub struct Slab<'a> {
     entries: &'a [AtomicU64],
@@ -21,18 +21,18 @@ pub struct Slab<'a> {
     units: Units,
 }
 
-/// A region cannot be a [`Slab`].
+/// The reason that a region cannot be a [`Slab`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlabError {
-    /// There must be a [`TableMeta`] for each 4 KiB of entries.
+    /// There is not a [`TableMeta`] for each 4 KiB of entries.
     Metas {
-        /// How many there must be.
+        /// The number needed.
         needed: usize,
-        /// How many there are.
+        /// The number given.
         given: usize,
     },
-    /// The walker's address of the region is not a multiple of 4 KiB, or the region reaches past
+    /// The walker's address of the region is not a multiple of 4 KiB, or the region extends beyond
     /// 2^64.
     Base {
         /// The address.
@@ -44,10 +44,14 @@ impl fmt::Display for SlabError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Metas { needed, given } => {
-                write!(f, "{given} notes for {needed} pages of tables")
+                write!(f, "{needed} pages of tables need as many TableMeta, and there are {given}")
             }
             Self::Base { base } => {
-                write!(f, "a region of tables cannot begin at {:#x}", base.raw())
+                write!(
+                    f,
+                    "region address {:#x} is not aligned to 4 KiB, or is too high",
+                    base.raw()
+                )
             }
         }
     }
@@ -56,13 +60,13 @@ impl fmt::Display for SlabError {
 impl core::error::Error for SlabError {}
 
 impl<'a> Slab<'a> {
-    /// Tables in `entries`, which a walker finds at `base`.
+    /// Returns a memory of tables in `entries`, which a walker finds at `base`.
     ///
-    /// `metas` stay private to this process: one for each 4 KiB of entries. Tables larger than what
-    /// `base` is aligned to cannot be had.
+    /// `metas` must have one element for each 4 KiB of entries, and stay private to this process. A
+    /// table cannot be larger than the alignment of `base`.
     ///
     /// # Errors
-    /// [`SlabError`] where the sizes do not fit each other, or `base` is not possible.
+    /// [`SlabError`] if there are too few `metas` or `base` is not possible.
     pub fn new(
         entries: &'a [AtomicU64],
         metas: &'a [TableMeta],
@@ -79,7 +83,7 @@ impl<'a> Slab<'a> {
         Ok(Self { entries, metas: &metas[..units], base: base.raw(), units: Units::new() })
     }
 
-    /// Tables in use.
+    /// Returns the number of tables in use.
     pub fn used(&self) -> u64 {
         self.units.used()
     }
@@ -93,7 +97,7 @@ impl TableMemory for Slab<'_> {
     fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
         let address = |unit: u64| TableAddr::new(self.base + (unit << UNIT_LOG2));
         let next = |unit| Some(self.unit_of(self.meta(address(unit)).next()?));
-        // Tables are aligned in the walker's addresses, so the base must be.
+        // Tables are aligned by the walker's addresses, so the base must be aligned too.
         if self.base & ((1 << size_log2) - 1) != 0 {
             return None;
         }

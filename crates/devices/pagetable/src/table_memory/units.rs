@@ -1,36 +1,36 @@
-//! Which parts of a region are tables: the bookkeeping of [`Slab`](super::Slab) and
-//! [`HostPages`](super::HostPages).
+//! The allocator of [`Slab`](super::Slab) and [`HostPages`](super::HostPages).
 //!
-//! A region is counted in units of 4 KiB. Fresh tables are cut off its front, aligned to their
-//! size; freed ones go on a list of their size and are never cut or joined, which is what
-//! type-stable means. What alignment skips is lost: at most one table's worth a size, as long as
-//! sizes do not alternate.
+//! A region is divided into units of 4 KiB. New tables are taken from the unused end of the region,
+//! aligned to their size. Freed tables are put on a list of their size and are never split or
+//! joined, so memory is type-stable. Units that alignment skips are lost: at most one table for
+//! each size, as long as sizes do not alternate.
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// The size of a unit in bytes, as a logarithm.
 pub(super) const UNIT_LOG2: u32 = 12;
-/// Sizes of tables: 4 KiB to 2 MiB.
+/// The number of table sizes: 4 KiB to 2 MiB.
 const CLASSES: usize = 10;
 
-/// A list's head: which unit is first, plus one, and how often the list changed. The count keeps a
-/// thread that was held up from taking a head for the one it read before.
+/// The head of a list: the number of the first unit plus one, and above it a count of changes,
+/// which prevents the ABA problem: a delayed thread does not mistake a new head for the one that it
+/// read.
 const UNIT_BITS: u32 = 36;
 const UNIT_MASK: u64 = (1 << UNIT_BITS) - 1;
 
-/// The bookkeeping of a region.
+/// The allocator of a region.
 #[derive(Debug)]
 pub(super) struct Units {
     /// The first unit that was never part of a table.
     fresh: AtomicU64,
-    /// For each size, the list of free tables.
+    /// The list of free tables of each size.
     free: [AtomicU64; CLASSES],
-    /// Tables in use.
+    /// The number of tables in use.
     used: AtomicU64,
 }
 
 impl Units {
-    /// For a region of which nothing is used.
+    /// Returns the allocator of an unused region.
     pub(super) fn new() -> Self {
         Self {
             fresh: AtomicU64::new(0),
@@ -39,12 +39,12 @@ impl Units {
         }
     }
 
-    /// Tables in use.
+    /// Returns the number of tables in use.
     pub(super) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Units that are or were part of a table, or were skipped: all lie before this one.
+    /// Returns the end of the units that are or were part of a table, or were skipped.
     #[cfg(feature = "std")]
     pub(super) fn taken(&self) -> u64 {
         self.fresh.load(Ordering::Relaxed)
@@ -55,8 +55,9 @@ impl Units {
         (class < CLASSES).then_some(class)
     }
 
-    /// The first unit of a table of 2^`size_log2` bytes, of a region of `limit` units. `next` tells
-    /// which free table follows a free one; `is_there` makes sure that a fresh one has memory.
+    /// Allocates a table of 2^`size_log2` bytes in a region of `limit` units, and returns its first
+    /// unit. `next` returns the free table that follows a free one; `is_there` makes sure that a
+    /// new table has memory, and returns `false` if there is none.
     pub(super) fn alloc(
         &self,
         size_log2: u32,
@@ -70,7 +71,7 @@ impl Units {
         Some(unit)
     }
 
-    /// Takes back a table. `set_next` links a free table to the one that follows.
+    /// Frees a table. `set_next` links a free table to the next one.
     pub(super) fn free(&self, unit: u64, size_log2: u32, set_next: impl Fn(u64, Option<u64>)) {
         let Some(class) = Self::class(size_log2) else { return };
         let list = &self.free[class];
@@ -78,7 +79,7 @@ impl Units {
         loop {
             set_next(unit, (head & UNIT_MASK).checked_sub(1));
             let new = Self::head_after(head, Some(unit));
-            // Release: whoever takes the table sees its link, and all that was done to it before.
+            // Release: the next owner sees the link of the table, and everything done to it before.
             match list.compare_exchange_weak(head, new, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => head = now,
@@ -92,7 +93,7 @@ impl Units {
         let mut head = list.load(Ordering::Acquire);
         loop {
             let unit = (head & UNIT_MASK).checked_sub(1)?;
-            // Stale if another thread took the table meanwhile; the count tells then.
+            // Stale if another thread took the table meanwhile; then the count differs.
             let new = Self::head_after(head, next(unit));
             match list.compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => return Some(unit),
@@ -109,7 +110,7 @@ impl Units {
         }
     }
 
-    /// `count` units, a power of two, off the front of what is fresh.
+    /// Takes `count` units, a power of two, from the unused end of the region.
     fn cut(&self, count: u64, limit: u64, is_there: impl Fn(u64) -> bool) -> Option<u64> {
         let mut fresh = self.fresh.load(Ordering::Relaxed);
         loop {
