@@ -1,4 +1,4 @@
-//! Reading which pages devices have written.
+//! Reading and clearing dirty bits.
 
 use core::ops::Range;
 
@@ -16,17 +16,19 @@ use crate::table_memory::{TableAddr, TableMemory};
 use crate::unmap::DirtySink;
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// Tells `dirty` of each page or block that maps any of `len_bytes` from `iova` and was written
-    /// since it was mapped or its dirty bit was cleared; `clear` clears the bits found.
+    /// Calls `dirty` with each page or block that maps any of `len_bytes` from `iova` and was
+    /// written since it was mapped or since its dirty bit was cleared. If `clear`, the dirty bits
+    /// found are cleared.
     ///
-    /// After clearing, a walker that remembers a page as dirty does not set its bit again before
-    /// `gather` is [finished](Self::finish): what is written until then counts as read now.
+    /// A walker that has a page cached as dirty does not set its cleared bit again until `gather` is
+    /// [finished](Self::finish). Writes until then are not reported again, so copy the pages after
+    /// that.
     ///
     /// # Errors
     /// [`Error::NoDirtyTracking`], [`Error::Misaligned`], [`Error::OutOfRange`].
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn read_dirty(
         &self,
         iova: Iova,
@@ -46,7 +48,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a level of the recursion hands on")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the recursion")]
     fn read_dirty_in(
         &self,
         level: u32,
@@ -67,7 +69,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         if level == 0 {
             let mut from = self.run_of(0, entries, first).start;
             let end = self.run_of(0, entries, geometry.index(0, span.last)).end;
-            // Clean entries are passed many at a time.
+            // Clean entries are skipped, many at a time.
             while from < end
                 && let Some(at) =
                     simd::find_equal(self.token, &entries[from..end], test.mask, test.value)
@@ -99,7 +101,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// The entries of the leaf that the entry `index` is of; that one alone where it is of none.
+    /// Returns the entries of the leaf that contains the entry `index`, or only that entry if it is
+    /// not a leaf.
     fn run_of(&self, level: u32, entries: &[AtomicU64], index: usize) -> Range<usize> {
         let run_log2 = match self.decode(level, &entries[index]) {
             Entry::Leaf(leaf) => leaf.run_log2,
@@ -109,9 +112,10 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         start..start + (1 << run_log2)
     }
 
-    /// Tells of a leaf that is dirty: its entries are `slots`, and `va` is its first. Clears them if
-    /// `clear`, and then a walker may remember any part of the leaf as dirty.
-    #[expect(clippy::too_many_arguments, reason = "what a level of the recursion hands on")]
+    /// Reports a dirty leaf, whose entries are `slots` and whose first address is `va`. If `clear`,
+    /// clears its dirty bits and adds the leaf to the gather, because a walker may have any part of
+    /// it cached as dirty.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the recursion")]
     fn note_dirty(
         &self,
         level: u32,
@@ -125,7 +129,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let len_bytes = (slots.len() as u64) << self.format.geometry().shift(level);
         if clear {
             for slot in slots {
-                // A walker may set the bit at any moment; what it sets after this is new.
+                // A walker may set the bit at any moment; a bit that it sets after this is for a
+                // new write.
                 let cleaned =
                     |entry| test.matches(entry).then(|| self.format.with_dirty(entry, false));
                 let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, cleaned);

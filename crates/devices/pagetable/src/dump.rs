@@ -1,4 +1,4 @@
-//! A tree that a person can read.
+//! The whole tree of tables as text.
 //!
 //! ```text
 //! Arm LPAE stage 1, root 0x200000 of level 3
@@ -7,7 +7,8 @@
 //!     [0..=1] 0x40000000: 2 x 2 MiB -> 0x80000000 rw----
 //! ```
 //!
-//! Permissions are those of the leaf itself; what entries on the way take from them is not.
+//! The permissions are those of the leaf itself, without the restrictions in entries that lead to
+//! tables.
 
 use core::fmt;
 use core::ops::{ControlFlow, RangeInclusive};
@@ -22,8 +23,8 @@ use crate::table::PageTable;
 use crate::table_memory::{TableAddr, TableMemory};
 use crate::walk::Image;
 
-/// Prints the tables of any image. Made by [`PageTable::dump`], or from an image by
-/// [`Dump::new`].
+/// Prints the tables of any image. [`PageTable::dump`] makes one for live tables, [`Dump::new`] for
+/// an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Dump<'a, F, I: ?Sized> {
     format: &'a F,
@@ -35,44 +36,44 @@ pub struct Dump<'a, F, I: ?Sized> {
 /// One line of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
-    /// A slot that leads to a table, which is told next unless the visitor passes over it.
+    /// A slot that leads to a table. The content of the table follows unless the visitor skips it.
     Table {
-        /// The level of the slot; 0 is that of the smallest pages.
+        /// The level of the slot; 0 is the level of the smallest pages.
         level: u32,
         /// The slot.
         index: usize,
-        /// The first address that it stands for.
+        /// The first address that the slot translates.
         iova: Iova,
-        /// The table, of the level below.
+        /// The address of the table, which is of the level below.
         table: TableAddr,
     },
-    /// Adjacent leaves of one size and kind that continue each other.
+    /// Adjacent leaves of the same size, permissions and dirty bit, with adjacent bus addresses.
     Leaves(Leaves),
-    /// A slot whose content the format reserves.
+    /// A slot with an entry that the format reserves.
     Reserved {
-        /// The level of the slot; 0 is that of the smallest pages.
+        /// The level of the slot; 0 is the level of the smallest pages.
         level: u32,
         /// The slot.
         index: usize,
-        /// The first address that it stands for.
+        /// The first address that the slot translates.
         iova: Iova,
-        /// What it holds.
+        /// The raw entry.
         entry: u64,
     },
-    /// A table that the image has no memory for, or not for all of it.
+    /// A table that is not, or not completely, in the memory of the image.
     Missing {
         /// The level of the table.
         level: u32,
-        /// The first slot that is not there.
+        /// The first slot without memory.
         index: usize,
-        /// The first address that it stands for.
+        /// The first address that the slot translates.
         iova: Iova,
         /// The table.
         table: TableAddr,
     },
 }
 
-/// Adjacent leaves of one size and kind that continue each other.
+/// Adjacent leaves of the same size, permissions and dirty bit, with adjacent bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leaves {
@@ -84,44 +85,45 @@ pub struct Leaves {
     pub last: usize,
     /// The first address.
     pub iova: Iova,
-    /// Where it leads.
+    /// The bus address that the first address is translated to.
     pub bus: BusAddr,
-    /// The size of each, as a logarithm.
+    /// The size of each leaf in bytes, as a logarithm.
     pub page_log2: u32,
-    /// How many there are.
+    /// The number of leaves.
     pub pages: u64,
-    /// What a device may do with them.
+    /// The permissions and attributes.
     pub prot: Prot,
-    /// Whether they are dirty. Of contiguous runs, whether their first entry is.
+    /// `true` if they are dirty. For contiguous runs, only the first entry in the range is read.
     pub dirty: bool,
 }
 
-/// What a visitor wants next.
+/// The node that a visitor wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// What follows, the content of a table first.
+    /// The next node; after a slot that leads to a table, the content of that table.
     Into,
-    /// What follows the table.
+    /// The node after the table.
     Over,
 }
 
 impl<'a, F: Format, I: Image + ?Sized> Dump<'a, F, I> {
-    /// Of the tables whose root is at `root` of `image`.
+    /// Returns the tree of the tables whose root is at `root` of `image`.
     pub fn new(format: &'a F, image: &'a I, root: TableAddr) -> Self {
         Self { format, image, root, span: format.geometry().all() }
     }
 
-    /// The same of the slots only that stand for a part of `len_bytes` from `iova`; `None` where
-    /// that is empty or not inside what is translated.
+    /// Restricts the tree to the slots that translate any of `len_bytes` from `iova`. Returns
+    /// `None` if the range is empty or not inside the input range of the format.
     #[must_use]
     pub fn of_range(self, iova: Iova, len_bytes: u64) -> Option<Self> {
         Some(Self { span: self.format.geometry().span(iova, len_bytes)?, ..self })
     }
 
-    /// Calls `visitor` with each line of the tree, until it breaks.
+    /// Calls `visitor` with each node of the tree, until it breaks.
     ///
-    /// It ends on any content, but tables that lead to themselves can make it as long as there are
-    /// addresses: a visitor that meets images of others passes over what it has seen.
+    /// Every visit ends, whatever the image contains, but tables that lead to themselves can make
+    /// it as long as the input range. A visitor of an untrusted image should skip tables that it
+    /// has already seen.
     pub fn visit<B>(
         &self,
         mut visitor: impl FnMut(Node) -> ControlFlow<B, Next>,
@@ -138,7 +140,7 @@ impl<'a, F: Format, I: Image + ?Sized> Dump<'a, F, I> {
     ) -> ControlFlow<B> {
         let geometry = self.format.geometry();
         let mut leaves: Option<Leaves> = None;
-        // Slots before this one belong to a run that was told.
+        // Slots before this one belong to a run that was already reported.
         let mut next = 0;
         for part in geometry.parts(level, span) {
             let index = part.index;
@@ -194,7 +196,7 @@ impl<'a, F: Format, I: Image + ?Sized> Dump<'a, F, I> {
         ControlFlow::Continue(())
     }
 
-    /// The leaf that the slot `index` is a part of.
+    /// Returns the leaf that the slot `index` belongs to.
     fn leaves(
         &self,
         level: u32,
@@ -230,14 +232,14 @@ impl Leaves {
             && self.bus.raw().wrapping_add(self.pages << self.page_log2) == next.bus.raw()
     }
 
-    /// Their slots.
+    /// Returns the indexes of the slots.
     pub const fn slots(&self) -> RangeInclusive<usize> {
         self.first..=self.last
     }
 }
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// A tree that a person can read, for [`Display`](fmt::Display).
+    /// Returns the whole tree, to print with [`Display`](fmt::Display).
     pub fn dump(&self) -> Dump<'_, F, Self> {
         Dump::new(&self.format, self, self.root)
     }
@@ -280,7 +282,7 @@ fn write_node(f: &mut fmt::Formatter<'_>, root_level: u32, node: Node) -> fmt::R
     }
 }
 
-/// `[0..=1] 0x40000000: 2 x 2 MiB -> 0x80000000 rw----`.
+/// Writes `[0..=1] 0x40000000: 2 x 2 MiB -> 0x80000000 rw----`.
 impl fmt::Display for Leaves {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}", self.first)?;

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of operations on page tables.
 
 use core::fmt;
 
@@ -6,40 +6,40 @@ use longshore_mem::{BusAddr, Iova};
 
 use crate::prot::Prot;
 
-/// Why an operation on a page table failed.
+/// The error of an operation on a page table.
 ///
-/// Where nothing else is said, the table maps after the failure exactly what it mapped before.
+/// Unless its documentation states otherwise, a failed operation leaves all mappings as they were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// Something is mapped already.
+    /// An address of the range is already mapped.
     Exists {
         /// The first address found mapped.
         at: Iova,
     },
-    /// Nothing is mapped.
+    /// An address of the range is not mapped.
     Hole {
         /// The first address found not mapped.
         at: Iova,
     },
     /// The range begins or ends inside a block (or a contiguous run of entries), which can only be
-    /// changed whole; `split` makes pages of it.
+    /// changed as a whole. [`split`](crate::PageTable::split) replaces it by pages.
     PartialBlock {
-        /// Where the block begins.
+        /// The first address of the block.
         at: Iova,
     },
-    /// The range is not inside what the format translates.
+    /// The range is empty, or not inside the input range of the format.
     OutOfRange {
-        /// Its first address.
+        /// The first address.
         iova: Iova,
-        /// Its length.
+        /// The length.
         len_bytes: u64,
     },
-    /// The target is not inside what an entry of the format can hold.
+    /// The bus addresses are larger than an entry of the format can hold.
     BusOutOfRange {
-        /// Its first address.
+        /// The first address.
         bus: BusAddr,
-        /// Its length.
+        /// The length.
         len_bytes: u64,
     },
     /// An address or a length is not a multiple of the page size, or the length is zero.
@@ -56,10 +56,10 @@ pub enum Error {
     },
     /// The format cannot express these permissions and attributes.
     Prot {
-        /// What was asked for.
+        /// The permissions and attributes asked for.
         prot: Prot,
     },
-    /// There is no memory for a table.
+    /// There is no memory for another table.
     OutOfMemory,
     /// The change needs break-before-make: the range must be unmapped, flushed and mapped anew,
     /// because the hardware was not declared to tolerate the change of a live entry.
@@ -71,8 +71,8 @@ pub enum Error {
     CannotGrow,
     /// The format was not set up to track dirty pages.
     NoDirtyTracking,
-    /// Tracking dirty pages was asked for, and the walker does not snoop the CPU's caches: the CPU
-    /// would read its own stale copy of what the walker wrote.
+    /// Dirty tracking was asked for, but the walker does not snoop the CPU's caches, so the CPU
+    /// could read a stale copy of a dirty bit that the walker has set.
     TrackingNeedsCoherence,
 }
 
@@ -85,7 +85,10 @@ impl fmt::Display for Error {
                 write!(f, "the block at {at:#x} lies only partly in the range; split it first")
             }
             Self::OutOfRange { iova, len_bytes } => {
-                write!(f, "{len_bytes:#x} bytes at {iova:#x} are outside of what is translated")
+                write!(
+                    f,
+                    "{len_bytes:#x} bytes at {iova:#x} are outside the input range of the format"
+                )
             }
             Self::BusOutOfRange { bus, len_bytes } => {
                 write!(f, "{len_bytes:#x} bytes at bus address {bus:#x} do not fit an entry")
@@ -103,7 +106,7 @@ impl fmt::Display for Error {
             Self::CannotGrow => f.write_str("the format has no further level of tables"),
             Self::NoDirtyTracking => f.write_str("the format was not set up to track dirty pages"),
             Self::TrackingNeedsCoherence => {
-                f.write_str("dirty pages can be tracked only where the walker snoops the caches")
+                f.write_str("dirty pages can be tracked only if the walker snoops the CPU's caches")
             }
         }
     }

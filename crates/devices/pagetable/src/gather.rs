@@ -1,67 +1,71 @@
-//! What walkers may still remember of entries that changed.
+//! The translations that walkers may still have cached after a change.
 
 use longshore_mem::Iova;
 
 use crate::table_memory::TableAddr;
 
-/// What must be invalidated before the changes gathered here are complete, and the tables that may
-/// be reused only then.
+/// The translations that must be invalidated before the changes gathered here are complete, and the
+/// tables that can be reused only after that.
 ///
-/// One gather takes any number of changes of one page table, and ends in one invalidation:
-/// [`PageTable::finish`](crate::PageTable::finish). Dropped instead, it leaks its tables.
+/// A gather collects any number of changes of one page table, and ends in one invalidation:
+/// [`PageTable::finish`](crate::PageTable::finish). If it is dropped instead, its tables are
+/// leaked.
 #[derive(Debug, Default)]
-#[must_use = "what was unmapped stays in use until it is finished"]
+#[must_use = "walkers may use the old translations until the gather is finished"]
 pub struct TlbGather {
     touched: Option<(Iova, Iova)>,
     leaf_levels: u32,
     pub(crate) detached: Option<TableAddr>,
     dirty: bool,
-    /// Which page table it is used with.
+    /// The number of the page table that it is used with.
     pub(crate) owner: Option<usize>,
 }
 
-/// How walkers are made to forget.
+/// Invalidates cached translations.
 pub trait Invalidate {
-    /// Why they could not be.
+    /// The error of a failed invalidation.
     type Error;
 
-    /// Returns when no walker can use the entries any more that `gather` tells of.
+    /// Invalidates the translations in `gather`, and returns when no walker can use them any more.
     ///
     /// # Errors
-    /// Where that cannot be made sure. The tables gathered are never reused then.
+    /// Any error after which a walker may still use the translations. The tables in `gather` are
+    /// then leaked.
     fn flush(&self, gather: &TlbGather) -> Result<(), Self::Error>;
 }
 
 impl TlbGather {
-    /// Nothing gathered.
+    /// Returns an empty gather.
     pub const fn new() -> Self {
         Self { touched: None, leaf_levels: 0, detached: None, dirty: false, owner: None }
     }
 
-    /// Whether there is nothing to invalidate.
+    /// Returns `true` if there is nothing to invalidate.
     pub const fn is_empty(&self) -> bool {
         self.touched.is_none()
     }
 
-    /// The first and the last address whose translation changed. Addresses between two changes are
-    /// included.
+    /// Returns the first and the last address whose translation changed. The range includes
+    /// addresses between two changes.
     pub const fn touched(&self) -> Option<(Iova, Iova)> {
         self.touched
     }
 
-    /// At which levels leaves may have changed: bit 0 for pages of the granule. Of a subtree that
-    /// was taken out whole, all levels count.
+    /// Returns the levels at which leaves may have changed, one bit each: bit 0 stands for pages of
+    /// the granule. If a whole subtree was detached, the bits of all its levels are set.
     pub const fn leaf_levels(&self) -> u32 {
         self.leaf_levels
     }
 
-    /// Whether tables were taken out, so that what walkers remember of them must go too.
+    /// Returns `true` if tables were detached, so that cached entries that lead to tables must be
+    /// invalidated too.
     pub const fn has_tables(&self) -> bool {
         self.detached.is_some()
     }
 
-    /// Whether a page that was changed or unmapped was dirty. Only known where dirty pages are
-    /// tracked.
+    /// Returns `true` if a call with this gather found a dirty page that it unmapped, that it was
+    /// asked to read, or whose dirty bit was lost in a change of permissions. Always `false` if
+    /// dirty pages are not tracked.
     pub const fn saw_dirty(&self) -> bool {
         self.dirty
     }

@@ -1,4 +1,4 @@
-//! A level on top.
+//! Adding a level on top of live tables.
 
 use crate::cache_sync::CacheSync;
 use crate::error::Error;
@@ -9,18 +9,20 @@ use crate::table::{PageTable, alloc_table};
 use crate::table_memory::{TableAddr, TableMemory};
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// Puts a level on top, so that more addresses are translated, and says where the new root is.
-    /// What is mapped stays the same.
+    /// Adds a level on top, so that more addresses are translated, and returns the address of the
+    /// new root. Existing mappings stay as they are.
     ///
-    /// The old root is the table for the lowest addresses from now on. A walker that still begins
-    /// there, as one of the old number of levels, finds the same; tell it of the new root and the new
-    /// number of levels (AMD: the device table entry's page table root and mode, written at once)
-    /// before anything is mapped that only the new root leads to.
+    /// The old root becomes the table for the lowest addresses. A walker that still starts there,
+    /// with the old number of levels, gets the same translations. Give it the new root and the new
+    /// number of levels (AMD: page table root and mode in the device table entry, in one write)
+    /// before you map addresses that only the new root translates.
     ///
     /// # Errors
-    /// [`Error::CannotGrow`] where the format has no further level: those whose addresses are
-    /// sign-extended have none, nor those whose root's size depends on the number of levels.
-    /// [`Error::OutOfMemory`].
+    /// [`Error::CannotGrow`] if the format has no further level. Formats with sign-extended
+    /// addresses have none, and neither have formats in which the size of the root depends on the
+    /// number of levels.
+    ///
+    /// [`Error::OutOfMemory`] if there is no memory for the new root.
     pub fn grow(&mut self) -> Result<TableAddr, Error> {
         let format = self.format.with_level_on_top().ok_or(Error::CannotGrow)?;
         let geometry = format.geometry();

@@ -1,16 +1,17 @@
 //! IO page tables: map, unmap, look up and track dirty pages, in every common format.
 //!
-//! * [`PageTable`] is the tables of one address space: [`map`](PageTable::map),
+//! * [`PageTable`]: the tables of one address space, with [`map`](PageTable::map),
 //!   [`unmap`](PageTable::unmap), [`lookup`](PageTable::lookup), [`walk`](PageTable::walk),
 //!   [`split`](PageTable::split), [`set_prot`](PageTable::set_prot),
-//!   [`read_dirty`](PageTable::read_dirty), [`grow`](PageTable::grow), [`dump`](PageTable::dump).
+//!   [`read_dirty`](PageTable::read_dirty), [`grow`](PageTable::grow) and
+//!   [`dump`](PageTable::dump).
 //! * [`format`](mod@format): Arm LPAE stages 1 and 2, VT-d second and first stage, AMD v1, x86-64,
 //!   RISC-V, and the trait that they implement.
-//! * [`table_memory`]: where tables come from. [`cache_sync`]: how changes reach a walker that does
-//!   not snoop the caches.
-//! * [`TlbGather`] and [`Invalidate`]: the translations that a walker may still have cached, and how
-//!   they are invalidated.
-//! * [`Walker`]: reads tables of any format out of any image of memory, for tools and device models;
+//! * [`table_memory`]: the memory that tables are allocated from. [`cache_sync`]: cache maintenance
+//!   for a walker that does not snoop the CPU's caches.
+//! * [`TlbGather`] and [`Invalidate`]: the translations that a walker may still have cached, and
+//!   their invalidation.
+//! * [`Walker`]: reads tables of any format from any memory image, for tools and device models;
 //!   [`Trace`] shows a walk step by step, [`Dump`](dump::Dump) the whole tree.
 //!
 //! ```
@@ -51,21 +52,24 @@
 //!
 //! # Threads
 //!
-//! Calls that change *disjoint* ranges may run in several threads at once, without a lock; readers
-//! may run at any time. What makes that work:
+//! Calls that change *disjoint* ranges may run in several threads in parallel, without a lock; readers
+//! may run at any time. This is safe for three reasons:
 //!
-//! * A slot that a call's range covers whole is that call's alone. A slot that it covers in part may
-//!   be shared, and the one thing that can happen to such a slot is that a table is installed, by
-//!   compare-and-swap; a table is taken out only by a call that covers it whole.
-//! * So a table that a call has found on its way stays while the call runs.
-//! * A table is linked when it is filled, and freed when [`finish`](PageTable::finish) knows that no
-//!   walker can use it. A reader in this process is a walker too: what it finds while tables are
-//!   freed under it is unspecified (though memory-safe), so [`Invalidate::flush`] must wait for it.
+//! * If a call's range covers all addresses of a slot, no other call changes that slot. If it
+//!   covers only some of them, another call may share the slot, and the only change that either
+//!   makes to it is to install a table by compare-and-swap. Only a call that covers a table's whole
+//!   range detaches that table.
+//! * So a table that a call has reached on its way down stays in place while the call runs.
+//! * A table is filled before it is linked, and it is freed only after
+//!   [`finish`](PageTable::finish) has made sure that no walker can use it. A reader in this
+//!   process is a walker too: if tables are freed while it reads, its results are unspecified
+//!   (though memory-safe), so [`Invalidate::flush`] must wait for it.
 //!
-//! Calls whose ranges overlap must not run at once: what is mapped afterwards is unspecified, tables
-//! may be lost or given out twice, so that the counts and the limit of tables no longer hold, and calls
-//! may take long. No memory but the tables is touched. The range of a [`split`](PageTable::split) counts as all of each block or
-//! contiguous run that it changes a part of.
+//! Calls whose ranges overlap must not run in parallel. If they do, the resulting mappings are
+//! unspecified, tables may be leaked or allocated twice (then the number of tables in use and their
+//! limit are wrong), and calls may take long; no memory other than the tables is touched. The range
+//! of a [`split`](PageTable::split) includes the whole of each block or contiguous run that it
+//! splits.
 #![no_std]
 
 #[cfg(any(feature = "std", test))]

@@ -1,5 +1,5 @@
-//! The way to one address in live tables of the usual shape, with nothing of a step left to be worked
-//! out: four levels of 512 entries, pages of 4 KiB.
+//! A fast path for looking up one address in live tables of the usual shape: four levels of 512
+//! entries, and pages of 4 KiB. All shifts and masks are constants.
 
 use longshore_mem::Iova;
 
@@ -11,14 +11,15 @@ use crate::table_memory::{Live, TableAddr, TableMemory};
 use crate::walk::Mapping;
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// What `iova` is mapped by, or `None`.
+    /// Returns the mapping that contains `iova`, or `None` if there is none.
     ///
-    /// As a [`Walker`](crate::Walker) says, but for entries on the way that deny something, which are
-    /// never written here.
+    /// It differs from [`Walker::lookup`](crate::Walker::lookup) in that it ignores restrictions in
+    /// entries that lead to tables, because a `PageTable` never writes such restrictions.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
-    // Always: called, it would put together in memory what the caller takes a field of.
+    /// [`Error::OutOfRange`] if `iova` is outside the input range of the format.
+    // Not inlined, it would write the whole `Mapping` to memory for a caller that uses one field of
+    // it.
     #[inline(always)]
     pub fn lookup(&self, iova: Iova) -> Result<Option<Mapping>, Error> {
         let geometry = self.format.geometry();
@@ -40,7 +41,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(walker.mapping(iova, table, 0, shift_512(0), entry))
     }
 
-    /// The table of pages for `va`; `None` where the tables are of another shape, or none is there.
+    /// Returns the table of pages for `va`, or `None` if there is none or the tables have another
+    /// shape.
     #[inline(always)]
     pub(crate) fn pages_table_512(&self, va: u64) -> Option<TableAddr> {
         if !self.format.geometry().has_four_levels_of_512() {
@@ -52,7 +54,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.step_512(live, table, 1, va).ok()
     }
 
-    /// The table below that `va` leads to, or the entry that leads to none.
+    /// Returns the next table on the way to `va`, or the entry if it does not lead to a table.
     #[inline(always)]
     fn step_512(
         &self,
@@ -69,13 +71,13 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     }
 }
 
-/// What a slot of `level` stands for, in bytes, as a logarithm.
+/// Returns how many bytes a slot of `level` translates, as a logarithm.
 #[inline(always)]
 const fn shift_512(level: u32) -> u32 {
     12 + 9 * level
 }
 
-/// Where the entry for `va` lies in a table of `level`.
+/// Returns the offset in bytes of the entry for `va` in a table of `level`.
 #[inline(always)]
 const fn offset_512(level: u32, va: u64) -> u64 {
     va >> (shift_512(level) - 3) & (511 << 3)

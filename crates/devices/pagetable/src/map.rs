@@ -1,13 +1,12 @@
 //! Mapping, in two passes.
 //!
-//! 1. *Prepare* looks at every slot that will change and builds, out of sight, each subtree that is
-//!    missing. All that can fail fails here, and then what was built is freed: no walker has seen
-//!    anything.
-//! 2. *Commit*, after one fence if anything was built, links the subtrees and fills leaves into
-//!    tables that were there. It ends with the other fence.
+//! 1. *Prepare* checks every slot that will change, and builds each missing subtree where no walker
+//!    can see it. Only this pass can fail; it then frees the new subtrees.
+//! 2. *Commit* first issues a fence if anything was built. It links the subtrees, writes leaves
+//!    into tables that existed before, and ends with another fence.
 //!
-//! Subtrees wait between the passes on a list through their tables' [`TableMeta`], in the order of
-//! their addresses.
+//! Between the passes the subtrees are on a list that is linked through their tables'
+//! [`TableMeta`], in the order of their addresses.
 //!
 //! [`TableMeta`]: crate::table_memory::TableMeta
 
@@ -23,10 +22,10 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::{PageTable, Touched};
 use crate::table_memory::{TableAddr, TableMemory};
 
-/// What is to be mapped, apart from where.
+/// A mapping without its input addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
-    /// What to add to a va, wrapping, for its bus address.
+    /// The number to add to a va, wrapping, for its bus address.
     pub(crate) delta: u64,
     pub(crate) attributes: u64,
     /// The largest page to use, as a logarithm.
@@ -40,20 +39,22 @@ impl Target {
     }
 }
 
-/// Subtrees that were built and are not linked yet.
+/// Subtrees that were built but not linked yet.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     pub(crate) first: Option<TableAddr>,
     last: Option<TableAddr>,
-    /// Those that were linked since, a list of their own.
+    /// The subtrees that were linked since then, in a list of their own.
     pub(crate) linked: Option<TableAddr>,
 }
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// Maps `len_bytes` from `iova` to `bus` and up, in the largest pages that fit.
+    /// Maps `len_bytes` from `iova` to the bus addresses from `bus` on, in the largest pages that
+    /// fit.
     ///
-    /// Where a table is in the way of a block it is used instead, even if it is empty:
-    /// [`reclaim`](Self::reclaim) takes out those that earlier unmapping left.
+    /// If there already is a table where a block would fit, smaller leaves are written to that
+    /// table, even if it is empty. [`reclaim`](Self::reclaim) detaches empty tables that earlier
+    /// unmapping left behind.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::OutOfMemory`], [`Error::Misaligned`], [`Error::OutOfRange`],
@@ -62,11 +63,12 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.map_up_to(iova, bus, len_bytes, prot, u64::BITS)
     }
 
-    /// Maps `count` times `page` bytes, in leaves of that size. If a table that was left over is in the
-    /// way of a leaf, smaller leaves are used there; [`reclaim`](Self::reclaim) takes such tables out.
+    /// Maps `count` pages of `page` bytes each, in leaves of that size. If a table that earlier
+    /// unmapping left behind is in the way of a leaf, smaller leaves are used there;
+    /// [`reclaim`](Self::reclaim) detaches such tables.
     ///
     /// # Errors
-    /// As [`map`](Self::map), and [`Error::PageSize`] where the format has no pages of that size.
+    /// As [`map`](Self::map), and [`Error::PageSize`] if the format has no pages of that size.
     pub fn map_pages(
         &self,
         iova: Iova,
@@ -83,7 +85,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.map_up_to(iova, bus, len_bytes, prot, page_log2)
     }
 
-    /// The length of `count` pages at `iova`, if the format has such pages and `iova` is aligned.
+    /// Returns the length of `count` pages at `iova`, if the format has such pages and `iova` is
+    /// aligned.
     pub(crate) fn pages_len(&self, iova: Iova, page: Granule, count: u64) -> Result<u64, Error> {
         let page_log2 = u32::from(page.log2());
         if self.format.geometry().page_sizes() & page.bytes() == 0 {
@@ -139,7 +142,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Maps what is more than a part of one table of pages.
+    /// Maps a span that is not just a part of one existing table of pages.
     #[inline(never)]
     fn map_in(
         &self,
@@ -160,7 +163,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let committed = self.commit(level, table, span, target, &mut pending);
         self.sync.fence();
         if committed.is_err() {
-            // Only where another thread mapped the same range meanwhile.
+            // Only if another thread has mapped the same range meanwhile.
             self.discard(pending.first);
             return committed;
         }
@@ -170,7 +173,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// The lowest table that `span` lies in.
+    /// Returns the lowest table that contains `span`.
     #[inline]
     fn descend_to_map(&self, span: Span) -> Result<(u32, TableAddr), Error> {
         let geometry = self.format.geometry();
@@ -199,8 +202,9 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok((step.level, table))
     }
 
-    /// The table was linked by another thread, which may not have got as far as its last fence: what
-    /// is mapped through the table is to be seen after our own.
+    /// Cleans the entry for a table that another thread has linked, if that thread may not have
+    /// reached its last fence. Our own fence then makes the entry visible to the walker, before
+    /// mappings that depend on it.
     #[inline]
     fn settle_path(&self, slot: &AtomicU64, child: TableAddr) {
         if !S::COHERENT && !self.memory.meta(child).is_settled() {
@@ -208,7 +212,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// The links to these tables have been fenced.
+    /// Marks these tables as reachable for walkers: a fence has followed their linking.
     pub(crate) fn settle(&self, mut next: Option<TableAddr>) {
         while let Some(table) = next {
             let meta = self.memory.meta(table);
@@ -217,7 +221,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// Frees what waits on a list and will not be linked.
+    /// Frees the subtrees on a list, which will not be linked.
     pub(crate) fn discard(&self, mut next: Option<TableAddr>) {
         while let Some(table) = next {
             let meta = self.memory.meta(table);
@@ -226,7 +230,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// Whether the slot can be a leaf: what it stands for is mapped whole, and to an aligned address.
+    /// Returns `true` if the slot can be a leaf: its whole range is mapped, to an aligned bus
+    /// address.
     #[inline]
     fn leaf_fits(&self, level: u32, part: Part, target: &Target) -> bool {
         let geometry = self.format.geometry();
@@ -270,7 +275,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Has `built`, a table of `level` for addresses from `va`, wait until it is linked.
+    /// Puts `built`, a table of `level` for the addresses from `va` on, on the list of subtrees to
+    /// link.
     pub(crate) fn push_pending(
         &self,
         pending: &mut Pending,
@@ -290,7 +296,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// That no page is mapped in `slots`, which stand for `span`.
+    /// Checks that no page is mapped in `slots`, which translate `span`.
     #[inline]
     fn prepare_pages(&self, slots: &[AtomicU64], span: Span) -> Result<(), Error> {
         match simd::find_different(self.token, slots, self.format.present_mask(), 0) {
@@ -302,8 +308,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// A table of `level` that maps `span`, which no walker sees yet, and the tables below it.
-    /// Everything in it is written once and cleaned once.
+    /// Builds a table of `level` that maps `span`, and the tables below it. No walker can see them
+    /// yet. Every entry is written once, and every line is cleaned once.
     pub(crate) fn build(
         &self,
         level: u32,
@@ -320,8 +326,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// Fills a table that no walker sees yet, and the tables below it. Where that fails nothing is
-    /// below it.
+    /// Fills a table that no walker can see yet, and builds the tables below it. If it fails, no
+    /// table is left below.
     fn build_in(
         &self,
         level: u32,
@@ -369,9 +375,9 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// A list of as many tables as [`build_in`](Self::build_in) needs right below a table of `level`.
-    /// All are taken before any is filled: taking one is an exchange, which would wait for what is
-    /// being cleaned.
+    /// Allocates the tables that [`build_in`](Self::build_in) needs directly below a table of
+    /// `level`, as a list. It allocates all of them before any is filled: each allocation is an
+    /// atomic exchange, which would wait for cache lines that are being cleaned.
     fn alloc_children(
         &self,
         level: u32,
@@ -394,7 +400,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(taken)
     }
 
-    /// Frees a list of tables that nothing was written to.
+    /// Frees a list of tables that were not written to.
     fn free_unfilled(&self, level: u32, mut next: Option<TableAddr>) {
         while let Some(table) = next {
             next = self.memory.meta(table).next();
@@ -402,7 +408,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// Fills `slots`, the first of which stands for `va`, with the largest leaves that fit.
+    /// Fills `slots`, the first of which translates `va`, with the largest leaves that fit.
     #[inline]
     fn fill_leaves(&self, slots: &[AtomicU64], level: u32, va: u64, target: &Target) {
         if let [slot] = slots {
@@ -479,7 +485,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 self.clean(entries, &mut touched);
                 self.commit(level - 1, child, part.span, target, pending)?;
             } else {
-                // Prepared as a leaf, with as many as follow.
+                // Prepared as a leaf, and perhaps the next slots as well.
                 let mut end = part.index + 1;
                 while let Some(more) = parts.next_if(|part| {
                     self.leaf_fits(level, *part, target)
@@ -495,7 +501,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// The next subtree that waits, if it is a table of `level` for addresses from `va`.
+    /// Returns the next subtree to link, if it is a table of `level` for the addresses from `va`
+    /// on.
     #[inline]
     fn next_pending_for(&self, pending: &Pending, level: u32, va: u64) -> Option<TableAddr> {
         pending.first.filter(|next| {
@@ -504,9 +511,9 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         })
     }
 
-    /// Links `built`, a table of the level below, which maps `span`, into `slot`. Where another
-    /// thread has linked a table there meanwhile, moves what is in `built` over to it and says
-    /// false.
+    /// Links `built`, a table of the level below, which maps `span`, into `slot`. If another thread
+    /// has linked a table there meanwhile, moves the entries of `built` to that table and returns
+    /// `false`.
     fn link(
         &self,
         level: u32,
@@ -519,7 +526,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             match self.format.decode(level, before) {
                 Entry::Absent => {
                     let entry = self.format.table(level, built);
-                    // Release: who finds the table finds it filled.
+                    // Release: a walker that reads this entry sees the table filled.
                     match slot.compare_exchange(before, entry, Ordering::AcqRel, Ordering::Acquire)
                     {
                         Ok(_) => return Ok(true),
@@ -538,11 +545,11 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// Moves the entries for `span` from `built`, which no walker has seen and which is freed, to
-    /// `live`, which another thread has linked in its place. Nothing is allocated.
+    /// Moves the entries for `span` from `built` to `live`, which another thread has linked in its
+    /// place, and frees `built`. No walker has seen `built`. Nothing is allocated.
     ///
-    /// Only the slots at the ends of `span` can be taken in `live`, by tables: the others are this
-    /// call's alone.
+    /// In `live`, only the slots at the ends of `span` can be in use, and only by tables: all other
+    /// slots belong to this call alone.
     fn move_over(
         &self,
         level: u32,

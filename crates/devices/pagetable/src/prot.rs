@@ -1,29 +1,30 @@
-//! What a device may do with a page, and how the memory behind it behaves.
+//! Permissions and memory attributes.
 
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
 /// Permissions and memory attributes of a mapping: a set of flags.
 ///
-/// A format that cannot express a flag, or a set of them, refuses it
-/// ([`Error::Prot`](crate::Error::Prot)); nothing is granted silently and nothing is dropped.
+/// A format returns [`Error::Prot`](crate::Error::Prot) for a set of flags that it cannot express.
+/// It never grants more than it was asked for, and never drops a flag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Prot(u8);
 
-/// What an entry that leads to a table does to the permissions of everything below it.
+/// The permissions that an entry which leads to a table removes from, or requires for, everything
+/// below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Narrowing {
-    /// What is taken away.
+    /// The permissions that are removed.
     pub denied: Prot,
-    /// What is demanded on top: [`Prot::PRIVILEGED`].
+    /// The flag that is added: [`Prot::PRIVILEGED`] or none.
     pub demanded: Prot,
 }
 
 impl Narrowing {
-    /// Nothing.
+    /// No change.
     pub const NONE: Self = Self { denied: Prot::NONE, demanded: Prot::NONE };
 
-    /// What this and `below` do together.
+    /// Returns the combination of this and `below`.
     #[inline]
     #[must_use]
     pub const fn and(self, below: Self) -> Self {
@@ -33,7 +34,7 @@ impl Narrowing {
         }
     }
 
-    /// What is left of a leaf's permissions.
+    /// Returns the permissions that remain of a leaf's.
     #[inline]
     pub const fn apply(self, leaf: Prot) -> Prot {
         Prot(leaf.0 & !self.denied.0 | self.demanded.0)
@@ -41,7 +42,7 @@ impl Narrowing {
 }
 
 impl Prot {
-    /// No access at all. No format maps it; unmapping says that better.
+    /// No access at all. No format can map it; unmap the page instead.
     pub const NONE: Self = Self(0);
     /// The device may read.
     pub const READ: Self = Self(1 << 0);
@@ -49,16 +50,16 @@ impl Prot {
     pub const WRITE: Self = Self(1 << 1);
     /// The device may fetch instructions.
     pub const EXECUTE: Self = Self(1 << 2);
-    /// Only privileged transactions may use it.
+    /// Only privileged transactions may use the page.
     pub const PRIVILEGED: Self = Self(1 << 3);
     /// Accesses are coherent with the CPU's caches.
     pub const COHERENT: Self = Self(1 << 4);
-    /// Registers of a device, not memory.
+    /// The page holds registers of a device, not memory.
     pub const DEVICE: Self = Self(1 << 5);
     /// The device may read and write.
     pub const READ_WRITE: Self = Self(Self::READ.0 | Self::WRITE.0);
 
-    /// Every flag with the letter it prints as.
+    /// All flags, with the letters that they are printed as.
     const LETTERS: [(Self, char); 6] = [
         (Self::READ, 'r'),
         (Self::WRITE, 'w'),
@@ -68,42 +69,42 @@ impl Prot {
         (Self::DEVICE, 'd'),
     ];
 
-    /// Every set of flags, the empty one first.
+    /// Returns every set of flags, the empty one first.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..1 << Self::LETTERS.len()).map(Self)
     }
 
-    /// Whether all flags of `other` are set.
+    /// Returns `true` if all flags of `other` are set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether any flag of `other` is set.
+    /// Returns `true` if any flag of `other` is set.
     #[inline]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether this and `other` differ in any of `flags`.
+    /// Returns `true` if this and `other` differ in any of `flags`.
     #[inline]
     pub const fn differs_in(self, other: Self, flags: Self) -> bool {
         (self.0 ^ other.0) & flags.0 != 0
     }
 
-    /// The flags of both.
+    /// Returns the flags that are set in `self`, in `other` or in both.
     #[inline]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The flags of `self` that `other` has not.
+    /// Returns the flags of `self` that are not set in `other`.
     #[inline]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// `self` where `condition` holds, nothing where not.
+    /// Returns `self` if `condition` is true, and no flags otherwise.
     #[inline]
     pub(crate) const fn when(self, condition: bool) -> Self {
         if condition { self } else { Self::NONE }
@@ -126,7 +127,7 @@ impl BitOrAssign for Prot {
     }
 }
 
-/// A letter for each flag: `rw----`.
+/// Writes a letter for each flag: `rw----`.
 impl fmt::Display for Prot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use fmt::Write;

@@ -1,4 +1,4 @@
-//! Changing what devices may do with what is mapped.
+//! Changing the permissions and attributes of mapped pages.
 
 use core::ops::ControlFlow;
 
@@ -16,16 +16,16 @@ use crate::table_memory::{TableAddr, TableMemory};
 use crate::unmap::DirtySink;
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// Gives `len_bytes` from `iova`, all of it mapped, the permissions and attributes `prot`.
+    /// Sets the permissions and attributes of `len_bytes` from `iova`, all of which must be mapped.
     /// Walkers may use the old ones until `gather` is [finished](Self::finish).
     ///
     /// # Errors
     /// [`Error::Hole`], [`Error::PartialBlock`], [`Error::Prot`], [`Error::Misaligned`],
-    /// [`Error::OutOfRange`]; [`Error::BreakBeforeMake`] where a contiguous run would change, or
-    /// the kind of memory, and the format needs that. Nothing has changed then.
+    /// [`Error::OutOfRange`]; [`Error::BreakBeforeMake`] if the format needs break-before-make to
+    /// change a contiguous run or the memory type. Nothing has changed then.
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn set_prot(
         &self,
         iova: Iova,
@@ -36,14 +36,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.set_prot_dirty(iova, len_bytes, prot, gather, |_| {})
     }
 
-    /// As [`set_prot`](Self::set_prot), and tells `dirty` of each page or block that was dirty and
-    /// whose entry cannot say so any more.
+    /// As [`set_prot`](Self::set_prot), and calls `dirty` with each page or block that was dirty
+    /// and whose new entry has no dirty bit.
     ///
     /// # Errors
     /// As [`set_prot`](Self::set_prot).
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn set_prot_dirty(
         &self,
         iova: Iova,
@@ -71,14 +71,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         {
             return Err(Error::BreakBeforeMake { at });
         }
-        // Before anything changes: if `dirty` panics, the gather must still be flushed.
+        // Before anything changes: if `dirty` panics, the gather must still cover the range.
         gather.touch(self.iova(span.first), self.iova(span.last));
         self.set_attributes(level, self.root, span, attributes, gather, &mut dirty);
         self.sync.fence();
         Ok(())
     }
 
-    /// Whether pages of this size are contiguous runs.
+    /// Returns `true` if pages of this size are contiguous runs.
     fn is_run(&self, page_log2: u32) -> bool {
         let geometry = self.format.geometry();
         (0..geometry.levels()).all(|level| geometry.shift(level) != page_log2)
@@ -119,7 +119,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
                 _ => clean,
             };
             let update = |before| {
-                // Dirty it may have become; another leaf is another call's.
+                // A walker may have set the dirty bit; if the leaf differs, another call has
+                // changed it.
                 let is_same = self.format.decode(level, before) == Entry::Leaf(leaf);
                 is_same.then(|| changed(before))
             };

@@ -1,4 +1,4 @@
-//! Taking out tables that map nothing any more.
+//! Detaching tables that map nothing any more.
 
 use longshore_mem::Iova;
 
@@ -13,11 +13,12 @@ use crate::table::{PageTable, Touched};
 use crate::table_memory::{TableAddr, TableMemory};
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// Takes out every table that lies whole in `len_bytes` from `iova` and maps nothing. Unmapping
-    /// takes out only tables that its own range covers, so pages unmapped bit by bit leave empty
-    /// tables, and a block cannot take their place before.
+    /// Detaches every table that maps nothing and whose whole range is within `len_bytes` from
+    /// `iova`. Unmapping detaches only tables whose whole range one call unmaps. So pages that are
+    /// unmapped in several calls leave an empty table behind, and no block can take its place until
+    /// it is detached.
     ///
-    /// The tables are freed by [`finish`](PageTable::finish).
+    /// [`finish`](PageTable::finish) frees the tables.
     ///
     /// # Errors
     /// [`Error::Misaligned`], [`Error::OutOfRange`].
@@ -30,20 +31,20 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Takes out every table that maps nothing, of the whole input range. Only the root stays if
-    /// nothing is mapped. The tables are freed by [`finish`](PageTable::finish).
+    /// Detaches every table that maps nothing, in the whole input range. If nothing is mapped, only
+    /// the root stays. [`finish`](PageTable::finish) frees the tables.
     ///
-    /// As with [`reclaim`](PageTable::reclaim), no other call that changes tables of the range, which
-    /// is all of them here, may run at once.
+    /// The range of this call is the whole input range: no other call that changes tables may run
+    /// in parallel.
     ///
     /// # Cost
     ///
-    /// The cost grows with the number of tables, not with the size of the range. An empty table of
-    /// pages is read whole, and one that maps something up to its first leaf; a table above is read
-    /// whole. Each is read at most once for each level above it. For each subtree that is taken out
-    /// one entry is cleared, and the cleared entries of a table are cleaned together where they are
-    /// adjacent. There is one fence if anything was taken out, and none if not. Nothing is allocated.
-    /// The gather covers the addresses from the first to the last subtree that was taken out, so
+    /// The cost grows with the number of tables, not with the size of the range. A table of pages
+    /// is read up to its first leaf, or completely if it has none; a table of a higher level is
+    /// read completely. Each table is read at most once for each level above it. For each detached
+    /// subtree one entry is cleared; cleared entries that are adjacent are cleaned together. There
+    /// is one fence if anything was detached, and otherwise none. Nothing is allocated. The gather
+    /// covers the addresses from the first to the last detached subtree, so
     /// [`finish`](PageTable::finish) invalidates once.
     ///
     /// # Panics
@@ -60,11 +61,11 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// Takes out the tables on the way to `iova` that map nothing, from the lowest upwards. After an
-    /// unmapping, called for the range's first and last address, it leaves no empty table behind.
-    /// The cost does not depend on how many tables there are.
+    /// Detaches the tables on the way to `iova` that map nothing, from the lowest upwards. Called
+    /// after an unmapping, for the first and the last address of the range, it leaves no empty
+    /// table behind. The cost does not depend on the number of tables.
     ///
-    /// The range of this call is that of every table that it may take out: all addresses that share
+    /// The range of this call is that of every table that it may detach: all addresses that share
     /// the root's entry with `iova`.
     ///
     /// # Errors
@@ -82,7 +83,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Takes out empty tables below `table` on the way to `va`, and returns whether there were any.
+    /// Detaches empty tables below `table` on the way to `va`, and returns `true` if there were
+    /// any.
     fn reclaim_on_path(
         &self,
         level: u32,
@@ -108,7 +110,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         true
     }
 
-    /// Returns whether every entry of a table is absent, also of those that may lead to tables.
+    /// Returns `true` if all entries of a table are absent, including entries for tables.
     fn holds_nothing(&self, level: u32, table: TableAddr) -> bool {
         let entries = self.entries(level, table);
         if level == 0 {
@@ -118,7 +120,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         entries.iter().all(|slot| self.decode(level, slot) == Entry::Absent)
     }
 
-    /// Returns whether anything was taken out.
+    /// Returns `true` if anything was detached.
     fn reclaim_in(&self, level: u32, table: TableAddr, span: Span, gather: &mut TlbGather) -> bool {
         if level == 0 {
             return false;

@@ -1,5 +1,5 @@
-//! Making pages of blocks, in two passes as mapping: every table of pages is built out of sight, and
-//! only then does the first take the place of a block.
+//! Splitting blocks into pages, in two passes like mapping: first all tables of pages are built where
+//! no walker can see them, and then they replace the blocks.
 
 use longshore_mem::{BusAddr, Iova};
 
@@ -14,31 +14,33 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::{PageTable, Touched};
 use crate::table_memory::{TableAddr, TableMemory};
 
-/// A block or contiguous run that is to be split.
+/// A block or contiguous run to split.
 struct Large<'a> {
     level: u32,
     leaf: LeafEntry,
     /// Its entries.
     slots: &'a [AtomicU64],
-    /// Its first.
+    /// The first va.
     va: u64,
 }
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// Makes pages of the granule of every block and contiguous run that maps any of `len_bytes`
-    /// from `iova`, also where it reaches beyond the range: for what may be called at once, such a
-    /// block belongs to the range whole. What is mapped stays the same. Holes are passed.
+    /// Splits every block and contiguous run that maps any of `len_bytes` from `iova` into pages of
+    /// the granule. Blocks that extend beyond the range are split completely, and the range of this
+    /// call includes them (see [Threads](crate#threads)). Mappings stay as they are, and holes are
+    /// skipped.
     ///
-    /// Pages made of a dirty block are dirty; pages made of a contiguous run that can be written
-    /// count as dirty too, because a walker may mark any entry for a write anywhere in the run.
+    /// Pages of a dirty block are dirty. If a contiguous run is writable, all of its pages become
+    /// dirty, because a walker may set the dirty bit in any entry of a run for a write anywhere in
+    /// it.
     ///
     /// # Errors
-    /// [`Error::BreakBeforeMake`] where there is something to split and the format needs that;
-    /// [`Error::OutOfMemory`], [`Error::Misaligned`], [`Error::OutOfRange`]. Nothing has changed
-    /// then.
+    /// [`Error::BreakBeforeMake`] if there is something to split and the format needs
+    /// break-before-make; [`Error::OutOfMemory`], [`Error::Misaligned`], [`Error::OutOfRange`].
+    /// Nothing has changed then.
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn split(&self, iova: Iova, len_bytes: u64, gather: &mut TlbGather) -> Result<(), Error> {
         let span = self.span(iova, len_bytes)?;
         self.claim(gather);
@@ -63,7 +65,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             self.split_leaf(large, gather, &mut pending);
             Ok(())
         });
-        // What another thread has split or unmapped meanwhile.
+        // Tables for leaves that another thread has split or unmapped meanwhile.
         self.discard(pending.first);
         if any {
             self.sync.fence();
@@ -72,7 +74,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         done
     }
 
-    /// Calls `visit` with each block and each contiguous run that maps any of `span`, upwards.
+    /// Calls `visit` with each block and each contiguous run that maps any of `span`, in ascending
+    /// order.
     fn each_large(
         &self,
         level: u32,
@@ -82,7 +85,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     ) -> Result<(), Error> {
         let geometry = self.format.geometry();
         let entries = self.entries(level, table);
-        // Slots before this one belong to a run that was visited.
+        // Slots before this one belong to a run that was already visited.
         let mut next = 0;
         for part in geometry.parts(level, span) {
             match self.decode(level, &entries[part.index]) {
@@ -122,14 +125,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Replaces the entries of a leaf: those of pages by pages by themselves, which takes no memory,
-    /// and others by the tables that wait.
+    /// Replaces the entries of a leaf. Entries of a run of pages become single pages, which needs
+    /// no memory; other entries lead to the tables in `pending` afterwards.
     fn split_leaf(&self, large: &Large<'_>, gather: &mut TlbGather, pending: &mut Pending) {
         let &Large { level, leaf, slots, va: first_va } = large;
         for (slot, va) in slots.iter().zip(self.vas(large)) {
             let built = self.take_pending_for(pending, level, va);
-            // A walker may mark the entry dirty at any moment, and then so must its pages be; and
-            // what another thread has split or unmapped meanwhile stays as it is.
+            // A walker may set the dirty bit at any moment, and then the pages must be dirty too.
+            // An entry that another thread has split or unmapped meanwhile stays as it is.
             let replaced = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| {
                 let bus = self.bus_of_slot(level, leaf.bus, leaf.run_log2, va);
                 match self.format.decode(level, before) {
@@ -164,7 +167,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         gather.touch(self.iova(first_va), self.iova(first_va + (len_bytes - 1)));
     }
 
-    /// Takes the table off the list that was built for the entry with `va`, of a table of `level`.
+    /// Takes the table that was built for the entry with `va`, of a table of `level`, off the list.
     fn take_pending_for(&self, pending: &mut Pending, level: u32, va: u64) -> Option<TableAddr> {
         while let Some(next) = pending.first {
             let meta = self.memory.meta(next);
@@ -175,19 +178,19 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             if meta.first_va() == va && meta.level() + 1 == level {
                 return Some(next);
             }
-            // For a block that another thread has split or unmapped meanwhile.
+            // Its block was split or unmapped by another thread meanwhile.
             self.free_subtree(meta.level(), next);
         }
         None
     }
 
-    /// The va of each entry of a leaf.
+    /// Returns the va of each entry of a leaf.
     fn vas(&self, large: &Large<'_>) -> impl Iterator<Item = u64> + use<F, M, S> {
         let (va, shift) = (large.va, self.format.geometry().shift(large.level));
         (0..large.slots.len() as u64).map(move |nth| va + (nth << shift))
     }
 
-    /// The attributes of pages that take the place of `entry`, which is of `leaf`.
+    /// Returns the attributes of the pages that replace `entry`, which belongs to `leaf`.
     fn attributes_alone(&self, leaf: LeafEntry, entry: u64) -> u64 {
         let attributes = self.format.attributes_of(entry);
         let is_run = leaf.run_log2 > 0 && self.format.prot(entry).contains(Prot::WRITE);
@@ -197,7 +200,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         attributes
     }
 
-    /// Makes every page dirty of a table that no walker sees yet.
+    /// Sets the dirty bit of every page in a table that no walker can see yet.
     fn make_dirty(&self, level: u32, table: TableAddr) {
         for slot in self.entries(level, table) {
             let entry = slot.load(Ordering::Relaxed);

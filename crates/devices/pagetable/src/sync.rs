@@ -1,4 +1,4 @@
-//! The atomics, so that a model checker can stand in for them.
+//! The atomics, which loom's replace in model checking.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
-//! The tables of one address space, and what all operations on them share.
+//! The tables of one address space, and the parts that all operations on them share.
 
 use core::ops::{ControlFlow, Range};
-// Not the model checker's: a number is no part of any protocol.
+// Not loom's: the number of a page table takes part in no protocol.
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use longshore_mem::isa::IsaToken;
@@ -17,23 +17,23 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table_memory::{Live, TableAddr, TableMemory};
 use crate::walk::{Image, Mapping, Walker};
 
-/// How much unmapping looks at before it changes anything.
+/// The slots that unmapping checks before it changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Check {
-    /// Every leaf: a range with a hole in it is refused.
+    /// All leaves. If the range has a hole, unmapping returns [`Error::Hole`].
     #[default]
     Checked,
-    /// Only the range's ends: the caller knows that all of it is mapped. Subtrees that the range
-    /// covers are taken out unseen.
+    /// Only the ends of the range; the caller guarantees that all of it is mapped. Subtrees whose
+    /// whole range is unmapped are detached without a look at their entries.
     Trusted,
 }
 
 /// The page tables of one address space.
 ///
-/// `F` is the format, `M` where tables come from, `S` how changes reach the walker. The crate's
-/// documentation says which calls may run at once.
+/// `F` is the format, `M` the memory for tables, and `S` the cache maintenance for the walker. The
+/// crate's documentation lists the calls that may run in parallel.
 ///
-/// Dropped, it gives its tables back to the memory: no walker may use them then.
+/// Dropping it frees its tables, so no walker may use them any more.
 #[derive(Debug)]
 pub struct PageTable<F: Format, M: TableMemory, S: CacheSync> {
     pub(crate) format: F,
@@ -42,19 +42,19 @@ pub struct PageTable<F: Format, M: TableMemory, S: CacheSync> {
     pub(crate) root: TableAddr,
     pub(crate) token: IsaToken,
     pub(crate) check: Check,
-    /// Which of all page tables of the process this is.
+    /// The number of this page table, unique in the process.
     id: usize,
 }
 
 /// The number of the next page table.
 static NEXT_ID: AtomicUsize = AtomicUsize::new(0);
 
-/// Adjacent slots of a table that were changed, and not yet cleaned.
+/// Adjacent slots of a table that were changed and are not cleaned yet.
 #[derive(Debug, Default)]
 pub(crate) struct Touched(Option<Range<usize>>);
 
 impl Touched {
-    /// Adds slots that follow the last ones.
+    /// Adds slots that directly follow the slots added before.
     #[inline]
     pub(crate) fn extend(&mut self, slots: Range<usize>) {
         match &mut self.0 {
@@ -70,12 +70,11 @@ impl Touched {
 }
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
-    /// An empty page table.
+    /// Returns an empty page table.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there is none for the root;
-    /// [`Error::TrackingNeedsCoherence`] where `format` tracks dirty pages and the walker is not
-    /// coherent.
+    /// [`Error::OutOfMemory`] if there is no memory for the root; [`Error::TrackingNeedsCoherence`]
+    /// if `format` tracks dirty pages and the walker is not coherent.
     pub fn new(format: F, memory: M, sync: S) -> Result<Self, Error> {
         if format.dirty_test().is_some() && !S::COHERENT {
             return Err(Error::TrackingNeedsCoherence);
@@ -85,8 +84,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         let id = NEXT_ID.fetch_add(1, Relaxed);
         let token = IsaToken::active();
         let made = Self { format, memory, sync, root, token, check: Check::Checked, id };
-        // All of it, also where fewer slots are used: hardware may translate more bits than were
-        // asked for.
+        // The whole table, even if fewer slots are used: hardware may translate more address bits
+        // than were asked for.
         let size_log2 = made.format.geometry().table_log2(level);
         let entries = &made.memory.entries(root)[..1 << (size_log2 - 3)];
         simd::clear(made.token, entries);
@@ -95,49 +94,50 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(made)
     }
 
-    /// The same with how much unmapping looks at.
+    /// Sets which slots unmapping checks. The default is [`Check::Checked`].
     #[must_use]
     pub fn with_check(mut self, check: Check) -> Self {
         self.check = check;
         self
     }
 
-    /// The same with an instruction set: `LONGSHORE_ISA` and the machine choose otherwise.
+    /// Sets the instruction set that fills and searches tables. The default is
+    /// [`IsaToken::active`].
     #[must_use]
     pub fn with_isa(mut self, token: IsaToken) -> Self {
         self.token = token;
         self
     }
 
-    /// Returns the address of the root. With tables in a [`Slab`](crate::table_memory::Slab), or in a
-    /// [`TableMemory`] of your own that has bus addresses, it is the address for the hardware's
-    /// registers. With tables in `HostPages` it means nothing to hardware, and is for a
-    /// [`Walker`](crate::Walker) of this process.
+    /// Returns the address of the root. If the tables are in a [`Slab`](crate::table_memory::Slab),
+    /// or in your own [`TableMemory`] with bus addresses, this is the address for the hardware's
+    /// registers. If they are in `HostPages`, hardware cannot use it; only a
+    /// [`Walker`](crate::Walker) of this process can.
     pub fn root(&self) -> TableAddr {
         self.root
     }
 
-    /// The format.
+    /// Returns the format.
     pub fn format(&self) -> &F {
         &self.format
     }
 
-    /// Where tables come from.
+    /// Returns the memory that tables are allocated from.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// A reader of these tables.
+    /// Returns a reader of these tables.
     #[inline]
     pub fn walker(&self) -> Walker<'_, F, Self> {
         Walker::new(&self.format, self, self.root)
     }
 
-    /// Calls `visitor` with each leaf that maps any of `len_bytes` bytes from `iova`, upwards, until
-    /// it breaks.
+    /// Calls `visitor` with each leaf that maps any of `len_bytes` bytes from `iova`, in ascending
+    /// order, until it breaks.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the range is empty or not inside what is translated.
+    /// [`Error::OutOfRange`] if the range is empty or not inside the input range of the format.
     pub fn walk<B>(
         &self,
         iova: Iova,
@@ -147,14 +147,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.walker().walk(iova, len_bytes, visitor)
     }
 
-    /// Has `invalidate` make walkers forget what `gather` gathered, once, and then frees the tables
-    /// that were taken out. Does nothing where nothing was gathered.
+    /// Calls `invalidate` once for all changes in `gather`, and then frees the tables that were
+    /// detached. Does nothing if `gather` is empty.
     ///
     /// # Errors
-    /// What `invalidate` says. The tables are leaked then, because a walker may still use them.
+    /// The error of `invalidate`. The tables are then leaked, because a walker may still use them.
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn finish<I: Invalidate>(
         &self,
         mut gather: TlbGather,
@@ -174,13 +174,13 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// Notes in `gather` that it is this page table's.
+    /// Marks `gather` as belonging to this page table.
     pub(crate) fn claim(&self, gather: &mut TlbGather) {
         let owner = *gather.owner.get_or_insert(self.id);
         assert!(owner == self.id, "a gather takes the changes of one page table only");
     }
 
-    /// Hands a table of `level` that was taken out to `gather`.
+    /// Adds a detached table of `level` to `gather`.
     pub(crate) fn detach(&self, gather: &mut TlbGather, level: u32, table: TableAddr) {
         let meta = self.memory.meta(table);
         meta.note(level, 0);
@@ -188,19 +188,20 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         gather.add_leaf_levels((2 << level) - 1);
     }
 
-    /// The slots of a table of `level` that this call has found on its way, or made.
+    /// Returns the slots of a table of `level` that this call has reached on its way down, or
+    /// allocated.
     #[inline]
     pub(crate) fn entries(&self, level: u32, table: TableAddr) -> &[AtomicU64] {
         &self.memory.entries(table)[..self.format.geometry().slots(level)]
     }
 
-    /// The tables as a walk finds them fastest.
+    /// Returns the fastest access to the tables.
     #[inline]
     pub(crate) fn live(&self) -> Live<'_, M> {
         Live::new(&self.memory)
     }
 
-    /// The slots of a table of level 0 that stand for `span`.
+    /// Returns the slots of a table of level 0 that translate `span`.
     #[inline]
     pub(crate) fn pages(&self, table: TableAddr, span: Span) -> &[AtomicU64] {
         let geometry = self.format.geometry();
@@ -209,8 +210,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         &self.memory.entries(table)[first..first + count]
     }
 
-    /// Has the table of pages that `next` leads to brought into the caches, if it leads to one: it is
-    /// searched next.
+    /// Prefetches the table of pages that `next` leads to, if it leads to one: it is searched next.
     #[inline]
     pub(crate) fn prefetch_pages(&self, level: u32, next: Option<&AtomicU64>) {
         if level == 1
@@ -231,7 +231,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.format.geometry().iova(va)
     }
 
-    /// `len_bytes` from `iova`, in whole pages of the granule.
+    /// Returns the span of `len_bytes` from `iova`, or an error if it is empty, not aligned to the
+    /// granule, or out of range.
     #[inline]
     pub(crate) fn span(&self, iova: Iova, len_bytes: u64) -> Result<Span, Error> {
         let geometry = self.format.geometry();
@@ -248,7 +249,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         geometry.span(iova, len_bytes).ok_or(Error::OutOfRange { iova, len_bytes })
     }
 
-    /// Cleans slots that were changed.
+    /// Cleans the slots that were changed.
     #[inline]
     pub(crate) fn clean(&self, entries: &[AtomicU64], touched: &mut Touched) {
         if let Some(slots) = touched.take() {
@@ -264,7 +265,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.memory.free(table, self.format.geometry().table_log2(level));
     }
 
-    /// Frees a table that no walker can use, and all below it.
+    /// Frees a table that no walker can use, and all tables below it.
     pub(crate) fn free_subtree(&self, level: u32, table: TableAddr) {
         if level > 0 {
             self.free_children(level, self.entries(level, table));
@@ -281,13 +282,13 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// The leaf of which the slot `index` of a table of `level` is a part: where it begins, and how
-    /// many entries it has as a logarithm. `va` lies in the slot.
+    /// Returns the first address of the leaf of 2^`run_log2` entries of `level` that contains `va`.
     pub(crate) fn leaf_start(&self, level: u32, run_log2: u32, va: u64) -> Iova {
         self.iova(va & (u64::MAX << (self.format.geometry().shift(level) + run_log2)))
     }
 
-    /// The bus address of what the leaf entry `entry`, for the slot with `va`, maps there.
+    /// Returns the bus address that the slot for `va` maps to, in a leaf of 2^`run_log2` entries of
+    /// `level` with the address `bus`.
     pub(crate) fn bus_of_slot(&self, level: u32, bus: BusAddr, run_log2: u32, va: u64) -> u64 {
         let shift = self.format.geometry().shift(level);
         let below = (1u64 << (shift + run_log2)) - 1;
@@ -306,7 +307,7 @@ pub(crate) fn alloc_table<F: Format>(
     if table.raw() >> geometry.output_bits() == 0 {
         return Ok(table);
     }
-    // No entry can hold its address, so for this format there is no memory.
+    // No entry of this format can hold the address of the table.
     memory.free(table, size_log2);
     Err(Error::OutOfMemory)
 }
@@ -314,7 +315,7 @@ pub(crate) fn alloc_table<F: Format>(
 impl<F: Format, M: TableMemory, S: CacheSync> Image for PageTable<F, M, S> {
     #[inline]
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64> {
-        // Any address and number may be asked for, and none wraps around to another table.
+        // The address and the index are arbitrary, and must not wrap around to another table.
         let offset_bytes = (index as u64).checked_mul(8)?;
         table.raw().checked_add(offset_bytes).filter(|address| address.is_multiple_of(8))?;
         Some(self.live().slot(table, index)?.load(Ordering::Acquire))

@@ -1,4 +1,4 @@
-//! A walk told step by step, for people who want to know why an address leads where it does.
+//! One walk step by step, for people who want to know why an address is translated as it is.
 
 use longshore_mem::Iova;
 
@@ -7,21 +7,21 @@ use crate::format::{Entry, Format};
 use crate::table_memory::TableAddr;
 use crate::walk::Image;
 
-/// One entry that a walk looked at.
+/// One entry that a walk read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TraceStep {
-    /// The level of the table, 0 for that of the pages.
+    /// The level of the table; 0 is the level of pages.
     pub level: u32,
-    /// The table.
+    /// The address of the table.
     pub table: TableAddr,
-    /// Which slot of it.
+    /// The index of the entry in the table.
     pub index: usize,
-    /// Its content, and what that is; `None` where the image has no memory there.
+    /// The raw entry and its meaning, or `None` if the image has no memory at that address.
     pub entry: Option<(u64, Entry)>,
 }
 
-/// The steps of one walk, from the root downwards: the last one is a leaf, or says why there is
+/// The steps of one walk, from the root downwards. The last one is a leaf, or shows why there is
 /// none.
 #[derive(Clone, Copy, Debug)]
 pub struct Trace<'a, F, I: ?Sized> {
@@ -32,10 +32,10 @@ pub struct Trace<'a, F, I: ?Sized> {
 }
 
 impl<'a, F: Format, I: Image + ?Sized> Trace<'a, F, I> {
-    /// Of `iova` through the tables whose root is at `root` of `image`.
+    /// Returns the walk for `iova` through the tables whose root is at `root` of `image`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
+    /// [`Error::OutOfRange`] if `iova` is outside the input range of the format.
     pub fn new(format: &'a F, image: &'a I, root: TableAddr, iova: Iova) -> Result<Self, Error> {
         let geometry = format.geometry();
         let va = geometry.va(iova).ok_or(Error::OutOfRange { iova, len_bytes: 1 })?;

@@ -1,9 +1,9 @@
-//! Unmapping: look, then clear.
+//! Unmapping: first all checks, then all changes.
 //!
-//! A slot that the range covers whole is cleared whatever it is: a page, a block, or a table, which
-//! is taken out with all below it. What is below is neither cleared nor cleaned; it is freed once no
-//! walker can reach it. So 2 MiB of a block beside 2 MiB of pages are two adjacent entries, one run,
-//! one line. Nothing is allocated.
+//! A slot whose whole range is unmapped is cleared, whether it is a page, a block, or a table,
+//! which is then detached with all tables below it. The entries below are neither cleared nor
+//! cleaned; their tables are freed once no walker can reach them. So unmapping a 2 MiB block beside
+//! 2 MiB of pages clears two adjacent entries, in one cache line. Nothing is allocated.
 
 use longshore_mem::{AddrRange, Granule, Iova};
 
@@ -17,35 +17,34 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Check, PageTable, Touched};
 use crate::table_memory::{TableAddr, TableMemory};
 
-/// The receiver of dirty pages that are unmapped.
+/// The receiver of the ranges of dirty pages.
 pub(crate) type DirtySink<'a> = &'a mut dyn FnMut(AddrRange<Iova>);
 
 impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
     /// Unmaps `len_bytes` from `iova`. Walkers may use the old entries until `gather` is
     /// [finished](Self::finish).
     ///
+    /// A walker may use the old and the new entries together if `iova` is mapped again before
+    /// `gather` is finished. If the format needs break-before-make (Arm), this is only allowed for
+    /// pages of the same size; it is not checked here.
+    ///
     /// # Errors
     /// [`Error::Hole`], [`Error::PartialBlock`], [`Error::Misaligned`], [`Error::OutOfRange`].
-    /// Nothing has changed then. A page table that is [trusted](Check::Trusted) may pass holes.
-    ///
-    /// A walker may use the old entries and the new ones at once if `iova` is mapped again before
-    /// `gather` is finished. Where the format asks for break-before-make (Arm), that is only allowed
-    /// for the same size of page; it is not looked at here.
+    /// Nothing has changed then. With [`Check::Trusted`], holes may go unnoticed.
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn unmap(&self, iova: Iova, len_bytes: u64, gather: &mut TlbGather) -> Result<(), Error> {
         self.unmap_dirty(iova, len_bytes, gather, |_| {})
     }
 
-    /// Unmaps `count` pages of `page` bytes each, whatever sizes they are mapped in.
+    /// Unmaps `count` pages of `page` bytes each, whatever the sizes of the leaves that map them.
     ///
     /// # Errors
-    /// As [`unmap`](Self::unmap), and [`Error::PageSize`] where the format has no pages of that
-    /// size.
+    /// As [`unmap`](Self::unmap), and [`Error::PageSize`] if the format has no pages of that size.
     ///
     /// # Panics
-    /// Where `gather` was used with another page table.
+    /// If `gather` was used with another page table.
     pub fn unmap_pages(
         &self,
         iova: Iova,
@@ -56,12 +55,12 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.unmap(iova, self.pages_len(iova, page, count)?, gather)
     }
 
-    /// Unmaps, and calls `dirty` with each page or block that was written since it was mapped or its
-    /// dirty bit was cleared. Where dirty pages are tracked every leaf is taken by itself, so that no
-    /// write is missed.
+    /// Unmaps as [`unmap`](Self::unmap) does, and calls `dirty` with each page or block that was
+    /// written since it was mapped or since its dirty bit was cleared. If dirty pages are tracked,
+    /// every leaf is cleared individually, so that no write is missed.
     ///
-    /// If `dirty` panics, part of the range is unmapped, and `gather` has all of it: finish it before
-    /// the memory is used for something else.
+    /// If `dirty` panics, a part of the range is unmapped and `gather` covers all of it. Finish the
+    /// gather before you use the memory for something else.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
@@ -79,7 +78,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.claim(gather);
         let (level, table) = self.descend_to_unmap(span)?;
         let every_leaf = self.check == Check::Checked;
-        // Before anything is cleared: if `dirty` panics, the gather must still be flushed.
+        // Before anything is cleared: if `dirty` panics, the gather must still cover the range.
         let last = Iova::new(iova.raw() + (len_bytes - 1));
         if let Some(slot) = self.lone_page(level, table, span) {
             if every_leaf && slot.load(Ordering::Relaxed) & self.format.present_mask() == 0 {
@@ -102,7 +101,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok(())
     }
 
-    /// The slot for `span`, where that is one page and nothing else need be looked at.
+    /// Returns the slot for `span` if it is a single page and no further entry needs a check.
     #[inline]
     fn lone_page(&self, level: u32, table: TableAddr, span: Span) -> Option<&AtomicU64> {
         if level != 0 || self.format.geometry().runs(0) > 1 || self.format.dirty_test().is_some() {
@@ -114,7 +113,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         }
     }
 
-    /// The lowest table of which `span` is more than a part of one slot.
+    /// Returns the lowest table that contains `span`, unless `span` is exactly one of its slots:
+    /// then the table of that slot.
     #[inline]
     fn descend_to_unmap(&self, span: Span) -> Result<(u32, TableAddr), Error> {
         let geometry = self.format.geometry();
@@ -146,8 +146,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         Ok((step.level, table))
     }
 
-    /// That `span` can be unmapped: no leaf reaches beyond its ends, and, if `every_leaf` is to be
-    /// looked at, no hole is in it.
+    /// Checks that `span` can be unmapped: no leaf extends beyond its ends, and, if `every_leaf`,
+    /// it has no hole.
     pub(crate) fn verify(
         &self,
         level: u32,
@@ -182,7 +182,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.verify_ends(level, entries, span)
     }
 
-    /// As [`verify`](Self::verify), in a table of pages.
+    /// As [`verify`](Self::verify), for a table of pages.
     #[inline]
     fn verify_pages(&self, table: TableAddr, span: Span, every_leaf: bool) -> Result<(), Error> {
         if every_leaf {
@@ -195,7 +195,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.verify_ends(0, self.memory.entries(table), span)
     }
 
-    /// That no contiguous run reaches beyond the ends of `span`.
+    /// Checks that no contiguous run extends beyond the ends of `span`.
     #[inline]
     fn verify_ends(&self, level: u32, entries: &[AtomicU64], span: Span) -> Result<(), Error> {
         let geometry = self.format.geometry();
@@ -266,7 +266,7 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         self.clean(entries, &mut touched);
     }
 
-    /// As [`clear`](Self::clear), in a table of pages.
+    /// As [`clear`](Self::clear), for a table of pages.
     #[inline]
     fn clear_pages(
         &self,
@@ -286,8 +286,8 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
         gather.add_leaf_levels(1);
     }
 
-    /// Clears every leaf of a table in `span` by an exchange, which no walker's setting of a dirty
-    /// bit can get lost in, and tells of those that were dirty.
+    /// Clears every leaf of a table in `span` by an atomic exchange, so that no dirty bit that a
+    /// walker sets is lost, and reports the dirty ones.
     #[inline(never)]
     fn take_leaves(
         &self,
@@ -311,14 +311,14 @@ impl<F: Format, M: TableMemory, S: CacheSync> PageTable<F, M, S> {
             if was_dirty {
                 self.tell_dirty(level, leaf.run_log2, part.span.first, gather, dirty);
             }
-            // The rest of the run.
+            // Skips the rest of the run.
             if run > 1 {
                 parts.nth(run - 2);
             }
         }
     }
 
-    /// Tells that the leaf with `va` was dirty.
+    /// Reports that the leaf that contains `va` was dirty.
     pub(crate) fn tell_dirty(
         &self,
         level: u32,

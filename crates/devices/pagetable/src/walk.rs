@@ -1,4 +1,4 @@
-//! Reading tables: looking up one address, and visiting every leaf of a range.
+//! Reading tables: looking up one address, and visiting all leaves of a range.
 
 use core::fmt;
 use core::ops::ControlFlow;
@@ -11,11 +11,11 @@ use crate::geometry::Span;
 use crate::prot::{Narrowing, Prot};
 use crate::table_memory::TableAddr;
 
-/// Memory that tables can be read from: live memory, a dump, the memory of a guest.
+/// Memory that tables can be read from: live memory, a dump, or the memory of a guest.
 pub trait Image {
-    /// Returns the entry with number `index` of the table at `table`, which lies 8 × `index` bytes
-    /// behind `table`. `None` where there is no memory at that address, or where it is not a
-    /// multiple of 8 or not below 2^64. Neither `table` nor `index` need be of a table.
+    /// Returns the entry with number `index` of the table at `table`, which is `8 * index` bytes
+    /// after `table`. Returns `None` if there is no memory at that address, or if the address is
+    /// not a multiple of 8 or not below 2^64. Callers may pass any `table` and `index`.
     fn entry(&self, table: TableAddr, index: usize) -> Option<u64>;
 }
 
@@ -26,38 +26,38 @@ impl<I: Image + ?Sized> Image for &I {
     }
 }
 
-/// A page, a block or a contiguous run: what is mapped by one leaf.
+/// A leaf: a page, a block or a contiguous run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mapping {
-    /// Where it begins.
+    /// The first address.
     pub iova: Iova,
-    /// Where it leads.
+    /// The bus address that the first address is translated to.
     pub bus: BusAddr,
-    /// Its size, as a logarithm.
+    /// The size in bytes, as a logarithm.
     pub page_log2: u32,
-    /// What a device may do with it.
+    /// The permissions and attributes.
     pub prot: Prot,
-    /// Whether it was written since it was mapped or its dirty bit was cleared. Of a contiguous
-    /// run, whether any part was. Always false where dirty pages are not tracked.
+    /// `true` if the leaf was written since it was mapped or since its dirty bit was cleared; for a
+    /// contiguous run, if any part of it was. Always `false` if dirty pages are not tracked.
     pub dirty: bool,
 }
 
 impl Mapping {
-    /// Where `iova` leads; `None` where it lies outside.
+    /// Returns the bus address for `iova`, or `None` if `iova` is outside this mapping.
     #[inline]
     pub const fn translate(&self, iova: Iova) -> Option<BusAddr> {
         let offset = iova.raw().wrapping_sub(self.iova.raw());
         if offset >> self.page_log2 == 0 { self.bus.checked_add(offset) } else { None }
     }
 
-    /// The last address mapped.
+    /// Returns the last address mapped.
     pub const fn last(&self) -> Iova {
         Iova::new(self.iova.raw() | ((1 << self.page_log2) - 1))
     }
 }
 
-/// `0x40000000 + 2 MiB -> 0x80000000 rw----`.
+/// Writes `0x40000000 + 2 MiB -> 0x80000000 rw----`.
 impl fmt::Display for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x} + ", self.iova)?;
@@ -70,16 +70,16 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// Reads tables of the format `F` out of an image.
+/// Reads tables of the format `F` from an image.
 ///
-/// It believes nothing: entries that the format reserves, and tables that are not in the image, end a
-/// walk as absent entries do. Where the entries on the way deny something, so does the mapping. It
-/// ends on any content, though tables that lead to themselves can make it as long as there are
-/// addresses.
+/// It does not trust the image: reserved entries, and tables that are not in the image, end a walk
+/// just as absent entries do. Restrictions in entries that lead to tables apply to the mappings
+/// below. Every walk ends, whatever the image contains, but tables that lead to themselves can make
+/// it visit every page of the range.
 ///
-/// What depends on more than the tables is not looked at: a leaf counts as mapped whether its access
-/// flag is set or not, whatever its target, and its reserved bits. Entries of AMD's tables that skip
-/// levels, which nothing here writes, count as reserved.
+/// It considers nothing but the tables. A leaf is reported as mapped whatever its access flag, its
+/// target and its reserved bits are. Entries of AMD tables that skip levels, which this crate never
+/// writes, are treated as reserved.
 #[derive(Clone, Copy, Debug)]
 pub struct Walker<'a, F, I: ?Sized> {
     format: &'a F,
@@ -88,16 +88,16 @@ pub struct Walker<'a, F, I: ?Sized> {
 }
 
 impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
-    /// Of the tables whose root is at `root` of `image`.
+    /// Returns a reader of the tables whose root is at `root` of `image`.
     #[inline]
     pub const fn new(format: &'a F, image: &'a I, root: TableAddr) -> Self {
         Self { format, image, root }
     }
 
-    /// What `iova` is mapped by, or `None`.
+    /// Returns the mapping that contains `iova`, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the format does not translate `iova` at all.
+    /// [`Error::OutOfRange`] if `iova` is outside the input range of the format.
     #[inline]
     pub fn lookup(&self, iova: Iova) -> Result<Option<Mapping>, Error> {
         let geometry = self.format.geometry();
@@ -123,8 +123,8 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         }
     }
 
-    /// What `iova` is mapped by where the walk to it ends with `entry` of `table`, of `level`, whose
-    /// slots stand for 2^`shift` bytes.
+    /// Returns the mapping of `iova` if the walk to it ends with `entry`, of `table` on `level`,
+    /// whose slots translate 2^`shift` bytes each.
     #[inline(always)]
     pub(crate) fn mapping(
         &self,
@@ -139,7 +139,7 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         let below = (1u64 << page_log2) - 1;
         let index = self.format.geometry().index(level, iova.raw());
         Some(Mapping {
-            // What is above the va's bits is the same for the whole page.
+            // The address bits above those of the va are the same for the whole page.
             iova: Iova::new(iova.raw() & !below),
             bus: BusAddr::new(leaf.bus.raw() & !below),
             page_log2,
@@ -148,7 +148,7 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         })
     }
 
-    /// Whether any entry of the run that the entry `index` belongs to is dirty.
+    /// Returns `true` if any entry of the run that contains the entry `index` is dirty.
     #[inline]
     fn is_dirty(&self, table: TableAddr, index: usize, run_log2: u32, entry: u64) -> bool {
         let Some(test) = self.format.dirty_test() else { return false };
@@ -160,11 +160,11 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         run.any(|index| self.image.entry(table, index).is_some_and(|entry| test.matches(entry)))
     }
 
-    /// Calls `visitor` with each leaf that maps any of `len_bytes` bytes from `iova`, upwards, until
-    /// it breaks.
+    /// Calls `visitor` with each leaf that maps any of `len_bytes` bytes from `iova`, in ascending
+    /// order, until it breaks.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the range is empty or not inside what is translated.
+    /// [`Error::OutOfRange`] if the range is empty or not inside the input range of the format.
     pub fn walk<B>(
         &self,
         iova: Iova,
@@ -176,7 +176,7 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         Ok(self.walk_span(span, &mut visitor))
     }
 
-    /// As [`walk`](Self::walk), of everything that is translated.
+    /// As [`walk`](Self::walk), over the whole input range.
     pub fn walk_all<B>(
         &self,
         mut visitor: impl FnMut(Mapping) -> ControlFlow<B>,
@@ -202,7 +202,7 @@ impl<'a, F: Format, I: Image + ?Sized> Walker<'a, F, I> {
         visitor: &mut impl FnMut(Mapping) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
         let geometry = self.format.geometry();
-        // Slots before this one belong to a run that was visited.
+        // Slots before this one belong to a run that was already visited.
         let mut next = 0;
         for part in geometry.parts(level, span) {
             if part.index < next {
