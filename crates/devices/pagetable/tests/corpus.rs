@@ -1,23 +1,23 @@
-//! What fuzzing has kept, replayed, and the same with operations at random.
+//! Replays the fuzzing corpus, and runs random operations in the same way.
 
 #![cfg(not(loom))]
 
 #[path = "../../../../fuzz/src/replay.rs"]
 mod replay;
 
-#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[expect(unreachable_pub, reason = "the fuzz targets need it public")]
 #[path = "../../../../fuzz/src/page_table.rs"]
 mod page_table;
 
 #[test]
 #[cfg_attr(miri, ignore = "files")]
-fn the_corpus_of_page_tables_holds() {
+fn the_corpus_of_page_tables_passes() {
     replay::corpus("page_table", page_table::page_table);
 }
 
-/// Inputs at random, the same in every run, for every format with every option.
+/// Random inputs, the same in every run, for every format with every option.
 #[test]
-fn operations_at_random_hold() {
+fn random_operations_pass() {
     let (formats, rounds) = if cfg!(miri) { (1, 1) } else { (27, 1) };
     let mut next = replay::random();
     for format in 0..formats {

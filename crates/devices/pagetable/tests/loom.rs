@@ -1,7 +1,7 @@
-//! Every interleaving of two threads, with loom in the place of the atomics:
+//! Every interleaving of two threads, with loom's atomics:
 //! `RUSTFLAGS="--cfg loom" cargo test -p longshore-pagetable --release --test loom`.
 //!
-//! Tables have two entries here, so that there is an end to the interleavings.
+//! Tables have only two entries, so that the number of interleavings stays small enough.
 #![cfg(loom)]
 
 use std::convert::Infallible;
@@ -17,8 +17,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// Pages of 16 bytes, tables of two entries, three levels: bit 0 present, bit 1 a table, and of a
-/// leaf bit 2 dirty, bit 3 writable. Blocks of two pages.
+/// Pages of 16 bytes, tables of two entries, three levels, and blocks of two pages. Bit 0 is
+/// present, bit 1 a table; in a leaf bit 2 is dirty and bit 3 writable.
 #[derive(Clone, Copy, Debug)]
 struct Toy {
     geometry: Geometry,
@@ -100,8 +100,8 @@ impl Format for Toy {
     }
 }
 
-/// A few tables of two entries, in each of which pages are left behind that nobody means: who sees
-/// one of these has been shown a table before it was filled.
+/// A few tables of two entries. Free tables hold stale pages, and a thread that finds one of these
+/// has seen a table before it was filled.
 struct Few {
     tables: Vec<([AtomicU64; 2], TableMeta)>,
     free: Mutex<Vec<usize>>,
@@ -175,8 +175,8 @@ fn found(table: &Table, page: u64) -> Option<u64> {
     Some(mapping.translate(iova).unwrap().raw())
 }
 
-/// Writes to a page as a device does: marks what maps it dirty by one compare-and-exchange of what it
-/// has read. The level of what it has marked.
+/// Writes to a page as a device does: sets the dirty bit of its leaf by one compare-and-exchange of
+/// the entry that it has read. Returns the level of that leaf.
 fn mark(table: &Table, page: u64) -> Option<u32> {
     let (mut address, mut level) = (table.root(), 2);
     loop {
@@ -210,7 +210,8 @@ fn expected(page: u64) -> Option<u64> {
     Some(0x1000 + page * PAGE)
 }
 
-/// Two threads install the same two tables; each page is there, and the loser's tables come back.
+/// Two threads install the same two tables. Each page is mapped, and the tables of the loser are
+/// freed.
 #[test]
 fn two_threads_install_a_table() {
     loom::model(|| {
@@ -224,7 +225,7 @@ fn two_threads_install_a_table() {
     });
 }
 
-/// The ranges meet in a subtree, but at different depths of it.
+/// The ranges meet in one subtree, at different levels.
 #[test]
 fn a_subtree_is_moved_over() {
     loom::model(|| {
@@ -241,7 +242,7 @@ fn a_subtree_is_moved_over() {
     });
 }
 
-/// A reader finds the page, or nothing, while its tables are taken out.
+/// A reader finds the page, or nothing, while its tables are detached.
 #[test]
 fn a_reader_beside_unmap() {
     loom::model(|| {
@@ -254,14 +255,14 @@ fn a_reader_beside_unmap() {
         table.unmap(Iova::new(0), 2 * PAGE, &mut gather).unwrap();
         let seen = reader.join().unwrap();
         assert!(seen.is_none() || seen == expected(1));
-        // The reader is gone, which is what a flush waits for.
+        // The reader has ended, as a flush would make sure.
         let Ok(()) = table.finish(gather, &NoTlb);
         assert_eq!(found(&table, 1), None);
         assert_eq!(table.memory().left(), 2);
     });
 }
 
-/// A reader finds the page whole, or nothing, while it is mapped.
+/// A reader finds the complete page, or nothing, while it is mapped.
 #[test]
 fn a_reader_beside_map() {
     loom::model(|| {
@@ -274,7 +275,7 @@ fn a_reader_beside_map() {
     });
 }
 
-/// Unmapping a page leaves the table that another thread maps the neighbour into.
+/// Unmapping a page keeps the table into which another thread maps the neighbour.
 #[test]
 fn map_beside_unmap_of_the_neighbour() {
     loom::model(|| {
@@ -290,8 +291,8 @@ fn map_beside_unmap_of_the_neighbour() {
     });
 }
 
-/// A block is split by two threads, each for a page of it, and one unmaps its page: the block is
-/// split once, what is unmapped stays so, and the loser's table comes back.
+/// Two threads split a block, each for a page of it, and one unmaps its page. The block is split
+/// once, the page stays unmapped, and the table of the loser is freed.
 #[test]
 fn two_threads_split_a_block() {
     loom::model(|| {
@@ -310,7 +311,7 @@ fn two_threads_split_a_block() {
     });
 }
 
-/// A reader finds each page, and where it belongs, while its block is split.
+/// A reader finds the right address for each page while its block is split.
 #[test]
 fn a_reader_beside_split() {
     loom::model(|| {
@@ -323,7 +324,7 @@ fn a_reader_beside_split() {
     });
 }
 
-/// A page that a walker marks while it is unmapped is reported.
+/// A page that a walker marks dirty while it is unmapped is reported.
 #[test]
 fn a_walker_marks_beside_unmap() {
     loom::model(|| {
@@ -339,7 +340,8 @@ fn a_walker_marks_beside_unmap() {
     });
 }
 
-/// A page that a walker marks while dirty bits are read and cleared is reported, or still dirty.
+/// A page that a walker marks dirty while dirty bits are read and cleared is reported, or still
+/// dirty.
 #[test]
 fn a_walker_marks_beside_read_dirty() {
     loom::model(|| {
@@ -348,7 +350,7 @@ fn a_walker_marks_beside_read_dirty() {
         split(&table, 0);
         assert!(mark(&table, 1).is_some());
         let other = Arc::clone(&table);
-        // The other page, and the one whose bit is cleared.
+        // Marks the other page, and the one whose bit is cleared.
         let walker = thread::spawn(move || {
             u32::from(mark(&other, 0).is_some()) + u32::from(mark(&other, 1).is_some())
         });
@@ -361,7 +363,7 @@ fn a_walker_marks_beside_read_dirty() {
     });
 }
 
-/// A page that a walker marks while it is made read-only stays dirty.
+/// A page that a walker marks dirty while it is made read-only stays dirty.
 #[test]
 fn a_walker_marks_beside_set_prot() {
     loom::model(|| {
@@ -378,7 +380,8 @@ fn a_walker_marks_beside_set_prot() {
     });
 }
 
-/// A block that a walker marks while it is split makes dirty pages; a page is marked alone.
+/// If a walker marks a block dirty while it is split, both pages are dirty; if it marks a page,
+/// only that one is.
 #[test]
 fn a_walker_marks_beside_split() {
     loom::model(|| {

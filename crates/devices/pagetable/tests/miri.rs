@@ -5,11 +5,11 @@
 //! cargo +nightly miri test --package longshore-pagetable --test miri
 //! ```
 //!
-//! Without the last flag each slice of a memory's entries is looked at entry by entry, atomics all of
-//! them, whenever it is handed on: that takes far longer and tells nothing more.
+//! Without the last flag Miri checks each slice of a memory's entries entry by entry whenever it is
+//! passed on, because all entries are atomics. That takes far longer and finds nothing more.
 //!
-//! What is checked is that memory is used as Rust allows; what the tables hold is for the conformance
-//! suite. Run without Miri these tests are as good as any.
+//! These tests check that memory is used as Rust allows; the conformance suite checks the content
+//! of tables. They also run without Miri.
 
 #![cfg(not(loom))]
 
@@ -33,7 +33,7 @@ use longshore_pagetable::{Check, Error, PageTable, Prot, TlbGather, Walker};
 use setup::*;
 
 const RW: Prot = Prot::READ_WRITE;
-/// Where slabs lie for a walker: aligned to every table that is used here.
+/// The walker's address of slabs, aligned to every table that is used here.
 const BASE: TableAddr = TableAddr::new(1 << 30);
 
 const PRESENT: u64 = 1 << 0;
@@ -43,8 +43,8 @@ const WRITE: u64 = 1 << 3;
 const RUN: u64 = 1 << 4;
 const RUN_LOG2: u32 = 2;
 
-/// Pages of 4 KiB in tables of sixteen entries, of three levels, with blocks and runs of four pages:
-/// what makes Miri slow is entries.
+/// Tables of sixteen entries in three levels, with pages of 4 KiB, blocks, and runs of four pages.
+/// They are small because Miri takes time for each entry.
 #[derive(Clone, Copy, Debug)]
 struct Small(Geometry);
 
@@ -124,18 +124,18 @@ impl Format for Small {
     }
 }
 
-/// A region, for `units` of 4 KiB.
+/// Returns a region of `units` times 4 KiB.
 fn region(units: usize) -> (Vec<AtomicU64>, Vec<TableMeta>) {
     let entries = iter::repeat_with(AtomicU64::default).take(units * 512).collect();
     (entries, iter::repeat_with(TableMeta::new).take(units).collect())
 }
 
-/// Everything there is to do with a table, on both sides of a place where two tables of pages meet.
+/// Calls every operation of a table, on both sides of a boundary of two tables of pages.
 fn everything(memory: impl TableMemory) {
     const PAGE: u64 = 1 << 12;
     const MEET: u64 = 16 * PAGE;
     let table = PageTable::new(Small::new(), memory, Coherent).unwrap();
-    // Pages, a run and a block; not aligned to the target at first, so that each page is a leaf.
+    // Pages, a run and a block. The pages are not aligned to the target, so that each is a leaf.
     table.map(Iova::new(MEET - 3 * PAGE), bus(0x10_0000), 5 * PAGE, RW).unwrap();
     table.map(Iova::new(2 * MEET), bus(2 * MEET), MEET, RW).unwrap();
     table.map(Iova::new(3 * MEET), bus(3 * MEET), 4 * PAGE, RW).unwrap();
@@ -204,7 +204,8 @@ fn simulated_dram() {
     assert_eq!(memory.used(), 0);
 }
 
-/// Two pages of a real format, the last of which there is none behind, and what maps them.
+/// Maps the last two pages of the input range of a real format, where no entry follows the last
+/// one.
 fn two_pages<F: Format>(format: F) {
     let memory = HostPages::new();
     let table = PageTable::new(format, &memory, Coherent).unwrap();
@@ -256,7 +257,7 @@ fn out_of_memory() {
     }
 }
 
-/// Entries that lead out of the memory, and to its last entry, are held against it.
+/// Addresses in entries, outside the memory and at its end, are checked against the memory.
 #[test]
 fn entries_lead_anywhere() {
     fn check(memory: &impl TableMemory, base: u64, size: u64) {
@@ -265,7 +266,7 @@ fn entries_lead_anywhere() {
         let last = base + size - 0x1000;
         for address in [last, last + 0x1000, base.wrapping_sub(0x1000), 0, u64::MAX - 0xfff] {
             root.store(address & !0xfff | PRESENT | TABLE, Ordering::Release);
-            // Whatever is found there, nothing but memory of tables is read.
+            // Whatever the result is, only memory of tables is read.
             for va in [0, 0xf << 16 | 0xf << 12] {
                 let _ = table.lookup(Iova::new(va));
             }
@@ -278,16 +279,16 @@ fn entries_lead_anywhere() {
     check(&HostPages::with_limit(1 << 21), 0, 1 << 21);
 }
 
-/// Chunks behind the first one: each is taken when the first table of it is, has its entries and
-/// notes, and goes when the memory does.
+/// Chunks after the first one are allocated with their first table, have their entries and
+/// metadata, and are freed with the memory.
 #[test]
 fn further_chunks_of_host_pages() {
     if !cfg!(miri) {
-        // The first chunk is of 2 MiB only there.
+        // Only under Miri the first chunk is 2 MiB.
         return;
     }
     let memory = HostPages::new();
-    // The first chunk, and one more as large; then the third, of twice the size.
+    // The first chunk, and the second of the same size; then the third, of twice the size.
     let large = [memory.alloc(21).unwrap(), memory.alloc(21).unwrap()];
     assert!(memory.entries(TableAddr::new(large[1].raw() + (1 << 21))).is_empty());
     let table = PageTable::new(Small::new(), &memory, Coherent).unwrap();

@@ -51,7 +51,7 @@ fn every_bit_of_a_va_is_decoded_by_exactly_one_level() {
 }
 
 #[test]
-fn windows_take_what_is_theirs() {
+fn windows_translate_only_their_addresses() {
     let low = shape(4, 48, Window::Low);
     assert_eq!(low.va(Iova::new((1 << 48) - 1)), Some((1 << 48) - 1));
     assert_eq!(low.va(Iova::new(1 << 48)), None);
@@ -63,7 +63,7 @@ fn windows_take_what_is_theirs() {
     assert_eq!(signed.va(Iova::new(0x7fff_ffff_ffff)), Some(0x7fff_ffff_ffff));
     assert_eq!(signed.va(Iova::new(0x8000_0000_0000)), None);
     assert_eq!(signed.va(Iova::new(0xffff_8000_0000_0000)), Some(0x8000_0000_0000));
-    // The halves are no neighbours.
+    // The halves are not adjacent.
     assert_eq!(signed.span(Iova::new(0x7fff_ffff_f000), 0x2000), None);
     let six = Geometry::new(Shape {
         granule_log2: 12,
@@ -92,7 +92,7 @@ proptest! {
         prop_assert_eq!(geometry.va(geometry.iova(va)), Some(va));
     }
 
-    // The oracle: the parts, put together, are the span, and each lies in its slot.
+    // The oracle: the parts together are the span, and each is in its slot.
     #[test]
     fn parts_make_up_the_span(first in 0u64..1 << 21, len in 1u64..1 << 21, level in 0u32..3) {
         let geometry = shape(3, 39, Window::Low);
@@ -113,9 +113,9 @@ proptest! {
         prop_assert_eq!(at, span.last + 1);
     }
 
-    // The oracle: try every run, largest first, at every slot.
+    // The oracle tries every run, the largest first, at every slot.
     #[test]
-    fn leaf_groups_are_what_trying_every_size_gives(
+    fn leaf_groups_agree_with_trying_every_size(
         va in 0u64..256, bus in 0u64..256, slots in 1usize..128, runs in 1u32..512, max in 12u32..21,
     ) {
         let geometry = Geometry::new(Shape {

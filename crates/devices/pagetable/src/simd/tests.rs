@@ -11,7 +11,7 @@ fn values(entries: &[AtomicU64]) -> Vec<u64> {
 }
 
 #[test]
-fn every_set_of_instructions_fills_every_run_and_nothing_beside_it() {
+fn every_instruction_set_fills_every_run_and_nothing_beside_it() {
     const COUNT: usize = 80;
     for token in IsaToken::all() {
         for start in 0..10 {
@@ -29,7 +29,7 @@ fn every_set_of_instructions_fills_every_run_and_nothing_beside_it() {
 }
 
 #[test]
-fn every_set_of_instructions_finds_a_hit_at_every_place() {
+fn every_instruction_set_finds_a_hit_at_every_place() {
     const COUNT: usize = 67;
     for token in IsaToken::all() {
         for start in 0..9 {
@@ -48,7 +48,7 @@ fn every_set_of_instructions_finds_a_hit_at_every_place() {
 
 proptest! {
     #[test]
-    fn searches_agree_with_the_plain_one(
+    fn searches_agree_with_the_scalar_one(
         content in prop::collection::vec(0u64..4, 0..200),
         start in 0usize..16,
         mask in 0u64..4,

@@ -1,8 +1,8 @@
-//! A walker of Arm tables that refuses whatever the architecture leaves unpredictable.
+//! A walker of Arm tables that refuses everything that the architecture leaves unpredictable.
 //!
-//! It is written from DDI 0487 alone (`AArch64.S2InvalidSL`, `AArch64.S2InconsistentSL`,
-//! `AArch64.ContiguousBitFaults`, `ContiguousSize`, the rules of the Contiguous bit) and uses nothing
-//! of the crate but the memory of the tables. Levels are the manual's.
+//! It is written only from DDI 0487 (`AArch64.S2InvalidSL`, `AArch64.S2InconsistentSL`,
+//! `AArch64.ContiguousBitFaults`, `ContiguousSize`, the rules of the Contiguous bit). Of this crate
+//! it uses only the memory of the tables. Levels are numbered as in the manual.
 
 use std::sync::atomic::Ordering;
 
@@ -27,18 +27,20 @@ struct Walk {
     root: u64,
 }
 
-/// Why a walk is refused.
+/// The reason that a walk is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
-    /// SL0 and T0SZ do not go together, on hardware with the fewest physical address bits that have
-    /// room for both sides.
+    /// SL0 does not fit T0SZ on hardware with the fewest physical address bits that suffice for
+    /// input and output.
     InitialLevel,
-    /// A root that is not aligned to its size.
+    /// The root is not aligned to its size.
     Root,
     Absent,
-    /// A block where the level has none, or a page's encoding where a block's is meant.
+    /// A block at a level without blocks, or the encoding of a page for a block, or the other way
+    /// round.
     Descriptor,
-    /// A run that is larger than the input, at a level without runs, or not the same throughout.
+    /// A run that is larger than the input size, at a level without runs, or with entries that
+    /// differ.
     Misprogrammed,
 }
 
@@ -108,7 +110,7 @@ impl Walk {
         }
     }
 
-    /// The entries of a run.
+    /// Returns the number of entries of a run, as a logarithm.
     fn run_log2(&self, level: i32) -> Option<u32> {
         match (self.granule_log2, level) {
             (12, 1..=3) => Some(4),
@@ -119,7 +121,8 @@ impl Walk {
         }
     }
 
-    /// Returns where `address` leads and the size of the translation, as a logarithm.
+    /// Returns the address that `address` is translated to, and the size of the leaf, as a
+    /// logarithm.
     fn translate(&self, memory: &impl TableMemory, address: u64) -> Result<(u64, u32), Refused> {
         self.check_initial_level()?;
         let (mut level, mut table) = (self.initial_level, self.root);
@@ -182,7 +185,8 @@ fn walk<F: Format>(table: &PageTable<F, HostPages, Coherent>, stage2: bool) -> W
     }
 }
 
-/// Maps each page size at the bottom and at the top of the input, to itself, and walks there.
+/// Maps each page size at the bottom and at the top of the input range, to the same addresses, and
+/// walks there.
 fn maps_and_walks<F: Format>(format: F, stage2: bool) {
     let geometry = format.geometry();
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
@@ -200,14 +204,14 @@ fn maps_and_walks<F: Format>(format: F, stage2: bool) {
             }
             unmap(&table, at, size).expect(&name);
             assert_eq!(walk.translate(table.memory(), va), Err(Refused::Absent), "{name}");
-            // So that the next block finds no table in its place.
+            // So that the next block finds no table at its place.
             let mut gather = TlbGather::new();
             table.reclaim_all(&mut gather);
             let Ok(()) = table.finish(gather, &NoTlb);
             assert_eq!(table.memory().used(), 1, "{name}");
         }
     }
-    // All that the root stands for, if few entries say so.
+    // The whole range of the root, if it can have leaves.
     let root_sizes = geometry.runs(geometry.root_level());
     if root_sizes != 0 && end == 1 << geometry.input_bits() {
         table.map(at(&format, 0), bus(0), end, Prot::READ).expect(&name);
@@ -219,7 +223,7 @@ fn maps_and_walks<F: Format>(format: F, stage2: bool) {
     }
 }
 
-/// Every granule with every input size, and all output sizes that change something.
+/// Calls `run` with every granule, every input size and every output size.
 fn each_size(mut run: impl FnMut(u32, u32, u32)) {
     for granule_log2 in [12, 14, 16] {
         for input_bits in 25..=52 {
@@ -244,7 +248,7 @@ fn every_size_of_stage_2_is_walked() {
     });
 }
 
-/// Stage 1 never concatenates, so it has every page size.
+/// Stage 1 never concatenates tables, so it has every page size.
 #[test]
 fn concatenated_tables_lose_no_page_size() {
     each_size(|granule_log2, input_bits, output_bits| {
@@ -264,7 +268,7 @@ fn concatenated_tables_lose_no_page_size() {
     });
 }
 
-/// KVM concatenates where it can: with 4 KiB and 34 bits 16 tables of level 2.
+/// KVM concatenates tables where it can: with 4 KiB and 34 bits it uses 16 tables of level 2.
 #[test]
 fn the_levels_of_stage_2_can_be_chosen() {
     let new = |granule_log2, input_bits, levels| {
@@ -323,9 +327,9 @@ fn refused_levels_of_stage_2_have_distinct_reasons() {
     }
 }
 
-/// A root of 8 entries has no run of 16, and one of 16 entries is one run.
+/// A root of 8 entries has no run of 16, and a root of 16 entries can be one run.
 #[test]
-fn a_run_is_at_most_the_input() {
+fn a_run_is_no_larger_than_the_input_size() {
     for (input_bits, page_log2) in [(33, 30), (34, 34)] {
         for stage in [1, 2] {
             let page_sizes = if stage == 1 {
@@ -338,9 +342,9 @@ fn a_run_is_at_most_the_input() {
     }
 }
 
-/// The walker does refuse: without that the tests above would show nothing.
+/// Shows that the walker does refuse such tables; otherwise the tests above would show nothing.
 #[test]
-fn the_walker_refuses_what_is_unpredictable() {
+fn the_walker_refuses_unpredictable_tables() {
     let table = PageTable::new(stage2(12, 33, 40), HostPages::new(), Coherent).unwrap();
     let right = walk(&table, true);
     table.map(at(table.format(), 0), bus(0), 1 << 33, Prot::READ).unwrap();
@@ -358,7 +362,7 @@ fn the_walker_refuses_what_is_unpredictable() {
     slot.fetch_and(!CONTIGUOUS, Ordering::Relaxed);
     assert_eq!(right.translate(table.memory(), 0), Err(Refused::Misprogrammed));
 
-    // Two entries at level 0, which hardware with 40 physical bits does not have.
+    // Two entries at level 0, which hardware with 40 physical address bits does not have.
     let refused = Walk { input_bits: 40, output_bits: 40, initial_level: 0, ..right };
     assert_eq!(refused.translate(table.memory(), 0), Err(Refused::InitialLevel));
     // 32 concatenated tables.

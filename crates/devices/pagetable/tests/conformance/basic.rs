@@ -1,4 +1,4 @@
-//! Mapping, looking up, unmapping: one thread, plenty of memory.
+//! Mapping, looking up and unmapping by one thread with enough memory.
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::Coherent;
@@ -22,7 +22,7 @@ pub(crate) fn empty<F: Format>(format: F) {
     assert_eq!(mappings(&table), []);
 }
 
-/// An image is asked for any address and number, as a corrupt table may say them.
+/// An image is asked for any address and index, as from a corrupt table.
 pub(crate) fn entries_of_no_table<F: Format>(format: F) {
     let table = table(format);
     let granule = 1u64 << format.geometry().granule_log2();
@@ -30,7 +30,7 @@ pub(crate) fn entries_of_no_table<F: Format>(format: F) {
     let root = table.root();
     assert!(table.entry(root, 0).is_some());
     for (raw, index) in [
-        // Sums and products that pass 2^64 by as much as leads to the root's first entry.
+        // Sums and products that wrap around 2^64 to the root's first entry.
         (root.raw(), 1 << 61),
         (root.raw(), 7 << 61),
         (u64::MAX - 7, 1 + (root.raw() / 8) as usize),
@@ -72,7 +72,7 @@ pub(crate) fn every_page_size<F: Format>(format: F) {
             unmap(&table, at(&format, va), size).unwrap();
         }
         assert_eq!(mappings(&table), []);
-        // One level at a time, asked for by size.
+        // The same size, mapped by `map_pages`.
         let page = longshore_mem::Granule::new(size).unwrap();
         table.map_pages(at(&format, 0), bus(0), page, 2, prot).unwrap();
         let found = mappings(&table);
@@ -93,14 +93,14 @@ pub(crate) fn overlap<F: Format>(format: F) {
         let page = at(&format, (size + size / 2) & !(granule - 1));
         table.map(page, bus(0), granule, prot).unwrap();
         let before = mappings(&table);
-        // A block over a live page, and ranges that begin or end at it.
+        // A block over a live page, and ranges that begin or end at that page.
         let tried = table.map(at(&format, size), bus(0), size, prot);
         assert_eq!(tried, Err(Error::Exists { at: page }));
         let tried = table.map(at(&format, 0), bus(0), 3 * size, prot);
         assert_eq!(tried, Err(Error::Exists { at: page }));
         assert_eq!(table.map(page, bus(0), granule, prot), Err(Error::Exists { at: page }));
         assert_eq!(mappings(&table), before);
-        // A page into a live block.
+        // A page inside a live block.
         table.map(at(&format, 2 * size), bus(0), size, prot).unwrap();
         let inside = at(&format, (2 * size + size / 2) & !(granule - 1));
         assert_eq!(table.map(inside, bus(0), granule, prot), Err(Error::Exists { at: inside }));
@@ -120,7 +120,7 @@ pub(crate) fn remap<F: Format>(format: F) {
             assert_eq!(table.lookup(iova), Ok(None));
             assert_eq!(unmap(&table, iova, size), Err(Error::Hole { at: iova }));
         }
-        // Two, of which each goes by itself.
+        // Two leaves, each unmapped separately.
         table.map(at(&format, 0), bus(0), 2 * size, prot).unwrap();
         if mappings(&table).len() == 2 {
             unmap(&table, at(&format, 0), size).unwrap();
@@ -169,7 +169,7 @@ pub(crate) fn emptied<F: Format>(format: F) {
         }
         let (size, block) = (1u64 << page_log2, at(&format, 0));
         let table = table(format);
-        // Two pages with a hole between, unmapped one by one: their tables stay.
+        // Two pages with a hole between them, unmapped one by one: their tables stay.
         table.map(block, bus(0), granule, prot).unwrap();
         table.map(at(&format, size - granule), bus(0), granule, prot).unwrap();
         unmap(&table, block, granule).unwrap();
@@ -184,7 +184,7 @@ pub(crate) fn emptied<F: Format>(format: F) {
         assert_eq!(table.memory().used(), u64::from(geometry.levels() - level));
         table.map(block, bus(0), size, prot).unwrap();
         assert_eq!(table.lookup(block).unwrap().unwrap().page_log2, page_log2);
-        // Unmapped whole, pages leave no table behind.
+        // Unmapped in one call, pages leave no table behind.
         unmap(&table, block, size).unwrap();
         let page = longshore_mem::Granule::new(granule).unwrap();
         table.map_pages(block, bus(0), page, size / granule, prot).unwrap();
@@ -232,8 +232,8 @@ pub(crate) fn out_of_range<F: Format>(format: F) {
     assert_eq!(mappings(&table), []);
 }
 
-/// Some blocks, one block of the next size with some more, and some again: aligned alike on both
-/// sides, so that the fewest leaves are known.
+/// Some small leaves, two of the next size, and a small one again. Addresses and targets are
+/// aligned alike, so that the fewest leaves are known.
 pub(crate) fn mixed<F: Format>(format: F) {
     let prot = read_write(&format);
     let sizes = usable_sizes(&format);
@@ -249,7 +249,7 @@ pub(crate) fn mixed<F: Format>(format: F) {
         let len = head * small + 2 * large + tail * small;
         table.map(at(&format, start), bus(start + 4 * large), len, prot).unwrap();
         let found: Vec<u32> = mappings(&table).iter().map(|m| m.page_log2).collect();
-        // Where sizes are a factor two apart, what is beside has the size of one.
+        // If sizes differ by a factor of two, two adjacent leaves can form one of the next size.
         let mut expected = fewest(&sizes, start, len);
         assert_eq!(found, expected, "{}", F::NAME);
         expected.sort_unstable();
@@ -259,7 +259,7 @@ pub(crate) fn mixed<F: Format>(format: F) {
     }
 }
 
-/// The largest page that fits, again and again.
+/// Returns the sizes of the largest pages that fit, one after another.
 fn fewest(sizes: &[u32], mut va: u64, mut len: u64) -> Vec<u32> {
     let mut found = Vec::new();
     while len > 0 {
@@ -272,7 +272,7 @@ fn fewest(sizes: &[u32], mut va: u64, mut len: u64) -> Vec<u32> {
     found
 }
 
-/// A range that ends in the middle of a contiguous run is refused at every level, also where the
+/// A range that ends in the middle of a contiguous run is refused at every level, even if the
 /// caller is trusted to know that all of it is mapped.
 pub(crate) fn part_of_a_run<F: Format>(format: F) {
     let prot = read_write(&format);
@@ -309,8 +309,8 @@ pub(crate) fn part_of_a_run<F: Format>(format: F) {
     }
 }
 
-/// Where addresses are wider than an entry holds them in one piece, a range that crosses from one
-/// piece's window to the next leads on without a gap, in pages and in blocks.
+/// If an entry holds the bits of a wide address in two fields, a range across a boundary of the
+/// upper field is mapped without a gap, in pages and in blocks.
 #[test]
 fn a_range_crosses_the_windows_of_the_address_bits() {
     const LEAVES: u64 = 64;
@@ -319,7 +319,7 @@ fn a_range_crosses_the_windows_of_the_address_bits() {
         let geometry = format.geometry();
         for level in 0..2 {
             let size = 1u64 << geometry.shift(level);
-            // Aligned alike on both sides, so that there are runs where there can be, and not.
+            // Aligned like the target, so that runs are possible, and not aligned like it.
             for (nth, skew) in [(1, 0), (2, size)] {
                 let va = (nth << 44) + (u64::from(level) << 43) + skew;
                 let target = boundary - LEAVES / 2 * size;
@@ -333,14 +333,14 @@ fn a_range_crosses_the_windows_of_the_address_bits() {
             }
         }
     }
-    // FEAT_LPA2: bits 51:50 lie elsewhere.
+    // FEAT_LPA2 has bits 51:50 at another place.
     for boundary in [1 << 50, 2 << 50, 3 << 50] {
         check(stage1(12, 52, 52), boundary);
         check(stage1(14, 52, 52), boundary);
         check(stage2(12, 48, 52), boundary);
         check(stage2(14, 52, 52), boundary);
     }
-    // FEAT_LPA: bits 51:48 do.
+    // FEAT_LPA has bits 51:48 at another place.
     for boundary in [1 << 48, 5 << 48, 15 << 48] {
         check(stage1(16, 48, 52), boundary);
         check(stage1(16, 52, 52), boundary);
@@ -348,10 +348,10 @@ fn a_range_crosses_the_windows_of_the_address_bits() {
     }
 }
 
-/// What is left of a larger table in a root's memory is not found by hardware that translates more
-/// bits than were asked for.
+/// Hardware that translates more bits than were asked for does not find old entries of a larger
+/// table in the root's memory.
 #[test]
-fn a_small_root_leaves_nothing_behind() {
+fn a_small_root_is_cleared_completely() {
     let memory = HostPages::new();
     let hardware = vtd_second(39);
     let before = PageTable::new(hardware, &memory, Coherent).unwrap();

@@ -1,4 +1,4 @@
-//! Lines, fences and invalidations, counted exactly.
+//! Exact counts of lines, fences and invalidations.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -42,7 +42,7 @@ fn with<F: Format>(format: F, test: impl Fn(&Counted<'_, F>, &Counting<Coherent>
     }
 }
 
-/// Unmaps in one go: the counts, and how many tables were freed.
+/// Unmaps with one `unmap`, and returns the counts and the number of freed tables.
 fn unmap_counted<F: Format>(
     table: &Counted<'_, F>,
     counting: &Counting<Coherent>,
@@ -59,7 +59,7 @@ fn unmap_counted<F: Format>(
 }
 
 #[test]
-fn a_block_beside_pages_goes_as_one_run() {
+fn a_block_beside_pages_is_unmapped_as_one_run() {
     fn check<F: Format>(format: F) {
         with(format, |table, counting| {
             let start = 1 << 30;
@@ -88,7 +88,7 @@ fn a_run_of_pages_is_cleaned_once() {
     with(vtd_second(48), |table, counting| {
         for (len, lines) in [(4 * KIB, 1), (32 * KIB, 1), (64 * KIB, 2), (512 * KIB, 16), (MIB, 32)]
         {
-            // Not the whole of a table, whose end stays mapped.
+            // Not a whole table: the end stays mapped.
             table.map(Iova::new(0), bus(0), MIB + 4 * KIB, RW).unwrap();
             let counted = unmap_counted(table, counting, 0, len);
             assert_eq!(counted, (Counts { lines, cleans: 1, fences: 1 }, 0));
@@ -108,20 +108,20 @@ fn a_subtree_is_one_entry() {
 }
 
 #[test]
-fn mapping_fences_once_for_what_is_new_and_once_in_the_end() {
+fn mapping_fences_once_for_new_tables_and_once_at_the_end() {
     with(vtd_second(48), |table, counting| {
-        // Three tables of 64 lines, and the slot of the root.
+        // Three tables of 64 lines, and the root's slot.
         table.map(Iova::new(0), bus(0x1000), 4 * KIB, RW).unwrap();
         assert_eq!(counting.take(), Counts { lines: 3 * 64 + 1, cleans: 4, fences: 2 });
-        // Into tables that are there.
+        // Into existing tables.
         table.map(Iova::new(0x1000), bus(0), 4 * KIB, RW).unwrap();
         assert_eq!(counting.take(), Counts { lines: 1, cleans: 1, fences: 1 });
-        // A new table beside one that is there: its lines, its slot, and the pages before it.
+        // A new table beside an existing one: its lines, its slot, and the pages before it.
         table.map(Iova::new(MIB), bus(0x1000), 2 * MIB, RW).unwrap();
         assert_eq!(counting.take(), Counts { lines: 64 + 1 + 32, cleans: 3, fences: 2 });
         unmap(table, Iova::new(0), 8 * KIB).unwrap();
         unmap(table, Iova::new(MIB), 2 * MIB).unwrap();
-        // 512 new tables below one: each line once.
+        // 512 new tables below one: each line is cleaned once.
         counting.take();
         let count = (1 << 30) / (4 * KIB);
         table.map_pages(Iova::new(1 << 30), bus(0), Granule::SIZE_4K, count, RW).unwrap();
@@ -130,7 +130,7 @@ fn mapping_fences_once_for_what_is_new_and_once_in_the_end() {
 }
 
 #[test]
-fn what_fails_cleans_nothing_and_fences_nothing() {
+fn failed_calls_clean_nothing_and_fence_nothing() {
     with(vtd_second(48), |table, counting| {
         table.map(Iova::new(0x10_0000), bus(0), 4 * KIB, RW).unwrap();
         counting.take();
@@ -156,10 +156,10 @@ fn the_published_mixed_range() {
     });
 }
 
-/// However many blocks are split, there is one fence before the first table is linked and one in the
-/// end, and each line is cleaned once: the new tables', and that of the slots.
+/// However many blocks are split, there is one fence before the first table is linked and one at
+/// the end. Each line is cleaned once: those of the new tables, and those of the slots.
 #[test]
-fn splitting_fences_once_for_what_is_new_and_once_in_the_end() {
+fn splitting_fences_once_for_new_tables_and_once_at_the_end() {
     with(vtd_second(48), |table, counting| {
         for blocks in [1, 8, 9, 300] {
             table.map(Iova::new(1 << 30), bus(1 << 30), blocks * 2 * MIB, RW).unwrap();
@@ -170,7 +170,7 @@ fn splitting_fences_once_for_what_is_new_and_once_in_the_end() {
             let slots = blocks.div_ceil(8);
             assert_eq!((counted.fences, gather.is_empty()), (2, false), "{blocks} blocks");
             assert!(counted.lines >= blocks * 64 + slots, "{counted:?}");
-            // At most a line of slots for each block by itself.
+            // At most one line of slots for each block.
             assert!(counted.lines <= blocks * (64 + 1) && counted.cleans <= 2 * blocks);
             let Ok(()) = table.finish(gather, &NoTlb);
             // There is nothing more to split.
@@ -184,7 +184,8 @@ fn splitting_fences_once_for_what_is_new_and_once_in_the_end() {
             let Ok(()) = table.finish(gather, &NoTlb);
         }
     });
-    // A run of blocks is one run of slots; a run of pages needs no table and so no fence before.
+    // A run of blocks is one run of slots. A run of pages needs no table, and therefore no first
+    // fence.
     with(amd_v1(4), |table, counting| {
         table.map(Iova::new(32 * MIB), bus(32 * MIB), 32 * MIB, RW).unwrap();
         assert_eq!(mappings(table).len(), 1);
@@ -206,9 +207,9 @@ fn splitting_fences_once_for_what_is_new_and_once_in_the_end() {
     });
 }
 
-/// What changes entries in place cleans each run of them once and fences once.
+/// Changes of entries in place clean each run of entries once and issue one fence.
 #[test]
-fn what_changes_in_place_fences_once() {
+fn in_place_changes_fence_once() {
     with(vtd_second(48), |table, counting| {
         let page = Granule::SIZE_4K;
         table.map_pages(Iova::new(0), bus(0), page, 1024, RW).unwrap();

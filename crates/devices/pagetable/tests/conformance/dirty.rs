@@ -30,7 +30,7 @@ fn read<F: Format>(table: &Table<F>, iova: u64, len: u64, clear: bool) -> Vec<(u
 
 fn suite<F: Format>(format: F) {
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
-    // Pages, and a block; pages in whatever runs the format has.
+    // Pages, in the runs that the format has, and a block.
     table.map(Iova::new(0), bus(0x1000), 2 * MIB, RW).unwrap();
     table.map(Iova::new(2 * MIB), bus(0), 2 * MIB, RW).unwrap();
     assert_eq!(read(&table, 0, 4 * MIB, false), []);
@@ -46,10 +46,10 @@ fn suite<F: Format>(format: F) {
     assert_eq!(read(&table, 4 << 12, 0x1000, true), [(4 << 12, 4096)]);
     assert_eq!(read(&table, 0, 4 * MIB, true).len(), 4);
     assert_eq!(read(&table, 0, 4 * MIB, true), []);
-    // Cleared is still writable.
+    // A clean page is still writable.
     assert!(table.lookup(Iova::new(3 << 12)).unwrap().unwrap().prot.contains(RW));
 
-    // What is unmapped is told.
+    // A dirty page that is unmapped is reported.
     write(&table, Iova::new(7 << 12));
     write(&table, Iova::new(2 * MIB));
     let mut gather = TlbGather::new();
@@ -61,14 +61,14 @@ fn suite<F: Format>(format: F) {
     let Ok(()) = table.finish(gather, &NoTlb);
     assert_eq!(mappings(&table), []);
 
-    // A block split while dirty makes dirty pages.
+    // If a dirty block is split, its pages are dirty.
     table.map(Iova::new(0), bus(0), 2 * MIB, RW).unwrap();
     write(&table, Iova::new(0));
     let mut gather = TlbGather::new();
     table.split(Iova::new(0), 0x1000, &mut gather).unwrap();
     let Ok(()) = table.finish(gather, &NoTlb);
     assert_eq!(read(&table, 0, 2 * MIB, true).len(), 512);
-    // Read-only afterwards: what was dirty is kept or told.
+    // If a dirty page is made read-only, it stays dirty or is reported.
     write(&table, Iova::new(0x3000));
     let mut gather = TlbGather::new();
     let mut told = 0;
@@ -110,7 +110,7 @@ fn risc_v() {
     suite(riscv_tracking());
 }
 
-/// Any dirty item of a contiguous run dirties the run.
+/// If any entry of a contiguous run is dirty, the run is.
 #[test]
 fn runs_are_dirty_as_a_whole() {
     fn check<F: Format>(format: F) {
@@ -152,10 +152,10 @@ fn tracking_must_be_set_up_and_needs_a_coherent_walker() {
     assert_eq!(memory.used(), 0);
 }
 
-/// A leaf of which only a part is asked for is reported, cleaned and gathered whole, whichever of its
-/// entries is the dirty one; its neighbours are not.
+/// If only a part of a leaf is read, the whole leaf is reported, cleared and gathered, whichever of
+/// its entries is dirty. Its neighbours are not.
 #[test]
-fn a_leaf_is_read_whole_where_a_part_is_asked_for() {
+fn a_leaf_is_reported_whole_if_a_part_is_read() {
     fn check<F: Format>(format: F) {
         let geometry = *format.geometry();
         for (level, run_log2) in large_leaves(&format) {
@@ -164,7 +164,7 @@ fn a_leaf_is_read_whole_where_a_part_is_asked_for() {
             let page = Granule::new(size).unwrap();
             let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
             table.map_pages(Iova::new(0), bus(0), page, 4, RW).unwrap();
-            // Asked for: the first, a middle and the last page of the leaf; dirty: each entry.
+            // Read: the first, a middle and the last page of the leaf. Dirty: each entry.
             for asked in [size, size + size / 2, 2 * size - 0x1000] {
                 for item in 0..1 << run_log2 {
                     for iova in [0, size + item * entry, 2 * size] {
@@ -208,9 +208,9 @@ fn a_leaf_is_read_whole_where_a_part_is_asked_for() {
     check(riscv_tracking());
 }
 
-/// The last leaf of the address space is read, cleaned and unmapped as any other.
+/// The last leaf of the address space is read, cleared and unmapped like any other.
 #[test]
-fn the_last_leaf_there_is() {
+fn the_last_leaf_of_the_address_space() {
     fn check<F: Format>(format: F) {
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
         let all = format.geometry().last_va();
@@ -243,10 +243,10 @@ fn the_last_leaf_there_is() {
     check(amd_v1_6_levels_tracking());
 }
 
-/// Pages made of a contiguous run count as dirty where they can be written, and only there: a walker
-/// may have marked any entry for a write anywhere in the run.
+/// If a writable run is split, all of its pages are dirty, because a walker may have marked any entry
+/// for a write anywhere in the run. Splitting a read-only run makes no page dirty.
 #[test]
-fn pages_of_a_run_that_is_split_are_dirty() {
+fn pages_of_a_split_run_are_dirty() {
     fn check<F: Format>(format: F) {
         for (level, run_log2) in large_leaves(&format) {
             let size = 1u64 << (format.geometry().shift(level) + run_log2);

@@ -1,5 +1,5 @@
-//! A walker that sees only what was cleaned: at every moment each page is mapped as before or as
-//! after the operation that is going on.
+//! A walker that sees only cleaned lines. At every moment each page is mapped either as before the
+//! running operation or as after it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -14,8 +14,8 @@ use crate::model::Random;
 use crate::read_write;
 use crate::setup::*;
 
-/// That a walker of `memory` finds every table as the CPU does, to the last entry: what holds whenever
-/// no call is going on.
+/// Checks that a walker of `memory` sees all entries of all tables as the CPU does, which must be
+/// so whenever no call is running.
 pub(crate) fn assert_settled<F: Format, M: TableMemory, S: CacheSync>(
     table: &PageTable<F, M, S>,
     memory: &SimulatedDram,
@@ -28,7 +28,7 @@ pub(crate) fn assert_settled<F: Format, M: TableMemory, S: CacheSync>(
         address: TableAddr,
     ) {
         let geometry = format.geometry();
-        // All memory of the table: a root may use less of it.
+        // All memory of the table, of which a root may use only a part.
         let all = 1 << (geometry.table_log2(level) - 3);
         for (index, slot) in memory.entries(address)[..all].iter().enumerate() {
             let entry = slot.load(Ordering::Acquire);
@@ -51,11 +51,11 @@ pub(crate) fn assert_settled<F: Format, M: TableMemory, S: CacheSync>(
     });
 }
 
-/// A new table is empty for a walker too, whatever its memory held before, and whatever of its root's
-/// memory the walker looks at: hardware may translate more bits than were asked for.
+/// A walker sees a new table empty, whatever its memory held before. This includes memory that the
+/// root does not use, because hardware may translate more bits than were asked for.
 pub(crate) fn a_new_root_is_empty<F: Format>(format: F) {
     let geometry = *format.geometry();
-    // Of which every entry looks alive, on both sides.
+    // Every entry of this memory looks present, for the CPU and for the walker.
     let memory = SimulatedDram::new(2 << 20);
     let table = PageTable::new(format, &memory, &memory).unwrap();
     let all = 1 << (geometry.table_log2(geometry.root_level()) - 3);
@@ -67,7 +67,7 @@ pub(crate) fn a_new_root_is_empty<F: Format>(format: F) {
     assert_eq!(memory.used(), 0);
 }
 
-/// Which page leads where, before and after what is going on.
+/// The bus address of each page, before and after the running operation.
 type Expected = Arc<Mutex<Vec<(u64, [Option<u64>; 2])>>>;
 
 pub(crate) fn never_half_written<F: Format + 'static>(format: F) {
@@ -121,7 +121,7 @@ pub(crate) fn never_half_written<F: Format + 'static>(format: F) {
             table.map(iova, bus(target(first)), len, prot).unwrap();
             set(&|page| [Some(target(page)); 2]);
         } else {
-            // Everything that is mapped goes, piece by piece.
+            // Unmaps all that is mapped, leaf by leaf.
             let mut gather = TlbGather::new();
             let all = std::mem::take(&mut *expected.lock().unwrap());
             let mut page = 0;
@@ -155,7 +155,7 @@ pub(crate) fn never_half_written<F: Format + 'static>(format: F) {
         }
     }
     assert_settled(&table, &memory);
-    // The walker has all of it now.
+    // Now the walker sees everything.
     memory.observe_no_more();
     memory.with_view(|view| {
         let walker = Walker::new(&format, view, root);
@@ -166,13 +166,13 @@ pub(crate) fn never_half_written<F: Format + 'static>(format: F) {
     });
 }
 
-/// Splitting, changing permissions and taking out empty tables change live entries: at every moment
-/// each page leads where it led before, and when a call returns the walker has all of it.
+/// Splitting, changing permissions and reclaiming tables change live entries. At every moment each
+/// page has the same bus address as before, and when a call returns the walker sees all changes.
 pub(crate) fn changed_in_place<F: Format + 'static>(format: F) {
     let prot = read_write(&format);
     let geometry = *format.geometry();
     let granule = 1u64 << geometry.granule_log2();
-    // A block where there are blocks and they can be split, and else its pages.
+    // A block if the format has blocks that can be split, and otherwise its pages.
     let leaf = large_leaves(&format).into_iter().find(|(level, _)| *level == 1);
     let Some((_, run_log2)) = leaf else { return };
     let size = 1u64 << (geometry.shift(1) + run_log2);
@@ -192,7 +192,8 @@ pub(crate) fn changed_in_place<F: Format + 'static>(format: F) {
         let walker = Walker::new(&format, view, root);
         for va in vas {
             let iova = at(&format, va);
-            let page = walker.lookup(iova).unwrap().unwrap_or_else(|| panic!("{va:#x} is gone"));
+            let page =
+                walker.lookup(iova).unwrap().unwrap_or_else(|| panic!("{va:#x} is not mapped"));
             assert_eq!(page.translate(iova), Some(bus(va)), "{}", F::NAME);
             let now = page.prot.without(Prot::COHERENT);
             assert!(now == prot || now == Prot::READ, "{}: {now}", F::NAME);

@@ -1,5 +1,5 @@
-//! What entries look like: round trips for every format, and tables of entries worked out by hand
-//! from the manuals that the formats name.
+//! The bits of entries: round trips for every format, and tables of entries worked out by hand from
+//! the manuals that the formats name.
 
 use longshore_mem::BusAddr;
 use longshore_pagetable::Prot;
@@ -53,13 +53,13 @@ pub(crate) fn round_trip<F: Format>(format: F) {
     }
 }
 
-/// Whatever an entry holds, decoding it is possible, and a leaf is one that the format has.
+/// Any entry can be decoded, and a leaf has a size that the format has.
 pub(crate) fn any_entry<F: Format>(format: F) {
     let geometry = format.geometry();
     let mut random = Random(0x0123_4567_89ab_cdef);
     for _ in 0..20_000 {
         let random_bits = random.below(u64::MAX);
-        // Some with all bits of a stretch set or clear, as sizes in addresses have them.
+        // Some with a sequence of bits all set or all clear, as in addresses that encode a size.
         let low = u64::MAX >> random.below(64);
         for entry in [random_bits, random_bits | low, random_bits & !low, low, !low] {
             for level in 0..geometry.levels() {
@@ -85,7 +85,7 @@ pub(crate) fn any_entry<F: Format>(format: F) {
     }
 }
 
-/// Entries as the manuals have them: format, level, run, target, permissions, entry.
+/// Returns the entry for a format, level, run, target and permissions, to compare with the manuals.
 fn leaf<F: Format>(format: &F, level: u32, run_log2: u32, target: u64, prot: Prot) -> u64 {
     format.leaf(level, run_log2, bus(target), format.attributes(prot).unwrap())
 }
@@ -105,7 +105,8 @@ fn arm_stage_1() {
     assert_eq!(leaf(&format, 1, 0, 0x4020_0000, rw | c), 0x0060_0000_4020_0f45);
     assert_eq!(leaf(&format, 1, 4, 0x4200_0000, rw | c), 0x0070_0000_4200_0f45);
     assert_eq!(format.table(1, TableAddr::new(0x8_0000_1000)), 0x0000_0008_0000_1003);
-    // Wide addresses: with 64 KiB granules 51:48 lie in 15:12, else 51:50 in 9:8 instead of SH.
+    // Wide addresses: with 64 KiB granules bits 51:48 are in 15:12, otherwise 51:50 in 9:8, without
+    // SH.
     let format = stage1(16, 52, 52);
     assert_eq!(leaf(&format, 0, 0, 0x000a_0000_1234_0000, rw | c), 0x0060_0000_1234_af47);
     let format = stage1(12, 52, 52);
@@ -129,7 +130,8 @@ fn arm_stage_2() {
     assert_eq!(leaf(&format, 0, 0, 0x1000, Prot::WRITE | c), 0x0040_0000_0000_17bf);
     assert_eq!(leaf(&format, 1, 0, 0x20_0000, rw), 0x0040_0000_0020_06d5);
     assert_eq!(leaf(&format, 0, 0, 0x1000, rw | Prot::DEVICE), 0x0040_0000_0000_16c7);
-    // 40 bits: three levels, two tables side by side. 48 bits with 16 KiB: two tables, not a level.
+    // 40 bits: three levels with two root tables. 48 bits with 16 KiB: two root tables, not a
+    // fourth level.
     assert_eq!((format.geometry().levels(), format.concatenated_log2()), (3, 1));
     let format = stage2(14, 48, 48);
     assert_eq!((format.geometry().levels(), format.concatenated_log2()), (3, 1));
@@ -184,7 +186,7 @@ fn amd() {
     // The manual's level 4 leads to a table of its level 3.
     assert_eq!(format.table(3, TableAddr::new(0x5000)), 0x6000_0000_0000_5601);
     assert_eq!(amd_v1(6).geometry().input_bits(), 64);
-    // There is hardware that cannot translate 512 GiB: only on demand.
+    // Some hardware cannot translate 512 GiB pages, so they are used only on demand.
     assert_eq!(amd_v1(6).geometry().page_sizes(), (1 << 39) - (1 << 12));
     assert_eq!(amd_v1_large(6).geometry().page_sizes(), (1 << 53) - (1 << 12));
     assert_eq!(leaf(&amd_v1_large(4), 3, 0, 1 << 39, rw), 0x6000_0080_0000_0001);
@@ -194,7 +196,7 @@ fn amd() {
 fn riscv_() {
     let format = riscv(39);
     let rw = Prot::READ_WRITE;
-    // The page number stands at bit 10; V, R, W, U, A, D.
+    // The page number begins at bit 10; V, R, W, U, A, D.
     assert_eq!(leaf(&format, 0, 0, 0x1234_5000, rw), 0x048d_14d7);
     assert_eq!(leaf(&format, 0, 0, 0x1000, Prot::READ | Prot::EXECUTE | Prot::PRIVILEGED), 0x44b);
     assert_eq!(leaf(&format, 1, 0, 0x20_0000, Prot::READ), 0x8_0053);
@@ -202,7 +204,7 @@ fn riscv_() {
     assert_eq!(leaf(&format, 0, 4, 0x1_0000, rw), 0x8000_0000_0000_60d7);
     assert_eq!(leaf(&format, 0, 0, 0x1000, rw | Prot::DEVICE), 0x4000_0000_0000_04d7);
     assert_eq!(format.table(2, TableAddr::new(0x5000)), 0x1401);
-    // Reserved: writable and not readable; a leaf's bits at the lowest level missing; misaligned.
+    // Reserved: writable but not readable; an entry for a table at the lowest level; misaligned.
     assert_eq!(format.decode(0, 0x5), Entry::Reserved);
     assert_eq!(format.decode(0, 0x1), Entry::Reserved);
     assert_eq!(format.decode(1, 0x403), Entry::Reserved);

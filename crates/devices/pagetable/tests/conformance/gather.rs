@@ -1,4 +1,4 @@
-//! What a gather knows of the changes it took, and whose it is.
+//! The content of a gather, and its use with one page table only.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ use crate::setup::*;
 
 const MIB: u64 = 1 << 20;
 
-/// The levels of what changed are known, of leaves by themselves as of whole tables.
+/// A gather has the levels of all changes, both of single leaves and of whole tables.
 pub(crate) fn levels<F: Format>(format: F) {
     let prot = read_write(&format);
     let geometry = *format.geometry();
@@ -43,7 +43,7 @@ pub(crate) fn levels<F: Format>(format: F) {
         assert!(!gather.has_tables() && !gather.saw_dirty() && !gather.is_empty());
         let Ok(()) = table.finish(gather, &NoTlb);
     }
-    // Whole tables, of the first level that is not the root: all levels below the slot count.
+    // Whole tables below the root: all levels below the slot are set.
     for level in 1..geometry.levels().min(3) {
         let below = geometry.shift(level - 1);
         if geometry.runs(level - 1) == 0 || geometry.shift(level) + 1 >= geometry.input_bits() {
@@ -61,8 +61,8 @@ pub(crate) fn levels<F: Format>(format: F) {
     }
 }
 
-/// A gather that took changes of one page table panics where it is used with another one, wherever
-/// their roots are, and then nothing of the other one has changed.
+/// A gather with changes of one page table panics if it is used with another one, even if both
+/// roots have the same address. The other table stays unchanged.
 #[test]
 fn a_gather_takes_the_changes_of_one_page_table() {
     const GRANULE: Granule = Granule::SIZE_4K;
@@ -110,7 +110,7 @@ fn a_gather_takes_the_changes_of_one_page_table() {
         assert_eq!(mappings(&other), before, "{name}");
         assert_eq!(other.memory().used(), used, "{name}");
     }
-    // With its own it goes on, and one that took nothing is anybody's.
+    // A gather can be used again with its own table, and an empty one with any table.
     let (one, other) = (new(), new());
     let mut gather = TlbGather::new();
     one.unmap(iova, len, &mut gather).unwrap();
@@ -119,15 +119,16 @@ fn a_gather_takes_the_changes_of_one_page_table() {
     let Ok(()) = other.finish(TlbGather::new(), &NoTlb);
 }
 
-/// On Arm the kind of memory of a live entry is not to be changed, whatever is declared of sizes;
-/// elsewhere it may be.
+/// Arm does not allow a change of the memory type of a live entry, whatever
+/// `with_live_size_changes` declares. Other formats allow it.
 #[test]
-fn the_kind_of_memory_changes_only_where_that_is_allowed() {
+fn the_memory_type_changes_only_if_the_format_allows_it() {
     const PAGE: u64 = 0x1_0000;
     const RW: Prot = Prot::READ_WRITE;
     fn check<F: Format>(format: F, from: Prot, to: Prot, allowed: bool) {
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
-        // Permissions may change in the first page, and the second is the first that may not.
+        // The permissions of the first page may change; the second page is the first that may not
+        // change.
         let of = |other: Prot| Prot::READ | other.without(RW);
         table.map(Iova::new(0), bus(2 * PAGE), PAGE, RW | of(to)).unwrap();
         table.map(Iova::new(PAGE), bus(4 * PAGE), PAGE, from).unwrap();
@@ -144,7 +145,7 @@ fn the_kind_of_memory_changes_only_where_that_is_allowed() {
             assert_eq!(done, Err(Error::BreakBeforeMake { at }), "{}: {from} {to}", F::NAME);
             assert_eq!(mappings(&table), before);
             assert!(gather.is_empty());
-            // By way of unmapping it may.
+            // It can be changed by unmapping and mapping again.
             table.unmap(Iova::new(0), 2 * PAGE, &mut gather).unwrap();
             let Ok(()) = table.finish(gather, &NoTlb);
             table.map(Iova::new(0), bus(2 * PAGE), 2 * PAGE, to).unwrap();
@@ -160,7 +161,7 @@ fn the_kind_of_memory_changes_only_where_that_is_allowed() {
         (RW | coherent, RW | device),
         (RW | device, Prot::READ | coherent),
     ] {
-        // 64 KiB granules, and 4 KiB without runs, so that no run has a say in it.
+        // 64 KiB granules, and 4 KiB without runs, so that the result does not depend on runs.
         check(stage1(16, 48, 48), from, to, false);
         check(stage1_without_runs(12, 48), from, to, false);
         check(stage1_tracking_without_runs(), from, to, false);
@@ -177,10 +178,10 @@ fn the_kind_of_memory_changes_only_where_that_is_allowed() {
     check(riscv(48), RW | device, RW, true);
 }
 
-/// A callback that panics leaves the range half changed. Walkers may remember what is gone, so the
-/// gather must still be flushed, with all levels that changed.
+/// If a callback panics, a part of the range is changed. Walkers may have old translations cached,
+/// so the gather must still cover the range, with all levels that changed.
 #[test]
-fn a_gather_has_what_was_changed_when_a_callback_panics() {
+fn a_gather_covers_the_changes_if_a_callback_panics() {
     let table = PageTable::new(vtd_second_tracking(), HostPages::new(), Coherent).unwrap();
     let len = 8 * MIB;
     type Table = PageTable<longshore_pagetable::format::VtdSecond, HostPages, Coherent>;
@@ -204,7 +205,7 @@ fn a_gather_has_what_was_changed_when_a_callback_panics() {
         let mut gather = TlbGather::new();
         let attack = AssertUnwindSafe(|| call(&table, &mut gather));
         let panicked = catch_unwind(attack).is_err();
-        // Some formats keep the dirty bit of what is read-only: then nothing is reported.
+        // Some formats keep the dirty bit of a read-only page; then nothing is reported.
         let changed = gather.touched().expect("something changed");
         assert!(changed.0.raw() <= dirty && changed.1.raw() >= dirty + 2 * MIB - 1, "{changed:?}");
         assert_eq!((gather.leaf_levels(), panicked), (1 << 1, panicked));

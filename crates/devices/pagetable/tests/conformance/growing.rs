@@ -1,4 +1,4 @@
-//! A level on top.
+//! Adding a level on top.
 
 use longshore_pagetable::format::Format;
 use longshore_pagetable::table_memory::SimulatedDram;
@@ -7,7 +7,8 @@ use longshore_pagetable::{Error, PageTable, TlbGather, Walker};
 use crate::read_write;
 use crate::setup::*;
 
-/// What is mapped stays, by the old root too; what is beyond can be mapped then.
+/// Mappings stay, also for walkers of the old root, and addresses beyond the old range can be
+/// mapped.
 pub(crate) fn growing<F: Format>(format: F) {
     let prot = read_write(&format);
     let memory = SimulatedDram::new(1 << 20);
@@ -35,7 +36,7 @@ pub(crate) fn growing<F: Format>(format: F) {
     let new_root = table.grow().unwrap();
     assert_eq!((table.root(), memory.used()), (new_root, used + 1));
     assert_ne!(new_root, root);
-    // A gather that was begun before is still this page table's.
+    // A gather from before can still be used with this page table.
     let Ok(()) = table.finish(gather, &NoTlb);
     let stays: Vec<_> =
         before.into_iter().filter(|mapping| mapping.iova != at(&format, page)).collect();
@@ -48,7 +49,7 @@ pub(crate) fn growing<F: Format>(format: F) {
         }
     });
     table.map(at(&grown, last + 1), bus(11 * page), page, prot).unwrap();
-    // Across what were the ends of the old root.
+    // Across the end of the old root's range.
     assert_eq!(
         unmap(&table, at(&grown, last - (page - 1)), 2 * page).map(|()| mappings(&table).len()),
         Ok(stays.len() - 1)

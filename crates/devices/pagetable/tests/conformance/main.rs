@@ -1,7 +1,7 @@
 //! One suite for every format, granule, stage and input size.
 //!
-//! A format's tests are made by `conformance!` from a function that sets the format up; what a test
-//! asks of a format is taken from its geometry, so that nothing here knows an encoding. The
+//! The macro `conformance!` makes the tests of a format from a function that sets the format up.
+//! The tests take all that they need from the format's geometry, and know no encoding. The
 //! encodings have tables of their own in `encodings.rs`.
 
 #![cfg(not(loom))]
@@ -44,7 +44,7 @@ macro_rules! conformance {
                 #[test]
                 fn an_empty_table_maps_nothing() { crate::basic::empty(format()); }
                 #[test]
-                fn an_entry_of_no_table_is_none() { crate::basic::entries_of_no_table(format()); }
+                fn an_entry_outside_the_tables_is_none() { crate::basic::entries_of_no_table(format()); }
                 #[test]
                 fn every_page_size_maps_first_middle_and_last() { crate::basic::every_page_size(format()); }
                 #[test]
@@ -54,7 +54,7 @@ macro_rules! conformance {
                 #[test]
                 fn part_of_a_block_is_refused() { crate::basic::partial(format()); }
                 #[test]
-                fn a_table_emptied_gives_way_to_a_block() { crate::basic::emptied(format()); }
+                fn an_emptied_table_gives_way_to_a_block() { crate::basic::emptied(format()); }
                 #[test]
                 fn out_of_range_is_refused() { crate::basic::out_of_range(format()); }
                 #[test]
@@ -84,15 +84,15 @@ macro_rules! conformance {
                 #[test]
                 fn a_new_root_is_empty() { crate::dram::a_new_root_is_empty(format()); }
                 #[test]
-                fn what_changes_in_place_reaches_the_walker_whole() { crate::dram::changed_in_place(format()); }
+                fn in_place_changes_reach_the_walker_whole() { crate::dram::changed_in_place(format()); }
                 #[test]
                 fn part_of_a_run_is_refused_trusted_or_not() { crate::basic::part_of_a_run(format()); }
                 #[test]
-                fn a_gather_knows_the_levels() { crate::gather::levels(format()); }
+                fn a_gather_has_the_levels() { crate::gather::levels(format()); }
                 #[test]
                 fn two_threads_split_one_leaf() { crate::preempted::two_splits(format()); }
                 #[test]
-                fn what_is_gone_stays_gone() { crate::preempted::gone_stays_gone(format()); }
+                fn unmapped_pages_stay_unmapped() { crate::preempted::gone_stays_gone(format()); }
                 #[test]
                 fn two_threads_map_neighbours() { crate::preempted::two_maps(format()); }
                 #[test]
@@ -178,7 +178,7 @@ conformance! {
     riscv_sv57: riscv(57);
 }
 
-/// A prot that every format can express and that can be written.
+/// Returns a writable `Prot` that every format can express.
 fn read_write(format: &impl Format) -> longshore_pagetable::Prot {
     assert!(format.attributes(longshore_pagetable::Prot::READ_WRITE).is_some());
     longshore_pagetable::Prot::READ_WRITE

@@ -1,4 +1,4 @@
-//! Memories and ways of syncing other than the tests' own, and the tree that `dump` prints.
+//! Memories and cache maintenance that the other tests do not use, and the text of `dump`.
 
 use std::sync::atomic::AtomicU64;
 
@@ -18,7 +18,7 @@ const RW: Prot = Prot::READ_WRITE;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_slab_lends_its_region_at_the_walkers_addresses() {
+fn a_slab_uses_the_walkers_addresses() {
     let entries: Vec<AtomicU64> = (0..8 * 512).map(|_| AtomicU64::new(0)).collect();
     let metas: Vec<TableMeta> = (0..8).map(|_| TableMeta::new()).collect();
     let base = TableAddr::new(0x1_2340_0000);
@@ -34,7 +34,7 @@ fn a_slab_lends_its_region_at_the_walkers_addresses() {
     assert_eq!(slab.used(), 4);
     // The root leads to the next table of the region.
     assert_eq!(entries[0].load(std::sync::atomic::Ordering::Relaxed), 0x1_2340_1003);
-    // Four more units: a range that needs six.
+    // Four more units, but the range needs six.
     let full = table.map(Iova::new((1 << 39) - 0x1000), bus(0), 0x2000, RW);
     assert_eq!(full, Err(Error::OutOfMemory));
     assert_eq!(slab.used(), 4);
@@ -42,14 +42,14 @@ fn a_slab_lends_its_region_at_the_walkers_addresses() {
     assert!(slab.entries(TableAddr::new(base.raw() + 8 * 4096)).is_empty());
     drop(table);
     assert_eq!(slab.used(), 0);
-    // A table whose size the base is not aligned to.
+    // A table whose size is larger than the alignment of the base.
     let slab = Slab::new(&entries, &metas, TableAddr::new(0x1000)).unwrap();
     assert_eq!(slab.alloc(14), None);
     assert!(slab.alloc(12).is_some());
 }
 
 #[test]
-fn memory_that_no_entry_can_hold_is_no_memory() {
+fn a_table_beyond_the_output_bits_is_out_of_memory() {
     let entries: Vec<AtomicU64> = (0..8 * 512).map(|_| AtomicU64::new(0)).collect();
     let metas: Vec<TableMeta> = (0..8).map(|_| TableMeta::new()).collect();
     let slab = Slab::new(&entries, &metas, TableAddr::new(1 << 48)).unwrap();
@@ -90,12 +90,12 @@ fn lines_are_cleaned_by_the_machines_instructions() {
 }
 
 #[test]
-fn every_set_of_instructions_maps_and_unmaps() {
+fn every_instruction_set_maps_and_unmaps() {
     map_and_unmap(Coherent);
 }
 
 #[test]
-fn a_dump_is_a_tree_that_a_person_can_read() {
+fn a_dump_prints_the_tree() {
     let table = PageTable::new(stage1(12, 48, 48), HostPages::new(), Coherent).unwrap();
     table.map(Iova::new(1 << 30), bus(1 << 31), 4 * MIB, RW).unwrap();
     let page = Granule::SIZE_4K;
@@ -115,24 +115,24 @@ Arm LPAE stage 1, root 0x0 of level 3
     assert_eq!(first.to_string(), "0x40000000 + 2 MiB -> 0x80000000 rw----");
 }
 
-/// What cannot be had is not counted as used, also where the process is out of memory and not the
-/// limit reached: what a child of this test finds that may have 1 GiB of addresses, which is less
-/// than the first three chunks.
+/// A failed allocation is not counted as used. It fails at the limit, and also if the process is
+/// out of memory: this test runs a child that may have 1 GiB of addresses, which is less than the
+/// first three chunks.
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
-fn a_table_that_cannot_be_had_is_not_in_use() {
+fn a_failed_allocation_is_not_counted_as_used() {
     let memory = HostPages::with_limit(3 * 4096);
     let tables: Vec<_> = (0..3).map(|_| memory.alloc(12).unwrap()).collect();
     assert_eq!((memory.alloc(12), memory.alloc(14), memory.alloc(30)), (None, None, None));
     assert_eq!(memory.used(), 3);
     tables.iter().for_each(|table| memory.free(*table, 12));
     assert_eq!(memory.used(), 0);
-    // Those that there were may be had again, and more only with a higher limit.
+    // The tables of the first limit can be allocated again, and more only with a higher limit.
     memory.set_limit(4096);
     let tables: Vec<_> = (0..3).map(|_| memory.alloc(12).unwrap()).collect();
     assert_eq!(memory.alloc(12), None);
     memory.set_limit(u64::MAX);
-    assert_eq!(memory.alloc(12), None, "no more than was made for the first limit");
+    assert_eq!(memory.alloc(12), None, "no more than the chunk of the first limit");
     tables.iter().for_each(|table| memory.free(*table, 12));
     let memory = HostPages::new();
     memory.set_limit(2 * 4096);
@@ -144,7 +144,7 @@ fn a_table_that_cannot_be_had_is_not_in_use() {
     let child = std::process::Command::new("sh")
         .args(["-c", "ulimit -v 1048576 && exec \"$0\" \"$@\""])
         .arg(test)
-        .args(["--exact", "memories::memory_of_a_process_that_has_little", "--ignored"])
+        .args(["--exact", "memories::host_pages_in_a_small_address_space", "--ignored"])
         .args(["--nocapture", "--test-threads", "1"])
         .output()
         .unwrap();
@@ -155,8 +155,8 @@ fn a_table_that_cannot_be_had_is_not_in_use() {
 
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
-#[ignore = "needs a limit of addresses, which `a_table_that_cannot_be_had_is_not_in_use` sets"]
-fn memory_of_a_process_that_has_little() {
+#[ignore = "needs a limit of the address space, which `a_failed_allocation_is_not_counted_as_used` sets"]
+fn host_pages_in_a_small_address_space() {
     let memory = HostPages::new();
     let mut tables: Vec<TableAddr> = Vec::new();
     while let Some(table) = memory.alloc(21) {
@@ -164,12 +164,12 @@ fn memory_of_a_process_that_has_little() {
         assert!(tables.len() < 1 << 10, "there is no limit");
     }
     let had = tables.len() as u64;
-    assert!(had >= 128, "not even the first chunk: {had}");
+    assert!(had >= 128, "less than the first chunk: {had}");
     for _ in 0..10 {
         assert_eq!(memory.alloc(21), None);
-        assert_eq!(memory.used(), had, "what failed is counted");
+        assert_eq!(memory.used(), had, "a failed allocation is counted");
     }
-    // What comes back is had again.
+    // A freed table can be allocated again.
     let last = tables.pop().unwrap();
     memory.free(last, 21);
     assert_eq!(memory.used(), had - 1);

@@ -1,4 +1,4 @@
-//! Memory that runs out, and memory that must not be asked or reused.
+//! Memory that runs out, and memory that must not be allocated or reused.
 
 use std::cell::Cell;
 
@@ -12,12 +12,12 @@ use longshore_pagetable::{Error, Invalidate, PageTable, TlbGather};
 use crate::read_write;
 use crate::setup::*;
 
-/// A syncing that a memory of its own needs.
+/// Returns the content of a table as text.
 fn content<F: Format, M: TableMemory, S: CacheSync>(table: &PageTable<F, M, S>) -> String {
     table.dump().to_string()
 }
 
-/// A range that needs tables on both sides of a boundary of every level.
+/// Returns a range that needs tables on both sides of a boundary of every level.
 fn awkward(format: &impl Format) -> (u64, u64) {
     let geometry = format.geometry();
     let granule = 1u64 << geometry.granule_log2();
@@ -32,7 +32,7 @@ pub(crate) fn out_of_memory<F: Format>(format: F) {
     let memory = SimulatedDram::new(16 << 20);
     let table = PageTable::new(format, &memory, &memory).unwrap();
     let (low, high) = halves(&format, va, len);
-    // Something beside it, which must stay as it is.
+    // A mapping beside the range, which must stay as it is.
     table.map(at(&format, 0), bus(0), 2 * granule, prot).unwrap();
     let before = content(&table);
     let mut failures = 0;
@@ -57,8 +57,8 @@ pub(crate) fn out_of_memory<F: Format>(format: F) {
 
 type Part = (longshore_mem::Iova, u64);
 
-/// The two parts of a range that the middle of the window divides: the halves of a signed window
-/// are no neighbours, so they are mapped one by one there.
+/// Returns the two parts of a range that the middle of the window divides. The halves of a signed
+/// window are not adjacent, so the parts must be mapped separately there.
 fn halves(format: &impl Format, va: u64, len: u64) -> (Part, Option<Part>) {
     if format.geometry().contains(at(format, va), len) {
         return ((at(format, va), len), None);
@@ -76,7 +76,7 @@ fn map_both<F: Format, M: TableMemory, S: CacheSync>(
     let Some(high) = high else { return Ok(()) };
     let done = table.map(high.0, bus(0), high.1, prot);
     if done.is_err() {
-        // Unmapped, and what that left empty taken out, as one range would have done by itself.
+        // Unmaps it and detaches the empty tables, as a single range would have been rolled back.
         let mut gather = TlbGather::new();
         table.unmap(low.0, low.1, &mut gather).unwrap();
         let half = 1u64 << (table.format().geometry().input_bits() - 1);
@@ -86,7 +86,8 @@ fn map_both<F: Format, M: TableMemory, S: CacheSync>(
     done
 }
 
-/// Panics when a table is asked for at the wrong time, and when one comes back.
+/// A memory that panics if a table is allocated while unmapping, or freed before the flush, and
+/// that counts frees.
 struct Watched {
     inner: HostPages,
     unmapping: Cell<bool>,
@@ -95,7 +96,7 @@ struct Watched {
 
 impl TableMemory for Watched {
     fn alloc(&self, size_log2: u32) -> Option<TableAddr> {
-        assert!(!self.unmapping.get(), "a table is asked for while unmapping");
+        assert!(!self.unmapping.get(), "a table is allocated while unmapping");
         self.inner.alloc(size_log2)
     }
 
@@ -114,7 +115,7 @@ impl TableMemory for Watched {
     }
 }
 
-/// Lets memory be used when it is called, or refuses.
+/// Allows freeing when it is called, and then succeeds or fails.
 struct FlushOf<'a>(&'a Watched, bool);
 
 impl Invalidate for FlushOf<'_> {
@@ -148,7 +149,7 @@ pub(crate) fn no_reuse<F: Format>(format: F) {
         let mut gather = TlbGather::new();
         table.unmap(at(&format, 0), 2 * size, &mut gather).unwrap();
         assert!(gather.has_tables());
-        // Somebody maps before the flush: none of the tables may come back.
+        // A map before the flush: it must not get any of these tables.
         memory.unmapping.set(false);
         let other = at(&format, geometry.last_va() / 2 + 1);
         table.map(other, bus(0), granule, prot).unwrap();

@@ -10,10 +10,10 @@ use longshore_pagetable::{Check, Error, PageTable, Prot, TlbGather};
 use crate::read_write;
 use crate::setup::*;
 
-/// How many ranges are tried for each format.
+/// The number of ranges for each format.
 const RANGES: usize = 1000;
 
-/// xorshift64: the same ranges in every run.
+/// xorshift64, with the same numbers in every run.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -25,12 +25,12 @@ impl Random {
     }
 }
 
-/// What should be mapped: va to length and target.
+/// The expected mappings: from a va to its length and target.
 #[derive(Default)]
 pub(crate) struct Model(pub(crate) BTreeMap<u64, (u64, u64)>);
 
 impl Model {
-    /// Whether any of `va..va + len` is mapped.
+    /// Returns `true` if any of `va..va + len` is mapped.
     pub(crate) fn overlaps(&self, va: u64, len: u64) -> bool {
         self.0.range(..va + len).next_back().is_some_and(|(start, (size, _))| start + size > va)
     }
@@ -55,7 +55,7 @@ fn run<F: Format>(format: F, check: Check) {
     let table = PageTable::new(format, &memory, Coherent).unwrap().with_check(check);
     let mut model = Model::default();
     let mut random = Random(0x1234_5678_9abc_def1);
-    // Around a boundary of the highest levels, and few enough pages that ranges meet.
+    // Around a boundary of the highest levels, with so few pages that ranges overlap often.
     let window = (1u64 << (geometry.shift(1) + 3).min(geometry.input_bits() - 1)).min(1 << 36);
     let base = geometry.last_va() / 2 + 1;
     let base = if base >= window { base - window / 2 } else { 0 };
@@ -64,7 +64,7 @@ fn run<F: Format>(format: F, check: Check) {
         let page = random.below(pages);
         let len_log2 = random.below(u64::from(pages.ilog2()));
         let len = (1 + random.below(1 << len_log2)).min(pages - page) * granule;
-        // Half of them aligned, so that there are blocks.
+        // Half of them are aligned, so that there are blocks.
         let page = if random.below(2) == 0 { page } else { page >> len_log2 << len_log2 };
         let va = base + page * granule;
         if !geometry.contains(at(&format, va), len) {

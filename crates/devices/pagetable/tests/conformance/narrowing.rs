@@ -1,5 +1,5 @@
-//! What an entry on the way denies to all that is below it. Nothing here writes such entries, but a
-//! walker may meet them in tables of others.
+//! Restrictions in entries that lead to tables, for everything below. This crate never writes such
+//! entries, but a walker may find them in tables of other programs.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -12,14 +12,14 @@ use longshore_pagetable::{PageTable, Prot};
 
 use crate::setup::*;
 
-/// Without the kind of memory, which some formats cannot leave open.
+/// Returns `prot` without the memory type, which some formats always have.
 fn access(prot: Prot) -> Prot {
     let kind = Prot::COHERENT | Prot::DEVICE;
     Narrowing { denied: kind, demanded: Prot::NONE }.apply(prot)
 }
 
-/// Maps a page `prot`, changes the bits `changed` of the root's entry that leads to it, and looks at
-/// the page and at one beside it that has another way from the root.
+/// Maps a page with `prot`, changes the bits `changed` of the root's entry that leads to it, and
+/// looks up this page and one that another entry of the root leads to.
 fn check<F: Format>(format: F, prot: Prot, changed: u64, expected: Prot) {
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
     let other = 1 << format.geometry().shift(format.geometry().root_level());
@@ -40,7 +40,7 @@ fn check<F: Format>(format: F, prot: Prot, changed: u64, expected: Prot) {
 }
 
 #[test]
-fn what_the_way_denies_is_denied_below() {
+fn restrictions_of_table_entries_apply_below() {
     let rw = Prot::READ_WRITE;
     // R/W, U/S and XD of a PML4E: Intel SDM volume 3, 4.6 "Access rights".
     let rwx = rw | Prot::EXECUTE;
@@ -61,9 +61,9 @@ fn what_the_way_denies_is_denied_below() {
     check(stage1(12, 48, 48), rwx, 1 << 59, rw);
 }
 
-/// DBM means nothing where the hardware does not manage dirty state.
+/// DBM has no meaning if the hardware does not manage dirty state.
 #[test]
-fn what_only_tracking_lets_be_written_is_read_only_without() {
+fn dbm_permits_no_write_without_tracking() {
     fn check<F: Format>(tracking: F, plain: F) {
         let clean =
             tracking.leaf(0, 0, bus(0x1000), tracking.attributes(Prot::READ_WRITE).unwrap());

@@ -1,4 +1,4 @@
-//! A call in the middle of another one, at each step of it: the same in every run.
+//! A call in the middle of another one, at each of its steps; every run is the same.
 
 use std::cell::RefCell;
 
@@ -27,22 +27,22 @@ fn split<F: Format>(table: &Table<F>, va: u64, len: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// A leaf of the size, at the va of its size, to the same address.
+/// Returns a table with one leaf of `size` bytes, at the va `size`, mapped to the same address.
 fn with_leaf<F: Format>(format: F, memory: &Shared, size: u64) -> Table<F> {
     let table = table(format, memory);
     table.map(at(&format, size), bus(size), size, read_write(&format)).unwrap();
     table
 }
 
-/// Whether the root is so large that making one for each step takes long. Other input sizes with the
-/// same tables have smaller ones.
+/// Returns `true` if the root is so large that making one for each step takes long. Other input
+/// sizes with the same tables have smaller roots.
 fn is_slow(format: &impl Format) -> bool {
     let geometry = format.geometry();
     geometry.slots_log2(geometry.root_level()) > 11
 }
 
-/// Two threads split parts of one leaf that have nothing in common, and one of them unmaps a page of
-/// its part: the leaf is split once, the page stays unmapped, and no table is lost.
+/// Two threads split disjoint parts of one leaf, and one of them unmaps a page of its part. The
+/// leaf is split once, the page stays unmapped, and no table is lost.
 pub(crate) fn two_splits<F: Format + 'static>(format: F) {
     let geometry = *format.geometry();
     let granule = 1u64 << geometry.granule_log2();
@@ -77,8 +77,8 @@ pub(crate) fn two_splits<F: Format + 'static>(format: F) {
     }
 }
 
-/// What is gone is not brought back by a call that has seen it before: neither by a split nor by a
-/// change of permissions.
+/// A call that has read an entry does not restore it after another thread has unmapped it: neither
+/// a split nor a change of permissions.
 pub(crate) fn gone_stays_gone<F: Format + 'static>(format: F) {
     let geometry = *format.geometry();
     let granule = 1u64 << geometry.granule_log2();
@@ -87,7 +87,7 @@ pub(crate) fn gone_stays_gone<F: Format + 'static>(format: F) {
         return;
     }
     let memory = Shared::new();
-    // One of a few pages.
+    // One of three pages.
     at_every_step(
         || {
             let table = table(format, &memory);
@@ -136,8 +136,8 @@ pub(crate) fn gone_stays_gone<F: Format + 'static>(format: F) {
     }
 }
 
-/// Two threads map neighbours that need the same tables: both are mapped, no table is lost, and a
-/// walker that does not snoop finds all of it.
+/// Two threads map neighbours that need the same tables. Both are mapped, no table is lost, and a
+/// walker that does not snoop finds everything.
 pub(crate) fn two_maps<F: Format + 'static>(format: F) {
     type Dram<F> =
         PageTable<Stepping<F>, Stepping<&'static SimulatedDram>, Stepping<&'static SimulatedDram>>;
@@ -148,7 +148,7 @@ pub(crate) fn two_maps<F: Format + 'static>(format: F) {
         return;
     }
     let memory: &'static SimulatedDram = Box::leak(Box::new(SimulatedDram::new(4 << 20)));
-    // In one table of pages; and below a table that both build, further up.
+    // First in one table of pages, then below a table further up that both threads build.
     let far = 1u64 << (geometry.shift(1) + 1).min(geometry.input_bits() - 2);
     for (ours, theirs) in [(granule, 3 * granule), (far, granule)] {
         at_every_step(
@@ -175,18 +175,18 @@ pub(crate) fn two_maps<F: Format + 'static>(format: F) {
     }
 }
 
-/// A device writes in the middle of each call that takes or changes dirty entries: what was written
-/// is reported once or still to be seen, and never both.
+/// A device writes in the middle of each call that clears or changes dirty entries. Each write is
+/// either reported or still visible in the dirty bit, but never both.
 #[test]
-fn a_write_in_the_middle_of_a_call_is_known_once() {
+fn a_write_in_the_middle_of_a_call_is_seen_once() {
     fn check<F: Format + 'static>(format: F) {
         const PAGES: u64 = 3;
         let memory = Shared::new();
         let pages = || {
             let table = table(format, &memory);
-            // Unaligned to the target, so that each page is a leaf.
+            // Not aligned to the target, so that each page is a leaf.
             table.map(Iova::new(0), bus(0x1000), PAGES << 12, Prot::READ_WRITE).unwrap();
-            // One is dirty before.
+            // One page is dirty before the call.
             assert!(mark(&table, Iova::new(0)).is_some());
             table
         };
@@ -240,8 +240,8 @@ fn a_write_in_the_middle_of_a_call_is_known_once() {
     check(riscv_tracking());
 }
 
-/// A leaf that is written in the middle of its split makes dirty pages; a page, once there is one,
-/// is dirty alone.
+/// If a leaf is written in the middle of its split, its pages are dirty; if a page is written after
+/// the split, only that page is.
 #[test]
 fn a_write_in_the_middle_of_a_split_makes_dirty_pages() {
     fn check<F: Format + 'static>(format: F) {
@@ -258,7 +258,7 @@ fn a_write_in_the_middle_of_a_split_makes_dirty_pages() {
                     assert_eq!(pages.len() as u64, size >> 12, "{}", F::NAME);
                     let dirty = pages.iter().filter(|page| page.dirty).count() as u64;
                     let expected = match marked {
-                        // Of a run any entry may have been marked for any write.
+                        // In a run, a write may have marked any entry.
                         _ if run_log2 > 0 => size >> 12,
                         Some(log2) if log2 == size_log2 => size >> 12,
                         Some(_) => 1,
@@ -278,10 +278,10 @@ fn a_write_in_the_middle_of_a_split_makes_dirty_pages() {
     check(riscv_tracking());
 }
 
-/// Clearing a dirty bit leaves what a walker sets in the same entry meanwhile.
+/// Clearing a dirty bit keeps the bits that a walker sets in the same entry meanwhile.
 #[test]
-fn what_a_walker_sets_while_a_dirty_bit_is_cleared_stays() {
-    /// Ignored by VT-d in a page's entry, so nothing but a lost update takes it away.
+fn clearing_a_dirty_bit_keeps_other_bits_of_a_walker() {
+    /// Ignored by VT-d in the entry of a page, so only a lost update can clear it.
     const IGNORED: u64 = 1 << 52;
     let memory = Shared::new();
     let format = vtd_second_tracking();
@@ -313,10 +313,10 @@ fn what_a_walker_sets_while_a_dirty_bit_is_cleared_stays() {
     assert!(steps >= 4, "{steps}");
 }
 
-/// The harness itself: without anything in the middle no step is met, and the one that is asked for
-/// is the one that is met.
+/// The harness itself: a call in the middle runs at the step that is asked for, and not at all if
+/// the outer call has fewer steps.
 #[test]
-fn steps_are_met_in_their_order() {
+fn steps_run_in_order() {
     let format = vtd_second(48);
     let memory = Shared::new();
     let steps = RefCell::new(Vec::new());

@@ -1,4 +1,4 @@
-//! Several threads, disjoint ranges, one page table, and readers meanwhile.
+//! Several threads that change disjoint ranges of one page table, with readers at the same time.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -17,8 +17,8 @@ use crate::together::{Meet, Says};
 
 const RW: Prot = Prot::READ_WRITE;
 
-/// Threads map neighbouring ranges that need the same tables at the same moment, look at them and
-/// unmap them. A reader checks that what it finds was meant by somebody.
+/// Threads map neighbouring ranges that need the same tables at the same moment, look them up and
+/// unmap them. A reader checks that it finds only what a thread has mapped.
 fn neighbours<F: Format>(format: F, rounds: u64) {
     const THREADS: u64 = 3;
     let memory = HostPages::new();
@@ -33,7 +33,7 @@ fn neighbours<F: Format>(format: F, rounds: u64) {
                     let _member = barrier.join();
                     for round in 0..rounds {
                         barrier.wait();
-                        // Ranges that begin and end inside tables that the neighbours use too.
+                        // Ranges that begin and end inside tables that the neighbours also use.
                         let base = round * (1 << 33);
                         let len = 0x40_5000;
                         let iova = Iova::new(base + thread * len);
@@ -92,10 +92,10 @@ fn neighbours_share_tables() {
     neighbours(amd_v1(4), 30);
 }
 
-/// What a thread has mapped a non-coherent walker finds, even where another thread linked the
-/// tables on the way and has not fenced yet.
+/// A non-coherent walker finds a page when `map` returns, even if another thread linked the tables
+/// on the way and has not issued its fence yet.
 #[test]
-fn a_walker_of_dram_finds_what_map_returned_for() {
+fn a_walker_of_dram_finds_pages_when_map_returns() {
     let format = vtd_second(48);
     let memory = SimulatedDram::new(8 << 20);
     let table = PageTable::new(format, &memory, &memory).unwrap();
@@ -119,11 +119,10 @@ fn a_walker_of_dram_finds_what_map_returned_for() {
     });
 }
 
-/// Holds up the thread that maps first, after it has linked its tables and before it cleans the
-/// link.
+/// Delays the thread that maps first, after it has linked its tables and before it cleans the link.
 struct HeldUp<'a> {
     dram: &'a SimulatedDram,
-    /// Cleanings until then, of the thread that is held up; negative for never.
+    /// The number of cleans until then; negative for never.
     cleans_left: AtomicI64,
     barrier: Meet,
 }
@@ -133,7 +132,7 @@ impl CacheSync for HeldUp<'_> {
 
     fn clean(&self, entries: &[AtomicU64]) {
         if self.cleans_left.fetch_sub(1, Ordering::Relaxed) == 0 {
-            // The other thread maps between these two.
+            // The other thread maps between these two calls.
             self.barrier.wait();
             self.barrier.wait();
         }
@@ -151,7 +150,7 @@ fn a_link_that_another_thread_has_not_cleaned_yet_is_cleaned() {
     let barrier = Meet::new(2);
     let sync = HeldUp { dram: &memory, cleans_left: AtomicI64::new(-1), barrier };
     let table = PageTable::new(vtd_second(48), &memory, &sync).unwrap();
-    // Three new tables, then the slot of the root.
+    // Three new tables, then the root's slot.
     sync.cleans_left.store(3, Ordering::Relaxed);
     thread::scope(|scope| {
         let (table, barrier) = (&table, &sync.barrier);
@@ -195,8 +194,8 @@ fn a_memory_gives_each_table_to_one_thread() {
     assert_eq!(memory.used(), 0);
 }
 
-/// Holds up each of three threads that map below one slot, where the test wants it: one before it
-/// takes its first table, one before it cleans what it has linked.
+/// Delays two of three threads that map below one slot: one before it allocates its first table,
+/// one before it cleans its link.
 struct ThreeMaps<'a> {
     dram: &'a SimulatedDram,
     alloc: Meet,
@@ -204,9 +203,9 @@ struct ThreeMaps<'a> {
 }
 
 thread_local! {
-    /// Tables until this thread is held up; negative for never.
+    /// The number of tables until this thread is delayed; negative for never.
     static TABLES_LEFT: Cell<i64> = const { Cell::new(-1) };
-    /// Cleanings until then.
+    /// The number of cleans until this thread is delayed; negative for never.
     static CLEANS_LEFT: Cell<i64> = const { Cell::new(-1) };
 }
 
@@ -250,11 +249,11 @@ impl CacheSync for ThreeMaps<'_> {
     }
 }
 
-/// A subtree moves over into a second thread's table, and further down into that of a third, which
-/// has linked it and is held up before it cleans the link: the first thread's map returns only when
-/// the walker finds its page all the same.
+/// A subtree moves over into a second thread's table, and further down into the table of a third
+/// thread, which has linked it and is delayed before it cleans the link. When the first thread's
+/// map returns, the walker must nevertheless find its page.
 #[test]
-fn a_link_of_a_third_thread_is_cleaned_where_a_subtree_moves_over() {
+fn a_link_of_a_third_thread_is_cleaned_when_a_subtree_moves_over() {
     let dram = SimulatedDram::new(1 << 20);
     let sync = ThreeMaps { dram: &dram, alloc: Meet::new(2), clean: Meet::new(2) };
     let table = PageTable::new(vtd_second(48), &sync, &sync).unwrap();
@@ -268,7 +267,7 @@ fn a_link_of_a_third_thread_is_cleaned_where_a_subtree_moves_over() {
     thread::scope(|scope| {
         let (table, sync) = (&table, &sync);
         let _members = (sync.alloc.join(), sync.clean.join());
-        // It finds nothing mapped, and is held up.
+        // This thread finds nothing mapped, and is delayed.
         let mapping = scope.spawn(move || {
             let _member = sync.alloc.join();
             TABLES_LEFT.set(0);
@@ -292,11 +291,11 @@ fn a_link_of_a_third_thread_is_cleaned_where_a_subtree_moves_over() {
     for (iova, target) in [(0x1000, 0x5000), (1 << 30, 0x7000), (0x3000, 0x9000)] {
         assert_eq!(seen(Iova::new(iova)), Some(bus(target)));
     }
-    // The root, one below it, and two in each of the two places.
+    // The root, one table below it, and two in each of the two places.
     assert_eq!((dram.used(), reachable(&table)), (6, 6));
 }
 
-/// Threads split parts of one leaf at the same moment, and one unmaps a page of its part.
+/// Threads split parts of one leaf at the same moment, and one of them unmaps a page of its part.
 #[test]
 fn threads_split_parts_of_one_leaf() {
     fn check<F: Format>(format: F, rounds: u64) {

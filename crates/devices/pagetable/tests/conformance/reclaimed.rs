@@ -1,4 +1,4 @@
-//! `reclaim_all`: every empty table, whatever the window. `reclaim_at`: those that lead to an address.
+//! `reclaim_all` and `reclaim_at`: every empty table, and those on the way to an address.
 
 use longshore_mem::Iova;
 use longshore_pagetable::cache_sync::{Coherent, Counting, Counts};
@@ -9,7 +9,7 @@ use longshore_pagetable::{PageTable, Prot, TlbGather};
 use crate::read_write;
 use crate::setup::*;
 
-/// Pages all over the window, unmapped one by one, leave tables that one call takes out.
+/// Pages all over the window, unmapped one by one, leave tables that one call detaches.
 pub(crate) fn all<F: Format>(format: F) {
     let prot = read_write(&format);
     let geometry = format.geometry();
@@ -35,7 +35,7 @@ pub(crate) fn all<F: Format>(format: F) {
     let mut gather = TlbGather::new();
     table.reclaim_all(&mut gather);
     let Ok(()) = table.finish(gather, &NoTlb);
-    // The tables that lead to the page which stays.
+    // The tables on the way to the page that stays.
     assert_eq!(table.memory().used(), u64::from(geometry.levels()));
     assert_eq!(leads(&table, kept), Some(0));
     assert_eq!(mappings(&table).len(), 1);
@@ -44,7 +44,7 @@ pub(crate) fn all<F: Format>(format: F) {
     let mut gather = TlbGather::new();
     table.reclaim_all(&mut gather);
     assert_eq!(gather.is_empty(), geometry.levels() == 1);
-    // No table before its flush.
+    // No table is freed before the flush.
     assert_eq!(table.memory().used(), u64::from(geometry.levels()));
     let Ok(()) = table.finish(gather, &NoTlb);
     assert_eq!(table.memory().used(), 1);
@@ -54,7 +54,7 @@ pub(crate) fn all<F: Format>(format: F) {
     assert!(gather.is_empty());
 }
 
-/// Where each unmapping is followed by `reclaim_at` for its ends, there is never an empty table.
+/// If each unmapping is followed by `reclaim_at` for its ends, there never is an empty table.
 pub(crate) fn on_the_path<F: Format>(format: F) {
     let prot = read_write(&format);
     let geometry = format.geometry();
@@ -69,7 +69,7 @@ pub(crate) fn on_the_path<F: Format>(format: F) {
         tables
     };
     assert!(!reclaim(0), "the root stays");
-    // Each leads to fewer tables of its own than the one before, if the format has the levels.
+    // Each needs fewer tables of its own than the one before, if the format has the levels.
     let mut places: Vec<u64> = vec![0, last & !(page - 1)];
     places.extend((0..geometry.levels()).map(|level| 1 << geometry.shift(level)));
     places.retain(|va| va & (page - 1) == 0 && *va <= last);
@@ -95,10 +95,10 @@ pub(crate) fn on_the_path<F: Format>(format: F) {
     }
 }
 
-/// The lines cleaned, the fences and the addresses to invalidate are those of what was taken out,
-/// not those of the input range.
+/// The lines cleaned, the fences and the addresses to invalidate depend on the detached tables, not
+/// on the input range.
 #[test]
-fn reclaiming_all_costs_what_is_taken_out() {
+fn reclaim_all_costs_only_what_it_detaches() {
     const GIB: u64 = 1 << 30;
     let counting = Counting::new(Coherent);
     let table = PageTable::new(vtd_second(48), HostPages::new(), &counting).unwrap();
@@ -106,7 +106,7 @@ fn reclaiming_all_costs_what_is_taken_out() {
     for page in [GIB, GIB + (2 << 20), 5 * GIB, 9 * GIB] {
         table.map(Iova::new(page), bus(0), 1 << 12, Prot::READ_WRITE).unwrap();
     }
-    // Root, one of 512 GiB, three of 1 GiB each, and four of pages.
+    // The root, one table of 512 GiB, three of 1 GiB each, and four of pages.
     assert_eq!(table.memory().used(), 9);
     for page in [GIB, GIB + (2 << 20), 5 * GIB] {
         unmap(&table, Iova::new(page), 1 << 12).unwrap();

@@ -1,4 +1,4 @@
-//! Formats, and what tests do with tables again and again.
+//! The set-ups of formats, and helpers for tests with tables.
 
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -121,7 +121,7 @@ pub(crate) fn riscv_tracking() -> RiscV {
     RiscV::new(config).unwrap()
 }
 
-/// A walker that remembers nothing.
+/// The invalidation of a walker without a TLB.
 pub(crate) struct NoTlb;
 
 impl Invalidate for NoTlb {
@@ -144,7 +144,7 @@ pub(crate) fn unmap<F: Format, M: TableMemory, S: CacheSync>(
     Ok(())
 }
 
-/// All that is mapped.
+/// Returns all mappings.
 pub(crate) fn mappings<F: Format, M: TableMemory, S: CacheSync>(
     table: &PageTable<F, M, S>,
 ) -> Vec<Mapping> {
@@ -157,7 +157,7 @@ pub(crate) fn mappings<F: Format, M: TableMemory, S: CacheSync>(
     found
 }
 
-/// How many tables can be reached from the root, itself included.
+/// Returns the number of tables that the root leads to, including the root.
 pub(crate) fn reachable<F: Format, M: TableMemory, S: CacheSync>(
     table: &PageTable<F, M, S>,
 ) -> u64 {
@@ -178,7 +178,7 @@ pub(crate) fn reachable<F: Format, M: TableMemory, S: CacheSync>(
     below(table.format(), table.memory(), table.format().geometry().root_level(), table.root())
 }
 
-/// The entry that ends the walk to `va`, and its level.
+/// Returns the entry that ends the walk to `iova`, and its level.
 pub(crate) fn last_slot<F: Format, M: TableMemory, S: CacheSync>(
     table: &PageTable<F, M, S>,
     iova: Iova,
@@ -196,9 +196,9 @@ pub(crate) fn last_slot<F: Format, M: TableMemory, S: CacheSync>(
     }
 }
 
-/// Writes to `iova` as a device does: marks the leaf dirty by one compare-and-exchange of what it has
-/// read. The size of the leaf it marked, as a logarithm; `None` where it was dirty, or cannot be
-/// written, or has changed.
+/// Writes to `iova` as a device does: sets the dirty bit of the leaf by one compare-and-exchange of
+/// the entry that it has read. Returns the size of that leaf as a logarithm, or `None` if it was
+/// already dirty, is not writable, or has changed.
 pub(crate) fn mark<F: Format, M: TableMemory, S: CacheSync>(
     table: &PageTable<F, M, S>,
     iova: Iova,
@@ -215,31 +215,31 @@ pub(crate) fn mark<F: Format, M: TableMemory, S: CacheSync>(
     set.ok().map(|_| format.geometry().shift(level) + leaf.run_log2)
 }
 
-/// Where `va` leads.
+/// Returns the bus address for `va`.
 pub(crate) fn leads<F: Format, M: TableMemory, S: CacheSync>(
     table: &PageTable<F, M, S>,
     va: u64,
 ) -> Option<u64> {
     let iova = at(table.format(), va);
     let mapping = table.lookup(iova).unwrap()?;
-    Some(mapping.translate(iova).expect("what was asked for").raw())
+    Some(mapping.translate(iova).expect("the mapping contains the address").raw())
 }
 
-/// All page sizes of a format, as logarithms, the smallest first.
+/// Returns all page sizes of a format as logarithms, in ascending order.
 pub(crate) fn page_sizes<F: Format>(format: &F) -> impl Iterator<Item = u32> + use<F> {
     let sizes = format.geometry().page_sizes();
     (0..64).filter(move |log2| sizes >> log2 & 1 != 0)
 }
 
-/// Page sizes of which at least four fit into what is translated, and that a target can have.
+/// Returns the page sizes of which at least four fit into the input range and the output range.
 pub(crate) fn usable_sizes(format: &impl Format) -> Vec<u32> {
     let most = format.geometry().input_bits().min(format.geometry().output_bits()) - 2;
     page_sizes(format).filter(|log2| *log2 <= most).collect()
 }
 
-/// The sizes of leaves that are more than a page, each with its level and its entries as a
-/// logarithm: of each level the block and the smallest run, where there is one, as long as all of
-/// their pages take few enough tables to wait for.
+/// Returns the leaves that are larger than a page, each as its level and its number of entries as a
+/// logarithm: for each level the block and the smallest run, if there are any and their pages do
+/// not need too many tables to wait for.
 pub(crate) fn large_leaves(format: &impl Format) -> Vec<(u32, u32)> {
     let geometry = format.geometry();
     let usable = usable_sizes(format);
@@ -258,7 +258,7 @@ pub(crate) fn large_leaves(format: &impl Format) -> Vec<(u32, u32)> {
     found
 }
 
-/// The address whose va is `va`.
+/// Returns the address whose va is `va`.
 pub(crate) fn at(format: &impl Format, va: u64) -> Iova {
     format.geometry().iova(va)
 }

@@ -1,8 +1,8 @@
-//! What the formats say of themselves against what others have written of the same hardware.
+//! Checks the formats against other sources on the same hardware.
 //!
-//! Each table has numbers, page sizes and bits, that were read in two places at least: the manual
-//! which the format's module names, and the places named here, whose numbers are facts and whose
-//! text is not used. A format that is changed must not change these without a source that says so.
+//! Each table has numbers, page sizes and bits from at least two places: the manual that the
+//! format's module names, and the sources named here, whose numbers are facts and whose text is not
+//! used. A change of a format must not change these without such a source.
 
 use longshore_mem::BusAddr;
 use longshore_pagetable::Prot;
@@ -95,7 +95,7 @@ fn arm_levels_and_concatenated_roots() {
         let found = (format.geometry().levels(), format.concatenated_log2());
         assert_eq!(found, (levels, concatenated), "2^{granule}, {bits} bits");
     }
-    // Wide addresses have larger blocks, which a concatenated root would lose.
+    // Wide addresses have larger blocks, which a concatenated root would not have.
     for (granule, bits, levels) in [(12, 40, 4), (12, 43, 4), (14, 37, 3), (14, 40, 3), (16, 46, 3)]
     {
         let format = stage2(granule, bits, 52);
@@ -184,13 +184,13 @@ fn vtd_second_stage() {
     assert_eq!(format.decode(4, 0x83), Entry::Reserved);
     let table = format.table(3, TableAddr::new(0x1000));
     assert_eq!(table & (1 << 11 | 1 << 7), 0);
-    // Bit 7 says nothing of a page of 4 KiB.
+    // Bit 7 has no meaning in an entry of a 4 KiB page.
     assert!(matches!(format.decode(0, 0x1083), Entry::Leaf(_)));
 }
 
-/// Linux `drivers/iommu/generic_pt/fmt/x86_64.h` (`X86_64_FMT_*`), `arch/x86/include/asm/
-/// pgtable_types.h` (bits of PAT, global and protection keys); both are of CPUs, AMD version 2 and
-/// VT-d first stage.
+/// Linux `drivers/iommu/generic_pt/fmt/x86_64.h` (`X86_64_FMT_*`),
+/// `arch/x86/include/asm/pgtable_types.h` (bits of PAT, global and protection keys). Both are for
+/// CPUs, AMD version 2 and VT-d first stage.
 #[test]
 fn x86_64_and_vtd_first_stage() {
     let format = x86_64(true);
@@ -212,7 +212,7 @@ fn x86_64_and_vtd_first_stage() {
     }
     assert_eq!(bit_of(&format, 1, 0x81, "PS"), (7, 7));
     assert_eq!(bit_of(&format, 1, 0x81, "PAT"), (12, 12));
-    // With it set a block still leads to where it led.
+    // With the PAT bit set, a block still maps the same address.
     let leads = |entry| match format.decode(1, entry) {
         Entry::Leaf(leaf) => leaf.bus,
         other => panic!("{other:?}"),
@@ -223,15 +223,15 @@ fn x86_64_and_vtd_first_stage() {
     assert_eq!(format.decode(3, 0x81), Entry::Reserved);
     let table = format.table(1, TableAddr::new(0x1000));
     assert_eq!(table, 0x1027);
-    // Devices of VT-d: execute disable stays clear.
+    // For VT-d devices, execute disable is always clear.
     let format = vtd_first(false);
     assert_eq!(format.attributes(Prot::READ_WRITE).unwrap(), 0x67);
     assert_eq!(format.table(1, TableAddr::new(0x1000)), 0x1027);
 }
 
-/// Linux `drivers/iommu/generic_pt/fmt/amdv1.h` (`AMDV1PT_FMT_*`, `amdv1pt_possible_sizes`: every
-/// power of two, but not 512 GiB for a fault of hardware, as `AMD_IOMMU_PGSIZES` of the driver before it;
-/// the topmost of six levels has 7 bits and no pages).
+/// Linux `drivers/iommu/generic_pt/fmt/amdv1.h` (`AMDV1PT_FMT_*`; `amdv1pt_possible_sizes`: every
+/// power of two except 512 GiB, because of a hardware erratum, as `AMD_IOMMU_PGSIZES` of the driver
+/// before it; the topmost of six levels has 7 bits and no pages).
 #[test]
 fn amd() {
     let format = amd_v1(6);
@@ -250,7 +250,7 @@ fn amd() {
     }
     assert_eq!(format.geometry().slots_log2(5), 7);
     assert_eq!(format.geometry().page_sizes() & (512 * GIB), 0);
-    // The size is told by the lowest clear bit of the address, 4 MiB by bit 21.
+    // The lowest clear bit of the address encodes the size, 4 MiB by bit 21.
     for size_log2 in (13..39).filter(|log2| ![21, 30].contains(log2)) {
         let (level, shift) = ((size_log2 - 12) / 9, (size_log2 - 12) / 9 * 9 + 12);
         let entry = format.leaf(level, size_log2 - shift, BusAddr::new(0), 1);
@@ -262,8 +262,8 @@ fn amd() {
     }
 }
 
-/// Linux `drivers/iommu/generic_pt/fmt/riscv.h` (`RISCVPT_*`, Svnapot: bit 63 and bit 13, the others
-/// of 12:10 clear). QEMU `target/riscv/cpu_helper.c`: what it refuses of reserved bits, with and
+/// Linux `drivers/iommu/generic_pt/fmt/riscv.h` (`RISCVPT_*`; Svnapot: bit 63 and bit 13, with bits
+/// 12:10 clear). QEMU `target/riscv/cpu_helper.c`: the reserved bits that it refuses, with and
 /// without the extensions.
 #[test]
 fn risc_v() {
@@ -303,7 +303,7 @@ fn risc_v() {
     for entry in [1 << 61 | page, 2 << 61 | page, 1 << 63 | 1 << 13 | 0xc3] {
         assert_eq!(plain.decode(0, entry), Entry::Reserved, "{entry:#x}");
     }
-    // Reserved always: other sizes, above the pages, both memory types at once, bits 60 to 54.
+    // Always reserved: other sizes, runs above the pages, both memory types at once, bits 60 to 54.
     for entry in [1 << 63 | 1 << 12 | 0xc3, 1 << 63 | 3 << 12 | 0xc3, 3 << 61 | page] {
         assert_eq!(format.decode(0, entry), Entry::Reserved, "{entry:#x}");
     }
@@ -312,14 +312,14 @@ fn risc_v() {
         assert_eq!(format.decode(0, 1 << bit | page), Entry::Reserved, "bit {bit}");
         assert_eq!(format.decode(1, 1 << bit | 0x401), Entry::Reserved, "bit {bit}");
     }
-    // Where a table follows: no U, A, D, PBMT, N.
+    // An entry that leads to a table has no U, A, D, PBMT or N.
     assert_eq!(format.decode(1, 0x401), Entry::Table(TableAddr::new(0x1000)));
     for bit in [4, 6, 7, 61, 62, 63] {
         assert_eq!(format.decode(1, 1 << bit | 0x401), Entry::Reserved, "bit {bit}");
     }
 }
 
-/// The fields of an entry do not overlap, and whatever is written here has a name.
+/// The fields of an entry do not overlap, and every bit that this crate writes has a name.
 #[test]
 fn every_bit_written_has_one_name() {
     fn check<F: Format>(format: F) {
@@ -368,9 +368,9 @@ fn every_bit_written_has_one_name() {
     check(riscv(57));
 }
 
-/// What no hardware has is refused.
+/// Configurations that no hardware has are refused.
 #[test]
-fn what_no_hardware_has_is_refused() {
+fn unsupported_configurations_are_refused() {
     let granule = |log2| longshore_mem::Granule::new(1u64 << log2).unwrap();
     for log2 in (0..64).filter(|log2| ![12, 14, 16].contains(log2)) {
         assert!(ArmStage1::new(ArmStage1Config::new(granule(log2))).is_err(), "2^{log2}");
@@ -389,8 +389,8 @@ fn what_no_hardware_has_is_refused() {
     for (input_bits, output_bits) in [(24, 48), (53, 48), (48, 31), (48, 53)] {
         assert!(!with_bits(12, input_bits, output_bits), "{input_bits} {output_bits}");
     }
-    // Physical addresses have one of these sizes: DDI 0487, ID_AA64MMFR0_EL1.PARange; IHI 0070,
-    // SMMU_IDR5.OAS. (56 is another format's, with descriptors of 128 bits.)
+    // The sizes of physical addresses: DDI 0487, ID_AA64MMFR0_EL1.PARange; IHI 0070, SMMU_IDR5.OAS.
+    // (56 bits belong to another format, with descriptors of 128 bits.)
     for granule_log2 in [12, 14, 16] {
         for output_bits in 0..=64 {
             let has = [32, 36, 40, 42, 44, 48, 52].contains(&output_bits);

@@ -1,4 +1,4 @@
-//! Changing what is mapped without unmapping it.
+//! Changing mappings without unmapping them.
 
 use longshore_pagetable::cache_sync::Coherent;
 use longshore_pagetable::format::Format;
@@ -9,7 +9,7 @@ use crate::dram::assert_settled;
 use crate::read_write;
 use crate::setup::*;
 
-/// Blocks are split where that takes few enough tables to wait for.
+/// The largest block to split: larger ones take too many tables to wait for.
 const SPLIT_LOG2_MAX: u32 = 30;
 
 pub(crate) fn split<F: Format>(format: F) {
@@ -55,7 +55,7 @@ pub(crate) fn set_prot<F: Format>(format: F) {
     let granule = 1u64 << geometry.granule_log2();
     let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
     let size = 1u64 << usable_sizes(&format).into_iter().find(|log2| 1 << log2 > granule).unwrap();
-    // Unaligned to the target, so that no page is larger than the granule.
+    // Not aligned to the target, so that no page is larger than the granule.
     table.map(at(&format, 0), bus(granule), 2 * size, prot).unwrap();
     let (iova, len) = (at(&format, size), granule);
     let mut gather = TlbGather::new();
@@ -73,7 +73,7 @@ pub(crate) fn set_prot<F: Format>(format: F) {
     assert_eq!(beyond, Err(Error::Hole { at: at(&format, 2 * size) }));
     unmap(&table, at(&format, 0), 2 * size).unwrap();
 
-    // A block, whole and in part; a run needs break-before-make.
+    // A block, completely and in part; a run needs break-before-make.
     for page_log2 in usable_sizes(&format) {
         let size = 1u64 << page_log2;
         if size == granule {
@@ -99,7 +99,7 @@ pub(crate) fn set_prot<F: Format>(format: F) {
     }
 }
 
-/// Where memory ends, nothing at all is split, however many leaves there was memory for.
+/// If memory runs out, nothing is split, even if there was memory for some of the leaves.
 pub(crate) fn out_of_memory<F: Format>(format: F) {
     const LEAVES: u64 = 3;
     let geometry = format.geometry();
@@ -124,7 +124,7 @@ pub(crate) fn out_of_memory<F: Format>(format: F) {
             let (before, used) = (table.dump().to_string(), memory.used());
             memory.set_budget(budget);
             let mut gather = TlbGather::new();
-            // The last leaf only in part.
+            // Only a part of the last leaf.
             let len = (LEAVES - 1) * size + granule;
             let done = table.split(at(&format, 0), len, &mut gather);
             memory.set_budget(u64::MAX);

@@ -1,8 +1,8 @@
-//! Threads that meet, and calls in the middle of calls.
+//! Threads that meet, and calls in the middle of other calls.
 //!
-//! Races here are of two kinds: threads that meet at a [`Meet`] and then run as they like, many
-//! times; and a call with another one in the middle of it, at a place that is chosen
-//! ([`at_every_step`]), in one thread, so that every run is the same.
+//! There are two kinds of races: threads meet at a [`Meet`] and then run freely, many times; or a
+//! call runs in the middle of another one, at a chosen step ([`at_every_step`]) and in the same
+//! thread, so that every run is the same.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,8 +18,8 @@ use longshore_pagetable::format::{
 };
 use longshore_pagetable::table_memory::{HostPages, TableAddr, TableMemory, TableMeta};
 
-/// A barrier at which nobody waits for a thread that has panicked: those who do panic too, so that
-/// a test fails instead of hanging.
+/// A barrier that does not wait for a thread that has panicked: the waiting threads panic too, so
+/// that the test fails instead of hanging.
 pub(crate) struct Meet {
     threads: usize,
     state: Mutex<Meeting>,
@@ -32,7 +32,7 @@ struct Meeting {
     broken: bool,
 }
 
-/// A thread that takes part in a [`Meet`]: held as long as others may wait for it.
+/// A thread that takes part in a [`Meet`], held as long as other threads may wait for it.
 pub(crate) struct Member<'a>(&'a Meet);
 
 impl Meet {
@@ -49,7 +49,7 @@ impl Meet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all threads are here.
+    /// Waits until all threads have arrived.
     pub(crate) fn wait(&self) {
         let mut state = self.lock();
         state.arrived += 1;
@@ -76,7 +76,7 @@ impl Drop for Member<'_> {
     }
 }
 
-/// Says so when it is dropped, also where that is because of a panic.
+/// Sets a flag when it is dropped, also by a panic.
 pub(crate) struct Says<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Says<'_> {
@@ -85,7 +85,7 @@ impl Drop for Says<'_> {
     }
 }
 
-/// What happens at a step that is still to come.
+/// A call to make at a later step.
 struct Plan {
     steps_left: u64,
     then: Box<dyn FnOnce()>,
@@ -95,7 +95,7 @@ thread_local! {
     static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
 }
 
-/// A step of the call that is going on in this thread.
+/// Counts a step of the running call of this thread.
 fn step() {
     let due = PLAN.with(|plan| {
         let mut plan = plan.borrow_mut();
@@ -112,8 +112,8 @@ fn step() {
     }
 }
 
-/// Runs `call` with `other` in the middle of it, before its step `nth`. What `call` returns, and
-/// whether it had so many steps.
+/// Runs `call` with `other` in the middle of it, before the step `nth`. Returns the result of
+/// `call`, and `true` if it had that many steps.
 pub(crate) fn at_step<R>(
     nth: u64,
     other: impl FnOnce() + 'static,
@@ -124,11 +124,12 @@ pub(crate) fn at_step<R>(
     (done, PLAN.take().is_none())
 }
 
-/// Of so many steps each is tried, and then one of seven: what repeats, entry by entry, has fewer.
+/// The number of steps that are all tried; after them, only one of seven is, because entry by entry
+/// they repeat.
 const ALL_STEPS: u64 = 48;
 
-/// Runs `call` with `other` in the middle of it, at each of its steps in turn, on what `fresh` makes,
-/// and then `check` with what both returned. How many steps there were, or a few more.
+/// Runs `call` on a new value of `fresh`, with `other` in the middle, at each of its steps in turn,
+/// and then runs `check` with both results. Returns the number of steps, or a few more.
 pub(crate) fn at_every_step<T: 'static, A, B: 'static>(
     fresh: impl Fn() -> T,
     call: impl Fn(&T) -> A,
@@ -153,7 +154,7 @@ pub(crate) fn at_every_step<T: 'static, A, B: 'static>(
     }
 }
 
-/// A format, a memory or a way of syncing of which each use is a step.
+/// A format, a memory or a cache maintenance that counts each of its uses as a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stepping<T>(pub(crate) T);
 
@@ -254,7 +255,8 @@ impl<M: TableMemory> TableMemory for Stepping<M> {
     }
 }
 
-/// A memory that several tables use one after another: making one takes longer than most tests.
+/// A memory that several tables use one after another, because making one takes longer than most
+/// tests.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared(Rc<HostPages>);
 
@@ -300,9 +302,9 @@ impl<S: CacheSync> CacheSync for Stepping<S> {
     }
 }
 
-/// A test in which a thread panics fails; it does not wait for that thread for ever.
+/// If a thread panics, its test fails, and does not wait for that thread forever.
 #[test]
-fn nobody_waits_for_a_thread_that_has_panicked() {
+fn a_panicked_thread_does_not_block_the_others() {
     let meet = Meet::new(2);
     let said = AtomicBool::new(false);
     let (panics, waits) = thread::scope(|scope| {

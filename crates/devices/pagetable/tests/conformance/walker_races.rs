@@ -1,5 +1,5 @@
-//! Walkers that set dirty bits while entries change, tables linked by another thread under a walker
-//! of DRAM, and memory that ends part-way.
+//! Walkers that set dirty bits while entries change, tables that another thread links while a
+//! walker of DRAM reads, and memory that runs out on the way.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -16,16 +16,16 @@ use crate::together::{Meet, Says};
 
 const RW: Prot = Prot::READ_WRITE;
 const MIB: u64 = 1 << 20;
-/// Races are run this often: each takes microseconds, so most of them meet.
+/// The number of rounds of a race. Each takes microseconds, so most of them overlap.
 const ROUNDS: u64 = if cfg!(miri) { 4 } else { 300 };
 
-/// Each time a page becomes dirty it is read once, however reading and writing meet.
+/// Each time that a page becomes dirty it is reported once, however reading and writing overlap.
 #[test]
-fn no_write_is_lost_or_told_twice_while_dirty_bits_are_read() {
+fn no_write_is_lost_or_reported_twice_while_dirty_bits_are_read() {
     fn check<F: Format>(format: F) {
         const PAGES: usize = 24;
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
-        // Unaligned to the target, so that each page is a leaf.
+        // Not aligned to the target, so that each page is a leaf.
         table.map(Iova::new(0), bus(0x1000), PAGES as u64 * 4096, RW).unwrap();
         let marked: [AtomicU64; PAGES] = std::array::from_fn(|_| AtomicU64::new(0));
         let mut told = [0; PAGES];
@@ -60,7 +60,7 @@ fn no_write_is_lost_or_told_twice_while_dirty_bits_are_read() {
     check(x86_64_tracking());
 }
 
-/// A block that is written while it is split makes dirty pages.
+/// If a block is written while it is split, its pages are dirty.
 #[test]
 fn a_block_written_while_it_is_split_makes_dirty_pages() {
     fn check<F: Format>(format: F) {
@@ -98,7 +98,7 @@ fn a_block_written_while_it_is_split_makes_dirty_pages() {
 
 /// A page written while it is made read-only stays dirty or is reported.
 #[test]
-fn a_page_written_while_it_is_made_read_only_is_known_dirty() {
+fn a_page_written_while_it_is_made_read_only_is_seen_as_dirty() {
     fn check<F: Format>(format: F) {
         let table = PageTable::new(format, HostPages::new(), Coherent).unwrap();
         for _ in 0..ROUNDS.min(100) {
@@ -130,8 +130,8 @@ fn a_page_written_while_it_is_made_read_only_is_known_dirty() {
     check(amd_v1_tracking());
 }
 
-/// Lets another thread map when a table is asked for the first time: what is built then finds its
-/// slot taken when it is to be linked.
+/// Lets another thread map when a table is first allocated, so that the new subtree finds its slot
+/// in use when it is linked.
 struct Interrupted<'a> {
     dram: &'a SimulatedDram,
     armed: AtomicBool,
@@ -160,14 +160,14 @@ impl TableMemory for Interrupted<'_> {
     }
 }
 
-/// Entries that move over to the other thread's table are where the walker looks when `map` returns.
+/// When `map` returns, the walker can see entries that were moved over to another thread's table.
 #[test]
-fn what_moves_over_to_anothers_table_is_cleaned() {
+fn entries_moved_to_another_threads_table_are_cleaned() {
     let dram = SimulatedDram::new(1 << 20);
     let memory = Interrupted { dram: &dram, armed: AtomicBool::new(false), meet: Meet::new(2) };
     let format = vtd_second(48);
     let table = PageTable::new(format, &memory, &dram).unwrap();
-    // In the second case the tables meet one level further up, so that a table moves over.
+    // In the second case the tables meet one level further up, so that a table is moved over.
     for (ours, theirs) in [(0x1000, 0x3000), (MIB, (1 << 30) - 0x1000), (4 << 39, 6 << 38)] {
         memory.armed.store(true, Ordering::Release);
         let used = dram.used();
@@ -200,7 +200,7 @@ fn what_moves_over_to_anothers_table_is_cleaned() {
 }
 
 #[test]
-fn host_pages_end_at_their_limit_and_go_on_when_tables_come_back() {
+fn host_pages_stop_at_their_limit_and_reuse_freed_tables() {
     let memory = HostPages::with_limit(5 * 4096);
     let table = PageTable::new(vtd_second(48), &memory, Coherent).unwrap();
     table.map(Iova::new(0), bus(0), 0x1000, RW).unwrap();
@@ -211,7 +211,7 @@ fn host_pages_end_at_their_limit_and_go_on_when_tables_come_back() {
     let full = table.map(Iova::new(4 * MIB), bus(0), 0x1000, RW);
     assert_eq!(full, Err(Error::OutOfMemory));
     assert_eq!((memory.used(), memory.alloc(12), memory.alloc(21)), (5, None, None));
-    // What fits into tables that are there needs none, and neither does a block.
+    // Mappings in existing tables need no memory, and neither does a block.
     table.map(Iova::new(2 * MIB + 0x1000), bus(0), 0x1000, RW).unwrap();
     table.map(Iova::new(4 * MIB), bus(0), 2 * MIB, RW).unwrap();
     unmap(&table, Iova::new(4 * MIB), 2 * MIB).unwrap();
