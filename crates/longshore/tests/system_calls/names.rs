@@ -71,7 +71,7 @@ table! {
 const PREFIX: &str = "SYS_";
 
 /// Later than the numbers of the crate `libc`.
-const LATER: &[(&str, i64)] = &[("SYS_cachestat", 451)];
+const LATER: &[(&str, i64)] = &[("SYS_cachestat", 451), ("SYS_statmount", 457)];
 
 fn table() -> impl Iterator<Item = &'static (&'static str, i64)> {
     TABLE.iter().chain(LATER)

@@ -10,19 +10,50 @@
     reason = "asks for record locks: rustix does not take the process id of some"
 )]
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Take};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
-use crate::memfd;
+use crate::{memfd, statmount};
 
 /// The magic number of the kernel's file system of DMA-bufs, which nobody can mount (`linux/magic.h`).
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 
-/// File systems without a block device that only the kernel answers for.
-const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs"];
+/// The magic number of FUSE, also on a block device or by virtio (`linux/magic.h`).
+const FUSE_MAGIC: u64 = 0x6573_5546;
+
+/// File systems without a block device that only the kernel answers for: their names and magic numbers.
+///
+/// The numbers are those of `linux/magic.h`, and of OpenZFS (`sys/fs/zfs.h`). `devtmpfs` and `rootfs` are
+/// tmpfs or ramfs.
+const LOCAL: [(&[u8], u64); 8] = [
+    (b"bcachefs", 0xca45_1a4e),
+    (b"btrfs", 0x9123_683e),
+    (b"devtmpfs", 0x0102_1994),
+    (b"overlay", 0x794c_7630),
+    (b"ramfs", 0x8584_58f6),
+    (b"rootfs", 0x0102_1994),
+    (b"tmpfs", 0x0102_1994),
+    (b"zfs", 0x2fc1_2fc1),
+];
+
+/// How many bytes of `/proc/self/mountinfo` are read at most: 5,000 mounts with names of 200 bytes. A user
+/// who may mount FUSE file systems can make it as long as 47 MB.
+const LIST_BYTES_MAX: u64 = 1 << 20;
+
+/// Who answers for the files of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answers {
+    /// The kernel alone, with or without a block device.
+    Kernel,
+    /// The kernel alone if the files are on a block device: all other file systems, and those that are not
+    /// mounted in this process's mount namespace.
+    KernelOnDisk,
+    /// Another process (FUSE), or it is not known who.
+    Others,
+}
 
 /// Returns `true` if the kernel alone answers for a regular file, so that no access to it and no
 /// closing of it waits for another process or machine. Asking does not wait either. Of other kinds of
@@ -33,6 +64,9 @@ const LOCAL: [&str; 6] = ["bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs
 /// in this process's mount namespace. It does not hold for FUSE, network file systems and `/proc`,
 /// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`). It returns `false` if
 /// the kernel does not report the mount of a file (`STATX_MNT_ID`, Linux 5.8).
+///
+/// If the kernel does not have `statmount(2)` (Linux 6.8) or refuses it, the mount is looked up in
+/// `/proc/self/mountinfo`. It returns `false` if the mount is not in the first MiB of that list.
 ///
 /// Two cases are not noticed, which take root to mount: a block device that a process or another machine
 /// answers for, such as a loop device whose file is on FUSE, or an NBD; and FUSE on a block device
@@ -46,40 +80,78 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     if memfd::seals(file).is_ok() {
         return Ok(true);
     }
-    let status = status(file, StatxFlags::TYPE | StatxFlags::MNT_ID)?;
+    let status = status(file, StatxFlags::TYPE | statmount::UNIQUE_ID)?;
     let is_regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
-    // File systems without a block device have device numbers with the major number 0.
-    if !is_regular {
+    if !is_regular || !name(file)?.starts_with(b"/") {
         return Ok(false);
     }
-    let is_on_disk = status.stx_dev_major != 0;
-    let has_mount = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::MNT_ID);
-    if !has_mount || !name(file)?.starts_with(b"/") {
-        return Ok(false);
-    }
-    // Mount points are any bytes.
-    let mounts = fs::read("/proc/self/mountinfo")?;
-    Ok(is_local(file_system_of(status.stx_mnt_id, &mounts), is_on_disk))
+    Ok(match by_mount(file, &status)? {
+        Answers::Kernel => true,
+        // File systems without a block device have device numbers with the major number 0.
+        Answers::KernelOnDisk => status.stx_dev_major != 0,
+        Answers::Others => false,
+    })
 }
 
-/// Returns `true` if only the kernel answers for the files of a file system of type `kind`, which is `None`
-/// if it is not mounted in this process's mount namespace.
-fn is_local(kind: Option<&[u8]>, is_on_disk: bool) -> bool {
-    match kind {
-        Some(kind) if is_on_disk => !kind.starts_with(b"fuseblk"),
-        Some(kind) => LOCAL.iter().any(|local| local.as_bytes() == kind),
-        None => is_on_disk,
+/// Returns who answers for the files of the mount of `file`.
+fn by_mount(file: BorrowedFd<'_>, status: &Statx) -> io::Result<Answers> {
+    if StatxFlags::from_bits_retain(status.stx_mask).contains(statmount::UNIQUE_ID) {
+        match statmount::magic(status.stx_mnt_id) {
+            Ok(magic) => return Ok(by_magic(magic)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Answers::KernelOnDisk);
+            }
+            // A filter of system calls, a security module, or a mount that is not below the root of this
+            // process, which the list does not have either.
+            Err(_) => {}
+        }
+    }
+    by_list(file)
+}
+
+fn by_magic(magic: u64) -> Answers {
+    match magic {
+        FUSE_MAGIC => Answers::Others,
+        _ if LOCAL.iter().any(|(_, local)| *local == magic) => Answers::Kernel,
+        _ => Answers::KernelOnDisk,
     }
 }
 
-/// Returns the type of the file system with the mount id `mount`, as `proc_pid_mountinfo(5)` lists it.
-fn file_system_of(mount: u64, mounts: &[u8]) -> Option<&[u8]> {
+/// Returns who answers for the files of a file system by its type. That of FUSE may have a subtype.
+fn by_name(name: &[u8]) -> Answers {
+    match name.split(|byte| *byte == b'.').next() {
+        Some(b"fuse" | b"fuseblk" | b"virtiofs") => Answers::Others,
+        _ if LOCAL.iter().any(|(local, _)| *local == name) => Answers::Kernel,
+        _ => Answers::KernelOnDisk,
+    }
+}
+
+/// Returns what [`by_mount`] does, from the list of all mounts.
+fn by_list(file: BorrowedFd<'_>) -> io::Result<Answers> {
+    let status = status(file, StatxFlags::MNT_ID)?;
+    if !StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::MNT_ID) {
+        return Ok(Answers::Others);
+    }
+    let mounts = BufReader::new(File::open("/proc/self/mountinfo")?);
+    listed(status.stx_mnt_id, mounts.take(LIST_BYTES_MAX))
+}
+
+/// Returns who answers for the files of the mount with the id `mount`, as `proc_pid_mountinfo(5)` lists it.
+fn listed(mount: u64, mut mounts: Take<impl BufRead>) -> io::Result<Answers> {
     let mount = mount.to_string();
-    let mut lines =
-        mounts.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
-    let mut words = lines.find(|words| words.clone().next() == Some(mount.as_bytes()))?;
-    words.find(|word| *word == b"-")?;
-    words.next()
+    // Mount points are any bytes.
+    let mut line = Vec::new();
+    // A line that ends where the bound is may be cut off.
+    while mounts.read_until(b'\n', &mut line)? > 0 && mounts.limit() > 0 {
+        // No other white space: a mount point can have a carriage return in it.
+        let mut words = line.strip_suffix(b"\n").unwrap_or(&line).split(|byte| *byte == b' ');
+        if words.next() == Some(mount.as_bytes()) {
+            let kind = words.skip_while(|word| *word != b"-").nth(1);
+            return Ok(kind.map_or(Answers::Others, by_name));
+        }
+        line.clear();
+    }
+    Ok(if mounts.limit() > 0 { Answers::KernelOnDisk } else { Answers::Others })
 }
 
 /// Returns `true` if a regular file is closed at once: [`is_answered_by_kernel`] is true, and no process has
@@ -222,26 +294,47 @@ mod tests {
 
     #[test]
     fn fuse_is_not_local_whether_on_a_disk_or_not() {
-        for (kind, is_on_disk, expected) in [
-            ("ext4", true, true),
-            ("fuseblk", true, false),
-            ("fuseblk.ntfs-3g", true, false),
-            ("btrfs", false, true),
-            ("fuse.sshfs", false, false),
-            ("nfs4", false, false),
+        for (name, magic, expected) in [
+            ("ext4", 0xef53, Answers::KernelOnDisk),
+            ("nfs4", 0x6969, Answers::KernelOnDisk),
+            ("fuse", 0x6573_5546, Answers::Others),
+            ("fuseblk", 0x6573_5546, Answers::Others),
+            ("fuse.sshfs", 0x6573_5546, Answers::Others),
+            ("fuseblk.ntfs-3g", 0x6573_5546, Answers::Others),
+            ("virtiofs", 0x6573_5546, Answers::Others),
+            ("btrfs", 0x9123_683e, Answers::Kernel),
+            ("ramfs", 0x8584_58f6, Answers::Kernel),
+            ("overlay", 0x794c_7630, Answers::Kernel),
         ] {
-            assert_eq!(is_local(Some(kind.as_bytes()), is_on_disk), expected, "{kind}");
+            assert_eq!(by_name(name.as_bytes()), expected, "{name}");
+            assert_eq!(by_magic(magic), expected, "{name}");
         }
-        assert!(is_local(None, true) && !is_local(None, false));
     }
+
+    const MOUNTS: &[u8] = b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+        30 27 0:40 / /a\\040b\r-\rtmpfs rw shared:1 - fuse.sshfs me@there: rw,user_id=1\n\
+        31 27 0:41 /@home /not-utf-8-\xff rw - btrfs /dev/vdb rw,subvol=/@home\n\
+        32 27 0:42 / /t rw - tmpfs\n";
 
     #[test]
     fn the_type_of_a_file_system_stands_behind_the_options_of_its_mount() {
-        let mounts = b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
-                       30 27 0:40 / /a\\040b rw shared:1 - fuse.sshfs me@there: rw,user_id=1\n\
-                       31 27 0:41 /@home /not-utf-8-\xff rw - btrfs /dev/vdb rw,subvol=/@home\n";
-        assert_eq!(file_system_of(30, mounts), Some(&b"fuse.sshfs"[..]));
-        assert_eq!(file_system_of(31, mounts), Some(&b"btrfs"[..]));
-        assert_eq!(file_system_of(3, mounts), None);
+        let within = |mount, bytes| listed(mount, MOUNTS.take(bytes)).unwrap();
+        for (mount, expected) in [
+            (27, Answers::KernelOnDisk),
+            (30, Answers::Others),
+            (31, Answers::Kernel),
+            (32, Answers::Kernel),
+            // Not listed: mounted in another mount namespace.
+            (3, Answers::KernelOnDisk),
+        ] {
+            assert_eq!(within(mount, LIST_BYTES_MAX), expected, "{mount}");
+        }
+        // Behind the bound, or cut off by it, nothing is known.
+        let len_bytes = MOUNTS.len() as u64;
+        for bytes in [0, 1, len_bytes - 80, len_bytes - 3, len_bytes] {
+            assert_eq!(within(32, bytes), Answers::Others, "{bytes}");
+            assert_eq!(within(3, bytes), Answers::Others, "{bytes}");
+        }
+        assert_eq!(within(32, len_bytes + 1), Answers::Kernel);
     }
 }

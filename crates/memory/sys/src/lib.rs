@@ -27,7 +27,7 @@
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
 //! | [`packet_socket`] | `SOCK_SEQPACKET` with `SCM_RIGHTS` and `SO_PEERCRED` |
 //! | [`readiness`] | `poll` on any number of descriptors |
-//! | [`answering`] | `statx`, `/proc/self/mountinfo`: whether a file may wait for another process |
+//! | [`answering`] | `statx`, `statmount`, `/proc/self/mountinfo`: whether a file may wait for another process |
 //! | [`file_handle`] | `name_to_handle_at`: by what a file system tells its files apart |
 //! | [`beneath`] | `openat2`: files that lie beneath a directory |
 //! | [`service_manager`] | sockets that a service manager hands over |
@@ -71,6 +71,7 @@ pub mod process_memory;
 pub mod readiness;
 pub mod service_manager;
 pub mod signals;
+mod statmount;
 pub mod udmabuf;
 pub mod unix_socket;
 pub mod uring;

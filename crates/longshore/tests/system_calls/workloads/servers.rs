@@ -103,7 +103,10 @@ pub(crate) fn vfio_user_client(mut steps: Steps) {
         client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
         client
     });
+    let on_disk = tempfile::tempfile_in(&Files::new().run).unwrap();
+    on_disk.set_len(LEN).unwrap();
     steps.step(|| {
+        client.dma_map(0x60_0000, LEN, Some((on_disk.as_fd(), 0)), true).unwrap();
         client.dma_map(0x40_0000, LEN, Some((file, 0)), true).unwrap();
         for _ in 0..3 {
             client.region_write(0, 0, &0x40_0040_u64.to_le_bytes()).unwrap();
