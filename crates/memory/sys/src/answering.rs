@@ -3,7 +3,7 @@
 //! A read, a page fault or even a `close(2)` of a file in a FUSE file system waits for the process
 //! that serves it, for ever if that process likes. The last close of a socket may wait for its peer, and
 //! that of any file that can be polled waits for the lock of each epoll that lists it. So a server must not
-//! touch a file of FUSE of a client, and must close none of these files on a thread that has other work:
+//! touch a file of FUSE of a client, and must close no file of a client on a thread that has other work:
 //! [`crate::closing`] closes them.
 #![expect(
     unsafe_code,
@@ -154,14 +154,6 @@ fn listed(mount: u64, mut mounts: Take<impl BufRead>) -> io::Result<Answers> {
     Ok(if mounts.limit() > 0 { Answers::KernelOnDisk } else { Answers::Others })
 }
 
-/// Returns `true` if a regular file is closed at once: [`is_answered_by_kernel`] is true, and no process has
-/// set a record lock on it. `close(2)` walks the list of all these locks: 1,000,000 take 75 ms, for each
-/// descriptor. Asking does not wait, and looks at one lock.
-pub(crate) fn is_closed_at_once(file: impl AsFd) -> bool {
-    let file = file.as_fd();
-    is_answered_by_kernel(file).unwrap_or(false) && !has_record_locks(file)
-}
-
 /// Returns `true` if another process, or an open file, has a lock of `fcntl(2)` on a file, or if the kernel
 /// does not report that. `close(2)` looks at each of these locks. Only files for which
 /// [`is_answered_by_kernel`] or [`is_disposable`] is true may be asked: FUSE asks its server.
@@ -191,7 +183,9 @@ pub fn is_disposable(file: impl AsFd) -> bool {
 /// [`is_answered_by_kernel`] is true, both without record locks (`fcntl(2)`), eventfds, and DMA-bufs. It is
 /// `false` if the kernel does not tell.
 ///
-/// `close(2)` walks the list of all record locks of a file, and another process decides how long it is.
+/// `close(2)` walks the list of all record locks of a file, and another process decides how long it is. It can
+/// set them after this call, and locks of `flock(2)` are not noticed. So memory and regular files, too, must be
+/// closed by [`crate::closing`].
 ///
 /// Eventfds and DMA-bufs must still be closed by [`crate::closing`]: the last close of a file that can be
 /// polled waits for the lock of each epoll that lists it. A thread that waits for an epoll holds the lock
@@ -202,7 +196,9 @@ pub fn is_disposable(file: impl AsFd) -> bool {
 pub fn may_be_passed_on(file: impl AsFd) -> bool {
     let file = file.as_fd();
     match file_type(file) {
-        Ok(FileType::RegularFile) if is_closed_at_once(file) => true,
+        Ok(FileType::RegularFile) if is_answered_by_kernel(file).unwrap_or(false) => {
+            !has_record_locks(file)
+        }
         // In some versions of Linux, anonymous inodes have the type of a regular file.
         Ok(FileType::RegularFile) => is_eventfd(file).unwrap_or(false),
         Ok(FileType::Unknown) => is_eventfd(file).unwrap_or(false) || is_dma_buf(file),

@@ -13,10 +13,12 @@
 //! Each thread that receives at the same moment can exceed these limits by one. At most four threads of a
 //! user count for all users, so one user id cannot use up the limit of the others. A person who can connect
 //! under 64 user ids can use it up, for example with a range in `/etc/subuid`.
+//!
+//! Regular files for which the kernel answers are not among these: a thread closes those of a user one
+//! after another. No more descriptors of a user are received while 256 of its files wait.
 #![expect(unsafe_code, reason = "takes a descriptor out of a value that is dropped")]
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fmt;
 use std::io;
 use std::mem::{self, ManuallyDrop};
@@ -24,27 +26,40 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::answering::{is_closed_at_once, is_disposable};
+use crate::answering::{is_answered_by_kernel, is_disposable};
 use crate::disposal::{self, Disposals};
 
 pub use crate::user::User;
 
-/// How many threads may wait in a close for one user.
-const THREADS_PER_USER_MAX: usize = 4;
-/// How many threads may wait for all users before each user may have one at most.
-const THREADS_SHARED_MAX: usize = 64;
-/// How many threads may wait for all users. Those above [`THREADS_SHARED_MAX`] are for users that have
-/// no other.
-const THREADS_MAX: usize = 256;
-/// How many descriptors of one user may be held because threads that close others wait.
-const HELD_PER_USER_MAX: usize = 256;
+use self::accounts::{Accounts, HELD_PER_USER_MAX};
+
+mod accounts;
+
+/// How long a call that receives from a user waits for closes of that user's files.
+const CATCH_UP_TIME: Duration = Duration::from_secs(1);
+/// How long both, that call and a thread that closes files, sleep before they look again.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often a thread that closes files looks for more before it ends.
+const LOOKS_MAX: u32 = 100;
+/// The name of the threads.
+const THREAD_NAME: &str = "longshore-close";
 
 static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
 
 /// Returns `true` if few enough files of this user wait to be closed that more descriptors can be
 /// received from it, all of which may have to be closed by [`close_without_waiting`].
+///
+/// If many files for which the kernel answers wait, their closes have a second to catch up: a client that
+/// sends many files at once does nothing wrong.
 pub fn may_receive(user: User) -> bool {
+    let begin = Instant::now();
+    while lock().files.held(user) >= HELD_PER_USER_MAX && begin.elapsed() < CATCH_UP_TIME {
+        // They may wait because no thread could be started.
+        close_in_turn(user, Vec::new());
+        thread::sleep(LOOK_EVERY);
+    }
     lock().may_receive(user)
 }
 
@@ -58,7 +73,8 @@ pub fn too_many_closing() -> io::Error {
 }
 
 /// Returns `true` if a thread closes descriptors of this user, or receives from it, at this moment. If that
-/// does not change for long, a file or a peer has the thread wait.
+/// does not change for long, a file or a peer has the thread wait. Regular files for which the kernel answers
+/// are not meant: a busy client has some of these closed at any moment.
 pub fn is_busy(user: User) -> bool {
     lock().is_busy(user)
 }
@@ -68,15 +84,21 @@ pub(crate) struct Receiving(User);
 
 impl Receiving {
     pub(crate) fn begin(user: User) -> Self {
-        *lock().receiving.entry(user).or_default() += 1;
+        lock().receiving_began(user);
         Self(user)
     }
 }
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        count_down(&mut lock().receiving, self.0);
+        lock().receiving_ended(self.0);
     }
+}
+
+/// Returns `true` if regular files of this user for which the kernel answers are not closed yet, for tests.
+#[doc(hidden)]
+pub fn has_files(user: User) -> bool {
+    lock().files.has_any(user)
 }
 
 /// Gives a user as many closes that hang as it may have, for tests.
@@ -90,15 +112,15 @@ pub fn exhaust(user: User) {
 }
 
 /// Closes files of a user without having the caller wait: regular files for which
-/// [`is_answered_by_kernel`](crate::answering::is_answered_by_kernel) is true and that have no record lock
-/// here, other regular files on a thread of their own, which ends when their servers have answered, or are
+/// [`is_answered_by_kernel`] is true on a thread that closes such files of this user one after another, other
+/// regular files on a thread of their own, which ends when their servers have answered, or are
 /// gone, and files of all other kinds by [`crate::disposal`].
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     let (local, others): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| is_closed_at_once(file));
-    drop(local);
+        files.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
+    close_in_turn(user, local);
     let (mut disposable, mut others): (Vec<_>, Vec<_>) =
         others.into_iter().partition(|file| is_disposable(file));
     if !disposable.is_empty() {
@@ -107,6 +129,33 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     }
     if !others.is_empty() {
         close_by_thread(user, others);
+    }
+}
+
+/// Closes files for which the kernel answers on another thread, and those that are left from earlier calls.
+/// If there is no thread for them, they stay open, and count, until the next call.
+fn close_in_turn(user: User, files: Vec<OwnedFd>) {
+    if !lock().files.add(user, files) {
+        return;
+    }
+    let thread = thread::Builder::new().name(THREAD_NAME.to_owned());
+    if thread.spawn(close_files).is_err() {
+        lock().files.start_failed();
+    }
+}
+
+/// Closes files for which the kernel answers until none have come for some time.
+fn close_files() {
+    let mut looks = 0;
+    while looks < LOOKS_MAX || !lock().files.end() {
+        looks += 1;
+        let taken = lock().files.take();
+        if let Some((user, files)) = taken {
+            drop(files);
+            lock().files.closed(user);
+            looks = 0;
+        }
+        thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -161,7 +210,7 @@ fn close_by_thread(user: User, files: Vec<OwnedFd>) {
             drop(take(&taken));
             lock().thread_ended(user);
         };
-        if thread::Builder::new().name("longshore-close".to_owned()).spawn(close).is_err() {
+        if thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(close).is_err() {
             left.push((user, take(&files)));
             return;
         }
@@ -246,77 +295,6 @@ impl<T: Into<OwnedFd>> Drop for Disposable<T> {
     }
 }
 
-/// The closes that have not ended, by user.
-#[derive(Debug)]
-struct Accounts {
-    /// How many threads close files and may wait for that, for users that have any.
-    threads: BTreeMap<User, usize>,
-    /// How many threads receive from users.
-    receiving: BTreeMap<User, usize>,
-    /// The descriptors of other kinds than regular files that are being closed.
-    disposals: BTreeMap<User, Disposals>,
-}
-
-impl Accounts {
-    const fn new() -> Self {
-        Self { threads: BTreeMap::new(), receiving: BTreeMap::new(), disposals: BTreeMap::new() }
-    }
-
-    fn may_receive(&mut self, user: User) -> bool {
-        // Threads of a user beyond its limit do not count, so that they take nothing from others.
-        let threads = |count: &usize| (*count).min(THREADS_PER_USER_MAX);
-        let max = match self.threads.values().map(threads).sum() {
-            0..THREADS_SHARED_MAX => THREADS_PER_USER_MAX,
-            THREADS_SHARED_MAX..THREADS_MAX => 1,
-            _ => 0,
-        };
-        if self.threads.get(&user).copied().unwrap_or(0) >= max {
-            return false;
-        }
-        let Some(disposals) = self.disposals.get_mut(&user) else { return true };
-        if disposals.held() >= HELD_PER_USER_MAX {
-            // The threads may have ended.
-            disposals.dispose(&mut Vec::new());
-        }
-        disposals.held() < HELD_PER_USER_MAX
-    }
-
-    fn is_busy(&mut self, user: User) -> bool {
-        self.threads.contains_key(&user)
-            || self.receiving.contains_key(&user)
-            || self.disposals.get_mut(&user).is_some_and(|disposals| !disposals.have_ended())
-    }
-
-    fn thread_began(&mut self, user: User) {
-        *self.threads.entry(user).or_default() += 1;
-    }
-
-    fn thread_ended(&mut self, user: User) {
-        count_down(&mut self.threads, user);
-    }
-
-    /// Disposes of as many descriptors of a user as possible, and goes on with those of all users.
-    fn dispose(&mut self, user: User, descriptors: &mut Vec<OwnedFd>) {
-        if !descriptors.is_empty() {
-            self.disposals.entry(user).or_default().dispose(descriptors);
-        }
-        self.disposals.retain(|_, disposals| {
-            disposals.dispose(&mut Vec::new());
-            !disposals.have_ended()
-        });
-    }
-}
-
-/// Counts one less for a user.
-fn count_down(counts: &mut BTreeMap<User, usize>, user: User) {
-    if let Entry::Occupied(mut count) = counts.entry(user) {
-        *count.get_mut() -= 1;
-        if *count.get() == 0 {
-            count.remove();
-        }
-    }
-}
-
 fn lock() -> MutexGuard<'static, Accounts> {
     ACCOUNTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -326,8 +304,8 @@ pub(crate) mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
-    use std::time::{Duration, Instant};
 
+    use super::accounts::THREADS_PER_USER_MAX;
     use super::*;
 
     /// As many closes that wait as one user may have. They end when this is dropped. Each test has a user
@@ -346,72 +324,6 @@ pub(crate) mod tests {
         fn drop(&mut self) {
             (0..THREADS_PER_USER_MAX).for_each(|_| lock().thread_ended(self.0));
         }
-    }
-
-    /// Has threads of this user wait for as long as it may have more; returns how many that is.
-    fn hang_all(accounts: &mut Accounts, user: User) -> usize {
-        let mut count = 0;
-        while accounts.may_receive(user) {
-            accounts.thread_began(user);
-            count += 1;
-        }
-        count
-    }
-
-    #[test]
-    fn threads_that_wait_are_counted_by_user() {
-        let mut accounts = Accounts::new();
-        let (hostile, other) = (User::from_uid(1), User::from_uid(2));
-        assert_eq!(hang_all(&mut accounts, hostile), THREADS_PER_USER_MAX);
-        assert!(accounts.may_receive(other));
-        assert_eq!(hang_all(&mut accounts, other), THREADS_PER_USER_MAX);
-        accounts.thread_ended(hostile);
-        assert!(accounts.may_receive(hostile) && !accounts.may_receive(other));
-        (1..THREADS_PER_USER_MAX).for_each(|_| accounts.thread_ended(hostile));
-        (0..THREADS_PER_USER_MAX).for_each(|_| accounts.thread_ended(other));
-        assert!(accounts.threads.is_empty());
-    }
-
-    #[test]
-    fn each_user_has_one_thread_when_those_of_all_users_are_used_up() {
-        let mut accounts = Accounts::new();
-        let mut users = (0..).map(User::from_uid);
-        let mut waiting = 0;
-        while waiting < THREADS_SHARED_MAX {
-            waiting += hang_all(&mut accounts, users.next().unwrap());
-        }
-        while waiting < THREADS_MAX {
-            assert_eq!(hang_all(&mut accounts, users.next().unwrap()), 1);
-            waiting += 1;
-        }
-        let late = users.next().unwrap();
-        assert!(!accounts.may_receive(late));
-        accounts.thread_ended(User::from_uid(0));
-        assert!(accounts.may_receive(late) && !accounts.may_receive(User::from_uid(0)));
-    }
-
-    #[test]
-    fn threads_beyond_the_limit_of_a_user_take_nothing_from_others() {
-        let mut accounts = Accounts::new();
-        (0..2 * THREADS_MAX).for_each(|_| accounts.thread_began(User::from_uid(1)));
-        assert!(!accounts.may_receive(User::from_uid(1)));
-        assert_eq!(hang_all(&mut accounts, User::from_uid(2)), THREADS_PER_USER_MAX);
-    }
-
-    #[test]
-    #[cfg(not(miri))]
-    fn sockets_that_cannot_be_closed_are_counted_by_user() {
-        let sockets = |count| (0..count).map(|_| UnixStream::pair().unwrap().0.into()).collect();
-        let mut accounts = Accounts::new();
-        let (hostile, other) = (User::from_uid(1), User::from_uid(2));
-        accounts.disposals.insert(hostile, Disposals::endless());
-        accounts.dispose(hostile, &mut sockets(HELD_PER_USER_MAX - 1));
-        assert!(accounts.may_receive(hostile));
-        accounts.dispose(hostile, &mut sockets(2));
-        assert!(!accounts.may_receive(hostile) && accounts.may_receive(other));
-        accounts.dispose(other, &mut sockets(1));
-        assert!(accounts.may_receive(other));
-        assert_eq!(accounts.disposals[&hostile].held(), HELD_PER_USER_MAX + 1);
     }
 
     /// Waits until `is_done` is true, for the threads that close.
@@ -433,34 +345,27 @@ pub(crate) mod tests {
         assert!(may_receive(user));
     }
 
-    /// Sets a record lock that belongs to the open file, as one of another process conflicts with ours.
-    fn set_record_lock(file: &OwnedFd) {
-        let (l_type, l_whence) = (libc::F_RDLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
-        let lock = libc::flock { l_type, l_whence, l_start: 1 << 40, l_len: 1, l_pid: 0 };
-        // SAFETY: the descriptor is open, and the kernel only reads the structure.
-        let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-        assert_eq!(done, 0, "{}", io::Error::last_os_error());
-    }
-
     #[test]
     #[cfg(not(miri))]
-    fn files_with_record_locks_are_closed_by_a_thread_that_counts() {
-        let user = User::from_uid(4_000_000_004);
-        let memory = || crate::memfd::create("locked", crate::memfd::Backing::Shmem).unwrap();
-        let on_disk = || OwnedFd::from(tempfile::tempfile().unwrap());
-        close_without_waiting(user, vec![memory(), on_disk()]);
-        assert!(!is_busy(user), "they are closed at once without a lock");
-        for file in [memory(), on_disk()] {
-            set_record_lock(&file);
-            // No thread starts as long as this is held.
-            let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
-            let closing = thread::spawn(move || close_without_waiting(user, vec![file]));
-            wait_until(|| closing.is_finished() || is_busy(user));
-            assert!(!closing.is_finished(), "it was closed on the thread of the caller");
-            drop(left);
-            closing.join().unwrap();
-            wait_until(|| !is_busy(user));
+    fn files_for_which_the_kernel_answers_are_not_closed_on_the_thread_of_the_caller() {
+        let user = User::from_uid(4_000_000_006);
+        lock().files.occupy(user);
+        let memory = crate::memfd::create("closed-in-turn", crate::memfd::Backing::Shmem).unwrap();
+        let link = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let is_open = || {
+            let name = std::fs::read_link(&link).unwrap_or_default();
+            name.to_string_lossy().starts_with("/memfd:closed-in-turn")
+        };
+        close_without_waiting(user, vec![memory]);
+        assert!(is_open() && has_files(user));
+        while may_receive(user) {
+            close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
         }
+        assert_eq!(lock().files.held(user), HELD_PER_USER_MAX);
+        lock().files.release(user);
+        close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
+        wait_until(|| !has_files(user));
+        assert!(!is_open() && may_receive(user));
     }
 
     #[test]

@@ -51,6 +51,7 @@ pub mod event_fd;
 pub mod fiemap;
 pub mod file;
 pub mod file_handle;
+mod file_queues;
 pub mod huge_pages;
 mod ioctl;
 pub mod iommu;

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use longshore::vhost_user::wire::number;
 use longshore_sys::{event_fd, memfd, unix_socket};
@@ -96,6 +97,11 @@ fn descriptors_that_nobody_wanted_are_refused_and_closed() {
     frontend.refused(number::SET_BACKEND_REQ_FD, &[], &[]);
     frontend.refused(number::IOTLB_MSG, &iotlb(0, 0, 0, 0, 3), &[fd, fd, fd]);
     assert_eq!(frontend.read(3, 512).0, 0, "what was there stays");
+    // Another thread closes them.
+    let begin = Instant::now();
+    while count() != before && begin.elapsed() < Duration::from_secs(60) {
+        thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(count(), before, "descriptors are left");
     drop(frontend);
     assert_eq!(served.ended(), "closed by the front-end");

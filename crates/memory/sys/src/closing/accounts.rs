@@ -1,0 +1,182 @@
+//! How many closes of each user have not ended, and whether more descriptors of it may come.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::os::fd::OwnedFd;
+
+use crate::disposal::Disposals;
+use crate::file_queues::FileQueues;
+use crate::user::User;
+
+/// How many threads may wait in a close for one user.
+pub(super) const THREADS_PER_USER_MAX: usize = 4;
+/// How many threads may wait for all users before each user may have one at most.
+const THREADS_SHARED_MAX: usize = 64;
+/// How many threads may wait for all users. Those above [`THREADS_SHARED_MAX`] are for users that have
+/// no other.
+const THREADS_MAX: usize = 256;
+/// How many descriptors of one user may be held because threads that close others wait, and how many of its
+/// files for which the kernel answers.
+pub(super) const HELD_PER_USER_MAX: usize = 256;
+
+/// The closes that have not ended, by user.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    /// How many threads close files and may wait for that, for users that have any.
+    pub(super) threads: BTreeMap<User, usize>,
+    /// How many threads receive from users.
+    receiving: BTreeMap<User, usize>,
+    /// The descriptors of other kinds than regular files that are being closed.
+    pub(super) disposals: BTreeMap<User, Disposals>,
+    /// The regular files for which the kernel answers.
+    pub(super) files: FileQueues,
+}
+
+impl Accounts {
+    pub(super) const fn new() -> Self {
+        Self {
+            threads: BTreeMap::new(),
+            receiving: BTreeMap::new(),
+            disposals: BTreeMap::new(),
+            files: FileQueues::new(),
+        }
+    }
+
+    pub(super) fn may_receive(&mut self, user: User) -> bool {
+        // Threads of a user beyond its limit do not count, so that they take nothing from others.
+        let threads = |count: &usize| (*count).min(THREADS_PER_USER_MAX);
+        let max = match self.threads.values().map(threads).sum() {
+            0..THREADS_SHARED_MAX => THREADS_PER_USER_MAX,
+            THREADS_SHARED_MAX..THREADS_MAX => 1,
+            _ => 0,
+        };
+        if self.threads.get(&user).copied().unwrap_or(0) >= max
+            || self.files.held(user) >= HELD_PER_USER_MAX
+        {
+            return false;
+        }
+        let Some(disposals) = self.disposals.get_mut(&user) else { return true };
+        if disposals.held() >= HELD_PER_USER_MAX {
+            // The threads may have ended.
+            disposals.dispose(&mut Vec::new());
+        }
+        disposals.held() < HELD_PER_USER_MAX
+    }
+
+    pub(super) fn is_busy(&mut self, user: User) -> bool {
+        self.threads.contains_key(&user)
+            || self.receiving.contains_key(&user)
+            || self.disposals.get_mut(&user).is_some_and(|disposals| !disposals.have_ended())
+    }
+
+    pub(super) fn receiving_began(&mut self, user: User) {
+        *self.receiving.entry(user).or_default() += 1;
+    }
+
+    pub(super) fn receiving_ended(&mut self, user: User) {
+        count_down(&mut self.receiving, user);
+    }
+
+    pub(super) fn thread_began(&mut self, user: User) {
+        *self.threads.entry(user).or_default() += 1;
+    }
+
+    pub(super) fn thread_ended(&mut self, user: User) {
+        count_down(&mut self.threads, user);
+    }
+
+    /// Disposes of as many descriptors of a user as possible, and goes on with those of all users.
+    pub(super) fn dispose(&mut self, user: User, descriptors: &mut Vec<OwnedFd>) {
+        if !descriptors.is_empty() {
+            self.disposals.entry(user).or_default().dispose(descriptors);
+        }
+        self.disposals.retain(|_, disposals| {
+            disposals.dispose(&mut Vec::new());
+            !disposals.have_ended()
+        });
+    }
+}
+
+/// Counts one less for a user.
+fn count_down(counts: &mut BTreeMap<User, usize>, user: User) {
+    if let Entry::Occupied(mut count) = counts.entry(user) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(not(miri))]
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Has threads of this user wait for as long as it may have more; returns how many that is.
+    fn hang_all(accounts: &mut Accounts, user: User) -> usize {
+        let mut count = 0;
+        while accounts.may_receive(user) {
+            accounts.thread_began(user);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn threads_that_wait_are_counted_by_user() {
+        let mut accounts = Accounts::new();
+        let (hostile, other) = (User::from_uid(1), User::from_uid(2));
+        assert_eq!(hang_all(&mut accounts, hostile), THREADS_PER_USER_MAX);
+        assert!(accounts.may_receive(other));
+        assert_eq!(hang_all(&mut accounts, other), THREADS_PER_USER_MAX);
+        accounts.thread_ended(hostile);
+        assert!(accounts.may_receive(hostile) && !accounts.may_receive(other));
+        (1..THREADS_PER_USER_MAX).for_each(|_| accounts.thread_ended(hostile));
+        (0..THREADS_PER_USER_MAX).for_each(|_| accounts.thread_ended(other));
+        assert!(accounts.threads.is_empty());
+    }
+
+    #[test]
+    fn each_user_has_one_thread_when_those_of_all_users_are_used_up() {
+        let mut accounts = Accounts::new();
+        let mut users = (0..).map(User::from_uid);
+        let mut waiting = 0;
+        while waiting < THREADS_SHARED_MAX {
+            waiting += hang_all(&mut accounts, users.next().unwrap());
+        }
+        while waiting < THREADS_MAX {
+            assert_eq!(hang_all(&mut accounts, users.next().unwrap()), 1);
+            waiting += 1;
+        }
+        let late = users.next().unwrap();
+        assert!(!accounts.may_receive(late));
+        accounts.thread_ended(User::from_uid(0));
+        assert!(accounts.may_receive(late) && !accounts.may_receive(User::from_uid(0)));
+    }
+
+    #[test]
+    fn threads_beyond_the_limit_of_a_user_take_nothing_from_others() {
+        let mut accounts = Accounts::new();
+        (0..2 * THREADS_MAX).for_each(|_| accounts.thread_began(User::from_uid(1)));
+        assert!(!accounts.may_receive(User::from_uid(1)));
+        assert_eq!(hang_all(&mut accounts, User::from_uid(2)), THREADS_PER_USER_MAX);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn sockets_that_cannot_be_closed_are_counted_by_user() {
+        let sockets = |count| (0..count).map(|_| UnixStream::pair().unwrap().0.into()).collect();
+        let mut accounts = Accounts::new();
+        let (hostile, other) = (User::from_uid(1), User::from_uid(2));
+        accounts.disposals.insert(hostile, Disposals::endless());
+        accounts.dispose(hostile, &mut sockets(HELD_PER_USER_MAX - 1));
+        assert!(accounts.may_receive(hostile));
+        accounts.dispose(hostile, &mut sockets(2));
+        assert!(!accounts.may_receive(hostile) && accounts.may_receive(other));
+        accounts.dispose(other, &mut sockets(1));
+        assert!(accounts.may_receive(other));
+        assert_eq!(accounts.disposals[&hostile].held(), HELD_PER_USER_MAX + 1);
+    }
+}
