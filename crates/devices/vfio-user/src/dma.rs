@@ -97,7 +97,8 @@ pub enum DmaBacking {
     /// By mapping a file.
     Mmap {
         /// The file. What it is and how long it is has not been looked at. The client can have the last
-        /// close of a DMA-buf wait for ever, and so its unmapping if that is the last reference
+        /// close of a DMA-buf wait for ever, and that of another file for long (by a million locks of
+        /// `fcntl(2)`), and so its unmapping if that is the last reference
         /// ([`SpaceDma`](crate::SpaceDma) keeps one, and closes it on another thread).
         file: OwnedFd,
         /// Where in it the memory begins; a multiple of the page size.

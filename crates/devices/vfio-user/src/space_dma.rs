@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use longshore_mem::{AddrRange, Iova, VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::file;
 
 use crate::Errno;
@@ -126,6 +127,9 @@ impl SpaceDma {
             // Files that the client wants read and written are mapped, too: a write waits for the lock of
             // the file, which the client can hold for ever, and a page fault does not.
             DmaBacking::Mmap { file, offset } | DmaBacking::FileIo { file, offset } => {
+                // What follows may fail, and closing the file may wait.
+                let user = self.link.as_ref().map_or_else(User::own, Link::user);
+                let file = Disposable::of_user(file, user);
                 if is_by_io && file::status(&file)?.kind != file::Kind::Regular {
                     return Err(Errno::EINVAL);
                 }
@@ -133,7 +137,7 @@ impl SpaceDma {
                 self.used.checked_add(cost, self.mapped_bytes_max).ok_or(Errno::ENOSPC)?;
                 let access =
                     if map.writable { RegionAccess::ReadWrite } else { RegionAccess::ReadOnly };
-                let region = self.quota.map_file(file, offset, len_bytes, access)?;
+                let region = self.quota.map_file(file.into_inner(), offset, len_bytes, access)?;
                 let mapped_bytes = region.address_bytes();
                 Ok((region, Cost { mapped_bytes, ..cost }))
             }
@@ -295,7 +299,6 @@ mod tests {
 
     use longshore_access::client::MappingAccounts;
     use longshore_mem::FileOffset;
-    use longshore_sys::closing::User;
     use longshore_sys::memfd;
 
     use super::*;

@@ -531,6 +531,8 @@ fn logs(log: &Arc<ExternalLog>) -> Logs {
 
 fn place(quota: MappingQuota, claim: &TableRegion<'_>) -> Result<Placed, MemoryError> {
     let &TableRegion { guest_phys, len_bytes, user, file, offset } = claim;
+    let io = |source| Error::Io { operation: "keep a descriptor of a file", source };
+    let file = file.try_clone_to_owned().map_err(io)?;
     let region = quota.map_file(file, offset, len_bytes, RegionAccess::ReadWrite)?;
     let region = Arc::new(region.at_guest_phys(guest_phys));
     Ok(Placed { region, guest_phys, user: user.raw(), len_bytes })

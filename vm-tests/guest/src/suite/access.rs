@@ -93,7 +93,7 @@ fn unmapping_waits_for_no_epoll() -> TestResult {
     let dma_buf = shared.dma_buf().ok_or("it has no dma-buf")?.as_fd().try_clone_to_owned()?;
     let held = HeldEpoll::of(slice::from_ref(&dma_buf)).ok_or("no lock can be held")?;
     let region = MappingQuota::new(&ACCOUNTS, UID).map_file(
-        &dma_buf,
+        dma_buf.try_clone()?,
         FileOffset::new(0),
         LEN,
         RegionAccess::ReadWrite,

@@ -10,7 +10,7 @@
 //!   addresses      32 TiB         64 TiB      128 TiB
 //! ```
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 
 use longshore_mem::FileOffset;
@@ -104,44 +104,44 @@ impl MappingQuota {
     }
 
     /// Maps a file as [`Region::map_file`] does, if that is within the limits. It is counted until the
-    /// memory is unmapped. Unmapping a DMA-buf does not wait, because a descriptor of it is kept until then
-    /// and closed by another thread.
+    /// memory is unmapped. The descriptor is kept until then, and another thread closes it, so the last close of
+    /// the file, which can wait, delays neither this call nor the unmapping.
+    ///
+    /// One user can have an eighth of the descriptors of this process (`RLIMIT_NOFILE`) kept for regular files,
+    /// and all users a quarter. Beyond that they are closed at once by the other thread, and unmapping walks the
+    /// locks of the file.
     ///
     /// # Errors
     /// [`Error::ClientLimit`] beyond a limit; those of [`Region::map_file`].
     pub fn map_file(
         self,
-        file: impl AsFd,
+        file: OwnedFd,
         offset: FileOffset,
         len_bytes: u64,
         access: RegionAccess,
     ) -> Result<Region, Error> {
-        // Asked once: the file that is kept has to be the one that is mapped.
-        let file = file.as_fd();
+        let file = Disposable::of_user(file, self.user);
         let mut permit = self.acquire(len_bytes)?;
-        let region = Region::map_file(file, offset, len_bytes, access)?;
-        let kept = is_disposable(file).then(|| self.keep(file)).transpose()?;
+        let region = Region::map_file(&file, offset, len_bytes, access)?;
+        let kept = match is_disposable(&file) {
+            true => Some(kept_descriptors::keep(self.user, 1).map_err(QuotaExceeded)?),
+            false => kept_descriptors::keep_file(self.user),
+        };
         // The rest of the huge pages at the ends.
         let more_bytes = region.address_bytes().saturating_sub(len_bytes);
         permit.bytes.extend(more_bytes, self.accounts.bytes_max).map_err(QuotaExceeded)?;
-        Ok(region.keeping((permit, kept)))
-    }
-
-    /// Keeps a descriptor of a file whose last close can wait.
-    fn keep(self, file: BorrowedFd<'_>) -> Result<(Disposable<OwnedFd>, Permit), Error> {
-        let permit = kept_descriptors::keep(self.user, 1).map_err(QuotaExceeded)?;
-        let io = |source| Error::Io { operation: "keep a descriptor of a file", source };
-        let file = file.try_clone_to_owned().map_err(io)?;
-        Ok((Disposable::of_user(file, self.user), permit))
+        Ok(region.keeping((permit, kept.map(|kept| (file, kept)))))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::{Duration, Instant};
+    use std::{fs, thread};
 
     use longshore_sys::account::{OverLimit, Whose};
-    use longshore_sys::memfd;
+    use longshore_sys::{closing, memfd};
 
     use super::*;
 
@@ -161,6 +161,7 @@ mod tests {
     }
 
     fn map(quota: MappingQuota, file: &OwnedFd, len_bytes: u64) -> Result<Region, Error> {
+        let file = file.try_clone().unwrap();
         quota.map_file(file, FileOffset::new(0), len_bytes, RegionAccess::ReadWrite)
     }
 
@@ -186,6 +187,45 @@ mod tests {
         let _one = map(quota, &file, PAGE).unwrap();
         drop(two);
         map(quota, &file, PAGE).unwrap();
+    }
+
+    /// How many descriptors of this process are of files with this name.
+    fn count_of(name: &str) -> usize {
+        let entries = fs::read_dir("/proc/self/fd").unwrap();
+        let links = entries.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.to_string_lossy().contains(name)).count()
+    }
+
+    fn wait_until(mut is_done: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !is_done() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it does not happen");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Unmapping closes the file, which can wait, if there is no descriptor of it.
+    #[test]
+    fn unmapping_is_not_the_last_close_of_a_file() {
+        const UID: u32 = 4_000_000_051;
+        let quota = quota(2, 1 << 40).with_uid(UID);
+        let file = memfd::create("last-close", memfd::Backing::Shmem).unwrap();
+        memfd::set_len(&file, PAGE).unwrap();
+        let region = map(quota, &file, PAGE).unwrap();
+        drop(file);
+        wait_until(|| !closing::has_files(User::from_uid(UID)));
+        assert_eq!(count_of("memfd:last-close"), 1);
+        drop(region);
+        wait_until(|| count_of("memfd:last-close") == 0);
+    }
+
+    #[test]
+    fn a_file_that_is_not_mapped_is_closed() {
+        let quota = quota(0, 1 << 40);
+        let file = memfd::create("not-mapped", memfd::Backing::Shmem).unwrap();
+        let access = RegionAccess::ReadWrite;
+        over_limit(quota.map_file(file, FileOffset::new(0), PAGE, access));
+        wait_until(|| count_of("memfd:not-mapped") == 0);
     }
 
     #[test]
