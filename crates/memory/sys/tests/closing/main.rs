@@ -89,12 +89,13 @@ fn many_eventfds_of_a_user_are_closed_by_few_threads() {
     in_time(move || SharedEvent::close_all(events));
     assert!(closing::may_receive(user), "the next descriptors are received at once");
     let begin = Instant::now();
-    while descriptors::open_count().unwrap() > COUNT as u64 / 2 {
-        assert!(begin.elapsed() < PATIENCE, "the descriptors are given away");
+    // A thread may start after it was sent its descriptors.
+    while descriptors::open_count().unwrap() > COUNT as u64 / 2 || threads() <= before {
+        assert!(begin.elapsed() < PATIENCE, "threads close the descriptors");
         thread::sleep(Duration::from_millis(1));
     }
     // 253 descriptors each, which is nine; the kernel and the test runner may have a few others come and go.
     let started = threads().saturating_sub(before);
-    assert!((1..=64).contains(&started), "{started} threads for 2,048 descriptors");
+    assert!(started <= 64, "{started} threads for 2,048 descriptors");
     is_busy_until_freed(user, held);
 }
